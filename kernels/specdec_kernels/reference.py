@@ -1,0 +1,127 @@
+"""The reference backend: every op in plain torch, on any device. What it computes is the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec import sampling
+from specdec.hookspecs import hookimpl
+from specdec.interfaces import Backend, BackendFactory
+from specdec.messages import Verdict, Window
+
+
+class Reference(Backend):
+    """Plain torch. Subclass it and override what you accelerate."""
+
+    name = "reference"
+    priority = 10
+
+    def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
+        """argmax_x logits[x] + Gumbel(key, x): a draw from softmax(logits) (Gumbel-max)."""
+        if key is not None:
+            logits = logits + sampling.gumbel(key, logits.shape[-1])
+        return logits.max(dim=-1).indices
+
+    def accept(self, probability: Tensor, key: Tensor) -> Tensor:
+        """Uniform(key) < probability, with 24-bit uniforms in [0, 1)."""
+        return sampling.uniform(key) < probability
+
+    def verify_prefix(self, window: Window, choices: Tensor) -> Verdict:
+        """Walk from the root to the child that is the choice at its parent, as long as there is one.
+
+        A node is good if it is valid, its token is ``choices`` at its parent and no elder sibling has the
+        same token; it is on the path if it and all its ancestors are good.
+
+        Example: tokens ``[[5, 6, 7]]`` as a chain and choices ``[[6, 9, 1]]`` give path ``[[0, 1, -1]]``,
+        num_accepted ``[1]`` and next ``[9]``.
+        """
+        slots = torch.arange(window.tokens.shape[1], device=choices.device)
+        chosen = choices.gather(1, window.parents.clamp(min=0))
+        good = (window.tokens == chosen) & (slots < window.width[:, None])
+        if slots.numel() > 1:
+            twin = (window.parents[:, :, None] == window.parents[:, None, :]) & (
+                window.tokens[:, :, None] == window.tokens[:, None, :]
+            )
+            good &= ~(twin & (slots < slots[:, None])).any(dim=2)
+        good[:, 0] = True
+        on_path = ~(window.ancestors & ~good[:, None, :]).any(dim=2)
+        num_accepted = on_path.sum(dim=1) - 1
+        # Depths on the path are distinct, so it can be scattered into order; the rest falls past the end.
+        end = torch.where(on_path, window.depth, slots.numel())
+        path = torch.full((len(choices), slots.numel() + 1), -1, dtype=torch.int64, device=choices.device)
+        path = path.scatter(1, end, torch.where(on_path, slots, -1))[:, :-1]
+        last = path.gather(1, num_accepted[:, None])
+        return Verdict(path, num_accepted, choices.gather(1, last)[:, 0])
+
+    def rejection_sample(
+        self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """Accept x with probability min(1, p(x)/q(x)); at the first rejection draw from norm(max(p - q, 0)).
+
+        After full acceptance the bonus token is drawn from p. Leviathan et al. 2211.17192, algorithm 1;
+        Chen et al. 2302.01318. ``law`` is p [B, W, V]; ``window`` must be a chain; ``q=None`` means
+        one-hot rows, whose residual is p without the proposal.
+        """
+        proposals = window.tokens[:, 1:]
+        slots = torch.arange(proposals.shape[1] + 1, device=law.device)
+        p = law[:, :-1].gather(2, proposals[:, :, None])[:, :, 0]
+        q = torch.ones_like(p) if window.q is None else window.q.gather(2, proposals[:, :, None])[:, :, 0]
+        # A proposal that its own q calls impossible proves q wrong; nothing can be kept of it.
+        ratio = torch.where(q > 0, p / q, 0.0)
+        kept = self.accept(ratio, accept_key[:, :-1]) & (slots[1:] < window.width[:, None])
+        num_accepted = kept.long().cumprod(dim=1).sum(dim=1)
+        at = law.gather(1, num_accepted[:, None, None].expand(-1, 1, law.shape[2]))[:, 0]
+        rejected = num_accepted < window.width - 1
+        if proposals.shape[1]:
+            column = num_accepted.clamp(max=proposals.shape[1] - 1)[:, None]
+            if window.q is None:
+                taken = torch.zeros_like(at).scatter(1, proposals.gather(1, column), 1.0)
+            else:
+                taken = window.q.gather(1, column[:, :, None].expand(-1, 1, law.shape[2]))[:, 0].to(at.dtype)
+            residual = (at - taken).clamp(min=0)
+            # p == q up to rounding leaves no residual; then p itself is the law.
+            usable = rejected & (residual.sum(dim=1) > 0)
+            at = torch.where(usable[:, None], residual, at)
+        next_key = torch.where(rejected[:, None], residual_key, bonus_key).gather(1, num_accepted[:, None])
+        drawn = self.sample(at.log()[:, None], next_key)[:, 0]
+        path = torch.where(slots <= num_accepted[:, None], slots, -1)
+        return Verdict(path, num_accepted, drawn)
+
+    def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
+        """Scatter W new keys and values of every row into their cells."""
+        index = cells[:, None, :, None].expand_as(new_keys)
+        keys.scatter_(2, index, new_keys)
+        values.scatter_(2, index, new_values)
+
+    def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
+        """Gather the source cells, then scatter them into the target cells."""
+        shape = (keys.shape[0], keys.shape[1], source.shape[1], keys.shape[3])
+        pick = source[:, None, :, None].expand(shape)
+        self.kv_append(keys, values, keys.gather(2, pick), values.gather(2, pick), target)
+
+    def tree_attention(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+    ) -> Tensor:
+        """softmax(scaling · q kᵀ + mask) v with grouped heads; with ``softcap``, c · tanh(scores / c) before the mask."""
+        if softcap is None:
+            out = F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != keys.shape[1]
+            )
+            return out.transpose(1, 2)
+        rows, heads, width, size = query.shape
+        groups = query.view(rows, keys.shape[1], -1, size)  # query heads of one key head side by side
+        scores = torch.matmul(groups, keys.transpose(2, 3)).view(rows, heads, width, -1) * scaling
+        scores = torch.tanh(scores / softcap) * softcap + mask
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+        out = torch.matmul(weights.view(rows, keys.shape[1], -1, weights.shape[-1]), values)
+        return out.view(rows, heads, width, size).transpose(1, 2)
+
+
+@hookimpl
+def specdec_register_backends(register: Callable[[str, BackendFactory], None]) -> None:
+    """Register ``reference``."""
+    register("reference", Reference)

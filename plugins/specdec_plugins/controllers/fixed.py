@@ -1,0 +1,40 @@
+"""fixed: the same K at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specdec import Controller, SpecdecError, hookimpl
+from specdec.interfaces import ControllerFactory, Env
+from specdec.stats import Stats
+
+DEFAULT_K = 4
+
+
+class Fixed(Controller):
+    """Proposes K tokens at every step; K = 0 is plain decoding through the same loop.
+
+    Raises SpecdecError for K below 0 or so long that the window does not fit the longest sequence.
+    """
+
+    def __init__(self, env: Env, k: int | None) -> None:
+        self._k = DEFAULT_K if k is None else k
+        if not 0 <= self._k < env.max_length:
+            raise SpecdecError(
+                f"K is {self._k}; expected 0 to {env.max_length - 1} (the arena holds sequences of {env.max_length})"
+            )
+
+    @property
+    def max_k(self) -> int:
+        """K."""
+        return self._k
+
+    def next_k(self, stats: Stats) -> int:
+        """K, whatever happened."""
+        return self._k
+
+
+@hookimpl
+def specdec_register_controllers(register: Callable[[str, ControllerFactory], None]) -> None:
+    """Register ``fixed``."""
+    register("fixed", Fixed)

@@ -1,0 +1,142 @@
+"""draft_model: a smaller model drafts ("vanilla" speculative decoding)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, catalog, hookimpl
+from specdec.interfaces import DraftFactory, Env
+from specdec.model import ArenaModel
+
+DEFAULT_LAYERS = 0.2
+"""Share of the target's layers that drafts when no model is named."""
+
+
+class DraftModel(Draft):
+    """A causal model with its own arena that shares the target's token ids.
+
+    ``model`` is a name, folder or hub id (the names `--specdec-target` takes); without one, the target's
+    own first ``layers`` layers with its norm and head draft, sharing its weights (early exit; untrained,
+    so expect little). Vocabularies padded to different sizes are fine; a different tokenizer is refused.
+
+    A sampled proposal comes from the draft's processed law q, which is handed to policies that use it.
+    """
+
+    def __init__(self, env: Env, model: str | None = None, layers: int | None = None) -> None:
+        if model is not None and layers is not None:
+            raise SpecdecError("draft_model takes model or layers, not both: layers are the target's own")
+        if model is None:
+            total = len(env.target.layers)
+            network = env.target.twin(layers or max(1, round(DEFAULT_LAYERS * total)))
+        else:
+            loaded = catalog.load(model, env.target.device, env.target.dtype)
+            _require_same_ids(env.tokenizer.get_vocab(), loaded.tokenizer.get_vocab(), model)
+            network = loaded.model
+        self._model = ArenaModel(network, env.ops)
+        if self._model.limit is not None and self._model.limit < env.max_length and model is not None:
+            raise SpecdecError(
+                f"the draft {model!r} has {self._model.limit} positions and sequences may reach {env.max_length}; "
+                "choose another draft or shorter prompts and outputs"
+            )
+        self._vocabulary = env.target.vocabulary
+        # The catch-up window is 2 wide after a speculative step and grows by one for each step not asked.
+        self._arena = self._model.arena(env.max_rows, env.max_length + 2, env.max_window + 1)
+        self._behind = 1  # host-known bound on how many tokens the draft has not seen
+        self._asked = 0
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """Prefill the draft's own arena."""
+        for _ in self._model.prefill(self._arena, row, prompt):
+            pass
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """Take the arena row along."""
+        self._arena.move(source, row)
+
+    def propose(self, context: Context) -> Window:
+        """Catch up on what was committed, then draft one token after another."""
+        k, rows = int(context.max_proposals_host.max()), slice(0, context.rows)
+        longest = int(context.length_host.max())
+        logits = self._catch_up(context, rows, longest)
+        proposals, laws = [], []
+        uncoupled = not (context.coupled or context.params.greedy)
+        root = context.pending[:, None]
+        for index in range(k):
+            position = context.length[:, None] + index
+            processed = context.process(self._over_target(logits), torch.zeros_like(root) - 1, root)
+            token = context.propose_token(processed, position)
+            proposals.append(token)
+            if uncoupled:
+                laws.append(processed.softmax(dim=-1))
+            if index + 1 < k:
+                logits, _ = self._forward(token, rows, longest + index)
+                self._arena.committed[rows] += 1
+        self._asked = k
+        return Window.chain(
+            context.pending,
+            torch.cat(proposals, dim=1),
+            context.max_proposals,
+            torch.cat(laws, dim=1) if uncoupled else None,
+        )
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        """Forget what was rejected. The last proposal was never fed, so one or two tokens are missing after."""
+        if self._asked:
+            committed = self._arena.committed[: len(verdict.next)]
+            committed += torch.clamp(verdict.num_accepted, max=self._asked - 1) - (self._asked - 1)
+            self._behind, self._asked = 2, 0
+        else:
+            self._behind += 1
+
+    def info(self) -> Mapping[str, int]:
+        """The draft's forwards, prefill included."""
+        return {"draft_forwards": self._model.forwards}
+
+    def _catch_up(self, context: Context, rows: slice, longest: int) -> Tensor:
+        """Feed tokens[committed:length] of every row; logits [B, 1, V] after each row's pending token."""
+        behind = self._behind
+        while behind > self._arena.max_window:
+            self._feed(context, rows, longest, self._arena.max_window)
+            behind -= self._arena.max_window
+        logits, last = self._feed(context, rows, longest, behind)
+        self._behind = 1
+        return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
+
+    def _feed(self, context: Context, rows: slice, longest: int, width: int) -> tuple[Tensor, Tensor]:
+        committed = self._arena.committed[rows]
+        slots = torch.arange(width, device=committed.device)
+        seen = (committed[:, None] + slots).clamp(max=context.tokens.shape[1] - 1)
+        tokens = context.tokens.gather(1, seen)
+        missing = (context.length - committed).clamp(max=width)
+        logits, _ = self._forward(tokens, rows, longest)
+        committed += missing
+        return logits, missing - 1
+
+    def _forward(self, tokens: Tensor, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
+        width = tokens.new_full((tokens.shape[0],), tokens.shape[1] - 1)
+        return self._model.forward(self._arena, Window.chain(tokens[:, 0], tokens[:, 1:], width), rows, longest)
+
+    def _over_target(self, logits: Tensor) -> Tensor:
+        """Cut or pad the draft's logits to the target's vocabulary."""
+        extra = self._vocabulary - logits.shape[-1]
+        return torch.nn.functional.pad(logits.float(), (0, extra), value=float("-inf")) if extra else logits
+
+
+def _require_same_ids(target: Mapping[str, int], draft: Mapping[str, int], name: str) -> None:
+    different = sorted(t for t in target.keys() | draft.keys() if target.get(t) != draft.get(t))
+    if different:
+        token = different[0]
+        raise SpecdecError(
+            f"the draft {name!r} has another tokenizer: {len(different)} tokens differ, for example {token!r} is "
+            f"{target.get(token)} in the target and {draft.get(token)} in the draft; "
+            "a draft model must share the target's token ids"
+        )
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
+    """Register ``draft_model``."""
+    register("draft_model", DraftModel)

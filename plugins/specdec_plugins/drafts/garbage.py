@@ -1,0 +1,31 @@
+"""garbage: random tokens, the worst draft there is. Output must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from specdec import Context, Draft, Window, hookimpl
+from specdec.interfaces import DraftFactory, Env
+from specdec.sampling import Purpose, key, mix
+
+
+class Garbage(Draft):
+    """Proposes K tokens drawn uniformly over the vocabulary, keyed like everything else."""
+
+    def __init__(self, env: Env) -> None:
+        self._vocabulary = env.target.vocabulary
+
+    def propose(self, context: Context) -> Window:
+        """K uniform tokens a row."""
+        k = int(context.max_proposals_host.max())
+        position = context.length[:, None] + torch.arange(k, device=context.length.device)
+        noise = mix(key(context.params.stream, position, Purpose.DRAFT) + 1)
+        return Window.chain(context.pending, noise % self._vocabulary, context.max_proposals)
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
+    """Register ``garbage``."""
+    register("garbage", Garbage)

@@ -1,0 +1,63 @@
+"""oracle: the target's own output, with a dialled acceptance. What could the engine reach?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from specdec import Context, Draft, Request, SpecdecError, Window, hookimpl
+from specdec.interfaces import DraftFactory, Env
+
+
+class Oracle(Draft):
+    """Proposes the token that plain decoding emits with probability ``rate``, else a wrong one.
+
+    A proposal at position i is right or wrong by a coin keyed with (seed, request, i), so ``rate`` is the
+    acceptance of each proposal given that those before it were kept; accepted / proposed is lower. Where
+    the output has left plain decoding's (a sampled row under a policy that is not exact) it proposes
+    nothing more for that row.
+    """
+
+    def __init__(self, env: Env, rate: float = 0.8) -> None:
+        if not 0 <= rate <= 1:
+            raise SpecdecError(f"rate is {rate!r}; expected a probability from 0 to 1")
+        self._env, self._rate = env, rate
+        self._scripts: dict[int, tuple[int, ...]] = {}
+        self._starts: dict[int, int] = {}
+        self._requests: dict[int, Request] = {}
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """Look up what plain decoding emits for the request."""
+        self._requests[row], self._starts[row] = request, len(request.prompt)
+        self._scripts[row] = self._env.plain(request)
+
+    def propose(self, context: Context) -> Window:
+        """Script tokens from the current position on, wrong where the coin says so."""
+        found = [self._follow(context, row) for row in range(context.rows)]
+        proposals = np.zeros((context.rows, max(map(len, found))), dtype=np.int64)
+        for row, tokens in enumerate(found):
+            proposals[row, : len(tokens)] = tokens
+        device = context.tokens.device
+        counts = torch.tensor([len(tokens) for tokens in found], device=device)
+        return Window.chain(context.pending, torch.from_numpy(proposals).to(device), counts)
+
+    def _follow(self, context: Context, row: int) -> list[int]:
+        script, start, request = self._scripts[row], self._starts[row], self._requests[row]
+        emitted = int(context.length_host[row]) - start
+        if tuple(context.history[row, start : start + emitted]) != script[:emitted]:
+            return []
+        tokens = []
+        for index in range(emitted, min(emitted + int(context.max_proposals_host[row]), len(script))):
+            coin = random.Random(f"{self._env.seed} {request.params.seed} {request.id} {start + index}").random()
+            right = script[index]
+            tokens.append(right if coin < self._rate else (right + 1) % self._env.target.vocabulary)
+        return tokens
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
+    """Register ``oracle``."""
+    register("oracle", Oracle)

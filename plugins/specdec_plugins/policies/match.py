@@ -1,0 +1,41 @@
+"""match: keep a proposal while it is the token that the target itself draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from specdec import Context, Policy, Purpose, SamplingParams, Verdict, Window, hookimpl
+from specdec.interfaces import Contract, Env, PolicyFactory
+
+
+class Match(Policy):
+    """Draw the target's token at every node with the noise of its position; follow the tree while it agrees.
+
+    The noise depends on (seed, request, position) alone, so the output is plain decoding's, greedy or
+    sampled, whatever is proposed. Drafts are asked to draw with the same noise: two laws then agree on
+    a token far more often than independent draws do (Daliri, Musco, Suresh, arXiv 2408.07978).
+    """
+
+    coupled = True
+    trees = True
+
+    def __init__(self, env: Env) -> None:
+        """Takes no options."""
+
+    def contract(self, params: SamplingParams) -> Contract:
+        """Exact at any temperature."""
+        return "exact"
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        """Node w is kept if its token is the target's draw at its parent."""
+        position = context.length[:, None] + window.depth
+        choices = context.choose(logits, position, Purpose.TARGET)
+        return context.ops.verify_prefix(window, choices)
+
+
+@hookimpl
+def specdec_register_policies(register: Callable[[str, PolicyFactory], None]) -> None:
+    """Register ``match``."""
+    register("match", Match)

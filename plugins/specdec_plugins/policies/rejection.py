@@ -1,0 +1,45 @@
+"""rejection: speculative sampling as Leviathan et al. and Chen et al. define it, for chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from specdec import Context, Policy, Purpose, SamplingParams, Verdict, Window, hookimpl
+from specdec.interfaces import Contract, Env, PolicyFactory
+from specdec.sampling import key
+
+
+class Rejection(Policy):
+    """Accept x ~ q with probability min(1, p(x)/q(x)), else draw from the residual norm(max(p - q, 0)).
+
+    The output has the target's law (arXiv 2211.17192, theorem 1; 2302.01318). Greedy rows have one-hot
+    laws, for which this keeps exactly the target's own tokens. Draft, acceptance, residual and bonus
+    draw with noise of separate purposes.
+    """
+
+    def __init__(self, env: Env) -> None:
+        """Takes no options."""
+
+    def contract(self, params: SamplingParams) -> Contract:
+        """The same tokens when greedy, the same law when sampled."""
+        return "exact" if params.temperature == 0 else "distribution"
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        """Token-wise rejection over the chain."""
+        position = context.length[:, None] + window.depth
+        stream = context.params.stream
+        return context.ops.rejection_sample(
+            logits.softmax(dim=-1),
+            window,
+            accept_key=key(stream, position, Purpose.ACCEPT),
+            residual_key=key(stream, position, Purpose.RESIDUAL),
+            bonus_key=key(stream, position, Purpose.TARGET),
+        )
+
+
+@hookimpl
+def specdec_register_policies(register: Callable[[str, PolicyFactory], None]) -> None:
+    """Register ``rejection``."""
+    register("rejection", Rejection)

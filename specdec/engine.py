@@ -1,0 +1,241 @@
+"""The engine: one loop for every strategy, batch and shape.
+
+A step is one proposal, one target forward, one acceptance. Plain decoding is a step whose window is the
+pending token alone; one sequence is a batch of one row; a chain is a tree that does not branch.
+
+The engine does not know: text (but for stop strings), which strategies exist, pytest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from specdec.devices import Stopwatch
+from specdec.errors import SpecdecError
+from specdec.interfaces import Backend, Controller, Draft, Policy
+from specdec.messages import Context, Request, Verdict, Window
+from specdec.model import ArenaModel
+from specdec.rows import Kind, Live, Rows
+from specdec.stats import Stats, Step
+from specdec.stops import FinishReason, StopWatcher
+
+Tracer = Callable[[Context, Window, Tensor, Verdict], None]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request: its tokens, what each was, why it ended, and when tokens came.
+
+    ``times`` are seconds from the start of the request's prefill to the emission of each token;
+    ``prefill_s`` is the prefill's part.
+    """
+
+    request: Request
+    tokens: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    finish_reason: FinishReason
+    times: tuple[float, ...]
+    prefill_s: float
+
+
+class Engine:
+    """Runs requests over a target with one draft, one policy and one controller.
+
+    ``draft=None`` is plain decoding. ``max_rows`` requests run at once, the others wait; ``max_length``
+    bounds prompt and output together. ``trace``, when set, is called after every acceptance with the
+    context, the window, the raw logits [B, W, V] and the verdict; it may read the device, the step may not.
+
+    Raises SpecdecError for a draft that branches under a policy without trees.
+
+    Example: ``Engine(target, draft=None, policy=policy, controller=controller, ops=ops, max_rows=1,
+    max_length=256).run([Request(0, prompt)])``
+    """
+
+    def __init__(
+        self,
+        target: ArenaModel,
+        *,
+        draft: Draft | None,
+        policy: Policy,
+        controller: Controller,
+        ops: Backend,
+        max_rows: int,
+        max_length: int,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        if draft is not None and draft.branches and not policy.trees:
+            raise SpecdecError(
+                f"the draft {type(draft).__name__} proposes trees and the policy {type(policy).__name__} reads "
+                "chains only; choose a policy with trees, for example match"
+            )
+        self.target, self.draft, self.policy, self.controller, self.ops = target, draft, policy, controller, ops
+        self.tokenizer = tokenizer
+        self.max_rows, self.max_length = max_rows, max_length
+        self.max_window = 1 if draft is None else controller.max_k + 1
+        self.arena = target.arena(max_rows, max_length, self.max_window)
+        self.rows = Rows(max_rows, max_length + self.max_window, target.device)
+        self.trace: Tracer | None = None
+        self._longest = max_length if target.limit is None else min(max_length, target.limit)
+        self._waiting: deque[Request] = deque()
+        self._done: dict[int, Completion] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.stats = Stats(Stopwatch(self.target.device))
+        self.stats.counts["allocations"] = self.arena.allocations + self.rows.allocations
+        self._draft_before = dict(self.draft.info()) if self.draft else {}
+
+    @torch.inference_mode()
+    def run(self, requests: Sequence[Request]) -> list[Completion]:
+        """Run requests to their ends; returns completions in the order given. ``stats`` is of this run alone.
+
+        Raises SpecdecError, before anything runs, for an empty prompt, a prompt longer than
+        ``max_length`` or the model allows, token ids outside the vocabulary, or ids that repeat.
+        """
+        for request in requests:
+            self._refuse_unfit(request)
+        if len({request.id for request in requests}) < len(requests):
+            raise SpecdecError("two requests have the same id; the noise is keyed by it, so give each its own")
+        self._begin()
+        self._done, self._waiting, self.rows.live = {}, deque(requests), []
+        self._fill()
+        while self.rows.live:
+            self.step()
+        if self.draft:
+            for name, count in self.draft.info().items():
+                self.stats.counts[name] += count - self._draft_before.get(name, 0)
+        return [self._done[request.id] for request in requests]
+
+    def step(self) -> None:
+        """One proposal, one target forward, one acceptance, one read."""
+        stats, rows = self.stats, self.rows
+        live = slice(0, len(rows.live))
+        start = stats.stopwatch.mark()
+        context, window = self._propose()
+        drafted = stats.stopwatch.mark()
+        longest = int(rows.length_host[live].max()) - 1
+        logits, hidden = self.target.forward(self.arena, window, live, longest)
+        forwarded = stats.stopwatch.mark()
+        processed = context.process(logits, window.parents, window.tokens)
+        verdict = self.policy.accept(processed, window, context)
+        self.arena.commit(verdict, live, self.ops, compact=self.draft is not None and self.draft.branches)
+        packed = rows.extend(window, verdict)
+        if self.draft:
+            self.draft.observe(window, verdict, hidden if self.draft.needs_hidden else None)
+        if self.trace:
+            self.trace(context, window, logits, verdict)
+        emitted = self._absorb(self.read(packed), window)
+        end = stats.stopwatch.mark()
+        stats.steps.append(Step(*emitted, marks=(start, drafted, forwarded, end)))
+        self._leave()
+
+    def read(self, packed: Tensor) -> npt.NDArray[np.int64]:
+        """The step's one transfer from the device to the host."""
+        self.stats.counts["host_reads"] += 1
+        return packed.cpu().numpy()
+
+    def _propose(self) -> tuple[Context, Window]:
+        rows, stats = self.rows, self.stats
+        stats.batch = len(rows.live)
+        stats.lengths = tuple(int(n) for n in rows.length_host[: stats.batch])
+        k = min(self.controller.next_k(stats), self.max_window - 1) if self.draft else 0
+        context = rows.context(k, self.ops, self.policy.coupled)
+        if self.draft is None or context.max_proposals_host.max() < 1:
+            return context, Window.root(context)
+        window = self.draft.propose(context)
+        window.check(stats.batch, self.max_window, self.target.vocabulary, type(self.draft).__name__)
+        return context, window
+
+    def _absorb(self, read: npt.NDArray[np.int64], window: Window) -> tuple[int, int, int, int, int, int]:
+        """Host side of a step: cut at stops, count. Returns Step's integers."""
+        stats, counts, now = self.stats, self.stats.counts, time.perf_counter()
+        before = counts["num_draft_tokens"], counts["num_accepted_tokens"], counts["num_emitted_tokens"]
+        cell = self.arena.bytes_per_token(self.arena.layers, self.target.dtype)
+        for row, (*tokens, accepted, proposed, moved) in enumerate(read.tolist()):
+            kept = self.rows.absorb(row, tokens[: accepted + 1], accepted, proposed, now)
+            stats.proposed(proposed)
+            stats.accepted(min(accepted, kept))
+            counts["num_emitted_tokens"] += kept
+            counts["kv_bytes_copied"] += moved * cell
+        batch, width = window.tokens.shape
+        counts["target_forwards"] += 1
+        counts["kv_appended_tokens_total"] += batch * width
+        after = counts["num_draft_tokens"], counts["num_accepted_tokens"], counts["num_emitted_tokens"]
+        proposed, accepted, emitted = (b - a for a, b in zip(before, after, strict=True))
+        return width - 1, width, batch, proposed, accepted, emitted
+
+    def _leave(self) -> None:
+        """Finished rows leave; a waiting request or else the last row takes the place."""
+        row = 0
+        while row < len(self.rows.live):
+            live = self.rows.live[row]
+            if live.finish is None:
+                row += 1
+                continue
+            times = tuple(t - live.started for t in live.times)
+            self._done[live.request.id] = Completion(
+                live.request, tuple(live.tokens), tuple(live.kinds), live.finish, times, live.prefill_s
+            )
+            if self.draft:
+                self.draft.release(row)
+            if self._waiting:
+                self._admit(row, self._waiting.popleft())
+                row += 1  # a fresh request cannot have finished
+                continue
+            last = len(self.rows.live) - 1
+            if row < last:
+                self._move(last, row)
+            self.rows.live.pop()
+        self._fill()
+
+    def _move(self, source: int, row: int) -> None:
+        self.stats.counts["kv_rows_moved_bytes"] += self.arena.move(source, row)
+        self.rows.move(source, row)
+        live = self.rows.live[row]
+        if self.draft:
+            self.draft.move(source, row, live.request, (*live.request.prompt, *live.tokens))
+
+    def _fill(self) -> None:
+        while self._waiting and len(self.rows.live) < self.max_rows:
+            self._admit(len(self.rows.live), self._waiting.popleft())
+
+    def _admit(self, row: int, request: Request) -> None:
+        limit = min(len(request.prompt) + request.params.max_new_tokens, self._longest)
+        watcher = StopWatcher(request.params, limit - len(request.prompt), self.tokenizer)
+        live = Live(request, limit, watcher, started=time.perf_counter())
+        if self.draft:
+            self.draft.admit(row, request, request.prompt)
+        for start, tokens, hidden in self.target.prefill(self.arena, row, request.prompt):
+            self.stats.counts["prefill_forwards"] += 1
+            self.stats.counts["kv_appended_tokens_total"] += tokens.shape[1]
+            if self.draft and self.draft.needs_hidden:
+                self.draft.prefilled(row, tokens, start, hidden)
+        self.rows.admit(row, live)
+        live.prefill_s = time.perf_counter() - live.started
+
+    def _refuse_unfit(self, request: Request) -> None:
+        length = len(request.prompt)
+        most = self._longest
+        if length == 0:
+            raise SpecdecError(f"the prompt of request {request.id} is empty; give it at least one token")
+        if length >= most:
+            raise SpecdecError(
+                f"the prompt of request {request.id} has {length} tokens and at most {most - 1} fit "
+                f"(the engine was built for {self.max_length}, the model has "
+                f"{self.target.limit or 'unlimited'} positions); shorten it or raise max_length"
+            )
+        strange = [t for t in request.prompt if not 0 <= t < self.target.vocabulary]
+        if strange:
+            raise SpecdecError(
+                f"the prompt of request {request.id} has the token id {strange[0]}; the target's vocabulary "
+                f"ends at {self.target.vocabulary - 1}: was it made by another tokenizer?"
+            )

@@ -1,0 +1,178 @@
+"""What a plugin implements: Draft, Policy, Controller, Backend.
+
+Only what has no default must be written. A plugin is told what it is about through its factory's
+``env`` (an ``Env``) and nothing else; the engine hands it messages and never its own state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from specdec.messages import Context, Request, SamplingParams, Verdict, Window
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from specdec.model import ArenaModel
+    from specdec.stats import Stats
+
+Contract = Literal["exact", "distribution", "lossy"]
+
+
+@dataclass(frozen=True)
+class Env:
+    """What a factory may know when it builds a plugin.
+
+    ``target`` the model whose output counts; ``tokenizer`` its tokenizer; ``ops`` the backend;
+    ``max_rows``, ``max_length`` (tokens) and ``max_window`` (slots) the engine's sizes; ``seed`` for
+    whatever the plugin draws by itself; ``plain(request)`` the tokens plain decoding emits for it, for
+    drafts that replay (computed once and remembered).
+    """
+
+    target: ArenaModel
+    tokenizer: PreTrainedTokenizerBase
+    ops: Backend
+    max_rows: int
+    max_length: int
+    max_window: int
+    seed: int
+    plain: Callable[[Request], tuple[int, ...]]
+
+
+class Draft(ABC):
+    """Proposes tokens. One method must be written: ``propose``.
+
+    ``needs_hidden`` asks for the target's last hidden states; ``branches`` says that windows may be
+    trees. Both are declared, never guessed.
+
+    The smallest draft, which repeats the pending token::
+
+        class Repeat(Draft):
+            def __init__(self, env: Env) -> None: ...
+
+            def propose(self, context: Context) -> Window:
+                k = int(context.max_proposals_host.max())
+                return Window.chain(context.pending, context.pending[:, None].expand(-1, k), context.max_proposals)
+    """
+
+    needs_hidden: bool = False
+    branches: bool = False
+
+    @abstractmethod
+    def propose(self, context: Context) -> Window:
+        """The next window. Called when at least one row may propose; never more than ``max_proposals`` a row."""
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """A request takes ``row``; ``prompt`` is every token of it so far. Time spent here is prefill."""
+
+    def release(self, row: int) -> None:
+        """The request of ``row`` has ended."""
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """The live request of ``source`` continues in ``row``. By default it is released and admitted anew."""
+        self.release(source)
+        self.admit(row, request, tokens)
+
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        """Hidden states [1, W, H] of prompt tokens [1, W] from position ``start``; only with ``needs_hidden``."""
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        """After every step, asked or not: what was verified. ``hidden`` [B, W, H] only with ``needs_hidden``."""
+
+    def info(self) -> Mapping[str, int]:
+        """Counters to add to the run's: ``draft_forwards`` and whatever else the draft counts."""
+        return {}
+
+
+class Policy(ABC):
+    """Decides what is kept.
+
+    ``coupled`` asks drafts to draw with the target's own noise; ``trees`` says that windows which
+    branch are understood.
+    """
+
+    coupled: bool = False
+    trees: bool = False
+
+    @abstractmethod
+    def contract(self, params: SamplingParams) -> Contract:
+        """``exact``: plain decoding's tokens. ``distribution``: its law. ``lossy``: neither."""
+
+    @abstractmethod
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        """The verdict over processed ``logits`` float32 [B, W, V]: row b, slot w is the law after node w."""
+
+
+class Controller(ABC):
+    """Decides how many tokens to propose: one K for the batch."""
+
+    deterministic: bool = True
+    """False for a controller that reads the clock: its counters need not repeat."""
+
+    @property
+    @abstractmethod
+    def max_k(self) -> int:
+        """The largest K that ``next_k`` may return; sizes the arena."""
+
+    @abstractmethod
+    def next_k(self, stats: Stats) -> int:
+        """K for the next step, 0 for none; ``stats`` is the run so far, read-only."""
+
+
+class Backend(ABC):
+    """The tensor operations that have more than one implementation.
+
+    One op has one name everywhere. The reference in plain torch defines what each computes; another
+    backend subclasses it and overrides what it accelerates. Nothing here may read a device from the host.
+    """
+
+    name: str
+    priority: int
+
+    def missing(self) -> str | None:
+        """A sentence saying why this backend cannot run here, or None when it can."""
+        return None
+
+    @abstractmethod
+    def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
+        """argmax over V of logits [..., V] plus the Gumbel noise of ``key`` [...] (None: no noise); int64 [...]."""
+
+    @abstractmethod
+    def accept(self, probability: Tensor, key: Tensor) -> Tensor:
+        """bool: uniform(key) < probability, element by element."""
+
+    @abstractmethod
+    def verify_prefix(self, window: Window, choices: Tensor) -> Verdict:
+        """The longest path whose every token is the target's choice [B, W] at its parent, and the choice after it."""
+
+    @abstractmethod
+    def rejection_sample(
+        self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """Exact chain rejection of proposals drawn from ``window.q`` under the target's law [B, W, V]; keys [B, W]."""
+
+    @abstractmethod
+    def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
+        """In place: [B, heads, W, head_dim] into ``cells`` [B, W] of [B, heads, capacity, head_dim]."""
+
+    @abstractmethod
+    def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
+        """In place: cells ``source`` [B, D] become cells ``target`` [B, D], all read before any is written."""
+
+    @abstractmethod
+    def tree_attention(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+    ) -> Tensor:
+        """Attention of [B, heads, W, d] over [B, heads_kv, L, d]; additive mask [B, 1, W, L]; [B, W, heads, d]."""
+
+
+DraftFactory = Callable[..., Draft]
+PolicyFactory = Callable[..., Policy]
+ControllerFactory = Callable[..., Controller]
+BackendFactory = Callable[..., Backend]
+Factory = Callable[..., Any]

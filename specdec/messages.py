@@ -1,0 +1,221 @@
+"""What crosses a plugin boundary: Context in, Window out, Verdict back.
+
+Letters used in every shape below: B rows, W slots of the window, V the target's vocabulary, S the
+longest sequence, D the longest accepted path counted with its root (at most W).
+
+**p** is the target's distribution and **q** the draft's (Leviathan et al., arXiv 2211.17192).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specdec import sampling
+from specdec.errors import SpecdecError
+from specdec.sampling import Purpose, StackedParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from specdec.interfaces import Backend
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is decoded and when it ends.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 are off; both together are applied in
+    transformers' order (temperature, top-k, top-p). ``eos`` are the token ids that end the request
+    and ``stop`` the strings that do; the ending token is part of the output in both cases.
+
+    Raises SpecdecError, naming the field, when a value is out of range.
+
+    Example: ``SamplingParams(temperature=0.8, top_p=0.95, max_new_tokens=32)``
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_new_tokens: int = 64
+    eos: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "at least 0 (0 is greedy)"),
+            ("top_k", self.top_k, self.top_k >= 0, "a whole number, 0 (off) or more"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1 (1 is off)"),
+            ("seed", self.seed, 0 <= self.seed < 2**63, "from 0 to 2**63 - 1"),
+            ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "at least 1"),
+            ("stop", self.stop, all(self.stop), "strings of at least one character"),
+        )
+        for name, got, fits, expected in checks:
+            if not fits:
+                raise SpecdecError(f"{name} is {got!r}; expected {expected}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to be continued. ``id`` is part of every noise key: equal ids draw equal noise."""
+
+    id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams = SamplingParams()
+
+
+@dataclass(frozen=True)
+class Window:
+    """The W tokens that one target forward sees: slot 0 the pending token, slots 1… the proposals.
+
+    ``tokens`` int64 [B, W]; ``parents`` int64 [B, W] with -1 at slot 0 and ``parents[:, i] < i``,
+    siblings in the order in which they were drawn; ``width`` int64 [B], the valid slots of each row
+    (slots from ``width`` on are padding: any token id that exists, parents like any other). ``q`` is
+    float32 [B, W - 1, V] over the target's vocabulary: row i - 1 is the law that node i was drawn
+    from given its elder siblings. ``q=None`` says that every proposal was certain (one-hot rows).
+
+    All on the engine's device. The engine owns a window from the moment ``propose`` returns it.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    width: Tensor
+    q: Tensor | None = None
+
+    @staticmethod
+    def chain(pending: Tensor, proposals: Tensor, num_proposals: Tensor, q: Tensor | None = None) -> Window:
+        """A window whose every slot continues the one before.
+
+        ``pending`` [B]; ``proposals`` [B, K]; ``num_proposals`` [B], how many of each row's K are real.
+
+        Example: ``Window.chain(torch.tensor([5]), torch.tensor([[6, 7]]), torch.tensor([2]))`` has
+        tokens ``[[5, 6, 7]]``, parents ``[[-1, 0, 1]]`` and width ``[3]``.
+        """
+        tokens = torch.cat([pending[:, None], proposals], dim=1)
+        parents = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens)
+        return Window(tokens, parents, num_proposals + 1, q)
+
+    @staticmethod
+    def root(context: Context) -> Window:
+        """The window of plain decoding: the pending token alone (W = 1)."""
+        pending = context.pending
+        return Window.chain(pending, pending[:, None][:, :0], torch.zeros_like(pending))
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """bool [B, W, W]: slot j is slot i's ancestor or i itself.
+
+        The reflexive, transitive closure of ``parents`` by repeated squaring: log2(W) products.
+        """
+        size = self.tokens.shape[1]
+        slots = torch.arange(size, device=self.tokens.device)
+        reach = (self.parents[:, :, None] == slots) | (slots[:, None] == slots)
+        hops = 1
+        while hops < size - 1:
+            reach = torch.bmm(reach.float(), reach.float()) > 0
+            hops *= 2
+        return reach
+
+    @cached_property
+    def depth(self) -> Tensor:
+        """int64 [B, W]: how many edges lie between a slot and slot 0."""
+        return self.ancestors.sum(dim=2) - 1
+
+    def check(self, rows: int, max_window: int, vocabulary: int, owner: str) -> None:
+        """Refuse a window whose shapes or types do not fit, before it reaches the model.
+
+        Only what the host knows is checked; values live on the device and are the conformance kit's
+        business. Raises SpecdecError naming the draft.
+        """
+        size = self.tokens.shape[1] if self.tokens.dim() == 2 else -1
+        fits = (
+            self.tokens.shape == (rows, size)
+            and 1 <= size <= max_window
+            and self.parents.shape == (rows, size)
+            and self.width.shape == (rows,)
+            and self.tokens.dtype == self.parents.dtype == self.width.dtype == torch.int64
+            and (self.q is None or self.q.shape == (rows, size - 1, vocabulary))
+        )
+        if not fits:
+            q = None if self.q is None else tuple(self.q.shape)
+            raise SpecdecError(
+                f"draft {owner!r} proposed a window that does not fit: got tokens {tuple(self.tokens.shape)} "
+                f"{self.tokens.dtype}, parents {tuple(self.parents.shape)}, width {tuple(self.width.shape)}, q {q}; "
+                f"expected int64 [{rows}, W], [{rows}, W], [{rows}] with W from 1 to {max_window}, and q None or "
+                f"[{rows}, W - 1, {vocabulary}]"
+            )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a policy kept of a window.
+
+    ``path`` int64 [B, D]: the accepted slots from the root down, ``path[:, 0] == 0``, -1 past the end;
+    ``num_accepted`` int64 [B], the root not counted; ``next`` int64 [B], the token drawn after them
+    (recovered after a rejection, bonus after full acceptance). All on the engine's device.
+    """
+
+    path: Tensor
+    num_accepted: Tensor
+    next: Tensor
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a step knows, read-only; the tensors are views of the engine's and change after the step.
+
+    ``request`` int64 [B], the ids; ``tokens`` int64 [B, S], prompt and output, valid up to ``length``
+    [B] (the pending token included); ``max_proposals`` [B], the least of K, the token budget and the
+    room; each on the device. ``history``, ``length_host`` and ``max_proposals_host`` are the same on
+    the host, filled from the step's one read: reading them costs nothing, reading a device tensor
+    breaks the step. ``coupled`` says that the policy compares proposals with the target's own draw.
+    """
+
+    request: Tensor
+    tokens: Tensor
+    history: npt.NDArray[np.int64]
+    length: Tensor
+    length_host: npt.NDArray[np.int64]
+    max_proposals: Tensor
+    max_proposals_host: npt.NDArray[np.int64]
+    params: StackedParams
+    ops: Backend
+    coupled: bool
+
+    @property
+    def rows(self) -> int:
+        """B, the number of live rows."""
+        return self.request.shape[0]
+
+    @property
+    def pending(self) -> Tensor:
+        """int64 [B]: each row's last committed token, whose key and value are not in the arena yet."""
+        return self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
+
+    def process(self, logits: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
+        """The target's processors over logits [B, W, V]: float32 in, float32 out, not in place.
+
+        ``softmax`` of the result is the law p; a greedy row's law is one-hot. ``parents`` and ``tokens``
+        [B, W] give every slot its own history, for processors that look back.
+        """
+        return sampling.process(logits, self.params)
+
+    def choose(self, logits: Tensor, position: Tensor, purpose: Purpose, draw: int = 0) -> Tensor:
+        """Draw one token per slot from softmax(logits) with the noise of (row, position, purpose, draw).
+
+        ``logits`` [B, W, V], processed; ``position`` [B, W], the index in the sequence that the drawn
+        token will take. Returns int64 [B, W]. The same key draws with the same noise on every device
+        and in every batch layout.
+        """
+        key = None if self.params.greedy else sampling.key(self.params.stream, position, purpose, draw)
+        return self.ops.sample(logits, key)
+
+    def propose_token(self, logits: Tensor, position: Tensor, draw: int = 0) -> Tensor:
+        """``choose`` for a draft: with the target's own noise under a coupled policy, else with its own."""
+        return self.choose(logits, position, Purpose.TARGET if self.coupled else Purpose.DRAFT, draw)

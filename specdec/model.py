@@ -1,0 +1,170 @@
+"""A transformers model run over the arena: no fork, one attention function, no cache object.
+
+``AttentionInterface`` sends every layer's attention here; the plan of the forward travels through the
+model's keyword arguments, so two arenas can use the same modules. No mask function is registered under
+the name, so transformers builds no mask (read in ``masking_utils.py``, 5.23).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+
+from specdec.arena import Arena, LayerShape, Plan
+from specdec.errors import SpecdecError
+from specdec.interfaces import Backend
+from specdec.messages import Window
+
+PREFILL_CHUNK = 256
+"""Prompt tokens that one prefill forward takes."""
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    specdec_plan: Plan,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    layer: int = module.layer_idx  # type: ignore[assignment]  # every decoder's attention carries one
+    return specdec_plan.attend(layer, query, key, value, scaling, softcap), None
+
+
+AttentionInterface.register("specdec", _attention)
+
+
+def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
+    """The attention layers of a text model's config; SpecdecError for a kind the arena does not hold."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    spans = {"full_attention": None, "sliding_attention": window}
+    strange = sorted(set(kinds) - set(spans))
+    if strange:
+        raise SpecdecError(
+            f"a {config.model_type} model has layers of kind {', '.join(strange)}; "
+            f"the arena holds {', '.join(spans)}: choose another model"
+        )
+    return [LayerShape(heads, head_dim, spans[kind]) for kind in kinds]
+
+
+def position_limit(config: PretrainedConfig) -> int | None:
+    """How many positions the model has; None where every layer slides over rotary positions."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    rotary = getattr(config, "rope_parameters", None) is not None
+    slides = all(shape.span is not None for shape in layer_shapes(config))
+    return None if slides and rotary else limit
+
+
+class ArenaModel:
+    """A causal transformers model whose attention reads and writes an arena.
+
+    The model's attention implementation is switched to ``specdec``; ``twin()`` gives an unmodified copy
+    over the same weights.
+
+    Example: ``ArenaModel(AutoModelForCausalLM.from_pretrained(folder), ops)``
+    """
+
+    def __init__(self, model: PreTrainedModel, ops: Backend) -> None:
+        self.layers = layer_shapes(model.config)
+        self.limit = position_limit(model.config)
+        self.native_attention: str = model.config._attn_implementation
+        model.set_attn_implementation("specdec")
+        self.model = model.eval().requires_grad_(False)
+        self.ops = ops
+        self.forwards = 0
+        weight = next(model.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        self.vocabulary: int = model.config.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters, shared ones counted once."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    def twin(self, layers: int | None = None) -> PreTrainedModel:
+        """An unmodified model over the same weights: the reference, or its first ``layers`` layers as a draft."""
+        memo: dict[int, Any] = {id(p): p for p in self.model.parameters()}
+        model: PreTrainedModel = copy.deepcopy(self.model, memo)
+        if layers is not None:
+            total = model.config.num_hidden_layers
+            if not 0 < layers < total:
+                raise SpecdecError(f"layers is {layers}; the target has {total}, expected 1 to {total - 1}")
+            base = model.base_model
+            name = next(n for n, m in base.named_children() if isinstance(m, nn.ModuleList) and len(m) == total)
+            setattr(base, name, getattr(base, name)[:layers])
+            model.config.num_hidden_layers = layers
+            if getattr(model.config, "layer_types", None):
+                model.config.layer_types = model.config.layer_types[:layers]
+        model.set_attn_implementation(self.native_attention)
+        return model
+
+    def arena(self, rows: int, max_length: int, max_window: int) -> Arena:
+        """An arena of the right shape; its widest window also takes a prefill chunk."""
+        widest = max(max_window, min(PREFILL_CHUNK, max_length))
+        return Arena(
+            self.layers, rows=rows, max_length=max_length, max_window=widest, dtype=self.dtype, device=self.device
+        )
+
+    def forward(self, arena: Arena, window: Window, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
+        """One forward of a window: logits [B, W, V] in the model's dtype and the hidden states [B, W, H].
+
+        ``hidden`` is what the head is given (after the final norm). In place: the arena's cells past
+        ``committed``; nothing is committed. ``longest`` as in ``Arena.plan``.
+        """
+        plan = arena.plan(window, self.ops, rows, longest, self.limit)
+        with _seen_by_head(self.model) as seen:
+            out = self.model(
+                input_ids=window.tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan
+            )
+        self.forwards += 1
+        return out.logits, seen[0]
+
+    def extend(self, arena: Arena, tokens: Tensor, row: int, start: int) -> Tensor:
+        """Feed tokens [1, W] of one row without the head and commit them; returns hidden [1, W, H].
+
+        The row must hold ``start`` committed tokens; it is addressed as a view, alone.
+        """
+        zero = torch.zeros(1, dtype=torch.int64, device=tokens.device)
+        window = Window.chain(tokens[:, 0], tokens[:, 1:], zero + tokens.shape[1] - 1)
+        rows = slice(row, row + 1)
+        plan = arena.plan(window, self.ops, rows, start, self.limit)
+        out = self.model.base_model(
+            input_ids=tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan
+        )
+        arena.committed[rows] += tokens.shape[1]
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    def prefill(self, arena: Arena, row: int, prompt: tuple[int, ...]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Commit a prompt but its last token, in chunks; yields (start, tokens [1, W], hidden) for each."""
+        arena.reset(row)
+        tokens = torch.tensor([prompt[:-1]], dtype=torch.int64, device=self.device)
+        for start in range(0, tokens.shape[1], PREFILL_CHUNK):
+            chunk = tokens[:, start : start + PREFILL_CHUNK]
+            yield start, chunk, self.extend(arena, chunk, row, start)
+
+
+@contextmanager
+def _seen_by_head(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    # transformers offers no hook for the last hidden state that costs nothing; the head's input is it.
+    seen: list[Tensor] = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()

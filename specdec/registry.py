@@ -1,0 +1,197 @@
+"""Names to factories: what the plugins registered, and how ``name(option=value)`` is read."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import pluggy
+
+from specdec import hookspecs
+from specdec.errors import SpecdecError, unknown
+from specdec.interfaces import Backend, Controller, Draft, Env, Factory, Policy
+
+T = TypeVar("T")
+
+KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "draft": ("specdec_register_drafts", ("env",)),
+        "policy": ("specdec_register_policies", ("env",)),
+        "controller": ("specdec_register_controllers", ("env", "k")),
+        "backend": ("specdec_register_backends", ()),
+    }
+)
+"""Each kind's hook, and the arguments that the engine gives its factories."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered factory and the plugin that owns it."""
+
+    factory: Factory
+    owner: str
+
+    @property
+    def options(self) -> list[inspect.Parameter]:
+        """What the user may set: the factory's parameters, those that the engine gives included."""
+        return list(inspect.signature(self.factory).parameters.values())
+
+
+class Registry:
+    """Everything that was registered, by kind and name.
+
+    ``Registry()`` loads the entry-point group ``specdec``, the built-ins by the same door as anybody's;
+    ``Registry(plugins)`` holds the given plugin modules or objects only.
+
+    Raises SpecdecError for a name registered twice (naming both owners), a name that is no name, or a
+    factory whose signature does not begin as its hook says.
+    """
+
+    def __init__(self, plugins: Mapping[str, object] | None = None) -> None:
+        self._entries: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
+        manager = pluggy.PluginManager("specdec")
+        manager.add_hookspecs(hookspecs)
+        if plugins is None:
+            manager.load_setuptools_entrypoints("specdec")
+        for name, plugin in (plugins or {}).items():
+            manager.register(plugin, name)
+        try:
+            manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            hooks = ", ".join(hook for hook, _ in KINDS.values())
+            raise SpecdecError(f"{error}; the hooks are {hooks}") from None
+        for kind, (hook, _) in KINDS.items():
+            for implementation in getattr(manager.hook, hook).get_hookimpls():
+                self._call(kind, implementation)
+
+    def _call(self, kind: str, implementation: pluggy.HookImpl) -> None:
+        owner = implementation.plugin_name
+
+        def register(name: str, factory: Factory) -> None:
+            self._add(kind, name, factory, owner)
+
+        implementation.function(register)
+
+    def _add(self, kind: str, name: str, factory: Factory, owner: str) -> None:
+        if not re.fullmatch(r"[A-Za-z]\w*", name):
+            raise SpecdecError(
+                f"{owner} registers the {kind} {name!r}; a name is a letter, then letters, digits and _"
+            )
+        taken = self._entries[kind].get(name)
+        if taken:
+            raise SpecdecError(
+                f"the {kind} {name!r} is registered twice, by {taken.owner} and by {owner}; "
+                f"rename one or uninstall one (names in use: {', '.join(self.names(kind))})"
+            )
+        given = KINDS[kind][1]
+        parameters = list(inspect.signature(factory).parameters.values())
+        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed = [p.name for p in parameters[len(given) :] if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        if tuple(named[: len(given)]) != given or needed:
+            raise SpecdecError(
+                f"{owner} registers the {kind} {name!r} with the signature {name}{inspect.signature(factory)}; expected "
+                f"{name}({', '.join((*given, '**options'))}) where every option has a default"
+            )
+        self._entries[kind][name] = Entry(factory, owner)
+
+    def names(self, kind: str) -> list[str]:
+        """The registered names of a kind, sorted."""
+        return sorted(self._entries[kind])
+
+    def entry(self, kind: str, name: str) -> Entry:
+        """The factory registered under a name; SpecdecError with the choices if there is none."""
+        if name not in self._entries[kind]:
+            raise unknown(kind, name, self._entries[kind])
+        return self._entries[kind][name]
+
+    def parse(self, kind: str, text: str) -> tuple[Entry, dict[str, Any]]:
+        """Read ``name``, ``name(0.8)`` or ``name(rate=0.8)``; SpecdecError if it does not fit the factory.
+
+        Values are Python literals; anything else is taken as text (``draft_model(model=gpt2)``).
+        Positional values fill the options in the order of the factory's signature.
+        """
+        match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, flags=re.DOTALL)
+        if not match:
+            raise SpecdecError(f"cannot read the {kind} {text!r}; expected name or name(option=value, …)")
+        name, arguments = match.group(1), match.group(2) or ""
+        entry = self.entry(kind, name)
+        free = [p for p in entry.options if p.name not in KINDS[kind][1]]
+        accepted = ", ".join(f"{p.name}={p.default!r}" for p in free) or "none"
+        options: dict[str, Any] = {}
+        for index, part in enumerate(split_list(arguments)):
+            key, equals, value = part.partition("=")
+            if not equals:
+                key, value = (free[index].name if index < len(free) else f"value number {index + 1}"), part
+            key = key.strip()
+            if key not in {p.name for p in free} or key in options:
+                raise SpecdecError(f"the {kind} {name!r} does not take {key} (in {text!r}); its options: {accepted}")
+            options[key] = _literal(value.strip())
+        return entry, options
+
+    def draft(self, text: str, env: Env) -> Draft:
+        """Build the draft that ``text`` names."""
+        return self._build("draft", text, Draft, env)
+
+    def policy(self, text: str, env: Env) -> Policy:
+        """Build the policy that ``text`` names."""
+        return self._build("policy", text, Policy, env)
+
+    def controller(self, text: str, env: Env, k: int | None) -> Controller:
+        """Build the controller that ``text`` names, told the K that the user asked for."""
+        return self._build("controller", text, Controller, env, k)
+
+    def backend(self, name: str = "auto") -> Backend:
+        """The backend of that name, or for ``auto`` the one of highest priority that can run here."""
+        if name != "auto":
+            chosen = self._build("backend", name, Backend)
+            reason = chosen.missing()
+            if reason:
+                raise SpecdecError(f"the backend {name!r} cannot run here: {reason}")
+            return chosen
+        able = [b for b in (self._build("backend", n, Backend) for n in self.names("backend")) if not b.missing()]
+        if not able:
+            raise SpecdecError("no kernel backend can run here; reinstall specdec-bench, which ships 'reference'")
+        return max(able, key=lambda backend: backend.priority)
+
+    def _build(self, kind: str, text: str, base: type[T], *given: object) -> T:
+        entry, options = self.parse(kind, text)
+        built = entry.factory(*given, **options)
+        if not isinstance(built, base):
+            raise SpecdecError(
+                f"the {kind} factory {text!r} of {entry.owner} returned a {type(built).__name__}; "
+                f"expected a subclass of specdec.{base.__name__}"
+            )
+        return built
+
+
+def split_list(text: str) -> list[str]:
+    """Split at the commas that are not inside brackets or quotes; empty parts are dropped.
+
+    Example: ``split_list("ngram, oracle(0.8, seed=1)")`` is ``["ngram", "oracle(0.8, seed=1)"]``.
+    """
+    parts, start, depth, quote = [], 0, 0, ""
+    for index, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,140 @@
+"""The live rows: what each request has so far, on the device and on the host.
+
+Live rows are 0 … b - 1. The device side is written by the step itself; the host side follows from the
+step's one read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec import sampling
+from specdec.messages import Context, Request, Verdict, Window
+from specdec.sampling import StackedParams
+from specdec.stops import FinishReason, StopWatcher
+
+if TYPE_CHECKING:
+    from specdec.interfaces import Backend
+
+Kind = Literal["accepted", "recovered", "bonus", "plain"]
+
+
+@dataclass
+class Live:
+    """One request in a row: its stop watcher, the kind of each emitted token and when it came."""
+
+    request: Request
+    limit: int  # tokens that prompt and output may have together
+    watcher: StopWatcher
+    tokens: list[int] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    started: float = 0.0
+    prefill_s: float = 0.0
+    finish: FinishReason | None = None
+
+
+class Rows:
+    """State of up to R rows: tokens [R, S], lengths, parameters, on the device and (history) on the host."""
+
+    def __init__(self, max_rows: int, max_tokens: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        self.tokens, self.length, self.request = zeros(max_rows, max_tokens), zeros(max_rows), zeros(max_rows)
+        self.limit, self.stream, self.top_k = zeros(max_rows), zeros(max_rows), zeros(max_rows)
+        self.temperature, self.top_p = (zeros(max_rows, dtype=torch.float32) for _ in range(2))
+        self.history = np.zeros((max_rows, max_tokens), dtype=np.int64)
+        self.length_host = np.zeros(max_rows, dtype=np.int64)
+        self.limit_host = np.zeros(max_rows, dtype=np.int64)
+        self.live: list[Live] = []
+        self.allocations = 8
+
+    def admit(self, row: int, live: Live) -> None:
+        """Fill a row's state from a request; ``row`` is a freed row or the first one past the live ones."""
+        prompt, params = live.request.prompt, live.request.params
+        self.history[row, : len(prompt)] = prompt
+        self.length_host[row], self.limit_host[row] = len(prompt), live.limit
+        self.tokens[row, : len(prompt)] = torch.tensor(prompt, device=self.tokens.device)
+        self.length[row], self.limit[row], self.request[row] = len(prompt), live.limit, live.request.id
+        self.temperature[row], self.top_k[row], self.top_p[row] = params.temperature, params.top_k, params.top_p
+        seed = torch.tensor(params.seed, device=self.tokens.device)
+        self.stream[row] = sampling.stream(seed, self.request[row])
+        self.live[row:row + 1] = [live]
+
+    def move(self, source: int, row: int) -> None:
+        """The last live row continues in a freed one."""
+        for tensor in (
+            self.tokens, self.length, self.request, self.limit, self.stream, self.top_k, self.temperature, self.top_p
+        ):  # fmt: skip
+            tensor[row] = tensor[source]
+        for array in (self.history, self.length_host, self.limit_host):
+            array[row] = array[source]
+        self.live[row] = self.live[source]
+
+    def context(self, k: int, ops: Backend, coupled: bool) -> Context:
+        """The step's context: views of the live rows. K is cut to each row's budget and room."""
+        b = len(self.live)
+        params = [live.request.params for live in self.live]
+        stacked = StackedParams(
+            stream=self.stream[:b],
+            temperature=self.temperature[:b],
+            top_k=self.top_k[:b],
+            top_p=self.top_p[:b],
+            greedy=all(p.temperature == 0 for p in params),
+            filtered=any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params),
+        )
+        # A step emits at most one token more than it proposes.
+        room = self.limit[:b] - self.length[:b] - 1
+        room_host = self.limit_host[:b] - self.length_host[:b] - 1
+        return Context(
+            request=self.request[:b],
+            tokens=self.tokens[:b],
+            history=self.history[:b],
+            length=self.length[:b],
+            length_host=self.length_host[:b],
+            max_proposals=room.clamp(max=k),
+            max_proposals_host=np.minimum(room_host, k),
+            params=stacked,
+            ops=ops,
+            coupled=coupled,
+        )
+
+    def extend(self, window: Window, verdict: Verdict) -> Tensor:
+        """Write what was kept to the device side; returns the packed integers of the step's read.
+
+        Packed int64 [B, D + 3]: the D emitted tokens (accepted, then next, then garbage), how many
+        proposals were accepted, how many made, and how many cells a compaction must move.
+        """
+        b, path = len(self.live), verdict.path
+        step = torch.arange(path.shape[1], device=path.device)
+        accepted = window.tokens.gather(1, path[:, 1:].clamp(min=0))
+        emitted = torch.cat([accepted, verdict.next[:, None]], dim=1)
+        emitted = emitted.scatter(1, verdict.num_accepted[:, None], verdict.next[:, None])
+        length = self.length[:b]
+        # Past the accepted ones this writes garbage past the new length, where nothing looks.
+        self.tokens[:b].scatter_(1, length[:, None] + step, emitted)
+        length += verdict.num_accepted + 1
+        moved = ((path != step) & (path > 0)).sum(dim=1)
+        return torch.cat([emitted, torch.stack([verdict.num_accepted, window.width - 1, moved], dim=1)], dim=1)
+
+    def absorb(self, row: int, emitted: list[int], accepted: int, proposed: int, now: float) -> int:
+        """Take a row's read into the host side, cut at its stop; returns how many tokens were kept."""
+        live, start = self.live[row], int(self.length_host[row])
+        for index, token in enumerate(emitted):
+            last: Kind = "plain" if proposed == 0 else "bonus" if accepted == proposed else "recovered"
+            live.tokens.append(token)
+            live.kinds.append("accepted" if index < accepted else last)
+            live.times.append(now)
+            live.finish = live.watcher.feed(token)
+            if live.finish:
+                break
+        kept = index + 1
+        self.history[row, start : start + kept] = emitted[:kept]
+        self.length_host[row] += len(emitted)
+        return kept

@@ -1,0 +1,119 @@
+"""Exact counters and timings of a run.
+
+The counters do not depend on the clock: with a deterministic controller and one seed they repeat
+exactly wherever the emitted ids do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from specdec.devices import Stopwatch
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: K as asked, W as built, rows, what was proposed, kept and emitted, and its four marks."""
+
+    k: int
+    width: int
+    rows: int
+    proposed: int
+    accepted: int
+    emitted: int
+    marks: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step: draft, target forward, acceptance and commit, host (the read and stops)."""
+
+    draft: float
+    target: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole step."""
+        return self.draft + self.target + self.rest
+
+
+@dataclass
+class Stats:
+    """The run so far: read-only for controllers.
+
+    ``batch`` live rows; ``lengths`` their tokens; ``accepted_per_pos[i]`` how many proposals were kept at
+    depth i + 1 and ``proposed_per_pos[i]`` how many were made there.
+    """
+
+    stopwatch: Stopwatch
+    batch: int = 0
+    lengths: tuple[int, ...] = ()
+    steps: list[Step] = field(default_factory=list)
+    accepted_per_pos: list[int] = field(default_factory=list)
+    proposed_per_pos: list[int] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def proposed(self, count: int) -> None:
+        """One row's proposals in one step."""
+        if count:
+            self.counts["num_drafts"] += 1
+            self.counts["num_draft_tokens"] += count
+            _raise_first(self.proposed_per_pos, count)
+
+    def accepted(self, count: int) -> None:
+        """One row's proposals that were kept in one step."""
+        self.counts["num_accepted_tokens"] += count
+        _raise_first(self.accepted_per_pos, count)
+
+    def times(self, step: Step) -> StepTimes:
+        """The seconds of a step; waits for the device."""
+        start, drafted, forwarded, end = step.marks
+        seconds = self.stopwatch.seconds
+        return StepTimes(seconds(start, drafted), seconds(drafted, forwarded), seconds(forwarded, end))
+
+    def counters(self) -> dict[str, int | list[int]]:
+        """Every counter of design section 9, by its name."""
+        names = (
+            "target_forwards",
+            "prefill_forwards",
+            "draft_forwards",
+            "num_drafts",
+            "num_draft_tokens",
+            "num_accepted_tokens",
+            "num_emitted_tokens",
+            "host_reads",
+            "kv_appended_tokens_total",
+            "kv_bytes_copied",
+            "kv_rows_moved_bytes",
+            "allocations",
+        )
+        return {
+            **{name: self.counts[name] for name in (*names, *sorted(set(self.counts) - set(names)))},
+            "num_accepted_tokens_per_pos": list(self.accepted_per_pos),
+        }
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / proposed; None when nothing was proposed."""
+        proposed = self.counts["num_draft_tokens"]
+        return self.counts["num_accepted_tokens"] / proposed if proposed else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / drafts over the rows' steps that proposed something (vLLM's); None without any."""
+        drafts = self.counts["num_drafts"]
+        return 1 + self.counts["num_accepted_tokens"] / drafts if drafts else None
+
+    @property
+    def tau(self) -> float | None:
+        """Emitted tokens per row and target forward, prefill excluded: 1 for plain decoding."""
+        row_forwards = sum(step.rows for step in self.steps)
+        return self.counts["num_emitted_tokens"] / row_forwards if row_forwards else None
+
+
+def _raise_first(totals: list[int], count: int) -> None:
+    totals.extend([0] * (count - len(totals)))
+    for index in range(count):
+        totals[index] += 1
