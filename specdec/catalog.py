@@ -51,7 +51,9 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", additional_special_tokens=["<|turn|>"])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", additional_special_tokens=["<|turn|>"]
+    )
     fast.chat_template = "{% for m in messages %}<|turn|>{{ m['role'] }}: {{ m['content'] }}<|turn|>{% endfor %}"
     return fast
 

@@ -145,4 +145,4 @@ class Stopwatch:
             return b - a
         assert isinstance(a, torch.cuda.Event) and isinstance(b, torch.cuda.Event)
         b.synchronize()
-        return a.elapsed_time(b) / 1e3
+        return float(a.elapsed_time(b)) / 1e3

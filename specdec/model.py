@@ -128,9 +128,7 @@ class ArenaModel:
         """
         plan = arena.plan(window, self.ops, rows, longest, self.limit)
         with _seen_by_head(self.model) as seen:
-            out = self.model(
-                input_ids=window.tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan
-            )
+            out = self.model(input_ids=window.tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan)
         self.forwards += 1
         return out.logits, seen[0]
 
@@ -143,9 +141,7 @@ class ArenaModel:
         window = Window.chain(tokens[:, 0], tokens[:, 1:], zero + tokens.shape[1] - 1)
         rows = slice(row, row + 1)
         plan = arena.plan(window, self.ops, rows, start, self.limit)
-        out = self.model.base_model(
-            input_ids=tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan
-        )
+        out = self.model.base_model(input_ids=tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan)
         arena.committed[rows] += tokens.shape[1]
         hidden: Tensor = out.last_hidden_state
         return hidden

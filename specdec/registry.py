@@ -79,9 +79,7 @@ class Registry:
 
     def _add(self, kind: str, name: str, factory: Factory, owner: str) -> None:
         if not re.fullmatch(r"[A-Za-z]\w*", name):
-            raise SpecdecError(
-                f"{owner} registers the {kind} {name!r}; a name is a letter, then letters, digits and _"
-            )
+            raise SpecdecError(f"{owner} registers the {kind} {name!r}; a name is a letter, then letters, digits and _")
         taken = self._entries[kind].get(name)
         if taken:
             raise SpecdecError(

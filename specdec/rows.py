@@ -65,7 +65,7 @@ class Rows:
         self.temperature[row], self.top_k[row], self.top_p[row] = params.temperature, params.top_k, params.top_p
         seed = torch.tensor(params.seed, device=self.tokens.device)
         self.stream[row] = sampling.stream(seed, self.request[row])
-        self.live[row:row + 1] = [live]
+        self.live[row : row + 1] = [live]
 
     def move(self, source: int, row: int) -> None:
         """The last live row continues in a freed one."""

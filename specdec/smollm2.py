@@ -120,9 +120,8 @@ def _convert(gguf: Path, made: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     print("specdec: converting to float32 safetensors (once)", file=sys.stderr, flush=True)
-    where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
-    quantised = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = quantised.config
     # save_pretrained refuses a model that came from a GGUF; a fresh one with the same weights is saved.
     if hasattr(config, "quantization_config"):

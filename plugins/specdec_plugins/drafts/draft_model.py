@@ -11,8 +11,8 @@ from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, cata
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import ArenaModel
 
-DEFAULT_LAYERS = 0.2
-"""Share of the target's layers that drafts when no model is named."""
+DEFAULT_SHARE = 10
+"""One layer in so many drafts when no model is named: untrained early exits agree little at any depth."""
 
 
 class DraftModel(Draft):
@@ -30,7 +30,7 @@ class DraftModel(Draft):
             raise SpecdecError("draft_model takes model or layers, not both: layers are the target's own")
         if model is None:
             total = len(env.target.layers)
-            network = env.target.twin(layers or max(1, round(DEFAULT_LAYERS * total)))
+            network = env.target.twin(layers or max(1, total // DEFAULT_SHARE))
         else:
             loaded = catalog.load(model, env.target.device, env.target.dtype)
             _require_same_ids(env.tokenizer.get_vocab(), loaded.tokenizer.get_vocab(), model)

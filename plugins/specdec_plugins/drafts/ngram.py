@@ -29,9 +29,7 @@ class Ngram(Draft):
     def propose(self, context: Context) -> Window:
         """A chain of what followed the longest match; as wide as the longest proposal of any row."""
         limits, lengths = context.max_proposals_host, context.length_host
-        found = [
-            self._follow(context.history[row, : lengths[row]], int(limits[row])) for row in range(context.rows)
-        ]
+        found = [self._follow(context.history[row, : lengths[row]], int(limits[row])) for row in range(context.rows)]
         counts = np.array([len(tokens) for tokens in found])
         proposals = np.zeros((context.rows, counts.max()), dtype=np.int64)
         for row, tokens in enumerate(found):
