@@ -1,1 +1,285 @@
-"""x"""
+"""The pytest plugin: options, markers, fixtures. Thin, and free of torch until one of our items is collected."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchsuite import options
+from benchsuite.replay import replay, replayed_seconds
+
+if TYPE_CHECKING:
+    from benchsuite.rows import Row
+
+DEVICE_MARKERS = ("cuda", "mps", "gpu")
+MARKERS = (
+    "cuda: needs an NVIDIA GPU",
+    "mps: needs an Apple GPU",
+    "gpu: needs a GPU of either kind",
+    "slow: takes more than a few seconds on two cores, or needs the embedded model",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options and their ini twins."""
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the markers."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    config.stash[_RUN] = _Run()
+
+
+class _Run:
+    """What the plugin keeps between hooks."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None  # a bad option, found where pytest would print a traceback
+        self.arms: dict[str, Any] = {}
+        self.bench: Any = None
+        self.bar: Any = None
+        self.wanted = 0  # our items that carry a device marker the user selected by
+        self.ran = 0
+        self.interrupted = False
+
+
+_RUN = pytest.StashKey[_Run]()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give every test that asks for ``specdec_row`` one item for each arm of the matrix."""
+    if "specdec_row" not in metafunc.fixturenames:
+        return
+    run = metafunc.config.stash[_RUN]
+    if not run.arms and run.error is None:
+        _build_matrix(metafunc.config, run)
+    cases = [pytest.param(name, marks=_marks(arm)) for name, arm in run.arms.items()]
+    metafunc.parametrize("specdec_row", cases, indirect=True, ids=[*run.arms])
+
+
+def _build_matrix(config: pytest.Config, run: _Run) -> None:
+    from benchsuite import matrix
+    from specdec.errors import SpecdecError
+
+    try:
+        run.arms = {arm.id: arm for arm in matrix.build(config)}
+    except SpecdecError as error:
+        run.error = error
+
+
+def _marks(arm: Any) -> list[pytest.MarkDecorator]:
+    from specdec.devices import ORDER, why_absent
+
+    name = arm.setting.device.partition(":")[0]
+    kind = next(k for k in ORDER if why_absent(k) is None) if name == "auto" else name
+    marks = [getattr(pytest.mark, kind), pytest.mark.gpu] if kind in ("cuda", "mps") else []
+    return marks if arm.setting.target == "tiny" else [*marks, pytest.mark.slow]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark replayed benchmarks, and note which of our items a selection by device could have run."""
+    run = config.stash[_RUN]
+    if run.error is not None:
+        raise pytest.UsageError(str(run.error))
+    for item in items:
+        if _is_measured(item):
+            workload = run.arms[item.callspec.params["specdec_row"]].setting  # type: ignore[attr-defined]
+            group = f"{workload.target} {workload.workload}"
+            item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=group))
+    selected = [m for m in DEVICE_MARKERS if m in (config.option.markexpr or "").replace("not " + m, "")]
+    run.wanted = sum(_is_ours(item) for item in items) if selected else 0
+
+
+def _is_measured(item: pytest.Item) -> bool:
+    return "specdec_row" in getattr(getattr(item, "callspec", None), "params", {})
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    return item.nodeid.rpartition("/")[2].startswith("test_") and (
+        _is_measured(item) or getattr(getattr(item, "module", None), "__name__", "").startswith("benchsuite.")
+    )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse what cannot be run before anything is: load, build, and print the card."""
+    config = session.config
+    run = config.stash[_RUN]
+    names = [i.callspec.params["specdec_row"] for i in session.items if _is_measured(i)]  # type: ignore[attr-defined]
+    if not names or config.option.collectonly or getattr(config.option, "benchmark_skip", False):
+        return
+    from benchsuite.session import Bench
+    from specdec.devices import be_deterministic
+    from specdec.errors import SpecdecError
+
+    arms = [run.arms[name] for name in dict.fromkeys(names)]
+    try:
+        prompts = options.value(config, "prompts")
+        if prompts and not (prompts.isdigit() and int(prompts)):
+            raise SpecdecError(f"--specdec-prompts is {prompts!r}; expected a whole number, 1 or more")
+        _results_root(config)
+        if config.option.specdec_deterministic:
+            be_deterministic(int(options.value(config, "seed")))
+        run.bench = Bench(int(prompts) if prompts else None)
+        with _terminal(config):
+            run.bench.prepare(arms)
+    except SpecdecError as error:
+        raise pytest.UsageError(str(error)) from None
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.section("specdec-bench", sep="-")
+        for line in run.bench.card:
+            reporter.write_line(line)
+
+
+def _results_root(config: pytest.Config) -> Path | None:
+    from specdec.errors import SpecdecError
+
+    text = options.value(config, "results")
+    if not text:
+        return None
+    root = config.invocation_params.dir / text
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecdecError(f"--specdec-results {text!r} cannot be made: {error.strerror}; name a folder") from error
+    return root
+
+
+@contextmanager
+def _terminal(config: pytest.Config) -> Iterator[None]:
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if capture is None:
+        yield
+        return
+    with capture.global_and_fixture_disabled():
+        yield
+
+
+@pytest.fixture
+def specdec_row(request: pytest.FixtureRequest) -> Row:
+    """The measured row of one arm: figures in ``info``, paired ``ratios``, and ``failure`` if it broke its contract.
+
+    Tests that ask for it get one item for each arm of the ``--specdec-…`` matrix. All arms of a workload
+    are measured together when its first row is asked for.
+    """
+    run = request.config.stash[_RUN]
+    arm = run.arms[request.param]
+    with _terminal(request.config):
+        row: Row = run.bench.row(arm, _progress(run))
+    return row
+
+
+@pytest.fixture
+def specdec_benchmark(specdec_row: Row, benchmark: Any) -> Row:
+    """``specdec_row``, with its times and figures handed to pytest-benchmark (``--benchmark-json``)."""
+    replay(benchmark, specdec_row.seconds, specdec_row.info)
+    return specdec_row
+
+
+def _progress(run: _Run) -> Callable[[str], None]:
+    from tqdm import tqdm
+
+    if run.bar is None:
+        # In a log file a bar is a line each time: every half minute is enough there.
+        pause = 0.2 if sys.stderr.isatty() else 30.0
+        total = run.bench.units(list(run.arms.values()))
+        run.bar = tqdm(total=total, unit="run", file=sys.stderr, mininterval=pause, leave=False, dynamic_ncols=True)
+
+    def tick(what: str) -> None:
+        run.bar.set_description_str(what, refresh=False)
+        run.bar.update()
+
+    return tick
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip our items whose device is not here, saying which and why."""
+    if not _is_ours(item):
+        return
+    marks = {mark.name for mark in item.iter_markers()} & set(DEVICE_MARKERS)
+    if marks:
+        from specdec.devices import why_absent
+
+        kinds = sorted(marks - {"gpu"}) or ["cuda", "mps"]
+        reasons = [why_absent(kind) for kind in kinds]
+        if all(reasons):
+            pytest.skip("; ".join(reason for reason in reasons if reason))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Nothing to do for a report; see ``pytest_runtest_makereport``."""
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Count our items that really ran."""
+    if _is_ours(item):
+        item.config.stash[_RUN].ran += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail a selection by device that ran nothing of ours."""
+    run = session.config.stash[_RUN]
+    if run.bar is not None:
+        run.bar.close()
+    if run.wanted and not run.ran and not session.config.option.collectonly and exitstatus in (0, 5):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Print the tables, write the results folder, and say why a selection by device failed."""
+    run = config.stash[_RUN]
+    if run.bench is not None and run.bench.rows:
+        _show(terminalreporter, config, run, exitstatus)
+    if run.wanted and not run.ran and not config.option.collectonly:
+        from specdec.devices import ORDER, why_absent
+
+        reasons = [reason for kind in ORDER if (reason := why_absent(kind))]
+        terminalreporter.section("specdec-bench", sep="-")
+        terminalreporter.write_line(
+            f"-m {config.option.markexpr!r} selected a device and none of specdec-bench's tests ran: "
+            f"{'; '.join(reasons) or 'none carries that marker'}",
+            red=True,
+        )
+
+
+def _show(reporter: Any, config: pytest.Config, run: _Run, exitstatus: int) -> None:
+    from benchsuite import tables
+
+    for group in run.bench.pooled():
+        names = {row.arm.setting for row in group}
+        rows = [r for r in run.bench.rows if any(_same(r.arm.setting, setting) for setting in names)]
+        first = group[0]
+        title = f"{first.target}, {first.info['device']}, {first.info['dtype']}, batch {first.info['batch']}"
+        if first.arm.setting.temperature:
+            title += f", temperature {first.arm.setting.temperature}"
+        reporter.section(f"speculative decoding: {title}", sep="=")
+        reporter.write_line("Speedup over plain, median of paired ratios:")
+        reporter.write_line(tables.overview(group, rows))
+        reporter.write_line("")
+        reporter.write_line(tables.render(group, tables.SPEED))
+        reporter.write_line("")
+        reporter.write_line(tables.render(group, tables.REASONS))
+        reporter.write_line("")
+        for row in rows:
+            for tie in row.ties:
+                reporter.write_line(f"{row.arm.id}: {tie}")
+    root = _results_root(config)
+    if root is not None:
+        seed = int(options.value(config, "seed"))
+        folder = run.bench.write(root, seed, complete=exitstatus == 0)
+        reporter.write_line(f"results: {folder}")
+
+
+def _same(setting: Any, pooled: Any) -> bool:
+    from benchsuite.session import stage_setting
+
+    return bool(stage_setting(setting) == pooled)

@@ -102,7 +102,7 @@ class Engine:
         ``max_length`` or the model allows, token ids outside the vocabulary, or ids that repeat.
         """
         for request in requests:
-            self._refuse_unfit(request)
+            self.refuse_unfit(request)
         if len({request.id for request in requests}) < len(requests):
             raise SpecdecError("two requests have the same id; the noise is keyed by it, so give each its own")
         self._begin()
@@ -222,7 +222,8 @@ class Engine:
         self.rows.admit(row, live)
         live.prefill_s = time.perf_counter() - live.started
 
-    def _refuse_unfit(self, request: Request) -> None:
+    def refuse_unfit(self, request: Request) -> None:
+        """Raise SpecdecError for a request that ``run`` would not take, saying what would fit."""
         length = len(request.prompt)
         most = self._longest
         if length == 0:

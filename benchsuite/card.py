@@ -1,0 +1,62 @@
+"""The card printed before anything is measured: what must move, how fast it can, how long it will take."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+import transformers
+from cpuinfo import get_cpu_info
+
+from benchsuite.matrix import Arm
+from benchsuite.rows import Machine
+from specdec.devices import synchronize
+
+PROBE_BYTES = 256 * 2**20
+"""Read by the bandwidth probe: well past any cache."""
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes per second that reading a large tensor once reaches here: the median of seven sums."""
+    data = torch.ones(PROBE_BYTES // 4, dtype=torch.float32, device=device)
+    seconds = []
+    for _ in range(8):
+        synchronize(device)
+        start = time.perf_counter()
+        data.sum()
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return PROBE_BYTES / median(seconds[1:])
+
+
+def processor(device: torch.device) -> str:
+    """The name of what computes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return str(get_cpu_info().get("brand_raw") or platform.processor() or "unknown processor")
+
+
+def card(machine: Machine, device: torch.device, arms: Sequence[Arm], prompts: int, forward_s: float) -> list[str]:
+    """The card's lines. ``forward_s`` is one measured forward of one token."""
+    gib = machine.weight_bytes / 2**30
+    floor = machine.weight_bytes / machine.bandwidth
+    tokens = max(arm.setting.max_new_tokens for arm in arms)
+    # A speculative step is slower than a plain one and a row may gain nothing by it: 1.6 on average here.
+    expected = len(arms) * prompts * tokens * forward_s * 1.6
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    return [
+        f"target {machine.target}: {gib:.2f} GiB of {machine.dtype} weights, backend {machine.backend}",
+        f"machine {processor(device)}, {os.cpu_count()} cores{threads}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}",
+        f"measured read bandwidth {machine.bandwidth / 1e9:.1f} GB/s, so no token can take less than "
+        f"{floor * 1e3:.2f} ms; one forward took {forward_s * 1e3:.2f} ms",
+        f"{len(arms)} arms x {prompts} prompts x up to {tokens} tokens: about {_minutes(expected)}",
+    ]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"

@@ -1,0 +1,144 @@
+"""The matrix: what is measured, as the product of the options' comma lists."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import pytest
+
+from benchsuite import options
+from specdec.errors import SpecdecError, unknown
+from specdec.messages import SamplingParams
+from specdec.registry import split_list
+
+N = TypeVar("N", int, float)
+
+PEERS = ("transformers", "transformers_prompt_lookup")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all arms of one comparison share. Arms of different settings are never set against each other."""
+
+    target: str
+    backend: str
+    device: str
+    dtype: str
+    batch: int
+    temperature: float
+    top_k: int
+    top_p: float
+    max_new_tokens: int
+    seed: int
+    workload: str
+
+    def sampling(self, eos: tuple[int, ...]) -> SamplingParams:
+        """The sampling parameters of its requests."""
+        return SamplingParams(
+            self.temperature, self.top_k, self.top_p, self.seed, self.max_new_tokens, eos=eos
+        )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of a comparison: a strategy of the engine, plain decoding, or a peer from outside."""
+
+    setting: Setting
+    draft: str | None = None
+    policy: str = "match"
+    controller: str = "fixed"
+    k: int = 0
+    peer: str | None = None
+
+    @property
+    def plain(self) -> bool:
+        """The baseline: the engine without proposals."""
+        return self.draft is None and self.peer is None
+
+    @property
+    def label(self) -> str:
+        """The row's name in tables: ``plain``, ``ngram``, ``transformers prompt lookup`` …"""
+        return (self.peer or self.draft or "plain").replace("transformers_", "transformers ").replace("_lookup", " lookup")
+
+    @property
+    def id(self) -> str:
+        """The arm's part of a test id; unique within a matrix."""
+        strategy = [self.label.replace(" ", "-")]
+        if self.draft is not None:
+            strategy += [self.policy, f"k={self.k}"]
+            strategy += [self.controller] if self.controller != "fixed" else []
+        usual = Setting("", "auto", "auto", "auto", 1, 0.0, 0, 1.0, self.setting.max_new_tokens, self.setting.seed, "")
+        odd = [
+            f"{name}={got}"
+            for name, got in asdict(self.setting).items()
+            if name not in ("target", "workload") and got != getattr(usual, name)
+        ]
+        return "-".join([self.setting.target, self.setting.workload, *strategy, *odd]).replace("/", ":")
+
+
+def build(config: pytest.Config) -> list[Arm]:
+    """Every arm that the options ask for, those of one setting side by side, plain first.
+
+    Raises SpecdecError for a value that is not of its kind. Names of plugins, devices and models are
+    checked later, when what exists is known.
+    """
+
+    def texts(name: str) -> list[str]:
+        found = split_list(options.value(config, name))
+        if not found:
+            raise SpecdecError(f"--specdec-{name} is empty; leave it out for its default")
+        return found
+
+    def numbers(name: str, kind: Callable[[str], N], least: N) -> list[N]:
+        return [_number(f"--specdec-{name}", text, kind, least) for text in texts(name)]
+
+    peers = [peer for peer in texts("peer") if peer != "none"]
+    for peer in peers:
+        if peer not in PEERS:
+            raise unknown("peer", peer, (*PEERS, "none"))
+    strategies = [
+        {"draft": draft, "policy": policy, "controller": controller, "k": k}
+        for draft, policy, controller, k in itertools.product(
+            texts("draft"), texts("policy"), texts("controller"), numbers("k", int, 0)
+        )
+    ]
+    seed = _number("--specdec-seed", options.value(config, "seed"), int, 0)
+    settings = (
+        Setting(target, backend, device, dtype, batch, temperature, top_k, top_p, tokens, seed, workload)
+        for target, backend, device, dtype, batch, temperature, top_k, top_p, tokens, workload in itertools.product(
+            texts("target"),
+            texts("backend"),
+            texts("device"),
+            texts("dtype"),
+            numbers("batch", int, 1),
+            numbers("temperature", float, 0.0),
+            numbers("top-k", int, 0),
+            numbers("top-p", float, 0.0),
+            numbers("max-new-tokens", int, 1),
+            texts("workload"),
+        )
+    )
+    return [
+        Arm(setting, **strategy)
+        for setting in settings
+        for strategy in _strategies(setting, strategies, peers)
+    ]
+
+
+def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str]) -> list[dict[str, Any]]:
+    # transformers decodes one prompt at a time here: its batches are padded, ours are ragged.
+    return [{}, *ours, *({"peer": peer} for peer in peers if setting.batch == 1)]
+
+
+def _number(option: str, text: str, kind: Callable[[str], N], least: N) -> N:
+    try:
+        got = kind(text)
+    except ValueError:
+        got = least - 1
+    if not least <= got < float("inf"):
+        noun = "whole numbers" if kind is int else "numbers"
+        raise SpecdecError(f"{option} is {text!r}; expected {noun}, {least} or more, separated by commas")
+    return got

@@ -1,0 +1,71 @@
+"""The `--specdec-…` options: one table for the command line and the ini file. Imports no torch.
+
+Options marked as lists take comma lists, whose product is the matrix of measured arms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: ``--specdec-<name>`` and the ini key ``specdec_<name>``."""
+
+    name: str
+    default: str
+    help: str
+    many: bool = True
+
+
+OPTIONS = (
+    Option("target", "tiny,smollm2-135m", "models whose output counts: tiny, smollm2-135m, a folder, a hub id"),
+    Option("draft", "ngram,draft_model,oracle(0.8),garbage", "draft strategies, with options: oracle(rate=0.8)"),
+    Option("policy", "match", "acceptance policies: match, rejection"),
+    Option("controller", "fixed", "draft-length controllers: fixed"),
+    Option("k", "4", "num_speculative_tokens, the proposals of a step; 0 is plain decoding"),
+    Option("peer", "transformers,transformers_prompt_lookup", "outside references in the same table, or none"),
+    Option("backend", "auto", "kernel backends: reference; auto takes the fastest that can run here"),
+    Option("device", "auto", "cuda, mps, cpu; auto takes the first of these that exists"),
+    Option("dtype", "auto", "float32, bfloat16, float16, float64; auto is float32 on a CPU"),
+    Option("batch", "1", "rows that decode together"),
+    Option(
+        "workload",
+        "chat,question_answering,summarisation,code_editing,rewriting,reasoning",
+        "kinds of text, or a .jsonl file in Spec-Bench's format",
+    ),
+    Option("temperature", "0", "0 is greedy"),
+    Option("top-k", "0", "keep the k most likely tokens; 0 is off"),
+    Option("top-p", "1", "keep the likeliest tokens up to this mass; 1 is off"),
+    Option("max-new-tokens", "64", "tokens that each prompt may be continued by"),
+    Option("seed", "0", "seed of sampling, of random weights and of the order of arms", many=False),
+    Option("prompts", "", "use only the first so many prompts of each workload", many=False),
+    Option("results", "", "folder for results/<time>-<name>/: tables, JSON, report, manifest", many=False),
+)
+"""Every option that takes a value."""
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options and their ini twins."""
+    group = parser.getgroup("specdec", "speculative decoding (specdec-bench)")
+    for option in OPTIONS:
+        key = f"specdec_{option.name.replace('-', '_')}"
+        text = f"{option.help}{'; comma list' if option.many else ''} (default: {option.default or 'none'})"
+        # Percent signs would be read as format codes by argparse.
+        group.addoption(f"--specdec-{option.name}", dest=key, default=None, metavar="VALUE", help=text)
+        parser.addini(key, f"ini twin of --specdec-{option.name}", default=option.default)
+    group.addoption(
+        "--specdec-deterministic",
+        dest="specdec_deterministic",
+        action="store_true",
+        help="seed torch and allow deterministic algorithms only",
+    )
+
+
+def value(config: pytest.Config, name: str) -> str:
+    """An option's text: from the command line, else the ini file, else its default."""
+    key = f"specdec_{name.replace('-', '_')}"
+    given = config.getoption(key)
+    return str(config.getini(key)) if given is None else str(given)

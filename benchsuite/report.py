@@ -1,0 +1,134 @@
+"""The results folder: ``results/<time>-<name>/`` with tables, strict JSON, a report and a manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+
+from benchsuite import tables
+from benchsuite.rows import Row
+
+PACKAGES = ("specdec-bench", "torch", "transformers", "pytest", "pytest-benchmark", "numpy", "tokenizers")
+
+
+def write(
+    root: Path, pooled: Sequence[Row], rows: Sequence[Row], card: Sequence[str], seed: int, complete: bool
+) -> Path:
+    """Write everything that was measured; returns the folder. Raises OSError if it cannot be written.
+
+    ``complete`` goes into the manifest: a run that was stopped still writes what it has.
+    """
+    targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
+    folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{targets}"
+    folder.mkdir(parents=True)
+    written = {
+        "benchmark.json": strict_json({"rows": [_public(row) for row in rows], "pooled": [_public(r) for r in pooled]}),
+        "table.md": _markdown(pooled, rows, card),
+        "table.csv": tables.as_csv([*rows, *pooled]),
+        "speedup.svg": _template("speedup.svg.j2", bars=_bars(pooled)),
+        "report.html": _template(
+            "report.html.j2",
+            card=card,
+            bars=_bars(pooled),
+            overview=tables.overview(pooled, rows, "html"),
+            speed=tables.render(pooled, tables.SPEED, "html"),
+            reasons=tables.render(pooled, tables.REASONS, "html"),
+            detail=tables.render(rows, (_workload_column(), *tables.SPEED), "html"),
+            glossary=tables.glossary((*tables.SPEED, *tables.REASONS[1:])).splitlines(),
+            failures=[row.failure for row in rows if row.failure],
+            ties=[tie for row in rows for tie in row.ties],
+        ),
+    }
+    for name, text in written.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    manifest = {
+        "command": sys.argv,
+        "complete": complete,
+        "seed": seed,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": _commit(),
+        "machine": {"platform": platform.platform(), "python": platform.python_version(), "card": list(card)},
+        "versions": {name: version(name) for name in PACKAGES},
+        "sha256": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in written.items()},
+    }
+    (folder / "MANIFEST.json").write_text(strict_json(manifest), encoding="utf-8")
+    return folder
+
+
+def strict_json(value: Any) -> str:
+    """JSON that every parser reads: raises ValueError for NaN or infinity rather than writing them."""
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def _public(row: Row) -> dict[str, Any]:
+    return {
+        "target": row.target,
+        **row.info,
+        "n": row.n,
+        "ratios": row.ratios,
+        "seconds": row.seconds,
+        "copy_rate": row.copy_rate,
+        "ties": row.ties,
+        "failure": row.failure,
+        "steps": row.steps,
+    }
+
+
+def _workload_column() -> tables.Column:
+    return tables.Column("workload", lambda row: str(row.info["workload"]), "kind of text")
+
+
+def _markdown(pooled: Sequence[Row], rows: Sequence[Row], card: Sequence[str]) -> str:
+    parts = [
+        "# Speculative decoding",
+        "\n".join(f"- {line}" for line in card),
+        "## Speedup over plain by workload",
+        tables.overview(pooled, rows, "github"),
+        "## Speed",
+        tables.render(pooled, tables.SPEED, "github"),
+        "## Why",
+        tables.render(pooled, tables.REASONS, "github"),
+        "## By workload",
+        tables.render(rows, (_workload_column(), *tables.SPEED), "github"),
+        "## Columns",
+        "\n".join(f"- {line}" for line in tables.glossary((*tables.SPEED, *tables.REASONS[1:])).splitlines()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
+    shown = [row for row in pooled if row.info["speedup"] is not None]
+    longest = max((row.info["speedup_high"] for row in shown), default=1.0)
+    return [
+        {
+            "label": row.arm.label,
+            "speedup": row.info["speedup"],
+            "width": 400 * row.info["speedup"] / longest,
+            "low": 400 * row.info["speedup_low"] / longest,
+            "high": 400 * row.info["speedup_high"] / longest,
+            "one": 400 / longest,
+        }
+        for row in shown
+    ]
+
+
+def _template(name: str, **values: Any) -> str:
+    environment = Environment(loader=PackageLoader("benchsuite"), autoescape=True)
+    return environment.get_template(name).render(**values)
+
+
+def _commit() -> str | None:
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or None

@@ -1,0 +1,195 @@
+"""One run of the suite: what is loaded, measured on demand, and shown at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+
+import torch
+
+from benchsuite import card, measure, report, rows, workloads
+from benchsuite.arms import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner, environment
+from benchsuite.matrix import Arm, Setting
+from benchsuite.rows import Machine, Row
+from benchsuite.ties import Judge
+from specdec import catalog, devices
+from specdec.arena import Arena
+from specdec.interfaces import Env
+from specdec.messages import Request, Window
+from specdec.model import ArenaModel
+from specdec.registry import Registry
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Stage:
+    """Everything that one target needs on one device: made in the preflight, before anything is timed."""
+
+    target: ArenaModel
+    tokenizer: catalog.PreTrainedTokenizerBase
+    eos: tuple[int, ...]
+    judge: Judge
+    machine: Machine
+    env: Env
+    runners: dict[Arm, Runner]
+
+
+class Bench:
+    """Measures arms, a workload at a time, when the first row of the workload is asked for.
+
+    Raises SpecdecError from ``prepare`` for anything that cannot be run: names, values, devices, models,
+    prompts that do not fit. Nothing is measured before every arm of the run could be built.
+    """
+
+    def __init__(self, prompts: int | None = None) -> None:
+        self.registry = Registry()
+        self.card: list[str] = []
+        self.rows: list[Row] = []
+        self._most = prompts
+        self._stages: dict[Setting, Stage] = {}
+        self._arms: list[Arm] = []
+        self._series: dict[Arm, measure.Series] = {}
+        self._rows: dict[Arm, Row] = {}
+        self._texts: dict[str, workloads.Workload] = {}
+
+    def prepare(self, arms: Sequence[Arm]) -> None:
+        """Load and build everything that ``arms`` need; each setting's plain arm is always among them."""
+        plain = [Arm(setting) for setting in dict.fromkeys(arm.setting for arm in arms)]
+        self._arms = list(dict.fromkeys((*plain, *arms)))
+        for name in dict.fromkeys(arm.setting.workload for arm in self._arms):
+            whole = workloads.load(name)
+            self._texts[name] = replace(whole, prompts=whole.prompts[: self._most])
+        for arm in self._arms:
+            for kind, text in (("draft", arm.draft), ("policy", arm.policy), ("controller", arm.controller)):
+                if text is not None:
+                    self.registry.parse(kind, text)
+        groups: dict[Setting, list[Arm]] = {}
+        for arm in self._arms:
+            groups.setdefault(replace(arm.setting, workload=""), []).append(arm)
+        for setting, group in groups.items():
+            self._stages[setting] = self._stage(setting, group)
+
+    def _stage(self, setting: Setting, arms: list[Arm]) -> Stage:
+        device = devices.pick_device(setting.device)
+        dtype = devices.pick_dtype(setting.dtype, device)
+        ops = self.registry.backend(setting.backend)
+        k = max((arm.k for arm in arms), default=0)
+        loaded = catalog.load(setting.target, device, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
+        texts = [self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)]
+        encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]
+        longest = max(map(len, encoded)) + setting.max_new_tokens
+        target = ArenaModel(loaded.model, ops)
+        env = environment(target, loaded.tokenizer, self.registry, setting.backend, setting.batch, longest, k, setting.seed)
+        judge = Judge(target, max(encoded, key=len))
+        strategies = list(dict.fromkeys(replace(arm, setting=setting) for arm in arms))
+        runners: dict[Arm, Runner] = {}
+        for arm in strategies:
+            if arm.peer:
+                runners[arm] = TransformersRunner(arm, judge.model, k or PEER_PROPOSALS)
+            else:
+                runners[arm] = EngineRunner(arm, self.registry, replace(env, max_window=arm.k + 1))
+        for prompt in encoded:
+            probe = Request(0, prompt, setting.sampling(()))
+            for runner in runners.values():
+                if isinstance(runner, EngineRunner):
+                    runner.engine.refuse_unfit(probe)
+        machine = Machine(
+            setting.target,
+            ops.name,
+            device.type,
+            str(dtype).removeprefix("torch."),
+            target.weight_bytes,
+            Arena.bytes_per_token(target.layers, dtype),
+            card.read_bandwidth(device),
+            0,
+        )
+        eos = tuple(_ends(loaded.model.generation_config.eos_token_id))
+        stage = Stage(target, loaded.tokenizer, eos, judge, machine, env, runners)
+        self.card += card.card(machine, device, strategies, len(encoded), _forward_seconds(stage))
+        return stage
+
+    def units(self, arms: Sequence[Arm]) -> int:
+        """Progress ticks of the arms' workloads, for a bar."""
+        ticks = 0
+        for setting in dict.fromkeys(arm.setting for arm in arms):
+            group = [arm for arm in self._arms if arm.setting == setting]
+            ticks += len(group) * (len(self._texts[setting.workload].prompts) + 2)
+        return ticks
+
+    def row(self, arm: Arm, progress: Progress) -> Row:
+        """The arm's row; the first of a setting measures all of the setting's arms together."""
+        if arm not in self._rows:
+            self._measure(arm.setting, progress)
+        return self._rows[arm]
+
+    def _measure(self, setting: Setting, progress: Progress) -> None:
+        stage = self._stages[replace(setting, workload="")]
+        wanted = {replace(arm, setting=stage_setting(setting)): arm for arm in self._arms if arm.setting == setting}
+        text = self._texts[setting.workload]
+        work = measure.units(text.encode(stage.tokenizer), next(iter(wanted)), stage.eos)
+        runners = {arm: stage.runners[arm] for arm in wanted}
+        copied = None
+        for series in measure.alternate(
+            runners, work, stage.judge, stage.env.plain, lambda what: progress(f"{text.name}, {what}")
+        ):
+            if series.arm.plain:
+                pairs = [
+                    (request.prompt, tokens)
+                    for requests, outcome in zip(work, series.outcomes, strict=True)
+                    for request, tokens in zip(requests, outcome.tokens, strict=True)
+                ]
+                copied = mean(workloads.copy_rate(prompt, tokens) for prompt, tokens in pairs)
+            arm = wanted[series.arm]
+            series.arm = arm
+            machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
+            self._series[arm] = series
+            self._rows[arm] = rows.make([series], machine, text.name, copied)
+            self.rows.append(self._rows[arm])
+
+    def pooled(self) -> list[list[Row]]:
+        """For each setting but its workload, the rows of each strategy over all measured workloads."""
+        groups: dict[Setting, dict[Arm, list[measure.Series]]] = {}
+        for arm, series in self._series.items():
+            setting = stage_setting(arm.setting)
+            strategies = groups.setdefault(setting, {})
+            strategies.setdefault(replace(arm, setting=setting), []).append(series)
+        out = []
+        for setting, strategies in groups.items():
+            stage = self._stages[setting]
+            machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
+            out.append([rows.make(found, machine, "all", None) for found in strategies.values()])
+        return out
+
+    def write(self, root: Path, seed: int, complete: bool) -> Path:
+        """Write the results folder."""
+        pooled = [row for group in self.pooled() for row in group]
+        return report.write(root, pooled, self.rows, self.card, seed, complete)
+
+
+def stage_setting(setting: Setting) -> Setting:
+    """A setting without its workload: what shares models and engines."""
+    return replace(setting, workload="")
+
+
+def _ends(eos: int | list[int] | None) -> list[int]:
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+
+
+@torch.inference_mode()
+def _forward_seconds(stage: Stage) -> float:
+    target = stage.target
+    arena = target.arena(1, 64, 1)
+    zero = torch.zeros(1, dtype=torch.int64, device=target.device)
+    window = Window.chain(zero, zero[:, None][:, :0], zero)
+    seconds = []
+    for _ in range(4):
+        devices.synchronize(target.device)
+        start = perf_counter()
+        target.forward(arena, window, slice(0, 1), 0)
+        devices.synchronize(target.device)
+        seconds.append(perf_counter() - start)
+    return min(seconds)

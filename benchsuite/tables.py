@@ -1,0 +1,133 @@
+"""Tables: the same columns on the terminal, in Markdown, CSV and HTML."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+
+from benchsuite.rows import Row
+
+BASELINE = "*"
+"""Marks the row that every speedup is against."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its header with the unit, how a row fills it, and what it means."""
+
+    header: str
+    cell: Callable[[Row], str]
+    meaning: str
+
+
+def _figure(key: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = row.info[key]
+        return "-" if value is None else form.format(value * scale)
+
+    return cell
+
+
+def _name(row: Row) -> str:
+    return f"{row.arm.label} {BASELINE}" if row.arm.plain else row.arm.label
+
+
+def _speedup(row: Row) -> str:
+    if row.failure:
+        return "FAILED"
+    return "-" if row.info["speedup"] is None else f"{row.info['speedup']:.2f}x"
+
+
+def _interval(row: Row) -> str:
+    low, high = row.info["speedup_low"], row.info["speedup_high"]
+    return "-" if low is None or row.arm.plain else f"{low:.2f}-{high:.2f}"
+
+
+def _counter(name: str) -> Callable[[Row], str]:
+    return lambda row: str(row.info["counters"][name]) if row.info["counters"] else "-"
+
+
+def _text(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row.info[key] or "-")
+
+
+def _policy(row: Row) -> str:
+    return f"{row.arm.policy}, K={row.arm.k}" if row.arm.draft else "-"
+
+
+SPEED = (
+    Column("arm", _name, f"draft strategy or peer; {BASELINE} marks the baseline"),
+    Column("policy", _policy, "acceptance policy and K"),
+    Column("tok/s", _figure("tokens_per_s", "{:.1f}"), "decoded tokens per second, prefill excluded"),
+    Column("speedup", _speedup, "median of paired ratios to plain"),
+    Column("95 % interval", _interval, "bootstrap interval of that median"),
+    Column("n", lambda row: str(row.n), "pairs it rests on"),
+    Column("TTFT ms", _figure("ttft_ms", "{:.0f}"), "median time to the first token, prefill included"),
+    Column("TPOT ms", _figure("tpot_ms", "{:.1f}"), "median time per output token after the first"),
+    Column("MBU", _figure("mbu", "{:.2f}"), "bytes moved per second / measured read bandwidth"),
+    Column("contract", _text("contract"), "what the policy promises"),
+    Column("checked", _text("contract_checked"), "outputs compared with plain's, token by token"),
+)
+"""How fast, and whether it is right."""
+
+REASONS = (
+    Column("arm", _name, f"draft strategy or peer; {BASELINE} marks the baseline"),
+    Column("tau", _figure("tau", "{:.2f}"), "emitted tokens / target forwards"),
+    Column("accept length", _figure("mean_acceptance_length", "{:.2f}"), "1 + accepted / drafts"),
+    Column("accepted %", _figure("acceptance_rate", "{:.0f}", 100), "accepted / proposed"),
+    Column("c", _figure("draft_cost", "{:.3f}"), "draft time per proposal / target time for one slot"),
+    Column("v(W)", _figure("verify_cost", "{:.2f}"), "target time for W slots / for 1"),
+    Column("predicted", _figure("predicted_speedup", "{:.2f}x"), "emitted / sum of v(W) + c K"),
+    Column("overhead %", _figure("overhead", "{:.0f}", 100), "1 - measured / predicted"),
+    Column("limited by", _text("limited_by"), "the part whose cost alone, if removed, would gain most"),
+    Column("outside %", lambda r: "-" if r.host_share is None else f"{r.host_share * 100:.1f}", "engine time outside draft and target forwards"),
+    Column("forwards", _counter("target_forwards"), "target forwards, prefill excluded"),
+    Column("reads", _counter("host_reads"), "device to host reads"),
+)
+"""Why it is that fast."""
+
+
+def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "simple") -> str:
+    """Speedup of each arm on each workload, with the copy rate of the workload's plain output."""
+    workloads = list(dict.fromkeys(row.info["workload"] for row in by_workload))
+    cells = {(row.arm.label, _policy(row), row.info["workload"]): _speedup(row) for row in by_workload}
+    rates = {row.info["workload"]: row.copy_rate for row in by_workload if row.copy_rate is not None}
+    body = [
+        [_name(row), _policy(row), *(cells.get((row.arm.label, _policy(row), w), "-") for w in workloads), _speedup(row)]
+        for row in pooled
+    ]
+    body.append(["copy rate", "", *(f"{rates[w]:.2f}" if w in rates else "-" for w in workloads), ""])
+    names = [w.replace("_", " ").replace("question answering", "q. answering") for w in workloads]
+    return tabulate(body, ["arm", "policy", *names, "all"], tablefmt=style, disable_numparse=True, stralign="left")
+
+
+def render(rows: Sequence[Row], columns: Sequence[Column], style: str = "simple") -> str:
+    """One table of rows; ``style`` is any of tabulate's (``github`` for Markdown, ``html`` …)."""
+    body = [[column.cell(row) for column in columns] for row in rows]
+    headers = [column.header for column in columns]
+    return tabulate(body, headers, tablefmt=style, disable_numparse=True, stralign="left")
+
+
+def glossary(columns: Sequence[Column]) -> str:
+    """One line for each column."""
+    return "\n".join(f"{column.header}: {column.meaning}" for column in columns)
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Every figure of every row, one line each, empty where unknown."""
+    out = io.StringIO()
+    keys = [key for key in rows[0].info if key not in ("counters", "acceptance_by_position")] if rows else []
+    counters = next((list(row.info["counters"]) for row in rows if row.info["counters"]), [])
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["target", *keys, "n", *counters])
+    for row in rows:
+        found: dict[str, Any] = row.info["counters"] or {}
+        writer.writerow(
+            [row.target, *(row.info[key] for key in keys), row.n, *(found.get(name) for name in counters)]
+        )
+    return out.getvalue()
