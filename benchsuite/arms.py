@@ -15,10 +15,7 @@ from transformers import PreTrainedModel
 from benchsuite.matrix import Arm
 from specdec.devices import synchronize
 from specdec.engine import Engine
-from specdec.interfaces import Env
 from specdec.messages import Context, Request, Verdict, Window
-from specdec.model import ArenaModel
-from specdec.registry import Registry
 from specdec.stats import Stats
 
 PEER_PROPOSALS = 4
@@ -65,20 +62,8 @@ class Runner(Protocol):
 class EngineRunner:
     """An engine with one strategy; ``draft=None`` is plain decoding."""
 
-    def __init__(self, arm: Arm, registry: Registry, env: Env) -> None:
-        self.arm = arm
-        controller = registry.controller(arm.controller, env, arm.k)
-        self.policy = registry.policy(arm.policy, env)
-        self.engine = Engine(
-            env.target,
-            draft=None if arm.draft is None else registry.draft(arm.draft, env),
-            policy=self.policy,
-            controller=controller,
-            ops=env.ops,
-            max_rows=env.max_rows,
-            max_length=env.max_length,
-            tokenizer=env.tokenizer,
-        )
+    def __init__(self, arm: Arm, engine: Engine) -> None:
+        self.arm, self.engine = arm, engine
 
     def run(self, requests: Sequence[Request]) -> Outcome:
         """Decode requests; the decoding time is the run's without its prefills."""
@@ -93,9 +78,7 @@ class EngineRunner:
             decode_s=total - sum(completion.prefill_s for completion in done),
             decoded=sum(len(completion.tokens) for completion in done),
             ttft_s=[completion.times[0] for completion in done],
-            tpot_s=[
-                (c.times[-1] - c.times[0]) / (len(c.tokens) - 1) for c in done if len(c.tokens) > 1
-            ],
+            tpot_s=[(c.times[-1] - c.times[0]) / (len(c.tokens) - 1) for c in done if len(c.tokens) > 1],
             forwards=self.engine.stats.counts["target_forwards"],
             mean_length=_mean_length(requests, [completion.tokens for completion in done]),
             stats=self.engine.stats,
@@ -147,7 +130,8 @@ class TransformersRunner:
             }
         # None would fall back to the model's own end token.
         end = list(params.eos) or [-1]
-        return self.model.generate(
+        generate: Any = self.model.generate
+        return generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=params.max_new_tokens,
@@ -204,33 +188,3 @@ class _Marks:
             self.wait()
             self.first, self.count = time.perf_counter(), ids.shape[1] - self.prompt
         return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
-
-
-def environment(
-    target: ArenaModel, tokenizer: Any, registry: Registry, backend: str, rows: int, length: int, k: int, seed: int
-) -> Env:
-    """An ``Env`` whose ``plain`` decodes alone, once for each request, and remembers."""
-    remembered: dict[Request, tuple[int, ...]] = {}
-    engines: list[Engine] = []
-    ops = target.ops if backend == "auto" else registry.backend(backend)
-
-    def plain(request: Request) -> tuple[int, ...]:
-        if request not in remembered:
-            if not engines:
-                engines.append(
-                    Engine(
-                        target,
-                        draft=None,
-                        policy=registry.policy("match", env),
-                        controller=registry.controller("fixed", env, 0),
-                        ops=ops,
-                        max_rows=1,
-                        max_length=length,
-                        tokenizer=tokenizer,
-                    )
-                )
-            remembered[request] = engines[0].run([request])[0].tokens
-        return remembered[request]
-
-    env = Env(target, tokenizer, ops, rows, length, k + 1, seed, plain)
-    return env

@@ -37,7 +37,8 @@ def processor(device: torch.device) -> str:
     """The name of what computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return str(get_cpu_info().get("brand_raw") or platform.processor() or "unknown processor")
+    info: dict[str, str] = get_cpu_info()
+    return str(info.get("brand_raw") or platform.processor() or "unknown processor")
 
 
 def card(machine: Machine, device: torch.device, arms: Sequence[Arm], prompts: int, forward_s: float) -> list[str]:

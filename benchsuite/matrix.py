@@ -37,9 +37,7 @@ class Setting:
 
     def sampling(self, eos: tuple[int, ...]) -> SamplingParams:
         """The sampling parameters of its requests."""
-        return SamplingParams(
-            self.temperature, self.top_k, self.top_p, self.seed, self.max_new_tokens, eos=eos
-        )
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.seed, self.max_new_tokens, eos=eos)
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,9 @@ class Arm:
     @property
     def label(self) -> str:
         """The row's name in tables: ``plain``, ``ngram``, ``transformers prompt lookup`` …"""
-        return (self.peer or self.draft or "plain").replace("transformers_", "transformers ").replace("_lookup", " lookup")
+        return (
+            (self.peer or self.draft or "plain").replace("transformers_", "transformers ").replace("_lookup", " lookup")
+        )
 
     @property
     def id(self) -> str:
@@ -121,11 +121,7 @@ def build(config: pytest.Config) -> list[Arm]:
             texts("workload"),
         )
     )
-    return [
-        Arm(setting, **strategy)
-        for setting in settings
-        for strategy in _strategies(setting, strategies, peers)
-    ]
+    return [Arm(setting, **strategy) for setting in settings for strategy in _strategies(setting, strategies, peers)]
 
 
 def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str]) -> list[dict[str, Any]]:

@@ -73,10 +73,7 @@ def units(prompts: Sequence[tuple[int, ...]], arm: Arm, eos: tuple[int, ...]) ->
     """One unit for each prompt: a batch that starts at it and goes round; ids are unique over all units."""
     params, batch = arm.setting.sampling(eos), arm.setting.batch
     return [
-        [
-            Request(first * batch + offset, prompts[(first + offset) % len(prompts)], params)
-            for offset in range(batch)
-        ]
+        [Request(first * batch + offset, prompts[(first + offset) % len(prompts)], params) for offset in range(batch)]
         for first in range(len(prompts))
     ]
 
@@ -124,7 +121,7 @@ def contract(runner: Runner) -> Contract:
     """What an arm promises: its policy's contract; a peer's plain greedy output is the same text."""
     params = runner.arm.setting.sampling(())
     if isinstance(runner, EngineRunner):
-        return runner.policy.contract(params)
+        return runner.engine.policy.contract(params)
     return "exact" if params.temperature == 0 else "distribution"
 
 

@@ -47,7 +47,6 @@ class _Run:
         self.bar: Any = None
         self.wanted = 0  # our items that carry a device marker the user selected by
         self.ran = 0
-        self.interrupted = False
 
 
 _RUN = pytest.StashKey[_Run]()
@@ -190,8 +189,9 @@ def _progress(run: _Run) -> Callable[[str], None]:
     if run.bar is None:
         # In a log file a bar is a line each time: every half minute is enough there.
         pause = 0.2 if sys.stderr.isatty() else 30.0
-        total = run.bench.units(list(run.arms.values()))
-        run.bar = tqdm(total=total, unit="run", file=sys.stderr, mininterval=pause, leave=False, dynamic_ncols=True)
+        run.bar = tqdm(
+            total=run.bench.ticks, unit="run", file=sys.stderr, mininterval=pause, leave=False, dynamic_ncols=True
+        )
 
     def tick(what: str) -> None:
         run.bar.set_description_str(what, refresh=False)
@@ -212,10 +212,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reasons = [why_absent(kind) for kind in kinds]
         if all(reasons):
             pytest.skip("; ".join(reason for reason in reasons if reason))
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Nothing to do for a report; see ``pytest_runtest_makereport``."""
 
 
 def pytest_runtest_call(item: pytest.Item) -> None:
@@ -253,11 +249,11 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
 def _show(reporter: Any, config: pytest.Config, run: _Run, exitstatus: int) -> None:
     from benchsuite import tables
+    from benchsuite.session import stage_setting
 
     for group in run.bench.pooled():
-        names = {row.arm.setting for row in group}
-        rows = [r for r in run.bench.rows if any(_same(r.arm.setting, setting) for setting in names)]
         first = group[0]
+        rows = [row for row in run.bench.rows if stage_setting(row.arm.setting) == first.arm.setting]
         title = f"{first.target}, {first.info['device']}, {first.info['dtype']}, batch {first.info['batch']}"
         if first.arm.setting.temperature:
             title += f", temperature {first.arm.setting.temperature}"
@@ -277,9 +273,3 @@ def _show(reporter: Any, config: pytest.Config, run: _Run, exitstatus: int) -> N
         seed = int(options.value(config, "seed"))
         folder = run.bench.write(root, seed, complete=exitstatus == 0)
         reporter.write_line(f"results: {folder}")
-
-
-def _same(setting: Any, pooled: Any) -> bool:
-    from benchsuite.session import stage_setting
-
-    return bool(stage_setting(setting) == pooled)

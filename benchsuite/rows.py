@@ -87,9 +87,8 @@ class Row:
         return len(self.ratios)
 
 
-def make(one: Sequence[Series], machine: Machine, workload: str, copy_rate: float | None) -> Row:
+def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, copy_rate: float | None) -> Row:
     """The row of one arm over one workload, or pooled over several series of the same strategy."""
-    arm = one[0].arm
     failed = any(series.failed for series in one)
     outcomes = [outcome for series in one for outcome in series.outcomes]
     plain = [outcome for series in one for outcome in series.plain]
@@ -193,9 +192,7 @@ def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "tau": counters["num_emitted_tokens"] / row_forwards,
         "acceptance_rate": counters["num_accepted_tokens"] / tokens if tokens else None,
         "mean_acceptance_length": 1 + counters["num_accepted_tokens"] / drafts if drafts else None,
-        "acceptance_by_position": [
-            (accepted[i] if i < len(accepted) else 0) / made for i, made in enumerate(proposed)
-        ]
+        "acceptance_by_position": [(accepted[i] if i < len(accepted) else 0) / made for i, made in enumerate(proposed)]
         or None,
     }
 

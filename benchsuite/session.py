@@ -9,15 +9,16 @@ from statistics import mean
 from time import perf_counter
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from benchsuite import card, measure, report, rows, workloads
-from benchsuite.arms import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner, environment
+from benchsuite.arms import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner
 from benchsuite.matrix import Arm, Setting
 from benchsuite.rows import Machine, Row
 from benchsuite.ties import Judge
 from specdec import catalog, devices
 from specdec.arena import Arena
-from specdec.interfaces import Env
+from specdec.assembly import Assembly
 from specdec.messages import Request, Window
 from specdec.model import ArenaModel
 from specdec.registry import Registry
@@ -30,11 +31,11 @@ class Stage:
     """Everything that one target needs on one device: made in the preflight, before anything is timed."""
 
     target: ArenaModel
-    tokenizer: catalog.PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase
     eos: tuple[int, ...]
     judge: Judge
     machine: Machine
-    env: Env
+    assembly: Assembly
     runners: dict[Arm, Runner]
 
 
@@ -83,7 +84,14 @@ class Bench:
         encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]
         longest = max(map(len, encoded)) + setting.max_new_tokens
         target = ArenaModel(loaded.model, ops)
-        env = environment(target, loaded.tokenizer, self.registry, setting.backend, setting.batch, longest, k, setting.seed)
+        assembly = Assembly(
+            self.registry,
+            target,
+            loaded.tokenizer,
+            max_rows=setting.batch,
+            max_length=longest,
+            seed=setting.seed,
+        )
         judge = Judge(target, max(encoded, key=len))
         strategies = list(dict.fromkeys(replace(arm, setting=setting) for arm in arms))
         runners: dict[Arm, Runner] = {}
@@ -91,7 +99,7 @@ class Bench:
             if arm.peer:
                 runners[arm] = TransformersRunner(arm, judge.model, k or PEER_PROPOSALS)
             else:
-                runners[arm] = EngineRunner(arm, self.registry, replace(env, max_window=arm.k + 1))
+                runners[arm] = EngineRunner(arm, assembly.engine(arm.draft, arm.policy, arm.controller, arm.k))
         for prompt in encoded:
             probe = Request(0, prompt, setting.sampling(()))
             for runner in runners.values():
@@ -107,15 +115,16 @@ class Bench:
             card.read_bandwidth(device),
             0,
         )
-        eos = tuple(_ends(loaded.model.generation_config.eos_token_id))
-        stage = Stage(target, loaded.tokenizer, eos, judge, machine, env, runners)
+        eos = catalog.end_tokens(loaded.model)
+        stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
         self.card += card.card(machine, device, strategies, len(encoded), _forward_seconds(stage))
         return stage
 
-    def units(self, arms: Sequence[Arm]) -> int:
-        """Progress ticks of the arms' workloads, for a bar."""
+    @property
+    def ticks(self) -> int:
+        """How often ``progress`` will be called in all, for a bar."""
         ticks = 0
-        for setting in dict.fromkeys(arm.setting for arm in arms):
+        for setting in dict.fromkeys(arm.setting for arm in self._arms):
             group = [arm for arm in self._arms if arm.setting == setting]
             ticks += len(group) * (len(self._texts[setting.workload].prompts) + 2)
         return ticks
@@ -134,7 +143,7 @@ class Bench:
         runners = {arm: stage.runners[arm] for arm in wanted}
         copied = None
         for series in measure.alternate(
-            runners, work, stage.judge, stage.env.plain, lambda what: progress(f"{text.name}, {what}")
+            runners, work, stage.judge, stage.assembly.plain, lambda what: progress(f"{text.name}, {what}")
         ):
             if series.arm.plain:
                 pairs = [
@@ -144,10 +153,9 @@ class Bench:
                 ]
                 copied = mean(workloads.copy_rate(prompt, tokens) for prompt, tokens in pairs)
             arm = wanted[series.arm]
-            series.arm = arm
             machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
             self._series[arm] = series
-            self._rows[arm] = rows.make([series], machine, text.name, copied)
+            self._rows[arm] = rows.make(arm, [series], machine, text.name, copied)
             self.rows.append(self._rows[arm])
 
     def pooled(self) -> list[list[Row]]:
@@ -161,7 +169,7 @@ class Bench:
         for setting, strategies in groups.items():
             stage = self._stages[setting]
             machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
-            out.append([rows.make(found, machine, "all", None) for found in strategies.values()])
+            out.append([rows.make(arm, found, machine, "all", None) for arm, found in strategies.items()])
         return out
 
     def write(self, root: Path, seed: int, complete: bool) -> Path:
@@ -173,10 +181,6 @@ class Bench:
 def stage_setting(setting: Setting) -> Setting:
     """A setting without its workload: what shares models and engines."""
     return replace(setting, workload="")
-
-
-def _ends(eos: int | list[int] | None) -> list[int]:
-    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
 @torch.inference_mode()

@@ -48,10 +48,6 @@ def _interval(row: Row) -> str:
     return "-" if low is None or row.arm.plain else f"{low:.2f}-{high:.2f}"
 
 
-def _counter(name: str) -> Callable[[Row], str]:
-    return lambda row: str(row.info["counters"][name]) if row.info["counters"] else "-"
-
-
 def _text(key: str) -> Callable[[Row], str]:
     return lambda row: str(row.info[key] or "-")
 
@@ -60,34 +56,42 @@ def _policy(row: Row) -> str:
     return f"{row.arm.policy}, K={row.arm.k}" if row.arm.draft else "-"
 
 
+def _contract(row: Row) -> str:
+    promised, checked = row.info["contract"], row.info["contract_checked"]
+    return checked if checked == "baseline" else f"{promised}: {checked or 'not compared'}"
+
+
+def _outside(row: Row) -> str:
+    return "-" if row.host_share is None else f"{row.host_share * 100:.1f}"
+
+
+NAME = Column("arm", _name, f"draft strategy or peer; {BASELINE} marks the baseline")
+
 SPEED = (
-    Column("arm", _name, f"draft strategy or peer; {BASELINE} marks the baseline"),
-    Column("policy", _policy, "acceptance policy and K"),
+    NAME,
+    Column("policy", _policy, "acceptance policy and K, the proposals of a step"),
     Column("tok/s", _figure("tokens_per_s", "{:.1f}"), "decoded tokens per second, prefill excluded"),
     Column("speedup", _speedup, "median of paired ratios to plain"),
-    Column("95 % interval", _interval, "bootstrap interval of that median"),
+    Column("interval", _interval, "95 % bootstrap interval of that median"),
     Column("n", lambda row: str(row.n), "pairs it rests on"),
     Column("TTFT ms", _figure("ttft_ms", "{:.0f}"), "median time to the first token, prefill included"),
     Column("TPOT ms", _figure("tpot_ms", "{:.1f}"), "median time per output token after the first"),
-    Column("MBU", _figure("mbu", "{:.2f}"), "bytes moved per second / measured read bandwidth"),
-    Column("contract", _text("contract"), "what the policy promises"),
-    Column("checked", _text("contract_checked"), "outputs compared with plain's, token by token"),
+    Column("contract", _contract, "what is promised, and how many outputs equalled plain's, token by token"),
 )
 """How fast, and whether it is right."""
 
 REASONS = (
-    Column("arm", _name, f"draft strategy or peer; {BASELINE} marks the baseline"),
+    NAME,
     Column("tau", _figure("tau", "{:.2f}"), "emitted tokens / target forwards"),
-    Column("accept length", _figure("mean_acceptance_length", "{:.2f}"), "1 + accepted / drafts"),
-    Column("accepted %", _figure("acceptance_rate", "{:.0f}", 100), "accepted / proposed"),
+    Column("acc len", _figure("mean_acceptance_length", "{:.2f}"), "mean acceptance length, 1 + accepted / drafts"),
+    Column("acc %", _figure("acceptance_rate", "{:.0f}", 100), "acceptance rate, accepted / proposed"),
     Column("c", _figure("draft_cost", "{:.3f}"), "draft time per proposal / target time for one slot"),
     Column("v(W)", _figure("verify_cost", "{:.2f}"), "target time for W slots / for 1"),
     Column("predicted", _figure("predicted_speedup", "{:.2f}x"), "emitted / sum of v(W) + c K"),
     Column("overhead %", _figure("overhead", "{:.0f}", 100), "1 - measured / predicted"),
-    Column("limited by", _text("limited_by"), "the part whose cost alone, if removed, would gain most"),
-    Column("outside %", lambda r: "-" if r.host_share is None else f"{r.host_share * 100:.1f}", "engine time outside draft and target forwards"),
-    Column("forwards", _counter("target_forwards"), "target forwards, prefill excluded"),
-    Column("reads", _counter("host_reads"), "device to host reads"),
+    Column("limited by", _text("limited_by"), "the part that would gain most if it alone were free"),
+    Column("outside %", _outside, "engine time outside draft and target forwards"),
+    Column("MBU", _figure("mbu", "{:.2f}"), "bytes moved per second / measured read bandwidth"),
 )
 """Why it is that fast."""
 
@@ -98,7 +102,12 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
     cells = {(row.arm.label, _policy(row), row.info["workload"]): _speedup(row) for row in by_workload}
     rates = {row.info["workload"]: row.copy_rate for row in by_workload if row.copy_rate is not None}
     body = [
-        [_name(row), _policy(row), *(cells.get((row.arm.label, _policy(row), w), "-") for w in workloads), _speedup(row)]
+        [
+            _name(row),
+            _policy(row),
+            *(cells.get((row.arm.label, _policy(row), w), "-") for w in workloads),
+            _speedup(row),
+        ]
         for row in pooled
     ]
     body.append(["copy rate", "", *(f"{rates[w]:.2f}" if w in rates else "-" for w in workloads), ""])
@@ -127,7 +136,5 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer.writerow(["target", *keys, "n", *counters])
     for row in rows:
         found: dict[str, Any] = row.info["counters"] or {}
-        writer.writerow(
-            [row.target, *(row.info[key] for key in keys), row.n, *(found.get(name) for name in counters)]
-        )
+        writer.writerow([row.target, *(row.info[key] for key in keys), row.n, *(found.get(name) for name in counters)])
     return out.getvalue()

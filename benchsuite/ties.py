@@ -97,7 +97,12 @@ class Judge:
         return out.float()
 
     def compare(
-        self, requests: Sequence[Request], request: Request, plain: Runner, other: Runner, outputs: tuple[Tokens, Tokens]
+        self,
+        requests: Sequence[Request],
+        request: Request,
+        plain: Runner,
+        other: Runner,
+        outputs: tuple[Tokens, Tokens],
     ) -> list[Difference]:
         """Every difference between two outputs of one request, each with its verdict; stops at a bug.
 
@@ -162,9 +167,7 @@ class Judge:
 
     def _choose(self, logits: Tensor, request: Request, index: int) -> int:
         params, device = request.params, logits.device
-        stream = sampling.stream(
-            torch.tensor([params.seed], device=device), torch.tensor([request.id], device=device)
-        )
+        stream = sampling.stream(torch.tensor([params.seed], device=device), torch.tensor([request.id], device=device))
         stacked = StackedParams(
             stream,
             torch.tensor([params.temperature], device=device),

@@ -113,6 +113,12 @@ def load(
     return Loaded(name, model.to(device), tokenizer)
 
 
+def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
+    """The token ids that end a text, by the model's own generation config."""
+    eos = model.generation_config.eos_token_id if model.generation_config else None
+    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+
+
 def _source(name: str) -> str:
     if name == "smollm2-135m":
         return str(smollm2.folder())

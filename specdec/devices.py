@@ -143,6 +143,7 @@ class Stopwatch:
         a, b = self._marks[start], self._marks[end]
         if isinstance(a, float) and isinstance(b, float):
             return b - a
-        assert isinstance(a, torch.cuda.Event) and isinstance(b, torch.cuda.Event)
+        assert isinstance(a, torch.cuda.Event)
+        assert isinstance(b, torch.cuda.Event)
         b.synchronize()
         return float(a.elapsed_time(b)) / 1e3

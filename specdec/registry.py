@@ -92,8 +92,8 @@ class Registry:
         needed = [p.name for p in parameters[len(given) :] if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
         if tuple(named[: len(given)]) != given or needed:
             raise SpecdecError(
-                f"{owner} registers the {kind} {name!r} with the signature {name}{inspect.signature(factory)}; expected "
-                f"{name}({', '.join((*given, '**options'))}) where every option has a default"
+                f"{owner} registers the {kind} {name!r} with the signature {name}{inspect.signature(factory)}; "
+                f"expected {name}({', '.join((*given, '**options'))}) where every option has a default"
             )
         self._entries[kind][name] = Entry(factory, owner)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec.errors import SpecdecError, unknown
 
@@ -33,14 +33,14 @@ class Workload:
         """Token ids of each prompt in the tokenizer's chat template, or as plain text where it has none."""
         if not tokenizer.chat_template:
             return [tuple(tokenizer.encode(prompt)) for prompt in self.prompts]
-        return [
-            tuple(
-                tokenizer.apply_chat_template(
-                    [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True
-                )["input_ids"]
-            )
-            for prompt in self.prompts
-        ]
+        return [tuple(self._chat(tokenizer, prompt)) for prompt in self.prompts]
+
+    @staticmethod
+    def _chat(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+        turns = [{"role": "user", "content": prompt}]
+        encoded: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+        ids: list[int] = encoded["input_ids"]
+        return ids
 
 
 def load(name: str) -> Workload:

@@ -106,7 +106,7 @@ class Reference(Backend):
     def tree_attention(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
     ) -> Tensor:
-        """softmax(scaling · q kᵀ + mask) v with grouped heads; with ``softcap``, c · tanh(scores / c) before the mask."""
+        """softmax(scaling · q kᵀ + mask) v with grouped heads; ``softcap`` c makes scores c · tanh(scores / c)."""
         if softcap is None:
             out = F.scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=query.shape[1] != keys.shape[1]

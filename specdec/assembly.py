@@ -1,0 +1,69 @@
+"""Engines over one target: names in, engines out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from specdec.engine import Engine
+from specdec.interfaces import Env
+from specdec.messages import Request
+from specdec.model import ArenaModel
+from specdec.registry import Registry
+
+
+class Assembly:
+    """Builds engines that share a target, its tokenizer and sizes, each with its own arena.
+
+    Example: ``Assembly(Registry(), target, tokenizer, max_rows=1, max_length=256).engine("ngram", k=4)``
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        target: ArenaModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_rows: int,
+        max_length: int,
+        seed: int = 0,
+    ) -> None:
+        self.registry, self.target, self.tokenizer = registry, target, tokenizer
+        self._env = Env(target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain)
+        self._replayer: Engine | None = None
+        self._replayed: dict[Request, tuple[int, ...]] = {}
+
+    def engine(
+        self,
+        draft: str | None,
+        policy: str = "match",
+        controller: str = "fixed",
+        k: int | None = None,
+        max_rows: int | None = None,
+    ) -> Engine:
+        """An engine with the strategies of those names; ``draft=None`` is plain decoding.
+
+        Raises SpecdecError for names, options or a K that do not exist or do not fit.
+        """
+        env = replace(self._env, max_rows=max_rows or self._env.max_rows)
+        chosen = self.registry.controller(controller, env, k)
+        env = replace(env, max_window=chosen.max_k + 1)
+        return Engine(
+            self.target,
+            draft=None if draft is None else self.registry.draft(draft, env),
+            policy=self.registry.policy(policy, env),
+            controller=chosen,
+            ops=env.ops,
+            max_rows=env.max_rows,
+            max_length=env.max_length,
+            tokenizer=self.tokenizer,
+        )
+
+    def plain(self, request: Request) -> tuple[int, ...]:
+        """What plain decoding emits for a request: decoded alone, once, and remembered."""
+        if request not in self._replayed:
+            if self._replayer is None:
+                self._replayer = self.engine(None, k=0, max_rows=1)
+            self._replayed[request] = self._replayer.run([request])[0].tokens
+        return self._replayed[request]
