@@ -113,7 +113,7 @@ class Reference(Backend):
             )
             return out.transpose(1, 2)
         rows, heads, width, size = query.shape
-        groups = query.view(rows, keys.shape[1], -1, size)  # query heads of one key head side by side
+        groups = query.reshape(rows, keys.shape[1], -1, size)  # query heads of one key head side by side
         scores = torch.matmul(groups, keys.transpose(2, 3)).view(rows, heads, width, -1) * scaling
         scores = torch.tanh(scores / softcap) * softcap + mask
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)

@@ -1,0 +1,74 @@
+"""Tiny random models of every supported family: real transformers classes, real attention kinds, no download."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+SPAN = 24
+"""How far back the sliding layers of these models look: short enough that test prompts run past it."""
+
+_COMMON = {
+    "vocab_size": 258,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": 256,
+}
+_HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]
+
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**_COMMON, num_hidden_layers=2),
+    "smollm2": lambda: LlamaConfig(**_COMMON, num_hidden_layers=3, tie_word_embeddings=True, rope_theta=100000.0),
+    "qwen2": lambda: Qwen2Config(**_COMMON, num_hidden_layers=2),
+    "qwen2-hybrid": lambda: Qwen2Config(
+        **_COMMON, num_hidden_layers=3, use_sliding_window=True, sliding_window=SPAN, layer_types=_HYBRID
+    ),
+    "qwen3": lambda: Qwen3Config(**_COMMON, num_hidden_layers=2),
+    "mistral": lambda: MistralConfig(**_COMMON, num_hidden_layers=2, sliding_window=SPAN),
+    "gemma2": lambda: Gemma2Config(
+        **_COMMON, num_hidden_layers=3, sliding_window=SPAN, layer_types=_HYBRID, query_pre_attn_scalar=8
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_COMMON, num_hidden_layers=3, sliding_window=SPAN, layer_types=_HYBRID, query_pre_attn_scalar=8
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=258,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=512,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=256,
+        pad_token_id=256,
+    ),
+}
+"""A config of each family; ``smollm2`` ties its embeddings, ``mistral`` slides in every layer."""
+
+
+def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A random model of the family, the same for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[family](), dtype=torch.float32)
+    return model.eval().to(dtype)
