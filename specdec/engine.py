@@ -174,28 +174,25 @@ class Engine:
         return width - 1, width, batch, proposed, accepted, emitted
 
     def _leave(self) -> None:
-        """Finished rows leave; a waiting request or else the last row takes the place."""
-        row = 0
-        while row < len(self.rows.live):
+        """Finished rows leave; a waiting request or else the last live row takes each place."""
+        freed = [row for row, live in enumerate(self.rows.live) if live.finish]
+        for row in freed:
             live = self.rows.live[row]
-            if live.finish is None:
-                row += 1
-                continue
+            assert live.finish
             times = tuple(t - live.started for t in live.times)
             self._done[live.request.id] = Completion(
                 live.request, tuple(live.tokens), tuple(live.kinds), live.finish, times, live.prefill_s
             )
             if self.draft:
                 self.draft.release(row)
-            if self._waiting:
-                self._admit(row, self._waiting.popleft())
-                row += 1  # a fresh request cannot have finished
-                continue
+        while freed and self._waiting:
+            self._admit(freed.pop(0), self._waiting.popleft())
+        # From the end, so that the last row is either the freed one itself or live.
+        for row in reversed(freed):
             last = len(self.rows.live) - 1
             if row < last:
                 self._move(last, row)
             self.rows.live.pop()
-        self._fill()
 
     def _move(self, source: int, row: int) -> None:
         self.stats.counts["kv_rows_moved_bytes"] += self.arena.move(source, row)
