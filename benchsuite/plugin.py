@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,8 @@ class _Run:
         self.arms: dict[str, Any] = {}
         self.bench: Any = None
         self.bar: Any = None
-        self.wanted = 0  # our items that carry a device marker the user selected by
+        self.kinds: list[str] = []  # the device markers that the user selected by
+        self.wanted = 0  # our items that the selection was made from
         self.ran = 0
 
 
@@ -82,19 +83,23 @@ def _marks(arm: Any) -> list[pytest.MarkDecorator]:
     return marks if arm.setting.target == "tiny" else [*marks, pytest.mark.slow]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark replayed benchmarks, and note which of our items a selection by device could have run."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Mark replayed benchmarks, and note which of our items a selection by device chooses from.
+
+    A wrapper, so that it sees the items before ``-m`` and ``-k`` have taken theirs away.
+    """
     run = config.stash[_RUN]
-    if run.error is not None:
-        raise pytest.UsageError(str(run.error))
     for item in items:
-        if _is_measured(item):
+        # A bad option leaves no arms; it is told in pytest_collection_finish, which is always called.
+        if _is_measured(item) and run.error is None:
             workload = run.arms[item.callspec.params["specdec_row"]].setting  # type: ignore[attr-defined]
             group = f"{workload.target} {workload.workload}"
             item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=group))
-    selected = [m for m in DEVICE_MARKERS if m in (config.option.markexpr or "").replace("not " + m, "")]
-    run.wanted = sum(_is_ours(item) for item in items) if selected else 0
+    expression = config.option.markexpr or ""
+    run.kinds = [m for m in DEVICE_MARKERS if m in expression.replace("not " + m, "").split()]
+    run.wanted = sum(_is_ours(item) for item in items) if run.kinds else 0
+    return (yield)
 
 
 def _is_measured(item: pytest.Item) -> bool:
@@ -102,15 +107,16 @@ def _is_measured(item: pytest.Item) -> bool:
 
 
 def _is_ours(item: pytest.Item) -> bool:
-    return item.nodeid.rpartition("/")[2].startswith("test_") and (
-        _is_measured(item) or getattr(getattr(item, "module", None), "__name__", "").startswith("benchsuite.")
-    )
+    module = getattr(getattr(item, "module", None), "__name__", "")
+    return _is_measured(item) or module.startswith("benchsuite.")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Refuse what cannot be run before anything is: load, build, and print the card."""
     config = session.config
     run = config.stash[_RUN]
+    if run.error is not None:
+        raise pytest.UsageError(str(run.error))
     names = [i.callspec.params["specdec_row"] for i in session.items if _is_measured(i)]  # type: ignore[attr-defined]
     if not names or config.option.collectonly or getattr(config.option, "benchmark_skip", False):
         return
@@ -169,10 +175,15 @@ def specdec_row(request: pytest.FixtureRequest) -> Row:
     Tests that ask for it get one item for each arm of the ``--specdec-…`` matrix. All arms of a workload
     are measured together when its first row is asked for.
     """
+    from specdec.errors import SpecdecError
+
     run = request.config.stash[_RUN]
     arm = run.arms[request.param]
-    with _terminal(request.config):
-        row: Row = run.bench.row(arm, _progress(run))
+    try:
+        with _terminal(request.config):
+            row: Row = run.bench.row(arm, _progress(run))
+    except SpecdecError as error:
+        pytest.fail(f"{arm.id} could not be measured: {error}", pytrace=False)
     return row
 
 
@@ -236,13 +247,14 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if run.bench is not None and run.bench.rows:
         _show(terminalreporter, config, run, exitstatus)
     if run.wanted and not run.ran and not config.option.collectonly:
-        from specdec.devices import ORDER, why_absent
+        from specdec.devices import why_absent
 
-        reasons = [reason for kind in ORDER if (reason := why_absent(kind))]
+        kinds = ("cuda", "mps") if "gpu" in run.kinds else run.kinds
+        reasons = [reason for kind in kinds if (reason := why_absent(kind))]
         terminalreporter.section("specdec-bench", sep="-")
         terminalreporter.write_line(
-            f"-m {config.option.markexpr!r} selected a device and none of specdec-bench's tests ran: "
-            f"{'; '.join(reasons) or 'none carries that marker'}",
+            f"-m {config.option.markexpr!r} selected by device and none of specdec-bench's tests ran: "
+            f"{'; '.join(reasons) or 'none of those collected carries the marker'}",
             red=True,
         )
 

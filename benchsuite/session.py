@@ -19,6 +19,7 @@ from benchsuite.ties import Judge
 from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
+from specdec.errors import SpecdecError
 from specdec.messages import Request, Window
 from specdec.model import ArenaModel
 from specdec.registry import Registry
@@ -56,6 +57,7 @@ class Bench:
         self._series: dict[Arm, measure.Series] = {}
         self._rows: dict[Arm, Row] = {}
         self._texts: dict[str, workloads.Workload] = {}
+        self._failed: dict[Setting, SpecdecError] = {}
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Load and build everything that ``arms`` need; each setting's plain arm is always among them."""
@@ -131,8 +133,15 @@ class Bench:
 
     def row(self, arm: Arm, progress: Progress) -> Row:
         """The arm's row; the first of a setting measures all of the setting's arms together."""
+        if arm.setting in self._failed:
+            raise self._failed[arm.setting]
         if arm not in self._rows:
-            self._measure(arm.setting, progress)
+            try:
+                self._measure(arm.setting, progress)
+            except SpecdecError as error:
+                # One failure is told to every arm of the workload, not met again by each.
+                self._failed[arm.setting] = error
+                raise
         return self._rows[arm]
 
     def _measure(self, setting: Setting, progress: Progress) -> None:

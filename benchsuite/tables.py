@@ -53,12 +53,15 @@ def _text(key: str) -> Callable[[Row], str]:
 
 
 def _policy(row: Row) -> str:
-    return f"{row.arm.policy}, K={row.arm.k}" if row.arm.draft else "-"
+    return f"{row.arm.policy} {row.arm.k}" if row.arm.draft else "-"
 
 
 def _contract(row: Row) -> str:
     promised, checked = row.info["contract"], row.info["contract_checked"]
-    return checked if checked == "baseline" else f"{promised}: {checked or 'not compared'}"
+    if checked == "baseline":
+        return "baseline"
+    # Ties are listed below the tables.
+    return f"{promised}: {(checked or 'not compared').partition(',')[0]}"
 
 
 def _outside(row: Row) -> str:
@@ -69,7 +72,7 @@ NAME = Column("arm", _name, f"draft strategy or peer; {BASELINE} marks the basel
 
 SPEED = (
     NAME,
-    Column("policy", _policy, "acceptance policy and K, the proposals of a step"),
+    Column("policy K", _policy, "acceptance policy and K, the proposals of a step"),
     Column("tok/s", _figure("tokens_per_s", "{:.1f}"), "decoded tokens per second, prefill excluded"),
     Column("speedup", _speedup, "median of paired ratios to plain"),
     Column("interval", _interval, "95 % bootstrap interval of that median"),
@@ -111,15 +114,22 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
         for row in pooled
     ]
     body.append(["copy rate", "", *(f"{rates[w]:.2f}" if w in rates else "-" for w in workloads), ""])
-    names = [w.replace("_", " ").replace("question answering", "q. answering") for w in workloads]
-    return tabulate(body, ["arm", "policy", *names, "all"], tablefmt=style, disable_numparse=True, stralign="left")
+    names = [w.replace("_", " ").replace("question answering", "q & a") for w in workloads]
+    return _table(["arm", "policy K", *names, "all"], body, style)
 
 
 def render(rows: Sequence[Row], columns: Sequence[Column], style: str = "simple") -> str:
     """One table of rows; ``style`` is any of tabulate's (``github`` for Markdown, ``html`` …)."""
     body = [[column.cell(row) for column in columns] for row in rows]
-    headers = [column.header for column in columns]
-    return tabulate(body, headers, tablefmt=style, disable_numparse=True, stralign="left")
+    return _table([column.header for column in columns], body, style)
+
+
+def _table(headers: Sequence[str], body: list[list[str]], style: str) -> str:
+    if style != "simple":
+        return tabulate(body, headers, tablefmt=style, disable_numparse=True, stralign="left")
+    # tabulate pads headers by two; at 120 columns that room is needed.
+    rule = ["-" * max(map(len, cells)) for cells in zip(headers, *body, strict=True)]
+    return tabulate([headers, rule, *body], tablefmt="plain", disable_numparse=True, stralign="left")
 
 
 def glossary(columns: Sequence[Column]) -> str:

@@ -89,7 +89,11 @@ class Registry:
         given = KINDS[kind][1]
         parameters = list(inspect.signature(factory).parameters.values())
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        needed = [p.name for p in parameters[len(given) :] if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        needed = [
+            p.name
+            for p in parameters[len(given) :]
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
         if tuple(named[: len(given)]) != given or needed:
             raise SpecdecError(
                 f"{owner} registers the {kind} {name!r} with the signature {name}{inspect.signature(factory)}; "

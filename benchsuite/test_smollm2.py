@@ -1,0 +1,67 @@
+"""The embedded model: equality over every workload prompt, on the real weights."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from benchsuite import workloads
+from benchsuite.arms import EngineRunner, TransformersRunner
+from benchsuite.conftest import registry
+from benchsuite.matrix import Arm
+from benchsuite.test_equality import SETTING, assert_same
+from benchsuite.ties import Judge
+from specdec import Request, SamplingParams, catalog
+from specdec.assembly import Assembly
+from specdec.model import ArenaModel
+
+pytestmark = pytest.mark.slow
+TOKENS = 24
+
+
+@cache
+def smollm2() -> tuple[Assembly, Judge, tuple[tuple[int, ...], ...]]:
+    """The model, a judge over it, and every prompt of the six workloads."""
+    loaded = catalog.load("smollm2-135m", torch.device("cpu"), torch.float32, rows=6, max_length=512)
+    target = ArenaModel(loaded.model, registry().backend())
+    encoded = tuple(p for kind in workloads.KINDS for p in workloads.load(kind).encode(loaded.tokenizer))
+    length = max(map(len, encoded)) + TOKENS
+    build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=length)
+    return build, Judge(target, max(encoded, key=len)), encoded
+
+
+def work(temperature: float = 0.0) -> list[Request]:
+    """A request for every prompt."""
+    params = SamplingParams(temperature=temperature, max_new_tokens=TOKENS, eos=(2,))
+    return [Request(i, prompt, params) for i, prompt in enumerate(smollm2()[2])]
+
+
+def test_plain_equals_transformers_generate_on_every_prompt() -> None:
+    build, judge, _ = smollm2()
+    ours = EngineRunner(Arm(SETTING), build.engine(None, max_rows=1))
+    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, 4)
+    for request in work():
+        pair = ours.run([request]).tokens[0], theirs.run([request]).tokens[0]
+        for difference in judge.compare([request], request, ours, theirs, pair):
+            print(difference)
+            assert difference.tie, difference
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft", ["ngram", "draft_model", "oracle(0.8)", "garbage"])
+def test_every_exact_row_equals_plain_on_every_prompt_in_a_ragged_batch(draft: str, temperature: float) -> None:
+    build, judge, _ = smollm2()
+    assert_same(judge, build.engine(None), build.engine(draft, k=4), work(temperature))
+
+
+def test_the_converted_model_speaks() -> None:
+    build, _, _ = smollm2()
+    turns = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = build.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    done = build.engine("ngram", max_rows=1).run([Request(0, tuple(ids), SamplingParams(eos=(2,)))])[0]
+    assert (
+        build.tokenizer.decode(list(done.tokens), skip_special_tokens=True).strip() == "The capital of France is Paris."
+    )
+    assert done.finish_reason == "eos"
