@@ -20,22 +20,32 @@ GREEDY = SamplingParams(max_new_tokens=24)
 SETTING = Setting("tiny", "auto", "cpu", "float32", 1, 0.0, 0, 1.0, 24, 0, "chat")
 
 
-def assert_same(judge: Judge, plain: Engine, other: Engine, work: list[Request]) -> None:
-    """Equal token for token, or every difference a certified tie."""
-    arms = EngineRunner(Arm(SETTING), plain), EngineRunner(Arm(SETTING), other)
-    outputs = [runner.run(work).tokens for runner in arms]
-    for request, expected, got in zip(work, *outputs, strict=True):
-        found = judge.compare(work, request, *arms, (expected, got))
+def assert_same(
+    judge: Judge,
+    plain: EngineRunner,
+    other: EngineRunner,
+    work: list[Request],
+    expected: list[tuple[int, ...]] | None = None,
+) -> None:
+    """Equal token for token, or every difference a certified tie; ``expected`` if plain has run already."""
+    outputs = expected or plain.run(work).tokens, other.run(work).tokens
+    for request, want, got in zip(work, *outputs, strict=True):
+        found = judge.compare(work, request, plain, other, (want, got))
         for difference in found:
             print(difference)
         assert all(difference.tie for difference in found), found[-1]
+
+
+def runner(engine: Engine) -> EngineRunner:
+    """An engine as an arm."""
+    return EngineRunner(Arm(SETTING), engine)
 
 
 @pytest.mark.parametrize("family", zoo.CONFIGS)
 def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family)
     judge = Judge(build.target, range(40))
-    ours = EngineRunner(Arm(SETTING), build.engine(None))
+    ours = runner(build.engine(None))
     theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, 4)
     for request in requests(GREEDY):
         work = [request]
@@ -49,9 +59,10 @@ def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemb
 def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assemble: Make) -> None:
     build = assemble(family, max_rows=3)
     judge = Judge(build.target, range(40))
-    plain = build.engine(None)
+    plain = runner(build.engine(None))
+    expected = plain.run(requests(GREEDY)).tokens
     for draft in DRAFTS:
-        assert_same(judge, plain, build.engine(draft, policy, k=4), requests(GREEDY))
+        assert_same(judge, plain, runner(build.engine(draft, policy, k=4)), requests(GREEDY), expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -63,9 +74,11 @@ def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
     build = assemble("llama", max_rows=4, device=device)
     judge = Judge(build.target, range(40))
     work = requests(params, count=6)
-    plain = build.engine(None, max_rows=1)
+    plain = runner(build.engine(None, max_rows=1))
+    expected = plain.run(work).tokens
     for k, rows, order in ((1, 1, 1), (3, 2, -1), (7, 4, 1), (4, 3, -1)):
-        assert_same(judge, plain, build.engine(draft, k=k, max_rows=rows), work[::order])
+        other = runner(build.engine(draft, k=k, max_rows=rows))
+        assert_same(judge, plain, other, work[::order], expected[::order])
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt2"])
@@ -73,7 +86,7 @@ def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -
     build = assemble(family, max_rows=3)
     judge = Judge(build.target, range(40))
     work = requests(SAMPLED, count=6)
-    assert_same(judge, build.engine(None, max_rows=1), build.engine(None, max_rows=3), work)
+    assert_same(judge, runner(build.engine(None, max_rows=1)), runner(build.engine(None, max_rows=3)), work)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +101,7 @@ def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -
 def test_filtered_sampling_is_the_same_under_speculation_on_tiny(params: SamplingParams, assemble: Make) -> None:
     build = assemble("qwen3", max_rows=2)
     judge = Judge(build.target, range(40))
-    assert_same(judge, build.engine(None), build.engine("draft_model", k=3), requests(params))
+    assert_same(judge, runner(build.engine(None)), runner(build.engine("draft_model", k=3)), requests(params))
 
 
 def test_rows_of_different_parameters_share_a_batch_on_tiny(assemble: Make) -> None:
@@ -96,14 +109,14 @@ def test_rows_of_different_parameters_share_a_batch_on_tiny(assemble: Make) -> N
     judge = Judge(build.target, range(40))
     mixes = [GREEDY, SAMPLED, replace(SAMPLED, top_k=3, seed=9), replace(SAMPLED, temperature=0.5)]
     work = [replace(r, params=p) for r, p in zip(requests(GREEDY), mixes, strict=True)]
-    assert_same(judge, build.engine(None, max_rows=1), build.engine("oracle(0.8)", k=4), work)
+    assert_same(judge, runner(build.engine(None, max_rows=1)), runner(build.engine("oracle(0.8)", k=4)), work)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_speculation_in_bfloat16_equals_plain_or_ties_on_tiny(device: str, assemble: Make) -> None:
     build = assemble("llama", dtype=torch.bfloat16, device=device)
     judge = Judge(build.target, range(40))
-    assert_same(judge, build.engine(None), build.engine("oracle(0.8)", k=4), requests(GREEDY))
+    assert_same(judge, runner(build.engine(None)), runner(build.engine("oracle(0.8)", k=4)), requests(GREEDY))
 
 
 def test_where_every_layer_slides_output_runs_past_the_span_on_tiny(assemble: Make) -> None:
@@ -111,7 +124,7 @@ def test_where_every_layer_slides_output_runs_past_the_span_on_tiny(assemble: Ma
     judge = Judge(build.target, range(40))
     work = [replace(requests()[0], params=SamplingParams(max_new_tokens=300))]
     assert build.target.layers[0].span == zoo.SPAN
-    assert_same(judge, build.engine(None), build.engine("oracle(0.8)", k=4), work)
+    assert_same(judge, runner(build.engine(None)), runner(build.engine("oracle(0.8)", k=4)), work)
 
 
 def test_a_draft_that_was_not_asked_for_some_steps_catches_up_on_tiny(assemble: Make) -> None:
@@ -120,5 +133,5 @@ def test_a_draft_that_was_not_asked_for_some_steps_catches_up_on_tiny(assemble: 
     other = build.engine("draft_model", k=4)
     ks = iter([4, 0, 0, 0, 4, 0, 4, 4, 0, 0] * 20)
     object.__setattr__(other.controller, "next_k", lambda stats: next(ks))
-    assert_same(Judge(build.target, range(40)), plain, other, requests(SAMPLED))
+    assert_same(Judge(build.target, range(40)), runner(plain), runner(other), requests(SAMPLED))
     assert other.stats.counts["num_accepted_tokens"] > 0

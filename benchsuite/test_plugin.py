@@ -117,6 +117,8 @@ def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run,
     assert "http" not in (folder / "report.html").read_text().replace("http://www.w3.org", ""), "not self-contained"
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -138,6 +140,7 @@ def test_an_unknown_option_is_not_swallowed(run: Run) -> None:
     assert "--specdec-drafts" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_ini_file_sets_options_and_the_command_line_wins(run: Run, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nspecdec_draft = ngrm\nspecdec_target = tiny\n")
     assert "unknown draft 'ngrm'" in run("-m", "pytest", *QUICK).stderr
@@ -146,6 +149,7 @@ def test_an_ini_file_sets_options_and_the_command_line_wins(run: Run, tmp_path: 
     assert "ngrm" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_absent("cuda") is None, reason="this machine has a CUDA device, so the selection runs")
 def test_a_selection_by_device_that_runs_nothing_fails_with_the_reason(run: Run) -> None:
     done = run("-m", "pytest", *QUICK, "-m", "cuda")
@@ -189,12 +193,14 @@ def theirs(tmp_path: Path) -> str:
     return str(site)
 
 
+@pytest.mark.slow
 def test_a_folder_outside_the_project_adds_a_draft_by_name(run: Run, theirs: str) -> None:
     done = run("-m", "pytest", *QUICK, "--specdec-draft", "echo,ngram", "--benchmark-quiet", path=theirs)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("echo ") and "exact: equal 1/1" in line]
 
 
+@pytest.mark.slow
 def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: str, tmp_path: Path) -> None:
     # The first workload takes six steps after five of warm-up; the second meets the planted failure.
     done = run(
@@ -212,6 +218,7 @@ def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: s
     assert len(json.loads((tmp_path / "bench.json").read_text())["benchmarks"]) == len(rows)
 
 
+@pytest.mark.slow
 def test_the_command_tells_tokens_apart_without_colour(run: Run) -> None:
     done = run(
         "-m", "specdec", "one two one two", "--target", "tiny", "--draft", "oracle(0.8)", "--max-new-tokens", "12"
@@ -222,6 +229,7 @@ def test_the_command_tells_tokens_apart_without_colour(run: Run) -> None:
     assert "contract exact, ended by length" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_gives_strict_json_on_request(run: Run) -> None:
     arguments = ("one two", "--specdec-target", "tiny", "--json", "--max-new-tokens", "8", "--temperature", "0.7")
     found = json.loads(run("-m", "specdec", *arguments).stdout, parse_constant=pytest.fail)

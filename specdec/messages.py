@@ -8,10 +8,13 @@ longest sequence, D the longest accepted path counted with its root (at most W).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,9 +23,6 @@ from specdec.errors import SpecdecError
 from specdec.sampling import Purpose, StackedParams
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from specdec.interfaces import Backend
 
 
@@ -100,6 +100,20 @@ class Window:
         tokens = torch.cat([pending[:, None], proposals], dim=1)
         parents = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens)
         return Window(tokens, parents, num_proposals + 1, q)
+
+    @staticmethod
+    def ragged(context: Context, proposals: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> Window:
+        """A chain window from proposals made on the host, one list a row, of any lengths; all certain.
+
+        As wide as the longest list. The upload does not wait for the device.
+        """
+        counts = np.array([len(tokens) for tokens in proposals])
+        padded = np.zeros((len(proposals), counts.max()), dtype=np.int64)
+        for row, tokens in enumerate(proposals):
+            padded[row, : len(tokens)] = tokens
+        device = context.tokens.device
+        upload = (torch.from_numpy(array).to(device, non_blocking=True) for array in (padded, counts))
+        return Window.chain(context.pending, *upload)
 
     @staticmethod
     def root(context: Context) -> Window:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from specdec import Context, Draft, SpecdecError, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
@@ -29,14 +28,9 @@ class Ngram(Draft):
     def propose(self, context: Context) -> Window:
         """A chain of what followed the longest match; as wide as the longest proposal of any row."""
         limits, lengths = context.max_proposals_host, context.length_host
-        found = [self._follow(context.history[row, : lengths[row]], int(limits[row])) for row in range(context.rows)]
-        counts = np.array([len(tokens) for tokens in found])
-        proposals = np.zeros((context.rows, counts.max()), dtype=np.int64)
-        for row, tokens in enumerate(found):
-            proposals[row, : len(tokens)] = tokens
-        device = context.tokens.device
-        return Window.chain(
-            context.pending, torch.from_numpy(proposals).to(device), torch.from_numpy(counts).to(device)
+        return Window.ragged(
+            context,
+            [self._follow(context.history[row, : lengths[row]], int(limits[row])) for row in range(context.rows)],
         )
 
     def _follow(self, history: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import numpy as np
-import torch
-
 from specdec import Context, Draft, Request, SpecdecError, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
 
@@ -36,13 +33,7 @@ class Oracle(Draft):
 
     def propose(self, context: Context) -> Window:
         """Script tokens from the current position on, wrong where the coin says so."""
-        found = [self._follow(context, row) for row in range(context.rows)]
-        proposals = np.zeros((context.rows, max(map(len, found))), dtype=np.int64)
-        for row, tokens in enumerate(found):
-            proposals[row, : len(tokens)] = tokens
-        device = context.tokens.device
-        counts = torch.tensor([len(tokens) for tokens in found], device=device)
-        return Window.chain(context.pending, torch.from_numpy(proposals).to(device), counts)
+        return Window.ragged(context, [self._follow(context, row) for row in range(context.rows)])
 
     def _follow(self, context: Context, row: int) -> list[int]:
         script, start, request = self._scripts[row], self._starts[row], self._requests[row]
