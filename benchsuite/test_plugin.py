@@ -118,7 +118,6 @@ def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run,
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -239,6 +238,7 @@ def test_the_command_gives_strict_json_on_request(run: Run) -> None:
     assert [t["id"] for t in again["tokens"]] == [t["id"] for t in found["tokens"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -221,8 +221,8 @@ class Engine:
 
     def refuse_unfit(self, request: Request) -> None:
         """Raise SpecdecError for a request that ``run`` would not take, saying what would fit."""
-        length = len(request.prompt)
-        most = self._longest
+        length, most = len(request.prompt), self._longest
+        StopWatcher(request.params, 1, self.tokenizer)  # refuses stop strings that nothing could decode
         if length == 0:
             raise SpecdecError(f"the prompt of request {request.id} is empty; give it at least one token")
         if length >= most:

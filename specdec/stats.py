@@ -14,7 +14,7 @@ from specdec.devices import Stopwatch
 
 @dataclass(frozen=True)
 class Step:
-    """One step: K as asked, W as built, rows, what was proposed, kept and emitted, and its four marks."""
+    """One step: the most proposals of a row, W, rows, what all rows proposed, kept and emitted, four marks."""
 
     k: int
     width: int
