@@ -15,12 +15,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from specdec_kernels.reference import Reference
 from torch import Tensor
 
 from benchsuite.conftest import registry
 from specdec import Context, Policy, Window
 from specdec.sampling import StackedParams
+from specdec_kernels.reference import Reference
 
 Law = dict[tuple[int, ...], float]
 

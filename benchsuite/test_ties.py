@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from specdec_kernels.reference import Reference
 from torch import Tensor
 
 from benchsuite.arms import EngineRunner, Outcome
@@ -16,6 +15,7 @@ from benchsuite.matrix import Arm
 from benchsuite.test_equality import SETTING
 from benchsuite.ties import MOST_FLOAT32, Judge
 from specdec import Request, SamplingParams
+from specdec_kernels.reference import Reference
 
 ARM = Arm(SETTING)
 REQUEST = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=6))
