@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -33,7 +33,16 @@ def registry() -> Registry:
 
 
 @pytest.fixture
-def assemble() -> Make:
+def one_thread() -> Iterator[None]:
+    """Tiny products are faster on one thread, and beside a busy neighbour a hundred times so."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def assemble(one_thread: None) -> Make:
     """``assemble("qwen3", device="cpu", max_rows=2, max_length=256)``: an Assembly over a tiny random model."""
 
     def make(

@@ -22,6 +22,7 @@ from specdec import Context, Policy, Window
 from specdec.sampling import StackedParams
 from specdec_kernels.reference import Reference
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 Law = dict[tuple[int, ...], float]
 
 
