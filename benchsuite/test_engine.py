@@ -105,6 +105,10 @@ def test_counters_are_exact(draft: str, assemble: Make) -> None:
     prefilled = sum(len(r.prompt) - 1 for r in requests())
     assert counters["kv_appended_tokens_total"] == prefilled + sum(s.rows * s.width for s in steps)
     assert counters["prefill_forwards"] == len(requests())
+    assert engine.stats.tau == engine.stats.counts["num_emitted_tokens"] / sum(s.rows for s in steps)
+    if counters["num_drafts"]:
+        drafts, accepted = engine.stats.counts["num_drafts"], engine.stats.counts["num_accepted_tokens"]
+        assert engine.stats.mean_acceptance_length == 1 + accepted / drafts
     assert (counters["draft_forwards"] > 0) is (draft == "draft_model")  # type: ignore[operator]
 
 

@@ -41,10 +41,10 @@ def outcome(steps: list[tuple[int, int, int, int, float, float]], cpu: Stopwatch
 
 @pytest.fixture
 def pair() -> tuple[Series, Series]:
-    """Plain: 4 tokens of 2 + 1 s. ngram: one step of 2 proposals, both kept; one without proposals."""
+    """Plain: 4 tokens of 2 + 1 s. ngram: 2 proposals, both kept; 2 proposals, none kept; none proposed."""
     watch = Stopwatch(device=__import__("torch").device("cpu"))
     plain = outcome([(0, 0, 0, 1, 0.0, 2.0)] * 4, watch)
-    fast = outcome([(2, 2, 2, 3, 0.5, 3.0), (0, 0, 0, 1, 0.0, 2.0)], watch)
+    fast = outcome([(2, 2, 2, 3, 0.5, 3.0), (2, 2, 0, 1, 0.5, 3.0), (0, 0, 0, 1, 0.0, 2.0)], watch)
     series = Series(NGRAM, "exact", [fast], [plain], compared=1)
     return Series(PLAIN, "exact", [plain], [plain]), series
 
@@ -52,17 +52,17 @@ def pair() -> tuple[Series, Series]:
 def test_a_rows_figures_are_those_computed_by_hand(pair: tuple[Series, Series]) -> None:
     info = make(NGRAM, [pair[1]], MACHINE, "chat", 0.25).info
     assert list(info) == list(KEYS)
-    assert info["speedup"] == pytest.approx((12 / 4) / (7.5 / 4))
-    assert (info["tokens_per_s"], info["plain_tokens_per_s"]) == pytest.approx((4 / 7.5, 4 / 12))
-    assert info["tau"] == 4 / 2
-    assert info["mean_acceptance_length"] == 1 + 2 / 1
-    assert info["acceptance_rate"] == 1
-    assert info["acceptance_by_position"] == [1, 1]
+    assert info["speedup"] == pytest.approx((12 / 4) / (12 / 5))
+    assert (info["tokens_per_s"], info["plain_tokens_per_s"]) == pytest.approx((5 / 12, 4 / 12))
+    assert info["tau"] == 5 / 3
+    assert info["mean_acceptance_length"] == 1 + 2 / 2
+    assert info["acceptance_rate"] == 2 / 4
+    assert info["acceptance_by_position"] == [1 / 2, 1 / 2]
     assert info["verify_cost"] == pytest.approx(3 / 2)
-    assert info["draft_cost"] == pytest.approx(0.5 / 2 / 2)
-    assert info["predicted_speedup"] == pytest.approx(4 / (1.5 + 1 + 0.125 * 2))
+    assert info["draft_cost"] == pytest.approx(1.0 / 2 / 4)
+    assert info["predicted_speedup"] == pytest.approx(5 / (1.5 + 1.5 + 1 + 0.125 * 4))
     assert info["overhead"] == pytest.approx(1 - info["speedup"] / info["predicted_speedup"])
-    assert info["mbu"] == pytest.approx(2 * (1000 + 10 * 20) / 7.5 / 1e6)
+    assert info["mbu"] == pytest.approx(3 * (1000 + 10 * 20) / 12 / 1e6)
     assert info["contract_checked"] == "equal 1/1"
 
 

@@ -46,7 +46,13 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**_COMMON, num_hidden_layers=2),
     "mistral": lambda: MistralConfig(**_COMMON, num_hidden_layers=2, sliding_window=SPAN),
     "gemma2": lambda: Gemma2Config(
-        **_COMMON, num_hidden_layers=3, sliding_window=SPAN, layer_types=_HYBRID, query_pre_attn_scalar=8
+        **_COMMON,
+        num_hidden_layers=3,
+        sliding_window=SPAN,
+        layer_types=_HYBRID,
+        query_pre_attn_scalar=8,
+        attn_logit_softcapping=2.0,  # low, so that the caps bend these scores too
+        final_logit_softcapping=5.0,
     ),
     "gemma3": lambda: Gemma3TextConfig(
         **_COMMON, num_hidden_layers=3, sliding_window=SPAN, layer_types=_HYBRID, query_pre_attn_scalar=8
