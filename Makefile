@@ -9,12 +9,14 @@ READY := .venv/.ready
 
 .PHONY: bench test lint clean
 
+bench: export HF_HUB_OFFLINE = 1
 bench: $(READY)
 	@mkdir -p results
 	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m \
 		--specdec-max-new-tokens 48 --specdec-results results \
 		--benchmark-json results/benchmark.json --benchmark-quiet $(ARGS)
 
+test: export HF_HUB_OFFLINE = 1
 test: $(READY)
 	$(BIN)/python -m pytest --specdec-target tiny --benchmark-quiet $(ARGS)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from benchsuite.matrix import Arm
 from specdec.devices import synchronize
@@ -110,6 +110,8 @@ class TransformersRunner:
         self.arm, self.model = arm, model
         self.lookup = {"prompt_lookup_num_tokens": proposals} if arm.peer == "transformers_prompt_lookup" else {}
         self.forwards = 0
+        # The model's own defaults (a repetition penalty, say) would decode something else than asked.
+        model.generation_config = GenerationConfig()
         model.register_forward_pre_hook(self._count)
 
     def _count(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -16,13 +16,14 @@ from benchsuite.matrix import Arm
 from benchsuite.rows import Machine
 from specdec.devices import synchronize
 
-PROBE_BYTES = 256 * 2**20
-"""Read by the bandwidth probe: well past any cache."""
+PROBE_BYTES = {"cpu": 256 * 2**20, "mps": 2**30, "cuda": 2**31}
+"""Read by the bandwidth probe: well past any cache, and long enough to time."""
 
 
 def read_bandwidth(device: torch.device) -> float:
     """Bytes per second that reading a large tensor once reaches here: the median of seven sums."""
-    data = torch.ones(PROBE_BYTES // 4, dtype=torch.float32, device=device)
+    size = PROBE_BYTES[device.type]
+    data = torch.ones(size // 4, dtype=torch.float32, device=device)
     seconds = []
     for _ in range(8):
         synchronize(device)
@@ -30,7 +31,7 @@ def read_bandwidth(device: torch.device) -> float:
         data.sum()
         synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return PROBE_BYTES / median(seconds[1:])
+    return size / median(seconds[1:])
 
 
 def processor(device: torch.device) -> str:
@@ -46,14 +47,15 @@ def card(machine: Machine, device: torch.device, arms: Sequence[Arm], prompts: i
     gib = machine.weight_bytes / 2**30
     floor = machine.weight_bytes / machine.bandwidth
     tokens = max(arm.setting.max_new_tokens for arm in arms)
-    # A speculative step is slower than a plain one and a row may gain nothing by it: 1.6 on average here.
-    expected = len(arms) * prompts * tokens * forward_s * 1.6
+    # One more plain run of each prompt for drafts that replay it; and a speculative step is slower than a plain
+    # one, though a row may gain nothing by it: 1.6 on average here.
+    expected = (len(arms) + 1) * prompts * tokens * forward_s * 1.6
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     return [
         f"target {machine.target}: {gib:.2f} GiB of {machine.dtype} weights, backend {machine.backend}",
         f"machine {processor(device)}, {os.cpu_count()} cores{threads}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}",
-        f"measured read bandwidth {machine.bandwidth / 1e9:.1f} GB/s, so no token can take less than "
+        f"measured read bandwidth {machine.bandwidth / 1e9:.1f} GB/s, so no forward can take less than "
         f"{floor * 1e3:.2f} ms; one forward took {forward_s * 1e3:.2f} ms",
         f"{len(arms)} arms x {prompts} prompts x up to {tokens} tokens: about {_minutes(expected)}",
     ]

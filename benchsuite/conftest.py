@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
-
-# No test may ask a model hub for anything; set before transformers is imported.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import torch
 from hypothesis import settings
 

@@ -68,11 +68,11 @@ class Arm:
         """The arm's part of a test id; unique within a matrix."""
         strategy = [self.label.replace(" ", "-")]
         if self.draft is not None:
-            strategy += [self.policy, f"k={self.k}"]
+            strategy += [self.policy, f"k{self.k}"]
             strategy += [self.controller] if self.controller != "fixed" else []
         usual = Setting("", "auto", "auto", "auto", 1, 0.0, 0, 1.0, self.setting.max_new_tokens, self.setting.seed, "")
         odd = [
-            f"{name}={got}"
+            f"{name}{got}"
             for name, got in asdict(self.setting).items()
             if name not in ("target", "workload") and got != getattr(usual, name)
         ]
@@ -121,7 +121,10 @@ def build(config: pytest.Config) -> list[Arm]:
             texts("workload"),
         )
     )
-    return [Arm(setting, **strategy) for setting in settings for strategy in _strategies(setting, strategies, peers)]
+    arms = [Arm(setting, **strategy) for setting in settings for strategy in _strategies(setting, strategies, peers)]
+    for arm in arms:
+        arm.setting.sampling(())  # refuses what no request may have
+    return list(dict.fromkeys(arms))
 
 
 def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str]) -> list[dict[str, Any]]:

@@ -8,13 +8,16 @@ the median of the ratios with a bootstrap interval over units.
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from benchsuite.arms import EngineRunner, Outcome, Runner
 from benchsuite.matrix import Arm
 from benchsuite.ties import Difference, Judge
+from specdec.errors import SpecdecError
 from specdec.interfaces import Contract
 from specdec.messages import Request
 
@@ -35,20 +38,24 @@ class Series:
     plain: list[Outcome] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     compared: int = 0
+    error: str | None = None
 
     @property
-    def failed(self) -> bool:
-        """Some output broke the contract: such a row shows no speed."""
-        return any(not difference.tie for difference in self.differences)
+    def failure(self) -> str | None:
+        """Why the row shows no speed: the arm could not be run, or some output broke its contract."""
+        bugs = [str(difference) for difference in self.differences if not difference.tie]
+        return self.error or "\n".join(bugs) or None
 
     @property
     def checked(self) -> str | None:
         """What the contract check found; None where token-by-token equality is not promised."""
         if self.arm.plain:
             return "baseline"
+        if self.error:
+            return "FAILED: could not be measured"
         if self.contract != "exact":
             return None
-        if self.failed:
+        if self.failure:
             bugs = sum(not difference.tie for difference in self.differences)
             return f"FAILED: {bugs} of {self.compared} differ"
         ties = len(self.differences)
@@ -95,9 +102,10 @@ def alternate(
     order = random.Random(plain.setting.seed)
     first = work[0][0]
     short = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
-    for arm, runner in runners.items():
+    for arm in runners:
         progress(f"warming up {arm.label}")
-        runner.run([short])
+        with _kept_apart(series[arm]):
+            runners[arm].run([short])
     for number, requests in enumerate(work, 1):
         for request in requests:
             prime(request)
@@ -106,15 +114,31 @@ def alternate(
         outcomes = {}
         for arm in shuffled:
             progress(f"prompt {number}/{len(work)}: {arm.label}")
-            outcomes[arm] = runners[arm].run(requests)
+            if not series[arm].error:
+                with _kept_apart(series[arm]):
+                    outcomes[arm] = runners[arm].run(requests)
         for arm, outcome in outcomes.items():
             series[arm].outcomes.append(outcome)
             series[arm].plain.append(outcomes[plain])
     for arm, one in series.items():
         progress(f"checking {arm.label}")
-        if not arm.plain and one.contract == "exact":
-            _check(one, runners[plain], runners[arm], work, judge)
+        if not arm.plain and not one.error and one.contract == "exact":
+            with _kept_apart(one):
+                _check(one, runners[plain], runners[arm], work, judge)
         yield one
+
+
+@contextmanager
+def _kept_apart(one: Series) -> Iterator[None]:
+    """One arm's failure is noted in its row and takes no other arm along; without plain there is no row at all."""
+    try:
+        yield
+    except Exception as error:
+        if one.arm.plain:
+            raise
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if isinstance(error, SpecdecError) else f" ({type(error).__name__}, {where.filename}:{where.lineno})"
+        one.error = f"{one.arm.label} could not be measured: {error}{place}"
 
 
 def contract(runner: Runner) -> Contract:

@@ -62,6 +62,7 @@ def add_options(parser: pytest.Parser) -> None:
         action="store_true",
         help="seed torch and allow deterministic algorithms only",
     )
+    parser.addini("specdec_deterministic", "ini twin of --specdec-deterministic", type="bool", default=False)
 
 
 def value(config: pytest.Config, name: str) -> str:

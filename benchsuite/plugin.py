@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,7 @@ class _Run:
         self.kinds: list[str] = []  # the device markers that the user selected by
         self.wanted = 0  # our items that the selection was made from
         self.ran = 0
+        self.outcome = ""  # where the results went
 
 
 _RUN = pytest.StashKey[_Run]()
@@ -92,12 +94,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run = config.stash[_RUN]
     for item in items:
         # A bad option leaves no arms; it is told in pytest_collection_finish, which is always called.
-        if _is_measured(item) and run.error is None:
+        if _is_measured(item) and run.error is None and config.pluginmanager.hasplugin("benchmark"):
             workload = run.arms[item.callspec.params["specdec_row"]].setting  # type: ignore[attr-defined]
             group = f"{workload.target} {workload.workload}"
             item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=group))
     expression = config.option.markexpr or ""
-    run.kinds = [m for m in DEVICE_MARKERS if m in expression.replace("not " + m, "").split()]
+    asked = re.findall(r"\w+", re.sub(r"not\s+\w+", "", expression))
+    run.kinds = [marker for marker in DEVICE_MARKERS if marker in asked]
     run.wanted = sum(_is_ours(item) for item in items) if run.kinds else 0
     return (yield)
 
@@ -130,7 +133,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if prompts and not (prompts.isdigit() and int(prompts)):
             raise SpecdecError(f"--specdec-prompts is {prompts!r}; expected a whole number, 1 or more")
         _results_root(config)
-        if config.option.specdec_deterministic:
+        if config.option.specdec_deterministic or config.getini("specdec_deterministic"):
             be_deterministic(int(options.value(config, "seed")))
         run.bench = Bench(int(prompts) if prompts else None)
         with _terminal(config):
@@ -145,11 +148,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _results_root(config: pytest.Config) -> Path | None:
-    from specdec.errors import SpecdecError
-
     text = options.value(config, "results")
     if not text:
         return None
+    from specdec.errors import SpecdecError
+
     root = config.invocation_params.dir / text
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -183,13 +186,14 @@ def specdec_row(request: pytest.FixtureRequest) -> Row:
         with _terminal(request.config):
             row: Row = run.bench.row(arm, _progress(run))
     except SpecdecError as error:
-        pytest.fail(f"{arm.id} could not be measured: {error}", pytrace=False)
+        pytest.fail(f"{arm.id}: {error}", pytrace=False)
     return row
 
 
 @pytest.fixture
 def specdec_benchmark(specdec_row: Row, benchmark: Any) -> Row:
     """``specdec_row``, with its times and figures handed to pytest-benchmark (``--benchmark-json``)."""
+    # A row that broke its contract has no seconds: it shows no speed anywhere.
     replay(benchmark, specdec_row.seconds, specdec_row.info)
     return specdec_row
 
@@ -233,19 +237,27 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fail a selection by device that ran nothing of ours."""
+    """Write the results folder, and fail a selection by device that ran nothing of ours."""
     run = session.config.stash[_RUN]
     if run.bar is not None:
         run.bar.close()
+    root = _results_root(session.config)
+    if root is not None and run.bench is not None and run.bench.rows:
+        seed = int(options.value(session.config, "seed"))
+        try:
+            run.outcome = f"results: {run.bench.write(root, seed, complete=exitstatus == 0)}"
+        except OSError as error:
+            run.outcome = f"the results could not be written to {root}: {error}"
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if run.wanted and not run.ran and not session.config.option.collectonly and exitstatus in (0, 5):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """Print the tables, write the results folder, and say why a selection by device failed."""
+    """Print the tables, and say why a selection by device failed."""
     run = config.stash[_RUN]
     if run.bench is not None and run.bench.rows:
-        _show(terminalreporter, config, run, exitstatus)
+        _show(terminalreporter, run)
     if run.wanted and not run.ran and not config.option.collectonly:
         from specdec.devices import why_absent
 
@@ -259,7 +271,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         )
 
 
-def _show(reporter: Any, config: pytest.Config, run: _Run, exitstatus: int) -> None:
+def _show(reporter: Any, run: _Run) -> None:
     from benchsuite import tables
     from benchsuite.session import stage_setting
 
@@ -280,8 +292,5 @@ def _show(reporter: Any, config: pytest.Config, run: _Run, exitstatus: int) -> N
         for row in rows:
             for tie in row.ties:
                 reporter.write_line(f"{row.arm.id}: {tie}")
-    root = _results_root(config)
-    if root is not None:
-        seed = int(options.value(config, "seed"))
-        folder = run.bench.write(root, seed, complete=exitstatus == 0)
-        reporter.write_line(f"results: {folder}")
+    if run.outcome:
+        reporter.write_line(run.outcome)

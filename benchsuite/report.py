@@ -29,7 +29,9 @@ def write(
     ``complete`` goes into the manifest: a run that was stopped still writes what it has.
     """
     targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
-    folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{targets}"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{targets}"
+    taken = sum(1 for _ in root.glob(f"{name}*"))
+    folder = root / (f"{name}-{taken + 1}" if taken else name)
     folder.mkdir(parents=True)
     written = {
         "benchmark.json": strict_json({"rows": [_public(row) for row in rows], "pooled": [_public(r) for r in pooled]}),
@@ -128,7 +130,12 @@ def _template(name: str, **values: Any) -> str:
 
 
 def _commit() -> str | None:
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
+    """The commit of this project's checkout; None for an installed wheel or where there is no git."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
     return done.stdout.strip() or None

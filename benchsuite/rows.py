@@ -89,7 +89,8 @@ class Row:
 
 def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, copy_rate: float | None) -> Row:
     """The row of one arm over one workload, or pooled over several series of the same strategy."""
-    failed = any(series.failed for series in one)
+    failures = [series.failure for series in one if series.failure]
+    failed = bool(failures)
     outcomes = [outcome for series in one for outcome in series.outcomes]
     plain = [outcome for series in one for outcome in series.plain]
     ratios = [] if failed else [ratio for series in one for ratio in series.ratios]
@@ -110,7 +111,7 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, copy_
         "emitted_digest": _digest(outcomes),
     }
     steps: list[dict[str, Any]] = []
-    if not arm.peer:
+    if not arm.peer and outcomes:
         info |= _acceptance(outcomes)
         steps = [_record(step, times) for outcome in outcomes for step, times in _timed(outcome)]
     decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards for o in outcomes)
@@ -120,8 +121,7 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, copy_
         info |= _speed(outcomes, plain, ratios, arm, machine)
         if not arm.peer:
             info |= _prediction(outcomes, plain, arm, info["speedup"])
-    seconds = tuple(outcome.decode_s for outcome in outcomes if outcome.decoded)
-    bugs = [str(d) for series in one for d in series.differences if not d.tie]
+    seconds = () if failed else tuple(outcome.decode_s for outcome in outcomes if outcome.decoded)
     rest = [step["host_ms"] for step in steps]
     total = sum(step["draft_ms"] + step["verify_ms"] + step["host_ms"] for step in steps)
     return Row(
@@ -131,7 +131,7 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, copy_
         seconds,
         copy_rate,
         machine.target,
-        "\n".join(bugs) or None,
+        "\n".join(failures) or None,
         tuple(str(d) for series in one for d in series.differences if d.tie),
         steps,
         sum(rest) / total if total else None,
@@ -139,8 +139,10 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, copy_
 
 
 def _joined(one: Sequence[Series]) -> str | None:
-    if len(one) == 1 or one[0].checked in (None, "baseline"):
+    if len(one) == 1 or all(series.checked in (None, "baseline") for series in one):
         return one[0].checked
+    if any(series.error for series in one):
+        return "FAILED: could not be measured"
     compared = sum(series.compared for series in one)
     bugs = sum(not d.tie for series in one for d in series.differences)
     ties = sum(d.tie for series in one for d in series.differences)

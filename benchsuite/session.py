@@ -19,7 +19,7 @@ from benchsuite.ties import Judge
 from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
-from specdec.errors import SpecdecError
+from specdec.interfaces import Backend
 from specdec.messages import Request, Window
 from specdec.model import ArenaModel
 from specdec.registry import Registry
@@ -50,14 +50,14 @@ class Bench:
     def __init__(self, prompts: int | None = None) -> None:
         self.registry = Registry()
         self.card: list[str] = []
-        self.rows: list[Row] = []
         self._most = prompts
         self._stages: dict[Setting, Stage] = {}
         self._arms: list[Arm] = []
         self._series: dict[Arm, measure.Series] = {}
         self._rows: dict[Arm, Row] = {}
         self._texts: dict[str, workloads.Workload] = {}
-        self._failed: dict[Setting, SpecdecError] = {}
+        self._failed: dict[Setting, Exception] = {}
+        self._loaded: dict[tuple[str, str, torch.device, torch.dtype], tuple[ArenaModel, catalog.Loaded]] = {}
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Load and build everything that ``arms`` need; each setting's plain arm is always among them."""
@@ -81,11 +81,10 @@ class Bench:
         dtype = devices.pick_dtype(setting.dtype, device)
         ops = self.registry.backend(setting.backend)
         k = max((arm.k for arm in arms), default=0)
-        loaded = catalog.load(setting.target, device, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
+        target, loaded = self._load(setting, ops, device, dtype)
         texts = [self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)]
         encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]
         longest = max(map(len, encoded)) + setting.max_new_tokens
-        target = ArenaModel(loaded.model, ops)
         assembly = Assembly(
             self.registry,
             target,
@@ -122,6 +121,16 @@ class Bench:
         self.card += card.card(machine, device, strategies, len(encoded), _forward_seconds(stage))
         return stage
 
+    def _load(
+        self, setting: Setting, ops: Backend, device: torch.device, dtype: torch.dtype
+    ) -> tuple[ArenaModel, catalog.Loaded]:
+        """The setting's target, loaded once for all settings that share it."""
+        key = (setting.target, ops.name, device, dtype)
+        if key not in self._loaded:
+            loaded = catalog.load(setting.target, device, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
+            self._loaded[key] = ArenaModel(loaded.model, ops), loaded
+        return self._loaded[key]
+
     @property
     def ticks(self) -> int:
         """How often ``progress`` will be called in all, for a bar."""
@@ -133,16 +142,20 @@ class Bench:
 
     def row(self, arm: Arm, progress: Progress) -> Row:
         """The arm's row; the first of a setting measures all of the setting's arms together."""
-        if arm.setting in self._failed:
-            raise self._failed[arm.setting]
-        if arm not in self._rows:
+        if arm.setting not in self._failed and arm not in self._rows:
             try:
                 self._measure(arm.setting, progress)
-            except SpecdecError as error:
-                # One failure is told to every arm of the workload, not met again by each.
+            except Exception as error:
+                # Plain itself failed: told to every arm of the workload, not met again by each.
                 self._failed[arm.setting] = error
-                raise
+        if arm.setting in self._failed:
+            raise self._failed[arm.setting]
         return self._rows[arm]
+
+    @property
+    def rows(self) -> list[Row]:
+        """What has been measured, in the order of measuring."""
+        return list(self._rows.values())
 
     def _measure(self, setting: Setting, progress: Progress) -> None:
         stage = self._stages[replace(setting, workload="")]
@@ -165,7 +178,6 @@ class Bench:
             machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
             self._series[arm] = series
             self._rows[arm] = rows.make(arm, [series], machine, text.name, copied)
-            self.rows.append(self._rows[arm])
 
     def pooled(self) -> list[list[Row]]:
         """For each setting but its workload, the rows of each strategy over all measured workloads."""

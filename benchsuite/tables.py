@@ -53,7 +53,10 @@ def _text(key: str) -> Callable[[Row], str]:
 
 
 def _policy(row: Row) -> str:
-    return f"{row.arm.policy} {row.arm.k}" if row.arm.draft else "-"
+    if row.arm.draft is None:
+        return "-"
+    controller = "" if row.arm.controller == "fixed" else f" {row.arm.controller}"
+    return f"{row.arm.policy}{controller} {row.arm.k}"
 
 
 def _contract(row: Row) -> str:

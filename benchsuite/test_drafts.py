@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from benchsuite import zoo
 from benchsuite.conftest import Make, prompts, requests
@@ -30,6 +31,40 @@ def test_a_draft_that_is_the_target_has_every_proposal_accepted(
     engine.run(requests(params, count=6))
     assert engine.stats.acceptance_rate == 1.0
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
+
+
+def test_a_draft_left_alone_for_longer_than_its_widest_window_catches_up(tmp_path: Path, assemble: Make) -> None:
+    zoo.build("llama").save_pretrained(tmp_path)
+    catalog.byte_tokenizer().save_pretrained(tmp_path)
+    engine = assemble(max_rows=2, max_length=500).engine(f"draft_model(model={str(tmp_path)!r})", k=4)
+    asked = iter([*[0] * 280, *[4] * 200])
+    object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
+    # The second row's place is taken late by a third, which is then far less behind than the first.
+    lengths = (400, 270, 60)
+    work = [
+        Request(i, p, SamplingParams(max_new_tokens=n))
+        for i, (p, n) in enumerate(zip(prompts(3), lengths, strict=True))
+    ]
+    engine.run(work)
+    assert engine.stats.counts["num_draft_tokens"] > 50
+    assert engine.stats.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("sizes", [(320, 258), (258, 320)], ids=["smaller", "larger"])
+def test_a_draft_padded_to_another_vocabulary_costs_no_token(
+    sizes: tuple[int, int], tmp_path: Path, assemble: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = {}
+    for name, size in zip(("target", "draft"), sizes, strict=True):
+        configs[name] = zoo.CONFIGS["llama"]()
+        configs[name].vocab_size = size
+    AutoModelForCausalLM.from_config(configs["draft"]).save_pretrained(tmp_path)
+    catalog.byte_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setitem(zoo.CONFIGS, "llama", lambda: configs["target"])
+    build = assemble("llama", max_rows=2)
+    work = [Request(r.id, (*r.prompt, sizes[0] - 1), r.params) for r in requests()]
+    engine = build.engine(f"draft_model(model={str(tmp_path)!r})", k=3)
+    assert [c.tokens for c in engine.run(work)] == [build.plain(r) for r in work]
 
 
 def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, assemble: Make) -> None:

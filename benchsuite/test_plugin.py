@@ -144,7 +144,7 @@ def test_an_ini_file_sets_options_and_the_command_line_wins(run: Run, tmp_path: 
     (tmp_path / "pytest.ini").write_text("[pytest]\nspecdec_draft = ngrm\nspecdec_target = tiny\n")
     assert "unknown draft 'ngrm'" in run("-m", "pytest", *QUICK).stderr
     done = run("-m", "pytest", *QUICK, "--specdec-draft", "garbage", "--co", "-q")
-    assert "tiny-chat-garbage-match-k=4" in done.stdout
+    assert "tiny-chat-garbage-match-k4" in done.stdout
     assert "ngrm" not in done.stdout
 
 
@@ -208,13 +208,34 @@ def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: s
         path=theirs,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "could not be measured: echo was told to fail" in done.stdout
+    assert "echo(14) could not be measured: echo was told to fail" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     folder = next((tmp_path / "out").iterdir())
     rows = json.loads((folder / "benchmark.json").read_text())["rows"]
-    assert {row["workload"] for row in rows} == {"chat"}
+    assert len(rows) == 8
+    failed = [row for row in rows if row["failure"]]
+    assert [(row["draft"], row["workload"]) for row in failed] == [("echo(14)", "reasoning")]
+    assert failed[0]["speedup"] is None
+    assert failed[0]["seconds"] == []
+    assert all(row["speedup"] for row in rows if row not in failed)
     assert json.loads((folder / "MANIFEST.json").read_text())["complete"] is False
-    assert len(json.loads((tmp_path / "bench.json").read_text())["benchmarks"]) == len(rows)
+    assert len(json.loads((tmp_path / "bench.json").read_text())["benchmarks"]) == 7
+
+
+@pytest.mark.slow
+def test_a_broken_plugin_is_named_in_one_line(run: Run, theirs: str, tmp_path: Path) -> None:
+    (tmp_path / "site" / "specdec_echo.py").write_text("import nothing_of_this_name\n")
+    done = run("-m", "specdec", "x", "--target", "tiny", path=theirs)
+    assert done.returncode == 2
+    assert "the plugin 'echo' (specdec_echo) of specdec-echo cannot be imported: ModuleNotFoundError" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_hub_id_out_of_reach_is_refused(run: Run) -> None:
+    done = run("-m", "specdec", "x", "--target", "nobody/nothing")
+    assert done.returncode == 2
+    assert "the model 'nobody/nothing' cannot be loaded" in done.stderr
+    assert "the hub is out of reach" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow

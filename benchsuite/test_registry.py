@@ -51,6 +51,19 @@ def test_a_name_registered_twice_names_both_owners() -> None:
         Registry({"one": plugin("echo", Silent), "two": plugin("echo", Silent)})
 
 
+def test_something_that_is_no_factory_is_refused() -> None:
+    with pytest.raises(SpecdecError, match="mine registers the draft 'echo' as 3; expected a factory"):
+        Registry({"mine": plugin("echo", 3)})
+
+
+@pytest.mark.parametrize("hook", [lambda: None, lambda add: None], ids=["no-argument", "other-argument"])
+def test_a_hook_that_does_not_take_register_is_refused(hook: Any) -> None:
+    module = SimpleNamespace()
+    module.specdec_register_drafts = hookimpl(hook)
+    with pytest.raises(SpecdecError, match="specdec_register_drafts"):
+        Registry({"mine": module})
+
+
 @pytest.mark.parametrize(
     "factory",
     [lambda: None, lambda environment: None, lambda env, needed: None, lambda env, *, needed: None],

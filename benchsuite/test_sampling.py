@@ -121,7 +121,12 @@ def test_noise_stays_in_its_range_and_uniforms_below_one() -> None:
         ("top_p", 1.01),
         ("seed", -1),
         ("max_new_tokens", 0),
+        ("temperature", 1e-7),
+        ("max_new_tokens", 2.5),
+        ("top_k", 1.5),
+        ("eos", 5),
         ("stop", ("",)),
+        ("stop", "END"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:

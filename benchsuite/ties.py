@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 import torch
 from torch import Tensor
@@ -65,7 +66,8 @@ class Judge:
 
     def __init__(self, target: ArenaModel, probe: Sequence[int]) -> None:
         self.model: PreTrainedModel = target.twin()
-        self._probe = tuple(probe)
+        # Long enough to hold eight tokens after a context, however short the prompts are.
+        self._probe = tuple(islice(cycle(probe), max(24, len(probe))))
         self._bound: float | None = None
 
     @property
@@ -73,8 +75,8 @@ class Judge:
         """How far logits may lie from the unmodified model's; measured once, when first asked for."""
         if self._bound is None:
             measured = MARGIN * self._own_difference()
-            float32 = self.model.dtype == torch.float32
-            self._bound = min(measured, MOST_FLOAT32) if float32 else measured
+            wide = self.model.dtype in (torch.float32, torch.float64)
+            self._bound = min(measured, MOST_FLOAT32) if wide else measured
         return self._bound
 
     @torch.inference_mode()
@@ -87,7 +89,11 @@ class Judge:
             self.model(head, past_key_values=cache, use_cache=True)
             parts = [self.model(piece, past_key_values=cache, use_cache=True).logits for piece in pieces]
             rows.append(torch.cat(parts, dim=1).float())
-        return float((rows[0] - rows[1]).abs().max())
+        difference = float((rows[0] - rows[1]).abs().max())
+        if self.model.dtype in (torch.float32, torch.float64):
+            return difference
+        # Half-precision logits are so coarse that eight positions may agree by luck; one rounding step is the least.
+        return max(difference, torch.finfo(self.model.dtype).eps * float(rows[0].abs().max()))
 
     @torch.inference_mode()
     def logits(self, prefix: Sequence[int]) -> Tensor:

@@ -135,7 +135,7 @@ def _source(name: str) -> str:
 def _read(name: str, reader: Callable[[], Any]) -> Any:
     try:
         return reader()
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SpecdecError(
             f"the model {name!r} cannot be loaded: {first}. A file is missing, truncated or damaged, or the hub is "
@@ -146,11 +146,12 @@ def _read(name: str, reader: Callable[[], Any]) -> Any:
 def _require_room(
     name: str, config: PretrainedConfig, device: torch.device, dtype: torch.dtype, rows: int, max_length: int
 ) -> None:
+    shapes = layer_shapes(config)
     with torch.device("meta"):
-        shell = AutoModelForCausalLM.from_config(config)
+        shell = _read(name, lambda: AutoModelForCausalLM.from_config(config))
     weights = sum(parameter.numel() for parameter in shell.parameters()) * dtype.itemsize
-    arena = Arena.bytes_per_token(layer_shapes(config), dtype) * rows * max_length
-    logits = 4 * config.vocab_size * max(rows, 1) * 32
+    arena = Arena.bytes_per_token(shapes, dtype) * rows * max_length
+    logits = 4 * config.get_text_config(decoder=True).vocab_size * max(rows, 1) * 32
     require_memory(weights + arena + logits, device, f"the model {name!r} with {rows} rows of {max_length} tokens")
 
 

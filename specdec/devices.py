@@ -37,7 +37,14 @@ def pick_device(name: str = "auto") -> torch.device:
     if reason:
         able = ", ".join(k for k in ORDER if why_absent(k) is None)
         raise SpecdecError(f"the device {name!r} is not here: {reason}. Devices here: {able}")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except RuntimeError as error:
+        raise SpecdecError(
+            f"the device {name!r} cannot be used: {error}; leave its number out, or name another"
+        ) from error
+    return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -46,6 +46,11 @@ AttentionInterface.register("specdec", _attention)
 
 def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
     """The attention layers of a text model's config; SpecdecError for a kind the arena does not hold."""
+    config = config.get_text_config(decoder=True)
+    if not hasattr(config, "num_attention_heads") or config.is_encoder_decoder:
+        raise SpecdecError(
+            f"a {config.model_type} model is not a decoder made of attention layers; choose another model"
+        )
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     window = getattr(config, "sliding_window", None)
@@ -64,6 +69,7 @@ def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
 
 def position_limit(config: PretrainedConfig) -> int | None:
     """How many positions the model has; None where every layer slides over rotary positions."""
+    config = config.get_text_config(decoder=True)
     limit: int | None = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None) is not None
     slides = all(shape.span is not None for shape in layer_shapes(config))
@@ -83,13 +89,44 @@ class ArenaModel:
         self.layers = layer_shapes(model.config)
         self.limit = position_limit(model.config)
         self.native_attention: str = model.config._attn_implementation
-        model.set_attn_implementation("specdec")
         self.model = model.eval().requires_grad_(False)
         self.ops = ops
         self.forwards = 0
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        self.vocabulary: int = model.config.vocab_size
+        self.vocabulary: int = model.config.get_text_config(decoder=True).vocab_size
+        self._switch()
+
+    @torch.inference_mode()
+    def _switch(self) -> None:
+        """Send the model's attention to the arena, and refuse a model that does not follow.
+
+        Some families ignore the switch and some attend with more than queries, keys and values; both would
+        decode fluent nonsense. A few tokens through the arena must give what the model gave before.
+        """
+        length = 6
+        tokens = torch.arange(length, device=self.device)[None] % self.vocabulary
+        before = self.model(tokens, use_cache=False).logits.float()
+        self.model.set_attn_implementation("specdec")
+        half = length // 2
+        window = Window.chain(tokens[:, half], tokens[:, half + 1 :], tokens.new_full((1,), half - 1))
+        arena = self.arena(1, length, length)
+        reason, before = "", before[:, half:]
+        try:
+            # In two forwards: the second is right only if it sees what the first one wrote.
+            self.extend(arena, tokens[:, :half], 0, 0)
+            after = self.forward(arena, window, slice(0, 1), half)[0].float()
+            allowed = 1e-4 if self.dtype in (torch.float32, torch.float64) else 0.1
+            if not bool((after - before).abs().max() <= allowed * before.abs().max()):
+                reason = "its logits over the arena are not its own"
+        except TypeError as error:
+            reason = str(error)
+        self.forwards = 0
+        if reason:
+            raise SpecdecError(
+                f"a {self.model.config.model_type} model cannot run over the arena ({reason}); "
+                "families that can: Llama, Qwen2, Qwen3, Mistral, Gemma 2, Gemma 3, GPT-2 and those built like them"
+            )
 
     @property
     def weight_bytes(self) -> int:

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -36,10 +37,18 @@ class Entry:
     factory: Factory
     owner: str
 
+    given: tuple[str, ...]
+
     @property
-    def options(self) -> list[inspect.Parameter]:
-        """What the user may set: the factory's parameters, those that the engine gives included."""
-        return list(inspect.signature(self.factory).parameters.values())
+    def options(self) -> dict[str, object]:
+        """What the user may set, with its defaults: the factory's parameters but those that the engine gives."""
+        parameters = inspect.signature(self.factory).parameters.values()
+        return {p.name: p.default for p in parameters if p.name not in self.given}
+
+    @property
+    def described(self) -> str:
+        """The options as a message shows them."""
+        return ", ".join(f"{name}={default!r}" for name, default in self.options.items()) or "none"
 
 
 class Registry:
@@ -56,11 +65,9 @@ class Registry:
         self._entries: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
         manager = pluggy.PluginManager("specdec")
         manager.add_hookspecs(hookspecs)
-        if plugins is None:
-            manager.load_setuptools_entrypoints("specdec")
-        for name, plugin in (plugins or {}).items():
-            manager.register(plugin, name)
         try:
+            for name, plugin in (_installed() if plugins is None else plugins).items():
+                manager.register(plugin, name)
             manager.check_pending()
         except pluggy.PluginValidationError as error:
             hooks = ", ".join(hook for hook, _ in KINDS.values())
@@ -71,6 +78,10 @@ class Registry:
 
     def _call(self, kind: str, implementation: pluggy.HookImpl) -> None:
         owner = implementation.plugin_name
+        if "register" not in implementation.argnames:
+            raise SpecdecError(
+                f"the hook {implementation.function.__name__} of {owner} must take the argument 'register'"
+            )
 
         def register(name: str, factory: Factory) -> None:
             self._add(kind, name, factory, owner)
@@ -86,6 +97,8 @@ class Registry:
                 f"the {kind} {name!r} is registered twice, by {taken.owner} and by {owner}; "
                 f"rename one or uninstall one (names in use: {', '.join(self.names(kind))})"
             )
+        if not callable(factory):
+            raise SpecdecError(f"{owner} registers the {kind} {name!r} as {factory!r}; expected a factory to call")
         given = KINDS[kind][1]
         parameters = list(inspect.signature(factory).parameters.values())
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -99,7 +112,7 @@ class Registry:
                 f"{owner} registers the {kind} {name!r} with the signature {name}{inspect.signature(factory)}; "
                 f"expected {name}({', '.join((*given, '**options'))}) where every option has a default"
             )
-        self._entries[kind][name] = Entry(factory, owner)
+        self._entries[kind][name] = Entry(factory, owner, given)
 
     def names(self, kind: str) -> list[str]:
         """The registered names of a kind, sorted."""
@@ -122,16 +135,17 @@ class Registry:
             raise SpecdecError(f"cannot read the {kind} {text!r}; expected name or name(option=value, …)")
         name, arguments = match.group(1), match.group(2) or ""
         entry = self.entry(kind, name)
-        free = [p for p in entry.options if p.name not in KINDS[kind][1]]
-        accepted = ", ".join(f"{p.name}={p.default!r}" for p in free) or "none"
+        free = list(entry.options)
         options: dict[str, Any] = {}
         for index, part in enumerate(split_list(arguments)):
             key, equals, value = part.partition("=")
             if not equals:
-                key, value = (free[index].name if index < len(free) else f"value number {index + 1}"), part
+                key, value = (free[index] if index < len(free) else f"value number {index + 1}"), part
             key = key.strip()
-            if key not in {p.name for p in free} or key in options:
-                raise SpecdecError(f"the {kind} {name!r} does not take {key} (in {text!r}); its options: {accepted}")
+            if key not in free or key in options:
+                raise SpecdecError(
+                    f"the {kind} {name!r} does not take {key} (in {text!r}); its options: {entry.described}"
+                )
             options[key] = _literal(value.strip())
         return entry, options
 
@@ -162,13 +176,33 @@ class Registry:
 
     def _build(self, kind: str, text: str, base: type[T], *given: object) -> T:
         entry, options = self.parse(kind, text)
-        built = entry.factory(*given, **options)
+        try:
+            built = entry.factory(*given, **options)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise SpecdecError(
+                f"the {kind} {text!r} of {entry.owner} could not be built: {error}; its options: {entry.described}"
+            ) from error
         if not isinstance(built, base):
             raise SpecdecError(
                 f"the {kind} factory {text!r} of {entry.owner} returned a {type(built).__name__}; "
                 f"expected a subclass of specdec.{base.__name__}"
             )
         return built
+
+
+def _installed() -> dict[str, object]:
+    """The plugins of the entry-point group ``specdec``; a broken one is named rather than met later."""
+    found: dict[str, object] = {}
+    for point in entry_points(group="specdec"):
+        try:
+            found[point.name] = point.load()
+        except Exception as error:
+            package = point.dist.name if point.dist else "an unknown package"
+            raise SpecdecError(
+                f"the plugin {point.name!r} ({point.value}) of {package} cannot be imported: "
+                f"{type(error).__name__}: {error}; mend or uninstall it"
+            ) from error
+    return found
 
 
 def split_list(text: str) -> list[str]:

@@ -55,7 +55,7 @@ def load(name: str) -> Workload:
     if path.suffix != ".jsonl":
         raise unknown("workload", name, KINDS, "A file of your own must end in .jsonl.")
     try:
-        return Workload(path.stem, _read(name, path.read_text(encoding="utf-8")))
+        return Workload(name, _read(name, path.read_text(encoding="utf-8")))
     except OSError as error:
         raise SpecdecError(f"the workload file {name!r} cannot be read: {error.strerror}") from error
 

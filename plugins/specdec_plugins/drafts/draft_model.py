@@ -30,7 +30,7 @@ class DraftModel(Draft):
             raise SpecdecError("draft_model takes model or layers, not both: layers are the target's own")
         if model is None:
             total = len(env.target.layers)
-            network = env.target.twin(layers or max(1, total // DEFAULT_SHARE))
+            network = env.target.twin(max(1, total // DEFAULT_SHARE) if layers is None else layers)
         else:
             loaded = catalog.load(model, env.target.device, env.target.dtype)
             _require_same_ids(env.tokenizer.get_vocab(), loaded.tokenizer.get_vocab(), model)
@@ -49,7 +49,8 @@ class DraftModel(Draft):
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Prefill the draft's own arena."""
-        for _ in self._model.prefill(self._arena, row, prompt):
+        known = tuple(min(token, self._model.vocabulary - 1) for token in prompt)
+        for _ in self._model.prefill(self._arena, row, known):
             pass
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
@@ -97,13 +98,18 @@ class DraftModel(Draft):
 
     def _catch_up(self, context: Context, rows: slice, longest: int) -> Tensor:
         """Feed tokens[committed:length] of every row; logits [B, 1, V] after each row's pending token."""
-        behind = self._behind
-        while behind > self._arena.max_window:
-            self._feed(context, rows, longest, self._arena.max_window)
-            behind -= self._arena.max_window
-        logits, last = self._feed(context, rows, longest, behind)
+        behind, found = self._behind, None
+        while behind > 0:
+            width = min(behind, self._arena.max_window)
+            logits, missing = self._feed(context, rows, longest, width)
+            last = (missing - 1).clamp(min=0)
+            picked = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
+            # A row that had caught up before this chunk keeps what it found.
+            found = picked if found is None else torch.where((missing > 0)[:, None, None], picked, found)
+            behind -= width
+        assert found is not None
         self._behind = 1
-        return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
+        return found
 
     def _feed(self, context: Context, rows: slice, longest: int, width: int) -> tuple[Tensor, Tensor]:
         committed = self._arena.committed[rows]
@@ -113,9 +119,11 @@ class DraftModel(Draft):
         missing = (context.length - committed).clamp(max=width)
         logits, _ = self._forward(tokens, rows, longest)
         committed += missing
-        return logits, missing - 1
+        return logits, missing
 
     def _forward(self, tokens: Tensor, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
+        # A token that the draft does not know costs acceptance, never an output.
+        tokens = tokens.clamp(max=self._model.vocabulary - 1)
         width = tokens.new_full((tokens.shape[0],), tokens.shape[1] - 1)
         return self._model.forward(self._arena, Window.chain(tokens[:, 0], tokens[:, 1:], width), rows, longest)
 
