@@ -79,9 +79,7 @@ class Registry:
     def _call(self, kind: str, implementation: pluggy.HookImpl) -> None:
         owner = implementation.plugin_name
         if "register" not in implementation.argnames:
-            raise SpecdecError(
-                f"the hook {implementation.function.__name__} of {owner} must take the argument 'register'"
-            )
+            raise SpecdecError(f"the hook {KINDS[kind][0]} of {owner} must take the argument 'register'")
 
         def register(name: str, factory: Factory) -> None:
             self._add(kind, name, factory, owner)
