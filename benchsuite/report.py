@@ -54,7 +54,7 @@ def write(
     for name, text in written.items():
         (folder / name).write_text(text, encoding="utf-8")
     manifest = {
-        "command": sys.argv,
+        "command": ["pytest", *sys.argv[1:]],
         "complete": complete,
         "seed": seed,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
