@@ -28,7 +28,8 @@ class Column:
 def _figure(key: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
         value = row.info[key]
-        return "-" if value is None else form.format(value * scale)
+        text = "-" if value is None else form.format(value * scale)
+        return "0" if text == "-0" else text
 
     return cell
 
