@@ -64,6 +64,17 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Text:
+    """What a workload's plain output is like: how much of it copies what stood before, and how sure the target is.
+
+    ``copy_rate`` as in ``workloads.copy_rate``; ``entropy_bits``, the mean entropy of the target's law per token.
+    """
+
+    copy_rate: float
+    entropy_bits: float
+
+
+@dataclass(frozen=True)
 class Row:
     """One row of the results: the arm's figures by their public names, and what else the tables show.
 
@@ -74,7 +85,7 @@ class Row:
     info: dict[str, Any]
     ratios: tuple[float, ...]
     seconds: tuple[float, ...]
-    copy_rate: float | None
+    text: Text | None
     target: str
     failure: str | None
     ties: tuple[str, ...]
@@ -87,7 +98,7 @@ class Row:
         return len(self.ratios)
 
 
-def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, copy_rate: float | None) -> Row:
+def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text: Text | None) -> Row:
     """The row of one arm over one workload, or pooled over several series of the same strategy."""
     failures = [series.failure for series in one if series.failure]
     failed = bool(failures)
@@ -129,7 +140,7 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, copy_
         info,
         tuple(ratios),
         seconds,
-        copy_rate,
+        text,
         machine.target,
         "\n".join(failures) or None,
         tuple(str(d) for series in one for d in series.differences if d.tie),

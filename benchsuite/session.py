@@ -163,7 +163,7 @@ class Bench:
         text = self._texts[setting.workload]
         work = measure.units(text.encode(stage.tokenizer), next(iter(wanted)), stage.eos)
         runners = {arm: stage.runners[arm] for arm in wanted}
-        copied = None
+        like: rows.Text | None = None
         for series in measure.alternate(
             runners, work, stage.judge, stage.assembly.plain, lambda what: progress(f"{text.name}, {what}")
         ):
@@ -173,11 +173,14 @@ class Bench:
                     for requests, outcome in zip(work, series.outcomes, strict=True)
                     for request, tokens in zip(requests, outcome.tokens, strict=True)
                 ]
-                copied = mean(workloads.copy_rate(prompt, tokens) for prompt, tokens in pairs)
+                like = rows.Text(
+                    mean(workloads.copy_rate(prompt, tokens) for prompt, tokens in pairs),
+                    mean(stage.judge.entropy(prompt, tokens) for prompt, tokens in pairs),
+                )
             arm = wanted[series.arm]
             machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
             self._series[arm] = series
-            self._rows[arm] = rows.make(arm, [series], machine, text.name, copied)
+            self._rows[arm] = rows.make(arm, [series], machine, text.name, like)
 
     def pooled(self) -> list[list[Row]]:
         """For each setting but its workload, the rows of each strategy over all measured workloads."""

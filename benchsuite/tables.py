@@ -104,10 +104,10 @@ REASONS = (
 
 
 def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "simple") -> str:
-    """Speedup of each arm on each workload, with the copy rate of the workload's plain output."""
+    """Speedup of each arm on each workload; below, how much plain's output copies and how sure the target was."""
     workloads = list(dict.fromkeys(row.info["workload"] for row in by_workload))
     cells = {(row.arm.label, _policy(row), row.info["workload"]): _speedup(row) for row in by_workload}
-    rates = {row.info["workload"]: row.copy_rate for row in by_workload if row.copy_rate is not None}
+    like = {row.info["workload"]: row.text for row in by_workload if row.text}
     body = [
         [
             _name(row),
@@ -117,7 +117,8 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
         ]
         for row in pooled
     ]
-    body.append(["copy rate", "", *(f"{rates[w]:.2f}" if w in rates else "-" for w in workloads), ""])
+    body.append(["copy rate", "", *(f"{like[w].copy_rate:.2f}" if w in like else "-" for w in workloads), ""])
+    body.append(["entropy, bits", "", *(f"{like[w].entropy_bits:.2f}" if w in like else "-" for w in workloads), ""])
     names = [w.replace("_", " ").replace("question answering", "q & a") for w in workloads]
     return _table(["arm", "policy K", *names, "all"], body, style)
 

@@ -11,7 +11,7 @@ from benchsuite import report, tables, workloads
 from benchsuite.arms import Outcome
 from benchsuite.matrix import Arm
 from benchsuite.measure import Series, interval, units
-from benchsuite.rows import KEYS, Machine, Row, make
+from benchsuite.rows import KEYS, Machine, Row, Text, make
 from benchsuite.test_equality import SETTING
 from benchsuite.ties import Difference
 from specdec import catalog
@@ -50,7 +50,7 @@ def pair() -> tuple[Series, Series]:
 
 
 def test_a_rows_figures_are_those_computed_by_hand(pair: tuple[Series, Series]) -> None:
-    info = make(NGRAM, [pair[1]], MACHINE, "chat", 0.25).info
+    info = make(NGRAM, [pair[1]], MACHINE, "chat", None).info
     assert list(info) == list(KEYS)
     assert info["speedup"] == pytest.approx((12 / 4) / (12 / 5))
     assert (info["tokens_per_s"], info["plain_tokens_per_s"]) == pytest.approx((5 / 12, 4 / 12))
@@ -103,14 +103,16 @@ def wide(row: Row) -> Row:
 
 
 def test_every_table_fits_120_columns_at_its_widest(pair: tuple[Series, Series]) -> None:
-    row = wide(make(NGRAM, [pair[1]], MACHINE, "chat", 0.5))
+    row = wide(make(NGRAM, [pair[1]], MACHINE, "chat", Text(0.5, 1.25)))
     rows = [replace(row, info={**row.info, "workload": kind}) for kind in workloads.KINDS]
     found = [tables.render([row], tables.SPEED), tables.render([row], tables.REASONS), tables.overview([row], rows)]
     assert {max(map(len, table.splitlines())) <= 120 for table in found} == {True}, "\n".join(found)
 
 
 def test_csv_and_json_of_the_same_rows_agree(pair: tuple[Series, Series]) -> None:
-    rows = [make(arm, [series], MACHINE, "chat", 0.5) for arm, series in zip((PLAIN, NGRAM), pair, strict=True)]
+    rows = [
+        make(arm, [series], MACHINE, "chat", Text(0.5, 1.25)) for arm, series in zip((PLAIN, NGRAM), pair, strict=True)
+    ]
     lines = tables.as_csv(rows).splitlines()
     header, cells = lines[0].split(","), lines[2].split(",")
     assert float(cells[header.index("speedup")]) == rows[1].info["speedup"]

@@ -81,6 +81,13 @@ def test_a_token_that_its_own_logits_do_not_give_is_a_bug(assemble: Make) -> Non
     assert "the other's token does not follow from its own logits" in found[0].reason
 
 
+def test_entropy_is_that_of_the_models_own_law(assemble: Make) -> None:
+    judge, output, _, _ = near_tie(assemble)
+    laws = [judge.logits((*REQUEST.prompt, *output[:i])).double().softmax(dim=0) for i in range(len(output))]
+    expected = sum(float(-(law * law.log2()).sum()) for law in laws) / len(laws)
+    assert judge.entropy(REQUEST.prompt, output) == pytest.approx(expected, rel=1e-4)
+
+
 def test_an_output_that_ends_early_is_a_bug(assemble: Make) -> None:
     judge, output, logits, _ = near_tie(assemble)
     found = judge.compare([REQUEST], REQUEST, Told(output, logits), Told(output[:3], logits), (output, output[:3]))

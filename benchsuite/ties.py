@@ -9,6 +9,7 @@ cannot certify itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
@@ -101,6 +102,14 @@ class Judge:
         ids = torch.tensor([prefix], device=self.model.device)
         out: Tensor = self.model(ids, use_cache=False).logits[0, -1]
         return out.float()
+
+    @torch.inference_mode()
+    def entropy(self, prompt: Sequence[int], output: Sequence[int]) -> float:
+        """Mean entropy, in bits, of the model's own law at each token of an output."""
+        ids = torch.tensor([[*prompt, *output[:-1]]], device=self.model.device)
+        logits = self.model(ids, use_cache=False).logits[0, -len(output) :].float()
+        law = logits.log_softmax(dim=-1)
+        return float(-(law.exp() * law).sum(dim=-1).mean()) / math.log(2)
 
     def compare(
         self,

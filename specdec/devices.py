@@ -44,6 +44,8 @@ def pick_device(name: str = "auto") -> torch.device:
         raise SpecdecError(
             f"the device {name!r} cannot be used: {error}; leave its number out, or name another"
         ) from error
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # events and allocations without a name go to the current one
     return device
 
 
