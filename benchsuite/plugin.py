@@ -241,8 +241,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash[_RUN]
     if run.bar is not None:
         run.bar.close()
-    root = _results_root(session.config)
-    if root is not None and run.bench is not None and run.bench.rows:
+    # The folder was made in pytest_collection_finish, or there is nothing to put into it.
+    root = _results_root(session.config) if run.bench is not None and run.bench.rows else None
+    if root is not None:
         seed = int(options.value(session.config, "seed"))
         try:
             run.outcome = f"results: {run.bench.write(root, seed, complete=exitstatus == 0)}"

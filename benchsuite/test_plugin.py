@@ -123,6 +123,7 @@ def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run,
     [
         (("--specdec-draft", "ngrm"), "unknown draft 'ngrm'; did you mean 'ngram'? choices: draft_model, garbage"),
         (("--specdec-k", "-2"), "--specdec-k is '-2'; expected whole numbers, 0 or more"),
+        (("--specdec-results", "/dev/null/x"), "--specdec-results '/dev/null/x' cannot be made: Not a directory"),
         (("--specdec-prompts", "none"), "--specdec-prompts is 'none'; expected a whole number"),
     ],
 )
