@@ -290,6 +290,9 @@ def _show(reporter: Any, run: _Run) -> None:
         reporter.write_line("")
         reporter.write_line(tables.render(group, tables.REASONS))
         reporter.write_line("")
+        for line in tables.LEGEND:
+            reporter.write_line(line)
+        reporter.write_line("")
         for row in rows:
             for tie in row.ties:
                 reporter.write_line(f"{row.arm.id}: {tie}")

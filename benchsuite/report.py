@@ -40,13 +40,13 @@ def write(
         "speedup.svg": _template("speedup.svg.j2", bars=_bars(pooled)),
         "report.html": _template(
             "report.html.j2",
-            card=card,
+            card=[*card, f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {_commit() or 'unknown'}"],
             bars=_bars(pooled),
             overview=tables.overview(pooled, rows, "html"),
             speed=tables.render(pooled, tables.SPEED, "html"),
             reasons=tables.render(pooled, tables.REASONS, "html"),
             detail=tables.render(rows, (_workload_column(), *tables.SPEED), "html"),
-            glossary=tables.glossary((*tables.SPEED, *tables.REASONS[1:])).splitlines(),
+            glossary=_meanings(),
             failures=[row.failure for row in rows if row.failure],
             ties=[tie for row in rows for tie in row.ties],
         ),
@@ -87,6 +87,14 @@ def _public(row: Row) -> dict[str, Any]:
     }
 
 
+def _meanings() -> list[str]:
+    return [
+        *tables.glossary((*tables.SPEED, *tables.REASONS[1:])).splitlines(),
+        "copy rate: share of plain's output that follows its two predecessors as they last did before",
+        "entropy, bits: mean entropy of the target's own law at each token of plain's output",
+    ]
+
+
 def _workload_column() -> tables.Column:
     return tables.Column("workload", lambda row: str(row.info["workload"]), "kind of text")
 
@@ -104,7 +112,7 @@ def _markdown(pooled: Sequence[Row], rows: Sequence[Row], card: Sequence[str]) -
         "## By workload",
         tables.render(rows, (_workload_column(), *tables.SPEED), "github"),
         "## Columns",
-        "\n".join(f"- {line}" for line in tables.glossary((*tables.SPEED, *tables.REASONS[1:])).splitlines()),
+        "\n".join(f"- {line}" for line in _meanings()),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -114,7 +122,7 @@ def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
     longest = max((row.info["speedup_high"] for row in shown), default=1.0)
     return [
         {
-            "label": row.arm.label,
+            "label": _bar_label(row),
             "speedup": row.info["speedup"],
             "width": 400 * row.info["speedup"] / longest,
             "low": 400 * row.info["speedup_low"] / longest,
@@ -123,6 +131,13 @@ def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
         }
         for row in shown
     ]
+
+
+def _bar_label(row: Row) -> str:
+    setting = row.arm.setting
+    strategy = f", {row.arm.policy} {row.arm.k}" if row.arm.draft else ""
+    batch = f", batch {setting.batch}" if setting.batch > 1 else ""
+    return row.arm.label + strategy + batch + (f", T {setting.temperature:g}" if setting.temperature else "")
 
 
 def _template(name: str, **values: Any) -> str:

@@ -131,7 +131,8 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text:
     if not failed and decoded:
         info |= _speed(outcomes, plain, ratios, arm, machine)
         if not arm.peer:
-            info |= _prediction(outcomes, plain, arm, info["speedup"])
+            rate, baseline = info["tokens_per_s"], info["plain_tokens_per_s"]
+            info |= _prediction(outcomes, plain, arm, rate / baseline if baseline else None)
     seconds = () if failed else tuple(outcome.decode_s for outcome in outcomes if outcome.decoded)
     rest = [step["host_ms"] for step in steps]
     total = sum(step["draft_ms"] + step["verify_ms"] + step["host_ms"] for step in steps)
@@ -238,9 +239,13 @@ def _speed(
 
 
 def _prediction(
-    outcomes: Sequence[Outcome], plain: Sequence[Outcome], arm: Arm, speedup: float | None
+    outcomes: Sequence[Outcome], plain: Sequence[Outcome], arm: Arm, measured: float | None
 ) -> dict[str, Any]:
-    """Predicted speedup: emitted / sum over steps of v(W) + c K, from times measured in this run."""
+    """Predicted speedup: emitted / sum over steps of v(W) + c K, from times measured in this run.
+
+    A sum over all steps, so it is held against ``measured``, the ratio of tokens per second over all units, and
+    not against the median of the units' ratios.
+    """
     single = _mean_by_width(_timed(p) for p in plain)
     steps = [pair for outcome in outcomes for pair in _timed(outcome)]
     if not steps or 1 not in single:
@@ -259,16 +264,16 @@ def _prediction(
         "draft_cost": cost,
         "verify_cost": sum(verify[step.width] for step in asked) / len(asked) if asked else None,
         "predicted_speedup": predicted,
-        "overhead": 1 - speedup / predicted if speedup else None,
+        "overhead": 1 - measured / predicted if measured else None,
     }
-    if not arm.plain and proposals and speedup:
+    if not arm.plain and proposals and measured:
         # What the speedup would be if one part alone were free; the largest gain names the limit.
         perfect = sum(step.width for step, _ in steps)
         freed = {
             "acceptance": perfect / (target + draft),
             "verification": emitted / (len(steps) + draft),
             "drafting": emitted / target,
-            "overhead": predicted / speedup * predicted,
+            "overhead": predicted / measured * predicted,
         }
         found["limited_by"] = max(freed, key=lambda part: freed[part])
     return found

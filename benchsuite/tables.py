@@ -46,7 +46,8 @@ def _speedup(row: Row) -> str:
 
 def _interval(row: Row) -> str:
     low, high = row.info["speedup_low"], row.info["speedup_high"]
-    return "-" if low is None or row.arm.plain else f"{low:.2f}-{high:.2f}"
+    # One or two ratios bound nothing.
+    return "-" if low is None or row.arm.plain or row.n < 3 else f"{low:.2f}-{high:.2f}"
 
 
 def _text(key: str) -> Callable[[Row], str]:
@@ -95,7 +96,11 @@ REASONS = (
     Column("c", _figure("draft_cost", "{:.3f}"), "draft time per proposal / target time for one slot"),
     Column("v(W)", _figure("verify_cost", "{:.2f}"), "target time for W slots / for 1"),
     Column("predicted", _figure("predicted_speedup", "{:.2f}x"), "emitted / sum of v(W) + c K"),
-    Column("overhead %", _figure("overhead", "{:.0f}", 100), "1 - measured / predicted"),
+    Column(
+        "overhead %",
+        _figure("overhead", "{:.0f}", 100),
+        "1 - ratio of tok/s to plain's / predicted",
+    ),
     Column("limited by", _text("limited_by"), "the part that would gain most if it alone were free"),
     Column("outside %", _outside, "engine time outside draft and target forwards"),
     Column("MBU", _figure("mbu", "{:.2f}"), "bytes moved per second / measured read bandwidth"),
@@ -135,6 +140,14 @@ def _table(headers: Sequence[str], body: list[list[str]], style: str) -> str:
     # tabulate pads headers by two; at 120 columns that room is needed.
     rule = ["-" * max(map(len, cells)) for cells in zip(headers, *body, strict=True)]
     return tabulate([headers, rule, *body], tablefmt="plain", disable_numparse=True, stralign="left")
+
+
+LEGEND = (
+    "tau: emitted / target forwards; acc len: 1 + accepted / drafts; c: draft time per proposal / target time for a slot;",
+    "v(W): target time for W slots / for 1; predicted: emitted / sum of v(W) + c K; outside: engine time outside forwards",
+    "MBU: bytes moved / bandwidth; copy rate: output that bigrams guess; entropy: of the target's law per token",
+)
+"""What the columns mean, for the foot of the terminal's tables."""
 
 
 def glossary(columns: Sequence[Column]) -> str:

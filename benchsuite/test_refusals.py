@@ -164,6 +164,12 @@ def test_a_model_that_cannot_fit_the_memory_is_refused_before_it_is_loaded(
         catalog.load(str(tmp_path), CPU, torch.float32, rows=4, max_length=1024)
 
 
+@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/no/where", "~/nowhere", "../x"])
+def test_a_folder_that_is_not_there_is_refused_as_one(name: str) -> None:
+    with pytest.raises(SpecdecError, match="unknown model .* a folder must exist"):
+        catalog.load(name, CPU, torch.float32)
+
+
 def test_a_shape_is_a_models_config_with_random_weights(tmp_path: Path) -> None:
     saved(tmp_path)
     (tmp_path / "model.safetensors").unlink()

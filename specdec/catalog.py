@@ -127,7 +127,7 @@ def _source(name: str) -> str:
         if not (path / "config.json").is_file():
             raise SpecdecError(f"the folder {name!r} holds no model: expected a config.json in it")
         return name
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or path.exists():
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or path.exists():
         raise unknown("model", name, KNOWN, "A hub id has the form owner/name; a folder must exist.")
     return name
 
