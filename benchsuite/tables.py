@@ -143,8 +143,8 @@ def _table(headers: Sequence[str], body: list[list[str]], style: str) -> str:
 
 
 LEGEND = (
-    "tau: emitted / target forwards; acc len: 1 + accepted / drafts; c: draft time per proposal / target time for a slot;",
-    "v(W): target time for W slots / for 1; predicted: emitted / sum of v(W) + c K; outside: engine time outside forwards",
+    "tau: emitted / target forwards; acc len: 1 + accepted / drafts; c: draft time per proposal / one-slot target time;",
+    "v(W): target time for W slots / for 1; predicted: emitted / sum of v(W) + c K; outside: time outside forwards",
     "MBU: bytes moved / bandwidth; copy rate: output that bigrams guess; entropy: of the target's law per token",
 )
 """What the columns mean, for the foot of the terminal's tables."""
