@@ -143,7 +143,7 @@ def _table(headers: Sequence[str], body: list[list[str]], style: str) -> str:
 
 
 LEGEND = (
-    "tau: emitted / target forwards; acc len: 1 + accepted / drafts; c: draft time per proposal / one-slot target time;",
+    "tau: emitted / target forwards; acc len: 1 + accepted / drafts; c: draft time per proposal / one-slot target time",
     "v(W): target time for W slots / for 1; predicted: emitted / sum of v(W) + c K; outside: time outside forwards",
     "MBU: bytes moved / bandwidth; copy rate: output that bigrams guess; entropy: of the target's law per token",
 )
