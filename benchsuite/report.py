@@ -28,6 +28,7 @@ def write(
 
     ``complete`` goes into the manifest: a run that was stopped still writes what it has.
     """
+    commit = _commit()
     targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{targets}"
     taken = sum(1 for _ in root.glob(f"{name}*"))
@@ -40,7 +41,7 @@ def write(
         "speedup.svg": _template("speedup.svg.j2", bars=_bars(pooled)),
         "report.html": _template(
             "report.html.j2",
-            card=[*card, f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {_commit() or 'unknown'}"],
+            card=[*card, f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {commit or 'unknown'}"],
             bars=_bars(pooled),
             overview=tables.overview(pooled, rows, "html"),
             speed=tables.render(pooled, tables.SPEED, "html"),
@@ -58,7 +59,7 @@ def write(
         "complete": complete,
         "seed": seed,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "commit": _commit(),
+        "commit": commit,
         "machine": {"platform": platform.platform(), "python": platform.python_version(), "card": list(card)},
         "versions": {name: version(name) for name in PACKAGES},
         "sha256": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in written.items()},

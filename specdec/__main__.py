@@ -98,12 +98,7 @@ def _generate(options: argparse.Namespace) -> dict[str, Any]:
     )
     loaded = catalog.load(options.target, device, dtype, rows=1, max_length=options.max_new_tokens, seed=options.seed)
     tokenizer = loaded.tokenizer
-    if options.raw or not tokenizer.chat_template:
-        ids = tokenizer.encode(text)
-    else:
-        turns = [{"role": "user", "content": text}]
-        encoded: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
-        ids = encoded["input_ids"]
+    ids = tokenizer.encode(text) if options.raw else catalog.chat_ids(tokenizer, text)
     request = Request(0, tuple(ids), SamplingParams(**{**vars(params), "eos": catalog.end_tokens(loaded.model)}))
     target = ArenaModel(loaded.model, ops)
     assembly = Assembly(registry, target, tokenizer, max_rows=1, max_length=len(ids) + options.max_new_tokens)

@@ -113,6 +113,15 @@ def load(
     return Loaded(name, model.to(device), tokenizer)
 
 
+def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text as one user turn of the chat template, or as it stands where there is no template."""
+    if not tokenizer.chat_template:
+        return list(tokenizer.encode(text))
+    turns = [{"role": "user", "content": text}]
+    encoded: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+    return list(encoded["input_ids"])
+
+
 def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     """The token ids that end a text, by the model's own generation config."""
     eos = model.generation_config.eos_token_id if model.generation_config else None

@@ -33,11 +33,6 @@ class StepTimes:
     target: float
     rest: float
 
-    @property
-    def total(self) -> float:
-        """Seconds of the whole step."""
-        return self.draft + self.target + self.rest
-
 
 @dataclass
 class Stats:

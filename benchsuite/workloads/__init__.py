@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specdec.errors import SpecdecError, unknown
 
@@ -31,16 +31,9 @@ class Workload:
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
         """Token ids of each prompt in the tokenizer's chat template, or as plain text where it has none."""
-        if not tokenizer.chat_template:
-            return [tuple(tokenizer.encode(prompt)) for prompt in self.prompts]
-        return [tuple(self._chat(tokenizer, prompt)) for prompt in self.prompts]
+        from specdec.catalog import chat_ids  # transformers is not needed to list workloads
 
-    @staticmethod
-    def _chat(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-        turns = [{"role": "user", "content": prompt}]
-        encoded: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
-        ids: list[int] = encoded["input_ids"]
-        return ids
+        return [tuple(chat_ids(tokenizer, prompt)) for prompt in self.prompts]
 
 
 def load(name: str) -> Workload:
