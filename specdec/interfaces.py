@@ -7,6 +7,7 @@ Only what has no default must be written. A plugin is told what it is about thro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from specdec.messages import Context, Request, SamplingParams, Verdict, Window
+from specdec.quantised import Quantised
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -139,6 +141,20 @@ class Backend(ABC):
         return None
 
     @abstractmethod
+    def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
+        """Whether ``op`` runs here on such tensors: asked of device, dtype and shape before every call.
+
+        ``tensors`` are the op's tensors that decide, in the order of its signature: ``sample`` logits,
+        ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample`` law, ``kv_append`` keys and
+        new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight,
+        ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate.
+        """
+
+    def ran(self) -> Counter[tuple[str, str]]:
+        """Calls of each (op, backend) so far, where they are counted (``specdec.ops.Ops``)."""
+        return Counter()
+
+    @abstractmethod
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """argmax over V of logits [..., V] plus the Gumbel noise of ``key`` [...] (None: no noise); int64 [...]."""
 
@@ -170,6 +186,28 @@ class Backend(ABC):
     ) -> Tensor:
         """Attention of [B, heads, W, d] over [B, heads_kv, L, d]; additive mask [B, 1, W, L]; [B, W, heads, d]."""
 
+    @abstractmethod
+    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
+        """x Wᵀ + bias: x [..., K], weight [N, K] in x's dtype, in another float dtype or quantised; [..., N] like x."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """x / sqrt(mean(x²) + eps) · (offset + weight) over the last axis, computed in float32; x's shape and dtype."""
+
+    @abstractmethod
+    def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary positions on queries and keys [B, heads, W, d], cos and sin [B or 1, W, d]: x cos + half(x) sin.
+
+        ``half`` turns (a, b), the halves of a head, into (-b, a). Returns new tensors.
+        """
+
+    @abstractmethod
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) · up, both [..., N] with any strides between rows; a new contiguous tensor."""
+
+
+OPS = tuple(sorted(Backend.__abstractmethods__ - {"takes"}))
+"""The names of the ops."""
 
 DraftFactory = Callable[..., Draft]
 PolicyFactory = Callable[..., Policy]

@@ -16,6 +16,7 @@ import pluggy
 from specdec import hookspecs
 from specdec.errors import SpecdecError, unknown
 from specdec.interfaces import Backend, Controller, Draft, Env, Factory, Policy
+from specdec.ops import Ops
 
 T = TypeVar("T")
 
@@ -159,18 +160,25 @@ class Registry:
         """Build the controller that ``text`` names, told the K that the user asked for."""
         return self._build("controller", text, Controller, env, k)
 
-    def backend(self, name: str = "auto") -> Backend:
-        """The backend of that name, or for ``auto`` the one of highest priority that can run here."""
+    def backend(self, name: str = "auto") -> Ops:
+        """The ops: for every call the backend of highest priority that can run here and takes it.
+
+        A named backend comes first and the reference takes what it does not; ``auto`` lines up all that can
+        run. Raises SpecdecError for a named backend that cannot run here, with its reason.
+        """
+        reference = self._build("backend", "reference", Backend)
         if name != "auto":
             chosen = self._build("backend", name, Backend)
             reason = chosen.missing()
             if reason:
                 raise SpecdecError(f"the backend {name!r} cannot run here: {reason}")
-            return chosen
-        able = [b for b in (self._build("backend", n, Backend) for n in self.names("backend")) if not b.missing()]
-        if not able:
-            raise SpecdecError("no kernel backend can run here; reinstall specdec-bench, which ships 'reference'")
-        return max(able, key=lambda backend: backend.priority)
+            return Ops([chosen] if chosen.name == reference.name else [chosen, reference])
+        every = [self._build("backend", n, Backend) for n in self.names("backend")]
+        every.sort(key=lambda backend: -backend.priority)
+        above = every[: [backend.name for backend in every].index(reference.name)]
+        reasons = {backend.name: backend.missing() for backend in above}
+        able = [backend for backend in above if reasons[backend.name] is None]
+        return Ops([*able, reference], [f"{name}: {reason}" for name, reason in reasons.items() if reason])
 
     def _build(self, kind: str, text: str, base: type[T], *given: object) -> T:
         entry, options = self.parse(kind, text)

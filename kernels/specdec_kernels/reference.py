@@ -12,6 +12,7 @@ from specdec import sampling
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import Backend, BackendFactory
 from specdec.messages import Verdict, Window
+from specdec.quantised import Quantised
 
 
 class Reference(Backend):
@@ -19,6 +20,10 @@ class Reference(Backend):
 
     name = "reference"
     priority = 10
+
+    def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
+        """Everything; a subclass takes the ops that it overrides."""
+        return type(self) is Reference or getattr(type(self), op) is not getattr(Reference, op)
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """argmax_x logits[x] + Gumbel(key, x): a draw from softmax(logits) (Gumbel-max)."""
@@ -119,6 +124,31 @@ class Reference(Backend):
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
         out = torch.matmul(weights.view(rows, keys.shape[1], -1, weights.shape[-1]), values)
         return out.view(rows, heads, width, size).transpose(1, 2)
+
+    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
+        """torch's own product; other weights are first brought to x's dtype."""
+        wide = weight.dequantise(x.dtype) if isinstance(weight, Quantised) else weight.to(x.dtype)
+        return F.linear(x, wide, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """Zhang & Sennrich 1910.07467, equation 4; ``offset`` is 1 in Gemma, 0 elsewhere."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * (offset + weight.float())).to(x.dtype)
+
+    def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Su et al. 2104.09864, in the halves layout of GPT-NeoX that transformers uses."""
+        cos, sin = cos[:, None], sin[:, None]
+        query, keys = (x * cos + _half(x) * sin for x in (query, keys))
+        return query, keys
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """SwiGLU's product, Shazeer 2002.05202."""
+        return F.silu(gate) * up
+
+
+def _half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([-second, first], dim=-1)
 
 
 @hookimpl

@@ -1,0 +1,134 @@
+// One vector type for every instruction set: GCC's vector extensions, LANES floats wide. The same source is
+// compiled once for each level (plain, AVX2, AVX-512, AVX-512-BF16); only bfloat16 products differ by level.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+constexpr int ACCUMULATORS = 24;  // of 32 registers
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+constexpr int ACCUMULATORS = 12;  // of 16 registers
+#else
+constexpr int LANES = 4;
+constexpr int ACCUMULATORS = 8;
+#endif
+
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t uvec __attribute__((vector_size(LANES * 4)));
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float out;
+    memcpy(&out, &bits, 4);
+    return out;
+}
+
+inline void put(float* to, float x) { *to = x; }
+
+inline void put(bf16* to, float x) {  // round to nearest even, NaN stays NaN
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    to->bits = x != x ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+inline vec splat(float x) { return vec{} + x; }
+
+inline vec load(const float* from) {
+    vec out;
+    memcpy(&out, from, sizeof out);
+    return out;
+}
+
+inline vec load(const bf16* from) {
+    typedef uint16_t half __attribute__((vector_size(LANES * 2)));
+    half bits;
+    memcpy(&bits, from, sizeof bits);
+    return vec(__builtin_convertvector(bits, uvec) << 16);
+}
+
+inline vec load(const int8_t* from) {
+    // gcc 12 would convert lane by lane.
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    vec out;
+    for (int i = 0; i < LANES; i++) out[i] = from[i];
+    return out;
+#endif
+}
+
+inline void store(float* to, vec x) { memcpy(to, &x, sizeof x); }
+
+inline void store(bf16* to, vec x) {
+    for (int i = 0; i < LANES; i++) put(to + i, x[i]);
+}
+
+inline float sum(vec x) {
+    typedef float four __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+    const four a = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+    const four b = __builtin_shufflevector(x, x, 8, 9, 10, 11) + __builtin_shufflevector(x, x, 12, 13, 14, 15);
+    four y = a + b;
+#elif defined(__AVX__)
+    four y = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+#else
+    four y = x;
+#endif
+    y += __builtin_shufflevector(y, y, 2, 3, 0, 1);
+    return y[0] + y[1];
+}
+
+inline bool any(ivec x) {
+    typedef int64_t wide __attribute__((vector_size(LANES * 4)));
+    wide bits = wide(x);
+    int64_t seen = 0;
+    for (int i = 0; i < LANES / 2; i++) seen |= bits[i];
+    return seen != 0;
+}
+
+inline vec select(ivec where, vec yes, vec no) { return vec((where & ivec(yes)) | (~where & ivec(no))); }
+
+// exp to about one unit in the last place: x = n ln 2 + r, a polynomial in r (Cephes' expf), scaled by 2^n.
+// Below -87 it is 0, above 88 it is the value at 88.
+inline vec exp(vec x) {
+    const vec low = splat(-87.0f), high = splat(88.0f);
+    const ivec vanishes = x < low;
+    x = select(x > high, high, select(vanishes, low, x));
+    const vec shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const vec n = (x * 1.44269504f + shift) - shift;
+    const vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const vec out = vec(ivec(p) + (__builtin_convertvector(n, ivec) << 23));
+    return select(vanishes, vec{}, out);
+}
+
+// SplitMix64's finaliser, as in specdec/sampling.py.
+constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
+
+inline uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
