@@ -42,8 +42,15 @@ def processor(device: torch.device) -> str:
     return str(info.get("brand_raw") or platform.processor() or "unknown processor")
 
 
-def card(machine: Machine, device: torch.device, arms: Sequence[Arm], prompts: int, forward_s: float) -> list[str]:
-    """The card's lines. ``forward_s`` is one measured forward of one token."""
+def card(
+    machine: Machine,
+    device: torch.device,
+    arms: Sequence[Arm],
+    prompts: int,
+    forward_s: float,
+    absent: Sequence[str] = (),
+) -> list[str]:
+    """The card's lines. ``forward_s`` is one measured forward of one token; ``absent``, backends that cannot run."""
     gib = machine.weight_bytes / 2**30
     floor = machine.weight_bytes / machine.bandwidth
     tokens = max(arm.setting.max_new_tokens for arm in arms)
@@ -58,6 +65,7 @@ def card(machine: Machine, device: torch.device, arms: Sequence[Arm], prompts: i
         f"measured read bandwidth {machine.bandwidth / 1e9:.1f} GB/s, so no forward can take less than "
         f"{floor * 1e3:.2f} ms; one forward took {forward_s * 1e3:.2f} ms",
         f"{len(arms)} arms x {prompts} prompts x up to {tokens} tokens: about {_minutes(expected)}",
+        *(f"without backend {reason}" for reason in absent),
     ]
 
 

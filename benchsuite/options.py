@@ -27,9 +27,13 @@ OPTIONS = (
     Option("controller", "fixed", "draft-length controllers: fixed"),
     Option("k", "4", "num_speculative_tokens, the proposals of a step; 0 is plain decoding"),
     Option("peer", "transformers,transformers_prompt_lookup", "outside references in the same table, or none"),
-    Option("backend", "auto", "kernel backends: reference; auto takes the fastest that can run here"),
+    Option("backend", "auto", "kernel backends: cuda, triton, cpu, reference; auto lines up all that can run here"),
     Option("device", "auto", "cuda, mps, cpu; auto takes the first of these that exists"),
-    Option("dtype", "auto", "float32, bfloat16, float16, float64; auto is float32 on a CPU"),
+    Option(
+        "dtype",
+        "auto",
+        "float32, bfloat16, float16, float64, or of the weights alone int8, int4; auto: float32 on a CPU",
+    ),
     Option("batch", "1", "rows that decode together"),
     Option(
         "workload",

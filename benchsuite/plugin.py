@@ -258,7 +258,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     """Print the tables, and say why a selection by device failed."""
     run = config.stash[_RUN]
     if run.bench is not None and run.bench.rows:
-        _show(terminalreporter, run)
+        from benchsuite import terminal
+
+        terminal.show(terminalreporter, run.bench, run.outcome)
     if run.wanted and not run.ran and not config.option.collectonly:
         from specdec.devices import why_absent
 
@@ -270,31 +272,3 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
             f"{'; '.join(reasons) or 'none of those collected carries the marker'}",
             red=True,
         )
-
-
-def _show(reporter: Any, run: _Run) -> None:
-    from benchsuite import tables
-    from benchsuite.session import stage_setting
-
-    for group in run.bench.pooled():
-        first = group[0]
-        rows = [row for row in run.bench.rows if stage_setting(row.arm.setting) == first.arm.setting]
-        title = f"{first.target}, {first.info['device']}, {first.info['dtype']}, batch {first.info['batch']}"
-        if first.arm.setting.temperature:
-            title += f", temperature {first.arm.setting.temperature}"
-        reporter.section(f"speculative decoding: {title}", sep="=")
-        reporter.write_line("Speedup over plain, median of paired ratios:")
-        reporter.write_line(tables.overview(group, rows))
-        reporter.write_line("")
-        reporter.write_line(tables.render(group, tables.SPEED))
-        reporter.write_line("")
-        reporter.write_line(tables.render(group, tables.REASONS))
-        reporter.write_line("")
-        for line in tables.LEGEND:
-            reporter.write_line(line)
-        reporter.write_line("")
-        for row in rows:
-            for tie in row.ties:
-                reporter.write_line(f"{row.arm.id}: {tie}")
-    if run.outcome:
-        reporter.write_line(run.outcome)

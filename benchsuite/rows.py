@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -197,6 +198,10 @@ def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             counters[name] = max(int(v) for v in values if isinstance(v, int))
         else:
             counters[name] = sum(v for v in values if isinstance(v, int))
+    ran: dict[str, dict[str, int]] = {}
+    for (op, backend), count in sorted(sum((s.ops for s in stats), Counter[tuple[str, str]]()).items()):
+        ran.setdefault(op, {})[backend] = count
+    counters["ops"] = ran
     proposed = _by_position([s.proposed_per_pos for s in stats])
     accepted = counters["num_accepted_tokens_per_pos"]
     drafts, tokens = counters["num_drafts"], counters["num_draft_tokens"]

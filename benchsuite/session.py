@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from benchsuite import card, measure, report, rows, workloads
+from benchsuite import card, measure, report, rows, tables, weights, workloads
 from benchsuite.arms import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner
 from benchsuite.matrix import Arm, Setting
 from benchsuite.rows import Machine, Row
@@ -19,9 +19,10 @@ from benchsuite.ties import Judge
 from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
-from specdec.interfaces import Backend
 from specdec.messages import Request, Window
 from specdec.model import ArenaModel
+from specdec.ops import Ops
+from specdec.quantised import BITS
 from specdec.registry import Registry
 
 Progress = Callable[[str], None]
@@ -57,7 +58,8 @@ class Bench:
         self._rows: dict[Arm, Row] = {}
         self._texts: dict[str, workloads.Workload] = {}
         self._failed: dict[Setting, Exception] = {}
-        self._loaded: dict[tuple[str, str, torch.device, torch.dtype], tuple[ArenaModel, catalog.Loaded]] = {}
+        self.weights: list[weights.Weights] = []
+        self._loaded: dict[tuple[object, ...], tuple[ArenaModel, catalog.Loaded]] = {}
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Load and build everything that ``arms`` need; each setting's plain arm is always among them."""
@@ -110,7 +112,7 @@ class Bench:
             setting.target,
             ops.name,
             device.type,
-            str(dtype).removeprefix("torch."),
+            setting.dtype if setting.dtype in BITS else str(dtype).removeprefix("torch."),
             target.weight_bytes,
             Arena.bytes_per_token(target.layers, dtype),
             card.read_bandwidth(device),
@@ -118,17 +120,33 @@ class Bench:
         )
         eos = catalog.end_tokens(loaded.model)
         stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
-        self.card += card.card(machine, device, strategies, len(encoded), _forward_seconds(stage))
+        self.card += card.card(machine, device, strategies, len(encoded), _forward_seconds(stage), ops.absent)
         return stage
 
     def _load(
-        self, setting: Setting, ops: Backend, device: torch.device, dtype: torch.dtype
+        self, setting: Setting, ops: Ops, device: torch.device, dtype: torch.dtype
     ) -> tuple[ArenaModel, catalog.Loaded]:
         """The setting's target, loaded once for all settings that share it."""
-        key = (setting.target, ops.name, device, dtype)
+        bits = BITS.get(setting.dtype)
+        key = (setting.target, setting.backend, device, dtype, bits)
         if key not in self._loaded:
             loaded = catalog.load(setting.target, device, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
-            self._loaded[key] = ArenaModel(loaded.model, ops), loaded
+            texts = weights.texts(loaded.tokenizer) if bits else []
+            before = weights.perplexity(loaded.model, texts) if bits else 0.0
+            target = ArenaModel(loaded.model, ops, bits)
+            if bits:
+                self.weights.append(
+                    weights.Weights(
+                        setting.target,
+                        setting.dtype,
+                        target.weight_bytes,
+                        sum(p.numel() * p.element_size() for p in loaded.model.parameters()),
+                        weights.perplexity(target.twin(), texts),
+                        before,
+                        sum(len(text) - 1 for text in texts),
+                    )
+                )
+            self._loaded[key] = target, loaded
         return self._loaded[key]
 
     @property
@@ -199,7 +217,7 @@ class Bench:
     def write(self, root: Path, seed: int, complete: bool) -> Path:
         """Write the results folder."""
         pooled = [row for group in self.pooled() for row in group]
-        return report.write(root, pooled, self.rows, self.card, seed, complete)
+        return report.write(root, pooled, self.rows, [*self.card, *tables.weights(self.weights)], seed, complete)
 
 
 def stage_setting(setting: Setting) -> Setting:

@@ -11,6 +11,7 @@ from typing import Any
 from tabulate import tabulate
 
 from benchsuite.rows import Row
+from benchsuite.weights import Weights
 
 BASELINE = "*"
 """Marks the row that every speedup is against."""
@@ -128,6 +129,41 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
     return _table(["arm", "policy K", *names, "all"], body, style)
 
 
+def weights(targets: Sequence[Weights]) -> list[str]:
+    """The table of quantised targets, line by line; nothing without one."""
+    if not targets:
+        return []
+    headers = ["target", "weights", "GiB", "of unrounded", "perplexity", "unrounded", "change %", "tokens"]
+    body = [
+        [
+            one.target,
+            one.dtype,
+            f"{one.bytes / 2**30:.3f}",
+            f"{one.bytes / one.float_bytes:.2f}",
+            f"{one.perplexity:.3f}",
+            f"{one.float_perplexity:.3f}",
+            f"{(one.perplexity / one.float_perplexity - 1) * 100:+.2f}",
+            str(one.tokens),
+        ]
+        for one in targets
+    ]
+    return _table(headers, body, "simple").splitlines()
+
+
+def kernels(rows: Sequence[Row]) -> list[str]:
+    """Which backend ran which op how often, over all of the engine's rows: a line for each backend."""
+    calls: dict[str, dict[str, int]] = {}
+    for row in rows:
+        for op, by_backend in (row.info["counters"] or {}).get("ops", {}).items():
+            for backend, count in by_backend.items():
+                ran = calls.setdefault(backend, {})
+                ran[op] = ran.get(op, 0) + count
+    return [
+        f"ops on {backend}: " + ", ".join(f"{op} {count:,}" for op, count in sorted(ran.items()))
+        for backend, ran in sorted(calls.items())
+    ]
+
+
 def render(rows: Sequence[Row], columns: Sequence[Column], style: str = "simple") -> str:
     """One table of rows; ``style`` is any of tabulate's (``github`` for Markdown, ``html`` …)."""
     body = [[column.cell(row) for column in columns] for row in rows]
@@ -159,7 +195,9 @@ def as_csv(rows: Sequence[Row]) -> str:
     """Every figure of every row, one line each, empty where unknown."""
     out = io.StringIO()
     keys = [key for key in rows[0].info if key not in ("counters", "acceptance_by_position")] if rows else []
-    counters = next((list(row.info["counters"]) for row in rows if row.info["counters"]), [])
+    counters = next(
+        ([name for name in row.info["counters"] if name != "ops"] for row in rows if row.info["counters"]), []
+    )
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["target", *keys, "n", *counters])
     for row in rows:

@@ -79,7 +79,7 @@ def test_comma_lists_multiply_into_the_matrix() -> None:
         (Arm(replace(SETTING, workload="poetry")), "unknown workload 'poetry'; choices: chat"),
         (Arm(replace(SETTING, workload="none.jsonl")), "'none.jsonl' cannot be read: No such file"),
         (Arm(replace(SETTING, target="tinny")), "unknown model 'tinny'; did you mean 'tiny'"),
-        (Arm(replace(SETTING, backend="cpp")), "unknown backend 'cpp'; choices: reference"),
+        (Arm(replace(SETTING, backend="cpp")), "unknown backend 'cpp'; did you mean 'cpu'"),
         (
             Arm(replace(SETTING, device="tpu")),
             r"unknown device 'tpu'; did you mean 'cpu'\? choices: auto, cpu, cuda, mps",

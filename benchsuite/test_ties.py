@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.arms import EngineRunner, Outcome
-from benchsuite.conftest import Make, prompts, registry
+from benchsuite.conftest import Make, prompts
 from benchsuite.matrix import Arm
 from benchsuite.test_equality import SETTING
 from benchsuite.ties import MOST_FLOAT32, Judge
@@ -127,4 +127,3 @@ def test_the_bound_is_measured_small_and_capped(assemble: Make) -> None:
     bound = Judge(assemble().target, range(40)).bound
     assert 0 < bound <= MOST_FLOAT32
     assert Judge(assemble(dtype=torch.bfloat16).target, range(40)).bound > bound
-    assert registry().backend().name == "reference"

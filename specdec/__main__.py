@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         ("k", 4, int, "num_speculative_tokens"),
         ("backend", "auto", str, "kernel backend"),
         ("device", "auto", str, "cuda, mps or cpu"),
-        ("dtype", "auto", str, "float32, bfloat16, float16 or float64"),
+        ("dtype", "auto", str, "float32, bfloat16, float16, float64, int8 or int4"),
         ("temperature", 0.0, float, "0 is greedy"),
         ("top-k", 0, int, "0 is off"),
         ("top-p", 1.0, float, "1 is off"),
@@ -74,6 +74,7 @@ def _generate(options: argparse.Namespace) -> dict[str, Any]:
     from specdec.assembly import Assembly
     from specdec.errors import SpecdecError
     from specdec.model import ArenaModel
+    from specdec.quantised import BITS
 
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not text.strip():
@@ -100,7 +101,7 @@ def _generate(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = loaded.tokenizer
     ids = tokenizer.encode(text) if options.raw else catalog.chat_ids(tokenizer, text)
     request = Request(0, tuple(ids), SamplingParams(**{**vars(params), "eos": catalog.end_tokens(loaded.model)}))
-    target = ArenaModel(loaded.model, ops)
+    target = ArenaModel(loaded.model, ops, BITS.get(options.dtype))
     assembly = Assembly(registry, target, tokenizer, max_rows=1, max_length=len(ids) + options.max_new_tokens)
     engine = assembly.engine(draft, options.policy, options.controller, options.k)
     done = engine.run([request])[0]
@@ -123,6 +124,7 @@ def _generate(options: argparse.Namespace) -> dict[str, Any]:
             "contract": engine.policy.contract(request.params),
         },
         "counters": stats.counters(),
+        "ops": {f"{op} {backend}": count for (op, backend), count in sorted(stats.ops.items())},
     }
 
 

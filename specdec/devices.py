@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from specdec.errors import SpecdecError, unknown
+from specdec.quantised import BITS
 
 ORDER = ("cuda", "mps", "cpu")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
@@ -53,14 +54,14 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """``auto`` is float32 on a CPU, bfloat16 on an accelerator that has it, else float16.
 
     A named dtype is tried with one small product on the device; one that fails is refused with those
-    that work there.
+    that work there. ``int8`` and ``int4`` are of the weights; what they are multiplied with is ``auto``.
     """
-    if name == "auto":
+    if name == "auto" or name in BITS:
         if device.type == "cpu":
             return torch.float32
         return torch.bfloat16 if _multiplies(torch.bfloat16, device) else torch.float16
     if name not in DTYPES:
-        raise unknown("dtype", name, (*DTYPES, "auto"))
+        raise unknown("dtype", name, (*DTYPES, *BITS, "auto"))
     dtype: torch.dtype = DTYPES[name]
     if not _multiplies(dtype, device):
         able = ", ".join(n for n, d in DTYPES.items() if _multiplies(d, device))

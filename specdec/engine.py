@@ -93,6 +93,7 @@ class Engine:
         self.stats = Stats(Stopwatch(self.target.device))
         self.stats.counts["allocations"] = self.arena.allocations + self.rows.allocations
         self._draft_before = dict(self.draft.info()) if self.draft else {}
+        self._ops_before = self.ops.ran()
 
     @torch.inference_mode()
     def run(self, requests: Sequence[Request]) -> list[Completion]:
@@ -113,6 +114,7 @@ class Engine:
         if self.draft:
             for name, count in self.draft.info().items():
                 self.stats.counts[name] += count - self._draft_before.get(name, 0)
+        self.stats.ops = self.ops.ran() - self._ops_before
         return [self._done[request.id] for request in requests]
 
     def step(self) -> None:

@@ -20,6 +20,7 @@ from specdec.arena import Arena, LayerShape, Plan
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
 from specdec.messages import Window
+from specdec.swap import Swap
 
 PREFILL_CHUNK = 256
 """Prompt tokens that one prefill forward takes."""
@@ -79,18 +80,20 @@ def position_limit(config: PretrainedConfig) -> int | None:
 class ArenaModel:
     """A causal transformers model whose attention reads and writes an arena.
 
-    The model's attention implementation is switched to ``specdec``; ``twin()`` gives an unmodified copy
-    over the same weights.
+    The model's attention implementation is switched to ``specdec`` and the parts that ``ops`` computes are
+    swapped (``specdec.swap``); ``twin()`` gives an unmodified copy over the same weights. ``bits`` 8 or 4
+    rounds the weights of its products, in place.
 
     Example: ``ArenaModel(AutoModelForCausalLM.from_pretrained(folder), ops)``
     """
 
-    def __init__(self, model: PreTrainedModel, ops: Backend) -> None:
+    def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
         self.layers = layer_shapes(model.config)
         self.limit = position_limit(model.config)
         self.native_attention: str = model.config._attn_implementation
         self.model = model.eval().requires_grad_(False)
-        self.ops = ops
+        self.ops, self.bits = ops, bits
+        self.swap = Swap(self.model, ops, bits)
         self.forwards = 0
         weight = next(model.parameters())
         self.device, self.dtype = weight.device, weight.dtype
@@ -108,6 +111,7 @@ class ArenaModel:
         tokens = torch.arange(length, device=self.device)[None] % self.vocabulary
         before = self.model(tokens, use_cache=False).logits.float()
         self.model.set_attn_implementation("specdec")
+        self.swap.put_in()
         half = length // 2
         window = Window.chain(tokens[:, half], tokens[:, half + 1 :], tokens.new_full((1,), half - 1))
         arena = self.arena(1, length, length)
@@ -130,13 +134,14 @@ class ArenaModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the parameters, shared ones counted once."""
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+        """Bytes of the weights as a forward reads them, shared ones counted once."""
+        return self.swap.weight_bytes
 
     def twin(self, layers: int | None = None) -> PreTrainedModel:
         """An unmodified model over the same weights: the reference, or its first ``layers`` layers as a draft."""
         memo: dict[int, Any] = {id(p): p for p in self.model.parameters()}
-        model: PreTrainedModel = copy.deepcopy(self.model, memo)
+        with self.swap.taken_out():
+            model: PreTrainedModel = copy.deepcopy(self.model, memo)
         if layers is not None:
             total = model.config.num_hidden_layers
             if not 0 < layers < total:

@@ -39,7 +39,8 @@ class Stats:
     """The run so far: read-only for controllers.
 
     ``batch`` live rows; ``lengths`` their tokens; ``accepted_per_pos[i]`` how many proposals were kept at
-    depth i + 1 and ``proposed_per_pos[i]`` how many were made there.
+    depth i + 1 and ``proposed_per_pos[i]`` how many were made there. ``ops`` counts the calls of each (op,
+    backend); it is complete when the run is over.
     """
 
     stopwatch: Stopwatch
@@ -49,6 +50,7 @@ class Stats:
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    ops: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def proposed(self, count: int) -> None:
         """One row's proposals in one step."""

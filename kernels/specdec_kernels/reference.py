@@ -132,8 +132,9 @@ class Reference(Backend):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """Zhang & Sennrich 1910.07467, equation 4; ``offset`` is 1 in Gemma, 0 elsewhere."""
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * (offset + weight.float())).to(x.dtype)
+        wide = x if x.dtype == torch.float64 else x.float()
+        unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return (unit * (offset + weight.to(wide.dtype))).to(x.dtype)
 
     def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Su et al. 2104.09864, in the halves layout of GPT-NeoX that transformers uses."""

@@ -182,6 +182,7 @@ enum Kind { FLOAT32, BFLOAT16, INT8, INT4 };
 extern "C" void specdec_linear(
     int kind, int narrow, const void* weight, const float* scale, const float* offset, const void* x, const void* bias,
     void* y, long rows, long inputs, long outputs, int threads) {
+    if (rows == 0) return;
     std::vector<float> wide_x, wide_y;
     const float* from = (const float*)x;
     float* to = (float*)y;

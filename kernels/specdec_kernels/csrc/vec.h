@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -94,12 +95,37 @@ inline float sum(vec x) {
     return y[0] + y[1];
 }
 
+// LANES vectors to one: lane i is the sum of vector i. Each stage adds the halves of every block of lanes and lays the
+// results of two vectors side by side.
+template <int BLOCK, int HIGH, int... I>
+inline vec side_by_side(vec a, vec b, std::integer_sequence<int, I...>) {
+    constexpr int half = LANES / BLOCK / 2;  // blocks taken from each vector
+    return __builtin_shufflevector(
+        a, b, ((I / BLOCK < half ? 0 : LANES) + (2 * (I / BLOCK % half) + HIGH) * BLOCK + I % BLOCK)...);
+}
+
+template <int BLOCK = LANES / 2>
+inline vec sums(const vec* x) {
+    if constexpr (BLOCK == 0) {
+        return *x;
+    } else {
+        constexpr auto lanes = std::make_integer_sequence<int, LANES>{};
+        vec half[BLOCK];
+        for (int i = 0; i < BLOCK; i++)
+            half[i] = side_by_side<BLOCK, 0>(x[2 * i], x[2 * i + 1], lanes) +
+                      side_by_side<BLOCK, 1>(x[2 * i], x[2 * i + 1], lanes);
+        return sums<BLOCK / 2>(half);
+    }
+}
+
 inline bool any(ivec x) {
-    typedef int64_t wide __attribute__((vector_size(LANES * 4)));
-    wide bits = wide(x);
-    int64_t seen = 0;
-    for (int i = 0; i < LANES / 2; i++) seen |= bits[i];
-    return seen != 0;
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)x, (__m256i)x);
+#else
+    return (x[0] | x[1] | x[2] | x[3]) != 0;
+#endif
 }
 
 inline vec select(ivec where, vec yes, vec no) { return vec((where & ivec(yes)) | (~where & ivec(no))); }

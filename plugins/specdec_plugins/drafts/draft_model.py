@@ -35,7 +35,7 @@ class DraftModel(Draft):
             loaded = catalog.load(model, env.target.device, env.target.dtype)
             _require_same_ids(env.tokenizer.get_vocab(), loaded.tokenizer.get_vocab(), model)
             network = loaded.model
-        self._model = ArenaModel(network, env.ops)
+        self._model = ArenaModel(network, env.ops, env.target.bits)
         if self._model.limit is not None and self._model.limit < env.max_length and model is not None:
             raise SpecdecError(
                 f"the draft {model!r} has {self._model.limit} positions and sequences may reach {env.max_length}; "

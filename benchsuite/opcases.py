@@ -1,0 +1,309 @@
+"""Cases for every op, and the rule by which a backend agrees with the reference on one.
+
+Whole numbers must be equal. Floats may err at most twice as much as the reference itself errs in the same
+dtype, both against the reference in float64, or by one rounding step where the reference happens to be
+exact (the rule of flash-attention's tests, with nothing picked by hand).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from specdec.interfaces import Backend
+from specdec.messages import Verdict, Window
+from specdec.quantised import Quantised
+from specdec_kernels.reference import Reference
+
+FLOATS = (torch.float32, torch.bfloat16)
+EXACT = ("sample", "accept", "verify_prefix", "rejection_sample", "kv_append", "kv_compact")
+"""Ops whose results are compared bit for bit."""
+
+Make = Callable[[Generator, torch.dtype], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of an op under a name; ``make`` gives them on the CPU in a dtype."""
+
+    op: str
+    name: str
+    make: Make
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+
+
+def disagreement(backend: Backend, case: Case, dtype: torch.dtype, device: str = "cpu") -> str | None:
+    """What is wrong with a backend's result on a case, or None."""
+    arguments = case.make(Generator().manual_seed(7), dtype)
+    got = run(backend, case.op, to(arguments, device=device))
+    expected = run(Reference(), case.op, arguments)
+    for index, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
+        mine = mine.cpu()
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            return f"output {index} is {mine.dtype} {tuple(mine.shape)}; expected {theirs.dtype} {tuple(theirs.shape)}"
+        if case.op in EXACT:
+            if not torch.equal(mine, theirs):
+                return f"output {index} differs in {int((mine != theirs).sum())} of {mine.numel()} places"
+            continue
+        if not mine.numel():
+            continue
+        truth = run(Reference(), case.op, to(arguments, dtype=torch.float64))[index]
+        allowed = 2 * _error(theirs, truth) + torch.finfo(dtype).eps * float(truth.abs().max())
+        if not _error(mine, truth) <= allowed:
+            return f"output {index} errs by {_error(mine, truth):.2e}; the reference by {_error(theirs, truth):.2e}"
+    return None
+
+
+def _error(got: Tensor, truth: Tensor) -> float:
+    return float((got.double() - truth).abs().max())
+
+
+def run(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The tensors that an op returns, or for the ops that work in place those that it changed."""
+    if op in ("kv_append", "kv_compact"):
+        held = tuple(_same_layout(t) for t in arguments[:2])
+        getattr(backend, op)(*held, *arguments[2:])
+        return held
+    out = getattr(backend, op)(*arguments)
+    if isinstance(out, Verdict):
+        return out.path, out.num_accepted, out.next
+    return out if isinstance(out, tuple) else (out,)
+
+
+def to(value: Any, device: str | None = None, dtype: torch.dtype | None = None) -> Any:
+    """Arguments elsewhere or in another float dtype, with their strides; whole numbers keep theirs."""
+    if isinstance(value, tuple):
+        return tuple(to(item, device, dtype) for item in value)
+    if isinstance(value, Quantised):
+        parts = (to(value.codes, device), to(value.scale, device, dtype), to(value.offset, device, dtype))
+        return Quantised(*parts)
+    if isinstance(value, Window):
+        q = to(value.q, device)
+        return Window(to(value.tokens, device), to(value.parents, device), to(value.width, device), q)
+    if not isinstance(value, Tensor):
+        return value
+    wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
+    return _same_layout(value, torch.device(device or value.device), wanted)
+
+
+def _same_layout(tensor: Tensor, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if not tensor.numel():
+        return tensor.to(device=device, dtype=dtype)
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((reach,), (1,)).to(device=device, dtype=dtype, copy=True)
+    return flat.as_strided(tensor.shape, tensor.stride())
+
+
+def _random(g: Generator, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=g).to(dtype)
+
+
+def _linear(rows: int, outputs: int, inputs: int, kind: str = "own", bias: bool = False, strided: bool = False) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        x = _random(g, dtype, rows, inputs * 2)[:, ::2] if strided else _random(g, dtype, 1, rows, inputs)
+        weight = torch.randn(outputs, inputs, generator=g)
+        kinds: dict[str, Callable[[], Tensor | Quantised]] = {
+            "own": lambda: weight.to(dtype),
+            "bfloat16": lambda: weight.bfloat16(),
+            "int8": lambda: Quantised.of(weight, 8),
+            "int4": lambda: Quantised.of(weight, 4),
+        }
+        return x, kinds[kind](), _random(g, dtype, outputs) if bias else None
+
+    return make
+
+
+def _norm(rows: int, size: int, offset: float = 0.0, strided: bool = False) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        x = _random(g, dtype, rows, size, 2)[..., 0] if strided else _random(g, dtype, 1, rows, size)
+        return x, _random(g, dtype, size), 1e-5, offset
+
+    return make
+
+
+def _rotary(batch: int, width: int, size: int, shared: bool = False) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        both = _random(g, dtype, batch, width, 6 * size)  # as projections of one input leave them
+        query = both[..., : 4 * size].view(batch, width, 4, size).transpose(1, 2)
+        keys = both[..., 4 * size :].view(batch, width, 2, size).transpose(1, 2)
+        angle = torch.rand(1 if shared else batch, width, size, generator=g) * 6
+        return query, keys, angle.cos().to(dtype), angle.sin().to(dtype)
+
+    return make
+
+
+def _silu(rows: int, size: int, scale: float = 1.0) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        both = _random(g, dtype, 1, rows, 2 * size) * scale
+        return both[..., :size], both[..., size:]
+
+    return make
+
+
+def _arena(g: Generator, dtype: torch.dtype, heads: int, capacity: int, size: int) -> Tensor:
+    """Two rows in the middle of an arena of four, so that nothing begins at its storage."""
+    return _random(g, dtype, 4, heads, capacity, size)[1:3]
+
+
+def _append(width: int, start: int, size: int = 8) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        keys, values = (_arena(g, dtype, 3, 20, size) for _ in range(2))
+        new = [_random(g, dtype, 2, width, 3, size).transpose(1, 2) for _ in range(2)]
+        cells = (torch.tensor([[start], [start + 7]]) + torch.arange(width)) % 20
+        return keys, values, *new, cells
+
+    return make
+
+
+def _compact(source: list[int], target: list[int]) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        keys, values = (_arena(g, dtype, 3, 20, 8) for _ in range(2))
+        cells = [(torch.tensor([[0], [5]]) + torch.tensor(at, dtype=torch.int64)) % 20 for at in (source, target)]
+        return keys, values, *cells
+
+    return make
+
+
+def _attention(
+    batch: int,
+    width: int,
+    length: int,
+    size: int = 64,
+    heads: tuple[int, int] = (6, 2),
+    softcap: float | None = None,
+    garbage: float = 1.0,
+    seen: float = 0.6,
+) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        query = _random(g, dtype, batch, width, heads[0], size).transpose(1, 2)
+        keys, values = (_random(g, dtype, batch + 2, heads[1], length + 9, size)[1:-1, :, :length] for _ in range(2))
+        visible = torch.rand(batch, 1, width, length, generator=g) < seen
+        visible[..., torch.randint(length, (), generator=g)] = True
+        hidden = ~visible.any(dim=2)[:, 0]  # what no slot of a row sees may hold anything finite
+        for tensor in (keys, values):
+            tensor.mul_(torch.where(hidden[:, None, :, None], garbage, 1.0).to(dtype))
+        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))
+        return query, keys, values, mask, size**-0.5, softcap
+
+    return make
+
+
+def _keys(g: Generator, *shape: int) -> Tensor:
+    return torch.randint(-(2**62), 2**62, shape, generator=g)
+
+
+def _sample(rows: int, width: int, vocabulary: int, noise: bool = True, spread: float = 4.0, left: float = 1.0) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        logits = _random(g, dtype, rows, width, vocabulary + 3)[..., :vocabulary] * spread
+        dropped = torch.rand(logits.shape, generator=g) >= left
+        dropped[..., vocabulary // 2] = False
+        return logits.masked_fill(dropped, float("-inf")), _keys(g, rows, width) if noise else None
+
+    return make
+
+
+def _window(g: Generator, rows: int, width: int, vocabulary: int, tree: bool) -> tuple[Tensor, Tensor, Tensor]:
+    tokens = torch.randint(vocabulary, (rows, width), generator=g)
+    parents = torch.arange(-1, width - 1).expand(rows, width)
+    if tree:
+        above = [[int(torch.randint(i, (), generator=g)) for i in range(1, width)] for _ in range(rows)]
+        parents = torch.tensor([[-1, *row] for row in above])
+    return tokens, parents, torch.randint(1, width + 1, (rows,), generator=g)
+
+
+def _verify(rows: int, width: int, tree: bool = False) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        return Window(*_window(g, rows, width, 2, tree)), torch.randint(2, (rows, width), generator=g)
+
+    return make
+
+
+def _rejection(rows: int, width: int, vocabulary: int, q: str | None = None, left: float = 1.0) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        logits = _random(g, dtype, rows, width, vocabulary) * 1.5
+        dropped = torch.rand(logits.shape, generator=g) >= left
+        dropped[..., 0] = False
+        law = logits.masked_fill(dropped, float("-inf")).softmax(dim=-1)
+        near = (logits + _random(g, dtype, *logits.shape)).softmax(dim=-1)
+        draft = {"near": near, "equal": law}.get(q or "")
+        tokens, parents, valid = _window(g, rows, width, vocabulary, tree=False)
+        from_draft = (near if draft is None else draft)[:, : width - 1].reshape(-1, vocabulary)
+        if width > 1:
+            tokens[:, 1:] = torch.multinomial(from_draft, 1, generator=g).view(rows, width - 1)
+        window = Window(tokens, parents, valid, None if draft is None else draft[:, : width - 1])
+        return law, window, *(_keys(g, rows, width) for _ in range(3))
+
+    return make
+
+
+ONE = (torch.float32,)
+CASES = [
+    *(Case("linear", f"{m}x{n}x{k}", _linear(m, n, k)) for m in (1, 2, 4, 7, 8, 9, 16) for n, k in ((192, 576),)),
+    Case("linear", "empty", _linear(0, 5, 64)),
+    Case("linear", "single", _linear(1, 1, 1)),
+    Case("linear", "odd", _linear(5, 37, 83)),
+    Case("linear", "long", _linear(16, 50, 1536)),
+    Case("linear", "bias", _linear(3, 37, 64, bias=True)),
+    Case("linear", "strided", _linear(3, 37, 64, strided=True)),
+    *(Case("linear", f"{kind}-{m}", _linear(m, 50, 96, kind)) for kind in ("int8", "int4") for m in (1, 4, 16)),
+    *(Case("linear", f"bfloat16-{m}", _linear(m, 50, 90, "bfloat16")) for m in (1, 8, 16)),
+    Case("linear", "int8-odd", _linear(3, 7, 41, "int8", bias=True)),
+    Case("rms_norm", "empty", _norm(0, 64)),
+    Case("rms_norm", "single", _norm(1, 1)),
+    Case("rms_norm", "odd", _norm(5, 83)),
+    Case("rms_norm", "whole", _norm(9, 576)),
+    Case("rms_norm", "many", _norm(300, 576)),
+    Case("rms_norm", "gemma", _norm(3, 64, offset=1.0)),
+    Case("rms_norm", "strided", _norm(3, 64, strided=True)),
+    Case("rotary", "single", _rotary(1, 1, 2)),
+    Case("rotary", "empty", _rotary(1, 0, 8)),
+    Case("rotary", "odd", _rotary(2, 3, 10)),
+    Case("rotary", "whole", _rotary(3, 9, 64)),
+    Case("rotary", "shared", _rotary(3, 5, 32, shared=True)),
+    Case("silu_mul", "empty", _silu(0, 8)),
+    Case("silu_mul", "single", _silu(1, 1)),
+    Case("silu_mul", "odd", _silu(3, 83)),
+    Case("silu_mul", "whole", _silu(9, 1536)),
+    Case("silu_mul", "many", _silu(100, 1536)),
+    Case("silu_mul", "extreme", _silu(2, 64, scale=60.0)),
+    Case("kv_append", "empty", _append(0, 3)),
+    Case("kv_append", "single", _append(1, 3)),
+    Case("kv_append", "ragged", _append(5, 2)),
+    Case("kv_append", "ring", _append(9, 16, size=10)),
+    Case("kv_append", "maximal", _append(20, 0)),
+    Case("kv_compact", "nothing", _compact([0, 1, 2], [0, 1, 2])),
+    Case("kv_compact", "single", _compact([4], [1])),
+    Case("kv_compact", "overlap", _compact([0, 2, 5, 6], [0, 1, 2, 3])),
+    Case("kv_compact", "swap", _compact([3, 1], [1, 3])),
+    Case("kv_compact", "ring", _compact([14, 16, 19, 20], [14, 15, 16, 17])),
+    Case("tree_attention", "single", _attention(1, 1, 1, 8, (1, 1))),
+    *(Case("tree_attention", f"{w}x{n}", _attention(1, w, n)) for w, n in ((1, 64), (1, 300), (5, 128), (9, 320))),
+    Case("tree_attention", "batch", _attention(3, 4, 64)),
+    Case("tree_attention", "ring", _attention(2, 5, 37)),
+    Case("tree_attention", "small-heads", _attention(2, 3, 29, 10, (4, 4))),
+    Case("tree_attention", "large-heads", _attention(1, 3, 48, 128, (8, 1))),
+    Case("tree_attention", "odd-heads", _attention(1, 3, 48, 80, (3, 1))),
+    Case("tree_attention", "maximal", _attention(1, 64, 128)),
+    Case("tree_attention", "softcap", _attention(1, 3, 48, softcap=2.0)),
+    Case("tree_attention", "garbage", _attention(2, 2, 70, garbage=1e30, seen=0.1)),
+    *(Case("sample", f"{v}", _sample(2, 3, v), ONE) for v in (1, 7, 258, 5001)),
+    *(Case("sample", f"{v}-argmax", _sample(2, 3, v, noise=False), ONE) for v in (1, 7, 258, 5001)),
+    Case("sample", "large", _sample(1, 1, 49152), ONE),
+    Case("sample", "flat", _sample(2, 2, 5001, spread=0.01), ONE),
+    Case("sample", "steep", _sample(2, 2, 5001, spread=40.0), ONE),
+    Case("sample", "filtered", _sample(2, 2, 5001, left=0.01), ONE),
+    Case("sample", "certain", _sample(2, 2, 258, left=0.0), ONE),
+    Case("accept", "many", lambda g, _: (torch.rand(3, 5, generator=g), _keys(g, 3, 5)), ONE),
+    *(Case("verify_prefix", f"{b}x{w}", _verify(b, w), ONE) for b, w in ((1, 1), (1, 5), (32, 9))),
+    *(Case("verify_prefix", f"tree-{b}x{w}", _verify(b, w, tree=True), ONE) for b, w in ((1, 2), (32, 16))),
+    *(Case("rejection_sample", f"{b}x{w}x{v}", _rejection(b, w, v), ONE) for b, w, v in ((1, 1, 7), (40, 5, 258))),
+    Case("rejection_sample", "near", _rejection(40, 5, 258, "near"), ONE),
+    Case("rejection_sample", "equal", _rejection(40, 5, 258, "equal"), ONE),
+    Case("rejection_sample", "filtered", _rejection(40, 5, 258, "near", left=0.05), ONE),
+    Case("rejection_sample", "large", _rejection(2, 3, 20001, "near"), ONE),
+]
+"""Empty, single, maximal, strided, ragged and ring-wrapped inputs of every op."""

@@ -1,0 +1,281 @@
+"""The cpu backend: C++ compiled at first use, one source for plain C++, AVX2, AVX-512 and AVX-512 with bfloat16.
+
+The level is the best that this processor has; ``cpu(level=avx2)`` asks for a lower one. Threads are torch's: as many as
+``torch.get_num_threads()``, from the OpenMP library that torch has loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Callable
+from functools import cache
+
+import cpuinfo
+import torch
+from torch import Tensor
+
+from specdec.errors import unknown
+from specdec.hookspecs import hookimpl
+from specdec.interfaces import BackendFactory
+from specdec.messages import Verdict, Window
+from specdec.quantised import Quantised
+from specdec_kernels import build
+from specdec_kernels.reference import Reference
+
+AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma")
+LEVELS: dict[str, tuple[str, ...]] = {
+    "avx512_bf16": (*AVX512, "avx512_bf16"),
+    "avx512": AVX512,
+    "avx2": ("avx2", "fma", "f16c"),
+    "plain": (),
+}
+"""Each level's instruction sets, by the names that the processor reports them under; the best first."""
+
+MOST_ROWS = 16
+"""Rows of x up to which ``linear`` is faster than torch's product."""
+
+MOST_SLOTS = 64
+"""Slots up to which ``tree_attention`` is faster than torch's."""
+
+_WIDE = (torch.float32, torch.bfloat16)
+_CODE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # enum Kind of linear.cpp
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_SIGNATURES = {
+    "linear": [_INT, _INT, *[_POINTER] * 6, *[_LONG] * 3, _INT],
+    "rms_norm": [_INT, *[_POINTER] * 3, _LONG, _LONG, _FLOAT, _FLOAT, _INT],
+    "rotary": [_INT, *[_POINTER] * 6, *[_LONG] * 5, _POINTER, _LONG],
+    "silu_mul": [_INT, *[_POINTER] * 3, *[_LONG] * 4, _INT],
+    "kv_append": [*[_POINTER] * 5, *[_LONG] * 4, _POINTER],
+    "kv_compact": [*[_POINTER] * 4, *[_LONG] * 4, _POINTER],
+    "tree_attention": [_INT, *[_POINTER] * 5, *[_LONG] * 6, _POINTER, _FLOAT, _FLOAT, _INT],
+    "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
+    "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
+    "rejection_sample": [*[_POINTER] * 10, *[_LONG] * 3, _INT],
+}
+
+
+@cache
+def levels() -> tuple[str, ...]:
+    """The levels that this processor can run, the best first."""
+    flags = set(cpuinfo.get_cpu_info().get("flags", ()))
+    return tuple(name for name, needed in LEVELS.items() if flags.issuperset(needed))
+
+
+def compiler() -> str | None:
+    """CXX, else the first of c++, g++ and clang++ that is on the path."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    return next((found for found in map(shutil.which, names) if found), None)
+
+
+def compiled(level: str) -> ctypes.CDLL:
+    """The kernels of one level, compiled if the cache lacks them. Raises BuildError."""
+    found = compiler()
+    if found is None:
+        raise build.BuildError("no C++ compiler: looked for CXX, c++, g++ and clang++; install one or set CXX")
+    flags = [f"-m{name.replace('_bf16', 'bf16')}" for name in LEVELS[level]]
+    command = (found, "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mtune=native", *flags)
+    library = build.library(f"cpu-{level}", command, ".cpp")
+    for name, types in _SIGNATURES.items():
+        function = getattr(library, f"specdec_{name}")
+        function.argtypes, function.restype = types, None
+    return library
+
+
+def _strides(tensors: tuple[Tensor, ...], scale: int = 1) -> ctypes.Array[ctypes.c_long]:
+    """The strides of the first three axes of each."""
+    values = [stride * scale for tensor in tensors for stride in tensor.stride()[:3]]
+    return (_LONG * len(values))(*values)
+
+
+class Cpu(Reference):
+    """C++ on the CPU: float32 and bfloat16, and int8 or int4 weights; the rest is the reference's.
+
+    ``level`` is one of ``levels()``; ``auto`` is the best of them.
+    """
+
+    name = "cpu"
+    priority = 30
+
+    def __init__(self, level: str = "auto") -> None:
+        if level not in ("auto", *levels()):
+            raise unknown("level", level, ("auto", *levels()), "These are what this processor can run.")
+        self.level = levels()[0] if level == "auto" else level
+        self._missing = build.forbidden()
+        if self._missing is None:
+            try:
+                self._lib = compiled(self.level)
+            except build.BuildError as error:
+                self._missing = str(error)
+
+    def missing(self) -> str | None:
+        """Why the kernels are not here: nothing may be compiled, there is no compiler, or it failed."""
+        return self._missing
+
+    def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
+        """CPU tensors of the dtypes above; ``linear`` up to 16 rows, ``tree_attention`` up to 64 slots."""
+        first = tensors[0]
+        assert isinstance(first, Tensor)
+        if op not in _SIGNATURES or first.device.type != "cpu":
+            return False
+        if op in ("kv_append", "kv_compact"):
+            return all(isinstance(t, Tensor) and t.dtype == first.dtype and t.stride(3) == 1 for t in tensors)
+        if op == "verify_prefix":
+            return True
+        if op in ("sample", "rejection_sample"):
+            return first.dtype == torch.float32
+        if first.dtype not in _WIDE:
+            return False
+        if op == "linear":
+            return first.numel() <= MOST_ROWS * first.shape[-1] and _multiplies(first, tensors[1])
+        if op == "tree_attention":
+            keys = tensors[1]
+            assert isinstance(keys, Tensor)
+            return first.shape[2] <= MOST_SLOTS and first.stride(3) == keys.stride(3) == 1
+        if op == "rotary":
+            cos = tensors[1]
+            assert isinstance(cos, Tensor)
+            return cos.dtype == first.dtype and cos.shape[-1] == first.shape[-1] and first.stride(3) == 1
+        return op == "rms_norm" or first.stride(-1) == 1
+
+    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
+        """W is read once for all rows: see csrc/linear.cpp."""
+        x = x.contiguous()
+        outputs, inputs = weight.shape
+        y = x.new_empty((*x.shape[:-1], outputs))
+        scale = offset = None
+        codes = weight
+        if isinstance(weight, Quantised):
+            codes, scale = weight.codes, weight.scale.data_ptr()
+            offset = None if weight.offset is None else weight.offset.data_ptr()
+        assert isinstance(codes, Tensor)
+        self._lib.specdec_linear(
+            _CODE[codes.dtype], _CODE[x.dtype], codes.data_ptr(), scale, offset, x.data_ptr(),
+            None if bias is None else bias.data_ptr(), y.data_ptr(), x.numel() // inputs, inputs, outputs,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """One pass for the squares, one for the product, both from cache."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        size = x.shape[-1]
+        self._lib.specdec_rms_norm(
+            _CODE[x.dtype], x.data_ptr(), weight.to(x.dtype).data_ptr(), y.data_ptr(), x.numel() // size, size, eps,
+            offset, torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+    def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys in one call, read in whatever layout the projections left."""
+        rows, heads, width, size = query.shape
+        cos, sin = cos.contiguous(), sin.contiguous()
+        new_query, new_keys = query.new_empty(query.shape), keys.new_empty(keys.shape)
+        self._lib.specdec_rotary(
+            _CODE[query.dtype], query.data_ptr(), keys.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+            new_query.data_ptr(), new_keys.data_ptr(), rows, heads, keys.shape[1], width, size,
+            _strides((query, keys)), width * size if cos.shape[0] > 1 else 0,
+        )  # fmt: skip
+        return new_query, new_keys
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """One pass."""
+        size = gate.shape[-1]
+        y = gate.new_empty(gate.shape)
+        if gate.dim() > 2:
+            gate, up = gate.flatten(0, -2), up.flatten(0, -2)
+        self._lib.specdec_silu_mul(
+            _CODE[gate.dtype], gate.data_ptr(), up.data_ptr(), y.data_ptr(), gate.numel() // size, size,
+            gate.stride(0), up.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+    def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
+        """Straight copies of whole head vectors, of any dtype."""
+        rows, heads, width, size = new_keys.shape
+        self._lib.specdec_kv_append(
+            keys.data_ptr(), values.data_ptr(), new_keys.data_ptr(), new_values.data_ptr(),
+            cells.contiguous().data_ptr(), rows, heads, width, size * keys.itemsize,
+            _strides((keys, values, new_keys, new_values), keys.itemsize),
+        )  # fmt: skip
+
+    def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
+        """The path's cells are held aside, then written; cells that stay where they are are not."""
+        rows, heads, _, size = keys.shape
+        source, target = source.contiguous(), target.contiguous()
+        self._lib.specdec_kv_compact(
+            keys.data_ptr(), values.data_ptr(), source.data_ptr(), target.data_ptr(), rows, heads, source.shape[1],
+            size * keys.itemsize, _strides((keys, values), keys.itemsize),
+        )  # fmt: skip
+
+    def tree_attention(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+    ) -> Tensor:
+        """A key or value is read once for four queries; a cell that a query does not see is not read for it."""
+        rows, heads, width, size = query.shape
+        out = query.new_empty((rows, width, heads, size))
+        strides = (*query.stride()[:3], *keys.stride()[:3], *values.stride()[:3], mask.stride(0), mask.stride(2))
+        self._lib.specdec_tree_attention(
+            _CODE[query.dtype], query.data_ptr(), keys.data_ptr(), values.data_ptr(), mask.data_ptr(), out.data_ptr(),
+            rows, heads, keys.shape[1], width, keys.shape[2], size, (_LONG * 11)(*strides), scaling, softcap or 0.0,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
+        """Most tokens are passed over without a hash or a logarithm: see csrc/verify.cpp."""
+        size = logits.shape[-1]
+        rows = logits.reshape(-1, size)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        chosen = torch.empty(logits.shape[:-1], dtype=torch.int64)
+        flat = None if key is None else key.contiguous()
+        self._lib.specdec_sample(
+            rows.data_ptr(), None if flat is None else flat.data_ptr(), chosen.data_ptr(), len(rows), size,
+            rows.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+        return chosen
+
+    def verify_prefix(self, window: Window, choices: Tensor) -> Verdict:
+        """A walk from the root, row by row."""
+        rows, slots = window.tokens.shape
+        tokens, parents, width, choices = (
+            t.contiguous() for t in (window.tokens, window.parents, window.width, choices)
+        )
+        path = torch.empty((rows, slots), dtype=torch.int64)
+        accepted, following = (torch.empty(rows, dtype=torch.int64) for _ in range(2))
+        self._lib.specdec_verify_prefix(
+            tokens.data_ptr(), parents.data_ptr(), width.data_ptr(), choices.data_ptr(), path.data_ptr(),
+            accepted.data_ptr(), following.data_ptr(), rows, slots,
+        )  # fmt: skip
+        return Verdict(path, accepted, following)
+
+    def rejection_sample(
+        self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """Ratio tests, residual and draw of all rows in one call."""
+        rows, slots, vocabulary = law.shape
+        given = (law, window.tokens, window.width, accept_key, residual_key, bonus_key)
+        law, tokens, width, *keys = (t.contiguous() for t in given)
+        q = None if window.q is None else window.q.contiguous()
+        path = torch.empty((rows, slots), dtype=torch.int64)
+        accepted, following = (torch.empty(rows, dtype=torch.int64) for _ in range(2))
+        self._lib.specdec_rejection_sample(
+            law.data_ptr(), None if q is None else q.data_ptr(), tokens.data_ptr(), width.data_ptr(),
+            *(key.data_ptr() for key in keys), path.data_ptr(), accepted.data_ptr(), following.data_ptr(), rows, slots,
+            vocabulary, torch.get_num_threads(),
+        )  # fmt: skip
+        return Verdict(path, accepted, following)
+
+
+def _multiplies(x: Tensor, weight: Tensor | Quantised) -> bool:
+    if isinstance(weight, Quantised):
+        return weight.offset is None or weight.shape[1] % 32 == 0
+    return weight.is_contiguous() and (weight.dtype == torch.bfloat16 or weight.dtype == x.dtype == torch.float32)
+
+
+@hookimpl
+def specdec_register_backends(register: Callable[[str, BackendFactory], None]) -> None:
+    """Register ``cpu``."""
+    register("cpu", Cpu)

@@ -1,0 +1,233 @@
+"""Parts of a transformers model that run on our ops instead of torch's, put in and taken out again.
+
+As Liger-Kernel does it, but module by module: an instance's ``forward`` hides its class's, so another
+model of the same class is not touched, and taking it out is deleting an attribute. Weights stay the
+model's own parameters; projections of one input are laid side by side so that one product makes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.interfaces import Backend
+from specdec.ops import Ops
+from specdec.quantised import Quantised
+
+Forward = Callable[..., Any]
+
+
+class Swap:
+    """Finds the parts of a model that an op of ``ops`` computes, and swaps them in with ``put_in``.
+
+    ``bits`` 8 or 4 rounds the weights of all products, in place, and keeps their codes for the ops: the
+    unswapped model is then the same model, in float. Nothing is found where every op would go to the
+    reference: torch's own modules are that.
+
+    Example: ``swap = Swap(model, ops); swap.put_in(); ...; swap.take_out()``
+    """
+
+    def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
+        self.ops, self.bits = ops, bits
+        self._forwards: list[tuple[nn.Module, Forward]] = []
+        self._quantised: dict[int, Quantised] = {}  # by the parameter that its codes stand for
+        self._parameters = list(model.parameters())
+        with torch.no_grad():
+            if bits is not None or _accelerates(ops, self._parameters[0]):
+                self._find(model)
+
+    def put_in(self) -> None:
+        """From now on the parts run on the ops."""
+        for module, forward in self._forwards:
+            module.forward = forward
+
+    def take_out(self) -> None:
+        """The model is as transformers made it; quantised weights keep their rounded values."""
+        for module, _ in self._forwards:
+            module.__dict__.pop("forward", None)
+
+    @contextmanager
+    def taken_out(self) -> Iterator[None]:
+        """Taken out for the length of a block."""
+        self.take_out()
+        try:
+            yield
+        finally:
+            self.put_in()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights of a forward take, quantised ones in their codes; shared ones counted once."""
+        plain = (p for p in self._parameters if id(p) not in self._quantised)
+        codes = {id(q): q for q in self._quantised.values()}
+        floats = sum(p.numel() * p.element_size() for p in plain)
+        return floats + sum(q.nbytes for q in codes.values())
+
+    def _find(self, model: PreTrainedModel) -> None:
+        done: set[nn.Module] = set()
+        for module in model.modules():
+            if module in done:
+                continue
+            if (parts := _projections(module, ("gate_proj", "up_proj", "down_proj"))) and _is_silu(module):
+                self._forwards.append((module, self._mlp(parts)))
+                done.update(parts)
+            elif (parts := _projections(module, ("q_proj", "k_proj", "v_proj"))) and _turns(module):
+                self._forwards.append((module, self._attention(module)))
+                self._forwards += zip(parts, self._side_by_side(parts), strict=True)
+                done.update(parts)
+            elif isinstance(module, nn.Linear):
+                self._forwards.append((module, self._linear(module)))
+            elif (offset := _norm_offset(module)) is not None:
+                self._forwards.append((module, self._norm(module, offset)))
+
+    def _product(self, parts: Sequence[nn.Linear]) -> Forward:
+        """x to the outputs of all parts, one after the other in the last axis."""
+        ops, bits = self.ops, self.bits
+        weight: Tensor | Quantised = _stacked([part.weight for part in parts])
+        biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
+        bias = torch.cat(biases) if biases else None
+        if bits is not None:
+            assert isinstance(weight, Tensor)
+            whole, weight = weight, Quantised.of(weight, bits)
+            whole.copy_(weight.dequantise(whole.dtype))  # the parameters are views of it
+            self._quantised |= {id(part.weight): weight for part in parts}
+        return lambda x: ops.linear(x, weight, bias)
+
+    def _linear(self, module: nn.Linear) -> Forward:
+        return self._product([module])
+
+    def _mlp(self, parts: Sequence[nn.Linear]) -> Forward:
+        silu_mul, size = self.ops.silu_mul, parts[0].out_features
+        widen, down = self._product(parts[:2]), self._product(parts[2:])
+
+        def forward(x: Tensor) -> Tensor:
+            both = widen(x)
+            narrowed: Tensor = down(silu_mul(both[..., :size], both[..., size:]))
+            return narrowed
+
+        return forward
+
+    def _side_by_side(self, parts: Sequence[nn.Linear]) -> list[Forward]:
+        """Each part's forward; the first one computes all, the others find theirs for the same input."""
+        product, sizes = self._product(parts), [part.out_features for part in parts]
+        held: list[Any] = [None, ()]
+
+        def nth(index: int) -> Forward:
+            def forward(x: Tensor) -> Tensor:
+                if held[0] is not x:
+                    held[:] = x, product(x).split(sizes, dim=-1)
+                out: Tensor = held[1][index]
+                if index == len(parts) - 1:
+                    held[:] = None, ()
+                return out
+
+            return forward
+
+        return [nth(index) for index in range(len(parts))]
+
+    def _attention(self, module: nn.Module) -> Forward:
+        """The class's own forward, in which the name of the rotary function means the op."""
+        ops, native = self.ops, type(module).forward
+
+        usual = native.__globals__["apply_rotary_pos_emb"]
+
+        def rotary(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+            whole = cos.shape[-1] == query.shape[-1]  # some families turn a part of each head
+            turned: tuple[Tensor, Tensor] = (ops.rotary if whole else usual)(query, keys, cos, sin)
+            return turned
+
+        names = {**native.__globals__, "apply_rotary_pos_emb": rotary}
+        forward = FunctionType(native.__code__, names, native.__name__, native.__defaults__, native.__closure__)
+        forward.__kwdefaults__ = native.__kwdefaults__
+        return MethodType(forward, module)
+
+    def _norm(self, module: Any, offset: float) -> Forward:
+        rms_norm, weight, eps = self.ops.rms_norm, module.weight, _eps(module)
+        return lambda x: rms_norm(x, weight, eps, offset)
+
+
+def _accelerates(ops: Backend, weight: Tensor) -> bool:
+    """Whether any op of a decoder's parts goes to another backend than the reference, for this dtype and device."""
+    if not isinstance(ops, Ops):
+        return False
+    row, heads = weight.new_zeros(1, 64), weight.new_zeros(1, 1, 1, 64)
+    asked: tuple[tuple[str, tuple[Tensor, ...]], ...] = (
+        ("linear", (row, weight.new_zeros(64, 64))),
+        ("rms_norm", (row,)),
+        ("rotary", (heads, heads)),
+        ("silu_mul", (row,)),
+    )
+    return any(ops.pick(op, *tensors).name != "reference" for op, tensors in asked)
+
+
+def _projections(module: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
+    """The linear modules of those names, if all are there, plain, and of one input (but for ``down_proj``)."""
+    parts = [getattr(module, name, None) for name in names]
+    linears = [part for part in parts if type(part) is nn.Linear]
+    side = [part for part, name in zip(linears, names, strict=False) if name != "down_proj"]
+    alike = len({(part.in_features, part.bias is None, part.weight.dtype) for part in side}) == 1
+    return linears if len(linears) == len(names) and alike else []
+
+
+def _stacked(weights: Sequence[Tensor]) -> Tensor:
+    """The matrices as one, of which each is a view; they are moved together unless they lie so already."""
+    first, rows = weights[0], sum(len(weight) for weight in weights)
+    ends = [weight.data_ptr() + weight.numel() * weight.element_size() for weight in weights]
+    adjacent = all(end == weight.data_ptr() for end, weight in zip(ends, weights[1:], strict=False))
+    room = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
+    if adjacent and first.is_contiguous() and room >= rows * first.shape[1]:
+        return first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1))
+    whole = torch.cat([weight.detach() for weight in weights])
+    for weight, part in zip(weights, whole.split([len(weight) for weight in weights]), strict=True):
+        weight.data = part
+    return whole
+
+
+def _is_silu(module: Any) -> bool:
+    return isinstance(getattr(module, "act_fn", None), nn.SiLU) or type(module.act_fn).__name__ == "SiLUActivation"
+
+
+def _turns(module: nn.Module) -> bool:
+    """Whether the class's forward calls a rotary function of the usual name that does, when tried, what the op does."""
+    native = type(module).forward
+    function = getattr(native, "__globals__", {}).get("apply_rotary_pos_emb")
+    if function is None or "apply_rotary_pos_emb" not in native.__code__.co_names:
+        return False
+    query, keys = torch.linspace(-1, 1, 24).view(1, 2, 3, 4), torch.linspace(-2, 1, 12).view(1, 1, 3, 4)
+    cos, sin = torch.linspace(-1, 1, 12).view(1, 3, 4), torch.linspace(1, -1, 12).view(1, 3, 4)
+    try:
+        got = function(query, keys, cos, sin)
+    except (RuntimeError, TypeError, ValueError):
+        return False  # another signature, or cosines of another shape
+    turned = zip(got, _rotated(query, keys, cos[:, None], sin[:, None]), strict=True)
+    return all(torch.allclose(mine, theirs) for mine, theirs in turned)
+
+
+def _rotated(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    halves = [x.chunk(2, dim=-1) for x in (query, keys)]
+    turned = [torch.cat([-second, first], dim=-1) for first, second in halves]
+    return query * cos + turned[0] * sin, keys * cos + turned[1] * sin
+
+
+def _eps(module: Any) -> float:
+    return float(getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or 0.0)
+
+
+def _norm_offset(module: nn.Module) -> float | None:
+    """0 or 1 for a module that is RMSNorm with that added to its weight, found by trying it; None for any other."""
+    weight = getattr(module, "weight", None)
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not _eps(module):
+        return None
+    x = torch.linspace(-1, 2, weight.numel(), device=weight.device).to(weight.dtype)[None]
+    wide = x.float()
+    unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _eps(module))
+    got = module(x).float()
+    near = {offset: float((got - unit * (offset + weight.float())).abs().max()) for offset in (0.0, 1.0)}
+    best = min(near, key=lambda offset: near[offset])
+    return best if near[best] <= 0.02 * float(got.abs().max()) + 1e-6 else None
