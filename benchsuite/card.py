@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Sequence
-from statistics import median
 
 import torch
 import transformers
@@ -14,24 +12,6 @@ from cpuinfo import get_cpu_info
 
 from benchsuite.matrix import Arm
 from benchsuite.rows import Machine
-from specdec.devices import synchronize
-
-PROBE_BYTES = {"cpu": 256 * 2**20, "mps": 2**30, "cuda": 2**31}
-"""Read by the bandwidth probe: well past any cache, and long enough to time."""
-
-
-def read_bandwidth(device: torch.device) -> float:
-    """Bytes per second that reading a large tensor once reaches here: the median of seven sums."""
-    size = PROBE_BYTES[device.type]
-    data = torch.ones(size // 4, dtype=torch.float32, device=device)
-    seconds = []
-    for _ in range(8):
-        synchronize(device)
-        start = time.perf_counter()
-        data.sum()
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return size / median(seconds[1:])
 
 
 def processor(device: torch.device) -> str:

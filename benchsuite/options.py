@@ -6,6 +6,7 @@ Options marked as lists take comma lists, whose product is the matrix of measure
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,18 @@ def value(config: pytest.Config, name: str) -> str:
     key = f"specdec_{name.replace('-', '_')}"
     given = config.getoption(key)
     return str(config.getini(key)) if given is None else str(given)
+
+
+def results_root(config: pytest.Config) -> Path | None:
+    """The folder of ``--specdec-results``, made if need be; None without one. SpecdecError if it cannot be."""
+    text = value(config, "results")
+    if not text:
+        return None
+    from specdec.errors import SpecdecError
+
+    root = config.invocation_params.dir / text
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecdecError(f"--specdec-results {text!r} cannot be made: {error.strerror}; name a folder") from error
+    return root

@@ -6,15 +6,16 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchsuite import options
+from benchsuite.kernelplugin import KernelPlugin
 from benchsuite.replay import replay, replayed_seconds
 
 if TYPE_CHECKING:
+    from benchsuite.opbench import KernelBench
     from benchsuite.rows import Row
 
 DEVICE_MARKERS = ("cuda", "mps", "gpu")
@@ -22,6 +23,7 @@ MARKERS = (
     "cuda: needs an NVIDIA GPU",
     "mps: needs an Apple GPU",
     "gpu: needs a GPU of either kind",
+    "kernels: times the kernels and the key/value arena; run it alone, `-m kernels`",
     "slow: takes more than a few seconds on two cores, or needs the embedded model",
 )
 
@@ -36,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     config.stash[_RUN] = _Run()
+    config.pluginmanager.register(KernelPlugin(config), "specdec-kernels")
 
 
 class _Run:
@@ -132,7 +135,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         prompts = options.value(config, "prompts")
         if prompts and not (prompts.isdigit() and int(prompts)):
             raise SpecdecError(f"--specdec-prompts is {prompts!r}; expected a whole number, 1 or more")
-        _results_root(config)
+        options.results_root(config)
         if config.option.specdec_deterministic or config.getini("specdec_deterministic"):
             be_deterministic(int(options.value(config, "seed")))
         run.bench = Bench(int(prompts) if prompts else None)
@@ -145,20 +148,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         reporter.section("specdec-bench", sep="-")
         for line in run.bench.card:
             reporter.write_line(line)
-
-
-def _results_root(config: pytest.Config) -> Path | None:
-    text = options.value(config, "results")
-    if not text:
-        return None
-    from specdec.errors import SpecdecError
-
-    root = config.invocation_params.dir / text
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecdecError(f"--specdec-results {text!r} cannot be made: {error.strerror}; name a folder") from error
-    return root
 
 
 @contextmanager
@@ -188,6 +177,17 @@ def specdec_row(request: pytest.FixtureRequest) -> Row:
     except SpecdecError as error:
         pytest.fail(f"{arm.id}: {error}", pytrace=False)
     return row
+
+
+@pytest.fixture(scope="session")
+def specdec_kernels(request: pytest.FixtureRequest) -> KernelBench:
+    """The kernels of one target, ready to be timed: see ``benchsuite.opbench.KernelBench``.
+
+    Tests that ask for it get one item for each ``--specdec-target``.
+    """
+    plugin: Any = request.config.pluginmanager.get_plugin("specdec-kernels")
+    bench: KernelBench = plugin.bench(request.param)
+    return bench
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if run.bar is not None:
         run.bar.close()
     # The folder was made in pytest_collection_finish, or there is nothing to put into it.
-    root = _results_root(session.config) if run.bench is not None and run.bench.rows else None
+    root = options.results_root(session.config) if run.bench is not None and run.bench.rows else None
     if root is not None:
         seed = int(options.value(session.config, "seed"))
         try:

@@ -1,24 +1,14 @@
-"""The results folder: ``results/<time>-<name>/`` with tables, strict JSON, a report and a manifest."""
+"""The files of a comparison: tables, strict JSON, a plot and a self-contained report."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
-
-from benchsuite import tables
+from benchsuite import folder, tables
 from benchsuite.rows import Row
-
-PACKAGES = ("specdec-bench", "torch", "transformers", "pytest", "pytest-benchmark", "numpy", "tokenizers")
 
 
 def write(
@@ -28,20 +18,18 @@ def write(
 
     ``complete`` goes into the manifest: a run that was stopped still writes what it has.
     """
-    commit = _commit()
     targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{targets}"
-    taken = sum(1 for _ in root.glob(f"{name}*"))
-    folder = root / (f"{name}-{taken + 1}" if taken else name)
-    folder.mkdir(parents=True)
-    written = {
-        "benchmark.json": strict_json({"rows": [_public(row) for row in rows], "pooled": [_public(r) for r in pooled]}),
+    made = f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {folder.commit() or 'unknown'}"
+    files = {
+        "benchmark.json": folder.strict_json(
+            {"rows": [_public(row) for row in rows], "pooled": [_public(r) for r in pooled]}
+        ),
         "table.md": _markdown(pooled, rows, card),
         "table.csv": tables.as_csv([*rows, *pooled]),
-        "speedup.svg": _template("speedup.svg.j2", bars=_bars(pooled)),
-        "report.html": _template(
+        "speedup.svg": folder.template("speedup.svg.j2", bars=_bars(pooled)),
+        "report.html": folder.template(
             "report.html.j2",
-            card=[*card, f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {commit or 'unknown'}"],
+            card=[*card, made],
             bars=_bars(pooled),
             overview=tables.overview(pooled, rows, "html"),
             speed=tables.render(pooled, tables.SPEED, "html"),
@@ -52,25 +40,7 @@ def write(
             ties=[tie for row in rows for tie in row.ties],
         ),
     }
-    for name, text in written.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    manifest = {
-        "command": ["pytest", *sys.argv[1:]],
-        "complete": complete,
-        "seed": seed,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "commit": commit,
-        "machine": {"platform": platform.platform(), "python": platform.python_version(), "card": list(card)},
-        "versions": {name: version(name) for name in PACKAGES},
-        "sha256": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in written.items()},
-    }
-    (folder / "MANIFEST.json").write_text(strict_json(manifest), encoding="utf-8")
-    return folder
-
-
-def strict_json(value: Any) -> str:
-    """JSON that every parser reads: raises ValueError for NaN or infinity rather than writing them."""
-    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+    return folder.write(root, targets, files, card, seed, complete)
 
 
 def _public(row: Row) -> dict[str, Any]:
@@ -139,20 +109,3 @@ def _bar_label(row: Row) -> str:
     strategy = f", {row.arm.policy} {row.arm.k}" if row.arm.draft else ""
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
     return row.arm.label + strategy + batch + (f", T {setting.temperature:g}" if setting.temperature else "")
-
-
-def _template(name: str, **values: Any) -> str:
-    environment = Environment(loader=PackageLoader("benchsuite"), autoescape=True)
-    return environment.get_template(name).render(**values)
-
-
-def _commit() -> str | None:
-    """The commit of this project's checkout; None for an installed wheel or where there is no git."""
-    root = Path(__file__).parents[1]
-    if not (root / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() or None

@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from benchsuite import card, measure, report, rows, tables, weights, workloads
+from benchsuite import card, measure, report, roofline, rows, tables, weights, workloads
 from benchsuite.arms import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner
 from benchsuite.matrix import Arm, Setting
 from benchsuite.rows import Machine, Row
@@ -115,7 +115,7 @@ class Bench:
             setting.dtype if setting.dtype in BITS else str(dtype).removeprefix("torch."),
             target.weight_bytes,
             Arena.bytes_per_token(target.layers, dtype),
-            card.read_bandwidth(device),
+            roofline.read_bandwidth(device),
             0,
         )
         eos = catalog.end_tokens(loaded.model)

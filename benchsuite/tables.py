@@ -126,7 +126,7 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
     body.append(["copy rate", "", *(f"{like[w].copy_rate:.2f}" if w in like else "-" for w in workloads), ""])
     body.append(["entropy, bits", "", *(f"{like[w].entropy_bits:.2f}" if w in like else "-" for w in workloads), ""])
     names = [w.replace("_", " ").replace("question answering", "q & a") for w in workloads]
-    return _table(["arm", "policy K", *names, "all"], body, style)
+    return table(["arm", "policy K", *names, "all"], body, style)
 
 
 def weights(targets: Sequence[Weights]) -> list[str]:
@@ -147,7 +147,7 @@ def weights(targets: Sequence[Weights]) -> list[str]:
         ]
         for one in targets
     ]
-    return _table(headers, body, "simple").splitlines()
+    return table(headers, body, "simple").splitlines()
 
 
 def kernels(rows: Sequence[Row]) -> list[str]:
@@ -167,10 +167,11 @@ def kernels(rows: Sequence[Row]) -> list[str]:
 def render(rows: Sequence[Row], columns: Sequence[Column], style: str = "simple") -> str:
     """One table of rows; ``style`` is any of tabulate's (``github`` for Markdown, ``html`` …)."""
     body = [[column.cell(row) for column in columns] for row in rows]
-    return _table([column.header for column in columns], body, style)
+    return table([column.header for column in columns], body, style)
 
 
-def _table(headers: Sequence[str], body: list[list[str]], style: str) -> str:
+def table(headers: Sequence[str], body: list[list[str]], style: str) -> str:
+    """Cells under headers in a style of tabulate's; numbers stay as they are written."""
     if style != "simple":
         return tabulate(body, headers, tablefmt=style, disable_numparse=True, stralign="left")
     # tabulate pads headers by two; at 120 columns that room is needed.

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchsuite.agreement import disagreement
 from benchsuite.conftest import registry
-from benchsuite.opcases import CASES, Case, disagreement
+from benchsuite.opcases import CASES, Case
 from specdec import Registry, SpecdecError
 from specdec.interfaces import OPS
 from specdec.messages import Verdict

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchsuite import report, tables, workloads
+from benchsuite import folder, tables, workloads
 from benchsuite.arms import Outcome
 from benchsuite.matrix import Arm
 from benchsuite.measure import Series, interval, units
@@ -116,9 +116,9 @@ def test_csv_and_json_of_the_same_rows_agree(pair: tuple[Series, Series]) -> Non
     lines = tables.as_csv(rows).splitlines()
     header, cells = lines[0].split(","), lines[2].split(",")
     assert float(cells[header.index("speedup")]) == rows[1].info["speedup"]
-    assert json.loads(report.strict_json(rows[1].info)) == rows[1].info
+    assert json.loads(folder.strict_json(rows[1].info)) == rows[1].info
     with pytest.raises(ValueError, match="JSON"):
-        report.strict_json({"speedup": float("nan")})
+        folder.strict_json({"speedup": float("nan")})
 
 
 def test_an_interval_holds_the_median_and_narrows_with_agreement() -> None:

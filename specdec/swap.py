@@ -66,8 +66,9 @@ class Swap:
         """Bytes that the weights of a forward take, quantised ones in their codes; shared ones counted once."""
         plain = (p for p in self._parameters if id(p) not in self._quantised)
         codes = {id(q): q for q in self._quantised.values()}
-        floats = sum(p.numel() * p.element_size() for p in plain)
-        return floats + sum(q.nbytes for q in codes.values())
+        floats: int = sum(p.numel() * p.element_size() for p in plain)
+        quantised: int = sum(q.nbytes for q in codes.values())
+        return floats + quantised
 
     def _find(self, model: PreTrainedModel) -> None:
         done: set[nn.Module] = set()

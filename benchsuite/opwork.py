@@ -1,0 +1,209 @@
+"""The work that kernels are timed on: each op at the shapes of one target, with the bytes and operations it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from specdec.interfaces import Backend
+from specdec.messages import Window
+from specdec.model import ArenaModel
+from specdec.quantised import GROUP, Quantised
+
+WIDTHS = tuple(range(1, 17))
+"""Rows that ``linear`` is timed at: its v(W) curve."""
+
+LENGTHS = (128, 512, 2048)
+"""Cells that ``tree_attention`` looks at."""
+
+VERIFIED = {
+    "cpu": tuple((b, k, None) for b, k in ((1, 4), (1, 8), (8, 8))),
+    "mps": tuple((b, k, None) for b, k in ((1, 4), (1, 8), (8, 8))),
+    "cuda": tuple((b, k, v) for b in (1, 8, 32) for k in (1, 4, 8) for v in (32_000, 128_000, 152_000)),
+}
+"""Rows, proposals and vocabulary (None: the target's) of the ops that draw and verify."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One op at one shape: the arguments of each of its ``calls``, the bytes they move and their operations."""
+
+    op: str
+    kind: str
+    shape: str
+    calls: tuple[tuple[Any, ...], ...]
+    moved: int
+    operations: int
+
+    def do(self, ops: Backend) -> None:
+        """Make the calls."""
+        op = getattr(ops, self.op)
+        for arguments in self.calls:
+            op(*arguments)
+
+
+class Target:
+    """The shapes of a model, and its own matrices: one ``linear`` work is every product of one forward.
+
+    Example: ``for work in Target(model).work("linear"): work.do(ops)``
+    """
+
+    def __init__(self, model: ArenaModel) -> None:
+        config = model.model.config.get_text_config(decoder=True)
+        self.device, self.dtype = model.device, model.dtype
+        self.hidden: int = config.hidden_size
+        self.inner: int = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        self.heads: int = config.num_attention_heads
+        self.heads_kv, self.head_dim = model.layers[0].heads, model.layers[0].head_dim
+        self.vocabulary = model.vocabulary
+        self.matrices = [m.weight.detach() for m in model.model.modules() if isinstance(m, nn.Linear)]
+        self._generator = Generator().manual_seed(0)
+
+    def work(self, op: str) -> Iterator[Work]:
+        """Everything that one op is timed on; KeyError for no op."""
+        makers: dict[str, Callable[[], Iterator[Work]]] = {
+            "linear": self._linear,
+            "rms_norm": self._norm,
+            "rotary": self._rotary,
+            "silu_mul": self._silu,
+            "kv_append": self._append,
+            "kv_compact": self._compact,
+            "tree_attention": self._attention,
+            "sample": self._sample,
+            "accept": self._accept,
+            "verify_prefix": self._verify,
+            "rejection_sample": self._rejection,
+        }
+        return makers[op]()
+
+    def _random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.randn(shape, generator=self._generator).to(self.device, dtype or self.dtype)
+
+    def _whole(self, high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=self._generator).to(self.device)
+
+    def _one(self, op: str, shape: str, arguments: tuple[Any, ...], moved: int, operations: int) -> Work:
+        kind = next(str(a.dtype) for a in arguments if isinstance(a, Tensor)).removeprefix("torch.")
+        return Work(op, kind, shape, (arguments,), moved, operations)
+
+    def _linear(self) -> Iterator[Work]:
+        own = str(self.dtype).removeprefix("torch.")
+        kinds: dict[str, Callable[[Tensor], Tensor | Quantised]] = {
+            own: lambda matrix: matrix,
+            "bfloat16": lambda matrix: matrix.bfloat16(),
+            "int8": lambda matrix: Quantised.of(matrix, 8),
+            "int4": lambda matrix: Quantised.of(matrix, 4),
+        }
+        if any(matrix.shape[1] % GROUP for matrix in self.matrices):
+            del kinds["int4"]
+        for kind, change in kinds.items():
+            weights = [change(matrix) for matrix in self.matrices]
+            dtype = torch.bfloat16 if kind == "bfloat16" else self.dtype
+            for width in WIDTHS if kind in (own, "bfloat16") else (1, 4, 8, 16):
+                inputs = {k: self._random(width, k, dtype=dtype) for k in {m.shape[1] for m in self.matrices}}
+                ends = sum(sum(matrix.shape) for matrix in self.matrices) * width * dtype.itemsize
+                yield Work(
+                    "linear",
+                    kind,
+                    f"W={width}",
+                    tuple((inputs[weight.shape[1]], weight, None) for weight in weights),
+                    sum(weight.nbytes for weight in weights) + ends,
+                    2 * width * sum(matrix.numel() for matrix in self.matrices),
+                )
+
+    def _norm(self) -> Iterator[Work]:
+        for width in (1, 8):
+            x, weight = self._random(1, width, self.hidden), self._random(self.hidden)
+            moved, operations = 2 * x.nbytes + weight.nbytes, 4 * x.numel()
+            yield self._one("rms_norm", f"{width}x{self.hidden}", (x, weight, 1e-5, 0.0), moved, operations)
+
+    def _rotary(self) -> Iterator[Work]:
+        for width in (1, 8):
+            query = self._random(1, width, self.heads, self.head_dim).transpose(1, 2)
+            keys = self._random(1, width, self.heads_kv, self.head_dim).transpose(1, 2)
+            turn = self._random(1, width, self.head_dim)
+            shape = f"{width}x{self.heads}+{self.heads_kv}x{self.head_dim}"
+            moved, operations = 2 * (query.nbytes + keys.nbytes + turn.nbytes), 3 * (query.numel() + keys.numel())
+            yield self._one("rotary", shape, (query, keys, turn, turn), moved, operations)
+
+    def _silu(self) -> Iterator[Work]:
+        for width in (1, 8):
+            gate, up = self._random(1, width, 2 * self.inner).split(self.inner, dim=-1)
+            yield self._one("silu_mul", f"{width}x{self.inner}", (gate, up), 3 * gate.nbytes, 10 * gate.numel())
+
+    def _arena(self, length: int) -> tuple[Tensor, Tensor]:
+        return self._random(1, self.heads_kv, length, self.head_dim), self._random(
+            1, self.heads_kv, length, self.head_dim
+        )
+
+    def _append(self) -> Iterator[Work]:
+        for width in (1, 8):
+            keys, values = self._arena(4096)
+            new = self._random(1, width, self.heads_kv, self.head_dim).transpose(1, 2)
+            cells = 100 + torch.arange(width, device=self.device)[None]
+            yield self._one("kv_append", f"W={width}", (keys, values, new, new, cells), 4 * new.nbytes, 0)
+
+    def _compact(self) -> Iterator[Work]:
+        keys, values = self._arena(4096)
+        source, target = 100 + self._whole(16, 1, 5).sort(dim=1).values, 100 + torch.arange(5, device=self.device)[None]
+        moved = 4 * 5 * self.heads_kv * self.head_dim * keys.itemsize
+        yield self._one("kv_compact", "5 of 16", (keys, values, source, target), moved, 0)
+
+    def _attention(self) -> Iterator[Work]:
+        for length in LENGTHS:
+            keys, values = self._arena(length)
+            for width in (1, 8):
+                query = self._random(1, width, self.heads, self.head_dim).transpose(1, 2)
+                mask = torch.zeros(1, 1, width, length, device=self.device, dtype=self.dtype)
+                yield self._one(
+                    "tree_attention",
+                    f"W={width} L={length}",
+                    (query, keys, values, mask, self.head_dim**-0.5, None),
+                    keys.nbytes + values.nbytes + 2 * query.nbytes,
+                    4 * self.heads * width * length * self.head_dim,
+                )
+
+    def _verified(self) -> Iterator[tuple[int, int, int]]:
+        for rows, proposals, vocabulary in VERIFIED[self.device.type]:
+            yield rows, proposals + 1, vocabulary or self.vocabulary
+
+    def _logits(self, rows: int, width: int, vocabulary: int) -> Tensor:
+        return 4 * self._random(rows, width, vocabulary, dtype=torch.float32)
+
+    def _sample(self) -> Iterator[Work]:
+        for rows, width, vocabulary in self._verified():
+            logits = self._logits(rows, width, vocabulary)
+            shape = f"B={rows} W={width} V={vocabulary}"
+            yield self._one("sample", f"{shape} greedy", (logits, None), logits.nbytes, logits.numel())
+            keys = self._whole(2**62, rows, width)
+            yield self._one("sample", shape, (logits, keys), logits.nbytes, 10 * logits.numel())
+
+    def _accept(self) -> Iterator[Work]:
+        probability = self._random(8, 8, dtype=torch.float32).sigmoid()
+        yield self._one("accept", "8x8", (probability, self._whole(2**62, 8, 8)), 12 * 64, 10 * 64)
+
+    def _verify(self) -> Iterator[Work]:
+        for rows, width in dict.fromkeys((rows, width) for rows, width, _ in self._verified()):
+            window, choices = self._chain(rows, width, 2), self._whole(2, rows, width)
+            moved = choices.nbytes * 5
+            calls = ((window, choices),)
+            yield Work("verify_prefix", "int64", f"B={rows} K={width - 1}", calls, moved, rows * width)
+
+    def _chain(self, rows: int, width: int, vocabulary: int, q: Tensor | None = None) -> Window:
+        tokens = self._whole(vocabulary, rows, width)
+        return Window.chain(tokens[:, 0], tokens[:, 1:], torch.full_like(tokens[:, 0], width - 1), q)
+
+    def _rejection(self) -> Iterator[Work]:
+        for rows, width, vocabulary in self._verified():
+            logits = self._logits(rows, width, vocabulary)
+            law, q = logits.softmax(dim=-1), logits[:, 1:].softmax(dim=-1)
+            window = self._chain(rows, width, vocabulary, q)
+            keys = [self._whole(2**62, rows, width) for _ in range(3)]
+            # One row of p and of q are scanned, twice: for a residual at all, and for the draw.
+            moved = rows * 4 * vocabulary * law.itemsize
+            shape = f"B={rows} K={width - 1} V={vocabulary}"
+            yield self._one("rejection_sample", shape, (law, window, *keys), moved, 12 * rows * vocabulary)

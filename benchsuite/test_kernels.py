@@ -1,0 +1,43 @@
+"""The kernel benchmark, ``pytest -m kernels [--specdec-target …] [--specdec-results …]``: no time is asserted."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from benchsuite.kvbench import LENGTHS, CacheCost
+from benchsuite.opbench import KernelBench
+from benchsuite.opwork import WIDTHS
+from specdec.interfaces import OPS
+
+pytestmark = [pytest.mark.kernels, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernel(op: str, specdec_kernels: KernelBench) -> None:
+    timings = specdec_kernels.time(op)
+    assert {timing.op for timing in timings} == {op}
+    assert all(timing.seconds > 0 and timing.moved > 0 for timing in timings)
+    shapes = {(timing.kind, timing.shape) for timing in timings}
+    assert {(t.kind, t.shape) for t in timings if t.backend == "reference"} == shapes, "a shape has no reference"
+
+
+def test_the_models_cost_by_width(specdec_kernels: KernelBench) -> None:
+    curves = specdec_kernels.model_curves()
+    assert {tuple(curve.seconds) for curve in curves} == {WIDTHS}
+    assert {"model, transformers", f"model, {specdec_kernels.target.ops.name}"} <= {curve.what for curve in curves}
+
+
+def test_appending_and_rolling_back_move_the_window_alone(specdec_kernels: KernelBench) -> None:
+    """Exact in bytes; the times stand beside them in the table."""
+    costs = specdec_kernels.caches()
+    ours = [cost for cost in costs if cost.cache == "arena"]
+    theirs = [cost for cost in costs if cost.cache == "transformers dynamic"]
+    assert [cost.length for cost in ours] == list(LENGTHS)
+    assert len({(cost.moved, cost.allocations) for cost in ours}) == 1, "the arena's cost grows with the context"
+    assert _grows(theirs), "the meter sees no growth where there is one"
+
+
+def _grows(costs: list[CacheCost]) -> bool:
+    return all(b.moved > a.moved for a, b in pairwise(costs))
