@@ -58,7 +58,7 @@ class KernelPlugin:
         self.card = [
             f"machine {processor(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
             f"transformers {transformers.__version__}",
-            *(f"without backend {reason}" for reason in ops.absent),
+            *(f"without backend {reason}" for reason in ops.absent(device.type)),
         ]
         return KernelBench(name, ArenaModel(loaded.model, ops))
 

@@ -64,10 +64,10 @@ def _rotary(batch: int, width: int, size: int, shared: bool = False) -> Make:
     return make
 
 
-def _silu(rows: int, size: int, scale: float = 1.0) -> Make:
+def _silu(rows: int, size: int, scale: float = 1.0, batch: int = 1, flat: bool = False) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
-        both = _random(g, dtype, 1, rows, 2 * size) * scale
-        return both[..., :size], both[..., size:]
+        both = _random(g, dtype, batch, rows, 2 * size) * scale
+        return (both[0, 0] if flat else both)[..., :size], (both[0, 0] if flat else both)[..., size:]
 
     return make
 
@@ -197,6 +197,8 @@ CASES = [
     Case("silu_mul", "odd", _silu(3, 83)),
     Case("silu_mul", "whole", _silu(9, 1536)),
     Case("silu_mul", "many", _silu(100, 1536)),
+    Case("silu_mul", "batch", _silu(3, 70, batch=2)),
+    Case("silu_mul", "flat", _silu(1, 70, flat=True)),
     Case("silu_mul", "extreme", _silu(2, 64, scale=60.0)),
     Case("kv_append", "empty", _append(0, 3)),
     Case("kv_append", "single", _append(1, 3)),

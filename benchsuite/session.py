@@ -120,7 +120,9 @@ class Bench:
         )
         eos = catalog.end_tokens(loaded.model)
         stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
-        self.card += card.card(machine, device, strategies, len(encoded), _forward_seconds(stage), ops.absent)
+        self.card += card.card(
+            machine, device, strategies, len(encoded), _forward_seconds(stage), ops.absent(device.type)
+        )
         return stage
 
     def _load(

@@ -31,7 +31,7 @@ HERE = [
     ),
     pytest.param("cuda", "cuda", marks=[pytest.mark.cuda, pytest.mark.gpu], id="cuda"),
 ]
-NOT_TAKEN = {"cpu": {"accept"}, "cuda": {"accept", "linear", "tree_attention"}}
+NOT_TAKEN = {"cpu": {"accept"}, "cuda": {"linear", "tree_attention"}}
 """Ops that a backend leaves to the reference."""
 
 
@@ -131,11 +131,13 @@ def test_auto_lines_up_what_can_run_by_priority_and_names_what_cannot() -> None:
             register("reference", Reference)
             for name, priority, reason in (("fast", 90, None), ("gone", 80, "it is gone"), ("slow", 5, None)):
                 members = {"name": name, "priority": priority, "missing": lambda self, reason=reason: reason}
+                members["devices"] = ("cpu",)
                 register(name, type(name, (Reference,), members))
 
     ops = Registry({"plugin": Plugin()}).backend()
     assert [backend.name for backend in ops.chain] == ["fast", "reference"]
-    assert ops.absent == ("gone: it is gone",)
+    assert ops.absent("cpu") == ["gone: it is gone"]
+    assert ops.absent("mps") == []
 
 
 def test_a_level_that_the_processor_lacks_is_refused_with_those_it_has() -> None:
@@ -149,9 +151,12 @@ def _in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProc
     )
 
 
-SHOW = (
-    "from specdec import Registry\nops = Registry().backend()\nprint([b.name for b in ops.chain])\nprint(*ops.absent)\n"
-)
+SHOW = """
+from specdec import Registry
+ops = Registry().backend()
+print([backend.name for backend in ops.chain])
+print(*ops.absent("cpu"))
+"""
 
 
 def test_force_py_skips_compiling_and_says_so(tmp_path: Path) -> None:

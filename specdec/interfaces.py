@@ -135,6 +135,8 @@ class Backend(ABC):
 
     name: str
     priority: int
+    devices: tuple[str, ...] = ("cuda", "mps", "cpu")
+    """Kinds of devices that it is meant for: where it cannot run on one of them, the user is told."""
 
     def missing(self) -> str | None:
         """A sentence saying why this backend cannot run here, or None when it can."""

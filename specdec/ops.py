@@ -16,19 +16,23 @@ class Ops(Backend):
     """Backends in order of preference; the last takes everything (the reference).
 
     ``ran`` counts (op, backend) for every call, so that what ran is known and not assumed. ``absent`` are
-    the sentences of backends that were wished for and cannot run here.
+    backends that would stand in the chain if they could run here, with the sentences that say why not.
 
     Example: ``Ops([Cpu(), Reference()]).sample(logits, None)``
     """
 
-    def __init__(self, chain: Sequence[Backend], absent: Sequence[str] = ()) -> None:
-        self.chain, self.absent = tuple(chain), tuple(absent)
+    def __init__(self, chain: Sequence[Backend], absent: Sequence[tuple[Backend, str]] = ()) -> None:
+        self.chain, self._absent = tuple(chain), tuple(absent)
         self.name, self.priority = self.chain[0].name, self.chain[0].priority
         self.calls: Counter[tuple[str, str]] = Counter()
 
     def ran(self) -> Counter[tuple[str, str]]:
         """How often each (op, backend) was called so far."""
         return Counter(self.calls)
+
+    def absent(self, device: str) -> list[str]:
+        """Why the backends that are meant for a kind of device and are not in the chain are not."""
+        return [f"{backend.name}: {reason}" for backend, reason in self._absent if device in backend.devices]
 
     def pick(self, op: str, *tensors: Tensor | Quantised) -> Backend:
         """The backend that an op on these tensors goes to; not counted."""

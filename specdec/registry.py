@@ -176,9 +176,9 @@ class Registry:
         every = [self._build("backend", n, Backend) for n in self.names("backend")]
         every.sort(key=lambda backend: -backend.priority)
         above = every[: [backend.name for backend in every].index(reference.name)]
-        reasons = {backend.name: backend.missing() for backend in above}
-        able = [backend for backend in above if reasons[backend.name] is None]
-        return Ops([*able, reference], [f"{name}: {reason}" for name, reason in reasons.items() if reason])
+        reasons = [(backend, backend.missing()) for backend in above]
+        able = [backend for backend, reason in reasons if reason is None]
+        return Ops([*able, reference], [(backend, reason) for backend, reason in reasons if reason])
 
     def _build(self, kind: str, text: str, base: type[T], *given: object) -> T:
         entry, options = self.parse(kind, text)

@@ -76,7 +76,9 @@ def _compile(name: str, command: Sequence[str], files: Sequence[Path], path: Pat
         if broken:
             log = path.with_suffix(".log")
             log.write_text("\n".join(f"{' '.join(r.args)}\n{r.stderr}" for r in broken))
-            lines = [line for line in broken[0].stderr.splitlines() if "error" in line] or ["no message"]
+            lines = [line for line in broken[0].stderr.splitlines() if "error" in line or "fatal" in line] or [
+                "no message"
+            ]
             raise BuildError(f"compiling the {name} kernels failed: {lines[0]} (all of it: {log})")
         Path(whole).replace(path)
 

@@ -97,6 +97,7 @@ class Cpu(Reference):
 
     name = "cpu"
     priority = 30
+    devices = ("cpu",)
 
     def __init__(self, level: str = "auto") -> None:
         if level not in ("auto", *levels()):
@@ -115,29 +116,8 @@ class Cpu(Reference):
 
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
         """CPU tensors of the dtypes above; ``linear`` up to 16 rows, ``tree_attention`` up to 64 slots."""
-        first = tensors[0]
-        assert isinstance(first, Tensor)
-        if op not in _SIGNATURES or first.device.type != "cpu":
-            return False
-        if op in ("kv_append", "kv_compact"):
-            return all(isinstance(t, Tensor) and t.dtype == first.dtype and t.stride(3) == 1 for t in tensors)
-        if op == "verify_prefix":
-            return True
-        if op in ("sample", "rejection_sample"):
-            return first.dtype == torch.float32
-        if first.dtype not in _WIDE:
-            return False
-        if op == "linear":
-            return first.numel() <= MOST_ROWS * first.shape[-1] and _multiplies(first, tensors[1])
-        if op == "tree_attention":
-            keys = tensors[1]
-            assert isinstance(keys, Tensor)
-            return first.shape[2] <= MOST_SLOTS and first.stride(3) == keys.stride(3) == 1
-        if op == "rotary":
-            cos = tensors[1]
-            assert isinstance(cos, Tensor)
-            return cos.dtype == first.dtype and cos.shape[-1] == first.shape[-1] and first.stride(3) == 1
-        return op == "rms_norm" or first.stride(-1) == 1
+        fits: Callable[..., bool] | None = _FITS.get(op)
+        return fits is not None and tensors[0].device.type == "cpu" and fits(*tensors)
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
         """W is read once for all rows: see csrc/linear.cpp."""
@@ -159,11 +139,12 @@ class Cpu(Reference):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """One pass for the squares, one for the product, both from cache."""
-        x = x.contiguous()
+        # Held by name: a temporary would be freed before its pointer is used.
+        x, weight = x.contiguous(), weight.to(x.dtype)
         y = torch.empty_like(x)
         size = x.shape[-1]
         self._lib.specdec_rms_norm(
-            _CODE[x.dtype], x.data_ptr(), weight.to(x.dtype).data_ptr(), y.data_ptr(), x.numel() // size, size, eps,
+            _CODE[x.dtype], x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // size, size, eps,
             offset, torch.get_num_threads(),
         )  # fmt: skip
         return y
@@ -184,20 +165,21 @@ class Cpu(Reference):
         """One pass."""
         size = gate.shape[-1]
         y = gate.new_empty(gate.shape)
-        if gate.dim() > 2:
+        if gate.dim() > 2 and gate.shape[0] > 1:
             gate, up = gate.flatten(0, -2), up.flatten(0, -2)
         self._lib.specdec_silu_mul(
-            _CODE[gate.dtype], gate.data_ptr(), up.data_ptr(), y.data_ptr(), gate.numel() // size, size,
-            gate.stride(0), up.stride(0), torch.get_num_threads(),
+            _CODE[gate.dtype], gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel() // size, size,
+            *(t.stride(-2) if t.dim() > 1 else size for t in (gate, up)), torch.get_num_threads(),
         )  # fmt: skip
         return y
 
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
         """Straight copies of whole head vectors, of any dtype."""
         rows, heads, width, size = new_keys.shape
+        cells = cells.contiguous()
         self._lib.specdec_kv_append(
             keys.data_ptr(), values.data_ptr(), new_keys.data_ptr(), new_values.data_ptr(),
-            cells.contiguous().data_ptr(), rows, heads, width, size * keys.itemsize,
+            cells.data_ptr(), rows, heads, width, size * keys.itemsize,
             _strides((keys, values, new_keys, new_values), keys.itemsize),
         )  # fmt: skip
 
@@ -269,10 +251,39 @@ class Cpu(Reference):
         return Verdict(path, accepted, following)
 
 
-def _multiplies(x: Tensor, weight: Tensor | Quantised) -> bool:
+def _fits_linear(x: Tensor, weight: Tensor | Quantised) -> bool:
+    if x.dtype not in _WIDE or x.numel() > MOST_ROWS * x.shape[-1]:
+        return False
     if isinstance(weight, Quantised):
-        return weight.offset is None or weight.shape[1] % 32 == 0
-    return weight.is_contiguous() and (weight.dtype == torch.bfloat16 or weight.dtype == x.dtype == torch.float32)
+        return True
+    return weight.is_contiguous() and (weight.dtype == x.dtype or weight.dtype == torch.bfloat16)
+
+
+def _fits_attention(query: Tensor, keys: Tensor) -> bool:
+    return query.dtype in _WIDE and query.shape[2] <= MOST_SLOTS and query.stride(3) == keys.stride(3) == 1
+
+
+def _fits_rotary(query: Tensor, cos: Tensor) -> bool:
+    return query.dtype in _WIDE and cos.dtype == query.dtype and query.stride(3) == 1
+
+
+def _fits_append(keys: Tensor, new_keys: Tensor) -> bool:
+    return keys.dtype == new_keys.dtype and keys.stride(3) == new_keys.stride(3) == 1
+
+
+_FITS: dict[str, Callable[..., bool]] = {
+    "linear": _fits_linear,
+    "rms_norm": lambda x: x.dtype in _WIDE,
+    "rotary": _fits_rotary,
+    "silu_mul": lambda gate: gate.dtype in _WIDE and gate.stride(-1) == 1,
+    "kv_append": _fits_append,
+    "kv_compact": lambda keys: keys.stride(3) == 1,
+    "tree_attention": _fits_attention,
+    "sample": lambda logits: logits.dtype == torch.float32,
+    "verify_prefix": lambda choices: True,
+    "rejection_sample": lambda law: law.dtype == torch.float32,
+}
+"""What each op asks of the tensors that decide, once they are on the CPU."""
 
 
 @hookimpl

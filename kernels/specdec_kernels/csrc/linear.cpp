@@ -19,6 +19,7 @@ namespace {
 
 constexpr int GROUP = 32;  // inputs of one int4 group, and of one register of bfloat16 pairs
 constexpr long MOST_ROWS = 8;
+constexpr long WORTH_THREADS = 1 << 15;  // products; below, starting threads costs more than they bring
 
 // A kind of weights: how GROUP of them become vectors. `Scaled` kinds multiply the sum of a row by its scale.
 template <class T, bool S>
@@ -157,7 +158,7 @@ void span(const W& w, const typename W::X* x, float* y, long rows, long outputs,
 template <class W>
 void multiply(const W& w, const typename W::X* x, float* y, long rows, long outputs, int threads) {
     const bool tall = ACCUMULATORS / std::min(rows, MOST_ROWS) >= 4;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) if (outputs * w.inputs * rows >= WORTH_THREADS)
     {
         const long each = (outputs / 12 + omp_get_num_threads()) / omp_get_num_threads() * 12;
         const long from = std::min(omp_get_thread_num() * each, outputs), to = std::min(from + each, outputs);
