@@ -7,6 +7,7 @@ exact (the rule of flash-attention's tests, with nothing picked by hand).
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ from torch import Generator, Tensor
 
 from benchsuite.opcases import Case
 from specdec.interfaces import Backend
-from specdec.messages import Verdict, Window
-from specdec.quantised import Quantised
+from specdec.messages import Verdict
 from specdec_kernels.reference import Reference
 
 EXACT = ("sample", "accept", "verify_prefix", "rejection_sample", "kv_append", "kv_compact")
@@ -54,6 +54,10 @@ def run(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tensor, 
         held = tuple(_same_layout(t) for t in arguments[:2])
         getattr(backend, op)(*held, *arguments[2:])
         return held
+    if op == "decoder_layer":
+        x, layer, turn, at = arguments
+        held_at = to(at)
+        return getattr(backend, op)(x, layer, turn, held_at), held_at.keys, held_at.values
     out = getattr(backend, op)(*arguments)
     if isinstance(out, Verdict):
         return out.path, out.num_accepted, out.next
@@ -64,12 +68,8 @@ def to(value: Any, device: str | None = None, dtype: torch.dtype | None = None) 
     """Arguments elsewhere or in another float dtype, with their strides; whole numbers keep theirs."""
     if isinstance(value, tuple):
         return tuple(to(item, device, dtype) for item in value)
-    if isinstance(value, Quantised):
-        parts = (to(value.codes, device), to(value.scale, device, dtype), to(value.offset, device, dtype))
-        return Quantised(*parts)
-    if isinstance(value, Window):
-        q = to(value.q, device)
-        return Window(to(value.tokens, device), to(value.parents, device), to(value.width, device), q)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{part.name: to(getattr(value, part.name), device, dtype) for part in fields(value)})
     if not isinstance(value, Tensor):
         return value
     wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype

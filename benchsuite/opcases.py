@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from specdec.decoder import Cells, DecoderWeights
 from specdec.messages import Window
 from specdec.quantised import Quantised
 
@@ -168,6 +169,46 @@ def _rejection(rows: int, width: int, vocabulary: int, q: str | None = None, lef
     return make
 
 
+def _layer(batch: int, width: int, kind: str = "own", bias: bool = False, size: int = 16) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        heads, heads_kv, hidden, inner = 4, 2, 96, 160
+
+        def matrix(outputs: int, inputs: int) -> tuple[Tensor | Quantised, Tensor | None]:
+            _, weight, biases = _linear(1, outputs, inputs, kind, bias)(g, dtype)
+            small = inputs**-0.5
+            if isinstance(weight, Quantised):
+                offset = None if weight.offset is None else weight.offset * small
+                return Quantised(weight.codes, weight.scale * small, offset), biases
+            return (weight * small).to(weight.dtype), biases
+
+        def norm() -> tuple[Tensor, float]:
+            return (0.5 + torch.rand(hidden, generator=g)).to(dtype), 1e-5
+
+        weights = DecoderWeights(
+            *norm(),
+            *matrix((heads + 2 * heads_kv) * size, hidden),
+            *matrix(hidden, heads * size),
+            *norm(),
+            *matrix(2 * inner, hidden),
+            *matrix(hidden, inner),
+            norm_offset=1.0 if bias else 0.0,
+            heads=heads,
+            heads_kv=heads_kv,
+            head_dim=size,
+            scaling=size**-0.5,
+        )
+        angle = torch.rand(batch, width, size, generator=g) * 6
+        keys, values = (_random(g, dtype, batch + 2, heads_kv, 70, size)[1:-1] for _ in range(2))
+        start = torch.randint(20, 40, (batch, 1), generator=g)
+        cells = start + torch.arange(width)
+        seen = torch.arange(64) <= cells[:, :, None]
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf"))[:, None]
+        turn = angle.cos().to(dtype), angle.sin().to(dtype)
+        return _random(g, dtype, batch, width, hidden), weights, turn, Cells(keys, values, cells, mask)
+
+    return make
+
+
 ONE = (torch.float32,)
 CASES = [
     *(Case("linear", f"{m}x{n}x{k}", _linear(m, n, k)) for m in (1, 2, 4, 7, 8, 9, 16) for n, k in ((192, 576),)),
@@ -220,6 +261,10 @@ CASES = [
     Case("tree_attention", "maximal", _attention(1, 64, 128)),
     Case("tree_attention", "softcap", _attention(1, 3, 48, softcap=2.0)),
     Case("tree_attention", "garbage", _attention(2, 2, 70, garbage=1e30, seen=0.1)),
+    *(Case("decoder_layer", f"{b}x{w}", _layer(b, w)) for b, w in ((1, 1), (1, 9), (3, 5))),
+    *(Case("decoder_layer", kind, _layer(1, 4, kind)) for kind in ("int8", "int4", "bfloat16")),
+    Case("decoder_layer", "bias", _layer(2, 3, bias=True)),
+    Case("decoder_layer", "odd-heads", _layer(1, 3, size=10)),
     *(Case("sample", f"{v}", _sample(2, 3, v), ONE) for v in (1, 7, 258, 5001)),
     *(Case("sample", f"{v}-argmax", _sample(2, 3, v, noise=False), ONE) for v in (1, 7, 258, 5001)),
     Case("sample", "large", _sample(1, 1, 49152), ONE),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.decoder import Cells
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
 from specdec.messages import Verdict, Window
@@ -52,14 +53,20 @@ class Plan:
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None
     ) -> Tensor:
         """Write this layer's new keys and values, then attend: [B, heads, W, d] in, [B, W, heads, d] out."""
-        span = self.arena.layers[layer].span
-        mask = self.mask[span]
-        arena_keys, arena_values = self.arena.keys[layer][self.rows], self.arena.values[layer][self.rows]
-        self.ops.kv_append(arena_keys, arena_values, keys, values, self.cells[span])
-        length = mask.shape[-1]
+        at = self.at(layer)
+        self.ops.kv_append(at.keys, at.values, keys, values, at.cells)
+        length = at.mask.shape[-1]
         return self.ops.tree_attention(
-            query, arena_keys[:, :, :length], arena_values[:, :, :length], mask, scaling, softcap
+            query, at.keys[:, :, :length], at.values[:, :, :length], at.mask, scaling, softcap
         )
+
+    def at(self, layer: int) -> Cells:
+        """Where one layer writes and what it sees."""
+        arena, span = self.arena, self.arena.layers[layer].span
+        keys, values = arena.keys[layer], arena.values[layer]
+        if self.rows != slice(0, len(keys)):
+            keys, values = keys[self.rows], values[self.rows]
+        return Cells(keys, values, self.cells[span], self.mask[span])
 
 
 class Arena:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from specdec.decoder import Cells, DecoderWeights
 from specdec.messages import Context, Request, SamplingParams, Verdict, Window
 from specdec.quantised import Quantised
 
@@ -149,7 +150,7 @@ class Backend(ABC):
         ``tensors`` are the op's tensors that decide, in the order of its signature: ``sample`` logits,
         ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample`` law, ``kv_append`` keys and
         new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight,
-        ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate.
+        ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layer`` x.
         """
 
     def ran(self) -> Counter[tuple[str, str]]:
@@ -206,6 +207,10 @@ class Backend(ABC):
     @abstractmethod
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) · up, both [..., N] with any strides between rows; a new contiguous tensor."""
+
+    @abstractmethod
+    def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+        """A whole layer of Llama's kind over the arena, x [B, W, H] to the same: see ``specdec.decoder.decode``."""
 
 
 OPS = tuple(sorted(Backend.__abstractmethods__ - {"takes"}))

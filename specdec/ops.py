@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from specdec.interfaces import Backend
+from specdec.decoder import Cells, DecoderWeights, decode
+from specdec.interfaces import OPS, Backend
 from specdec.messages import Verdict, Window
 from specdec.quantised import Quantised
+
+Route = tuple[Callable[..., bool], Callable[..., Any], tuple[str, str]]
+"""Whether a backend takes the tensors that decide, its method, and the name that the call is counted under."""
 
 
 class Ops(Backend):
@@ -25,6 +31,10 @@ class Ops(Backend):
         self.chain, self._absent = tuple(chain), tuple(absent)
         self.name, self.priority = self.chain[0].name, self.chain[0].priority
         self.calls: Counter[tuple[str, str]] = Counter()
+        self._routes: dict[str, list[Route]] = {
+            op: [(partial(backend.takes, op), getattr(backend, op), (op, backend.name)) for backend in self.chain]
+            for op in OPS
+        }
 
     def ran(self) -> Counter[tuple[str, str]]:
         """How often each (op, backend) was called so far."""
@@ -36,66 +46,84 @@ class Ops(Backend):
 
     def pick(self, op: str, *tensors: Tensor | Quantised) -> Backend:
         """The backend that an op on these tensors goes to; not counted."""
-        for backend in self.chain:
-            if backend.takes(op, *tensors):
-                return backend
-        raise AssertionError(f"no backend takes {op}; the last of a chain must take everything")
+        return next(backend for backend in self.chain if backend.takes(op, *tensors))
 
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
         """Always: the last of the chain does."""
         return True
 
-    def _counted(self, op: str, *tensors: Tensor | Quantised) -> Backend:
-        backend = self.pick(op, *tensors)
-        self.calls[op, backend.name] += 1
-        return backend
+    def _run(self, op: str, deciding: tuple[Tensor | Quantised, ...], *arguments: Any) -> Any:
+        # Some three hundred times a forward: routes are looked up, not made.
+        for takes, call, name in self._routes[op]:
+            if takes(*deciding):
+                self.calls[name] += 1
+                return call(*arguments)
+        raise AssertionError(f"no backend takes {op}; the last of a chain must take everything")
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """See ``Backend``."""
-        return self._counted("sample", logits).sample(logits, key)
+        chosen: Tensor = self._run("sample", (logits,), logits, key)
+        return chosen
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """See ``Backend``."""
-        return self._counted("accept", probability).accept(probability, key)
+        accepted: Tensor = self._run("accept", (probability,), probability, key)
+        return accepted
 
     def verify_prefix(self, window: Window, choices: Tensor) -> Verdict:
         """See ``Backend``."""
-        return self._counted("verify_prefix", choices).verify_prefix(window, choices)
+        verdict: Verdict = self._run("verify_prefix", (choices,), window, choices)
+        return verdict
 
     def rejection_sample(
         self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
         """See ``Backend``."""
-        backend = self._counted("rejection_sample", law)
-        return backend.rejection_sample(law, window, accept_key, residual_key, bonus_key)
+        given = law, window, accept_key, residual_key, bonus_key
+        verdict: Verdict = self._run("rejection_sample", (law,), *given)
+        return verdict
 
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
         """See ``Backend``."""
-        self._counted("kv_append", keys, new_keys).kv_append(keys, values, new_keys, new_values, cells)
+        self._run("kv_append", (keys, new_keys), keys, values, new_keys, new_values, cells)
 
     def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
         """See ``Backend``."""
-        self._counted("kv_compact", keys).kv_compact(keys, values, source, target)
+        self._run("kv_compact", (keys,), keys, values, source, target)
 
     def tree_attention(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
     ) -> Tensor:
         """See ``Backend``."""
-        backend = self._counted("tree_attention", query, keys)
-        return backend.tree_attention(query, keys, values, mask, scaling, softcap)
+        out: Tensor = self._run("tree_attention", (query, keys), query, keys, values, mask, scaling, softcap)
+        return out
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
         """See ``Backend``."""
-        return self._counted("linear", x, weight).linear(x, weight, bias)
+        out: Tensor = self._run("linear", (x, weight), x, weight, bias)
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """See ``Backend``."""
-        return self._counted("rms_norm", x).rms_norm(x, weight, eps, offset)
+        out: Tensor = self._run("rms_norm", (x,), x, weight, eps, offset)
+        return out
 
     def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Backend``."""
-        return self._counted("rotary", query, cos).rotary(query, keys, cos, sin)
+        turned: tuple[Tensor, Tensor] = self._run("rotary", (query, cos), query, keys, cos, sin)
+        return turned
+
+    def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+        """See ``Backend``; where no backend has it whole, its ops go where each is fastest."""
+        *fused, _ = self._routes["decoder_layer"]
+        for takes, call, name in fused:
+            if takes(x):
+                self.calls[name] += 1
+                out: Tensor = call(x, layer, turn, at)
+                return out
+        return decode(self, x, layer, turn, at)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """See ``Backend``."""
-        return self._counted("silu_mul", gate).silu_mul(gate, up)
+        out: Tensor = self._run("silu_mul", (gate,), gate, up)
+        return out

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.arena import Plan
+from specdec.decoder import DecoderWeights
 from specdec.interfaces import Backend
 from specdec.ops import Ops
 from specdec.quantised import Quantised
@@ -35,31 +37,41 @@ class Swap:
 
     def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
         self.ops, self.bits = ops, bits
+        self._layers: list[tuple[nn.Module, Forward]] = []
         self._forwards: list[tuple[nn.Module, Forward]] = []
         self._quantised: dict[int, Quantised] = {}  # by the parameter that its codes stand for
+        self._matrices: dict[nn.Module, tuple[Tensor | Quantised, Tensor | None]] = {}  # by the first of their parts
         self._parameters = list(model.parameters())
         with torch.no_grad():
             if bits is not None or _accelerates(ops, self._parameters[0]):
                 self._find(model)
 
-    def put_in(self) -> None:
-        """From now on the parts run on the ops."""
-        for module, forward in self._forwards:
+    def put_in(self, layers: bool = True) -> None:
+        """From now on the parts run on the ops.
+
+        ``layers`` also swaps whole decoder layers that look like Llama's, for the arena's forwards: the same
+        ops in the same order without the calls of eleven modules between them. Whether such a layer really
+        is Llama's is for the caller to try.
+        """
+        for module, forward in (*self._forwards, *(self._layers if layers else [])):
             module.forward = forward
 
     def take_out(self) -> None:
         """The model is as transformers made it; quantised weights keep their rounded values."""
-        for module, _ in self._forwards:
+        for module, _ in (*self._forwards, *self._layers):
             module.__dict__.pop("forward", None)
 
     @contextmanager
     def taken_out(self) -> Iterator[None]:
         """Taken out for the length of a block."""
+        held = [(module, module.__dict__.get("forward")) for module, _ in (*self._forwards, *self._layers)]
         self.take_out()
         try:
             yield
         finally:
-            self.put_in()
+            for module, forward in held:
+                if forward is not None:
+                    module.forward = forward
 
     @property
     def weight_bytes(self) -> int:
@@ -83,25 +95,29 @@ class Swap:
                 self._forwards += zip(parts, self._side_by_side(parts), strict=True)
                 done.update(parts)
             elif isinstance(module, nn.Linear):
-                self._forwards.append((module, self._linear(module)))
+                self._forwards.append((module, self._product([module])))
             elif (offset := _norm_offset(module)) is not None:
                 self._forwards.append((module, self._norm(module, offset)))
+        forwards = dict(self._forwards)
+        self._layers = [(module, self._layer(module)) for module in model.modules() if _is_layer(module, forwards)]
+
+    def _matrix(self, parts: Sequence[nn.Linear]) -> tuple[Tensor | Quantised, Tensor | None]:
+        """The parts' weights as one, rounded if they are to be, and their biases."""
+        weight: Tensor | Quantised = _stacked([part.weight for part in parts])
+        biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
+        if self.bits is not None:
+            assert isinstance(weight, Tensor)
+            whole, weight = weight, Quantised.of(weight, self.bits)
+            whole.copy_(weight.dequantise(whole.dtype))  # the parameters are views of it
+            self._quantised |= {id(part.weight): weight for part in parts}
+        found = weight, torch.cat(biases) if biases else None
+        self._matrices[parts[0]] = found
+        return found
 
     def _product(self, parts: Sequence[nn.Linear]) -> Forward:
         """x to the outputs of all parts, one after the other in the last axis."""
-        ops, bits = self.ops, self.bits
-        weight: Tensor | Quantised = _stacked([part.weight for part in parts])
-        biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
-        bias = torch.cat(biases) if biases else None
-        if bits is not None:
-            assert isinstance(weight, Tensor)
-            whole, weight = weight, Quantised.of(weight, bits)
-            whole.copy_(weight.dequantise(whole.dtype))  # the parameters are views of it
-            self._quantised |= {id(part.weight): weight for part in parts}
-        return lambda x: ops.linear(x, weight, bias)
-
-    def _linear(self, module: nn.Linear) -> Forward:
-        return self._product([module])
+        linear, (weight, bias) = self.ops.linear, self._matrix(parts)
+        return lambda x: linear(x, weight, bias)
 
     def _mlp(self, parts: Sequence[nn.Linear]) -> Forward:
         silu_mul, size = self.ops.silu_mul, parts[0].out_features
@@ -148,6 +164,40 @@ class Swap:
         forward.__kwdefaults__ = native.__kwdefaults__
         return MethodType(forward, module)
 
+    def _layer(self, module: Any) -> Forward:
+        """The whole layer as one op, over the arena; without a plan, its own forward."""
+        attention, mlp, native = module.self_attn, module.mlp, type(module).forward
+        decoder_layer, index = self.ops.decoder_layer, attention.layer_idx
+        before, after, size = module.input_layernorm, module.post_attention_layernorm, attention.head_dim
+        weights = DecoderWeights(
+            before.weight,
+            _eps(before),
+            *self._matrices[attention.q_proj],
+            *self._matrices[attention.o_proj],
+            after.weight,
+            _eps(after),
+            *self._matrices[mlp.gate_proj],
+            *self._matrices[mlp.down_proj],
+            norm_offset=_norm_offset(before) or 0.0,
+            heads=attention.q_proj.out_features // size,
+            heads_kv=attention.k_proj.out_features // size,
+            head_dim=size,
+            scaling=attention.scaling,
+        )
+
+        def forward(
+            hidden_states: Tensor,
+            *arguments: Any,
+            position_embeddings: tuple[Tensor, Tensor],
+            specdec_plan: Plan | None = None,
+            **rest: Any,
+        ) -> Any:
+            if specdec_plan is None:
+                return native(module, hidden_states, *arguments, position_embeddings=position_embeddings, **rest)
+            return decoder_layer(hidden_states, weights, position_embeddings, specdec_plan.at(index))
+
+        return forward
+
     def _norm(self, module: Any, offset: float) -> Forward:
         rms_norm, weight, eps = self.ops.rms_norm, module.weight, _eps(module)
         return lambda x: rms_norm(x, weight, eps, offset)
@@ -188,6 +238,18 @@ def _stacked(weights: Sequence[Tensor]) -> Tensor:
     for weight, part in zip(weights, whole.split([len(weight) for weight in weights]), strict=True):
         weight.data = part
     return whole
+
+
+def _is_layer(module: Any, forwards: dict[nn.Module, Forward]) -> bool:
+    """Whether a module has the parts of Llama's decoder layer, all of them swapped, and no others."""
+    parts = {name: set(dict(child.named_children())) for name, child in module.named_children()}
+    attention = parts.get("self_attn", set()) - {"rotary_emb"}
+    if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+        return False
+    wanted = module.mlp, module.input_layernorm, module.post_attention_layernorm, module.self_attn
+    if attention != {"q_proj", "k_proj", "v_proj", "o_proj"} or any(part not in forwards for part in wanted):
+        return False
+    return len({parameter.dtype for parameter in module.parameters()}) == 1
 
 
 def _is_silu(module: Any) -> bool:

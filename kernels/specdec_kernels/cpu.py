@@ -7,31 +7,21 @@ The level is the best that this processor has; ``cpu(level=avx2)`` asks for a lo
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 from collections.abc import Callable
-from functools import cache
+from weakref import WeakKeyDictionary
 
-import cpuinfo
 import torch
 from torch import Tensor
 
+from specdec.decoder import Cells, DecoderWeights
 from specdec.errors import unknown
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
 from specdec.quantised import Quantised
 from specdec_kernels import build
+from specdec_kernels.cpu_library import CODE, Layer, compiled, described, levels
 from specdec_kernels.reference import Reference
-
-AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma")
-LEVELS: dict[str, tuple[str, ...]] = {
-    "avx512_bf16": (*AVX512, "avx512_bf16"),
-    "avx512": AVX512,
-    "avx2": ("avx2", "fma", "f16c"),
-    "plain": (),
-}
-"""Each level's instruction sets, by the names that the processor reports them under; the best first."""
 
 MOST_ROWS = 16
 """Rows of x up to which ``linear`` is faster than torch's product."""
@@ -40,53 +30,6 @@ MOST_SLOTS = 64
 """Slots up to which ``tree_attention`` is faster than torch's."""
 
 _WIDE = (torch.float32, torch.bfloat16)
-_CODE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # enum Kind of linear.cpp
-_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-_SIGNATURES = {
-    "linear": [_INT, _INT, *[_POINTER] * 6, *[_LONG] * 3, _INT],
-    "rms_norm": [_INT, *[_POINTER] * 3, _LONG, _LONG, _FLOAT, _FLOAT, _INT],
-    "rotary": [_INT, *[_POINTER] * 6, *[_LONG] * 5, _POINTER, _LONG],
-    "silu_mul": [_INT, *[_POINTER] * 3, *[_LONG] * 4, _INT],
-    "kv_append": [*[_POINTER] * 5, *[_LONG] * 4, _POINTER],
-    "kv_compact": [*[_POINTER] * 4, *[_LONG] * 4, _POINTER],
-    "tree_attention": [_INT, *[_POINTER] * 5, *[_LONG] * 6, _POINTER, _FLOAT, _FLOAT, _INT],
-    "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
-    "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
-    "rejection_sample": [*[_POINTER] * 10, *[_LONG] * 3, _INT],
-}
-
-
-@cache
-def levels() -> tuple[str, ...]:
-    """The levels that this processor can run, the best first."""
-    flags = set(cpuinfo.get_cpu_info().get("flags", ()))
-    return tuple(name for name, needed in LEVELS.items() if flags.issuperset(needed))
-
-
-def compiler() -> str | None:
-    """CXX, else the first of c++, g++ and clang++ that is on the path."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    return next((found for found in map(shutil.which, names) if found), None)
-
-
-def compiled(level: str) -> ctypes.CDLL:
-    """The kernels of one level, compiled if the cache lacks them. Raises BuildError."""
-    found = compiler()
-    if found is None:
-        raise build.BuildError("no C++ compiler: looked for CXX, c++, g++ and clang++; install one or set CXX")
-    flags = [f"-m{name.replace('_bf16', 'bf16')}" for name in LEVELS[level]]
-    command = (found, "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mtune=native", *flags)
-    library = build.library(f"cpu-{level}", command, ".cpp")
-    for name, types in _SIGNATURES.items():
-        function = getattr(library, f"specdec_{name}")
-        function.argtypes, function.restype = types, None
-    return library
-
-
-def _strides(tensors: tuple[Tensor, ...], scale: int = 1) -> ctypes.Array[ctypes.c_long]:
-    """The strides of the first three axes of each."""
-    values = [stride * scale for tensor in tensors for stride in tensor.stride()[:3]]
-    return (_LONG * len(values))(*values)
 
 
 class Cpu(Reference):
@@ -103,6 +46,7 @@ class Cpu(Reference):
         if level not in ("auto", *levels()):
             raise unknown("level", level, ("auto", *levels()), "These are what this processor can run.")
         self.level = levels()[0] if level == "auto" else level
+        self._layers: WeakKeyDictionary[DecoderWeights, Layer] = WeakKeyDictionary()
         self._missing = build.forbidden()
         if self._missing is None:
             try:
@@ -117,7 +61,9 @@ class Cpu(Reference):
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
         """CPU tensors of the dtypes above; ``linear`` up to 16 rows, ``tree_attention`` up to 64 slots."""
         fits: Callable[..., bool] | None = _FITS.get(op)
-        return fits is not None and tensors[0].device.type == "cpu" and fits(*tensors)
+        first = tensors[0]
+        assert isinstance(first, Tensor)
+        return first.is_cpu and fits is not None and fits(*tensors)
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
         """W is read once for all rows: see csrc/linear.cpp."""
@@ -131,7 +77,7 @@ class Cpu(Reference):
             offset = None if weight.offset is None else weight.offset.data_ptr()
         assert isinstance(codes, Tensor)
         self._lib.specdec_linear(
-            _CODE[codes.dtype], _CODE[x.dtype], codes.data_ptr(), scale, offset, x.data_ptr(),
+            CODE[codes.dtype], CODE[x.dtype], codes.data_ptr(), scale, offset, x.data_ptr(),
             None if bias is None else bias.data_ptr(), y.data_ptr(), x.numel() // inputs, inputs, outputs,
             torch.get_num_threads(),
         )  # fmt: skip
@@ -144,7 +90,7 @@ class Cpu(Reference):
         y = torch.empty_like(x)
         size = x.shape[-1]
         self._lib.specdec_rms_norm(
-            _CODE[x.dtype], x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // size, size, eps,
+            CODE[x.dtype], x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // size, size, eps,
             offset, torch.get_num_threads(),
         )  # fmt: skip
         return y
@@ -155,9 +101,9 @@ class Cpu(Reference):
         cos, sin = cos.contiguous(), sin.contiguous()
         new_query, new_keys = query.new_empty(query.shape), keys.new_empty(keys.shape)
         self._lib.specdec_rotary(
-            _CODE[query.dtype], query.data_ptr(), keys.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+            CODE[query.dtype], query.data_ptr(), keys.data_ptr(), cos.data_ptr(), sin.data_ptr(),
             new_query.data_ptr(), new_keys.data_ptr(), rows, heads, keys.shape[1], width, size,
-            _strides((query, keys)), width * size if cos.shape[0] > 1 else 0,
+            *query.stride()[:3], *keys.stride()[:3], width * size if cos.shape[0] > 1 else 0,
         )  # fmt: skip
         return new_query, new_keys
 
@@ -168,7 +114,7 @@ class Cpu(Reference):
         if gate.dim() > 2 and gate.shape[0] > 1:
             gate, up = gate.flatten(0, -2), up.flatten(0, -2)
         self._lib.specdec_silu_mul(
-            _CODE[gate.dtype], gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel() // size, size,
+            CODE[gate.dtype], gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel() // size, size,
             *(t.stride(-2) if t.dim() > 1 else size for t in (gate, up)), torch.get_num_threads(),
         )  # fmt: skip
         return y
@@ -179,8 +125,8 @@ class Cpu(Reference):
         cells = cells.contiguous()
         self._lib.specdec_kv_append(
             keys.data_ptr(), values.data_ptr(), new_keys.data_ptr(), new_values.data_ptr(),
-            cells.data_ptr(), rows, heads, width, size * keys.itemsize,
-            _strides((keys, values, new_keys, new_values), keys.itemsize),
+            cells.data_ptr(), keys.itemsize, rows, heads, width, size,
+            *keys.stride()[:3], *values.stride()[:3], *new_keys.stride()[:3], *new_values.stride()[:3],
         )  # fmt: skip
 
     def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
@@ -189,7 +135,7 @@ class Cpu(Reference):
         source, target = source.contiguous(), target.contiguous()
         self._lib.specdec_kv_compact(
             keys.data_ptr(), values.data_ptr(), source.data_ptr(), target.data_ptr(), rows, heads, source.shape[1],
-            size * keys.itemsize, _strides((keys, values), keys.itemsize),
+            size, keys.itemsize, *keys.stride()[:3], *values.stride()[:3],
         )  # fmt: skip
 
     def tree_attention(
@@ -198,13 +144,30 @@ class Cpu(Reference):
         """A key or value is read once for four queries; a cell that a query does not see is not read for it."""
         rows, heads, width, size = query.shape
         out = query.new_empty((rows, width, heads, size))
-        strides = (*query.stride()[:3], *keys.stride()[:3], *values.stride()[:3], mask.stride(0), mask.stride(2))
         self._lib.specdec_tree_attention(
-            _CODE[query.dtype], query.data_ptr(), keys.data_ptr(), values.data_ptr(), mask.data_ptr(), out.data_ptr(),
-            rows, heads, keys.shape[1], width, keys.shape[2], size, (_LONG * 11)(*strides), scaling, softcap or 0.0,
+            CODE[query.dtype], query.data_ptr(), keys.data_ptr(), values.data_ptr(), mask.data_ptr(), out.data_ptr(),
+            rows, heads, keys.shape[1], width, keys.shape[2], size, *query.stride()[:3],
+            *keys.stride()[:3], *values.stride()[:3], mask.stride(0), mask.stride(2), scaling, softcap or 0.0,
             torch.get_num_threads(),
         )  # fmt: skip
         return out
+
+    def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+        """The same ops in one call: see csrc/layer.cpp."""
+        addresses = self._layers.get(layer)
+        if addresses is None:
+            addresses = self._layers[layer] = described(layer, x.dtype)
+        x, (cos, sin), (keys, values, mask) = x.contiguous(), turn, (at.keys, at.values, at.mask)
+        cos, sin, cells = cos.contiguous(), sin.contiguous(), at.cells.contiguous()
+        y = torch.empty_like(x)
+        rows, width, _ = x.shape
+        self._lib.specdec_decoder_layer(
+            ctypes.addressof(addresses), x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+            width * layer.head_dim if cos.shape[0] > 1 else 0, keys.data_ptr(), values.data_ptr(), cells.data_ptr(),
+            mask.data_ptr(), rows, width, mask.shape[3], *keys.stride()[:3], *values.stride()[:3], mask.stride(0),
+            mask.stride(2), torch.get_num_threads(),
+        )  # fmt: skip
+        return y
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """Most tokens are passed over without a hash or a logarithm: see csrc/verify.cpp."""
@@ -279,6 +242,7 @@ _FITS: dict[str, Callable[..., bool]] = {
     "kv_append": _fits_append,
     "kv_compact": lambda keys: keys.stride(3) == 1,
     "tree_attention": _fits_attention,
+    "decoder_layer": lambda x: x.dtype in _WIDE and x.numel() <= MOST_ROWS * x.shape[-1],
     "sample": lambda logits: logits.dtype == torch.float32,
     "verify_prefix": lambda choices: True,
     "rejection_sample": lambda law: law.dtype == torch.float32,

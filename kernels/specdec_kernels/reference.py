@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec import sampling
+from specdec.decoder import Cells, DecoderWeights, decode
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import Backend, BackendFactory
 from specdec.messages import Verdict, Window
@@ -145,6 +146,10 @@ class Reference(Backend):
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """SwiGLU's product, Shazeer 2002.05202."""
         return F.silu(gate) * up
+
+    def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+        """The composition of the ops above."""
+        return decode(self, x, layer, turn, at)
 
 
 def _half(x: Tensor) -> Tensor:

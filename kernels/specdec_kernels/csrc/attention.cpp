@@ -131,6 +131,8 @@ void attend(const Call<T>& c, long b, long kv, long first, long count, float* sc
         float* row = scores + q * c.length;
         const float* from = query + q * c.size;
         switch (c.size % LANES ? 0 : c.size / LANES) {
+            case 1: score<1>(c, from, mask[q], c.keys_at(b, kv), row); break;
+            case 2: score<2>(c, from, mask[q], c.keys_at(b, kv), row); break;
             case 4: score<4>(c, from, mask[q], c.keys_at(b, kv), row); break;
             case 8: score<8>(c, from, mask[q], c.keys_at(b, kv), row); break;
             case 16: score<16>(c, from, mask[q], c.keys_at(b, kv), row); break;
@@ -169,8 +171,11 @@ void all(const Call<T>& c, int threads) {
 // out [B, W, heads, d] contiguous; softcap 0 is off.
 extern "C" void specdec_tree_attention(
     int narrow, const void* query, const void* keys, const void* values, const void* mask, void* out, long batch,
-    long heads, long heads_kv, long width, long length, long size, const long* stride, float scaling, float softcap,
-    int threads) {
+    long heads, long heads_kv, long width, long length, long size, long query_batch, long query_head, long query_slot,
+    long keys_batch, long keys_head, long keys_cell, long values_batch, long values_head, long values_cell,
+    long mask_batch, long mask_slot, float scaling, float softcap, int threads) {
+    const long stride[11] = {query_batch, query_head, query_slot, keys_batch, keys_head, keys_cell,
+                             values_batch, values_head, values_cell, mask_batch, mask_slot};
     if (narrow)
         all(Call<bf16>{(const bf16*)query, (const bf16*)keys, (const bf16*)values, (const bf16*)mask, (bf16*)out, batch,
                        heads, heads_kv, width, length, size, stride, scaling, softcap},

@@ -14,30 +14,34 @@ struct View {  // [B, heads, cells, d] with strides in bytes; the last axis is c
 
 }  // namespace
 
-// In place: slot w of row b is written to cell cells[b, w]. strides: (batch, head, cell) of keys, values, new keys,
-// new values; `size` is the bytes of one head's vector.
+// In place: slot w of row b is written to cell cells[b, w]. Strides are of the batch, head and cell, in items; `size`
+// is the items of one head's vector.
 extern "C" void specdec_kv_append(
-    void* keys, void* values, void* new_keys, void* new_values, const int64_t* cells, long batch, long heads,
-    long width, long size, const long* strides) {
-    const View to[2] = {{(char*)keys, strides[0], strides[1], strides[2]},
-                        {(char*)values, strides[3], strides[4], strides[5]}};
-    const View from[2] = {{(char*)new_keys, strides[6], strides[7], strides[8]},
-                          {(char*)new_values, strides[9], strides[10], strides[11]}};
+    void* keys, void* values, void* new_keys, void* new_values, const int64_t* cells, long item, long batch, long heads,
+    long width, long size, long keys_batch, long keys_head, long keys_cell, long values_batch, long values_head,
+    long values_cell, long new_keys_batch, long new_keys_head, long new_keys_slot, long new_values_batch,
+    long new_values_head, long new_values_slot) {
+    const View to[2] = {{(char*)keys, keys_batch * item, keys_head * item, keys_cell * item},
+                        {(char*)values, values_batch * item, values_head * item, values_cell * item}};
+    const View from[2] = {{(char*)new_keys, new_keys_batch * item, new_keys_head * item, new_keys_slot * item},
+                          {(char*)new_values, new_values_batch * item, new_values_head * item, new_values_slot * item}};
     for (int side = 0; side < 2; side++)
         for (long b = 0; b < batch; b++)
             for (long h = 0; h < heads; h++)
                 for (long w = 0; w < width; w++)
-                    memcpy(to[side].at(b, h, cells[b * width + w]), from[side].at(b, h, w), size);
+                    memcpy(to[side].at(b, h, cells[b * width + w]), from[side].at(b, h, w), size * item);
 }
 
 // In place: cells source[b, :] become cells target[b, :], all read before any is written.
 extern "C" void specdec_kv_compact(
     void* keys, void* values, const int64_t* source, const int64_t* target, long batch, long heads, long depth,
-    long size, const long* strides) {
+    long items, long item, long keys_batch, long keys_head, long keys_cell, long values_batch, long values_head,
+    long values_cell) {
+    const long size = items * item;
+    const View views[2] = {{(char*)keys, keys_batch * item, keys_head * item, keys_cell * item},
+                           {(char*)values, values_batch * item, values_head * item, values_cell * item}};
     std::vector<char> held(depth * size);
-    for (int side = 0; side < 2; side++) {
-        const View view = {(char*)(side ? values : keys), strides[side * 3], strides[side * 3 + 1],
-                           strides[side * 3 + 2]};
+    for (const View& view : views) {
         for (long b = 0; b < batch; b++) {
             const int64_t *from = source + b * depth, *to = target + b * depth;
             for (long h = 0; h < heads; h++) {

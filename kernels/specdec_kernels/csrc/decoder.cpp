@@ -84,10 +84,12 @@ extern "C" void specdec_rms_norm(
          rms_norm((const bf16*)x, (const bf16*)weight, (bf16*)y, rows, size, eps, offset, threads));
 }
 
-// stride: of the query's batch, head and slot, then of the keys'.
+// Strides are of the batch, head and slot.
 extern "C" void specdec_rotary(
     int narrow, const void* query, const void* keys, const void* cos, const void* sin, void* out_query, void* out_keys,
-    long batch, long heads, long heads_kv, long width, long size, const long* stride, long turn_stride) {
+    long batch, long heads, long heads_kv, long width, long size, long query_batch, long query_head, long query_slot,
+    long keys_batch, long keys_head, long keys_slot, long turn_stride) {
+    const long stride[6] = {query_batch, query_head, query_slot, keys_batch, keys_head, keys_slot};
     BOTH((rotate((const float*)query, (const float*)cos, (const float*)sin, (float*)out_query, batch, heads, width,
                  size, stride, turn_stride),
           rotate((const float*)keys, (const float*)cos, (const float*)sin, (float*)out_keys, batch, heads_kv, width,

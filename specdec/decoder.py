@@ -1,0 +1,69 @@
+"""A decoder layer of Llama's kind as ops see it: its weights, and what it computes from the other ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from specdec.quantised import Quantised
+
+if TYPE_CHECKING:
+    from specdec.interfaces import Backend
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderWeights:
+    """The weights of one layer.
+
+    ``qkv`` [(heads + 2 heads_kv) d, H] makes queries, keys and values of one input, ``gate_up`` [2 N, H] the
+    two halves of a SwiGLU; a bias may be None. ``norm_offset`` is added to the weights of both norms.
+    """
+
+    norm_before: Tensor
+    eps_before: float
+    qkv: Tensor | Quantised
+    qkv_bias: Tensor | None
+    out: Tensor | Quantised
+    out_bias: Tensor | None
+    norm_after: Tensor
+    eps_after: float
+    gate_up: Tensor | Quantised
+    gate_up_bias: Tensor | None
+    down: Tensor | Quantised
+    down_bias: Tensor | None
+    norm_offset: float
+    heads: int
+    heads_kv: int
+    head_dim: int
+    scaling: float
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Where a layer writes and what it sees: rows of the arena [B, heads_kv, C, d], cells [B, W], mask [B, 1, W, L]."""
+
+    keys: Tensor
+    values: Tensor
+    cells: Tensor
+    mask: Tensor
+
+
+def decode(ops: Backend, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+    """h + mlp(norm(h)) with h = x + attention(norm(x)), op by op: x [B, W, H], ``turn`` the rotary's cos and sin.
+
+    In place: the arena's cells.
+    """
+    batch, width, _ = x.shape
+    size, heads, heads_kv = layer.head_dim, layer.heads, layer.heads_kv
+    normed = ops.rms_norm(x, layer.norm_before, layer.eps_before, layer.norm_offset)
+    both = ops.linear(normed, layer.qkv, layer.qkv_bias).view(batch, width, heads + 2 * heads_kv, size).transpose(1, 2)
+    query, keys = ops.rotary(both[:, :heads], both[:, heads : heads + heads_kv], *turn)
+    ops.kv_append(at.keys, at.values, keys, both[:, heads + heads_kv :], at.cells)
+    length = at.mask.shape[-1]
+    seen = ops.tree_attention(query, at.keys[:, :, :length], at.values[:, :, :length], at.mask, layer.scaling, None)
+    x = x + ops.linear(seen.reshape(batch, width, -1), layer.out, layer.out_bias)
+    normed = ops.rms_norm(x, layer.norm_after, layer.eps_after, layer.norm_offset)
+    gate, up = ops.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+    return x + ops.linear(ops.silu_mul(gate, up), layer.down, layer.down_bias)
