@@ -17,6 +17,7 @@ bench: $(READY)
 		--benchmark-json results/benchmark.json --benchmark-quiet $(ARGS)
 
 test: export HF_HUB_OFFLINE = 1
+test: export TRITON_INTERPRET = 1
 test: $(READY)
 	$(BIN)/python -m pytest --specdec-target tiny --benchmark-quiet $(ARGS)
 
