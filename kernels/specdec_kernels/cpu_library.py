@@ -7,7 +7,6 @@ import os
 import shutil
 from functools import cache
 
-import cpuinfo
 import torch
 from torch import Tensor
 
@@ -15,14 +14,14 @@ from specdec.decoder import DecoderWeights
 from specdec.quantised import Quantised
 from specdec_kernels import build
 
-AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma")
-LEVELS: dict[str, tuple[str, ...]] = {
-    "avx512_bf16": (*AVX512, "avx512_bf16"),
-    "avx512": AVX512,
-    "avx2": ("avx2", "fma", "f16c"),
-    "plain": (),
+_AVX512 = {"avx512_f": "avx512f", "avx512_bw": "avx512bw", "avx512_vl": "avx512vl", "avx512_dq": "avx512dq"}
+LEVELS: dict[str, dict[str, str]] = {
+    "avx512_bf16": {**_AVX512, "fma3": "fma", "avx512_bf16": "avx512bf16"},
+    "avx512": {**_AVX512, "fma3": "fma"},
+    "avx2": {"avx2": "avx2", "fma3": "fma", "f16c": "f16c"},
+    "plain": {},
 }
-"""Each level's instruction sets, by the names that the processor reports them under; the best first."""
+"""Each level's instruction sets, by torch's names and by the compiler's; the best level first."""
 
 CODE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # enum Kind of linear.cpp
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
@@ -44,8 +43,11 @@ _SIGNATURES = {
 @cache
 def levels() -> tuple[str, ...]:
     """The levels that this processor can run, the best first."""
-    flags = set(cpuinfo.get_cpu_info().get("flags", ()))
-    return tuple(name for name, needed in LEVELS.items() if flags.issuperset(needed))
+    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch tells one word
+        best = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "plain")
+        return tuple(LEVELS)[tuple(LEVELS).index(best) :]
+    found = torch.cpu.get_capabilities()
+    return tuple(name for name, needed in LEVELS.items() if all(found.get(feature) for feature in needed))
 
 
 def compiler() -> str | None:
@@ -59,7 +61,7 @@ def compiled(level: str) -> ctypes.CDLL:
     found = compiler()
     if found is None:
         raise build.BuildError("no C++ compiler: looked for CXX, c++, g++ and clang++; install one or set CXX")
-    flags = [f"-m{name.replace('_bf16', 'bf16')}" for name in LEVELS[level]]
+    flags = [f"-m{name}" for name in LEVELS[level].values()]
     command = (found, "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mtune=native", *flags)
     library = build.library(f"cpu-{level}", command, ".cpp")
     for name, types in _SIGNATURES.items():
