@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import textwrap
 from collections.abc import Sequence
 
 import torch
@@ -45,7 +46,7 @@ def card(
         f"measured read bandwidth {machine.bandwidth / 1e9:.1f} GB/s, so no forward can take less than "
         f"{floor * 1e3:.2f} ms; one forward took {forward_s * 1e3:.2f} ms",
         f"{len(arms)} arms x {prompts} prompts x up to {tokens} tokens: about {_minutes(expected)}",
-        *(f"without backend {reason}" for reason in absent),
+        *(part for reason in absent for part in textwrap.wrap(f"without backend {reason}", 118)),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,10 +159,11 @@ def kernels(rows: Sequence[Row]) -> list[str]:
             for backend, count in by_backend.items():
                 ran = calls.setdefault(backend, {})
                 ran[op] = ran.get(op, 0) + count
-    return [
+    lines = [
         f"ops on {backend}: " + ", ".join(f"{op} {count:,}" for op, count in sorted(ran.items()))
         for backend, ran in sorted(calls.items())
     ]
+    return [part for line in lines for part in textwrap.wrap(line, 120, subsequent_indent="  ")]
 
 
 def render(rows: Sequence[Row], columns: Sequence[Column], style: str = "simple") -> str:

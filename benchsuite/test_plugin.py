@@ -117,6 +117,28 @@ def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run,
     assert "http" not in (folder / "report.html").read_text().replace("http://www.w3.org", ""), "not self-contained"
 
 
+def test_what_ran_where_and_what_could_not_is_said(run: Run) -> None:
+    """Nothing is compiled here, so every op must be seen to go to the reference, and the card must say why."""
+    done = run("-m", "pytest", *QUICK, "--specdec-draft", "garbage", "--specdec-peer", "none", SPECDEC_FORCE_PY="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "without backend cpu: SPECDEC_FORCE_PY=1 forbids compiled kernels" in done.stdout
+    assert "ops on reference: " in done.stdout
+    assert "ops on cpu" not in done.stdout
+    named = run("-m", "pytest", *QUICK, "--specdec-backend", "cpu", SPECDEC_FORCE_PY="1")
+    assert named.returncode == 4
+    assert "the backend 'cpu' cannot run here: SPECDEC_FORCE_PY=1 forbids" in named.stderr
+
+
+@pytest.mark.slow
+def test_quantised_targets_show_their_bytes_and_perplexity(run: Run) -> None:
+    done = run("-m", "pytest", *QUICK, "--specdec-draft", "ngram", "--specdec-dtype", "int8,int4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("target  weights"))
+    assert [line.split()[:2] for line in lines[start + 2 : start + 4]] == [["tiny", "int8"], ["tiny", "int4"]]
+    assert done.stdout.count("exact: equal 1/1") == 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
+import torch
 
-from benchsuite import folder, tables, workloads
+from benchsuite import folder, tables, workloads, zoo
 from benchsuite.arms import Outcome
 from benchsuite.matrix import Arm
 from benchsuite.measure import Series, interval, units
 from benchsuite.rows import KEYS, Machine, Row, Text, make
 from benchsuite.test_equality import SETTING
 from benchsuite.ties import Difference
+from benchsuite.weights import Weights, perplexity
 from specdec import catalog
 from specdec.devices import Stopwatch
 from specdec.stats import Stats, Step
@@ -152,3 +155,37 @@ def test_each_kind_has_three_prompts_that_fit_the_template(kind: str) -> None:
     assert len(set(text.prompts)) == len(text.prompts)
     for prompt, ids in zip(text.prompts, text.encode(catalog.byte_tokenizer()), strict=True):
         assert catalog.byte_tokenizer().decode(list(ids)) == f"<|turn|>user: {prompt}<|turn|>"
+
+
+def test_what_ran_is_added_up_over_rows_backend_by_backend(pair: tuple[Series, Series]) -> None:
+    for series, count in zip(pair, (3, 4), strict=True):
+        stats = series.outcomes[0].stats
+        assert stats
+        stats.ops.update({("linear", "cpu"): count, ("linear", "reference"): 1, ("sample", "cpu"): 1000})
+    rows = [make(series.arm, [series], MACHINE, "chat", None) for series in pair]
+    assert rows[1].info["counters"]["ops"] == {"linear": {"cpu": 4, "reference": 1}, "sample": {"cpu": 1000}}
+    assert tables.kernels(rows) == ["ops on cpu: linear 7, sample 2,000", "ops on reference: linear 2"]
+
+
+def test_the_table_of_weights_sets_them_against_the_unrounded() -> None:
+    one = Weights("tiny", "int8", 2**30, 2**32, 11.0, 10.0, 7)
+    header, _, body = tables.weights([one])
+    cells = dict(zip(re.split(r"  +", header), re.split(r"  +", body), strict=True))
+    assert cells == {
+        "target": "tiny",
+        "weights": "int8",
+        "GiB": "1.000",
+        "of unrounded": "0.25",
+        "perplexity": "11.000",
+        "unrounded": "10.000",
+        "change %": "+10.00",
+        "tokens": "7",
+    }
+    assert tables.weights([]) == []
+
+
+def test_perplexity_of_a_uniform_law_is_the_vocabulary() -> None:
+    model = zoo.build("llama")
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    assert perplexity(model, [(1, 2, 3), (4, 5)]) == pytest.approx(258)
