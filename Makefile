@@ -13,7 +13,7 @@ bench: export HF_HUB_OFFLINE = 1
 bench: $(READY)
 	@mkdir -p results
 	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m \
-		--specdec-max-new-tokens 48 --specdec-results results \
+		--specdec-k 8 --specdec-max-new-tokens 48 --specdec-results results \
 		--benchmark-json results/benchmark.json --benchmark-quiet $(ARGS)
 
 test: export HF_HUB_OFFLINE = 1

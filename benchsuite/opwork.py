@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from specdec.decoder import Cells, DecoderWeights
 from specdec.interfaces import Backend
 from specdec.messages import Window
 from specdec.model import ArenaModel
@@ -70,6 +71,7 @@ class Target:
             "rms_norm": self._norm,
             "rotary": self._rotary,
             "silu_mul": self._silu,
+            "decoder_layer": self._layer,
             "kv_append": self._append,
             "kv_compact": self._compact,
             "tree_attention": self._attention,
@@ -134,6 +136,39 @@ class Target:
         for width in (1, 8):
             gate, up = self._random(1, width, 2 * self.inner).split(self.inner, dim=-1)
             yield self._one("silu_mul", f"{width}x{self.inner}", (gate, up), 3 * gate.nbytes, 10 * gate.numel())
+
+    def _layer(self) -> Iterator[Work]:
+        size, heads, heads_kv, hidden, inner = self.head_dim, self.heads, self.heads_kv, self.hidden, self.inner
+
+        def matrix(outputs: int, inputs: int) -> tuple[Tensor, None]:
+            return self._random(outputs, inputs) * inputs**-0.5, None
+
+        layer = DecoderWeights(
+            self._random(hidden),
+            1e-5,
+            *matrix((heads + 2 * heads_kv) * size, hidden),
+            *matrix(hidden, heads * size),
+            self._random(hidden),
+            1e-5,
+            *matrix(2 * inner, hidden),
+            *matrix(hidden, inner),
+            norm_offset=0.0,
+            heads=heads,
+            heads_kv=heads_kv,
+            head_dim=size,
+            scaling=size**-0.5,
+        )
+        matrices = [weight for weight in vars(layer).values() if isinstance(weight, Tensor) and weight.dim() == 2]
+        length = LENGTHS[0]
+        keys, values = self._arena(length)
+        for width in (1, 8):
+            turn = self._random(1, width, size)
+            mask = torch.zeros(1, 1, width, length, device=self.device, dtype=self.dtype)
+            at = Cells(keys, values, torch.arange(width, device=self.device)[None], mask)
+            moved = sum(matrix.nbytes for matrix in matrices) + keys.nbytes + values.nbytes
+            operations = 2 * width * sum(matrix.numel() for matrix in matrices)
+            arguments = self._random(1, width, hidden), layer, (turn, turn), at
+            yield self._one("decoder_layer", f"W={width} L={length}", arguments, moved, operations)
 
     def _arena(self, length: int) -> tuple[Tensor, Tensor]:
         return self._random(1, self.heads_kv, length, self.head_dim), self._random(
