@@ -54,12 +54,13 @@ def _shown(timing: Timing) -> bool:
 
 
 def curves(found: Sequence[Curve], style: str = "simple") -> str:
-    """v(W) of each curve at the widths shown, after its milliseconds at one."""
-    headers = ["v(W)", "ms at 1", *(f"W={width}" for width in SHOWN)]
+    """v(W) of each curve at the widths shown, after its milliseconds at one row and their ratio to torch's own."""
+    headers = ["v(W)", "ms at 1", "of torch", *(f"W={width}" for width in SHOWN)]
     body = [
         [
             curve.what,
             f"{curve.seconds[1] * 1e3:.2f}",
+            f"{curve.of_torch:.2f}",
             *(f"{curve.v[width]:.2f}" if width in curve.v else "-" for width in SHOWN),
         ]
         for curve in found

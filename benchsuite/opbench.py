@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import DynamicCache
@@ -19,6 +20,8 @@ from specdec.devices import synchronize
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
+
+Name = TypeVar("Name", bound=Hashable)
 
 ROUNDS = 7
 """Samples of each timing, one a round, all backends in random order within a round."""
@@ -51,10 +54,15 @@ class Timing:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of W rows, W from 1 on: ``what`` names the op or model, and its backend."""
+    """Seconds of W rows, W from 1 on: ``what`` names the op or model, and its backend.
+
+    ``of_torch``: the seconds of one row over those of torch's own, for ``linear`` in the target's dtype and for
+    a model in transformers.
+    """
 
     what: str
     seconds: dict[int, float]
+    of_torch: float
 
     @property
     def v(self) -> dict[int, float]:
@@ -83,41 +91,44 @@ class KernelBench:
     @torch.inference_mode()
     def time(self, op: str) -> list[Timing]:
         """Time one op at all its shapes on all backends that take it, the reference always among them."""
-        found = [timing for work in self.shapes.work(op) for timing in self._time(work)]
+        found = self._time(list(self.shapes.work(op)))
         self.timings += found
         if op == "linear":
+            unit = next(t.seconds for t in found if t.backend == "reference")  # one row in the target's own dtype
             for kind in dict.fromkeys(timing.kind for timing in found):
                 for backend in dict.fromkeys(timing.backend for timing in found):
                     mine = [t for t in found if t.kind == kind and t.backend == backend]
                     seconds = {int(t.shape.removeprefix("W=")): t.seconds for t in mine}
                     if seconds:
-                        self.curves.append(Curve(f"linear {kind}, {backend}", seconds))
+                        self.curves.append(Curve(f"linear {kind}, {backend}", seconds, seconds[1] / unit))
         return found
 
-    def _time(self, work: Work) -> list[Timing]:
-        able = {}
-        for ops in self.backends:
-            ops.calls.clear()
-            work.do(ops)
-            # The reference's decoder layer is the sum of its parts, which are counted each.
-            if ops.ran()[work.op, ops.name] or ops.name == "reference":
-                able[ops.name] = ops
-        samples = self._samples({name: lambda ops=ops: work.do(ops) for name, ops in able.items()})  # type: ignore[misc]
+    def _time(self, works: Sequence[Work]) -> list[Timing]:
+        """All shapes in the same rounds: a machine that slows down meanwhile slows all of them."""
+        calls: dict[tuple[int, str], Callable[[], object]] = {}
+        for index, work in enumerate(works):
+            for ops in self.backends:
+                ops.calls.clear()
+                work.do(ops)
+                # The reference's decoder layer is the sum of its parts, which are counted each.
+                if ops.ran()[work.op, ops.name] or ops.name == "reference":
+                    calls[index, ops.name] = partial(work.do, ops)
+        samples = self._samples(calls)
         timings = []
-        for name, seconds in samples.items():
-            ratios = [r / s for r, s in zip(samples["reference"], seconds, strict=True)]
-            middle = median(seconds)
+        for (index, name), seconds in samples.items():
+            work, middle = works[index], median(seconds)
+            ratios = [r / s for r, s in zip(samples[index, "reference"], seconds, strict=True)]
             fraction = self.peak.fraction(work.moved, work.operations, middle)
-            ratio = None if len(samples) == 1 else median(ratios)
+            ratio = median(ratios) if len(self.backends) > 1 else None
             timings.append(
                 Timing(work.op, work.kind, work.shape, name, middle, work.moved, work.operations, fraction, ratio)
             )
         return timings
 
-    def _samples(self, calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    def _samples(self, calls: Mapping[Name, Callable[[], object]]) -> dict[Name, list[float]]:
         device = self.target.device
         times = {name: max(1, int(SAMPLE_S / max(_seconds(call, device), 1e-9))) for name, call in calls.items()}
-        samples: dict[str, list[float]] = {name: [] for name in calls}
+        samples: dict[Name, list[float]] = {name: [] for name in calls}
         for _ in range(ROUNDS):
             names = list(calls)
             self._order.shuffle(names)
@@ -137,8 +148,11 @@ class KernelBench:
         if self.target.ops.name == "reference":
             del forwards["model, reference"]
         calls = {(what, width): make(width) for what, make in forwards.items() for width in widths}
-        named = self._samples({f"{what}/{width}": call for (what, width), call in calls.items()})
-        found = [Curve(what, {width: median(named[f"{what}/{width}"]) for width in widths}) for what in forwards]
+        samples = {name: median(seconds) for name, seconds in self._samples(calls).items()}
+        unit = samples["model, transformers", 1]
+        found = [
+            Curve(what, {width: samples[what, width] for width in widths}, samples[what, 1] / unit) for what in forwards
+        ]
         self.curves += found
         return found
 
