@@ -51,6 +51,7 @@ class Cpu(Reference):
         if self._missing is None:
             try:
                 self._lib = compiled(self.level)
+                self._linear = self._lib.specdec_linear
             except build.BuildError as error:
                 self._missing = str(error)
 
@@ -67,18 +68,20 @@ class Cpu(Reference):
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
         """W is read once for all rows: see csrc/linear.cpp."""
-        x = x.contiguous()
+        # Weights stream through the caches and leave the interpreter's own lines cold, so few of them are touched.
+        if not x.is_contiguous():
+            x = x.contiguous()
         outputs, inputs = weight.shape
-        y = x.new_empty((*x.shape[:-1], outputs))
+        y = x.new_empty(x.shape[:-1] + (outputs,))
         scale = offset = None
-        codes = weight
         if isinstance(weight, Quantised):
             codes, scale = weight.codes, weight.scale.data_ptr()
             offset = None if weight.offset is None else weight.offset.data_ptr()
-        assert isinstance(codes, Tensor)
-        self._lib.specdec_linear(
+        else:
+            codes = weight
+        self._linear(
             CODE[codes.dtype], CODE[x.dtype], codes.data_ptr(), scale, offset, x.data_ptr(),
-            None if bias is None else bias.data_ptr(), y.data_ptr(), x.numel() // inputs, inputs, outputs,
+            None if bias is None else bias.data_ptr(), y.data_ptr(), y.numel() // outputs, inputs, outputs,
             torch.get_num_threads(),
         )  # fmt: skip
         return y
