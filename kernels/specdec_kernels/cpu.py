@@ -72,7 +72,7 @@ class Cpu(Reference):
         if not x.is_contiguous():
             x = x.contiguous()
         outputs, inputs = weight.shape
-        y = x.new_empty(x.shape[:-1] + (outputs,))
+        y = x.new_empty((*x.shape[:-1], outputs))
         scale = offset = None
         if isinstance(weight, Quantised):
             codes, scale = weight.codes, weight.scale.data_ptr()
