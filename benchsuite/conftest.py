@@ -48,9 +48,10 @@ def assemble(one_thread: None) -> Make:
         max_rows: int = 1,
         max_length: int = 192,
         seed: int = 0,
+        backend: str = "auto",
     ) -> Assembly:
         model = zoo.build(family, seed, dtype).to(device)
-        target = ArenaModel(model, registry().backend())
+        target = ArenaModel(model, registry().backend(backend))
         tokenizer = catalog.byte_tokenizer()
         return Assembly(registry(), target, tokenizer, max_rows=max_rows, max_length=max_length)
 

@@ -84,7 +84,7 @@ def test_comma_lists_multiply_into_the_matrix() -> None:
             Arm(replace(SETTING, device="tpu")),
             r"unknown device 'tpu'; did you mean 'cpu'\? choices: auto, cpu, cuda, mps",
         ),
-        (Arm(replace(SETTING, dtype="int3")), "unknown dtype 'int3'; choices: auto, bfloat16"),
+        (Arm(replace(SETTING, dtype="int3")), "unknown dtype 'int3'; did you mean 'int8'"),
         (Arm(replace(SETTING, temperature=1.0, top_p=2.0)), "top_p is 2.0; expected above 0"),
     ],
 )
