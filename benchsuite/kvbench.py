@@ -7,10 +7,9 @@ attend over them, and roll all but the first slot back.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from benchsuite import clock
 from specdec.arena import Arena
-from specdec.devices import synchronize
 from specdec.messages import Verdict, Window
 from specdec.model import ArenaModel
 
@@ -102,21 +101,21 @@ class OurArena(Cache):
         self.kept = Verdict(none, tokens[:, 0] - 1, tokens[:, 0])  # a commit of nothing: the length stays
         self.length = length
         self.query, self.keys, self.values = _states(target, heads)
-        self.cells = self.arena.plan(self.window, self.ops, slice(0, 1), length).cells
+        self.plan = self.arena.plan(self.window, self.ops, slice(0, 1), length)
 
     def append(self) -> None:
         """One op a layer."""
-        for layer, shape in enumerate(self.arena.layers):
-            keys, values = self.arena.keys[layer], self.arena.values[layer]
-            self.ops.kv_append(keys, values, self.keys, self.values, self.cells[shape.span])
+        for layer in range(len(self.arena.layers)):
+            at = self.plan.at(layer)
+            self.ops.kv_append(at.keys, at.values, self.keys, self.values, at.cells)
 
     def attend(self) -> None:
         """The masks of one plan, then one op a layer."""
         plan = self.arena.plan(self.window, self.ops, slice(0, 1), self.length)
-        for layer, shape in enumerate(self.arena.layers):
-            mask = plan.mask[shape.span]
-            keys, values = (side[layer][:, :, : mask.shape[-1]] for side in (self.arena.keys, self.arena.values))
-            self.ops.tree_attention(self.query, keys, values, mask, self.scaling, None)
+        for layer in range(len(self.arena.layers)):
+            at = plan.at(layer)
+            keys, values = (side[:, :, : at.mask.shape[-1]] for side in (at.keys, at.values))
+            self.ops.tree_attention(self.query, keys, values, at.mask, self.scaling, None)
 
     def roll_back(self) -> None:
         """A commit of nothing."""
@@ -183,7 +182,7 @@ def measure(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list[CacheC
             order.shuffle(caches)
             for cache in caches:
                 parts = (cache.append, cache.attend, cache.roll_back)
-                seconds[cache.name].append(tuple(_seconds(part, target.device) for part in parts))
+                seconds[cache.name].append(tuple(clock.seconds(part, target.device) for part in parts))
         for cache in sorted(caches, key=lambda cache: cache.name):
             append, attend, back = (median(times) * 1e3 for times in zip(*seconds[cache.name][1:], strict=True))
             meter = Meter()
@@ -196,11 +195,3 @@ def measure(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list[CacheC
             moved = max(meter.bytes, written)
             costs.append(CacheCost(cache.name, length, append, back, attend, moved, meter.allocations))
     return costs
-
-
-def _seconds(part: Callable[[], None], device: torch.device) -> float:
-    synchronize(device)
-    start = perf_counter()
-    part()
-    synchronize(device)
-    return perf_counter() - start

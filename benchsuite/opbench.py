@@ -7,16 +7,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
 from transformers import DynamicCache
 
-from benchsuite import kvbench
+from benchsuite import clock, kvbench
 from benchsuite.opwork import WIDTHS, Target, Work
 from benchsuite.roofline import Peak
-from specdec.devices import synchronize
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
@@ -127,26 +125,25 @@ class KernelBench:
 
     def _samples(self, calls: Mapping[Name, Callable[[], object]]) -> dict[Name, list[float]]:
         device = self.target.device
-        times = {name: max(1, int(SAMPLE_S / max(_seconds(call, device), 1e-9))) for name, call in calls.items()}
+        times = {name: max(1, int(SAMPLE_S / max(clock.seconds(call, device), 1e-9))) for name, call in calls.items()}
         samples: dict[Name, list[float]] = {name: [] for name in calls}
         for _ in range(ROUNDS):
             names = list(calls)
             self._order.shuffle(names)
             for name in names:
-                samples[name].append(_seconds(calls[name], device, times[name]))
+                samples[name].append(clock.seconds(calls[name], device, times[name]))
         return samples
 
     @torch.inference_mode()
     def model_curves(self, widths: Sequence[int] = WIDTHS) -> list[Curve]:
         """v(W) of the whole model: on our backends, on the reference alone, and transformers' own with its cache."""
-        slow = ArenaModel(self.target.twin(), Ops([self.target.ops.chain[-1]]))  # type: ignore[attr-defined]
         forwards: dict[str, Callable[[int], Callable[[], object]]] = {
             f"model, {self.target.ops.name}": _over_arena(self.target, max(widths)),
-            "model, reference": _over_arena(slow, max(widths)),
             "model, transformers": _over_cache(self.target),
         }
-        if self.target.ops.name == "reference":
-            del forwards["model, reference"]
+        if self.target.ops.name != "reference":
+            slow = ArenaModel(self.target.twin(), self.backends[-1])
+            forwards["model, reference"] = _over_arena(slow, max(widths))
         calls = {(what, width): make(width) for what, make in forwards.items() for width in widths}
         samples = {name: median(seconds) for name, seconds in self._samples(calls).items()}
         unit = samples["model, transformers", 1]
@@ -170,15 +167,6 @@ class KernelBench:
             "timings": [asdict(timing) for timing in self.timings],
             "curves": [{**asdict(curve), "v": curve.v} for curve in self.curves],
         }
-
-
-def _seconds(call: Callable[[], object], device: torch.device, times: int = 1) -> float:
-    synchronize(device)
-    start = perf_counter()
-    for _ in range(times):
-        call()
-    synchronize(device)
-    return (perf_counter() - start) / times
 
 
 def _over_arena(model: ArenaModel, widest: int) -> Callable[[int], Callable[[], object]]:

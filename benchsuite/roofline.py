@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
-from specdec.devices import synchronize
+from benchsuite import clock
 
 PROBE_BYTES = {"cpu": 256 * 2**20, "mps": 2**30, "cuda": 2**31}
 """Read by the bandwidth probe: well past any cache, and long enough to time."""
@@ -32,9 +31,9 @@ class Peak:
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         return Peak(read_bandwidth(device), 2 * side**3 / _median(lambda: a @ b, device))
 
-    def fraction(self, moved: int, operations: int, seconds: float) -> float:
+    def fraction(self, moved: int, operations: int, took: float) -> float:
         """How much of the nearer of the two limits was reached. Above 1: the bytes came from a cache."""
-        return max(moved / seconds / self.bandwidth, operations / seconds / self.arithmetic)
+        return max(moved / took / self.bandwidth, operations / took / self.arithmetic)
 
 
 def read_bandwidth(device: torch.device) -> float:
@@ -45,11 +44,4 @@ def read_bandwidth(device: torch.device) -> float:
 
 
 def _median(call: Callable[[], object], device: torch.device) -> float:
-    seconds = []
-    for _ in range(8):
-        synchronize(device)
-        start = time.perf_counter()
-        call()
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return median(seconds[1:])
+    return median([clock.seconds(call, device) for _ in range(8)][1:])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
-from time import perf_counter
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from benchsuite import card, measure, report, roofline, rows, tables, weights, workloads
+from benchsuite import card, clock, measure, report, roofline, rows, tables, weights, workloads
 from benchsuite.arms import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner
 from benchsuite.matrix import Arm, Setting
 from benchsuite.rows import Machine, Row
@@ -233,11 +233,5 @@ def _forward_seconds(stage: Stage) -> float:
     arena = target.arena(1, 64, 1)
     zero = torch.zeros(1, dtype=torch.int64, device=target.device)
     window = Window.chain(zero, zero[:, None][:, :0], zero)
-    seconds = []
-    for _ in range(4):
-        devices.synchronize(target.device)
-        start = perf_counter()
-        target.forward(arena, window, slice(0, 1), 0)
-        devices.synchronize(target.device)
-        seconds.append(perf_counter() - start)
-    return min(seconds)
+    forward = partial(target.forward, arena, window, slice(0, 1), 0)
+    return min(clock.seconds(forward, target.device) for _ in range(4))
