@@ -34,7 +34,7 @@ def outcome(steps: list[tuple[int, int, int, int, float, float]], cpu: Stopwatch
         now = float(cpu._marks[-1]) if cpu._marks else 0.0  # type: ignore[arg-type]
         cpu._marks += [now, now + draft, now + draft + target, now + draft + target + 1]
         stats.steps.append(Step(k, k + 1, 1, proposed, accepted, emitted, (start, start + 1, start + 2, start + 3)))
-        stats.proposed(proposed)
+        stats.proposed(proposed, proposed)
         stats.accepted(accepted)
         stats.counts["num_emitted_tokens"] += emitted
     total = sum(s[4] + s[5] + 1 for s in steps)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from specdec.engine import Engine
-from specdec.interfaces import Env
+from specdec.errors import SpecdecError
+from specdec.interfaces import Draft, Env
 from specdec.messages import Request
 from specdec.model import ArenaModel
 from specdec.registry import Registry
@@ -30,7 +31,7 @@ class Assembly:
         seed: int = 0,
     ) -> None:
         self.registry, self.target, self.tokenizer = registry, target, tokenizer
-        self._env = Env(target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain)
+        self._env = Env(target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain, self._no_draft)
         self._replayer: Engine | None = None
         self._replayed: dict[Request, tuple[int, ...]] = {}
 
@@ -49,6 +50,7 @@ class Assembly:
         env = replace(self._env, max_rows=max_rows or self._env.max_rows)
         chosen = self.registry.controller(controller, env, k)
         env = replace(env, max_window=chosen.max_k + 1)
+        env = replace(env, draft=lambda text: self.registry.draft(text, env))
         return Engine(
             self.target,
             draft=None if draft is None else self.registry.draft(draft, env),
@@ -59,6 +61,9 @@ class Assembly:
             max_length=env.max_length,
             tokenizer=self.tokenizer,
         )
+
+    def _no_draft(self, text: str) -> Draft:
+        raise SpecdecError(f"the draft {text!r} can be built for an engine only; its window is not known yet")
 
     def plain(self, request: Request) -> tuple[int, ...]:
         """What plain decoding emits for a request: decoded alone, once, and remembered."""

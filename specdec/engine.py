@@ -127,8 +127,8 @@ class Engine:
         longest = int(rows.length_host[live].max()) - 1
         logits, hidden = self.target.forward(self.arena, window, live, longest)
         forwarded = stats.stopwatch.mark()
-        processed = context.process(logits, window.parents, window.tokens)
-        verdict = self.policy.accept(processed, window, context)
+        given = logits.float() if self.policy.raw else context.process(logits, window.parents, window.tokens)
+        verdict = self.policy.accept(given, window, context)
         self.arena.commit(verdict, live, self.ops, compact=self.draft is not None and self.draft.branches)
         packed = rows.extend(window, verdict)
         if self.draft:
@@ -162,9 +162,9 @@ class Engine:
         stats, counts, now = self.stats, self.stats.counts, time.perf_counter()
         before = counts["num_draft_tokens"], counts["num_accepted_tokens"], counts["num_emitted_tokens"]
         cell = self.arena.bytes_per_token(self.arena.layers, self.target.dtype)
-        for row, (*tokens, accepted, proposed, moved) in enumerate(read.tolist()):
+        for row, (*tokens, accepted, proposed, deepest, moved) in enumerate(read.tolist()):
             kept = self.rows.absorb(row, tokens[: accepted + 1], accepted, proposed, now)
-            stats.proposed(proposed)
+            stats.proposed(proposed, deepest)
             stats.accepted(min(accepted, kept))
             counts["num_emitted_tokens"] += kept
             counts["kv_bytes_copied"] += moved * cell

@@ -34,7 +34,8 @@ class Env:
     ``target`` the model whose output counts; ``tokenizer`` its tokenizer; ``ops`` the backend;
     ``max_rows``, ``max_length`` (tokens) and ``max_window`` (slots) the engine's sizes; ``seed`` for
     whatever the plugin draws by itself; ``plain(request)`` the tokens plain decoding emits for it, for
-    drafts that replay (computed once and remembered).
+    drafts that replay (computed once and remembered); ``draft(text)`` builds another registered draft for the
+    same engine, for drafts that combine others.
     """
 
     target: ArenaModel
@@ -45,6 +46,7 @@ class Env:
     max_window: int
     seed: int
     plain: Callable[[Request], tuple[int, ...]]
+    draft: Callable[[str], Draft]
 
 
 class Draft(ABC):
@@ -87,6 +89,9 @@ class Draft(ABC):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """After every step, asked or not: what was verified. ``hidden`` [B, W, H] only with ``needs_hidden``."""
 
+    def forget(self) -> None:
+        """Forget what requests that have ended taught; called between runs, with no live row. Nothing by default."""
+
     def info(self) -> Mapping[str, int]:
         """Counters to add to the run's: ``draft_forwards`` and whatever else the draft counts."""
         return {}
@@ -96,11 +101,13 @@ class Policy(ABC):
     """Decides what is kept.
 
     ``coupled`` asks drafts to draw with the target's own noise; ``trees`` says that windows which
-    branch are understood.
+    branch are understood; ``raw`` asks for logits before any processor, for policies that look at how
+    likely a proposal is: a greedy row's processed law is one-hot and says nothing.
     """
 
     coupled: bool = False
     trees: bool = False
+    raw: bool = False
 
     @abstractmethod
     def contract(self, params: SamplingParams) -> Contract:
@@ -108,7 +115,10 @@ class Policy(ABC):
 
     @abstractmethod
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
-        """The verdict over processed ``logits`` float32 [B, W, V]: row b, slot w is the law after node w."""
+        """The verdict over ``logits`` float32 [B, W, V]: row b, slot w is the law after node w.
+
+        Processed, unless the policy is ``raw``; not to be written to.
+        """
 
 
 class Controller(ABC):

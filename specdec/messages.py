@@ -132,18 +132,28 @@ class Window:
         return Window(tokens, parents, num_proposals + 1, q)
 
     @staticmethod
-    def ragged(context: Context, proposals: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> Window:
-        """A chain window from proposals made on the host, one list a row, of any lengths; all certain.
+    def ragged(
+        context: Context,
+        proposals: Sequence[Sequence[int] | npt.NDArray[np.int64]],
+        parents: Sequence[Sequence[int]] | None = None,
+    ) -> Window:
+        """A window from proposals made on the host, one list a row, of any lengths; all certain.
 
-        As wide as the longest list. The upload does not wait for the device.
+        Without ``parents`` each row is a chain; with them, ``parents[row][i]`` is the slot that proposal i
+        (slot i + 1) continues. As wide as the longest list. The upload does not wait for the device.
         """
         counts = np.array([len(tokens) for tokens in proposals])
         padded = np.zeros((len(proposals), counts.max()), dtype=np.int64)
+        above = np.tile(np.arange(-1, counts.max()), (len(proposals), 1))
         for row, tokens in enumerate(proposals):
             padded[row, : len(tokens)] = tokens
+            if parents is not None:
+                above[row, 1 : len(tokens) + 1] = parents[row]
         device = context.tokens.device
-        upload = (torch.from_numpy(array).to(device, non_blocking=True) for array in (padded, counts))
-        return Window.chain(context.pending, *upload)
+        proposed, slots, width = (
+            torch.from_numpy(array).to(device, non_blocking=True) for array in (padded, above, counts + 1)
+        )
+        return Window(torch.cat([context.pending[:, None], proposed], dim=1), slots, width)
 
     @staticmethod
     def root(context: Context) -> Window:
@@ -170,6 +180,29 @@ class Window:
     def depth(self) -> Tensor:
         """int64 [B, W]: how many edges lie between a slot and slot 0."""
         return self.ancestors.sum(dim=2) - 1
+
+    @cached_property
+    def deepest(self) -> Tensor:
+        """int64 [B]: the depth of each row's deepest valid slot, 0 where nothing is proposed."""
+        slots = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return torch.where(slots < self.width[:, None], self.depth, 0).amax(dim=1)
+
+    def prefer(self, good: Tensor, choices: Tensor) -> Tensor:
+        """``choices`` [B, W] with the token of a node's first good child in its place, where it has one.
+
+        ``good`` bool [B, W]. ``ops.verify_prefix(window, window.prefer(good, choices))`` then walks from good
+        child to good child and ends with the choice at the last: the walk of every policy that judges
+        proposals one by one. Returns a new tensor.
+
+        Example: a chain 5 6 7 with good ``[[True, True, False]]`` and choices ``[[1, 2, 3]]`` gives ``[[6, 2, 3]]``.
+        """
+        size = self.tokens.shape[1]
+        slots = torch.arange(size, device=self.tokens.device)
+        good = good & (slots < self.width[:, None]) & (slots > 0)
+        child = torch.where(good, slots, size)
+        first = torch.full_like(self.parents, size).scatter_reduce(1, self.parents.clamp(min=0), child, "amin")
+        token = self.tokens.gather(1, first.clamp(max=size - 1))
+        return torch.where(first < size, token, choices)
 
     def check(self, rows: int, max_window: int, vocabulary: int, owner: str) -> None:
         """Refuse a window whose shapes or types do not fit, before it reaches the model.
@@ -250,7 +283,7 @@ class Context:
         """
         return sampling.process(logits, self.params)
 
-    def choose(self, logits: Tensor, position: Tensor, purpose: Purpose, draw: int = 0) -> Tensor:
+    def choose(self, logits: Tensor, position: Tensor, purpose: Purpose, draw: int | Tensor = 0) -> Tensor:
         """Draw one token per slot from softmax(logits) with the noise of (row, position, purpose, draw).
 
         ``logits`` [B, W, V], processed; ``position`` [B, W], the index in the sequence that the drawn
@@ -260,6 +293,17 @@ class Context:
         key = None if self.params.greedy else sampling.key(self.params.stream, position, purpose, draw)
         return self.ops.sample(logits, key)
 
-    def propose_token(self, logits: Tensor, position: Tensor, draw: int = 0) -> Tensor:
-        """``choose`` for a draft: with the target's own noise under a coupled policy, else with its own."""
-        return self.choose(logits, position, Purpose.TARGET if self.coupled else Purpose.DRAFT, draw)
+    def propose_token(self, logits: Tensor, position: Tensor) -> Tensor:
+        """``choose`` for a draft: with the target's own noise under a coupled policy, else with its own.
+
+        Its own is fresh in every step: a policy that looks at a whole block before it rejects has seen draws at
+        positions that the next step proposes for again.
+        """
+        if self.coupled:
+            return self.choose(logits, position, Purpose.TARGET)
+        return self.choose(logits, position, Purpose.DRAFT, self.step)
+
+    @property
+    def step(self) -> Tensor:
+        """int64 [B, 1]: what tells this step of a row from its others, for draws that must be fresh in each."""
+        return self.length[:, None]

@@ -108,8 +108,8 @@ class Rows:
     def extend(self, window: Window, verdict: Verdict) -> Tensor:
         """Write what was kept to the device side; returns the packed integers of the step's read.
 
-        Packed int64 [B, D + 3]: the D emitted tokens (accepted, then next, then garbage), how many
-        proposals were accepted, how many made, and how many cells a compaction must move.
+        Packed int64 [B, D + 4]: the D emitted tokens (accepted, then next, then garbage), how many
+        proposals were accepted, how many made, how deep they went, and how many cells a compaction must move.
         """
         b, path = len(self.live), verdict.path
         step = torch.arange(path.shape[1], device=path.device)
@@ -121,7 +121,8 @@ class Rows:
         self.tokens[:b].scatter_(1, length[:, None] + step, emitted)
         length += verdict.num_accepted + 1
         moved = ((path != step) & (path > 0)).sum(dim=1)
-        return torch.cat([emitted, torch.stack([verdict.num_accepted, window.width - 1, moved], dim=1)], dim=1)
+        counts = torch.stack([verdict.num_accepted, window.width - 1, window.deepest, moved], dim=1)
+        return torch.cat([emitted, counts], dim=1)
 
     def absorb(self, row: int, emitted: list[int], accepted: int, proposed: int, now: float) -> int:
         """Take a row's read into the host side, cut at its stop; returns how many tokens were kept."""

@@ -65,8 +65,8 @@ def stream(seed: Tensor, request: Tensor) -> Tensor:
     return mix(mix(seed + _GOLDEN) + request * _GOLDEN)
 
 
-def key(stream: Tensor, position: Tensor, purpose: Purpose, draw: int = 0) -> Tensor:
-    """int64 [B, W] keys of (stream [B], position [B, W], purpose, draw)."""
+def key(stream: Tensor, position: Tensor, purpose: Purpose, draw: int | Tensor = 0) -> Tensor:
+    """int64 [B, W] keys of (stream [B], position [B, W], purpose, draw); ``draw`` is below 2**32, one or [B, W]."""
     return mix(mix(stream[:, None] + position * _GOLDEN) ^ ((int(purpose) << 32) | draw))
 
 

@@ -39,8 +39,8 @@ class Stats:
     """The run so far: read-only for controllers.
 
     ``batch`` live rows; ``lengths`` their tokens; ``accepted_per_pos[i]`` how many proposals were kept at
-    depth i + 1 and ``proposed_per_pos[i]`` how many were made there. ``ops`` counts the calls of each (op,
-    backend); it is complete when the run is over.
+    depth i + 1 and ``proposed_per_pos[i]`` in how many rows' steps a proposal was made there. ``ops`` counts the
+    calls of each (op, backend); it is complete when the run is over.
     """
 
     stopwatch: Stopwatch
@@ -52,12 +52,12 @@ class Stats:
     counts: Counter[str] = field(default_factory=Counter)
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def proposed(self, count: int) -> None:
-        """One row's proposals in one step."""
+    def proposed(self, count: int, deepest: int) -> None:
+        """One row's proposals in one step, and the depth they reach: ``count`` for a chain."""
         if count:
             self.counts["num_drafts"] += 1
             self.counts["num_draft_tokens"] += count
-            _raise_first(self.proposed_per_pos, count)
+            _raise_first(self.proposed_per_pos, deepest)
 
     def accepted(self, count: int) -> None:
         """One row's proposals that were kept in one step."""
