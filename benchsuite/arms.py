@@ -54,6 +54,9 @@ class Runner(Protocol):
     def run(self, requests: Sequence[Request]) -> Outcome:
         """Decode requests and take the time."""
 
+    def forget(self) -> None:
+        """Forget what earlier runs taught."""
+
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
         """Raw logits [V] from which output token ``index`` of the request with that id was drawn, by running
         the same requests again; None if the run ends before."""
@@ -83,6 +86,11 @@ class EngineRunner:
             mean_length=_mean_length(requests, [completion.tokens for completion in done]),
             stats=self.engine.stats,
         )
+
+    def forget(self) -> None:
+        """Let the draft forget."""
+        if self.engine.draft:
+            self.engine.draft.forget()
 
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
         """Run again with the engine's tracer and keep one row of logits."""
@@ -166,6 +174,9 @@ class TransformersRunner:
                 seconds += end - marks.first
                 decoded += after
         return Outcome(tokens, seconds, decoded, ttft, tpot, forwards, _mean_length(requests, tokens))
+
+    def forget(self) -> None:
+        """Nothing is kept between prompts."""
 
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
         """Generate again and keep the logits of one step (plain generate only)."""

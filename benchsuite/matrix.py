@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -15,6 +16,9 @@ from specdec.messages import SamplingParams
 from specdec.registry import split_list
 
 N = TypeVar("N", int, float)
+
+START = 4
+"""K of an adapted length's first step."""
 
 PEERS = ("transformers", "transformers_prompt_lookup")
 
@@ -99,12 +103,7 @@ def build(config: pytest.Config) -> list[Arm]:
     for peer in peers:
         if peer not in PEERS:
             raise unknown("peer", peer, (*PEERS, "none"))
-    strategies = [
-        {"draft": draft, "policy": policy, "controller": controller, "k": k}
-        for draft, policy, controller, k in itertools.product(
-            texts("draft"), texts("policy"), texts("controller"), numbers("k", int, 0)
-        )
-    ]
+    strategies = _named(config) if options.value(config, "arm") else _product(config, texts, numbers)
     seed = _number("--specdec-seed", options.value(config, "seed"), int, 0)
     settings = (
         Setting(target, backend, device, dtype, batch, temperature, top_k, top_p, tokens, seed, workload)
@@ -125,6 +124,43 @@ def build(config: pytest.Config) -> list[Arm]:
     for arm in arms:
         arm.setting.sampling(())  # refuses what no request may have
     return list(dict.fromkeys(arms))
+
+
+def _product(
+    config: pytest.Config, texts: Callable[[str], list[str]], numbers: Callable[..., list[int]]
+) -> list[dict[str, Any]]:
+    """Every draft with every policy, controller and K."""
+    if not options.value(config, "adaptive-k"):
+        controllers = list(itertools.product(texts("controller"), numbers("k", int, 0)))
+    elif options.given(config, "k") or options.given(config, "controller"):
+        raise SpecdecError(
+            "--specdec-adaptive-k chooses K by itself: leave out --specdec-k and --specdec-controller, or leave it out"
+        )
+    else:
+        controllers = [(f"adaptive(maximum={k})", min(k, START)) for k in numbers("adaptive-k", int, 1)]
+    return [
+        {"draft": draft, "policy": policy, "controller": controller, "k": k}
+        for draft, policy, (controller, k) in itertools.product(texts("draft"), texts("policy"), controllers)
+    ]
+
+
+def _named(config: pytest.Config) -> list[dict[str, Any]]:
+    """The strategies of --specdec-arm."""
+    for name in ("draft", "policy", "controller", "k", "adaptive-k"):
+        if options.given(config, name):
+            raise SpecdecError(f"--specdec-arm says which strategies run; leave out --specdec-{name}, or --specdec-arm")
+    strategies = []
+    for text in split_list(options.value(config, "arm")):
+        # A slash inside brackets belongs to an option: draft_model(model=path/to/draft).
+        parts = [part.strip() for part in re.split(r"/(?![^(]*\))", text)]
+        if not 1 <= len(parts) <= 4 or not all(parts):
+            raise SpecdecError(
+                f"cannot read the arm {text!r}; expected draft, draft/policy, … or draft/policy/controller/K"
+            )
+        parts += ["match", "fixed", "4"][len(parts) - 1 :]
+        k = _number("the K of --specdec-arm", parts[3], int, 0)
+        strategies.append({"draft": parts[0], "policy": parts[1], "controller": parts[2], "k": k})
+    return strategies
 
 
 def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str]) -> list[dict[str, Any]]:

@@ -24,9 +24,16 @@ class Option:
 OPTIONS = (
     Option("target", "tiny,smollm2-135m", "models whose output counts: tiny, smollm2-135m, a folder, a hub id"),
     Option("draft", "ngram,draft_model,oracle(0.8),garbage", "draft strategies, with options: oracle(rate=0.8)"),
-    Option("policy", "match", "acceptance policies: match, rejection"),
-    Option("controller", "fixed", "draft-length controllers: fixed"),
+    Option("policy", "match", "acceptance policies, with options: match, rejection, topk_agree(k=3)"),
+    Option("controller", "fixed", "draft-length controllers: fixed, adaptive, goodput"),
     Option("k", "4", "num_speculative_tokens, the proposals of a step; 0 is plain decoding"),
+    Option("adaptive-k", "", "the same as the controller adaptive(maximum=K); excludes --specdec-k"),
+    Option(
+        "arm",
+        "",
+        "strategies one by one, as draft/policy/controller/K (later parts may be left out), in place of the product of "
+        "the four options above: ngram/match/goodput/15",
+    ),
     Option("peer", "transformers,transformers_prompt_lookup", "outside references in the same table, or none"),
     Option("backend", "auto", "kernel backends: cuda, triton, cpu, reference; auto lines up all that can run here"),
     Option("device", "auto", "cuda, mps, cpu; auto takes the first of these that exists"),
@@ -62,6 +69,12 @@ def add_options(parser: pytest.Parser) -> None:
         group.addoption(f"--specdec-{option.name}", dest=key, default=None, metavar="VALUE", help=text)
         parser.addini(key, f"ini twin of --specdec-{option.name}", default=option.default)
     group.addoption(
+        "--specdec-list",
+        dest="specdec_list",
+        action="store_true",
+        help="list drafts, policies, controllers and backends with their options, then exit",
+    )
+    group.addoption(
         "--specdec-deterministic",
         dest="specdec_deterministic",
         action="store_true",
@@ -75,6 +88,12 @@ def value(config: pytest.Config, name: str) -> str:
     key = f"specdec_{name.replace('-', '_')}"
     given = config.getoption(key)
     return str(config.getini(key)) if given is None else str(given)
+
+
+def given(config: pytest.Config, name: str) -> bool:
+    """Whether the user set an option, on the command line or in the ini file."""
+    key = f"specdec_{name.replace('-', '_')}"
+    return config.getoption(key) is not None or key in config.inicfg
 
 
 def results_root(config: pytest.Config) -> Path | None:

@@ -41,6 +41,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(KernelPlugin(config), "specdec-kernels")
 
 
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """``--specdec-list``: say what there is, and run nothing."""
+    if not config.option.specdec_list:
+        return None
+    from specdec.errors import SpecdecError
+    from specdec.registry import Registry
+
+    try:
+        print(Registry().listing())
+    except SpecdecError as error:
+        raise pytest.UsageError(str(error)) from None
+    return 0
+
+
 class _Run:
     """What the plugin keeps between hooks."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchsuite.arms import Outcome
 from benchsuite.matrix import Arm
-from benchsuite.measure import Series, interval
+from benchsuite.measure import Series, checked, interval
 from specdec.stats import Step, StepTimes
 
 KEYS = (
@@ -119,7 +119,7 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text:
         "num_speculative_tokens": arm.k if arm.draft else None if arm.peer else 0,
         "peak_memory_bytes": machine.peak_memory_bytes,
         "contract": one[0].contract,
-        "contract_checked": _joined(one),
+        "contract_checked": checked(one),
         "emitted_digest": _digest(outcomes),
     }
     steps: list[dict[str, Any]] = []
@@ -149,19 +149,6 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text:
         steps,
         sum(rest) / total if total else None,
     )
-
-
-def _joined(one: Sequence[Series]) -> str | None:
-    if len(one) == 1 or all(series.checked in (None, "baseline") for series in one):
-        return one[0].checked
-    if any(series.error for series in one):
-        return "FAILED: could not be measured"
-    compared = sum(series.compared for series in one)
-    bugs = sum(not d.tie for series in one for d in series.differences)
-    ties = sum(d.tie for series in one for d in series.differences)
-    if bugs:
-        return f"FAILED: {bugs} of {compared} differ"
-    return f"equal {compared}/{compared}" + (f", {ties} ties" if ties else "")
 
 
 def _digest(outcomes: Sequence[Outcome]) -> str:

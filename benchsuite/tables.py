@@ -18,6 +18,10 @@ BASELINE = "*"
 """Marks the row that every speedup is against."""
 
 
+WIDEST = 30
+"""Letters of an arm's name in a table; the middle of a longer one is left out. JSON and test ids have it whole."""
+
+
 @dataclass(frozen=True)
 class Column:
     """A column: its header with the unit, how a row fills it, and what it means."""
@@ -37,7 +41,10 @@ def _figure(key: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
 
 
 def _name(row: Row) -> str:
-    return f"{row.arm.label} {BASELINE}" if row.arm.plain else row.arm.label
+    label = row.arm.label
+    if len(label) > WIDEST:
+        label = f"{label[: WIDEST // 2]}…{label[-(WIDEST // 2 - 1) :]}"
+    return f"{label} {BASELINE}" if row.arm.plain else label
 
 
 def _speedup(row: Row) -> str:
@@ -59,7 +66,7 @@ def _text(key: str) -> Callable[[Row], str]:
 def _policy(row: Row) -> str:
     if row.arm.draft is None:
         return "-"
-    controller = "" if row.arm.controller == "fixed" else f" {row.arm.controller}"
+    controller = "" if row.arm.controller == "fixed" else f" {row.arm.controller.partition('(')[0]}"
     return f"{row.arm.policy}{controller} {row.arm.k}"
 
 

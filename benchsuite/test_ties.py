@@ -34,6 +34,8 @@ class Told(EngineRunner):
         done = len(requests[0].prompt) - len(REQUEST.prompt)
         return Outcome([self.output[done:]], 1.0, 1, [0.0], [0.0], 1, 1.0)
 
+    def forget(self) -> None: ...
+
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
         return self.logits
 

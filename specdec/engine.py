@@ -186,7 +186,7 @@ class Engine:
                 live.request, tuple(live.tokens), tuple(live.kinds), live.finish, times, live.prefill_s
             )
             if self.draft:
-                self.draft.release(row)
+                self.draft.release(row, (*live.request.prompt, *live.tokens))
         while freed and self._waiting:
             self._admit(freed.pop(0), self._waiting.popleft())
         # From the end, so that the last row is either the freed one itself or live.

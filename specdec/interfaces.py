@@ -75,12 +75,12 @@ class Draft(ABC):
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """A request takes ``row``; ``prompt`` is every token of it so far. Time spent here is prefill."""
 
-    def release(self, row: int) -> None:
-        """The request of ``row`` has ended."""
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        """The request of ``row`` has ended; ``tokens`` is its prompt and output."""
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """The live request of ``source`` continues in ``row``. By default it is released and admitted anew."""
-        self.release(source)
+        self.release(source, tokens)
         self.admit(row, request, tokens)
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:

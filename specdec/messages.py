@@ -187,6 +187,16 @@ class Window:
         slots = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return torch.where(slots < self.width[:, None], self.depth, 0).amax(dim=1)
 
+    def path_to(self, node: Tensor) -> Tensor:
+        """int64 [B, W]: the slots from the root to ``node`` [B], -1 past the end."""
+        size = self.tokens.shape[1]
+        on_path = self.ancestors.gather(1, node[:, None, None].expand(-1, 1, size))[:, 0]
+        slots = torch.arange(size, device=node.device)
+        # Depths on a path are distinct, so it can be scattered into order; the rest falls past the end.
+        place = torch.where(on_path, self.depth, size)
+        path = torch.full((len(node), size + 1), -1, dtype=torch.int64, device=node.device)
+        return path.scatter(1, place, torch.where(on_path, slots, -1))[:, :-1]
+
     def prefer(self, good: Tensor, choices: Tensor) -> Tensor:
         """``choices`` [B, W] with the token of a node's first good child in its place, where it has one.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import pluggy
 
@@ -45,6 +46,29 @@ class Entry:
         """What the user may set, with its defaults: the factory's parameters but those that the engine gives."""
         parameters = inspect.signature(self.factory).parameters.values()
         return {p.name: p.default for p in parameters if p.name not in self.given}
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """What each option means: the text in its annotation, ``Annotated[int, "longest run …"]``."""
+        told = self.factory.__init__ if inspect.isclass(self.factory) else self.factory
+        try:
+            hints = get_type_hints(told, include_extras=True)
+        except NameError:  # a name that only a type checker imports: shown as not described
+            hints = {}
+        notes = {name: getattr(hints.get(name), "__metadata__", ()) for name in self.options}
+        return {name: next((note for note in found if isinstance(note, str)), "") for name, found in notes.items()}
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the factory's docstring."""
+        return " ".join((inspect.getdoc(self.factory) or "").split("\n\n")[0].split())
+
+    @property
+    def source(self) -> str:
+        """Where the idea comes from: the docstring's paragraph that begins with ``Source:``."""
+        paragraphs = (inspect.getdoc(self.factory) or "").split("\n\n")
+        found = next((text for text in paragraphs if text.startswith("Source:")), "")
+        return " ".join(found.removeprefix("Source:").split())
 
     @property
     def described(self) -> str:
@@ -147,6 +171,26 @@ class Registry:
                 )
             options[key] = _literal(value.strip())
         return entry, options
+
+    def listing(self, width: int = 120) -> str:
+        """Everything that is registered: each kind's names with summary, options, their defaults, and source."""
+        lines: list[str] = []
+        for kind in KINDS:
+            lines += [f"{kind}:", ""]
+            for name in self.names(kind):
+                lines += [*self._told(self.entry(kind, name), name, width), ""]
+        return "\n".join(lines)
+
+    @staticmethod
+    def _told(entry: Entry, name: str, width: int) -> list[str]:
+        def wrapped(text: str, indent: int) -> list[str]:
+            return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2))
+
+        lines = [f"  {name}", *wrapped(entry.summary or "(no description)", 4)]
+        for option, default in entry.options.items():
+            lines += wrapped(f"{option}={default!r}: {entry.meanings[option] or '(not described)'}", 6)
+        lines += wrapped(f"source: {entry.source or entry.owner}", 4)
+        return lines
 
     def draft(self, text: str, env: Env) -> Draft:
         """Build the draft that ``text`` names."""

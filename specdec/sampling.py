@@ -70,14 +70,14 @@ def key(stream: Tensor, position: Tensor, purpose: Purpose, draw: int | Tensor =
     return mix(mix(stream[:, None] + position * _GOLDEN) ^ ((int(purpose) << 32) | draw))
 
 
-def gumbel(key: Tensor, vocabulary: int) -> Tensor:
-    """Standard Gumbel noise float32 [..., V] for int64 keys [...].
+def gumbel(key: Tensor, tokens: int | Tensor) -> Tensor:
+    """Standard Gumbel noise float32 [..., V] for int64 keys [...], of the first ``tokens`` ids or of given ids [V].
 
     -log(E) with E = -log(1 - v) and v = (32 bits + 1/2) / 2**32: exact in float32 where v is small, which
     is where the winners are. Values lie in (-3.2, 22.9).
     """
-    ids = torch.arange(1, vocabulary + 1, device=key.device)
-    bits = _shift(mix(key[..., None] + ids * _GOLDEN), 32)
+    ids = torch.arange(tokens, device=key.device) if isinstance(tokens, int) else tokens
+    bits = _shift(mix(key[..., None] + (ids + 1) * _GOLDEN), 32)
     exponential = torch.log1p(bits.float().add_(0.5).mul_(-(2.0**-32))).neg_()
     return exponential.clamp_(max=22.9).log_().neg_()
 

@@ -14,6 +14,8 @@ DEFAULT_K = 4
 class Fixed(Controller):
     """Proposes K tokens at every step; K = 0 is plain decoding through the same loop.
 
+    Source: Leviathan et al. 2211.17192.
+
     Raises SpecdecError for K below 0 or so long that the window does not fit the longest sequence.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, catalog, hookimpl
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import ArenaModel
+from specdec_plugins.growth import wanted
 
 DEFAULT_SHARE = 10
 """One layer in so many drafts when no model is named: untrained early exits agree little at any depth."""
@@ -23,9 +25,16 @@ class DraftModel(Draft):
     so expect little). Vocabularies padded to different sizes are fine; a different tokenizer is refused.
 
     A sampled proposal comes from the draft's processed law q, which is handed to policies that use it.
+
+    Source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
     """
 
-    def __init__(self, env: Env, model: str | None = None, layers: int | None = None) -> None:
+    def __init__(
+        self,
+        env: Env,
+        model: Annotated[str | None, "name, folder or hub id; none: the target's own first layers"] = None,
+        layers: Annotated[int | None, "without a model: how many of the target's layers draft"] = None,
+    ) -> None:
         if model is not None and layers is not None:
             raise SpecdecError("draft_model takes model or layers, not both: layers are the target's own")
         if model is None:
@@ -46,6 +55,7 @@ class DraftModel(Draft):
         self._arena = self._model.arena(env.max_rows, env.max_length + 2, env.max_window + 1)
         self._behind = 1  # host-known bound on how many tokens the draft has not seen
         self._asked = 0
+        self._proposed: Window | None = None
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Prefill the draft's own arena."""
@@ -76,21 +86,35 @@ class DraftModel(Draft):
                 logits, _ = self._forward(token, rows, longest + index)
                 self._arena.committed[rows] += 1
         self._asked = k
-        return Window.chain(
+        self._proposed = Window.chain(
             context.pending,
             torch.cat(proposals, dim=1),
             context.max_proposals,
             torch.cat(laws, dim=1) if uncoupled else None,
         )
+        return self._proposed
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """Forget what was rejected. The last proposal was never fed, so one or two tokens are missing after."""
-        if self._asked:
-            committed = self._arena.committed[: len(verdict.next)]
-            committed += torch.clamp(verdict.num_accepted, max=self._asked - 1) - (self._asked - 1)
-            self._behind, self._asked = 2, 0
-        else:
-            self._behind += 1
+        """Forget what was rejected. The last proposal was never fed, so one or two tokens are missing after.
+
+        Where another draft's proposals were verified in place of these, only what both begin with is kept.
+        """
+        if not self._asked:
+            self._behind += window.tokens.shape[1]
+            return
+        assert self._proposed is not None
+        fed = self._asked - 1
+        right = verdict.num_accepted.clamp(max=fed)
+        self._behind = 2
+        if window is not self._proposed:
+            ours, theirs = self._proposed.tokens[:, 1:], window.tokens[:, 1:]
+            size = min(ours.shape[1], theirs.shape[1])
+            same = (ours[:, :size] == theirs[:, :size]).long().cumprod(dim=1).sum(dim=1)
+            right = torch.minimum(right, same)
+            self._behind = window.tokens.shape[1] + 1
+        committed = self._arena.committed[: len(verdict.next)]
+        committed += right - fed
+        self._asked = 0
 
     def info(self) -> Mapping[str, int]:
         """The draft's forwards, prefill included."""
@@ -122,10 +146,16 @@ class DraftModel(Draft):
         return logits, missing
 
     def _forward(self, tokens: Tensor, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
-        # A token that the draft does not know costs acceptance, never an output.
-        tokens = tokens.clamp(max=self._model.vocabulary - 1)
         width = tokens.new_full((tokens.shape[0],), tokens.shape[1] - 1)
-        return self._model.forward(self._arena, Window.chain(tokens[:, 0], tokens[:, 1:], width), rows, longest)
+        window = Window.chain(tokens[:, 0], tokens[:, 1:], width)
+        return self._model.forward(self._arena, self._known(window), rows, longest)
+
+    def _law(self, context: Context, logits: Tensor, depth: int) -> Tensor:
+        return wanted(context, self._over_target(logits), depth)
+
+    def _known(self, window: Window) -> Window:
+        """A window whose tokens the draft knows: one that it does not costs acceptance, never an output."""
+        return Window(window.tokens.clamp(max=self._model.vocabulary - 1), window.parents, window.width)
 
     def _over_target(self, logits: Tensor) -> Tensor:
         """Cut or pad the draft's logits to the target's vocabulary."""

@@ -12,7 +12,10 @@ from specdec.sampling import Purpose, key, mix
 
 
 class Garbage(Draft):
-    """Proposes K tokens drawn uniformly over the vocabulary, keyed like everything else."""
+    """Proposes K tokens drawn uniformly over the vocabulary, keyed like everything else.
+
+    Source: this project; a floor and a control.
+    """
 
     def __init__(self, env: Env) -> None:
         self._vocabulary = env.target.vocabulary

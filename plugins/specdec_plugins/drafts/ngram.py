@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 
-from specdec import Context, Draft, SpecdecError, Window, hookimpl
+from specdec import SpecdecError, hookimpl
 from specdec.interfaces import DraftFactory, Env
+from specdec_plugins.lookup import History, Lookup
 
 
-class Ngram(Draft):
-    """Find the most recent earlier occurrence of the last n tokens, n from ``n_max`` down to ``n_min``,
-    in prompt and output; propose what followed it (prompt lookup decoding, A. Saxena 2023).
+class Ngram(Lookup):
+    """Find the most recent earlier occurrence of the last n tokens, n from n_max down to n_min, propose what followed.
 
-    Runs on the host over ``context.history``. A row without a match proposes nothing.
+    Looks in prompt and output, on the host. A row without a match proposes nothing. With ``branches`` the
+    most recent occurrences that went on differently are proposed as a tree.
+
+    Source: prompt lookup decoding, A. Saxena 2023.
 
     Example: the history 1 2 3 9 1 2 with K = 3 matches 1 2 at the start and proposes 3 9 1.
     """
 
-    def __init__(self, env: Env, n_max: int = 4, n_min: int = 2) -> None:
+    def __init__(
+        self,
+        env: Env,
+        n_max: Annotated[int, "longest run of tokens that is looked for"] = 4,
+        n_min: Annotated[int, "shortest run that is trusted"] = 2,
+        branches: Annotated[int, "continuations proposed; more than 1 makes a tree"] = 1,
+    ) -> None:
         if not 1 <= n_min <= n_max:
             raise SpecdecError(f"n_min is {n_min} and n_max {n_max}; expected 1 <= n_min <= n_max")
+        if branches < 1:
+            raise SpecdecError(f"branches is {branches}; expected 1 or more")
+        super().__init__(branches)
         self._sizes = range(n_max, n_min - 1, -1)
 
-    def propose(self, context: Context) -> Window:
-        """A chain of what followed the longest match; as wide as the longest proposal of any row."""
-        limits, lengths = context.max_proposals_host, context.length_host
-        return Window.ragged(
-            context,
-            [self._follow(context.history[row, : lengths[row]], int(limits[row])) for row in range(context.rows)],
-        )
-
-    def _follow(self, history: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
+    def continuations(self, row: int, history: History, limit: int) -> list[list[int]]:
+        """What followed the longest match, most recent first, each beginning with another token."""
         for n in self._sizes:
-            if limit < 1 or len(history) <= n:
+            if len(history) <= n:
                 continue
             # Starts of every window of n tokens but the last, which is the suffix itself.
             same = history[: len(history) - n] == history[-n]
@@ -43,9 +48,13 @@ class Ngram(Draft):
                 same &= history[offset : len(history) - n + offset] == history[offset - n]
             hits = np.flatnonzero(same)
             if hits.size:
-                after = hits[-1] + n
-                return history[after : after + limit]
-        return history[:0]
+                found: dict[int, list[int]] = {}
+                for after in reversed(hits + n):
+                    found.setdefault(int(history[after]), history[after : after + limit].tolist())
+                    if len(found) == self.most:
+                        break
+                return list(found.values())
+        return []
 
 
 @hookimpl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Annotated
 
 from specdec import Context, Draft, Request, SpecdecError, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
@@ -16,9 +17,13 @@ class Oracle(Draft):
     acceptance of each proposal given that those before it were kept; accepted / proposed is lower. Where
     the output has left plain decoding's (a sampled row under a policy that is not exact) it proposes
     nothing more for that row.
+
+    Source: this project; a ceiling and a control.
     """
 
-    def __init__(self, env: Env, rate: float = 0.8) -> None:
+    def __init__(
+        self, env: Env, rate: Annotated[float, "chance that a proposal is right, given those before it"] = 0.8
+    ) -> None:
         if not 0 <= rate <= 1:
             raise SpecdecError(f"rate is {rate!r}; expected a probability from 0 to 1")
         self._env, self._rate = env, rate

@@ -15,7 +15,9 @@ class Match(Policy):
 
     The noise depends on (seed, request, position) alone, so the output is plain decoding's, greedy or
     sampled, whatever is proposed. Drafts are asked to draw with the same noise: two laws then agree on
-    a token far more often than independent draws do (Daliri, Musco, Suresh, arXiv 2408.07978).
+    a token far more often than independent draws do.
+
+    Source: Daliri, Musco, Suresh 2408.07978; for argmax drafts, Stern et al. 1811.03115.
     """
 
     coupled = True

@@ -1,0 +1,151 @@
+"""goodput: the K, zero included, that should give the most tokens a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+
+from specdec import Controller, SpecdecError, Window, hookimpl
+from specdec.devices import Stopwatch
+from specdec.interfaces import ControllerFactory, Env
+from specdec.stats import Stats, Step
+from specdec_plugins.forecast import Chances, Times, best
+
+DEFAULT_MOST = 15
+"""A window of 16 slots is the widest that kernels read the weights once for."""
+
+CHEAP = 0.005
+"""Share of plain decoding's time that probes may cost while K is 0."""
+
+
+class Goodput(Controller):
+    """Maximises (1 + expected accepted) / (expected time of a step) over K = 0 … ``--specdec-k`` (15 without one).
+
+    Expected accepted: the product of running chances that a proposal at each depth is made and kept, given that
+    the one before was. Expected time: the target's for the width that K proposals are expected to need, measured
+    on a spare arena when the engine is built and in every step since, and the draft's and the rest's for K.
+    While K is 0 a probe proposes now and then, seldom enough to cost less than half a percent, so that text
+    that becomes predictable again is noticed. Trees are proposed whole or not at all.
+
+    Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times in place of a model of them.
+
+    Example: ``--specdec-controller goodput --specdec-k 8``
+    """
+
+    deterministic = False
+
+    def __init__(
+        self, env: Env, k: int | None, probe: Annotated[int, "fewest steps between two probes while K is 0"] = 8
+    ) -> None:
+        self._most = min(DEFAULT_MOST, env.max_length - 1) if k is None else k
+        if not 0 <= self._most < env.max_length or probe < 1:
+            raise SpecdecError(
+                f"goodput was given K={self._most} and probe={probe}; expected K from 0 to {env.max_length - 1} (the "
+                "arena holds sequences of that length) and probe 1 or more"
+            )
+        self._probe = probe
+        self._kept, self._made = Chances(), Chances()
+        self._verify, self._draft, self._rest = Times(), Times(), Times()
+        self._stats: Stats | None = None
+        self._since = 0  # steps since the last that proposed
+        self._tree = False
+        self._calibrate(env)
+
+    @property
+    def max_k(self) -> int:
+        """The largest K."""
+        return self._most
+
+    def next_k(self, stats: Stats) -> int:
+        """The K of the largest predicted goodput, or a probe."""
+        if stats is not self._stats:
+            self._stats, self._seen = stats, 0
+            self._proposed: list[int] = []
+            self._accepted: list[int] = []
+            self._kept.faded(0.5)
+            self._made.faded(0.5)
+            self._k = 0
+        for step in stats.steps[self._seen :]:
+            self._learn(stats, step)
+        self._seen = len(stats.steps)
+        self._k = self._choose(stats.batch)
+        return self._k
+
+    def speeds(self, batch: int) -> list[float]:
+        """Predicted tokens a second for K = 0, 1 …: what ``next_k`` maximises."""
+        kept, made = self._kept.reached(self._most), self._made.reached(self._most)
+        out = [1 / (self._verify.at(1) + self._rest.at(0))]
+        expected, verify = 1.0, self._verify.at(1)
+        for k in range(1, self._most + 1):
+            expected += kept[k - 1]
+            # One slot more where a k-th proposal is made at all.
+            verify += made[k - 1] * max(0.0, self._verify.at(k + 1) - self._verify.at(k))
+            out.append(expected / (verify + self._draft.at(k) + self._rest.at(1)))
+        return [speed * batch for speed in out]
+
+    def _choose(self, batch: int) -> int:
+        if self._most == 0:
+            return 0
+        speeds = self.speeds(batch)
+        if self._tree:
+            speeds[1:-1] = [0.0] * (self._most - 1)
+        k = best(speeds)
+        if k > 0:
+            return k
+        tried = self._most if self._tree else best([0.0, *speeds[1:]])
+        loss = 1 - speeds[tried] / speeds[0]
+        return tried if self._since >= max(self._probe, loss / CHEAP) else 0
+
+    def _learn(self, stats: Stats, step: Step) -> None:
+        times = stats.times(step)
+        self._verify.seen(step.width, times.target)
+        asked = self._k
+        self._rest.seen(min(asked, 1), times.rest)
+        proposed = self._fresh(stats.proposed_per_pos, self._proposed)
+        accepted = self._fresh(stats.accepted_per_pos, self._accepted)
+        if not asked:
+            self._since += 1
+            return
+        self._since = 0
+        self._tree = self._tree or step.proposed > sum(proposed)
+        self._draft.seen(asked, times.draft)
+        before = float(step.rows)
+        for depth in range(1, asked + 1):
+            kept = float(accepted[depth - 1]) if depth <= len(accepted) else 0.0
+            if before:
+                self._kept.seen(depth, kept / step.rows, before / step.rows)
+            before = kept
+            if step.k >= depth - 1:
+                self._made.seen(depth, float(step.k >= depth), 1.0)
+
+    @staticmethod
+    def _fresh(now: list[int], before: list[int]) -> list[int]:
+        """What was added to a list of totals, which is then remembered."""
+        before += [0] * (len(now) - len(before))
+        added = [a - b for a, b in zip(now, before, strict=True)]
+        before[:] = now
+        return added
+
+    @torch.inference_mode()
+    def _calibrate(self, env: Env) -> None:
+        """The target's time for a few widths, halfway into the longest sequence."""
+        target, half = env.target, env.max_length // 2
+        arena = target.arena(env.max_rows, env.max_length, self._most + 1)
+        arena.committed += half
+        widths = sorted({1, 2, self._most + 1} | {w for w in (4, 8, 12) if w < self._most})
+        watch = Stopwatch(target.device)
+        for _ in range(4):
+            for width in widths:
+                tokens = torch.zeros(env.max_rows, width, dtype=torch.int64, device=target.device)
+                window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens[:, 0] + width - 1)
+                start = watch.mark()
+                target.forward(arena, window, slice(0, env.max_rows), half)
+                self._verify.seen(width, watch.seconds(start, watch.mark()))
+
+
+@hookimpl
+def specdec_register_controllers(register: Callable[[str, ControllerFactory], None]) -> None:
+    """Register ``goodput``."""
+    register("goodput", Goodput)

@@ -1,0 +1,177 @@
+"""eagle: one small layer that continues the target's own hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
+from specdec.arena import Arena, LayerShape
+from specdec.interfaces import DraftFactory, Env
+from specdec.model import PREFILL_CHUNK
+from specdec_plugins.drafts.eagle_lite import EagleLite
+from specdec_plugins.growth import Forest, Growth
+from specdec_plugins.heads import files
+from specdec_plugins.reduced import Reduced
+
+
+class Eagle(Draft):
+    """A trained one-layer head with keys and values of its own (EAGLE, Li et al. 2401.15077).
+
+    Entry t of its arena is made of token t + 1 and the target's hidden state t. What it drafts, it feeds to
+    itself; after every step the entries of what was kept are made anew from the target's true states, so its
+    arena never holds a guess. ``beam`` 1 drafts a chain, more a tree of as many nodes as K.
+    """
+
+    needs_hidden = True
+
+    def __init__(self, env: Env, head: str, max_draft: int, beam: int, depth: int, least: float) -> None:
+        self._head, ids = files.load_eagle(head, env.target)
+        self._reduced = Reduced(env, ids)
+        self._ops, self._embed = env.ops, env.target.model.get_input_embeddings()
+        self._layer = self._head.weights()
+        self._beam, self._depth, self._most, self._least = beam, depth, max_draft, least
+        self.branches = beam > 1
+        shape, device = self._head.shape, env.target.device
+        widest = max(env.max_window, min(PREFILL_CHUNK, env.max_length), beam * depth)
+        self._arena = Arena(
+            [LayerShape(shape.heads_kv, shape.head_dim, None)],
+            rows=env.max_rows,
+            max_length=env.max_length + widest,
+            max_window=widest,
+            dtype=env.target.dtype,
+            device=device,
+        )
+        self._state = torch.zeros(env.max_rows, shape.hidden, dtype=env.target.dtype, device=device)
+        self._prompts: dict[int, Tensor] = {}
+        self._longest = 0  # host-known bound on what is committed
+        self._asked = 0  # proposals in the window that is being verified, along its longest path
+        self._forwards = 0
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """Keep the prompt: entries need the token after each hidden state."""
+        self._arena.reset(row)
+        self._state[row] = 0
+        self._prompts[row] = torch.tensor([prompt], device=self._state.device)
+        self._longest = max(self._longest, len(prompt) - 1)
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        """Nothing of it is kept."""
+        self._prompts.pop(row, None)
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """Take the arena row and the last estimate along."""
+        self._arena.move(source, row)
+        self._state[row] = self._state[source]
+
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        """Entries of a prompt's chunk."""
+        size = hidden.shape[1]
+        after = self._prompts[row][:, start + 1 : start + 1 + size]
+        rows = slice(row, row + 1)
+        state = self._forward(_chain(after), hidden, rows, start)
+        self._arena.committed[rows] += size
+        self._state[row] = state[0, -1]
+
+    def propose(self, context: Context) -> Window:
+        """A chain or a tree from the last estimated hidden state."""
+        self._longest = int(context.length_host.max()) - 1
+        k, rows = int(context.max_proposals_host.max()), slice(0, context.rows)
+        state = self._state[rows]
+        if self.branches:
+            self._asked = min(k, self._depth)
+            return self._tree(context, state, rows)
+        self._asked = k = min(k, self._most) if self._most else k
+        law = self._reduced.begin(context)
+        for index in range(k):
+            token = law.propose(self._reduced.logits(state)[:, None])
+            if index + 1 < k:
+                window = Window(token, torch.full_like(token, -1), torch.ones_like(token[:, 0]))
+                state = self._forward(window, state[:, None], rows, self._longest + index)[:, 0]
+                self._arena.committed[rows] += 1
+        self._arena.committed[rows] -= k - 1
+        return law.window()
+
+    def _tree(self, context: Context, state: Tensor, rows: slice) -> Window:
+        growth = Growth(self._reduced.law(context, state[:, None], 0)[:, 0], self._reduced.ids, self._beam)
+        forest, states = Forest(), state[:, None].expand(-1, self._beam, -1)
+        before = states
+        for depth in range(1, self._asked):
+            window = forest.window(growth)
+            after = self._forward(window, before, rows, self._longest)
+            growth.expand(self._reduced.law(context, after[:, -self._beam :], depth))
+            # The hidden states that the next frontier continues are those of its parents.
+            parents = growth.parents.gather(1, growth.frontier)
+            assert forest.nodes is not None
+            place = (parents[:, :, None] == forest.nodes[:, None, :]).to(torch.int64).argmax(dim=2)
+            states = after.gather(1, place[:, :, None].expand(-1, -1, after.shape[2]))
+            before = torch.cat([before, states], dim=1)
+        return growth.window(context, self._least)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        """New entries from true hidden states: each kept slot's, with the token after it."""
+        assert hidden is not None
+        size, rows = min(self._asked + 1, verdict.path.shape[1]), slice(0, len(verdict.next))
+        path, last = verdict.path[:, :size].clamp(min=0), verdict.num_accepted[:, None]
+        following = torch.cat([window.tokens.gather(1, path[:, 1:]), verdict.next[:, None]], dim=1)
+        following = following.scatter(1, last, verdict.next[:, None])
+        kept = hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2]))
+        state = self._forward(_chain(following), kept, rows, self._longest)
+        self._state[rows] = state.gather(1, last[:, :, None].expand(-1, -1, state.shape[2]))[:, 0]
+        self._arena.committed[rows] += verdict.num_accepted + 1
+        self._longest += size
+        self._asked = 0
+
+    def info(self) -> Mapping[str, int]:
+        """Forwards of the head's layer."""
+        return {"draft_forwards": self._forwards}
+
+    def _forward(self, window: Window, hidden: Tensor, rows: slice, longest: int) -> Tensor:
+        """Estimated hidden states [B, W, H] after the entries (token, hidden state) of a window."""
+        plan = self._arena.plan(window, self._ops, rows, longest)
+        turn = self._head.turn(plan.position, hidden.dtype)
+        self._forwards += 1
+        after: Tensor = self._head(self._ops, self._embed(window.tokens), hidden, turn, plan.at(0), self._layer)
+        return after
+
+
+def _chain(tokens: Tensor) -> Window:
+    return Window.chain(tokens[:, 0], tokens[:, 1:], torch.full_like(tokens[:, 0], tokens.shape[1] - 1))
+
+
+def eagle(
+    env: Env,
+    head: Annotated[str, "lite: no weights; trained: the shipped head; or a head's file"] = "lite",
+    alpha: Annotated[float, "lite: how far the last difference of hidden states is carried on"] = 0.5,
+    max_draft: Annotated[int, "most proposals of a step, whatever K is; 0 is no limit"] = 0,
+    reset: Annotated[bool, "lite: forget the difference after a rejection"] = True,
+    beam: Annotated[int, "trained: nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
+    depth: Annotated[int, "trained: deepest proposals of a tree"] = 5,
+    least: Annotated[float, "trained: smallest probability, by the head, of a tree's node"] = 0.0,
+) -> Draft:
+    """Hidden states continued, and read by the target's own head.
+
+    ``head=lite`` extrapolates, h' = h + alpha (h - h_before), without any weights: an honest floor, accepted
+    about never. ``head=trained`` is the one-layer head shipped for the embedded target.
+
+    Source: EAGLE, Li et al. 2401.15077; trees, EAGLE-2, 2406.16858; training, EAGLE-3, 2503.01840.
+
+    Example: ``eagle(head=trained, beam=4)`` with K = 16 verifies trees of 16 nodes.
+    """
+    if beam < 1 or depth < 1 or max_draft < 0 or not 0 <= least < 1:
+        raise SpecdecError(
+            f"eagle was given beam={beam}, depth={depth}, max_draft={max_draft}, least={least}; "
+            "expected beam and depth 1 or more, max_draft 0 or more, least from 0 to below 1"
+        )
+    if head == "lite":
+        return EagleLite(env, alpha, max_draft, reset)
+    return Eagle(env, head, max_draft, beam, depth, least)
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
+    """Register ``eagle``."""
+    register("eagle", eagle)

@@ -1,0 +1,75 @@
+"""EAGLE without weights: the next hidden state, extrapolated."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec import Context, Draft, Request, Verdict, Window
+from specdec.interfaces import Env
+
+
+class EagleLite(Draft):
+    """h' = h + alpha (h - h_before), step after step, each read by the target's own head.
+
+    ``max_draft`` above 0 caps the proposals of a step; ``reset`` forgets the difference after a rejection, so
+    that the next step repeats the last hidden state. Untrained: accepted about never, which is the point.
+    """
+
+    needs_hidden = True
+
+    def __init__(self, env: Env, alpha: float, max_draft: int, reset: bool) -> None:
+        self._alpha, self._most, self._reset = alpha, max_draft, reset
+        self._head, self._ops = env.target.model.get_output_embeddings(), env.ops
+        size = self._head.weight.shape[1]
+        self._last, self._before = (
+            torch.zeros(env.max_rows, size, dtype=env.target.dtype, device=env.target.device) for _ in range(2)
+        )
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """Nothing is known yet."""
+        self._last[row] = self._before[row] = 0
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """The two states move along."""
+        self._last[row], self._before[row] = self._last[source], self._before[source]
+
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        """The last two states of a prompt's chunk."""
+        both = torch.cat([self._last[row : row + 1], hidden[0]])
+        self._before[row], self._last[row] = both[-2], both[-1]
+
+    def propose(self, context: Context) -> Window:
+        """A chain of the head's tokens at extrapolated states."""
+        k = int(context.max_proposals_host.max())
+        k = min(k, self._most) if self._most else k
+        rows = slice(0, context.rows)
+        last, before = self._last[rows], self._before[rows]
+        tokens, laws = [], []
+        for index in range(k):
+            before, last = last, last + self._alpha * (last - before)
+            logits = self._ops.linear(last[:, None], self._head.weight, None).float()
+            nothing = context.pending[:, None]
+            processed = context.process(logits, torch.full_like(nothing, -1), nothing)
+            tokens.append(context.propose_token(processed, context.length[:, None] + index))
+            laws.append(processed.softmax(dim=-1))
+        certain = context.coupled or context.params.greedy
+        proposed = context.max_proposals.clamp(max=k)
+        q = None if certain else torch.cat(laws, dim=1)
+        return Window.chain(context.pending, torch.cat(tokens, dim=1), proposed, q)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        """The state of the last kept slot, and of the one before it."""
+        assert hidden is not None
+        rows, last = slice(0, len(verdict.next)), verdict.num_accepted[:, None]
+
+        def at(step: Tensor) -> Tensor:
+            slot = verdict.path.gather(1, step)
+            return hidden.gather(1, slot[:, :, None].expand(-1, -1, hidden.shape[2]))[:, 0]
+
+        newest = at(last)
+        before = torch.where(last > 0, at((last - 1).clamp(min=0)), self._last[rows])
+        if self._reset:
+            rejected = verdict.num_accepted < window.width - 1
+            before = torch.where(rejected[:, None], newest, before)
+        self._last[rows], self._before[rows] = newest, before

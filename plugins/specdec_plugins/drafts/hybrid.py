@@ -1,0 +1,126 @@
+"""hybrid: the first source that has something to say: suffix, else n-gram, else a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
+from specdec.interfaces import DraftFactory, Env
+from specdec.registry import split_list
+from specdec_plugins.lookup import Lookup
+
+
+class Hybrid(Draft):
+    """Each row takes the proposals of the first of its sources that makes any.
+
+    All sources but the last look up on the host, where it is known at once whether they found something; the
+    last may be any draft that proposes chains. It is asked only if some row has nothing.
+
+    Source: the order of SuffixDecoding's hybrid, Oliaro et al. 2411.04975, section 4.
+
+    Example: ``hybrid(sources="suffix, ngram, eagle(head=trained)", model_k=4)``
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        sources: Annotated[str, "drafts in order of trust, separated by commas"] = "suffix, ngram",
+        model_k: Annotated[int, "most proposals of a source that is no lookup"] = 4,
+    ) -> None:
+        drafts = [env.draft(text) for text in split_list(sources)]
+        if not drafts:
+            raise SpecdecError("hybrid has no sources; name some drafts, for example 'suffix, ngram'")
+        self._lookups = [draft for draft in drafts if isinstance(draft, Lookup)]
+        self._rest = [draft for draft in drafts if not isinstance(draft, Lookup)]
+        if self._rest not in ([], drafts[-1:]) or any(draft.branches for draft in drafts):
+            raise SpecdecError(
+                f"hybrid cannot combine {sources!r}: expected lookups (suffix, ngram) and at most one other draft, "
+                "as the last, all of them chains"
+            )
+        if model_k < 1:
+            raise SpecdecError(f"model_k is {model_k}; expected 1 or more")
+        self._sources, self._model_k = drafts, model_k
+        self.needs_hidden = any(draft.needs_hidden for draft in drafts)
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """All sources take the request."""
+        for source in self._sources:
+            source.admit(row, request, prompt)
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        """All sources let it go."""
+        for source in self._sources:
+            source.release(row, tokens)
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """All sources move it."""
+        for draft in self._sources:
+            draft.move(source, row, request, tokens)
+
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        """Hidden states for whoever asked for them."""
+        for source in self._sources:
+            if source.needs_hidden:
+                source.prefilled(row, tokens, start, hidden)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        """All sources see what became of the window, whosever it was."""
+        for source in self._sources:
+            source.observe(window, verdict, hidden if source.needs_hidden else None)
+
+    def forget(self) -> None:
+        """All sources forget."""
+        for source in self._sources:
+            source.forget()
+
+    def info(self) -> Mapping[str, int]:
+        """What all sources count."""
+        return {name: count for source in self._sources for name, count in source.info().items()}
+
+    def propose(self, context: Context) -> Window:
+        """Lookups for the rows that have them, the last source's proposals for the others."""
+        found = [self._look_up(context, row) for row in range(context.rows)]
+        looked = Window.ragged(context, found)
+        if not self._rest or all(found[row] or context.max_proposals_host[row] < 1 for row in range(context.rows)):
+            return looked
+        few = context.max_proposals.clamp(max=self._model_k)
+        drafted = self._rest[0].propose(
+            replace(context, max_proposals=few, max_proposals_host=context.max_proposals_host.clip(max=self._model_k))
+        )
+        theirs = torch.tensor([not tokens for tokens in found], device=context.tokens.device)
+        return _joined(looked, drafted, theirs)
+
+    def _look_up(self, context: Context, row: int) -> list[int]:
+        for lookup in self._lookups:
+            paths = lookup.look_up(context, row)
+            if paths:
+                return list(paths[0])
+        return []
+
+
+def _joined(looked: Window, drafted: Window, theirs: Tensor) -> Window:
+    """Rows of ``drafted`` where ``theirs`` [B], of ``looked`` elsewhere; both are chains."""
+    size = max(looked.tokens.shape[1], drafted.tokens.shape[1])
+
+    def wide(tokens: Tensor) -> Tensor:
+        return torch.nn.functional.pad(tokens, (0, size - tokens.shape[1]))
+
+    tokens = torch.where(theirs[:, None], wide(drafted.tokens), wide(looked.tokens))
+    proposed = torch.where(theirs, drafted.width, looked.width) - 1
+    q = None
+    if drafted.q is not None:
+        q = torch.nn.functional.pad(drafted.q, (0, 0, 0, size - 1 - drafted.q.shape[1]))
+        sure = torch.zeros_like(q).scatter_(2, tokens[:, 1:, None], 1.0)
+        q = torch.where(theirs[:, None, None], q, sure)
+    return Window.chain(tokens[:, 0], tokens[:, 1:], proposed, q)
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
+    """Register ``hybrid``."""
+    register("hybrid", Hybrid)

@@ -1,0 +1,148 @@
+"""medusa: several heads on the last hidden state, each one token further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
+from specdec.errors import unknown
+from specdec.interfaces import DraftFactory, Env
+from specdec.messages import SamplingParams
+from specdec_plugins.growth import Growth
+from specdec_plugins.heads import files
+from specdec_plugins.reduced import Reduced
+
+INITS = ("tie", "copy", "random")
+
+
+class Untrained(nn.Module):
+    """Heads before any training: h + silu(W h), read by the target's head or by one like it.
+
+    ``tie`` shares the target's head and ``copy`` owns a copy of it, both with W = 0, so that every head says
+    what the target's says of the token before; ``random`` draws W and the head from the seed.
+    """
+
+    def __init__(self, env: Env, count: int, init: str) -> None:
+        super().__init__()
+        output: Tensor = env.target.model.get_output_embeddings().weight
+        size = output.shape[1]
+        generator = torch.Generator().manual_seed(env.seed)
+
+        def drawn(*shape: int) -> Tensor:
+            return (torch.randn(*shape, generator=generator) * size**-0.5).to(output)
+
+        self.blocks = drawn(count, size, size) if init == "random" else output.new_zeros(count, size, size)
+        self.rows = drawn(*output.shape) if init == "random" else output.detach().clone() if init == "copy" else output
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states [B, N, H] of all heads from the target's [B, H]."""
+        states: Tensor = hidden[:, None] + nn.functional.silu(torch.einsum("nij,bj->bni", self.blocks, hidden))
+        return states
+
+
+class Medusa(Draft):
+    """N heads guess tokens t + 2 … t + N + 1 from hidden state t, all at once (Cai et al. 2401.10774).
+
+    ``head_init`` names heads without training (tie, copy, random: accepted about never) or trained ones
+    (``trained``: shipped for the embedded target; or a file), which see the pending token as well. A step proposes at
+    most N tokens deep. With ``beam`` above 1 the likeliest paths of the heads' Cartesian product are a tree of K
+    nodes: the sparse pattern is made anew in every step, from what the heads think now.
+
+    Source: Medusa, Cai et al. 2401.10774, sections 2.1 and 2.3; seeing the token, Hydra, Ankner et al. 2402.05109.
+
+    Example: ``medusa(num_heads=4, head_init=tie)``
+    """
+
+    needs_hidden = True
+
+    def __init__(
+        self,
+        env: Env,
+        num_heads: Annotated[int, "heads, and so the deepest proposal"] = 4,
+        head_init: Annotated[str, "tie, copy, random; trained: the shipped heads; or a file of heads"] = "tie",
+        temperature: Annotated[float, "divides the heads' logits before the request's own temperature"] = 1.0,
+        top_p: Annotated[float, "heads' tokens beyond this mass are not drawn; 1 is off"] = 1.0,
+        beam: Annotated[int, "likeliest tokens of a head that are combined; 1 is a chain, more a tree"] = 1,
+        least: Annotated[float, "smallest probability, by the heads, of a tree's node"] = 0.0,
+    ) -> None:
+        if num_heads < 1 or beam < 1 or not 0 <= least < 1:
+            raise SpecdecError(
+                f"medusa was given num_heads={num_heads}, beam={beam}, least={least}; expected num_heads and beam "
+                "1 or more, least from 0 to below 1"
+            )
+        SamplingParams(temperature=temperature or -1.0, top_p=top_p)  # refuses what no law may be warped by
+        self._ops, self._embed = env.ops, env.target.model.get_input_embeddings()
+        self._temperature, self._top_p, self._beam, self._least = temperature, top_p, beam, least
+        self.branches = beam > 1
+        if head_init in INITS:
+            self._untrained: Untrained | None = Untrained(env, num_heads, head_init)
+            self._reduced = Reduced(env, torch.arange(env.target.vocabulary, device=env.target.device))
+            self._reduced.read_with(self._untrained.rows)
+            self._count = num_heads
+        elif head_init == "trained" or head_init.endswith(".safetensors"):
+            self._untrained = None
+            self._heads, ids = files.load_medusa(head_init, env.target)
+            if num_heads > self._heads.count:
+                raise SpecdecError(f"num_heads is {num_heads}; {head_init!r} has {self._heads.count}")
+            self._reduced, self._count = Reduced(env, ids), num_heads
+        else:
+            raise unknown("head_init", head_init, (*INITS, "trained"), "Or name a .safetensors file of heads.")
+        size = self._embed.weight.shape[1]
+        self._hidden = torch.zeros(env.max_rows, size, dtype=env.target.dtype, device=env.target.device)
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """Nothing is known yet."""
+        self._hidden[row] = 0
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """The hidden state moves along."""
+        self._hidden[row] = self._hidden[source]
+
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        """The last state of a prompt's chunk."""
+        self._hidden[row] = hidden[0, -1]
+
+    def propose(self, context: Context) -> Window:
+        """All heads at once; a chain of their choices, or the best of their product."""
+        k = min(int(context.max_proposals_host.max()), self._count)
+        hidden = self._hidden[: context.rows]
+        if self._untrained is None:
+            states = self._heads(self._ops, self._embed(context.pending), hidden)
+        else:
+            states = self._untrained(hidden)
+        if self.branches:
+            law = self._reduced.law(context, states[:, :k], torch.arange(k, device=states.device))
+            growth = Growth(law[:, 0], self._reduced.ids, self._beam)
+            for depth in range(1, k):
+                growth.expand(law[:, depth : depth + 1].expand(-1, self._beam, -1))
+            return growth.window(context, self._least)
+        chain = self._reduced.begin(context)
+        logits = self._warped(self._reduced.logits(states[:, :k]))
+        for depth in range(k):
+            chain.propose(logits[:, depth : depth + 1])
+        return chain.window()
+
+    def _warped(self, logits: Tensor) -> Tensor:
+        logits = logits / self._temperature
+        if self._top_p < 1:
+            ordered, order = logits.sort(dim=-1, descending=True)
+            law = ordered.softmax(dim=-1)
+            beyond = law.cumsum(dim=-1) - law >= self._top_p
+            logits = logits.scatter(-1, order, ordered.masked_fill(beyond, float("-inf")))
+        return logits
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        """The state of the last kept slot."""
+        assert hidden is not None
+        slot = verdict.path.gather(1, verdict.num_accepted[:, None])
+        self._hidden[: len(slot)] = hidden.gather(1, slot[:, :, None].expand(-1, -1, hidden.shape[2]))[:, 0]
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
+    """Register ``medusa``."""
+    register("medusa", Medusa)

@@ -1,0 +1,111 @@
+"""suffix: what followed the longest suffix seen before, in this text or in earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from specdec import Request, SpecdecError, hookimpl
+from specdec.interfaces import DraftFactory, Env
+from specdec_plugins.automaton import Automaton
+from specdec_plugins.lookup import History, Lookup
+
+
+class Suffix(Lookup):
+    """Match the longest suffix of the text that occurred before; follow what came after it most often.
+
+    The text is indexed in a suffix automaton, linear in its length, and with ``earlier`` one automaton holds
+    all requests of a run, so that later ones profit from earlier outputs. A proposal is as long as ``factor``
+    times the match and ends where it has become less likely than ``least``, by the counts of what followed.
+
+    Source: SuffixDecoding, Oliaro et al. 2411.04975; the automaton, Blumer et al. 1985.
+
+    Example: after 1 2 3 1 2 4 1 2 3 1 2 it proposes 3 1 2: 3 followed 1 2 twice, 4 once.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        factor: Annotated[float, "proposals for each token of the match"] = 2.0,
+        least: Annotated[float, "smallest probability, by counts, that a proposal may have"] = 0.3,
+        min_match: Annotated[int, "shortest match that is trusted"] = 2,
+        earlier: Annotated[bool, "learn from the run's earlier requests too"] = True,
+        branches: Annotated[int, "continuations proposed; more than 1 makes a tree"] = 1,
+    ) -> None:
+        if not (factor > 0 and 0 <= least <= 1 and min_match >= 1 and branches >= 1):
+            raise SpecdecError(
+                f"suffix was given factor={factor}, least={least}, min_match={min_match}, branches={branches}; "
+                "expected factor above 0, least from 0 to 1, min_match and branches 1 or more"
+            )
+        super().__init__(branches)
+        self._factor, self._least, self._min_match, self._earlier = factor, least, min_match, earlier
+        self._shared = Automaton()
+        self._rows: dict[int, tuple[Automaton, int, int]] = {}  # automaton, state, tokens fed
+        self._fed = 0
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """Index the prompt."""
+        self._rows[row] = (self._shared if self._earlier else Automaton()), Automaton.ROOT, 0
+        self._feed(row, prompt)
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        """Index the rest of the output."""
+        self._feed(row, tokens)
+        del self._rows[row]
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """The place in the text moves along."""
+        self._rows[row] = self._rows.pop(source)
+
+    def forget(self) -> None:
+        """Begin again with an empty automaton."""
+        self._shared = Automaton()
+
+    def info(self) -> Mapping[str, int]:
+        """How many tokens were indexed."""
+        return {"suffix_indexed_tokens": self._fed}
+
+    def continuations(self, row: int, history: History, limit: int) -> list[list[int]]:
+        """The likeliest path after the longest match, then paths that begin with another token."""
+        self._feed(row, history)
+        automaton, state, _ = self._rows[row]
+        match = automaton.longest(state)
+        length = automaton.length[match]
+        if length < self._min_match:
+            return []
+        limit = min(limit, max(1, int(self._factor * length)))
+        paths = (self._path(automaton, match, first, limit) for first in self._likeliest(automaton, match, self.most))
+        return [path for path in paths if path]
+
+    def _feed(self, row: int, tokens: History | tuple[int, ...]) -> None:
+        automaton, state, known = self._rows[row]
+        for token in tokens[known:]:
+            state = automaton.extend(state, int(token))
+        self._fed += len(tokens) - known
+        self._rows[row] = automaton, state, len(tokens)
+
+    def _likeliest(self, automaton: Automaton, state: int, most: int) -> list[tuple[int, float]]:
+        """The ``most`` commonest tokens after a state, and their shares; the first seen first among equals."""
+        after, count = automaton.after[state], automaton.count
+        total = sum(count[follower] for follower in after.values())
+        # States near the root can lie beyond the reach of counting: then all followers are equal.
+        ranked = sorted(after.items(), key=lambda pair: -count[pair[1]])[:most]
+        return [(token, count[follower] / total if total else 1 / len(after)) for token, follower in ranked]
+
+    def _path(self, automaton: Automaton, state: int, first: tuple[int, float], limit: int) -> list[int]:
+        path: list[int] = []
+        token, likely = first
+        while likely >= self._least:
+            path.append(token)
+            state = automaton.after[state][token]
+            if len(path) == limit or not automaton.after[state]:
+                break
+            [(token, share)] = self._likeliest(automaton, state, 1)
+            likely *= share
+        return path
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
+    """Register ``suffix``."""
+    register("suffix", Suffix)

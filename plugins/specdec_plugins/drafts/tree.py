@@ -1,0 +1,70 @@
+"""tree: a model's likeliest continuations, several a token, verified together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from torch import Tensor
+
+from specdec import Context, SpecdecError, Verdict, Window, hookimpl
+from specdec.interfaces import DraftFactory, Env
+from specdec_plugins.drafts.draft_model import DraftModel
+from specdec_plugins.growth import Forest, Growth
+
+
+class Tree(DraftModel):
+    """A draft model that is followed along its ``beam`` likeliest paths; the K likeliest nodes are verified.
+
+    At each depth the likeliest nodes are expanded, to the given depth; nodes below ``least`` are pruned, so rows
+    differ in shape. The draft's arena keeps what was committed only: the nodes are fed anew at each depth, and
+    what was kept in the next step's first forward.
+
+    Source: SpecInfer, Miao et al. 2305.09781; the choice of nodes, EAGLE-2, Li et al. 2406.16858.
+
+    Example: ``tree(model=path/to/draft, beam=4, depth=4)`` with K = 16
+    """
+
+    branches = True
+
+    def __init__(
+        self,
+        env: Env,
+        model: Annotated[str | None, "name, folder or hub id; none: the target's own first layers"] = None,
+        layers: Annotated[int | None, "without a model: how many of the target's layers draft"] = None,
+        beam: Annotated[int, "nodes expanded at each depth, and children of each"] = 4,
+        depth: Annotated[int, "deepest proposals"] = 4,
+        least: Annotated[float, "smallest probability, by the draft, of a node; 0 prunes nothing"] = 0.0,
+    ) -> None:
+        if beam < 1 or depth < 1 or not 0 <= least < 1:
+            raise SpecdecError(
+                f"tree was given beam={beam}, depth={depth}, least={least}; expected beam and depth 1 or more, "
+                "least from 0 to below 1"
+            )
+        super().__init__(env, model, layers)
+        self._beam, self._depth, self._least = beam, depth, least
+        widest = max(env.max_window + 1, beam * depth)
+        self._arena = self._model.arena(env.max_rows, env.max_length + depth + 2, widest)
+
+    def propose(self, context: Context) -> Window:
+        """Catch up on what was committed, then grow the tree depth by depth."""
+        rows, longest = slice(0, context.rows), int(context.length_host.max())
+        logits = self._catch_up(context, rows, longest)
+        self._deepest = min(self._depth, int(context.max_proposals_host.max()))
+        growth, forest = Growth(self._law(context, logits, 0)[:, 0], None, self._beam), Forest()
+        for depth in range(1, self._deepest):
+            logits, _ = self._model.forward(self._arena, self._known(forest.window(growth)), rows, longest)
+            growth.expand(self._law(context, logits[:, -self._beam :], depth))
+        self._asked = self._deepest
+        return growth.window(context, self._least)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        """The nodes were never committed: all that was kept is missing."""
+        self._behind += self._asked + 1
+        self._asked = 0
+
+
+@hookimpl
+def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
+    """Register ``tree``."""
+    register("tree", Tree)

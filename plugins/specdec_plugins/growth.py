@@ -1,0 +1,107 @@
+"""A tree of proposals that is grown depth by depth on the device, from what a model finds likely."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec import Context, Window
+from specdec.sampling import Purpose, gumbel, key
+
+STEP = 1e-3
+"""What a depth costs a node's score: a child with probability 1 must not be chosen before its parent."""
+
+
+def wanted(context: Context, logits: Tensor, depth: int | Tensor, ids: Tensor | None = None) -> Tensor:
+    """Log-probabilities [B, W, D] that tokens should be proposed, from logits [B, W, D] over ``ids`` [D] (None: all).
+
+    ``depth`` is that of the nodes after which they come (0: the root), one or [W]. Under a coupled policy that
+    samples, the target's own noise is in them: its draw comes first.
+    """
+    if context.coupled and not context.params.greedy:
+        position = context.length[:, None] + depth
+        tokens = torch.arange(logits.shape[-1], device=logits.device) if ids is None else ids
+        noise = gumbel(key(context.params.stream, position, Purpose.TARGET), tokens)
+        nothing = torch.full_like(position, -1)
+        logits = context.process(logits, nothing, nothing) + noise
+    return logits.float().log_softmax(dim=-1)
+
+
+class Growth:
+    """Nodes with the log-probability of their whole path; the likeliest are verified.
+
+    At each depth the ``beam`` likeliest new nodes are expanded into their ``beam`` likeliest children each, and
+    the window takes the best of all nodes (EAGLE-2, Li et al. 2406.16858, section 4). Nodes are certain: which
+    they are follows from the context alone, so any policy may judge them, sampled or not.
+
+    Letters: B rows, D the draft's vocabulary, N nodes so far. ``tokens``, ``parents`` (-1: the root) and
+    ``score`` are [B, N], ``frontier`` [B, beam] the nodes to be expanded next, ``slots`` [B, beam] where they lie
+    among all that were expanded.
+    """
+
+    def __init__(self, law: Tensor, ids: Tensor | None, beam: int) -> None:
+        self._ids, self._beam = ids, min(beam, law.shape[-1])
+        rows = law.shape[0]
+        none = torch.zeros(rows, 0, dtype=torch.int64, device=law.device)
+        self.tokens, self.parents, self.score = none, none, none.to(law.dtype)
+        self.frontier = none[:, :1]
+        self._add(law[:, None], torch.full((rows, 1), -1, device=law.device), law.new_zeros(rows, 1))
+
+    def expand(self, law: Tensor) -> None:
+        """One depth more: log-probabilities [B, beam, D] after each node of the frontier."""
+        self._add(law, self.frontier, self.score.gather(1, self.frontier))
+
+    def _add(self, law: Tensor, parents: Tensor, score: Tensor) -> None:
+        top = law.topk(self._beam, dim=-1)
+        found = top.indices if self._ids is None else self._ids[top.indices]
+        first = self.tokens.shape[1]
+        scores = (score[:, :, None] + top.values - STEP).flatten(1)
+        self.tokens = torch.cat([self.tokens, found.flatten(1)], dim=1)
+        self.parents = torch.cat([self.parents, parents[:, :, None].expand_as(found).flatten(1)], dim=1)
+        self.score = torch.cat([self.score, scores], dim=1)
+        # In the order of their numbers, so that siblings stay in order.
+        self.frontier = scores.topk(self._beam, dim=1).indices.sort(dim=1).values + first
+
+    def window(self, context: Context, least: float) -> Window:
+        """The likeliest nodes of each row, within its room and not less likely than ``least``."""
+        rows, nodes = self.tokens.shape
+        most = min(int(context.max_proposals_host.max()), nodes)
+        best = self.score.topk(most, dim=1)
+        likely = best.values > torch.log(torch.tensor(least)) if least > 0 else best.values.isfinite()
+        # A node's number is above its parent's, so order by number keeps parents first; what is left out goes last.
+        chosen = torch.where(likely, best.indices, nodes).sort(dim=1).values
+        inside = chosen < nodes
+        chosen = chosen.clamp(max=nodes - 1)
+        slot = torch.zeros(rows, nodes + 1, dtype=torch.int64, device=chosen.device)
+        numbers = torch.arange(1, most + 1, device=chosen.device).expand(rows, -1)
+        slot.scatter_(1, torch.where(inside, chosen, nodes), numbers)
+        above = self.parents.gather(1, chosen)
+        parents = torch.where(inside & (above >= 0), slot.gather(1, above.clamp(min=0)), 0)
+        tokens = torch.cat([context.pending[:, None], self.tokens.gather(1, chosen)], dim=1)
+        root = torch.full((rows, 1), -1, dtype=torch.int64, device=chosen.device)
+        width = torch.minimum(inside.sum(dim=1), context.max_proposals) + 1
+        return Window(tokens, torch.cat([root, parents], dim=1), width)
+
+
+class Forest:
+    """The expanded nodes of a growth, as the window that a drafting model is fed: several roots after one text.
+
+    A model that drafts a tree is fed all expanded nodes again at each depth, which keeps its arena as simple as
+    the target's: what is committed, then one window. ``parents`` are -1 for the children of the pending token.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: Tensor | None = None
+
+    def window(self, growth: Growth) -> Window:
+        """The forest with the growth's frontier added: its last ``beam`` slots."""
+        frontier = growth.frontier
+        self.nodes = frontier if self.nodes is None else torch.cat([self.nodes, frontier], dim=1)
+        rows, size = self.nodes.shape
+        above = growth.parents.gather(1, self.nodes)
+        # The slot of a node's parent: every parent of an expanded node was expanded itself.
+        same = above[:, :, None] == self.nodes[:, None, :]
+        slots = torch.arange(size, device=above.device)
+        parents = torch.where(above < 0, -1, (same * slots).sum(dim=2))
+        tokens = growth.tokens.gather(1, self.nodes)
+        return Window(tokens, parents, torch.full((rows,), size, dtype=torch.int64, device=above.device))

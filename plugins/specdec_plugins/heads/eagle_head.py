@@ -1,0 +1,94 @@
+"""One decoder layer that continues the target's hidden states: EAGLE's head."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from specdec.decoder import Cells, DecoderWeights
+from specdec.interfaces import Backend
+
+
+@dataclass(frozen=True)
+class EagleShape:
+    """Sizes of the layer; a head of Llama's kind with its own rotary base."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    heads_kv: int
+    head_dim: int
+    eps: float
+    theta: float
+
+
+class EagleHead(nn.Module):
+    """From (token t + 1, hidden state t) to an estimate of hidden state t + 1 (EAGLE, Li et al. 2401.15077).
+
+    ``hidden`` is what the target's head is given, and so is the result: the same rows of the target's own
+    head read tokens from it. Everything runs on ``ops``, in training on the reference and when drafting on
+    whatever is fastest, so what was trained is what drafts.
+
+    Example: ``head(ops, embedded, hidden, head.turn(position, dtype), cells)`` is [B, W, H] like ``hidden``.
+    """
+
+    def __init__(self, shape: EagleShape) -> None:
+        super().__init__()
+        self.shape = shape
+        size, wide, inner = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
+
+        def matrix(outputs: int, inputs: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(outputs, inputs) * 0.02)
+
+        def ones() -> nn.Parameter:
+            return nn.Parameter(torch.ones(size))
+
+        self.token_norm, self.hidden_norm = ones(), ones()
+        self.enter = matrix(size, 2 * size)
+        self.norm_before, self.norm_after, self.norm = ones(), ones(), ones()
+        self.qkv = matrix(inner + 2 * shape.heads_kv * shape.head_dim, size)
+        self.out = matrix(size, inner)
+        self.gate_up = matrix(2 * wide, size)
+        self.down = matrix(size, wide)
+
+    def weights(self) -> DecoderWeights:
+        """The layer as the ops take it, over the parameters themselves."""
+        shape = self.shape
+        return DecoderWeights(
+            norm_before=self.norm_before, eps_before=shape.eps, qkv=self.qkv, qkv_bias=None, out=self.out,
+            out_bias=None, norm_after=self.norm_after, eps_after=shape.eps, gate_up=self.gate_up, gate_up_bias=None,
+            down=self.down, down_bias=None, norm_offset=0.0, heads=shape.heads, heads_kv=shape.heads_kv,
+            head_dim=shape.head_dim, scaling=shape.head_dim**-0.5,
+        )  # fmt: skip
+
+    def turn(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The rotary's cos and sin [B, W, d] at positions [B, W]."""
+        half = torch.arange(0, self.shape.head_dim, 2, device=position.device)
+        angle = position[..., None].float() * self.shape.theta ** (-half / self.shape.head_dim)
+        angle = torch.cat([angle, angle], dim=-1)
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+    def forward(
+        self,
+        ops: Backend,
+        embedded: Tensor,
+        hidden: Tensor,
+        turn: tuple[Tensor, Tensor],
+        at: Cells,
+        layer: DecoderWeights | None = None,
+    ) -> Tensor:
+        """Hidden states [B, W, H] one token further; ``embedded`` [B, W, H] are the target's embeddings of the tokens.
+
+        ``layer`` is ``weights()`` made once, where they do not change. In place: the cells of ``at``.
+        """
+        eps = self.shape.eps
+        pair = [ops.rms_norm(embedded, self.token_norm, eps, 0.0), ops.rms_norm(hidden, self.hidden_norm, eps, 0.0)]
+        x = ops.linear(torch.cat(pair, dim=-1), self.enter, None)
+        x = ops.decoder_layer(x, layer or self.weights(), turn, at)
+        return ops.rms_norm(x, self.norm, eps, 0.0)
+
+    def describe(self) -> dict[str, float | int]:
+        """The shape as plain numbers, for a file's header."""
+        return asdict(self.shape)

@@ -1,0 +1,218 @@
+"""Training of heads on the target's own text: seeded, resumable, judged by conversations held out."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from specdec.decoder import Cells
+from specdec.interfaces import Backend
+from specdec_plugins.heads.corpus import Corpus
+from specdec_plugins.heads.eagle_head import EagleHead
+from specdec_plugins.heads.medusa_heads import MedusaHeads
+
+HELD_OUT = 0.05
+"""Share of the conversations that no step of training sees."""
+
+FADE = 0.8
+"""Weight of each unrolled step against the one before: a later proposal counts only if the earlier ones were kept."""
+
+Head = EagleHead | MedusaHeads
+Teacher = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
+    """The head's hidden states [B, T, H] when it has been fed its own estimates for 0, 1 … steps - 1 tokens.
+
+    ``embedded`` [B, T, H] of tokens t + 1, ``hidden`` [B, T, H] of tokens t. In the step that has fed itself r
+    times, index j reads true states up to j - r and its own r after that, as it does when it drafts
+    (training-time test, EAGLE-3, Li et al. 2503.01840, figure 5).
+    """
+    batch, length, _ = hidden.shape
+    shape = head.shape
+    index = torch.arange(length)
+    turn = head.turn(index[None], hidden.dtype)
+    empty = hidden.new_zeros(batch, shape.heads_kv, length, shape.head_dim)
+    keys = values = empty[:, :, :0]
+    layer = head.weights()
+    for fed in range(steps):
+        # Fresh tensors: what backward needs of the earlier steps must not be written over.
+        keys, values = torch.cat([keys, empty], dim=2), torch.cat([values, empty], dim=2)
+        blocks = [index[:, None] - index[None, :] >= fed]
+        blocks += [index[:, None] - index[None, :] == fed - own for own in range(1, fed + 1)]
+        sees = torch.cat(blocks, dim=1)
+        mask = hidden.new_zeros(sees.shape).masked_fill_(~sees, float("-inf"))[None, None].expand(batch, 1, -1, -1)
+        cells = (index + fed * length).expand(batch, -1)
+        state = head(ops, embedded, hidden, turn, Cells(keys, values, cells, mask), layer)
+        yield state
+        hidden = torch.cat([hidden[:, :1], state[:, :-1]], dim=1)
+
+
+def unrolled_medusa(heads: MedusaHeads, ops: Backend, embedded: Tensor, hidden: Tensor) -> Iterator[Tensor]:
+    """Head i's states, each moved to the index whose law they estimate: [B, T, H], rolled by i."""
+    states = heads(ops, embedded.flatten(0, 1), hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+    for i in range(heads.count):
+        yield torch.cat([states[:, :i, i], states[:, : states.shape[1] - i, i]], dim=1)
+
+
+class Reader:
+    """The rows of the target's head that a draft may choose from, as teacher and as reader of estimates.
+
+    ``ids`` int64 [D] are the target's token ids in its reduced vocabulary (FR-Spec, Zhao et al. 2502.14856).
+    """
+
+    def __init__(self, output: Tensor, ids: Tensor, dtype: torch.dtype) -> None:
+        self.whole, self.ids = output.to(dtype), ids
+        self.rows = self.whole[ids].contiguous()
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Logits [..., D] of estimated states [..., H]."""
+        return F.linear(state, self.rows)
+
+
+def frequent(tokens: Tensor, size: int) -> Tensor:
+    """The ``size`` most frequent token ids, int64, in ascending order; fewer where fewer were seen."""
+    counts = torch.bincount(tokens.flatten())
+    seen = int((counts > 0).sum())
+    return counts.argsort(descending=True, stable=True)[: min(size, seen)].sort().values
+
+
+def labels(reader: Reader, hidden: Tensor) -> Tensor:
+    """What an estimate of ``hidden`` should say: half the target's law over D, half its likeliest token."""
+    logits = reader.logits(hidden).float()
+    law = logits.softmax(dim=-1).mul_(0.5)
+    top = logits.argmax(dim=-1, keepdim=True)
+    return law.scatter_add_(-1, top, torch.full_like(top, 0.5, dtype=law.dtype))
+
+
+def loss_of(head: Head, ops: Backend, reader: Reader, embedded: Tensor, hidden: Tensor, steps: int) -> Tensor:
+    """Cross-entropy to ``labels``, averaged over positions and summed over unrolled steps with weights FADE**r."""
+    wanted = labels(reader, hidden[:, 1:])
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for fed, state in enumerate(unrolled(head, ops, embedded, hidden[:, :-1], steps)):
+        logits = reader.logits(state[:, fed:]).float()
+        total = total + FADE**fed * F.cross_entropy(logits.flatten(0, 1), wanted[:, fed:].flatten(0, 1))
+    return total
+
+
+def unrolled(head: Head, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
+    """States for 1 … ``steps`` tokens ahead, whichever head it is."""
+    if isinstance(head, EagleHead):
+        return unrolled_eagle(head, ops, embedded, hidden, steps)
+    return unrolled_medusa(head, ops, embedded, hidden)
+
+
+@torch.inference_mode()
+def judge(
+    head: Head, ops: Backend, reader: Reader, embed: Tensor, corpus: Corpus, steps: int, batch: int = 4
+) -> dict[str, Any]:
+    """On held-out text: the share of proposals 1 … ``steps`` that are the target's likeliest token, given that those
+    before them were, and the mean acceptance length that makes of a greedy chain."""
+    kept = torch.zeros(steps)
+    tried = torch.zeros(steps)
+    for tokens, hidden in zip(corpus.tokens.split(batch), corpus.hidden.split(batch), strict=True):
+        hidden = hidden.to(embed.dtype)
+        wanted = F.linear(hidden[:, 1:], reader.whole).argmax(dim=-1)
+        run = torch.ones_like(wanted, dtype=torch.bool)
+        embedded = F.embedding(tokens[:, 1:], embed)
+        for fed, state in enumerate(unrolled(head, ops, embedded, hidden[:, :-1], steps)):
+            right = reader.ids[reader.logits(state).argmax(dim=-1)] == wanted
+            before = torch.cat([torch.zeros_like(run[:, :1]), run[:, :-1]], dim=1) if fed else run
+            tried[fed] += before.sum()
+            run = before & right
+            kept[fed] += run.sum()
+    rates = (kept / tried.clamp(min=1)).tolist()
+    length, alive = 1.0, 1.0
+    for rate in rates:
+        alive *= rate
+        length += alive
+    return {"agreement": [round(rate, 4) for rate in rates], "acceptance_length": round(length, 4)}
+
+
+def train(
+    head: Head,
+    ops: Backend,
+    reader: Reader,
+    embed: Tensor,
+    corpus: Corpus,
+    folder: Path,
+    *,
+    epochs: int,
+    steps: int,
+    batch: int,
+    rate: float,
+    seed: int,
+    patience: int = 3,
+) -> list[dict[str, Any]]:
+    """Train a head in place and return its log, a line an epoch; what was best on held-out text is what it ends as.
+
+    ``folder`` takes a checkpoint and the log after every epoch; a folder that holds a checkpoint is gone on with.
+    Stops early when ``patience`` epochs in a row were no better. Everything random is drawn from ``seed``.
+    """
+    training, held_out = corpus.split(HELD_OUT)
+    flat = [p for p in head.parameters() if p.dim() != 2]
+    optimizers = [
+        torch.optim.Muon(
+            [p for p in head.parameters() if p.dim() == 2], lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(flat, lr=rate, weight_decay=0.0),
+    ]
+    per_epoch = math.ceil(len(training.tokens) / batch)
+    total = epochs * per_epoch
+    best, log, first = {k: v.clone() for k, v in head.state_dict().items()}, [], 0
+    saved = folder / "checkpoint.pt"
+    folder.mkdir(parents=True, exist_ok=True)
+    if saved.exists():
+        state = torch.load(saved, weights_only=True)
+        head.load_state_dict(state["head"])
+        for optimizer, held in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(held)
+        best, log, first = state["best"], json.loads(state["log"]), state["epoch"]
+    for epoch in range(first, epochs):
+        start, losses = time.perf_counter(), []
+        order = torch.randperm(len(training.tokens), generator=torch.Generator().manual_seed(seed + epoch))
+        for number, pick in enumerate(tqdm(order.split(batch), desc=f"epoch {epoch + 1}/{epochs}", mininterval=10)):
+            done = (epoch * per_epoch + number) / total
+            pace = min(1.0, done * total / 100) * 0.5 * (1 + math.cos(math.pi * done))
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * pace
+            tokens, hidden = training.tokens[pick], training.hidden[pick].to(embed.dtype)
+            loss = loss_of(head, ops, reader, F.embedding(tokens[:, 1:], embed), hidden, steps)
+            loss.backward()
+            nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(float(loss))
+        found = judge(head, ops, reader, embed, held_out, max(4, steps))
+        log.append(
+            {
+                "epoch": epoch + 1,
+                "loss": round(sum(losses) / len(losses), 4),
+                **found,
+                "seconds": round(time.perf_counter() - start),
+            }
+        )
+        tqdm.write(json.dumps(log[-1]))
+        lengths = [line["acceptance_length"] for line in log]
+        if lengths[-1] == max(lengths):
+            best = {k: v.clone() for k, v in head.state_dict().items()}
+        state = {
+            "head": head.state_dict(), "best": best, "log": json.dumps(log), "epoch": epoch + 1,
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        }  # fmt: skip
+        torch.save(state, saved)
+        if len(lengths) - lengths.index(max(lengths)) > patience:
+            break
+    head.load_state_dict(best)
+    return log

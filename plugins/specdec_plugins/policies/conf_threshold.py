@@ -1,0 +1,36 @@
+"""conf_threshold: keep a proposal while the target gives it at least tau."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from torch import Tensor
+
+from specdec import SpecdecError, Window, hookimpl
+from specdec.interfaces import Env, PolicyFactory
+from specdec_plugins.lenient import Lenient, probability
+
+
+class ConfThreshold(Lenient):
+    """Accept while p(x) >= tau, p being the target's law before temperature and filters.
+
+    Source: the simplest relaxation in use, for example BiLD's fallback rule, Kim et al. 2302.07863.
+
+    Example: ``conf_threshold(tau=0.3)``
+    """
+
+    def __init__(self, env: Env, tau: Annotated[float, "smallest probability that is kept, 0 to 1"] = 0.3) -> None:
+        if not 0 < tau <= 1:
+            raise SpecdecError(f"tau is {tau!r}; expected a probability above 0 and at most 1")
+        self._tau = tau
+
+    def good(self, law: Tensor, window: Window) -> Tensor:
+        """p(x) >= tau."""
+        return probability(law, window) >= self._tau
+
+
+@hookimpl
+def specdec_register_policies(register: Callable[[str, PolicyFactory], None]) -> None:
+    """Register ``conf_threshold``."""
+    register("conf_threshold", ConfThreshold)
