@@ -16,7 +16,7 @@ from specdec_plugins.forecast import Chances, Times, best
 DEFAULT_MOST = 15
 """A window of 16 slots is the widest that kernels read the weights once for."""
 
-CHEAP = 0.005
+CHEAP = 0.003
 """Share of plain decoding's time that probes may cost while K is 0."""
 
 
@@ -26,7 +26,7 @@ class Goodput(Controller):
     Expected accepted: the product of running chances that a proposal at each depth is made and kept, given that
     the one before was. Expected time: the target's for the width that K proposals are expected to need, measured
     on a spare arena when the engine is built and in every step since, and the draft's and the rest's for K.
-    While K is 0 a probe proposes now and then, seldom enough to cost less than half a percent, so that text
+    While K is 0 a probe proposes now and then, seldom enough to cost less than one percent, so that text
     that becomes predictable again is noticed. Trees are proposed whole or not at all.
 
     Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times in place of a model of them.

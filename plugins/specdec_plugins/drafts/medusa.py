@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated
 
@@ -33,7 +34,7 @@ class Untrained(nn.Module):
         generator = torch.Generator().manual_seed(env.seed)
 
         def drawn(*shape: int) -> Tensor:
-            return (torch.randn(*shape, generator=generator) * size**-0.5).to(output)
+            return (torch.randn(*shape, generator=generator) / math.sqrt(size)).to(output.device, output.dtype)
 
         self.blocks = drawn(count, size, size) if init == "random" else output.new_zeros(count, size, size)
         self.rows = drawn(*output.shape) if init == "random" else output.detach().clone() if init == "copy" else output

@@ -20,7 +20,7 @@ class Suffix(Lookup):
 
     Source: SuffixDecoding, Oliaro et al. 2411.04975; the automaton, Blumer et al. 1985.
 
-    Example: after 1 2 3 1 2 4 1 2 3 1 2 it proposes 3 1 2: 3 followed 1 2 twice, 4 once.
+    Example: after 1 2 3 9 1 2 4 8 1 2 3 7 1 2 the proposal begins with 3, which followed 1 2 twice, 4 once.
     """
 
     def __init__(
