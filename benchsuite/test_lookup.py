@@ -57,7 +57,7 @@ def test_the_longest_match_is_the_longest_suffix_that_something_follows(text: li
 @given(texts)
 def test_counts_are_occurrences_where_they_are_in_reach(text: list[int]) -> None:
     automaton, _ = grown(text)
-    state, path = Automaton.ROOT, []
+    state, path = Automaton.ROOT, list[int]()
     for token in text[:12]:
         state, path = automaton.after[state][token], [*path, token]
         assert automaton.count[state] == occurrences(text, path)

@@ -26,12 +26,14 @@ SHIPPED = files(__package__) / "weights"
 def fingerprint(model: nn.Module) -> str:
     """16 hex digits that tell models apart: of every vector parameter (norms, biases) in bfloat16.
 
-    Matrices are left out, because a target in int8 is the same target.
+    Matrices are left out, because a target in int8 is the same target; but where no vector says anything, as in
+    a model with random weights, they are all there is.
     """
+    named = sorted(model.named_parameters())
+    vectors = [p for _, p in named if p.dim() == 1 and bool((p != p[0]).any())]
     digest = hashlib.sha256()
-    for _, parameter in sorted(model.named_parameters()):
-        if parameter.dim() == 1:
-            digest.update(parameter.detach().to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    for parameter in vectors or [p for _, p in named]:
+        digest.update(parameter.detach().to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

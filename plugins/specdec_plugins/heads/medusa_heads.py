@@ -23,7 +23,7 @@ class MedusaHeads(nn.Module):
         self.hidden, self.wide, self.count, self.eps = hidden, wide, count, eps
         self.token_norm, self.hidden_norm = (nn.Parameter(torch.ones(hidden)) for _ in range(2))
         self.up = nn.Parameter(torch.randn(count * wide, 2 * hidden) * 0.02)
-        self.down = nn.Parameter(torch.zeros(count, hidden, wide))
+        self.down = nn.Parameter(torch.zeros(count * hidden, wide))
         self.norm = nn.Parameter(torch.ones(hidden))
 
     def forward(self, ops: Backend, embedded: Tensor, hidden: Tensor) -> Tensor:
@@ -31,7 +31,8 @@ class MedusaHeads(nn.Module):
         wide = ops.rms_norm(hidden, self.hidden_norm, self.eps, 0.0)
         pair = torch.cat([ops.rms_norm(embedded, self.token_norm, self.eps, 0.0), wide], dim=-1)
         inner = nn.functional.silu(ops.linear(pair, self.up, None)).unflatten(-1, (self.count, self.wide))
-        steps = [ops.linear(inner[:, i], self.down[i], None) for i in range(self.count)]
+        down = self.down.view(self.count, self.hidden, self.wide)
+        steps = [ops.linear(inner[:, i], down[i], None) for i in range(self.count)]
         return ops.rms_norm(wide[:, None] + torch.stack(steps, dim=1), self.norm, self.eps, 0.0)
 
     def describe(self) -> dict[str, float | int]:

@@ -26,6 +26,9 @@ HELD_OUT = 0.05
 FADE = 0.8
 """Weight of each unrolled step against the one before: a later proposal counts only if the earlier ones were kept."""
 
+WARM_UP = 100
+"""Steps over which the learning rate rises, or a tenth of them all."""
+
 Head = EagleHead | MedusaHeads
 Teacher = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -39,7 +42,7 @@ def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tens
     """
     batch, length, _ = hidden.shape
     shape = head.shape
-    index = torch.arange(length)
+    index = torch.arange(length, device=hidden.device)
     turn = head.turn(index[None], hidden.dtype)
     empty = hidden.new_zeros(batch, shape.heads_kv, length, shape.head_dim)
     keys = values = empty[:, :, :0]
@@ -120,16 +123,16 @@ def judge(
     kept = torch.zeros(steps)
     tried = torch.zeros(steps)
     for tokens, hidden in zip(corpus.tokens.split(batch), corpus.hidden.split(batch), strict=True):
-        hidden = hidden.to(embed.dtype)
+        tokens, hidden = tokens.to(embed.device), hidden.to(embed)
         wanted = F.linear(hidden[:, 1:], reader.whole).argmax(dim=-1)
         run = torch.ones_like(wanted, dtype=torch.bool)
         embedded = F.embedding(tokens[:, 1:], embed)
         for fed, state in enumerate(unrolled(head, ops, embedded, hidden[:, :-1], steps)):
             right = reader.ids[reader.logits(state).argmax(dim=-1)] == wanted
             before = torch.cat([torch.zeros_like(run[:, :1]), run[:, :-1]], dim=1) if fed else run
-            tried[fed] += before.sum()
+            tried[fed] += before.sum().cpu()
             run = before & right
-            kept[fed] += run.sum()
+            kept[fed] += run.sum().cpu()
     rates = (kept / tried.clamp(min=1)).tolist()
     length, alive = 1.0, 1.0
     for rate in rates:
@@ -168,6 +171,7 @@ def train(
     ]
     per_epoch = math.ceil(len(training.tokens) / batch)
     total = epochs * per_epoch
+    warm = min(WARM_UP, total / 10)
     best, log, first = {k: v.clone() for k, v in head.state_dict().items()}, [], 0
     saved = folder / "checkpoint.pt"
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,19 +186,21 @@ def train(
         order = torch.randperm(len(training.tokens), generator=torch.Generator().manual_seed(seed + epoch))
         for number, pick in enumerate(tqdm(order.split(batch), desc=f"epoch {epoch + 1}/{epochs}", mininterval=10)):
             done = (epoch * per_epoch + number) / total
-            pace = min(1.0, done * total / 100) * 0.5 * (1 + math.cos(math.pi * done))
+            pace = min(1.0, (done * total + 1) / warm) * 0.5 * (1 + math.cos(math.pi * done))
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = rate * pace
-            tokens, hidden = training.tokens[pick], training.hidden[pick].to(embed.dtype)
+            tokens, hidden = training.tokens[pick].to(embed.device), training.hidden[pick].to(embed)
             loss = loss_of(head, ops, reader, F.embedding(tokens[:, 1:], embed), hidden, steps)
             loss.backward()
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            losses.append(float(loss))
-        found = judge(head, ops, reader, embed, held_out, max(4, steps))
+            losses.append(float(loss.detach()))
+        found = judge(
+            head, ops, reader, embed, held_out, head.count if isinstance(head, MedusaHeads) else max(4, steps)
+        )
         log.append(
             {
                 "epoch": epoch + 1,

@@ -1,0 +1,89 @@
+"""Where training begins: heads made of parts of their target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec import SpecdecError
+from specdec_plugins.heads.eagle_head import EagleHead, EagleShape
+from specdec_plugins.heads.medusa_heads import MedusaHeads
+
+
+@torch.no_grad()
+def eagle(model: PreTrainedModel, tokens: Tensor, seed: int) -> EagleHead:
+    """An EAGLE head that begins as the target's last layer over its last hidden state; token weights are random.
+
+    ``tokens`` [B, T] are some text, from which the size of hidden states is measured: a head that begins at the
+    residual stream's own scale learns at once, one at scale 1 hardly (docs/log.md). SpecdecError for a target
+    whose layers are not Llama's.
+    """
+    config, parts = model.config, _last_layer(model)
+    attention, mlp = parts.self_attn, parts.mlp
+    torch.manual_seed(seed)
+    head = EagleHead(
+        EagleShape(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            attention.head_dim,
+            config.rms_norm_eps,
+            config.rope_parameters["rope_theta"],
+        )
+    )
+    head.qkv.copy_(torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]))
+    head.out.copy_(attention.o_proj.weight)
+    head.gate_up.copy_(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+    head.down.copy_(mlp.down_proj.weight)
+    head.norm_before.copy_(parts.input_layernorm.weight)
+    head.norm_after.copy_(parts.post_attention_layernorm.weight)
+    gain = model.base_model.norm.weight
+    before, after = _sizes(model, tokens)
+    head.norm.copy_(gain)
+    head.hidden_norm.copy_(before * after / gain)  # undoes the target's final norm
+    head.token_norm.fill_(before)
+    head.enter[:, config.hidden_size :].copy_(torch.eye(config.hidden_size))
+    return head
+
+
+@torch.no_grad()
+def medusa(model: PreTrainedModel, tokens: Tensor, seed: int, count: int, wide: int) -> MedusaHeads:
+    """Medusa heads that begin by repeating the hidden state they are given."""
+    config, gain = model.config, model.base_model.norm.weight
+    torch.manual_seed(seed)
+    heads = MedusaHeads(config.hidden_size, wide, count, config.rms_norm_eps)
+    heads.norm.copy_(gain)
+    heads.hidden_norm.copy_(_sizes(model, tokens)[1] / gain)
+    return heads
+
+
+def _last_layer(model: PreTrainedModel) -> Any:
+    layer = model.base_model.layers[-1] if hasattr(model.base_model, "layers") else None
+    names = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj", "post_attention_layernorm")
+    found = dict(layer.named_modules()) if layer is not None else {}
+    if any(name not in found for name in names) or getattr(found[names[0]], "bias", None) is not None:
+        raise SpecdecError(
+            f"a {model.config.model_type} model's layers are not Llama's; heads can be trained for Llama, SmolLM2, "
+            "Mistral and those built like them"
+        )
+    return layer
+
+
+def _sizes(model: PreTrainedModel, tokens: Tensor) -> tuple[float, float]:
+    """Median size of the last hidden state before and after the final norm."""
+    seen: list[Tensor] = []
+
+    def keep(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        seen.extend((given[0], out))
+
+    handle = model.base_model.norm.register_forward_hook(keep)
+    try:
+        model(tokens, use_cache=False)
+    finally:
+        handle.remove()
+    before, after = (float(state.float().square().mean(-1).sqrt().median()) for state in seen)
+    return before, after
