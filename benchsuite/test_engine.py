@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -55,9 +56,19 @@ def only_engine_reads(engine: Engine) -> Iterator[NoReads]:
         object.__setattr__(engine, "read", read)
 
 
-@pytest.mark.parametrize("policy", ["match", "rejection"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("draft", [None, "ngram", "draft_model", "garbage", "oracle(0.8)"])
+@pytest.mark.parametrize(
+    ("draft", "policy"),
+    [
+        *itertools.product([None, "ngram", "draft_model", "garbage", "oracle(0.8)"], ["match", "rejection"]),
+        *(("tree(beam=2, depth=2)", policy) for policy in ("match", "tree_rejection", "tree_agree(m=1)")),
+        *(("eagle", policy) for policy in ("block", "typical", "topk_agree", "conf_threshold", "longest_prefix")),
+        ("suffix(branches=2)", "typical(p=0.9)"),
+        ("medusa(head_init=random, beam=2)", "match"),
+        ("medusa", "rejection"),
+        ("hybrid(sources='suffix, ngram, eagle')", "rejection"),
+    ],
+)
 def test_a_step_reads_the_device_once_and_only_through_read(
     draft: str | None, temperature: float, policy: str, assemble: Make
 ) -> None:
@@ -146,7 +157,7 @@ def test_each_kind_of_token_is_told_apart(assemble: Make) -> None:
     assert set(wrong.kinds) == {"recovered", "plain"}
 
 
-@pytest.mark.parametrize("draft", [None, "draft_model", "garbage"])
+@pytest.mark.parametrize("draft", [None, "draft_model", "garbage", "eagle", "medusa"])
 def test_after_warm_up_no_memory_grows_with_the_steps(draft: str | None, assemble: Make) -> None:
     engine = assemble(max_length=4096 if draft is None else 512).engine(draft, k=4)
     engine._waiting.append(Request(0, prompts(1)[0], SamplingParams(max_new_tokens=400)))

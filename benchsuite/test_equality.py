@@ -15,6 +15,13 @@ from benchsuite.ties import Judge
 from specdec import Engine, Request, SamplingParams
 
 DRAFTS = ("ngram", "ngram(n_max=2, n_min=1)", "draft_model", "garbage", "oracle(0.8)", "oracle(1.0)", "oracle(0.0)")
+CHAINS = ("suffix", "medusa(head_init=random)", "eagle", "hybrid(sources='suffix, ngram, draft_model')")
+TREES = (
+    "ngram(branches=3)",
+    "suffix(branches=3)",
+    "medusa(head_init=random, beam=3)",
+    "tree(beam=2, depth=3, least=0.01)",
+)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24)
 GREEDY = SamplingParams(max_new_tokens=24)
 SETTING = Setting("tiny", "auto", "cpu", "float32", 1, 0.0, 0, 1.0, 24, 0, "chat")
@@ -65,8 +72,31 @@ def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assem
         assert_same(judge, plain, runner(build.engine(draft, policy, k=4)), requests(GREEDY), expected)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2"])
+def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(family: str, assemble: Make) -> None:
+    build = assemble(family, max_rows=3)
+    judge = Judge(build.target, range(40))
+    plain = runner(build.engine(None))
+    expected = plain.run(requests(GREEDY)).tokens
+    for policy in ("match", "longest_prefix", "tree_rejection", "block"):
+        for draft in (*CHAINS, *(TREES if policy != "block" else ())):
+            other = runner(build.engine(draft, policy, k=6))
+            assert other.engine.policy.contract(GREEDY) == "exact"
+            assert_same(judge, plain, other, requests(GREEDY), expected)
+
+
+@pytest.mark.parametrize("draft", [*CHAINS, *TREES])
+@pytest.mark.parametrize("controller", ["adaptive(window=2)", "goodput"])
+def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: str, assemble: Make) -> None:
+    build = assemble("llama", max_rows=3)
+    judge = Judge(build.target, range(40))
+    plain = runner(build.engine(None))
+    other = runner(build.engine(draft, controller=controller, k=5))
+    assert_same(judge, plain, other, requests(SAMPLED))
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", [*DRAFTS, *CHAINS, *TREES])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
     params: SamplingParams, draft: str, device: str, assemble: Make
