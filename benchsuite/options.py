@@ -93,7 +93,8 @@ def value(config: pytest.Config, name: str) -> str:
 def given(config: pytest.Config, name: str) -> bool:
     """Whether the user set an option, on the command line or in the ini file."""
     key = f"specdec_{name.replace('-', '_')}"
-    return config.getoption(key) is not None or key in config.inicfg
+    default = next(option.default for option in OPTIONS if option.name == name)
+    return config.getoption(key) is not None or str(config.getini(key)) != default
 
 
 def results_root(config: pytest.Config) -> Path | None:
