@@ -1,20 +1,45 @@
-# make bench  the main job: a comparison table on the embedded model
-# make test   everything that needs no GPU
-# make lint   ruff and mypy
+# make bench      the main job: a comparison table on the embedded model
+# make bench-all  every draft with the policies that suit it, greedy and sampled, one row and four
+# make test       everything that needs no GPU
+# make lint       ruff and mypy
 # Each sets up what it needs from a bare checkout.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: bench test lint clean
+EAGLE := eagle(head=trained)
+EAGLE_TREE := eagle(head=trained, beam=4, depth=4)
+MEDUSA := medusa(head_init=trained)
+WITH_MODEL := hybrid(sources='suffix, ngram, $(EAGLE)')
 
-bench: export HF_HUB_OFFLINE = 1
+# What is worth its time on two cores, and the two ends of the scale.
+ARMS := ngram/match/goodput/15, suffix/match/goodput/15, hybrid/match/goodput/15, $(WITH_MODEL)/match/goodput/15, \
+	$(EAGLE)/match/goodput/8, $(EAGLE_TREE)/match/fixed/15, $(MEDUSA)/match/goodput/4, oracle(0.8)/match/fixed/8, \
+	garbage/match/fixed/8
+
+ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fixed/8, suffix/match/goodput/15, \
+	suffix/block, suffix(branches=3)/tree_rejection/fixed/8, hybrid/match/goodput/15, $(WITH_MODEL)/rejection, \
+	draft_model, draft_model/rejection, draft_model/block, tree/match/fixed/8, tree/tree_rejection/fixed/8, \
+	medusa, $(MEDUSA), $(MEDUSA)/rejection, medusa(head_init=trained, beam=3)/tree_rejection/fixed/12, \
+	eagle, $(EAGLE), $(EAGLE)/rejection, $(EAGLE)/block, $(EAGLE)/longest_prefix, $(EAGLE_TREE)/match/fixed/15, \
+	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
+	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
+
+.PHONY: bench bench-all test lint clean
+
+bench bench-all: export HF_HUB_OFFLINE = 1
 bench: $(READY)
 	@mkdir -p results
-	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m \
-		--specdec-k 8 --specdec-max-new-tokens 48 --specdec-results results \
+	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m --specdec-arm "$(ARMS)" \
+		--specdec-max-new-tokens 48 --specdec-results results \
 		--benchmark-json results/benchmark.json --benchmark-quiet $(ARGS)
+
+bench-all: $(READY)
+	@mkdir -p results
+	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m --specdec-arm "$(ALL)" \
+		--specdec-temperature 0,1 --specdec-batch 1,4 --specdec-prompts 1 --specdec-max-new-tokens 24 \
+		--specdec-peer none --specdec-results results --benchmark-json results/benchmark-all.json --benchmark-quiet $(ARGS)
 
 test: export HF_HUB_OFFLINE = 1
 test: export TRITON_INTERPRET = 1

@@ -1,8 +1,9 @@
 """Workloads: named lists of prompts, in the format of Spec-Bench's question files.
 
-The six built-in kinds were written for this project (2026, MIT like the rest); no text in them comes
-from elsewhere. They differ in how much of the answer copies the prompt, which the run measures and
-prints, so that a repetitive workload cannot flatter a strategy unseen.
+Six kinds are measured unless others are named; a seventh, ``recurring``, asks two questions three times, for
+drafts that learn from earlier outputs. All were written for this project (2026, MIT like the rest); no text
+in them comes from elsewhere. They differ in how much of the answer copies the prompt, which the run measures
+and prints, so that a repetitive workload cannot flatter a strategy unseen.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KINDS = ("chat", "question_answering", "summarisation", "code_editing", "rewriting", "reasoning")
+"""The six kinds that are measured unless others are named."""
+
+BUILT_IN = (*KINDS, "recurring")
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,11 @@ def load(name: str) -> Workload:
     Of a question with several turns the first is used. Raises SpecdecError for an unknown name, or for
     a file that cannot be read, naming the line.
     """
-    if name in KINDS:
+    if name in BUILT_IN:
         return Workload(name, _read(name, files(__name__).joinpath(f"{name}.jsonl").read_text(encoding="utf-8")))
     path = Path(name)
     if path.suffix != ".jsonl":
-        raise unknown("workload", name, KINDS, "A file of your own must end in .jsonl.")
+        raise unknown("workload", name, BUILT_IN, "A file of your own must end in .jsonl.")
     try:
         return Workload(name, _read(name, path.read_text(encoding="utf-8")))
     except OSError as error:
