@@ -101,7 +101,9 @@ def test_suffix_learns_from_recurring_questions() -> None:
     suffix, forgetful, ngram = (
         run("recurring", draft, k=8).tau or 0.0 for draft in ("suffix", "suffix(earlier=False)", "ngram")
     )
-    print(f"tau on recurring questions: suffix {suffix:.2f}, without earlier outputs {forgetful:.2f}, ngram {ngram:.2f}")
+    print(
+        f"tau on recurring questions: suffix {suffix:.2f}, without earlier outputs {forgetful:.2f}, ngram {ngram:.2f}"
+    )
     assert suffix >= 1.2 * ngram
     assert suffix > forgetful
 
