@@ -22,6 +22,7 @@ TREES = (
     "medusa(head_init=random, beam=3)",
     "tree(beam=2, depth=3, least=0.01)",
 )
+SLOWER = [draft for draft in (*DRAFTS, *CHAINS, *TREES) if draft not in ("ngram", "oracle(0.8)", TREES[3])]
 SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24)
 GREEDY = SamplingParams(max_new_tokens=24)
 SETTING = Setting("tiny", "auto", "cpu", "float32", 1, 0.0, 0, 1.0, 24, 0, "chat")
@@ -61,7 +62,7 @@ def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemb
         assert all(difference.tie for difference in found), found[-1]
 
 
-@pytest.mark.parametrize("policy", ["match", "rejection"])
+@pytest.mark.parametrize("policy", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", zoo.CONFIGS)
 def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assemble: Make) -> None:
     build = assemble(family, max_rows=3)
@@ -72,6 +73,7 @@ def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assem
         assert_same(judge, plain, runner(build.engine(draft, policy, k=4)), requests(GREEDY), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2"])
 def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family, max_rows=3)
@@ -86,7 +88,7 @@ def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(fa
 
 
 @pytest.mark.parametrize("draft", [*CHAINS, *TREES])
-@pytest.mark.parametrize("controller", ["adaptive(window=2)", "goodput"])
+@pytest.mark.parametrize("controller", [pytest.param("adaptive(window=2)", marks=pytest.mark.slow), "goodput"])
 def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: str, assemble: Make) -> None:
     build = assemble("llama", max_rows=3)
     judge = Judge(build.target, range(40))
@@ -96,7 +98,9 @@ def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("draft", [*DRAFTS, *CHAINS, *TREES])
+@pytest.mark.parametrize(
+    "draft", ["ngram", "oracle(0.8)", TREES[3], *(pytest.param(d, marks=pytest.mark.slow) for d in SLOWER)]
+)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
     params: SamplingParams, draft: str, device: str, assemble: Make

@@ -117,6 +117,7 @@ def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run,
     assert "http" not in (folder / "report.html").read_text().replace("http://www.w3.org", ""), "not self-contained"
 
 
+@pytest.mark.slow
 def test_what_ran_where_and_what_could_not_is_said(run: Run) -> None:
     """Nothing is compiled here, so every op must be seen to go to the reference, and the card must say why."""
     done = run("-m", "pytest", *QUICK, "--specdec-draft", "garbage", "--specdec-peer", "none", SPECDEC_FORCE_PY="1")
