@@ -15,7 +15,7 @@ WITH_MODEL := hybrid(sources='suffix, ngram, $(EAGLE)')
 
 # What is worth its time on two cores, and the two ends of the scale.
 ARMS := ngram/match/goodput/15, suffix/match/goodput/15, hybrid/match/goodput/15, $(WITH_MODEL)/match/goodput/15, \
-	$(EAGLE)/match/goodput/8, $(EAGLE_TREE)/match/fixed/15, $(MEDUSA)/match/goodput/4, oracle(0.8)/match/fixed/8, \
+	$(EAGLE)/match/goodput/8, $(EAGLE_TREE)/match/fixed/8, $(MEDUSA)/match/goodput/4, oracle(0.8)/match/fixed/8, \
 	garbage/match/fixed/8
 
 ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fixed/8, suffix/match/goodput/15, \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from specdec import Context, Engine, SamplingParams, SpecdecError, Verdict, Wind
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
+from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.heads import __main__ as command
 from specdec_plugins.heads import corpus, files, start, training
 from specdec_plugins.heads.corpus import Corpus
@@ -111,6 +113,25 @@ def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Pa
             logits = teacher.logits(text, proposals[:depth])
             best = logits.max()
             assert logits[(token == IDS).nonzero()[0, 0]] > best - 2e-2, (depth, token, IDS[logits.argmax()])
+
+
+def test_a_head_drafts_as_it_was_trained_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
+    """In a hybrid some windows are n-gram's: what the head proposes afterwards must not show it."""
+    build = assemble("llama", max_rows=3)
+    path = saved("eagle", build, tmp_path)
+    teacher = Teacher(build, path)
+    engine = build.engine(f"hybrid(sources='ngram(n_min=1), eagle(head={path})', model_k=2)", k=6)
+    lookup = Ngram(cast(Any, None), n_min=1)
+    looked = 0
+    for text, window in windows(engine, [6, 6, 0, 6]):
+        proposals = window.tokens[0, 1:].tolist()
+        if lookup.continuations(0, text.numpy(), 6):
+            looked += 1
+            continue
+        for depth, token in enumerate(proposals):
+            logits = teacher.logits(text, proposals[:depth])
+            assert logits[(token == IDS).nonzero()[0, 0]] > logits.max() - 2e-2
+    assert looked > 20
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])

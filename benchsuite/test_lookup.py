@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from benchsuite import zoo
 from benchsuite.conftest import Make, prompts, requests
-from specdec import Request, SamplingParams
+from specdec import Context, Request, SamplingParams, Verdict, Window, catalog
 from specdec_plugins.automaton import Automaton
+from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.drafts.suffix import Suffix
 from specdec_plugins.lookup import merged
 
@@ -155,9 +159,26 @@ def test_hybrid_takes_the_first_source_that_has_something(assemble: Make) -> Non
     assert oracle["num_drafts"] > alone["num_drafts"]
 
 
-def test_hybrid_leaves_a_model_right_after_steps_that_were_not_its_own(assemble: Make) -> None:
-    """A draft that is the target: all its proposals are kept, also after lookups were verified in their place."""
+def test_hybrid_leaves_a_model_right_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
+    """The draft is the target: its own proposals are all kept, also after lookups were verified in their place."""
+    zoo.build("llama").save_pretrained(tmp_path)
+    catalog.byte_tokenizer().save_pretrained(tmp_path)
     build = assemble(max_rows=3, max_length=160)
-    engine = build.engine(f"hybrid(sources='ngram(n_min=1), draft_model(layers={len(build.target.layers) - 1})')", k=4)
-    plain = [build.plain(request) for request in requests(count=6)]
-    assert [c.tokens for c in engine.run(requests(count=6))] == plain
+    text = f"hybrid(sources='ngram(n_min=1), draft_model(model={tmp_path})', model_k=3)"
+    engine, lookup = build.engine(text, k=8), Ngram(ENV, n_min=1)
+    own, looked = [], 0
+
+    def watch(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
+        nonlocal looked
+        for row in range(context.rows):
+            proposed = int(window.width[row]) - 1
+            if lookup.continuations(row, context.history[row, : context.length_host[row]], 8):
+                looked += 1
+            elif proposed:
+                own.append(int(verdict.num_accepted[row]) == proposed)
+
+    engine.trace = watch
+    engine.run(requests(count=6))
+    assert looked > 20
+    assert len(own) > 20
+    assert all(own)

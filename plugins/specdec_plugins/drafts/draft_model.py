@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,11 +55,13 @@ class DraftModel(Draft):
         # The catch-up window is 2 wide after a speculative step and grows by one for each step not asked.
         self._arena = self._model.arena(env.max_rows, env.max_length + 2, env.max_window + 1)
         self._behind = 1  # host-known bound on how many tokens the draft has not seen
+        self._fed = np.zeros(env.max_rows, dtype=np.int64)  # tokens of each row that it had surely seen
         self._asked = 0
         self._proposed: Window | None = None
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Prefill the draft's own arena."""
+        self._fed[row] = len(prompt) - 1
         known = tuple(min(token, self._model.vocabulary - 1) for token in prompt)
         for _ in self._model.prefill(self._arena, row, known):
             pass
@@ -66,6 +69,7 @@ class DraftModel(Draft):
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """Take the arena row along."""
         self._arena.move(source, row)
+        self._fed[row] = self._fed[source]
 
     def propose(self, context: Context) -> Window:
         """Catch up on what was committed, then draft one token after another."""
@@ -122,7 +126,10 @@ class DraftModel(Draft):
 
     def _catch_up(self, context: Context, rows: slice, longest: int) -> Tensor:
         """Feed tokens[committed:length] of every row; logits [B, 1, V] after each row's pending token."""
-        behind, found = self._behind, None
+        fed = self._fed[rows]
+        # After windows that were another draft's, the row's own length is the better bound.
+        behind, found = min(self._behind, int((context.length_host - fed).max())), None
+        fed[:] = context.length_host
         while behind > 0:
             width = min(behind, self._arena.max_window)
             logits, missing = self._feed(context, rows, longest, width)

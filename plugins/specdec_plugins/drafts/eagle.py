@@ -47,8 +47,9 @@ class Eagle(Draft):
         )
         self._state = torch.zeros(env.max_rows, shape.hidden, dtype=env.target.dtype, device=device)
         self._prompts: dict[int, Tensor] = {}
-        self._longest = 0  # host-known bound on what is committed
-        self._asked = 0  # proposals in the window that is being verified, along its longest path
+        self._longest, self._most_tokens = 0, env.max_length  # host-known bound on what is committed, and its own
+        self._asked = 0  # how deep the proposals of the window go
+        self._proposed: Window | None = None
         self._forwards = 0
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
@@ -83,7 +84,8 @@ class Eagle(Draft):
         state = self._state[rows]
         if self.branches:
             self._asked = min(k, self._depth)
-            return self._tree(context, state, rows)
+            self._proposed = self._tree(context, state, rows)
+            return self._proposed
         self._asked = k = min(k, self._most) if self._most else k
         law = self._reduced.begin(context)
         for index in range(k):
@@ -93,7 +95,8 @@ class Eagle(Draft):
                 state = self._forward(window, state[:, None], rows, self._longest + index)[:, 0]
                 self._arena.committed[rows] += 1
         self._arena.committed[rows] -= k - 1
-        return law.window()
+        self._proposed = law.window()
+        return self._proposed
 
     def _tree(self, context: Context, state: Tensor, rows: slice) -> Window:
         growth = Growth(self._reduced.law(context, state[:, None], 0)[:, 0], self._reduced.ids, self._beam)
@@ -114,7 +117,9 @@ class Eagle(Draft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """New entries from true hidden states: each kept slot's, with the token after it."""
         assert hidden is not None
-        size, rows = min(self._asked + 1, verdict.path.shape[1]), slice(0, len(verdict.next))
+        rows, size = slice(0, len(verdict.next)), verdict.path.shape[1]
+        if window is self._proposed:
+            size = min(size, self._asked + 1)  # a tree has many slots and a short path
         path, last = verdict.path[:, :size].clamp(min=0), verdict.num_accepted[:, None]
         following = torch.cat([window.tokens.gather(1, path[:, 1:]), verdict.next[:, None]], dim=1)
         following = following.scatter(1, last, verdict.next[:, None])
@@ -122,8 +127,8 @@ class Eagle(Draft):
         state = self._forward(_chain(following), kept, rows, self._longest)
         self._state[rows] = state.gather(1, last[:, :, None].expand(-1, -1, state.shape[2]))[:, 0]
         self._arena.committed[rows] += verdict.num_accepted + 1
-        self._longest += size
-        self._asked = 0
+        # Where another draft was verified for long, the bound would run away from the truth.
+        self._longest = min(self._longest + size, self._most_tokens)
 
     def info(self) -> Mapping[str, int]:
         """Forwards of the head's layer."""
