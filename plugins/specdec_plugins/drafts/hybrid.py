@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,7 +93,8 @@ class Hybrid(Draft):
         drafted = self._rest[0].propose(
             replace(context, max_proposals=few, max_proposals_host=context.max_proposals_host.clip(max=self._model_k))
         )
-        theirs = torch.tensor([not tokens for tokens in found], device=context.tokens.device)
+        theirs = torch.from_numpy(np.array([not tokens for tokens in found]))
+        theirs = theirs.to(context.tokens.device, non_blocking=True)
         return _joined(looked, drafted, theirs)
 
     def _look_up(self, context: Context, row: int) -> list[int]:
