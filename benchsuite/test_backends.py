@@ -182,6 +182,7 @@ print(*ops.absent("cpu"))
 """
 
 
+@pytest.mark.slow
 def test_force_py_skips_compiling_and_says_so(tmp_path: Path) -> None:
     shown = _in_a_new_process(SHOW, SPECDEC_FORCE_PY="1", SPECDEC_CACHE=str(tmp_path)).stdout.splitlines()
     assert shown[0] == "['reference']"
@@ -189,12 +190,14 @@ def test_force_py_skips_compiling_and_says_so(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_reference_runs_and_one_line_says_why(tmp_path: Path) -> None:
     shown = _in_a_new_process(SHOW, PATH="", CXX="", SPECDEC_CACHE=str(tmp_path)).stdout.splitlines()
     assert shown[0] == "['reference']"
     assert "cpu: no C++ compiler: looked for CXX, c++, g++ and clang++" in shown[1]
 
 
+@pytest.mark.slow
 def test_a_failed_build_is_one_line_and_names_its_log(tmp_path: Path) -> None:
     compiler = tmp_path / "c++"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "vec.h:1: error: no such luck" >&2\nexit 1\n')

@@ -88,7 +88,7 @@ def test_block_verification_keeps_more_than_token_wise_with_a_real_pair() -> Non
 
     assembly, encoded = build("chat")
     params = SamplingParams(temperature=1.0, seed=1, max_new_tokens=TOKENS)
-    engine = assembly.engine("eagle(head=trained)", "rejection", k=4)
+    engine = assembly.engine("eagle(head=trained)", "rejection", k=8)
     engine.trace = compare
     engine.run([Request(i, prompt, params) for i, prompt in enumerate(encoded)])
     mean = sum(gains) / len(gains)
