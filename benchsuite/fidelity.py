@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from benchsuite.ties import Judge, Tokens
+from benchsuite.ties import Judge, Tokens, stacked_alone
+from specdec import sampling
 from specdec.messages import Request
 
 BINS = 10
@@ -69,16 +70,24 @@ def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidel
     """One output beside plain's. Two forwards of the unmodified model."""
     coin = random.Random(f"{request.params.seed} {request.id}")
     bins = [0] * BINS
-    for share in _transforms(judge.laws(request, got), got, coin):
+    logits = judge.after(request.prompt, got)
+    law = sampling.process(logits[None], stacked_alone(request, logits.device))[0].softmax(dim=-1)
+    for share in _transforms(law, got, coin):
         bins[min(int(share * BINS), BINS - 1)] += 1
     return Fidelity(
         bins,
         sum(a == b for a, b in zip(plain, got, strict=False)),
         len(got),
-        judge.surprise(request.prompt, got),
+        _surprise(logits, got),
         len(plain),
-        judge.surprise(request.prompt, plain),
+        _surprise(judge.after(request.prompt, plain), plain),
     )
+
+
+def _surprise(logits: Tensor, tokens: Sequence[int]) -> float:
+    """Sum of -log p, in nats, of tokens under the law of their rows of ``logits`` [N, V]."""
+    law = logits.log_softmax(dim=-1)
+    return -float(law.gather(1, torch.tensor(tokens, device=law.device)[:, None]).double().sum())
 
 
 def _transforms(law: Tensor, tokens: Sequence[int], coin: random.Random) -> list[float]:

@@ -105,22 +105,11 @@ class Judge:
 
     def entropy(self, prompt: Sequence[int], output: Sequence[int]) -> float:
         """Mean entropy, in bits, of the model's own law at each token of an output."""
-        law = self._after(prompt, output).log_softmax(dim=-1)
+        law = self.after(prompt, output).log_softmax(dim=-1)
         return float(-(law.exp() * law).sum(dim=-1).mean()) / math.log(2)
 
-    def surprise(self, prompt: Sequence[int], output: Sequence[int]) -> float:
-        """Sum of -log p, in nats, of an output's tokens under the model's own law."""
-        law = self._after(prompt, output).log_softmax(dim=-1)
-        ids = torch.tensor(output, device=law.device)
-        return -float(law.gather(1, ids[:, None]).double().sum())
-
-    def laws(self, request: Request, output: Sequence[int]) -> Tensor:
-        """The processed laws [N, V] from which a request's output tokens should come."""
-        logits = self._after(request.prompt, output)
-        return sampling.process(logits[None], _stacked(request, logits.device))[0].softmax(dim=-1)
-
     @torch.inference_mode()
-    def _after(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+    def after(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
         """Logits [N, V] of the unmodified model before each token of an output, in one forward."""
         ids = torch.tensor([[*prompt, *output[:-1]]], device=self.model.device)
         out: Tensor = self.model(ids, use_cache=False).logits[0, -len(output) :]
@@ -196,14 +185,14 @@ class Judge:
         )
 
     def _choose(self, logits: Tensor, request: Request, index: int) -> int:
-        stacked = _stacked(request, logits.device)
+        stacked = stacked_alone(request, logits.device)
         law = sampling.process(logits[None, None], stacked)
         position = torch.tensor([[len(request.prompt) + index]], device=logits.device)
         noise = sampling.gumbel(sampling.key(stacked.stream, position, Purpose.TARGET), logits.shape[0])
         return int((law if stacked.greedy else law + noise).argmax())
 
 
-def _stacked(request: Request, device: torch.device) -> StackedParams:
+def stacked_alone(request: Request, device: torch.device) -> StackedParams:
     """A request's parameters as the engine would stack them, alone."""
     params = request.params
     return StackedParams(

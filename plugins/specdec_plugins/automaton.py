@@ -24,12 +24,10 @@ class Automaton:
         self.link = [-1]
         self.length = [0]
         self.count = [0]
-        self.tokens = 0
         self.steps = 0
 
     def extend(self, state: int, token: int) -> int:
         """The state of a text that was in ``state`` and goes on with ``token``."""
-        self.tokens += 1
         known = self.after[state].get(token)
         if known is None:
             made = self._state(self.length[state] + 1, {}, 0, 0)

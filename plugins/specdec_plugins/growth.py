@@ -35,8 +35,7 @@ class Growth:
     they are follows from the context alone, so any policy may judge them, sampled or not.
 
     Letters: B rows, D the draft's vocabulary, N nodes so far. ``tokens``, ``parents`` (-1: the root) and
-    ``score`` are [B, N], ``frontier`` [B, beam] the nodes to be expanded next, ``slots`` [B, beam] where they lie
-    among all that were expanded.
+    ``score`` are [B, N], ``frontier`` [B, beam] the nodes to be expanded next.
     """
 
     def __init__(self, law: Tensor, ids: Tensor | None, beam: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ WARM_UP = 100
 """Steps over which the learning rate rises, or a tenth of them all."""
 
 Head = EagleHead | MedusaHeads
-Teacher = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
