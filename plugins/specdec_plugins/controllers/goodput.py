@@ -70,11 +70,11 @@ class Goodput(Controller):
         for step in stats.steps[self._seen :]:
             self._learn(stats, step)
         self._seen = len(stats.steps)
-        self._k = self._choose(stats.batch)
+        self._k = self._choose()
         return self._k
 
-    def speeds(self, batch: int) -> list[float]:
-        """Predicted tokens a second for K = 0, 1 …: what ``next_k`` maximises."""
+    def speeds(self) -> list[float]:
+        """Predicted tokens a second of a row for K = 0, 1 …: what ``next_k`` maximises."""
         kept, made = self._kept.reached(self._most), self._made.reached(self._most)
         out = [1 / (self._verify.at(1) + self._rest.at(0))]
         expected, verify = 1.0, self._verify.at(1)
@@ -83,12 +83,12 @@ class Goodput(Controller):
             # One slot more where a k-th proposal is made at all.
             verify += made[k - 1] * max(0.0, self._verify.at(k + 1) - self._verify.at(k))
             out.append(expected / (verify + self._draft.at(k) + self._rest.at(1)))
-        return [speed * batch for speed in out]
+        return out
 
-    def _choose(self, batch: int) -> int:
+    def _choose(self) -> int:
         if self._most == 0:
             return 0
-        speeds = self.speeds(batch)
+        speeds = self.speeds()
         if self._tree:
             speeds[1:-1] = [0.0] * (self._most - 1)
         k = best(speeds)
