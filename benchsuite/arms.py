@@ -15,7 +15,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from benchsuite.matrix import Arm
 from specdec.devices import synchronize
 from specdec.engine import Engine
-from specdec.messages import Context, Request, Verdict, Window
+from specdec.messages import Context, Verdict, Window
+from specdec.request import Request
 from specdec.stats import Stats
 
 PEER_PROPOSALS = 4

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchsuite.ties import Judge, Tokens, stacked_alone
 from specdec import sampling
-from specdec.messages import Request
+from specdec.request import Request
 
 BINS = 10
 FALSE_ALARM = 1e-6

@@ -12,8 +12,8 @@ import pytest
 
 from benchsuite import options
 from specdec.errors import SpecdecError, unknown
-from specdec.messages import SamplingParams
 from specdec.registry import split_list
+from specdec.request import SamplingParams
 
 N = TypeVar("N", int, float)
 

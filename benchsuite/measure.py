@@ -21,7 +21,7 @@ from benchsuite.matrix import Arm
 from benchsuite.ties import Difference, Judge
 from specdec.errors import SpecdecError
 from specdec.interfaces import Contract
-from specdec.messages import Request
+from specdec.request import Request
 
 WARM_UP = 8
 """Tokens that every arm decodes before its first timed run of a workload."""

@@ -19,11 +19,12 @@ from benchsuite.ties import Judge
 from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
-from specdec.messages import Request, Window
+from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
 from specdec.quantised import BITS
 from specdec.registry import Registry
+from specdec.request import Request
 
 Progress = Callable[[str], None]
 

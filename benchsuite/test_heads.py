@@ -175,6 +175,16 @@ def test_heads_change_no_output_that_is_promised(
         assert engine.stats.counts["num_draft_tokens"] > 100
 
 
+@pytest.mark.parametrize("more", ["", ", beam=3"], ids=["chain", "tree"])
+def test_max_draft_limits_the_proposals_of_a_step(more: str, assemble: Make, tmp_path: Path) -> None:
+    build = assemble("llama")
+    engine = build.engine(f"eagle(head={saved('eagle', build, tmp_path)!r}, max_draft=2{more})", k=6)
+    widths: set[int] = set()
+    engine.trace = lambda context, window, logits, verdict: widths.add(int(window.width.max()))
+    engine.run(requests(count=2))
+    assert max(widths) == 3
+
+
 def test_a_head_of_another_target_is_refused(assemble: Make, tmp_path: Path) -> None:
     path = saved("eagle", assemble("llama"), tmp_path)
     with pytest.raises(SpecdecError, match="was trained for another target"):
@@ -196,7 +206,7 @@ def text(assemble: Make) -> tuple[Assembly, Corpus]:
     tokens = (torch.arange(24)[None] + torch.arange(40)[:, None]) % 8
     with torch.no_grad():
         hidden = build.target.twin()(tokens, output_hidden_states=True).hidden_states[-1]
-    return build, Corpus(tokens, hidden.to(torch.bfloat16))
+    return build, Corpus(tokens, hidden.to(torch.bfloat16), torch.ones_like(tokens, dtype=torch.bool))
 
 
 def run(
@@ -240,6 +250,28 @@ def test_training_learns_and_is_the_same_after_an_interruption(
         assert torch.equal(value, again.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_only_tokens_of_answers_teach(kind: str, text: tuple[Assembly, Corpus]) -> None:
+    build, corpus = text
+    model = build.target.twin()
+    first = corpus.rows(slice(4))
+    head: training.Head = (
+        start.eagle(model, first.tokens, 0) if kind == "eagle" else start.medusa(model, first.tokens, 0, 3, 32)
+    )
+    reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
+    embedded = model.get_input_embeddings()(first.tokens[:, 1:])
+    other = first.hidden.float().clone()
+    other[:, -1] = other[:, -1].flip(-1)  # what the last token would teach, and nothing else
+
+    def loss(hidden: Tensor, answer: Tensor) -> float:
+        return float(training.loss_of(head, OPS, reader, embedded, hidden, answer, 2).detach())
+
+    outside = first.answer.clone()
+    outside[:, -1] = False
+    assert loss(first.hidden.float(), outside) == loss(other, outside)
+    assert loss(first.hidden.float(), first.answer) != loss(other, first.answer)
+
+
 def test_the_corpus_alternates_turns_and_resumes(tmp_path: Path) -> None:
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
     loaded.tokenizer.chat_template = TEMPLATE
@@ -256,7 +288,12 @@ def test_the_corpus_alternates_turns_and_resumes(tmp_path: Path) -> None:
         assert tokens[: len(opening)] == opening
         at = [i for i in range(90) if tokens[i : i + len(answer)] == answer]
         assert at
-        assert at[0] <= len(opening) + corpus.LONGEST_QUESTION
+        assert at[0] <= len(opening) + corpus.LONGEST_QUESTION + 40  # words it may begin with
+    for tokens, marks in zip(both.tokens.tolist(), both.answer.tolist(), strict=True):
+        begin = next(i for i in range(90) if tokens[i : i + len(answer)] == answer) + len(answer)
+        end = next((i for i in range(begin, 90) if tokens[i] == answer[0]), 90)
+        assert not any(marks[:begin])
+        assert all(marks[begin : min(end, begin + corpus.LONGEST_ANSWER)])
     hidden = target.twin()(both.tokens, output_hidden_states=True).hidden_states[-1]
     assert (hidden.bfloat16() - both.hidden).abs().max() < 0.1
     kept, held_out = both.split(0.25)
@@ -287,3 +324,10 @@ def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytes
     head, ids = files.load_eagle(str(out), target)
     assert len(ids) <= 64
     assert head.shape.hidden == 64
+    again = tmp_path / "again.safetensors"
+    command.main(
+        ["train", "eagle", "--target", "tiny", "--corpus", str(tmp_path / "c"), "--run", str(tmp_path / "q"),
+         "--out", str(again), "--epochs", "1", "--vocabulary", "64", "--begin", str(out), "--rate", "0"]
+    )  # fmt: skip
+    begun, _ = files.load_eagle(str(again), target)
+    assert all(torch.equal(a, b) for a, b in zip(head.parameters(), begun.parameters(), strict=True))

@@ -144,7 +144,10 @@ def test_quantised_targets_show_their_bytes_and_perplexity(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--specdec-draft", "ngrm"), "unknown draft 'ngrm'; did you mean 'ngram'? choices: draft_model, garbage"),
+        (
+            ("--specdec-draft", "ngrm"),
+            "unknown draft 'ngrm'; did you mean 'ngram'? choices: draft_model, eagle",
+        ),
         (("--specdec-k", "-2"), "--specdec-k is '-2'; expected whole numbers, 0 or more"),
         (("--specdec-results", "/dev/null/x"), "--specdec-results '/dev/null/x' cannot be made: Not a directory"),
         (("--specdec-prompts", "none"), "--specdec-prompts is 'none'; expected a whole number"),

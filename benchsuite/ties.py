@@ -20,8 +20,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from benchsuite.arms import Runner
 from specdec import sampling
-from specdec.messages import Request
 from specdec.model import ArenaModel
+from specdec.request import Request
 from specdec.sampling import Purpose, StackedParams
 
 MARGIN = 4

@@ -4,8 +4,9 @@ from specdec.engine import Completion, Engine
 from specdec.errors import SpecdecError
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import Backend, Controller, Draft, Env, Policy
-from specdec.messages import Context, Request, SamplingParams, Verdict, Window
+from specdec.messages import Context, Verdict, Window
 from specdec.registry import Registry
+from specdec.request import Request, SamplingParams
 from specdec.sampling import Purpose
 
 __all__ = [

@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerBase
 from specdec.engine import Engine
 from specdec.errors import SpecdecError
 from specdec.interfaces import Draft, Env
-from specdec.messages import Request
 from specdec.model import ArenaModel
 from specdec.registry import Registry
+from specdec.request import Request
 
 
 class Assembly:

@@ -22,8 +22,9 @@ from transformers import PreTrainedTokenizerBase
 from specdec.devices import Stopwatch
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend, Controller, Draft, Policy
-from specdec.messages import Context, Request, Verdict, Window
+from specdec.messages import Context, Verdict, Window
 from specdec.model import ArenaModel
+from specdec.request import Request
 from specdec.rows import Kind, Live, Rows
 from specdec.stats import Stats, Step
 from specdec.stops import FinishReason, StopWatcher

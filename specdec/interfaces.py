@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from specdec.decoder import Cells, DecoderWeights
-from specdec.messages import Context, Request, SamplingParams, Verdict, Window
+from specdec.messages import Context, Verdict, Window
 from specdec.quantised import Quantised
+from specdec.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from specdec import sampling
-from specdec.messages import Context, Request, Verdict, Window
+from specdec.messages import Context, Verdict, Window
+from specdec.request import Request
 from specdec.sampling import StackedParams
 from specdec.stops import FinishReason, StopWatcher
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from specdec.errors import SpecdecError
-from specdec.messages import SamplingParams
+from specdec.request import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -61,10 +61,10 @@ class Growth:
         # In the order of their numbers, so that siblings stay in order.
         self.frontier = scores.topk(self._beam, dim=1).indices.sort(dim=1).values + first
 
-    def window(self, context: Context, least: float) -> Window:
-        """The likeliest nodes of each row, within its room and not less likely than ``least``."""
+    def window(self, context: Context, most: int, least: float) -> Window:
+        """The ``most`` likeliest nodes of each row at most, within its room and not less likely than ``least``."""
         rows, nodes = self.tokens.shape
-        most = min(int(context.max_proposals_host.max()), nodes)
+        most = min(most, nodes)
         best = self.score.topk(most, dim=1)
         likely = best.values > torch.log(torch.tensor(least)) if least > 0 else best.values.isfinite()
         # A node's number is above its parent's, so order by number keeps parents first; what is left out goes last.

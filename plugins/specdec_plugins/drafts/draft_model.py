@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, catalog, hookimpl
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import ArenaModel
+from specdec_plugins.chain import Chain
 from specdec_plugins.growth import wanted
 
 DEFAULT_SHARE = 10
@@ -76,26 +77,14 @@ class DraftModel(Draft):
         k, rows = int(context.max_proposals_host.max()), slice(0, context.rows)
         longest = int(context.length_host.max())
         logits = self._catch_up(context, rows, longest)
-        proposals, laws = [], []
-        uncoupled = not (context.coupled or context.params.greedy)
-        root = context.pending[:, None]
+        chain = Chain(context, self._vocabulary)
         for index in range(k):
-            position = context.length[:, None] + index
-            processed = context.process(self._over_target(logits), torch.zeros_like(root) - 1, root)
-            token = context.propose_token(processed, position)
-            proposals.append(token)
-            if uncoupled:
-                laws.append(processed.softmax(dim=-1))
+            token = chain.propose(self._over_target(logits))
             if index + 1 < k:
                 logits, _ = self._forward(token, rows, longest + index)
                 self._arena.committed[rows] += 1
         self._asked = k
-        self._proposed = Window.chain(
-            context.pending,
-            torch.cat(proposals, dim=1),
-            context.max_proposals,
-            torch.cat(laws, dim=1) if uncoupled else None,
-        )
+        self._proposed = chain.window()
         return self._proposed
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:

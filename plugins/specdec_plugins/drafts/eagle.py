@@ -12,6 +12,7 @@ from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hook
 from specdec.arena import Arena, LayerShape
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import PREFILL_CHUNK
+from specdec_plugins.chain import Chain
 from specdec_plugins.drafts.eagle_lite import EagleLite
 from specdec_plugins.growth import Forest, Growth
 from specdec_plugins.heads import files
@@ -81,24 +82,24 @@ class Eagle(Draft):
         """A chain or a tree from the last estimated hidden state."""
         self._longest = int(context.length_host.max()) - 1
         k, rows = int(context.max_proposals_host.max()), slice(0, context.rows)
-        state = self._state[rows]
+        k, state = min(k, self._most or k), self._state[rows]
         if self.branches:
             self._asked = min(k, self._depth)
-            self._proposed = self._tree(context, state, rows)
+            self._proposed = self._tree(context, state, rows, k)
             return self._proposed
-        self._asked = k = min(k, self._most) if self._most else k
-        law = self._reduced.begin(context)
+        self._asked = k
+        chain = Chain(context, self._reduced.vocabulary, self._reduced.ids)
         for index in range(k):
-            token = law.propose(self._reduced.logits(state)[:, None])
+            token = chain.propose(self._reduced.logits(state)[:, None])
             if index + 1 < k:
                 window = Window(token, torch.full_like(token, -1), torch.ones_like(token[:, 0]))
                 state = self._forward(window, state[:, None], rows, self._longest + index)[:, 0]
                 self._arena.committed[rows] += 1
         self._arena.committed[rows] -= k - 1
-        self._proposed = law.window()
+        self._proposed = chain.window()
         return self._proposed
 
-    def _tree(self, context: Context, state: Tensor, rows: slice) -> Window:
+    def _tree(self, context: Context, state: Tensor, rows: slice, k: int) -> Window:
         growth = Growth(self._reduced.law(context, state[:, None], 0)[:, 0], self._reduced.ids, self._beam)
         forest, states = Forest(), state[:, None].expand(-1, self._beam, -1)
         before = states
@@ -112,7 +113,7 @@ class Eagle(Draft):
             place = (parents[:, :, None] == forest.nodes[:, None, :]).to(torch.int64).argmax(dim=2)
             states = after.gather(1, place[:, :, None].expand(-1, -1, after.shape[2]))
             before = torch.cat([before, states], dim=1)
-        return growth.window(context, self._least)
+        return growth.window(context, k, self._least)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """New entries from true hidden states: each kept slot's, with the token after it."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from specdec import Context, Draft, Request, Verdict, Window
 from specdec.interfaces import Env
+from specdec_plugins.chain import Chain
 
 
 class EagleLite(Draft):
@@ -45,31 +48,19 @@ class EagleLite(Draft):
         k = min(k, self._most) if self._most else k
         rows = slice(0, context.rows)
         last, before = self._last[rows], self._before[rows]
-        tokens, laws = [], []
-        for index in range(k):
+        chain = Chain(context, len(self._head.weight))
+        for _ in range(k):
             before, last = last, last + self._alpha * (last - before)
-            logits = self._ops.linear(last[:, None], self._head.weight, None).float()
-            nothing = context.pending[:, None]
-            processed = context.process(logits, torch.full_like(nothing, -1), nothing)
-            tokens.append(context.propose_token(processed, context.length[:, None] + index))
-            laws.append(processed.softmax(dim=-1))
-        certain = context.coupled or context.params.greedy
-        proposed = context.max_proposals.clamp(max=k)
-        q = None if certain else torch.cat(laws, dim=1)
-        return Window.chain(context.pending, torch.cat(tokens, dim=1), proposed, q)
+            chain.propose(self._ops.linear(last[:, None], self._head.weight, None).float())
+        return chain.window()
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """The state of the last kept slot, and of the one before it."""
         assert hidden is not None
-        rows, last = slice(0, len(verdict.next)), verdict.num_accepted[:, None]
-
-        def at(step: Tensor) -> Tensor:
-            slot = verdict.path.gather(1, step)
-            return hidden.gather(1, slot[:, :, None].expand(-1, -1, hidden.shape[2]))[:, 0]
-
-        newest = at(last)
-        before = torch.where(last > 0, at((last - 1).clamp(min=0)), self._last[rows])
+        rows, accepted = slice(0, len(verdict.next)), verdict.num_accepted
+        newest, one_less = verdict.last(hidden), replace(verdict, num_accepted=(accepted - 1).clamp(min=0))
+        before = torch.where(accepted[:, None] > 0, one_less.last(hidden), self._last[rows])
         if self._reset:
-            rejected = verdict.num_accepted < window.width - 1
+            rejected = accepted < window.width - 1
             before = torch.where(rejected[:, None], newest, before)
         self._last[rows], self._before[rows] = newest, before

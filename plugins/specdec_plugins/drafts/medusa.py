@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
 from specdec.errors import unknown
 from specdec.interfaces import DraftFactory, Env
-from specdec.messages import SamplingParams
+from specdec.request import SamplingParams
+from specdec_plugins.chain import Chain
 from specdec_plugins.growth import Growth
 from specdec_plugins.heads import files
 from specdec_plugins.reduced import Reduced
@@ -109,7 +110,8 @@ class Medusa(Draft):
 
     def propose(self, context: Context) -> Window:
         """All heads at once; a chain of their choices, or the best of their product."""
-        k = min(int(context.max_proposals_host.max()), self._count)
+        most = int(context.max_proposals_host.max())
+        k = min(most, self._count)
         hidden = self._hidden[: context.rows]
         if self._untrained is None:
             states = self._heads(self._ops, self._embed(context.pending), hidden)
@@ -120,8 +122,8 @@ class Medusa(Draft):
             growth = Growth(law[:, 0], self._reduced.ids, self._beam)
             for depth in range(1, k):
                 growth.expand(law[:, depth : depth + 1].expand(-1, self._beam, -1))
-            return growth.window(context, self._least)
-        chain = self._reduced.begin(context)
+            return growth.window(context, most, self._least)
+        chain = Chain(context, self._reduced.vocabulary, self._reduced.ids)
         logits = self._warped(self._reduced.logits(states[:, :k]))
         for depth in range(k):
             chain.propose(logits[:, depth : depth + 1])
@@ -139,8 +141,7 @@ class Medusa(Draft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """The state of the last kept slot."""
         assert hidden is not None
-        slot = verdict.path.gather(1, verdict.num_accepted[:, None])
-        self._hidden[: len(slot)] = hidden.gather(1, slot[:, :, None].expand(-1, -1, hidden.shape[2]))[:, 0]
+        self._hidden[: len(verdict.next)] = verdict.last(hidden)
 
 
 @hookimpl

@@ -50,12 +50,13 @@ class Tree(DraftModel):
         """Catch up on what was committed, then grow the tree depth by depth."""
         rows, longest = slice(0, context.rows), int(context.length_host.max())
         logits = self._catch_up(context, rows, longest)
-        self._asked = min(self._depth, int(context.max_proposals_host.max()))
+        most = int(context.max_proposals_host.max())
+        self._asked = min(self._depth, most)
         growth, forest = Growth(self._law(context, logits, 0)[:, 0], None, self._beam), Forest()
         for depth in range(1, self._asked):
             logits, _ = self._model.forward(self._arena, self._known(forest.window(growth)), rows, longest)
             growth.expand(self._law(context, logits[:, -self._beam :], depth))
-        return growth.window(context, self._least)
+        return growth.window(context, most, self._least)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """The nodes were never committed: all that was kept is missing."""

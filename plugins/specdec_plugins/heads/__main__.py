@@ -33,19 +33,22 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("--target", default="smollm2-135m", help="the target (default: %(default)s)")
         verb.add_argument("--device", default="auto", help="cuda, cpu (default: %(default)s)")
         verb.add_argument("--corpus", type=Path, required=True, help="folder of the text")
-    write.add_argument("--shards", type=int, default=21, help="files of conversations (default: %(default)s)")
-    write.add_argument("--rows", type=int, default=128, help="conversations in a file (default: %(default)s)")
-    write.add_argument("--length", type=int, default=320, help="tokens in a conversation (default: %(default)s)")
+    write.add_argument("--shards", type=int, default=36, help="files of conversations (default: %(default)s)")
+    write.add_argument("--rows", type=int, default=192, help="conversations in a file (default: %(default)s)")
+    write.add_argument("--length", type=int, default=192, help="tokens in a conversation (default: %(default)s)")
     train.add_argument("kind", choices=("eagle", "medusa"))
     train.add_argument("--run", type=Path, required=True, help="folder of checkpoint and log")
     train.add_argument("--out", type=Path, required=True, help="the head's file")
+    train.add_argument(
+        "--begin", help="a head's file to begin with, or trained: the shipped one; default: the target's parts"
+    )
     train.add_argument("--epochs", type=int, default=7, help="(default: %(default)s)")
     train.add_argument(
         "--steps", type=int, default=3, help="eagle: tokens fed to itself, plus 1 (default: %(default)s)"
     )
     train.add_argument("--heads", type=int, default=4, help="medusa: how many (default: %(default)s)")
     train.add_argument("--wide", type=int, default=576, help="medusa: a head's inner size (default: %(default)s)")
-    train.add_argument("--batch", type=int, default=8, help="conversations a step (default: %(default)s)")
+    train.add_argument("--batch", type=int, default=12, help="conversations a step (default: %(default)s)")
     train.add_argument("--rate", type=float, default=0.025, help="learning rate (default: %(default)s)")
     train.add_argument("--vocabulary", type=int, default=8192, help="the most frequent tokens (default: %(default)s)")
     train.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
@@ -73,7 +76,11 @@ def train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
     text = corpus.Corpus.read(given.corpus)
     ids = training.frequent(text.tokens, given.vocabulary)
     head: training.Head
-    if given.kind == "eagle":
+    if given.begin:
+        load = files.load_eagle if given.kind == "eagle" else files.load_medusa
+        head, _ = load(given.begin, ArenaModel(model, Registry().backend("reference")))
+        head.requires_grad_(True)
+    elif given.kind == "eagle":
         head = start.eagle(model, text.tokens[:4].to(model.device), given.seed)
     else:
         head = start.medusa(model, text.tokens[:4].to(model.device), given.seed, given.heads, given.wide)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -22,21 +21,38 @@ from transformers import PreTrainedTokenizerBase
 from specdec import SpecdecError, Window
 from specdec.model import ArenaModel
 
-TEMPERATURES = (0.0, 0.0, 0.6, 1.0)
+TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)
 """One is drawn for each answer: greedy text repeats itself and sampled text wanders, and a head meets both."""
 
+QUESTION_TEMPERATURE = 0.8
+"""At 1 a small model's questions wander into nonsense, and answers to nonsense copy it."""
+
 LONGEST_QUESTION = 64
+LONGEST_ANSWER = 96
+"""Tokens. A small model's long answers repeat themselves: easily drafted, and little to learn from."""
+
+OPENINGS = (
+    "What is", "What are", "What does", "What should I", "What would happen if", "Which", "Who", "When did",
+    "When should", "Where can", "Why do", "Why is", "Why does", "How do I", "How does", "How can", "How many",
+    "How long", "How would you", "Is it", "Are there", "Can you", "Could you explain", "Do you", "Does", "Should I",
+    "Explain", "Describe", "Tell me", "Give me", "Write a", "Suggest", "Recommend", "Compare", "List", "Help me",
+    "Name", "Summarize", "Teach me", "Show me", "I am", "I have", "I want to", "I need", "My", "We are", "Imagine",
+    "Hello", "Please", "In a few sentences,",
+)  # fmt: skip
+"""Half of the questions begin with one: by itself a model asks for long tasks more often than people do."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Conversations side by side: ``tokens`` int64 [N, T] and ``hidden`` bfloat16 [N, T, H].
+    """Conversations side by side: ``tokens`` int64 [N, T], ``hidden`` bfloat16 [N, T, H], ``answer`` bool [N, T].
 
-    ``hidden[:, t]`` is what the target's head is given after token t: it decides token t + 1.
+    ``hidden[:, t]`` is what the target's head is given after token t: it decides token t + 1. ``answer[:, t]``
+    says that token t is part of an answer: what a head learns from and is judged by, for it drafts nothing else.
     """
 
     tokens: Tensor
     hidden: Tensor
+    answer: Tensor
 
     @staticmethod
     def read(folder: Path) -> Corpus:
@@ -44,17 +60,18 @@ class Corpus:
         shards = sorted(folder.glob("shard-*.safetensors"))
         if not shards:
             raise SpecdecError(f"{folder} holds no shards; write some with `python -m specdec_plugins.heads write`")
-        tokens, hidden = [], []
-        for shard in shards:
-            with safe_open(shard, framework="pt") as file:
-                tokens.append(file.get_tensor("tokens").long())
-                hidden.append(file.get_tensor("hidden"))
-        return Corpus(torch.cat(tokens), torch.cat(hidden))
+        read = [load_file(shard) for shard in shards]
+        tokens, hidden, answer = (torch.cat([shard[name] for shard in read]) for name in ("tokens", "hidden", "answer"))
+        return Corpus(tokens.long(), hidden, answer)
+
+    def rows(self, pick: slice | Tensor) -> Corpus:
+        """Some of the conversations."""
+        return Corpus(self.tokens[pick], self.hidden[pick], self.answer[pick])
 
     def split(self, share: float) -> tuple[Corpus, Corpus]:
         """(training, held out): the last ``share`` of the conversations is held out."""
         cut = len(self.tokens) - max(1, round(len(self.tokens) * share))
-        return Corpus(self.tokens[:cut], self.hidden[:cut]), Corpus(self.tokens[cut:], self.hidden[cut:])
+        return self.rows(slice(cut)), self.rows(slice(cut, None))
 
 
 class _Script:
@@ -70,36 +87,43 @@ class _Script:
         self.opening, self.to_answer, self.to_question = (
             tokenizer.encode(part, add_special_tokens=False) for part in (opening, *between)
         )
+        self.openings = [tokenizer.encode(words, add_special_tokens=False) for words in OPENINGS]
         self.end = self.to_answer[0]
-        self.forced = [list(self.opening) for _ in range(rows)]
+        self._generator = generator
+        self.forced = [self.opening + self._words() for _ in range(rows)]
         self.asking = [False] * rows  # turns at the end of what is forced
         self.spoken = [0] * rows
+        self.answering = [False] * rows  # whether the token given last is part of an answer, its end included
         self.temperature = torch.ones(rows)
-        self._generator = generator
 
     def follow(self, drawn: list[int]) -> list[int]:
         """The tokens that really come next, given those drawn."""
         out = []
         for row, token in enumerate(drawn):
             forced = self.forced[row]
+            self.answering[row] = not forced and not self.asking[row]
             if forced:
                 token = forced.pop(0)
                 if not forced:
                     self._turn(row)
             else:
                 self.spoken[row] += 1
-                if self.asking[row] and self.spoken[row] > LONGEST_QUESTION:
+                if self.spoken[row] > (LONGEST_QUESTION if self.asking[row] else LONGEST_ANSWER):
                     token = self.end
                 if token == self.end:
-                    forced += (self.to_answer if self.asking[row] else self.to_question)[1:]
+                    forced += self.to_answer[1:] if self.asking[row] else self.to_question[1:] + self._words()
             out.append(token)
         return out
+
+    def _words(self) -> list[int]:
+        pick = int(torch.randint(2 * len(self.openings), (), generator=self._generator))
+        return self.openings[pick] if pick < len(self.openings) else []
 
     def _turn(self, row: int) -> None:
         self.asking[row] = not self.asking[row]
         self.spoken[row] = 0
         pick = int(torch.randint(len(TEMPERATURES), (), generator=self._generator))
-        self.temperature[row] = 1.0 if self.asking[row] else TEMPERATURES[pick]
+        self.temperature[row] = QUESTION_TEMPERATURE if self.asking[row] else TEMPERATURES[pick]
 
 
 def write(
@@ -132,7 +156,7 @@ def _shard(
     script = _Script(tokenizer, rows, generator)
     arena = target.arena(rows, length, 1)
     none = torch.zeros(rows, dtype=torch.int64, device=target.device)
-    tokens, hidden = [], []
+    tokens, hidden, answer = [], [], []
     drawn = [0] * rows
     for position in range(length):
         token = torch.tensor(script.follow(drawn), device=target.device)
@@ -141,9 +165,11 @@ def _shard(
         arena.committed += 1
         drawn = _draw(logits[:, 0].float().cpu(), script.temperature, generator).tolist()
         tokens.append(token.int().cpu())
+        answer.append(torch.tensor(script.answering))
         hidden.append(state[:, 0].to("cpu", torch.bfloat16))
         bar.update()
-    return {"tokens": torch.stack(tokens, dim=1), "hidden": torch.stack(hidden, dim=1)}
+    columns = {"tokens": tokens, "hidden": hidden, "answer": answer}
+    return {name: torch.stack(column, dim=1) for name, column in columns.items()}
 
 
 def _draw(logits: Tensor, temperature: Tensor, generator: torch.Generator) -> Tensor:

@@ -96,13 +96,22 @@ def labels(reader: Reader, hidden: Tensor) -> Tensor:
     return law.scatter_add_(-1, top, torch.full_like(top, 0.5, dtype=law.dtype))
 
 
-def loss_of(head: Head, ops: Backend, reader: Reader, embedded: Tensor, hidden: Tensor, steps: int) -> Tensor:
-    """Cross-entropy to ``labels``, averaged over positions and summed over unrolled steps with weights FADE**r."""
-    wanted = labels(reader, hidden[:, 1:])
+def counted(answer: Tensor, steps: int) -> Tensor:
+    """Which estimates count, bool [B, T - 1]: those of answers' tokens that every unrolled step can make."""
+    counts = answer[:, 1:].clone()
+    counts[:, :steps] = False
+    return counts
+
+
+def loss_of(
+    head: Head, ops: Backend, reader: Reader, embedded: Tensor, hidden: Tensor, answer: Tensor, steps: int
+) -> Tensor:
+    """Cross-entropy to ``labels``, averaged over answers' tokens, summed over unrolled steps with weights FADE**r."""
+    counts = counted(answer, steps)
+    wanted = labels(reader, hidden[:, 1:][counts])
     total = hidden.new_zeros((), dtype=torch.float32)
     for fed, state in enumerate(unrolled(head, ops, embedded, hidden[:, :-1], steps)):
-        logits = reader.logits(state[:, fed:]).float()
-        total = total + FADE**fed * F.cross_entropy(logits.flatten(0, 1), wanted[:, fed:].flatten(0, 1))
+        total = total + FADE**fed * F.cross_entropy(reader.logits(state[counts]).float(), wanted)
     return total
 
 
@@ -121,14 +130,15 @@ def judge(
     before them were, and the mean acceptance length that makes of a greedy chain."""
     kept = torch.zeros(steps)
     tried = torch.zeros(steps)
-    for tokens, hidden in zip(corpus.tokens.split(batch), corpus.hidden.split(batch), strict=True):
-        tokens, hidden = tokens.to(embed.device), hidden.to(embed)
+    for pick in torch.arange(len(corpus.tokens)).split(batch):
+        some = corpus.rows(pick)
+        tokens, hidden = some.tokens.to(embed.device), some.hidden.to(embed)
         wanted = F.linear(hidden[:, 1:], reader.whole).argmax(dim=-1)
-        run = torch.ones_like(wanted, dtype=torch.bool)
+        run = counts = counted(some.answer.to(embed.device), steps)
         embedded = F.embedding(tokens[:, 1:], embed)
         for fed, state in enumerate(unrolled(head, ops, embedded, hidden[:, :-1], steps)):
             right = reader.ids[reader.logits(state).argmax(dim=-1)] == wanted
-            before = torch.cat([torch.zeros_like(run[:, :1]), run[:, :-1]], dim=1) if fed else run
+            before = torch.cat([torch.zeros_like(run[:, :1]), run[:, :-1]], dim=1) & counts if fed else run
             tried[fed] += before.sum().cpu()
             run = before & right
             kept[fed] += run.sum().cpu()
@@ -189,8 +199,9 @@ def train(
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = rate * pace
-            tokens, hidden = training.tokens[pick].to(embed.device), training.hidden[pick].to(embed)
-            loss = loss_of(head, ops, reader, F.embedding(tokens[:, 1:], embed), hidden, steps)
+            some = training.rows(pick)
+            embedded = F.embedding(some.tokens[:, 1:].to(embed.device), embed)
+            loss = loss_of(head, ops, reader, embedded, some.hidden.to(embed), some.answer.to(embed.device), steps)
             loss.backward()
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             for optimizer in optimizers:

@@ -1,0 +1,189 @@
+"""Every outcome of a round on a tiny vocabulary, with its probability; nothing is sampled.
+
+A scripted backend takes the place of ``sample`` and ``accept``: it asks a script for each outcome and
+multiplies up the probability, and the real policy code runs once for each leaf.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec import Context, Policy, Window
+from specdec.sampling import StackedParams
+from specdec_kernels.reference import Reference
+
+Law = dict[tuple[int, ...], float]
+
+
+@dataclass
+class Script(Reference):
+    """Outcomes taken from ``path``; past its end the first outcome, remembering how many there were."""
+
+    path: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    weight: float = 1.0
+
+    def decide(self, law: list[float]) -> int:
+        """The scripted outcome of one decision with these probabilities."""
+        index = len(self.sizes)
+        possible = [outcome for outcome, chance in enumerate(law) if chance > 0]
+        self.sizes.append(len(possible))
+        chosen = possible[self.path[index] if index < len(self.path) else 0]
+        self.weight *= law[chosen]
+        return chosen
+
+    def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
+        """A scripted draw from each row of logits."""
+        laws = logits.softmax(dim=-1).flatten(0, -2)
+        return torch.tensor([self.decide(law.tolist()) for law in laws]).view(logits.shape[:-1])
+
+    def accept(self, probability: Tensor, key: Tensor) -> Tensor:
+        """A scripted coin for each probability."""
+        outcomes = [self.decide([min(1.0, p), 1 - min(1.0, p)]) == 0 for p in probability.flatten().tolist()]
+        return torch.tensor(outcomes).view(probability.shape)
+
+
+def leaves() -> Iterator[Script]:
+    """Scripts that together take every path once: the caller runs each to its end before the next."""
+    path: list[int] = []
+    while True:
+        script = Script(path=path)
+        yield script
+        taken = [*path, *[0] * (len(script.sizes) - len(path))]
+        while taken and taken[-1] + 1 == script.sizes[len(taken) - 1]:
+            taken.pop()
+        if not taken:
+            return
+        path = [*taken[:-1], taken[-1] + 1]
+
+
+def context(ops: Reference) -> Context:
+    """One sampled row after a prompt of one token."""
+    one = torch.ones(1, dtype=torch.int64)
+    params = StackedParams(one, torch.ones(1), one * 0, torch.ones(1), greedy=False, filtered=False)
+    host = np.ones(1, dtype=np.int64)
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    return Context(one, tokens, tokens.numpy(), one, host, one * 9, host * 9, params, ops, coupled=False)
+
+
+Laws = dict[tuple[int, ...], list[float]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The tree that a draft proposes: slot i's parent is ``parents[i]`` (slot 0, the root, has -1)."""
+
+    parents: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """Of its deepest slot."""
+        return max(len(self.ancestry(slot)) for slot in range(len(self.parents)))
+
+    def ancestry(self, slot: int) -> list[int]:
+        """The slots from the root's child down to ``slot``."""
+        return [] if slot == 0 else [*self.ancestry(self.parents[slot]), slot]
+
+
+def drawn(shape: Shape, q: Laws, certain: bool) -> Iterator[tuple[float, list[int], list[list[float]]]]:
+    """Every tree that a draft with law q[path] may draw, siblings without replacement: weight, tokens, q rows.
+
+    A certain draft proposes the same trees and calls each token certain.
+    """
+    vocabulary = len(q[()])
+    for tokens in itertools.product(range(vocabulary), repeat=len(shape.parents) - 1):
+        slots = [-1, *tokens]
+        weight, rows = 1.0, []
+        for slot in range(1, len(slots)):
+            parent = shape.parents[slot]
+            law = list(q[tuple(slots[s] for s in shape.ancestry(parent))])
+            for elder in range(1, slot):
+                if shape.parents[elder] == parent:
+                    law[slots[elder]] = 0.0
+            total = sum(law)
+            row = [share / total for share in law] if total else law
+            weight *= row[slots[slot]]
+            rows.append(row)
+        if weight:
+            yield weight, list(tokens), [] if certain else rows
+
+
+def rounds(policy: Policy, p: Laws, q: Laws, shape: Shape, certain: bool) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Every outcome of a round of the real policy: its probability and the tokens it emits."""
+    size = len(shape.parents)
+    for weight, tokens, rows in drawn(shape, q, certain):
+        slots = [-1, *tokens]
+        laws = [p[tuple(slots[s] for s in shape.ancestry(slot))] for slot in range(size)]
+        logits = torch.tensor([laws], dtype=torch.float64).log()
+        window = Window(
+            torch.tensor([[0, *tokens]]),
+            torch.tensor([shape.parents]),
+            torch.tensor([size]),
+            torch.tensor([rows], dtype=torch.float64) if rows else None,
+        )
+        for script in leaves():
+            verdict = policy.accept(logits, window, context(script))
+            accepted = int(verdict.num_accepted[0])
+            path = verdict.path[0, 1 : accepted + 1].tolist()
+            yield weight * script.weight, (*(slots[slot] for slot in path), int(verdict.next[0]))
+
+
+def emitted_law(policy: Policy, p: Laws, q: Laws, shape: Shape, certain: bool) -> Law:
+    """The law of depth + 1 emitted tokens: a round of the real policy, completed by the target's own law."""
+    vocabulary, law = len(q[()]), defaultdict[tuple[int, ...], float](float)
+    for chance, out in rounds(policy, p, q, shape, certain):
+        for rest in itertools.product(range(vocabulary), repeat=shape.depth + 1 - len(out)):
+            weight = chance
+            for index in range(len(rest)):
+                weight *= p[(*out, *rest[:index])][rest[index]]
+            law[(*out, *rest)] += weight
+    return law
+
+
+def distance(policy: Policy, p: Laws, q: Laws, shape: Shape, certain: bool) -> float:
+    """Total variation between the emitted tokens and the target's chain rule."""
+    got = emitted_law(policy, p, q, shape, certain)
+    expected = chain_rule(p, shape.depth + 1, len(q[()]))
+    assert abs(sum(got.values()) - 1) < 1e-12
+    return sum(abs(got.get(tokens, 0.0) - weight) for tokens, weight in expected.items()) / 2
+
+
+def laws(generator: np.random.Generator, vocabulary: int, depth: int, zeros: bool = False) -> Laws:
+    """A random law after every prefix of up to ``depth`` tokens."""
+    return {
+        prefix: random_law(generator, vocabulary, zeros)
+        for length in range(depth + 1)
+        for prefix in itertools.product(range(vocabulary), repeat=length)
+    }
+
+
+def chain(depth: int) -> Shape:
+    """The shape whose every slot continues the one before."""
+    return Shape(tuple(range(-1, depth)))
+
+
+def chain_rule(p: Laws, length: int, vocabulary: int) -> Law:
+    """The target's own law of ``length`` tokens."""
+    return {
+        tokens: float(np.prod([p[tokens[:i]][token] for i, token in enumerate(tokens)]))
+        for tokens in itertools.product(range(vocabulary), repeat=length)
+    }
+
+
+def random_law(generator: np.random.Generator, vocabulary: int, zeros: bool) -> list[float]:
+    """A law whose probabilities are multiples of 1/64; with ``zeros`` some tokens are impossible."""
+    low = 0 if zeros else 1
+    while True:
+        parts = generator.integers(low, 40, vocabulary)
+        if parts.sum():
+            break
+    shares = [Fraction(int(part), int(parts.sum())) for part in parts]
+    return [float(share) for share in shares]
