@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from benchsuite.ties import Judge, Tokens, stacked_alone
+from benchsuite.ties import Judge, Tokens, stacked_alone, surprise
 from specdec import sampling
 from specdec.request import Request
 
@@ -67,7 +67,7 @@ class Fidelity:
 
 
 def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidelity:
-    """One output beside plain's. Two forwards of the unmodified model."""
+    """One output beside plain's. A forward of the unmodified model, and one more where plain's is new."""
     coin = random.Random(f"{request.params.seed} {request.id}")
     bins = [0] * BINS
     logits = judge.after(request.prompt, got)
@@ -78,16 +78,10 @@ def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidel
         bins,
         sum(a == b for a, b in zip(plain, got, strict=False)),
         len(got),
-        _surprise(logits, got),
+        surprise(logits, got),
         len(plain),
-        _surprise(judge.after(request.prompt, plain), plain),
+        judge.surprise(request.prompt, plain),
     )
-
-
-def _surprise(logits: Tensor, tokens: Sequence[int]) -> float:
-    """Sum of -log p, in nats, of tokens under the law of their rows of ``logits`` [N, V]."""
-    law = logits.log_softmax(dim=-1)
-    return -float(law.gather(1, torch.tensor(tokens, device=law.device)[:, None]).double().sum())
 
 
 def _transforms(law: Tensor, tokens: Sequence[int], coin: random.Random) -> list[float]:

@@ -58,6 +58,12 @@ class Difference:
         )
 
 
+def surprise(logits: Tensor, tokens: Sequence[int]) -> float:
+    """Sum of -log p, in nats, of tokens under the law of their rows of ``logits`` [N, V]."""
+    law = logits.log_softmax(dim=-1)
+    return -float(law.gather(1, torch.tensor(tokens, device=law.device)[:, None]).double().sum())
+
+
 def _show(pair: tuple[float, float] | None) -> str:
     return "unknown" if pair is None else f"{pair[0]:.6f} / {pair[1]:.6f}"
 
@@ -70,6 +76,7 @@ class Judge:
         # Long enough to hold eight tokens after a context, however short the prompts are.
         self._probe = tuple(islice(cycle(probe), max(24, len(probe))))
         self._bound: float | None = None
+        self._surprises: dict[tuple[Tokens, Tokens], float] = {}
 
     @property
     def bound(self) -> float:
@@ -107,6 +114,12 @@ class Judge:
         """Mean entropy, in bits, of the model's own law at each token of an output."""
         law = self.after(prompt, output).log_softmax(dim=-1)
         return float(-(law.exp() * law).sum(dim=-1).mean()) / math.log(2)
+
+    def surprise(self, prompt: Tokens, output: Tokens) -> float:
+        """Sum of -log p of an output's tokens, in nats; remembered, for every arm is set beside plain's."""
+        if (prompt, output) not in self._surprises:
+            self._surprises[prompt, output] = surprise(self.after(prompt, output), output)
+        return self._surprises[prompt, output]
 
     @torch.inference_mode()
     def after(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
