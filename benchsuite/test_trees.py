@@ -90,6 +90,26 @@ def test_a_tree_of_the_target_itself_is_kept_to_its_full_depth(
     assert kept == {2}
 
 
+def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, assemble: Make) -> None:
+    """3 + 6 + 6 nodes; the draft is the target, so a child is among its parent's likeliest."""
+    engine = assemble("llama").engine(f"tree(model={itself('llama', tmp_path)}, widths=3-2-1)", k=15)
+    shapes: set[tuple[tuple[int, int], ...]] = set()
+
+    def judge(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
+        parents, depth = window.parents[0].tolist(), window.depth[0].tolist()
+        if int(window.width[0]) == 16:
+            shapes.add(tuple(sorted((depth[slot], parents.count(slot)) for slot in range(16))))
+            for slot in range(1, 16):
+                law = logits[0, parents[slot]]
+                assert law[window.tokens[0, slot]] >= law.topk((3, 2, 1)[depth[slot] - 1]).values[-1] - 1e-4
+
+    engine.trace = judge
+    engine.run([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=40))])
+    assert shapes == {((0, 3), *[(1, 2)] * 3, *[(2, 1)] * 6, *[(3, 0)] * 6)}
+    with pytest.raises(SpecdecError, match="widths='3-x'; expected whole numbers from 1 on, as 4-2-1"):
+        assemble("llama").engine("tree(widths=3-x)", k=4)
+
+
 def test_a_tree_counts_by_depth_and_copies_its_path_only(tmp_path: Path, assemble: Make) -> None:
     build = assemble("llama")
     engine = build.engine(f"tree(model={itself('llama', tmp_path)}, beam=3, depth=3)", k=21)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,15 +34,16 @@ class Growth:
     """Nodes with the log-probability of their whole path; the likeliest are verified.
 
     At each depth the ``beam`` likeliest new nodes are expanded into their ``beam`` likeliest children each, and
-    the window takes the best of all nodes (EAGLE-2, Li et al. 2406.16858, section 4). Nodes are certain: which
-    they are follows from the context alone, so any policy may judge them, sampled or not.
+    the window takes the best of all nodes (EAGLE-2, Li et al. 2406.16858, section 4). With ``widths`` every node of
+    depth i is expanded into ``widths[i]`` children (SpecInfer, Miao et al. 2305.09781, section 3). Nodes are
+    certain: which they are follows from the context alone, so any policy may judge them, sampled or not.
 
     Letters: B rows, D the draft's vocabulary, N nodes so far. ``tokens``, ``parents`` (-1: the root) and
-    ``score`` are [B, N], ``frontier`` [B, beam] the nodes to be expanded next.
+    ``score`` are [B, N], ``frontier`` [B, F] the nodes to be expanded next.
     """
 
-    def __init__(self, law: Tensor, ids: Tensor | None, beam: int) -> None:
-        self._ids, self._beam = ids, min(beam, law.shape[-1])
+    def __init__(self, law: Tensor, ids: Tensor | None, beam: int, widths: Sequence[int] = ()) -> None:
+        self._ids, self._beam, self._widths = ids, beam, deque(widths)
         rows = law.shape[0]
         none = torch.zeros(rows, 0, dtype=torch.int64, device=law.device)
         self.tokens, self.parents, self.score = none, none, none.to(law.dtype)
@@ -47,11 +51,13 @@ class Growth:
         self._add(law[:, None], torch.full((rows, 1), -1, device=law.device), law.new_zeros(rows, 1))
 
     def expand(self, law: Tensor) -> None:
-        """One depth more: log-probabilities [B, beam, D] after each node of the frontier."""
+        """One depth more: log-probabilities [B, F, D] after each node of the frontier."""
         self._add(law, self.frontier, self.score.gather(1, self.frontier))
 
     def _add(self, law: Tensor, parents: Tensor, score: Tensor) -> None:
-        top = law.topk(self._beam, dim=-1)
+        children = min(self._widths.popleft() if self._widths else self._beam, law.shape[-1])
+        expanded = min(self._beam, law.shape[1] * children)
+        top = law.topk(children, dim=-1)
         found = top.indices if self._ids is None else self._ids[top.indices]
         first = self.tokens.shape[1]
         scores = (score[:, :, None] + top.values - STEP).flatten(1)
@@ -59,7 +65,7 @@ class Growth:
         self.parents = torch.cat([self.parents, parents[:, :, None].expand_as(found).flatten(1)], dim=1)
         self.score = torch.cat([self.score, scores], dim=1)
         # In the order of their numbers, so that siblings stay in order.
-        self.frontier = scores.topk(self._beam, dim=1).indices.sort(dim=1).values + first
+        self.frontier = scores.topk(expanded, dim=1).indices.sort(dim=1).values + first
 
     def window(self, context: Context, most: int, least: float) -> Window:
         """The ``most`` likeliest nodes of each row at most, within its room and not less likely than ``least``."""
@@ -93,7 +99,7 @@ class Forest:
         self.nodes: Tensor | None = None
 
     def window(self, growth: Growth) -> Window:
-        """The forest with the growth's frontier added: its last ``beam`` slots."""
+        """The forest with the growth's frontier added: its last F slots."""
         frontier = growth.frontier
         self.nodes = frontier if self.nodes is None else torch.cat([self.nodes, frontier], dim=1)
         rows, size = self.nodes.shape

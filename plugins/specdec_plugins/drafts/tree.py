@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable
 from typing import Annotated
 
@@ -16,9 +18,10 @@ from specdec_plugins.growth import Forest, Growth
 class Tree(DraftModel):
     """A draft model that is followed along its ``beam`` likeliest paths; the K likeliest nodes are verified.
 
-    At each depth the likeliest nodes are expanded, to the given depth; nodes below ``least`` are pruned, so rows
-    differ in shape. The draft's arena keeps what was committed only: the nodes are fed anew at each depth, and
-    what was kept in the next step's first forward.
+    At each depth the likeliest nodes are expanded, to the given depth, or with ``widths`` every node, into as many
+    children as its depth is given; nodes below ``least`` are pruned, so rows differ in shape. The draft's arena
+    keeps what was committed only: the nodes are fed anew at each depth, and what was kept in the next step's
+    first forward.
 
     Source: SpecInfer, Miao et al. 2305.09781; the choice of nodes, EAGLE-2, Li et al. 2406.16858.
 
@@ -35,7 +38,12 @@ class Tree(DraftModel):
         beam: Annotated[int, "nodes expanded at each depth, and children of each"] = 4,
         depth: Annotated[int, "deepest proposals"] = 4,
         least: Annotated[float, "smallest probability, by the draft, of a node; 0 prunes nothing"] = 0.0,
+        widths: Annotated[str, "children of every node at depth 1, 2, …, as 4-2-1; in place of beam and depth"] = "",
     ) -> None:
+        self._widths = _numbers(str(widths))
+        nodes = list(itertools.accumulate(self._widths, operator.mul)) or [beam] * depth
+        if self._widths:
+            beam, depth = nodes[-1], len(nodes)
         if beam < 1 or depth < 1 or not 0 <= least < 1:
             raise SpecdecError(
                 f"tree was given beam={beam}, depth={depth}, least={least}; expected beam and depth 1 or more, "
@@ -43,7 +51,7 @@ class Tree(DraftModel):
             )
         super().__init__(env, model, layers)
         self._beam, self._depth, self._least = beam, depth, least
-        widest = max(env.max_window + 1, beam * depth)
+        widest = max(env.max_window + 1, sum(nodes[:-1]))
         self._arena = self._model.arena(env.max_rows, env.max_length + depth + 2, widest)
 
     def propose(self, context: Context) -> Window:
@@ -52,16 +60,23 @@ class Tree(DraftModel):
         logits = self._catch_up(context, rows, longest)
         most = int(context.max_proposals_host.max())
         self._asked = min(self._depth, most)
-        growth, forest = Growth(self._law(context, logits, 0)[:, 0], None, self._beam), Forest()
+        growth, forest = Growth(self._law(context, logits, 0)[:, 0], None, self._beam, self._widths), Forest()
         for depth in range(1, self._asked):
             logits, _ = self._model.forward(self._arena, self._known(forest.window(growth)), rows, longest)
-            growth.expand(self._law(context, logits[:, -self._beam :], depth))
+            growth.expand(self._law(context, logits[:, -growth.frontier.shape[1] :], depth))
         return growth.window(context, most, self._least)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """The nodes were never committed: all that was kept is missing."""
         self._behind += self._asked + 1
         self._asked = 0
+
+
+def _numbers(widths: str) -> list[int]:
+    numbers = [int(part) if part.isdecimal() else 0 for part in widths.split("-")] if widths else []
+    if not all(numbers):
+        raise SpecdecError(f"tree was given widths={widths!r}; expected whole numbers from 1 on, as 4-2-1")
+    return numbers
 
 
 @hookimpl
