@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,16 +21,30 @@ from specdec import Context, Policy, Window
 from specdec.sampling import StackedParams
 from specdec_kernels.reference import Reference
 
+Outcome = TypeVar("Outcome", bound=Hashable)
+
 Law = dict[tuple[int, ...], float]
+
+
+LARGEST = 10**6
+"""Two fractions with no larger denominators are at least 1e-12 apart: float64 says which one is meant."""
 
 
 @dataclass
 class Script(Reference):
-    """Outcomes taken from ``path``; past its end the first outcome, remembering how many there were."""
+    """Outcomes taken from ``path``; past its end the first outcome, remembering how many there were.
+
+    ``exact`` reads every probability as the fraction that float64 has rounded, so that weights are fractions too.
+    """
 
     path: list[int] = field(default_factory=list)
+    exact: bool = False
     sizes: list[int] = field(default_factory=list)
-    weight: float = 1.0
+    weight: float | Fraction = 1.0
+
+    def __post_init__(self) -> None:
+        if self.exact:
+            self.weight = Fraction(1)
 
     def decide(self, law: list[float]) -> int:
         """The scripted outcome of one decision with these probabilities."""
@@ -37,7 +52,12 @@ class Script(Reference):
         possible = [outcome for outcome, chance in enumerate(law) if chance > 0]
         self.sizes.append(len(possible))
         chosen = possible[self.path[index] if index < len(self.path) else 0]
-        self.weight *= law[chosen]
+        if self.exact:
+            shares = [Fraction(chance).limit_denominator(LARGEST) for chance in law]
+            assert sum(shares) == 1, f"the law {law} is not one of fractions"
+            self.weight *= shares[chosen]
+        else:
+            self.weight *= law[chosen]
         return chosen
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
@@ -48,14 +68,14 @@ class Script(Reference):
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """A scripted coin for each probability."""
         outcomes = [self.decide([min(1.0, p), 1 - min(1.0, p)]) == 0 for p in probability.flatten().tolist()]
-        return torch.tensor(outcomes).view(probability.shape)
+        return torch.tensor(outcomes, dtype=torch.bool).view(probability.shape)
 
 
-def leaves() -> Iterator[Script]:
+def leaves(exact: bool = False) -> Iterator[Script]:
     """Scripts that together take every path once: the caller runs each to its end before the next."""
     path: list[int] = []
     while True:
-        script = Script(path=path)
+        script = Script(path=path, exact=exact)
         yield script
         taken = [*path, *[0] * (len(script.sizes) - len(path))]
         while taken and taken[-1] + 1 == script.sizes[len(taken) - 1]:
@@ -187,3 +207,12 @@ def random_law(generator: np.random.Generator, vocabulary: int, zeros: bool) -> 
             break
     shares = [Fraction(int(part), int(parts.sum())) for part in parts]
     return [float(share) for share in shares]
+
+
+def completions(run: Callable[[Script], Outcome], exact: bool = False) -> dict[Outcome, float | Fraction]:
+    """The law of what ``run`` returns, a script taking the place of every draw and every coin in it."""
+    law: dict[Outcome, float | Fraction] = defaultdict(int)
+    for script in leaves(exact):
+        outcome = run(script)
+        law[outcome] += script.weight
+    return dict(law)
