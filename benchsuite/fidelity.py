@@ -49,13 +49,7 @@ class Fidelity:
     @property
     def p_value(self) -> float:
         """Of Pearson's chi-square over the bins: how often the target's own law would look as uneven."""
-        total = sum(self.bins)
-        if not total:
-            return 1.0
-        expected = total / BINS
-        statistic = sum((count - expected) ** 2 / expected for count in self.bins)
-        degrees = torch.tensor((BINS - 1) / 2, dtype=torch.float64)
-        return float(torch.special.gammaincc(degrees, torch.tensor(statistic / 2, dtype=torch.float64)))
+        return evenness(self.bins)
 
     @property
     def perplexities(self) -> tuple[float, float]:
@@ -66,14 +60,25 @@ class Fidelity:
         )
 
 
+def evenness(bins: Sequence[int]) -> float:
+    """The p-value of Pearson's chi-square that ``bins`` count a uniform variable."""
+    total = sum(bins)
+    if not total:
+        return 1.0
+    expected = total / len(bins)
+    statistic = sum((count - expected) ** 2 / expected for count in bins)
+    degrees = torch.tensor((len(bins) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(degrees, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
 def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidelity:
     """One output beside plain's. A forward of the unmodified model, and one more where plain's is new."""
     coin = random.Random(f"{request.params.seed} {request.id}")
     bins = [0] * BINS
     logits = judge.after(request.prompt, got)
     law = sampling.process(logits[None], stacked_alone(request, logits.device))[0].softmax(dim=-1)
-    for share in _transforms(law, got, coin):
-        bins[min(int(share * BINS), BINS - 1)] += 1
+    for place in binned(law, got, coin):
+        bins[place] += 1
     return Fidelity(
         bins,
         sum(a == b for a, b in zip(plain, got, strict=False)),
@@ -84,9 +89,10 @@ def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidel
     )
 
 
-def _transforms(law: Tensor, tokens: Sequence[int], coin: random.Random) -> list[float]:
-    """The transform of each token under its row of ``law`` [N, V]."""
+def binned(law: Tensor, tokens: Sequence[int], coin: random.Random) -> list[int]:
+    """Into which of ``BINS`` equal bins each token's transform under its row of ``law`` [N, V] falls."""
     own = law.gather(1, torch.tensor(tokens, device=law.device)[:, None])
     likelier = (law * (law > own)).sum(dim=1)
     level = (law * (law == own)).sum(dim=1)
-    return [a + coin.random() * b for a, b in zip(likelier.tolist(), level.tolist(), strict=True)]
+    shares = [a + coin.random() * b for a, b in zip(likelier.tolist(), level.tolist(), strict=True)]
+    return [min(int(share * BINS), BINS - 1) for share in shares]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from benchsuite.agreement import disagreement
-from benchsuite.conftest import registry
 from benchsuite.opcases import CASES, Case
+from benchsuite.tiny import registry
 from specdec import Registry, SpecdecError
 from specdec.interfaces import OPS
 from specdec.messages import Verdict

@@ -10,7 +10,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from benchsuite import zoo
-from benchsuite.conftest import Make, prompts, requests
+from benchsuite.conftest import Make
+from benchsuite.tiny import prompts, requests
 from specdec import Request, SamplingParams, catalog
 from specdec_plugins.drafts.ngram import Ngram
 

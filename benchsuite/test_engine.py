@@ -4,56 +4,15 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
-from benchsuite.conftest import DEVICES, Make, prompts, requests
-from specdec import Context, Draft, Engine, Request, SamplingParams, SpecdecError, Window
-
-READS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero"}
-
-
-class NoReads(TorchFunctionMode):
-    """Forbids reading a tensor from the host, but inside ``allowed``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.allowed = False
-        self.seen = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in READS:
-            assert self.allowed, f"a step read the device through {func.__name__}"
-            self.seen += 1
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def only_engine_reads(engine: Engine) -> Iterator[NoReads]:
-    mode, read = NoReads(), engine.read
-
-    def permitted(packed: torch.Tensor) -> Any:
-        mode.allowed = True
-        try:
-            return read(packed)
-        finally:
-            mode.allowed = False
-
-    object.__setattr__(engine, "read", permitted)
-    if engine.target.device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        with mode:
-            yield mode
-    finally:
-        torch.cuda.set_sync_debug_mode("default") if engine.target.device.type == "cuda" else None
-        object.__setattr__(engine, "read", read)
+from benchsuite.conftest import DEVICES, Make
+from benchsuite.reads import guarded_steps
+from benchsuite.tiny import prompts, requests
+from specdec import Context, Draft, Request, SamplingParams, SpecdecError, Window
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -74,26 +33,16 @@ def test_a_step_reads_the_device_once_and_only_through_read(
 ) -> None:
     engine = assemble("gemma3", max_rows=3).engine(draft, policy, k=4)
     params = SamplingParams(temperature=temperature, top_k=40, top_p=0.9, max_new_tokens=40)
-    for request in [Request(i, prompt, params) for i, prompt in enumerate(prompts(3))]:
-        engine._waiting.append(request)
-    with torch.inference_mode():
-        engine._fill()
-        with only_engine_reads(engine) as mode:
-            for step in range(1, 7):
-                engine.step()
-                assert engine.stats.counts["host_reads"] == engine.stats.counts["target_forwards"] == step
-    assert mode.seen >= 6, "the guard saw no read: it guards nothing"
+    guarded_steps(engine, [Request(i, prompt, params) for i, prompt in enumerate(prompts(3))], 6)
+    assert engine.stats.counts["host_reads"] == engine.stats.counts["target_forwards"] == 6
 
 
 def test_the_guard_against_reads_finds_a_planted_one(assemble: Make) -> None:
     engine = assemble().engine("ngram", k=4)
-    engine._waiting.append(requests()[0])
     accept = engine.policy.accept
     object.__setattr__(engine.policy, "accept", lambda *a: (a[1].width.sum().item(), accept(*a))[1])
-    with torch.inference_mode():
-        engine._fill()
-        with only_engine_reads(engine), pytest.raises(AssertionError, match="item"):
-            engine.step()
+    with pytest.raises(AssertionError, match="item"):
+        guarded_steps(engine, requests(count=1), 1)
 
 
 @pytest.mark.parametrize("draft", ["ngram", "draft_model", "garbage", "oracle(0.8)"])

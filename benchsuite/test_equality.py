@@ -9,9 +9,10 @@ import torch
 
 from benchsuite import zoo
 from benchsuite.arms import EngineRunner, TransformersRunner
-from benchsuite.conftest import DEVICES, Make, requests
+from benchsuite.conftest import DEVICES, Make
 from benchsuite.matrix import Arm, Setting
 from benchsuite.ties import Judge
+from benchsuite.tiny import requests
 from specdec import Engine, Request, SamplingParams
 
 DRAFTS = ("ngram", "ngram(n_max=2, n_min=1)", "draft_model", "garbage", "oracle(0.8)", "oracle(1.0)", "oracle(0.0)")

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchsuite.conftest import Make, prompts
+from benchsuite.conftest import Make
 from benchsuite.fidelity import FALSE_ALARM, Fidelity, examine
 from benchsuite.matrix import Arm
 from benchsuite.measure import Series, checked
 from benchsuite.test_equality import SETTING
 from benchsuite.ties import Judge
+from benchsuite.tiny import prompts
 from specdec import Request, SamplingParams
 
 SAMPLED = SamplingParams(temperature=1.0, seed=2, max_new_tokens=60)

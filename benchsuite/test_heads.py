@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchsuite.conftest import Make, registry, requests
+from benchsuite.conftest import Make
+from benchsuite.tiny import registry, requests
 from specdec import Context, Engine, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel

@@ -10,19 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.conftest import registry
 from benchsuite.enumerator import Laws, Shape, chain, context, distance, drawn, emitted_law, laws, leaves, rounds
-from specdec import Policy, SamplingParams, Window
+from benchsuite.tiny import policy as policy_of
+from benchsuite.tiny import registry
+from specdec import SamplingParams, Window
 from specdec_kernels.reference import Reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def build(text: str) -> Policy:
-    """A policy by name and options; none of them asks anything of its environment."""
-    entry, options = registry().parse("policy", text)
-    built: Policy = entry.factory(None, **options)
-    return built
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
@@ -35,7 +29,7 @@ def test_emitted_tokens_follow_the_targets_law(
     generator = np.random.default_rng(vocabulary * 10 + depth)
     for _ in range(3):
         p, q = laws(generator, vocabulary, depth, zeros), laws(generator, vocabulary, depth, zeros)
-        assert distance(build(name), p, q, chain(depth), certain) < 1e-12
+        assert distance(policy_of(name), p, q, chain(depth), certain) < 1e-12
 
 
 TREES = [
@@ -55,7 +49,7 @@ def test_tokens_emitted_from_trees_follow_the_targets_law(name: str, shape: Shap
     # `match` draws at every node: with three tokens, five nodes have 60,000 outcomes.
     vocabulary = 2 if name == "match" and len(shape.parents) > 4 else 3
     p, q = laws(generator, vocabulary, shape.depth), laws(generator, vocabulary, shape.depth)
-    assert distance(build(name), p, q, shape, certain) < 1e-12
+    assert distance(policy_of(name), p, q, shape, certain) < 1e-12
 
 
 def one_coin(p: list[float], q: list[float]) -> list[float]:
@@ -80,7 +74,7 @@ def test_siblings_that_share_a_coin_are_far_from_the_target_and_ours_are_not() -
     for _ in range(20):
         p, q = laws(generator, 3, 1), laws(generator, 3, 1)
         far.append(sum(abs(a - b) for a, b in zip(one_coin(p[()], q[()]), p[()], strict=True)) / 2)
-        assert distance(build("tree_rejection"), p, q, TREES[0], certain=False) < 1e-12
+        assert distance(policy_of("tree_rejection"), p, q, TREES[0], certain=False) < 1e-12
     assert max(far) > 0.02, far
 
 
@@ -91,7 +85,7 @@ def test_block_verification_keeps_no_fewer_tokens_than_token_wise_in_expectation
     for _ in range(4):
         p, q = laws(generator, vocabulary, depth), laws(generator, vocabulary, depth)
         block, token_wise = (
-            sum(chance * (len(out) - 1) for chance, out in rounds(build(name), p, q, chain(depth), certain=False))
+            sum(chance * (len(out) - 1) for chance, out in rounds(policy_of(name), p, q, chain(depth), certain=False))
             for name in ("block", "rejection")
         )
         gains.append(block - token_wise)
@@ -111,7 +105,7 @@ def test_the_coins_of_block_verification_are_fresh_in_every_step() -> None:
     law = torch.full((1, 4, 3), 1 / 3)
     window = Window.chain(torch.zeros(1).long(), torch.zeros(1, 3).long(), torch.tensor([3]), law[:, 1:])
     for length in (1, 2, 3):
-        build("block").accept(law.log(), window, replace(context(Spy()), length=torch.tensor([length])))
+        policy_of("block").accept(law.log(), window, replace(context(Spy()), length=torch.tensor([length])))
     assert not seen[0] & seen[1]
     assert not seen[0] & seen[2]
     assert not seen[1] & seen[2]
@@ -132,7 +126,7 @@ def test_a_lossy_policys_distance_from_the_target_is_what_enumeration_says(text:
     """Two tokens of three, K = 1: each distance printed, above 0, and the policy says lossy."""
     p: Laws = {(): [0.5, 0.4, 0.1], **{(t,): [0.6, 0.3, 0.1] for t in range(3)}}
     q: Laws = {(): [0.2, 0.7, 0.1]}
-    policy = build(text)
+    policy = policy_of(text)
     far = distance(policy, p, q, chain(1), certain=True)
     print(f"{text}: total variation {far:.4f}")
     assert policy.contract(SamplingParams(temperature=1.0)) == "lossy"
@@ -143,7 +137,7 @@ def test_a_threshold_that_keeps_too_much_is_as_far_off_as_the_draft_makes_it() -
     """tau = 0.3 keeps tokens 0 and 1 as drawn from q and redraws the rest: first token (.25, .74, .01)."""
     p: Laws = {(): [0.5, 0.4, 0.1], **{(t,): [1.0, 0.0, 0.0] for t in range(3)}}
     q: Laws = {(): [0.2, 0.7, 0.1]}
-    law = emitted_law(build("conf_threshold(tau=0.3)"), p, q, chain(1), certain=True)
+    law = emitted_law(policy_of("conf_threshold(tau=0.3)"), p, q, chain(1), certain=True)
     first = [sum(w for tokens, w in law.items() if tokens[0] == t) for t in range(3)]
     assert first == pytest.approx([0.25, 0.74, 0.01], abs=1e-12)
 

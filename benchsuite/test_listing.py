@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.conftest import registry
 from benchsuite.matrix import build
 from benchsuite.test_plugin import QUICK, Run, run
+from benchsuite.tiny import registry
 from specdec import Draft, Env, Registry, SpecdecError, hookimpl
 from specdec.registry import KINDS
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchsuite import zoo
-from benchsuite.conftest import Make, prompts, requests
+from benchsuite.conftest import Make
+from benchsuite.tiny import prompts, requests
 from specdec import Context, Request, SamplingParams, Verdict, Window, catalog
 from specdec_plugins.automaton import Automaton
 from specdec_plugins.drafts.ngram import Ngram

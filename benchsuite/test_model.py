@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GptOssConfig, MambaConfig, T5Config
 
 from benchsuite import zoo
-from benchsuite.conftest import registry
+from benchsuite.tiny import registry
 from specdec import SpecdecError
 from specdec.model import ArenaModel, layer_shapes, position_limit
 

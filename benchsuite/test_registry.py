@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchsuite.conftest import Make, registry
+from benchsuite.conftest import Make
+from benchsuite.tiny import registry
 from specdec import Draft, Registry, SpecdecError, hookimpl, hookspecs
 from specdec.registry import KINDS, split_list
 

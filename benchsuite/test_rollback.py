@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from benchsuite.conftest import registry
+from benchsuite.tiny import registry
 from specdec.arena import Arena, LayerShape
 from specdec.messages import Verdict, Window
 

@@ -9,10 +9,10 @@ import torch
 
 from benchsuite import workloads
 from benchsuite.arms import EngineRunner, TransformersRunner
-from benchsuite.conftest import registry
 from benchsuite.matrix import Arm
 from benchsuite.test_equality import SETTING, assert_same
 from benchsuite.ties import Judge
+from benchsuite.tiny import registry
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchsuite.conftest import Make, prompts
+from benchsuite.conftest import Make
+from benchsuite.tiny import prompts
 from specdec import Completion, Engine, Request, SamplingParams, SpecdecError
 from specdec.stops import StopWatcher
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchsuite import zoo
-from benchsuite.conftest import prompts, registry
+from benchsuite.tiny import prompts, registry
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel

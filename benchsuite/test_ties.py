@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from benchsuite.arms import EngineRunner, Outcome
-from benchsuite.conftest import Make, prompts
+from benchsuite.conftest import Make
 from benchsuite.matrix import Arm
 from benchsuite.test_equality import SETTING
 from benchsuite.ties import MOST_FLOAT32, Judge
+from benchsuite.tiny import prompts
 from specdec import Request, SamplingParams
 from specdec_kernels.reference import Reference
 

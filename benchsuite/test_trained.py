@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchsuite import workloads
-from benchsuite.conftest import registry
+from benchsuite.tiny import registry
 from specdec import Context, Request, SamplingParams, Verdict, Window, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel

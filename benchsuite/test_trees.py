@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from benchsuite import zoo
-from benchsuite.conftest import Make, prompts, requests
+from benchsuite.conftest import Make
+from benchsuite.tiny import prompts, requests
 from specdec import Context, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 
 # 0 - 1 - 3        slots; 1 and 2 are siblings, 4 continues 2

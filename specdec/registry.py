@@ -107,11 +107,12 @@ class Registry:
             raise SpecdecError(f"the hook {KINDS[kind][0]} of {owner} must take the argument 'register'")
 
         def register(name: str, factory: Factory) -> None:
-            self._add(kind, name, factory, owner)
+            self.add(kind, name, factory, owner)
 
         implementation.function(register)
 
-    def _add(self, kind: str, name: str, factory: Factory, owner: str) -> None:
+    def add(self, kind: str, name: str, factory: Factory, owner: str) -> None:
+        """Register one factory; refuses, naming ``owner``, what a hook may not register."""
         if not re.fullmatch(r"[A-Za-z]\w*", name):
             raise SpecdecError(f"{owner} registers the {kind} {name!r}; a name is a letter, then letters, digits and _")
         taken = self._entries[kind].get(name)

@@ -1,0 +1,283 @@
+"""What every draft must keep, whatever it proposes. None of it asks how good the proposals are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from benchsuite import fidelity, tiny
+from benchsuite.arms import EngineRunner
+from benchsuite.conformance.claims import Checks, Failed, same
+from benchsuite.conformance.records import Record, anew, record
+from benchsuite.matrix import Arm, Setting
+from benchsuite.reads import guarded_steps
+from benchsuite.ties import Judge
+from specdec import Engine, Request, SamplingParams
+from specdec.assembly import Assembly
+
+GREEDY = SamplingParams(max_new_tokens=24)
+SAMPLED = SamplingParams(temperature=0.8, top_k=40, seed=3, max_new_tokens=24)
+LENGTHS = (4, 4, 0, 4, 1, 0, 0, 4, 2)
+"""Shares of K, in quarters, asked one step after another: a draft is left alone and asked again."""
+
+SLACK = 0.02
+"""Share of windows that may differ where floats decide: two tokens that the draft finds equally likely."""
+
+
+@cache
+def assembly(
+    family: str, rows: int, extra: tuple[tiny.Extra, ...], device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> Assembly:
+    """A tiny target, kept for the checks that follow."""
+    return tiny.assembly(family, max_rows=rows, max_length=256, device=device, dtype=dtype, extra=extra)
+
+
+See = Callable[[Record], None]
+
+
+class DraftChecks(Checks):
+    """``conformance.draft`` makes a subclass with the claims filled in."""
+
+    text: ClassVar[str]
+    trees: ClassVar[bool]
+    sampled: ClassVar[bool]
+    hidden: ClassVar[bool]
+    remembers: ClassVar[bool]
+    memoryless: ClassVar[bool]
+    k: ClassVar[int]
+    family: ClassVar[str]
+    extra: ClassVar[tuple[tiny.Extra, ...]]
+
+    def engine(self, policy: str = "match", rows: int = 3) -> Engine:
+        """The draft under a policy, over a tiny target."""
+        return assembly(self.family, rows, self.extra).engine(self.text, policy, k=self.k)
+
+    @property
+    def uncoupled(self) -> str:
+        """A policy with the target's law that does not lend the draft the target's noise."""
+        return "tree_rejection" if self.trees else "rejection"
+
+    def records(
+        self, policy: str, params: SamplingParams, rows: int = 3, count: int = 6, see: See = lambda seen: None
+    ) -> list[Record]:
+        """What it proposes over requests of different length that come and go."""
+
+        def ks(step: int) -> int:
+            return -(-self.k * LENGTHS[step % len(LENGTHS)] // 4)
+
+        found = record(self.engine(policy, rows), tiny.requests(params, count), ks, see)
+        if not found:
+            raise Failed(f"{self.text} proposed nothing at all", "a draft proposes now and then", "six requests")
+        return found
+
+    def test_it_is_what_it_claims(self) -> None:
+        """``trees``, ``hidden`` and ``sampled``."""
+        draft = self.engine(self.uncoupled).draft
+        assert draft is not None
+        same(self.text, "trees", self.trees, draft.branches, "the class says so")
+        same(self.text, "hidden", self.hidden, draft.needs_hidden, "the class says so")
+        found = self.records(self.uncoupled, SAMPLED)
+        drawn = [seen for seen in found if seen.q is not None]
+        same(self.text, "sampled", self.sampled, bool(drawn), str((drawn or found)[0]))
+        branching = [seen for seen in found if seen.parents != tuple(range(len(seen.parents)))]
+        if branching and not self.trees:
+            raise Failed(f"{self.text} claims trees=False", "a window branches", str(shortest(branching)))
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    def test_its_windows_are_well_formed(self, params: SamplingParams) -> None:
+        """Token ids that exist, parents before children, no more than the room, laws that are laws."""
+        vocabulary = self.engine(self.uncoupled).target.vocabulary
+
+        def see(seen: Record) -> None:
+            wrong = _malformed(seen, vocabulary)
+            if wrong:
+                raise Failed(f"the windows of {self.text} are well formed", wrong, str(seen))
+
+        self.records(self.uncoupled, params, see=see)
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    def test_it_writes_to_nothing_that_it_was_lent(self, params: SamplingParams) -> None:
+        """Context, window, verdict and hidden states are the engine's."""
+        engine = self.engine(self.uncoupled)
+        for name in ("propose", "observe"):
+            object.__setattr__(engine.draft, name, _untouched(self.text, getattr(engine.draft, name)))
+        engine.run(tiny.requests(params, 3))
+
+    @pytest.mark.parametrize("policy", ["coupled", "uncoupled"])
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    def test_what_it_proposes_follows_from_the_text(self, params: SamplingParams, policy: str) -> None:
+        """After any history of steps, rows and moves it proposes what it would for the text as a prompt.
+
+        This is where a draft's own keys and values, positions and rows go wrong without any wrong output.
+        """
+        if not self.memoryless:
+            pytest.skip("claimed: memoryless=False")
+        chosen = "match" if policy == "coupled" else self.uncoupled
+        rows = 1 if self.remembers else 3
+        count = 1 if self.remembers else 6
+        found = [seen for seen in self.records(chosen, params, rows, count) if seen.room == seen.asked][:80]
+        alone = self.engine(chosen, 1)
+        wrong = [(seen, again) for seen in found if not _alike(seen, again := anew(alone, seen))]
+        if len(wrong) > SLACK * len(found):
+            seen, again = min(wrong, key=lambda pair: len(pair[0].text))
+            raise Failed(
+                f"{self.text} claims memoryless=True",
+                f"{len(wrong)} of {len(found)} windows are not what it proposes for the same text as a prompt",
+                f"{seen}; asked anew: {list(again.tokens) if again else 'nothing'}",
+            )
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    @pytest.mark.parametrize(
+        ("device", "dtype"),
+        [
+            pytest.param("cpu", torch.float32, id="cpu-float32"),
+            pytest.param("cpu", torch.bfloat16, id="cpu-bfloat16"),
+            pytest.param("cuda", torch.float32, id="cuda-float32", marks=[pytest.mark.cuda, pytest.mark.gpu]),
+            pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=[pytest.mark.cuda, pytest.mark.gpu]),
+        ],
+    )
+    def test_it_changes_no_output(self, params: SamplingParams, device: str, dtype: torch.dtype) -> None:
+        """Under ``match`` every output is plain decoding's, or parts from it at a certified tie."""
+        build = assembly(self.family, 3, self.extra, device, dtype)
+        differ(self.text, build, build.engine(self.text, k=self.k), tiny.requests(params, 6))
+
+    def test_sampled_outputs_have_the_targets_law(self) -> None:
+        """By probability integral transforms of some 3,000 tokens; see docs/proof.md for what that finds."""
+        build = assembly(self.family, 8, self.extra)
+        engine = build.engine(self.text, self.uncoupled, k=self.k)
+        judge = Judge(build.target, range(40))
+        work = [
+            replace(request, id=10 * number + request.id, params=replace(request.params, seed=number))
+            for number in range(12)
+            for request in tiny.requests(SAMPLED, 6)
+        ]
+        bins = [0] * fidelity.BINS
+        for done in engine.run(work):
+            found = fidelity.examine(judge, done.request, done.tokens, done.tokens)
+            bins = [a + b for a, b in zip(bins, found.bins, strict=True)]
+        if fidelity.evenness(bins) < fidelity.FALSE_ALARM:
+            raise Failed(
+                f"outputs of {self.text} under {self.uncoupled} do not have the target's law",
+                _uneven(bins),
+                f"{len(work)} requests of tokens drawn at temperature 1",
+            )
+
+    def test_q_is_the_law_that_its_proposals_were_drawn_from(self) -> None:
+        """The lie that no output shows at a glance: acceptance and residual are computed with the wrong q."""
+        if not self.sampled:
+            pytest.skip("claimed: sampled=False")
+        engine = assembly(self.family, 8, self.extra).engine(self.text, self.uncoupled, k=self.k)
+        work = [
+            Request(10 * number + i, prompt, replace(SAMPLED, seed=number, max_new_tokens=48))
+            for number in range(24)
+            for i, prompt in enumerate(tiny.prompts(6))
+        ]
+        coin, bins = random.Random(0), [0] * fidelity.BINS
+        worst: tuple[float, str] = (1.0, "")
+        for seen in record(engine, work):
+            if seen.q is None:
+                continue  # certain proposals beside drawn ones, as a hybrid makes them
+            for place in fidelity.binned(seen.q, seen.tokens, coin):
+                bins[place] += 1
+            for index, token in enumerate(seen.tokens):
+                share = float(seen.q[index, token])
+                if share < worst[0]:
+                    worst = share, f"after {list(seen.text[-6:])} … token {token}, to which q gives {share:.1e}"
+        if fidelity.evenness(bins) < fidelity.FALSE_ALARM:
+            raise Failed(f"{self.text} lies about q: its proposals were not drawn from it", _uneven(bins), worst[1])
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    def test_a_step_reads_the_device_once(self, params: SamplingParams) -> None:
+        """Nothing of the device is looked at from the host but by the engine's one read."""
+        guarded_steps(self.engine(self.uncoupled), tiny.requests(params, 3), 6)
+
+    def test_what_has_ended_is_remembered_only_where_claimed(self) -> None:
+        """``remembers``: proposals depend on earlier requests; ``forget`` undoes it."""
+        request = tiny.requests(GREEDY, 1)[0]
+        engine = self.engine(rows=1)
+        first = record(engine, [request])
+        record(engine, [replace(request, id=1)])
+        learnt = record(engine, [request])
+        engine.draft.forget()  # type: ignore[union-attr]
+        forgotten = record(engine, [request])
+        same(self.text, "remembers", self.remembers, _differ(first, learnt), str(first[0]))
+        if _differ(first, forgotten):
+            raise Failed(f"{self.text} forgets", "after forget() it proposes something else", str(first[0]))
+
+
+def _untouched(text: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, failing if it changes a tensor of its arguments."""
+
+    def guarded(*arguments: Any) -> Any:
+        lent = {
+            f"{type(argument).__name__}.{name}": value
+            for argument in arguments
+            for name, value in (vars(argument) if hasattr(argument, "__dict__") else {"states": argument}).items()
+            if isinstance(value, torch.Tensor)
+        }
+        before = {name: value.clone() for name, value in lent.items()}
+        out = method(*arguments)
+        changed = sorted(name for name, value in lent.items() if not torch.equal(value, before[name]))
+        if changed:
+            raise Failed(
+                f"{text} writes to nothing that it was lent", f"{method.__name__} changed {changed}", "any step"
+            )
+        return out
+
+    return guarded
+
+
+def _alike(seen: Record, again: Record | None) -> bool:
+    return again is not None and (seen.tokens, seen.parents) == (again.tokens, again.parents)
+
+
+def _differ(first: list[Record], second: list[Record]) -> bool:
+    return [(seen.text, seen.tokens) for seen in first] != [(seen.text, seen.tokens) for seen in second]
+
+
+def shortest(found: list[Record]) -> Record:
+    """The smallest example of several."""
+    return min(found, key=lambda seen: (len(seen.text), len(seen.tokens)))
+
+
+def _uneven(bins: list[int]) -> str:
+    return (
+        f"of {sum(bins)} probability integral transforms ten equal bins hold {bins}, {sum(bins) / len(bins):.0f} each "
+        f"expected; chance {fidelity.evenness(bins):.1e}"
+    )
+
+
+def _malformed(seen: Record, vocabulary: int) -> str | None:
+    if len(seen.tokens) > seen.room:
+        return f"{len(seen.tokens)} proposals where {seen.room} were asked for"
+    if not all(0 <= token < vocabulary for token in seen.tokens):
+        return f"a token id outside 0 … {vocabulary - 1}"
+    if not all(0 <= parent <= index for index, parent in enumerate(seen.parents)):
+        return "a parent that is no earlier slot"
+    if seen.q is not None:
+        if not bool(torch.isfinite(seen.q).all()) or bool((seen.q < 0).any()):
+            return "q is not finite, or negative somewhere"
+        if bool(((seen.q.sum(dim=1) - 1).abs() > 1e-4).any()):
+            return f"rows of q sum to {[round(total, 4) for total in seen.q.sum(dim=1).tolist()]}"
+        shares = seen.q.gather(1, torch.tensor(seen.tokens)[:, None])[:, 0].tolist()
+        if not all(shares):
+            return "a token that its own q calls impossible"
+    return None
+
+
+def differ(text: str, build: Assembly, engine: Engine, work: list[Request]) -> None:
+    """Raise Failed where an output parts from plain decoding's and the difference is no certified tie."""
+    arm = Arm(Setting("tiny", "auto", build.target.device.type, "auto", 1, 0.0, 0, 1.0, 24, 0, "conformance"))
+    plain, other = EngineRunner(arm, build.engine(None)), EngineRunner(arm, engine)
+    judge = Judge(build.target, range(40))
+    expected, got = plain.run(work).tokens, other.run(work).tokens
+    for request, pair in zip(work, zip(expected, got, strict=True), strict=True):
+        for difference in judge.compare(work, request, plain, other, pair):
+            if not difference.tie:
+                raise Failed(f"{text} changes an output", str(difference), f"prompt {list(request.prompt)}")

@@ -1,0 +1,174 @@
+"""What every policy must keep: its contract, by enumeration, and the shape of its verdicts."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchsuite import tiny
+from benchsuite.conformance.claims import Checks, Failed, same
+from benchsuite.conformance.drafts import GREEDY, assembly, differ
+from benchsuite.enumerator import Shape, chain, context
+from benchsuite.exactlaw import distance, one
+from benchsuite.reads import guarded_steps
+from specdec import Context, Policy, SamplingParams, Verdict, Window
+from specdec.interfaces import Contract
+from specdec_kernels.reference import Reference
+
+EXACT = 1e-12
+"""Total variation that is rounding."""
+
+FORK = Shape((-1, 0, 0, 1))
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+@cache
+def windows(trees: bool) -> tuple[Window, Tensor]:
+    """Ragged windows of eight rows with random laws, and logits for them."""
+    generator = torch.Generator().manual_seed(1)
+    rows, size, vocabulary = 8, 5, 6
+    tokens = torch.randint(0, vocabulary, (rows, size), generator=generator)
+    chains = torch.arange(-1, size - 1).expand(rows, -1)
+    above = torch.stack([torch.tensor([-1, 0, 0, 1, int(row) % 3]) for row in range(rows)])
+    # Siblings are drawn without replacement.
+    tokens[:, 2] = torch.where(tokens[:, 2] == tokens[:, 1], (tokens[:, 1] + 1) % vocabulary, tokens[:, 2])
+    width = torch.arange(rows) % size + 1
+    logits = torch.randn(rows, size, vocabulary, generator=generator)
+    q = torch.randn(rows, size - 1, vocabulary, generator=generator).softmax(dim=-1)
+    return Window(tokens, (above if trees else chains).clone(), width, None if trees else q), logits
+
+
+class PolicyChecks(Checks):
+    """``conformance.policy`` makes a subclass with the claims filled in."""
+
+    text: ClassVar[str]
+    greedy: ClassVar[Contract]
+    sampled: ClassVar[Contract]
+    trees: ClassVar[bool]
+    coupled: ClassVar[bool]
+    extra: ClassVar[tuple[tiny.Extra, ...]]
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, as an engine would build it."""
+        return assembly("llama", 3, self.extra).engine("ngram", self.text, k=2).policy
+
+    def test_it_is_what_it_claims(self) -> None:
+        """``trees``, ``coupled`` and both contracts are what the class says."""
+        policy = self.policy
+        same(self.text, "trees", self.trees, policy.trees, "the class says so")
+        same(self.text, "coupled", self.coupled, policy.coupled, "the class says so")
+        for params, claimed in ((GREEDY, self.greedy), (SAMPLED, self.sampled)):
+            says = policy.contract(params)
+            if says != claimed:
+                raise Failed(f"{self.text} is {claimed}", f"it says {says}", f"temperature {params.temperature}")
+
+    @pytest.mark.parametrize("certain", [False, True])
+    def test_its_law_is_what_its_contract_says(self, certain: bool) -> None:
+        """Whole runs of the engine, every outcome enumerated; the distance of a lossy policy is printed."""
+        shapes = [chain(1), chain(2), *([FORK] if self.trees else [])]
+        far = {shape: distance(self.policy, 2, shape, one(3), certain=certain) for shape in shapes}
+        if self.sampled == "lossy":
+            print(f"{self.text}: total variation {max(far.values()):.4f}")
+        elif max(far.values()) > EXACT:
+            shape = max(far, key=far.__getitem__)
+            raise Failed(
+                f"{self.text} has the target's law",
+                f"total variation {far[shape]:.4f} of three tokens",
+                f"two tokens, parents {list(shape.parents)}, proposals {'certain' if certain else 'drawn'}",
+            )
+
+    def test_greedy_outputs_are_plain_where_claimed(self) -> None:
+        """A greedy row's law is one token."""
+        if self.greedy != "exact":
+            pytest.skip(f"claimed: greedy={self.greedy}")
+        build = assembly("llama", 3, self.extra)
+        for draft in ("oracle(0.8)", "garbage", *(("ngram(branches=2)",) if self.trees else ())):
+            differ(f"{draft} under {self.text}", build, build.engine(draft, self.text, k=4), tiny.requests(GREEDY, 6))
+
+    def test_sampled_outputs_are_plain_where_claimed(self) -> None:
+        """The same tokens as plain decoding's, with the target's own noise."""
+        if self.sampled != "exact":
+            pytest.skip(f"claimed: sampled={self.sampled}")
+        build, params = assembly("llama", 3, self.extra), replace(GREEDY, temperature=1.0, seed=3)
+        for draft in ("oracle(0.8)", "garbage"):
+            differ(f"{draft} under {self.text}", build, build.engine(draft, self.text, k=4), tiny.requests(params, 6))
+
+    def test_a_verdict_is_a_path_of_its_window(self) -> None:
+        """From the root down, valid slots only, -1 past the end, as many as it says, and a token that exists."""
+        window, logits = windows(self.trees)
+        verdict = self._judge(window, logits)
+        for row in range(len(logits)):
+            path, kept = verdict.path[row].tolist(), int(verdict.num_accepted[row])
+            walk = path[: kept + 1]
+            parents = window.parents[row].tolist()
+            fits = (
+                walk[0] == 0
+                and all(parents[b] == a for a, b in itertools.pairwise(walk))
+                and max(walk) < int(window.width[row])
+                and set(path[kept + 1 :]) <= {-1}
+                and 0 <= int(verdict.next[row]) < logits.shape[2]
+            )
+            if not fits:
+                raise Failed(
+                    f"{self.text} returns a path from the root, -1 past its end",
+                    f"path {path} with num_accepted {kept}, next {int(verdict.next[row])}",
+                    f"parents {parents}, width {int(window.width[row])}",
+                )
+
+    def test_a_row_does_not_see_its_neighbours(self) -> None:
+        """Each row alone gets the verdict that it gets in the batch."""
+        window, logits = windows(self.trees)
+        whole = self._judge(window, logits)
+        for row in range(len(logits)):
+            only = slice(row, row + 1)
+            q = None if window.q is None else window.q[only]
+            part = Window(window.tokens[only], window.parents[only], window.width[only], q)
+            alone = self._judge(part, logits[only], row)
+            got, expected = (
+                (v.path[at].tolist(), int(v.num_accepted[at]), int(v.next[at])) for v, at in ((whole, row), (alone, 0))
+            )
+            if got != expected:
+                raise Failed(
+                    f"{self.text} judges rows one by one", f"{got} in the batch, {expected} alone", f"row {row}"
+                )
+
+    def test_logits_are_not_written_to(self) -> None:
+        """They are the engine's, and whoever traces a step reads them after."""
+        window, logits = windows(self.trees)
+        before = logits.clone()
+        self._judge(window, logits)
+        if not torch.equal(before, logits):
+            raise Failed(f"{self.text} leaves the logits alone", "they were written to", "eight rows of five slots")
+
+    def test_a_step_reads_the_device_once(self) -> None:
+        """Nothing of the device is looked at from the host but by the engine's one read."""
+        for params in (GREEDY, replace(GREEDY, temperature=1.0)):
+            engine = assembly("llama", 3, self.extra).engine("draft_model", self.text, k=3)
+            guarded_steps(engine, tiny.requests(params, 3), 6)
+
+    def _judge(self, window: Window, logits: Tensor, first: int = 0) -> Verdict:
+        return self.policy.accept(logits, window, _rows(context(Reference()), len(logits), first))
+
+
+def _rows(one_row: Context, rows: int, first: int) -> Context:
+    """The same row many times, each with a stream of its own from ``first`` on."""
+
+    def wide(tensor: Tensor) -> Tensor:
+        return tensor.expand(rows, *tensor.shape[1:]).clone()
+
+    params = one_row.params
+    stacked = replace(
+        params, stream=torch.arange(first, first + rows) * 77 + 5, temperature=wide(params.temperature),
+        top_k=wide(params.top_k), top_p=wide(params.top_p),
+    )  # fmt: skip
+    return replace(
+        one_row, request=torch.arange(first, first + rows), tokens=wide(one_row.tokens), length=wide(one_row.length),
+        max_proposals=wide(one_row.max_proposals), params=stacked,
+    )  # fmt: skip

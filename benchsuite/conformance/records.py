@@ -1,0 +1,95 @@
+"""What a draft did in a run: every window that it proposed, beside the text that it was proposed for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from specdec import Context, Engine, Request, Window
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row of one window: the request, its text so far, its room of the K asked, and what was proposed for it.
+
+    ``tokens`` and ``parents`` are those of the proposals (slot 1 on, parents as slots); ``q`` float [K, V] or None.
+    """
+
+    request: Request
+    text: tuple[int, ...]
+    room: int
+    asked: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    q: Tensor | None
+
+    def __str__(self) -> str:
+        chain = self.parents == tuple(range(len(self.parents)))
+        shape = "" if chain else f" with parents {list(self.parents)}"
+        return f"after {_end(self.text)} it proposed {list(self.tokens)}{shape}"
+
+
+def _end(text: tuple[int, ...]) -> str:
+    return f"[… {', '.join(map(str, text[-8:]))}] ({len(text)} tokens)" if len(text) > 8 else str(list(text))
+
+
+def record(
+    engine: Engine,
+    requests: Sequence[Request],
+    ks: Callable[[int], int] | None = None,
+    see: Callable[[Record], None] = lambda seen: None,
+) -> list[Record]:
+    """Run requests; every row's part of every window that proposed something.
+
+    ``ks`` chooses K by step, from 0; ``see`` is shown each record before the target sees the window.
+    """
+    assert engine.draft
+    found: list[Record] = []
+    by_id = {request.id: request for request in requests}
+    step = asked = 0
+    propose = engine.draft.propose
+
+    def heard(context: Context) -> Window:
+        window = propose(context)
+        first = len(found)
+        keep(context, window)
+        for seen in found[first:]:
+            see(seen)
+        return window
+
+    def keep(context: Context, window: Window) -> None:
+        for row, identity in enumerate(context.request.tolist()):
+            proposed = int(window.width[row]) - 1
+            if proposed > 0:
+                text = context.history[row, : context.length_host[row]].tolist()
+                q = None if window.q is None else window.q[row, :proposed].clone()
+                tokens, parents = (part[row, 1 : proposed + 1].tolist() for part in (window.tokens, window.parents))
+                room = int(context.max_proposals_host[row])
+                found.append(Record(by_id[identity], tuple(text), room, asked, tuple(tokens), tuple(parents), q))
+
+    def scripted(stats: object) -> int:
+        nonlocal step, asked
+        step += 1
+        asked = min(ks(step - 1), engine.controller.max_k) if ks else engine.controller.max_k
+        return asked
+
+    next_k = engine.controller.next_k
+    object.__setattr__(engine.draft, "propose", heard)
+    object.__setattr__(engine.controller, "next_k", scripted)
+    try:
+        engine.run(requests)
+    finally:
+        object.__setattr__(engine.draft, "propose", propose)
+        object.__setattr__(engine.controller, "next_k", next_k)
+    return found
+
+
+def anew(engine: Engine, seen: Record) -> Record | None:
+    """What a draft proposes that meets a record's text as a prompt, alone in an engine, with the same room."""
+    if engine.draft:
+        engine.draft.forget()
+    params = replace(seen.request.params, max_new_tokens=seen.room + 1)
+    first = record(engine, [replace(seen.request, prompt=seen.text, params=params)])
+    return first[0] if first else None

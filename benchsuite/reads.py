@@ -1,0 +1,63 @@
+"""A guard over a step: the device is read once, and by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from specdec import Engine, Request
+
+READS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero"}
+
+
+class NoReads(TorchFunctionMode):
+    """Forbids reading a tensor from the host, but inside ``allowed``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowed = False
+        self.seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in READS:
+            assert self.allowed, f"a step read the device through {func.__name__}"
+            self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def only_engine_reads(engine: Engine) -> Iterator[NoReads]:
+    """Within, reading a tensor from the host fails but in ``engine.read``."""
+    mode, read = NoReads(), engine.read
+
+    def permitted(packed: torch.Tensor) -> Any:
+        mode.allowed = True
+        try:
+            return read(packed)
+        finally:
+            mode.allowed = False
+
+    object.__setattr__(engine, "read", permitted)
+    if engine.target.device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        with mode:
+            yield mode
+    finally:
+        torch.cuda.set_sync_debug_mode("default") if engine.target.device.type == "cuda" else None
+        object.__setattr__(engine, "read", read)
+
+
+def guarded_steps(engine: Engine, requests: Sequence[Request], steps: int) -> None:
+    """Admit requests, then take steps under the guard; AssertionError for a read that is not the engine's."""
+    engine._waiting.extend(requests)
+    with torch.inference_mode():
+        engine._fill()
+        with only_engine_reads(engine) as mode:
+            for _ in range(steps):
+                engine.step()
+    assert mode.seen >= steps, "the guard saw no read: it guards nothing"

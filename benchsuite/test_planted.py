@@ -1,0 +1,302 @@
+"""Plugins with planted faults: which check of the kit finds each, and what it says."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchsuite import conformance
+from benchsuite.conformance.claims import failures
+from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
+from specdec_kernels.reference import Reference
+from specdec_plugins.controllers.fixed import Fixed
+from specdec_plugins.drafts.draft_model import DraftModel
+from specdec_plugins.drafts.ngram import Ngram
+from specdec_plugins.policies.match import Match
+from specdec_plugins.policies.rejection import Rejection
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def name_of(value: object) -> str | None:
+    """The fault's name as the test's id."""
+    return getattr(value, "__name__", None)
+
+
+class Repeat(Draft):
+    """Proposes the pending token again."""
+
+    def __init__(self, env: Any) -> None: ...
+
+    def propose(self, context: Context) -> Window:
+        k = int(context.max_proposals_host.max())
+        return Window.chain(context.pending, context.pending[:, None].expand(-1, k), context.max_proposals)
+
+
+class Greedier(DraftModel):
+    """Proposes its likeliest token and calls the softmax that it did not draw from q (transformers#32867)."""
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        if window.q is None:
+            return window
+        return replace(window, tokens=torch.cat([window.tokens[:, :1], window.q.argmax(dim=-1)], dim=1))
+
+
+class Flatter(DraftModel):
+    """Draws from the processed law and returns one that was not (transformers#47932)."""
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        if window.q is None:
+            return window
+        flat = window.q.sqrt()
+        return replace(window, q=flat / flat.sum(dim=-1, keepdim=True))
+
+
+class Overrun(Repeat):
+    """Proposes K whatever room is left (vllm#42533)."""
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        return replace(window, width=torch.full_like(window.width, window.tokens.shape[1]))
+
+
+class Unmoved(Ngram):
+    """Keeps what it knows of a row when another request moves into it."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env, n_min=1)
+        self._prompts: dict[int, tuple[int, ...]] = {}
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        self._prompts.setdefault(row, prompt)
+
+    def continuations(self, row: int, history: Any, limit: int) -> list[list[int]]:
+        return [[self._prompts[row][0]] * limit]
+
+
+class NeverBack(DraftModel):
+    """Leaves rejected proposals in its keys and values (mlx-lm#1109)."""
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        super().observe(window, replace(verdict, num_accepted=torch.full_like(verdict.num_accepted, 99)), hidden)
+
+
+class Reader(Repeat):
+    """Looks at a device tensor from the host."""
+
+    def propose(self, context: Context) -> Window:
+        assert context.length.max().item() > 0
+        return super().propose(context)
+
+
+class Learner(Repeat):
+    """Proposes the last token of the request before."""
+
+    def __init__(self, env: Any) -> None:
+        self._last = 0
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        self._last = tokens[-1]
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        return replace(window, tokens=torch.cat([window.tokens[:, :1], window.tokens[:, 1:] * 0 + self._last], dim=1))
+
+
+class Brancher(Repeat):
+    """Branches, and says that it does not."""
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        return replace(window, parents=window.parents.clamp(max=0))
+
+
+class Vandal(Repeat):
+    """Writes to the tokens that it was lent."""
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        context.tokens.scatter_(1, (context.length - 1)[:, None], 7)
+        return window
+
+
+class Impossible(Repeat):
+    """Proposes ids that no tokenizer made."""
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        return replace(window, tokens=torch.cat([window.tokens[:, :1], window.tokens[:, 1:] + 300], dim=1))
+
+
+DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
+    (Greedier, {"sampled": True}, "q_is_the_law", "lies about q: its proposals were not drawn from it"),
+    (Flatter, {"sampled": True}, "q_is_the_law", "lies about q"),
+    (Overrun, {}, "well_formed", "proposals where .* were asked for"),
+    (Unmoved, {}, "follows_from_the_text", r"claims memoryless=True.*windows are not what it proposes"),
+    (NeverBack, {"sampled": True}, "follows_from_the_text", "asked anew"),
+    (Reader, {}, "reads_the_device_once", "read the device through item"),
+    (Learner, {}, "remembered_only_where_claimed", "has remembers=False.*remembers=True"),
+    (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
+    (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
+    (Impossible, {}, "well_formed", "a token id outside"),
+    (Repeat, {"trees": True}, "is_what_it_claims", "has trees=True.*trees=False"),
+    (Repeat, {"sampled": True}, "is_what_it_claims", "has sampled=True.*sampled=False"),
+    (Repeat, {"hidden": True}, "is_what_it_claims", "has hidden=True.*hidden=False"),
+    (Repeat, {"remembers": True}, "remembered_only_where_claimed", "has remembers=True.*remembers=False"),
+]
+
+
+@pytest.mark.parametrize(("fault", "claims", "check", "message"), DRAFTS, ids=name_of)
+def test_a_faulty_draft_is_found(fault: Callable[..., Draft], claims: dict[str, Any], check: str, message: str) -> None:
+    found = failures(conformance.draft("planted", factory=fault, **claims))
+    caught = [said for name, said in found.items() if check in name]
+    assert caught, f"found by {sorted(found)} only"
+    assert re.search(message, caught[0], re.DOTALL), caught[0]
+
+
+def test_a_draft_without_fault_is_certified() -> None:
+    assert failures(conformance.draft("planted", factory=Repeat)) == {}
+
+
+class Cheap(Rejection):
+    """Draws a rejected token from p instead of the residual."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        verdict = super().accept(logits, window, context)
+        law = logits.gather(1, verdict.num_accepted[:, None, None].expand(-1, 1, logits.shape[2]))
+        where = (context.length + verdict.num_accepted)[:, None]
+        return replace(verdict, next=context.choose(law, where, Purpose.RESIDUAL)[:, 0])
+
+
+class First(Match):
+    """Keeps the first proposal without a look (lattice#243)."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        position = context.length[:, None] + window.depth
+        choices = context.choose(logits, position, Purpose.TARGET)
+        if window.tokens.shape[1] > 1:
+            choices = torch.cat([window.tokens[:, 1:2], choices[:, 1:]], dim=1)
+        return context.ops.verify_prefix(window, choices)
+
+
+class Padded(Match):
+    """Keeps padding that happens to agree."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        width = torch.full_like(window.width, window.tokens.shape[1])
+        return super().accept(logits, replace(window, width=width), context)
+
+
+class Shared(Rejection):
+    """One coin for the whole batch: a row's verdict depends on who stands beside it."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        stream = context.params.stream[:1].expand(len(logits))
+        return super().accept(logits, window, replace(context, params=replace(context.params, stream=stream)))
+
+
+class Writer(Match):
+    """Scales the engine's logits in place."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        logits.mul_(2.0)
+        return super().accept(logits, window, context)
+
+
+class Sloppy(Match):
+    """Keeps what is likely enough, and says that it is exact."""
+
+    raw = True
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        good = logits.softmax(dim=-1).gather(1, window.parents.clamp(min=0)[:, :, None].expand_as(logits))
+        likely = good.gather(2, window.tokens[:, :, None])[:, :, 0] > 0.002
+        choices = context.choose(context.process(logits, window.parents, window.tokens), window.depth, Purpose.TARGET)
+        return context.ops.verify_prefix(window, window.prefer(likely, choices))
+
+
+EXACT = {"greedy": "exact", "sampled": "exact", "trees": True, "coupled": True}
+POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
+    (Cheap, {"greedy": "exact", "sampled": "distribution"}, "its_law", "has the target's law.*total variation 0"),
+    (
+        First,
+        EXACT,
+        "greedy_outputs",
+        "changes an output",
+    ),
+    (
+        Padded,
+        EXACT,
+        "a_verdict_is_a_path",
+        "num_accepted",
+    ),
+    (Shared, {"greedy": "exact", "sampled": "distribution"}, "does_not_see_its_neighbours", "in the batch, .* alone"),
+    (Writer, EXACT, "not_written_to", "written to"),
+    (
+        Sloppy,
+        EXACT,
+        "greedy_outputs",
+        "changes an output",
+    ),
+    (Match, {"greedy": "exact", "sampled": "distribution", "trees": True, "coupled": True}, "claims", "it says exact"),
+    (Match, {"greedy": "exact", "sampled": "exact", "trees": True}, "claims", "coupled=False.*coupled=True"),
+]
+
+
+@pytest.mark.parametrize(("fault", "claims", "check", "message"), POLICIES, ids=name_of)
+def test_a_faulty_policy_is_found(fault: type[Policy], claims: dict[str, Any], check: str, message: str) -> None:
+    found = failures(conformance.policy("planted", factory=fault, **claims))
+    caught = [said for name, said in found.items() if check in name]
+    assert caught, f"found by {sorted(found)} only"
+    assert re.search(message, caught[0], re.DOTALL), caught[0]
+
+
+class Beyond(Fixed):
+    """Asks for one more than it said."""
+
+    def next_k(self, stats: Any) -> int:
+        return self.max_k + 1
+
+
+class Clock(Fixed):
+    """Reads the clock and says that it does not."""
+
+    def next_k(self, stats: Any) -> int:
+        return time.perf_counter_ns() % (self.max_k + 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "message"),
+    [(Beyond, "within_its_bounds", "K 5 at step 0, max_k 4"), (Clock, "repeats", "has deterministic=True")],
+)
+def test_a_faulty_controller_is_found(fault: type[Fixed], check: str, message: str) -> None:
+    found = failures(conformance.controller("planted", factory=fault))
+    caught = [said for name, said in found.items() if check in name]
+    assert caught, f"found by {sorted(found)} only"
+    assert re.search(message, caught[0], re.DOTALL), caught[0]
+
+
+class Rounded(Reference):
+    """Normalises in half precision."""
+
+    name = "planted"
+    priority = 1
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        return super().rms_norm(x.bfloat16().to(x.dtype), weight, eps, offset)
+
+
+def test_a_faulty_backend_is_found() -> None:
+    found = failures(conformance.backend("planted", ops=["rms_norm"], factory=Rounded))
+    assert re.search("rms_norm of planted is the reference's.*errs by", "".join(found.values()), re.DOTALL)
+    found = failures(conformance.backend("planted", ops=["rms_norm", "linear"], factory=Rounded))
+    assert re.search("planted runs linear.*took none", "".join(found.values()), re.DOTALL)

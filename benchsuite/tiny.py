@@ -1,0 +1,66 @@
+"""Engines over tiny random models, and work for them: what tests and the conformance kit run on."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from benchsuite import zoo
+from specdec import Policy, Registry, Request, SamplingParams, catalog
+from specdec.assembly import Assembly
+from specdec.interfaces import Factory
+from specdec.model import ArenaModel
+
+Extra = tuple[str, str, Factory]
+"""(kind, name, factory) of a plugin that is not installed."""
+
+
+@cache
+def registry(*extra: Extra) -> Registry:
+    """The installed plugins, and some that are not."""
+    found = Registry()
+    for kind, name, factory in extra:
+        found.add(kind, name, factory, "the conformance kit")
+    return found
+
+
+def policy(text: str) -> Policy:
+    """A policy by name and options; none of the built-in ones asks anything of its environment."""
+    entry, options = registry().parse("policy", text)
+    built: Policy = entry.factory(None, **options)
+    return built
+
+
+def assembly(
+    family: str = "llama",
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    max_rows: int = 1,
+    max_length: int = 192,
+    seed: int = 0,
+    backend: str = "auto",
+    extra: tuple[Extra, ...] = (),
+) -> Assembly:
+    """An Assembly over a tiny random model: ``assembly("qwen3", max_rows=2).engine("ngram", k=4)``."""
+    model = zoo.build(family, seed, dtype).to(device)
+    target = ArenaModel(model, registry(*extra).backend(backend))
+    return Assembly(registry(*extra), target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=max_length)
+
+
+def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:
+    """Prompts of different lengths, some with repetition, from 3 to 60 tokens of the byte vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [37, 3, 60, 18, 29, 44][:count]
+    made = [torch.randint(0, 256, (length,), generator=generator).tolist() for length in lengths]
+    return [tuple((p[: len(p) // 2] * 2) or p) if i % 2 == 0 else tuple(p) for i, p in enumerate(made)]
+
+
+def requests(params: SamplingParams | None = None, count: int = 4) -> list[Request]:
+    """Requests over ``prompts``, each a little longer than the one before."""
+    base = params or SamplingParams(max_new_tokens=24)
+    return [
+        Request(i, prompt, SamplingParams(**{**vars(base), "max_new_tokens": base.max_new_tokens + 5 * i}))
+        for i, prompt in enumerate(prompts(count))
+    ]
