@@ -46,7 +46,8 @@ def failures(checks: type[Checks]) -> dict[str, str]:
                 except pytest.skip.Exception:
                     continue
                 except Exception as error:
-                    found.setdefault(name, f"{type(error).__name__}: {error}")
+                    case = f"[{', '.join(map(str, arguments.values()))}]" if arguments else ""
+                    found[name + case] = f"{type(error).__name__}: {error}"
     return found
 
 
