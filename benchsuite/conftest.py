@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,20 @@ def one_thread() -> Iterator[None]:
 def assemble(one_thread: None) -> Make:
     """``benchsuite.tiny.assembly``, on one thread."""
     return assembly
+
+
+KILLS = pytest.StashKey[list[Any]]()
+"""What the museum's mutants came to."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The museum's table, where it was visited."""
+    kills = config.stash.get(KILLS, [])
+    if kills:
+        from benchsuite.museum.kills import table
+
+        terminalreporter.section("museum")
+        terminalreporter.write_line(table(kills))
 
 
 DEVICES = [

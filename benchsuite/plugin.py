@@ -24,6 +24,7 @@ MARKERS = (
     "mps: needs an Apple GPU",
     "gpu: needs a GPU of either kind",
     "kernels: times the kernels and the key/value arena; run it alone, `-m kernels`",
+    "museum: known bugs, each put into our code and found by the layer that is there for it",
     "slow: takes more than a few seconds on two cores, or needs the embedded model",
 )
 

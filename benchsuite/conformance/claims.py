@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,11 +36,13 @@ class Checks:
         torch.set_num_threads(threads)
 
 
-def failures(checks: type[Checks]) -> dict[str, str]:
-    """Run every check that needs no accelerator, without pytest: the names of those that fail, and how."""
-    found: dict[str, str] = {}
+def failures(checks: type[Checks], *, only: str = "") -> Iterator[tuple[str, str]]:
+    """Run every check that needs no accelerator, without pytest: the names of those that fail, and how.
+
+    ``only`` is a regular expression of the names that are run.
+    """
     for name, check in inspect.getmembers(checks, inspect.isfunction):
-        if name.startswith("test_"):
+        if name.startswith("test_") and re.search(only, name):
             for arguments in _cases(check):
                 try:
                     check(checks(), **arguments)
@@ -47,8 +50,7 @@ def failures(checks: type[Checks]) -> dict[str, str]:
                     continue
                 except Exception as error:
                     case = f"[{', '.join(map(str, arguments.values()))}]" if arguments else ""
-                    found[name + case] = f"{type(error).__name__}: {error}"
-    return found
+                    yield name + case, f"{type(error).__name__}: {error}"
 
 
 def _cases(check: Any) -> Iterator[dict[str, Any]]:

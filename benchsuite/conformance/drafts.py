@@ -53,6 +53,8 @@ class DraftChecks(Checks):
     k: ClassVar[int]
     family: ClassVar[str]
     extra: ClassVar[tuple[tiny.Extra, ...]]
+    windows: ClassVar[int] = 80  # proposed anew, at most
+    repeats: ClassVar[int] = 24  # of six requests whose proposals are held against q
 
     def engine(self, policy: str = "match", rows: int = 3) -> Engine:
         """The draft under a policy, over a tiny target."""
@@ -121,7 +123,7 @@ class DraftChecks(Checks):
         chosen = "match" if policy == "coupled" else self.uncoupled
         rows = 1 if self.remembers else 3
         count = 1 if self.remembers else 6
-        found = [seen for seen in self.records(chosen, params, rows, count) if seen.room == seen.asked][:80]
+        found = [seen for seen in self.records(chosen, params, rows, count) if seen.room == seen.asked][: self.windows]
         alone = self.engine(chosen, 1)
         wrong = [(seen, again) for seen in found if not _alike(seen, again := anew(alone, seen))]
         if len(wrong) > SLACK * len(found):
@@ -175,7 +177,7 @@ class DraftChecks(Checks):
         engine = assembly(self.family, 8, self.extra).engine(self.text, self.uncoupled, k=self.k)
         work = [
             Request(10 * number + i, prompt, replace(SAMPLED, seed=number, max_new_tokens=48))
-            for number in range(24)
+            for number in range(self.repeats)
             for i, prompt in enumerate(tiny.prompts(6))
         ]
         coin, bins = random.Random(0), [0] * fidelity.BINS
@@ -274,7 +276,7 @@ def _malformed(seen: Record, vocabulary: int) -> str | None:
 def differ(text: str, build: Assembly, engine: Engine, work: list[Request]) -> None:
     """Raise Failed where an output parts from plain decoding's and the difference is no certified tie."""
     arm = Arm(Setting("tiny", "auto", build.target.device.type, "auto", 1, 0.0, 0, 1.0, 24, 0, "conformance"))
-    plain, other = EngineRunner(arm, build.engine(None)), EngineRunner(arm, engine)
+    plain, other = EngineRunner(arm, build.engine(None, max_rows=1)), EngineRunner(arm, engine)
     judge = Judge(build.target, range(40))
     expected, got = plain.run(work).tokens, other.run(work).tokens
     for request, pair in zip(work, zip(expected, got, strict=True), strict=True):

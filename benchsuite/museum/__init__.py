@@ -1,0 +1,1 @@
+"""The museum of shipped bugs: what the suite is measured by."""

@@ -1,0 +1,63 @@
+"""A mutation of our own code: a few lines of one function, replaced while a test runs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+
+class NotApplicable(AssertionError):
+    """The code that a mutant changes is no longer there: the mutant must be rewritten, not dropped."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """In the function ``where`` ("module:Class.function") the text ``old``, found exactly once, becomes ``new``.
+
+    Example: ``Edit("specdec.arena:Arena.commit", "verdict.num_accepted + 1", "1")``
+    """
+
+    where: str
+    old: str
+    new: str
+
+
+def apply(edits: Sequence[Edit], patch: pytest.MonkeyPatch) -> None:
+    """Put changed functions in their places until the patch is undone; NotApplicable where ``old`` is not found."""
+    for where in dict.fromkeys(edit.where for edit in edits):
+        module, _, path = where.partition(":")
+        *parents, name = path.split(".")
+        owner: Any = importlib.import_module(module)
+        for parent in parents:
+            owner = getattr(owner, parent, None)
+        found = inspect.getattr_static(owner, name, None)
+        if found is None:
+            raise NotApplicable(f"{where} is gone; the mutant that changes it must be rewritten")
+        function = _inner(found)
+        source = inspect.getsource(function)
+        for edit in edits:
+            if edit.where == where:
+                times = source.count(edit.old)
+                if times != 1:
+                    raise NotApplicable(f"{where} holds {edit.old!r} {times} times, expected once; rewrite the mutant")
+                source = source.replace(edit.old, edit.new)
+        block = "if True:\n" if source[0].isspace() else ""
+        code = compile(f"from __future__ import annotations\n{block}{source}", f"<mutant of {where}>", "exec")
+        made: dict[str, Any] = {}
+        exec(code, function.__globals__, made)
+        patch.setattr(owner, name, made[name])
+
+
+def _inner(found: Any) -> FunctionType:
+    """The function inside a property, a static method or a decorator's wrapper."""
+    for attribute in ("fget", "__func__", "func"):
+        found = getattr(found, attribute, found)
+    inner = inspect.unwrap(found)
+    assert isinstance(inner, FunctionType), found
+    return inner

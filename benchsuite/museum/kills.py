@@ -1,0 +1,63 @@
+"""A mutant held against a layer, and the table of what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from tabulate import tabulate
+
+from benchsuite.museum.edit import NotApplicable, apply
+from benchsuite.museum.entries import CONTROLS, WAITING, Control, Mutant
+from benchsuite.museum.layers import LAYERS
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What one layer said of one mutant: ``said`` is None where it found nothing."""
+
+    entry: Mutant | Control
+    layer: str
+    said: str | None
+    seconds: float
+
+
+def hold(entry: Mutant | Control, layer: str, layers: dict[str, Callable[[], None]] = LAYERS) -> Kill:
+    """Run one layer over our code as the entry changes it. NotApplicable if it no longer can."""
+    with pytest.MonkeyPatch.context() as patch:
+        apply(entry.edits, patch)
+        start, said = time.perf_counter(), None
+        try:
+            layers[layer]()
+        except NotApplicable:
+            raise
+        except Exception as error:
+            said = f"{error}" if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        return Kill(entry, layer, said, time.perf_counter() - start)
+
+
+def _short(said: str | None) -> str:
+    words = " ".join((said or "SURVIVED").split()).partition(" assert ")[0]
+    words = words.partition(" measured: ")[2] or words
+    return words if len(words) <= 60 else words[:59] + "…"
+
+
+def table(kills: Sequence[Kill]) -> str:
+    """Every mutant with the layer that was to find it, how fast it did, and the smallest example it gave."""
+    rows = [
+        (
+            kill.entry.source,
+            kill.entry.sentence,
+            kill.layer,
+            f"{kill.seconds:.1f}",
+            _short(kill.said),
+        )
+        for kill in kills
+    ]
+    killed = sum(kill.said is not None for kill in kills)
+    lines = [tabulate(rows, ("shipped in", "what was wrong", "killed by", "s", "example"), disable_numparse=True)]
+    lines.append(f"\n{killed} of {len(kills)} mutants killed, in {sum(kill.seconds for kill in kills):.0f} s")
+    lines.append(f"{len(CONTROLS)} controls; waiting for a part that we lack: {', '.join(w.source for w in WAITING)}")
+    return "\n".join(lines)
