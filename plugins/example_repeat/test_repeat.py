@@ -1,0 +1,6 @@
+"""The draft ``repeat`` keeps what every draft must keep."""
+
+from benchsuite import conformance
+
+TestRepeat = conformance.draft("repeat")
+TestRepeatPairs = conformance.draft("repeat(period=2)")
