@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("zeros", [False, True], ids=["full", "with-zeros"])
-@pytest.mark.parametrize(("vocabulary", "depth"), [(2, 1), (2, 3), (3, 1), (3, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("vocabulary", "depth"), [(2, 1), (2, 3), (3, 1), (3, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ["rejection", "block", "tree_rejection", "match"])
 def test_emitted_tokens_follow_the_targets_law(
     name: str, vocabulary: int, depth: int, zeros: bool, certain: bool

@@ -36,6 +36,7 @@ def test_every_option_has_a_meaning_and_every_strategy_a_source(kind: str) -> No
         assert not missing, f"{kind} {name}: {missing} have no meaning"
 
 
+@pytest.mark.slow
 def test_the_list_option_shows_all_and_runs_nothing(run: Run) -> None:
     done = run("-m", "pytest", *QUICK, "--specdec-list")
     assert done.returncode == 0, done.stderr

@@ -81,6 +81,7 @@ def strict(path: Path) -> object:
     return json.loads(text, parse_constant=refuse)
 
 
+@pytest.mark.slow
 def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run, tmp_path: Path) -> None:
     done = run(
         "-m", "pytest", *QUICK, "--specdec-results", "out", "--benchmark-json", "bench.json", "--benchmark-quiet"

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.outcomes import Failed as Outcome
 
 
-class Failed(AssertionError):
-    """What was claimed, what was measured instead, and the smallest example at hand."""
+class Failed(Outcome):
+    """What was claimed, what was measured instead, and the smallest example at hand; pytest shows no traceback."""
 
     def __init__(self, claimed: str, measured: str, example: str) -> None:
-        super().__init__(f"\n  claimed:  {claimed}\n  measured: {measured}\n  example:  {example}")
+        super().__init__(f"\n  claimed:  {claimed}\n  measured: {measured}\n  example:  {example}", pytrace=False)
 
 
 def same(text: str, name: str, claimed: bool, measured: bool, example: str) -> None:
@@ -48,7 +49,7 @@ def failures(checks: type[Checks], *, only: str = "") -> Iterator[tuple[str, str
                     check(checks(), **arguments)
                 except pytest.skip.Exception:
                     continue
-                except Exception as error:
+                except (Exception, Failed) as error:
                     case = f"[{', '.join(map(str, arguments.values()))}]" if arguments else ""
                     yield name + case, f"{type(error).__name__}: {error}"
 

@@ -75,7 +75,7 @@ class DraftChecks(Checks):
 
         found = record(self.engine(policy, rows), tiny.requests(params, count), ks, see)
         if not found:
-            raise Failed(f"{self.text} proposed nothing at all", "a draft proposes now and then", "six requests")
+            raise Failed(f"{self.text} proposes now and then", "it proposed nothing at all", f"{count} requests")
         return found
 
     def test_it_is_what_it_claims(self) -> None:
@@ -146,6 +146,8 @@ class DraftChecks(Checks):
     )
     def test_it_changes_no_output(self, params: SamplingParams, device: str, dtype: torch.dtype) -> None:
         """Under ``match`` every output is plain decoding's, or parts from it at a certified tie."""
+        if device == "cuda" and not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
         build = assembly(self.family, 3, self.extra, device, dtype)
         differ(self.text, build, build.engine(self.text, k=self.k), tiny.requests(params, 6))
 
@@ -165,9 +167,9 @@ class DraftChecks(Checks):
             bins = [a + b for a, b in zip(bins, found.bins, strict=True)]
         if fidelity.evenness(bins) < fidelity.FALSE_ALARM:
             raise Failed(
-                f"outputs of {self.text} under {self.uncoupled} do not have the target's law",
+                f"outputs of {self.text} under {self.uncoupled} have the target's law",
                 _uneven(bins),
-                f"{len(work)} requests of tokens drawn at temperature 1",
+                f"{len(work)} requests at temperature {SAMPLED.temperature}, top-k {SAMPLED.top_k}",
             )
 
     def test_q_is_the_law_that_its_proposals_were_drawn_from(self) -> None:
@@ -192,7 +194,7 @@ class DraftChecks(Checks):
                 if share < worst[0]:
                     worst = share, f"after {list(seen.text[-6:])} … token {token}, to which q gives {share:.1e}"
         if fidelity.evenness(bins) < fidelity.FALSE_ALARM:
-            raise Failed(f"{self.text} lies about q: its proposals were not drawn from it", _uneven(bins), worst[1])
+            raise Failed(f"the proposals of {self.text} are drawn from its q", _uneven(bins), worst[1])
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     def test_a_step_reads_the_device_once(self, params: SamplingParams) -> None:
@@ -282,4 +284,4 @@ def differ(text: str, build: Assembly, engine: Engine, work: list[Request]) -> N
     for request, pair in zip(work, zip(expected, got, strict=True), strict=True):
         for difference in judge.compare(work, request, plain, other, pair):
             if not difference.tie:
-                raise Failed(f"{text} changes an output", str(difference), f"prompt {list(request.prompt)}")
+                raise Failed(f"{text} changes no output", str(difference), f"prompt {list(request.prompt)}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 from tabulate import tabulate
 
+from benchsuite.conformance.claims import Failed
 from benchsuite.museum.edit import NotApplicable, apply
 from benchsuite.museum.entries import CONTROLS, WAITING, Control, Mutant
 from benchsuite.museum.layers import LAYERS
@@ -33,8 +34,9 @@ def hold(entry: Mutant | Control, layer: str, layers: dict[str, Callable[[], Non
             layers[layer]()
         except NotApplicable:
             raise
-        except Exception as error:
-            said = f"{error}" if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        except (Exception, Failed) as error:
+            told = isinstance(error, AssertionError | Failed)
+            said = f"{error}" if told else f"{type(error).__name__}: {error}"
         return Kill(entry, layer, said, time.perf_counter() - start)
 
 
