@@ -26,7 +26,11 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-.PHONY: bench bench-all test lint clean
+# Laws, mutants and certificates: tiny models on one thread, half of the suite's time.
+PROOF := benchsuite/test_museum.py benchsuite/test_conformance.py benchsuite/test_planted.py benchsuite/test_law.py \
+	benchsuite/test_exact_law.py benchsuite/test_tutorial.py benchsuite/test_equality.py benchsuite/test_rollback.py
+
+.PHONY: bench bench-all test test-proof test-rest lint clean
 
 bench bench-all: export HF_HUB_OFFLINE = 1
 bench: $(READY)
@@ -41,10 +45,18 @@ bench-all: $(READY)
 		--specdec-temperature 0,1 --specdec-batch 1,4 --specdec-prompts 1 --specdec-max-new-tokens 24 \
 		--specdec-peer none --specdec-results results --benchmark-json results/benchmark-all.json --benchmark-quiet $(ARGS)
 
-test: export HF_HUB_OFFLINE = 1
-test: export TRITON_INTERPRET = 1
+# Two processes, one for each core.
 test: $(READY)
-	$(BIN)/python -m pytest --specdec-target tiny --benchmark-quiet $(ARGS)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rest test-proof
+
+test-rest test-proof: export HF_HUB_OFFLINE = 1
+test-rest test-proof: export TRITON_INTERPRET = 1
+test-rest:
+	$(BIN)/python -m pytest --specdec-target tiny --benchmark-quiet $(PROOF:%=--ignore=%) $(ARGS)
+
+test-proof: export OMP_NUM_THREADS = 1
+test-proof:
+	$(BIN)/python -m pytest --benchmark-quiet $(PROOF) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -25,6 +25,9 @@ ALONE = {
 }
 """For each layer a mutant that no other one finds."""
 
+TABLES = ("law", "streams")
+"""The layers in which drafts are tables: a control that changes those changes nothing for the others."""
+
 
 def told(entry: Mutant | Control | Waiting) -> str:
     """The test's id."""
@@ -40,8 +43,11 @@ def test_a_mutant_is_killed_by_its_layer(mutant: Mutant, pytestconfig: pytest.Co
 
 
 @pytest.mark.museum
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("control", CONTROLS, ids=told)
+@pytest.mark.parametrize(
+    ("control", "layer"),
+    [(control, layer) for control in CONTROLS for layer in LAYERS if layer in TABLES or not control.of_a_table],
+    ids=lambda value: value if isinstance(value, str) else told(value),
+)
 def test_a_control_is_never_flagged(control: Control, layer: str) -> None:
     assert hold(control, layer).said is None
 

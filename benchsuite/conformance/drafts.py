@@ -54,7 +54,7 @@ class DraftChecks(Checks):
     family: ClassVar[str]
     extra: ClassVar[tuple[tiny.Extra, ...]]
     windows: ClassVar[int] = 80  # proposed anew, at most
-    repeats: ClassVar[int] = 24  # of six requests whose proposals are held against q
+    repeats: ClassVar[int] = 16  # of six requests whose proposals are held against q
 
     def engine(self, policy: str = "match", rows: int = 3) -> Engine:
         """The draft under a policy, over a tiny target."""
@@ -158,7 +158,7 @@ class DraftChecks(Checks):
         judge = Judge(build.target, range(40))
         work = [
             replace(request, id=10 * number + request.id, params=replace(request.params, seed=number))
-            for number in range(12)
+            for number in range(10)
             for request in tiny.requests(SAMPLED, 6)
         ]
         bins = [0] * fidelity.BINS

@@ -30,6 +30,11 @@ class Control:
     sentence: str
     edits: tuple[Edit, ...]
 
+    @property
+    def of_a_table(self) -> bool:
+        """Whether only ``TableDraft`` is changed, which no transformers model drafts with."""
+        return bool(self.edits) and all(edit.where.startswith(TABLE) for edit in self.edits)
+
 
 @dataclass(frozen=True)
 class Waiting:

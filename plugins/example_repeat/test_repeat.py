@@ -3,4 +3,3 @@
 from benchsuite import conformance
 
 TestRepeat = conformance.draft("repeat")
-TestRepeatPairs = conformance.draft("repeat(period=2)")
