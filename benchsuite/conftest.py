@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +16,28 @@ from hypothesis import settings
 from benchsuite.tiny import assembly
 from specdec.assembly import Assembly
 
-# The engine's first call in a process is slow and machines are shared: a deadline would time noise.
-settings.register_profile("specdec", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("specdec")
+DEEPER = 50
+"""How many times longer proofs are with --specdec-deep."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One hypothesis profile, of either length."""
+    deep = config.getoption("specdec_deep")
+    # The engine's first call in a process is slow and machines are shared: a deadline would time noise.
+    settings.register_profile(
+        "specdec", max_examples=100 * (DEEPER if deep else 1), deadline=None, derandomize=True, print_blob=True
+    )
+    settings.load_profile("specdec")
+
 
 Make = Callable[..., Assembly]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def seeds(pytestconfig: pytest.Config) -> range:
+    """Of the random laws that a proof is made for."""
+    return range(DEEPER if pytestconfig.getoption("specdec_deep") else 1)
 
 
 @pytest.fixture
@@ -46,6 +67,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
         terminalreporter.section("museum")
         terminalreporter.write_line(table(kills))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run Python from an empty folder, offline; returns the finished process with its output as text."""
+
+    def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
+        env |= {"PYTHONPATH": path} if path else {}
+        env.pop("PYTEST_ADDOPTS", None)
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+
+    return call
 
 
 DEVICES = [

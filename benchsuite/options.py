@@ -80,6 +80,12 @@ def add_options(parser: pytest.Parser) -> None:
         action="store_true",
         help="seed torch and allow deterministic algorithms only",
     )
+    group.addoption(
+        "--specdec-deep",
+        dest="specdec_deep",
+        action="store_true",
+        help="the suite's own proofs 50 times longer: more laws, more runs of the state machine",
+    )
     parser.addini("specdec_deterministic", "ini twin of --specdec-deterministic", type="bool", default=False)
 
 

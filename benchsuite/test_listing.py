@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from benchsuite.conftest import Run
 from benchsuite.matrix import build
-from benchsuite.test_plugin import QUICK, Run, run
+from benchsuite.test_plugin import QUICK
 from benchsuite.tiny import registry
 from specdec import Draft, Env, Registry, SpecdecError, hookimpl
 from specdec.registry import KINDS
 
 pytest_plugins = "pytester"
-__all__ = ["run"]
 
 DRAFTS = ("draft_model", "eagle", "garbage", "hybrid", "medusa", "ngram", "oracle", "suffix", "tree")
 POLICIES = (

@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 
 from benchsuite.conftest import KILLS
+from benchsuite.museum.controls import CONTROLS
 from benchsuite.museum.edit import Edit, NotApplicable, apply
-from benchsuite.museum.entries import CONTROLS, MUTANTS, OURS, SHIPPED, WAITING, Control, Mutant, Waiting
+from benchsuite.museum.entries import Control, Mutant, Waiting
 from benchsuite.museum.kills import hold
 from benchsuite.museum.layers import LAYERS
+from benchsuite.museum.ours import OURS
+from benchsuite.museum.shipped import SHIPPED, WAITING
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+
+MUTANTS = (*SHIPPED, *OURS)
 
 ALONE = {
     "law": "block verification uses the token-wise rule",

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchsuite.conftest import Run
 from benchsuite.rows import KEYS
 from specdec.devices import why_absent
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
 SHORT = ("--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny", "--specdec-workload", "chat")
 QUICK = (*SHORT, "--specdec-max-new-tokens", "6", "--specdec-prompts", "1")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Run Python from an empty folder, offline; returns the finished process with its output as text."""
-
-    def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
-        env |= {"PYTHONPATH": path} if path else {}
-        env.pop("PYTEST_ADDOPTS", None)
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
-
-    return call
 
 
 def test_help_imports_no_torch_and_lists_every_option(run: Run) -> None:
@@ -264,41 +244,3 @@ def test_a_hub_id_out_of_reach_is_refused(run: Run) -> None:
     assert done.returncode == 2
     assert "the model 'nobody/nothing' cannot be loaded" in done.stderr
     assert "the hub is out of reach" in " ".join(done.stderr.split())
-
-
-@pytest.mark.slow
-def test_the_command_tells_tokens_apart_without_colour(run: Run) -> None:
-    done = run(
-        "-m", "specdec", "one two one two", "--target", "tiny", "--draft", "oracle(0.8)", "--max-new-tokens", "12"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "[accepted]" in done.stdout
-    assert "a proposal that was kept" in done.stdout
-    assert "contract exact, ended by length" in done.stdout
-
-
-@pytest.mark.slow
-def test_the_command_gives_strict_json_on_request(run: Run) -> None:
-    arguments = ("one two", "--specdec-target", "tiny", "--json", "--max-new-tokens", "8", "--temperature", "0.7")
-    found = json.loads(run("-m", "specdec", *arguments).stdout, parse_constant=pytest.fail)
-    assert len(found["tokens"]) == found["counters"]["num_emitted_tokens"] == 8
-    assert {token["kind"] for token in found["tokens"]} <= {"accepted", "recovered", "bonus", "plain"}
-    again = json.loads(run("-m", "specdec", *arguments, "--draft", "none").stdout)
-    assert [t["id"] for t in again["tokens"]] == [t["id"] for t in found["tokens"]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("x", "--draft", "ngrm"), "unknown draft 'ngrm'; did you mean 'ngram'"),
-        (("  ", "--target", "tiny"), "the prompt is empty; give it some text"),
-        (("x", "--target", "tiny", "--top-p", "3"), "top_p is 3.0; expected above 0"),
-    ],
-)
-def test_the_command_refuses_with_one_line_and_code_2(arguments: tuple[str, ...], message: str, run: Run) -> None:
-    done = run("-m", "specdec", *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1

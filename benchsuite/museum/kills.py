@@ -10,9 +10,11 @@ import pytest
 from tabulate import tabulate
 
 from benchsuite.conformance.claims import Failed
+from benchsuite.museum.controls import CONTROLS
 from benchsuite.museum.edit import NotApplicable, apply
-from benchsuite.museum.entries import CONTROLS, WAITING, Control, Mutant
+from benchsuite.museum.entries import Control, Mutant
 from benchsuite.museum.layers import LAYERS
+from benchsuite.museum.shipped import WAITING
 
 
 @dataclass(frozen=True)
