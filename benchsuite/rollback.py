@@ -51,6 +51,7 @@ class Rollback(RuleBasedStateMachine):
         self.model: list[list[float]] = []
         self.next = 1.0
         self.steps: list[str] = []
+        self.saved: tuple[list[torch.Tensor], list[list[float]]] | None = None
 
     @initialize()
     def enter_first(self) -> None:
@@ -102,6 +103,25 @@ class Rollback(RuleBasedStateMachine):
         self.arena.reset(row)
         self.model[row] = []
         self.steps.append(f"reset {row}")
+
+    @rule()
+    def save(self) -> None:
+        """Keep a copy of all that the arena is: its tensors."""
+        tensors = (*self.arena.keys, *self.arena.values, self.arena.committed)
+        self.saved = [tensor.clone() for tensor in tensors], [list(row) for row in self.model]
+        self.steps.append("save")
+
+    @rule()
+    @precondition(lambda self: self.saved is not None)
+    def load(self) -> None:
+        """Go back to the copy, in the same storage; whatever was done since is as if it had not been."""
+        assert self.saved is not None
+        for tensor, copy in zip(
+            (*self.arena.keys, *self.arena.values, self.arena.committed), self.saved[0], strict=True
+        ):
+            tensor.copy_(copy)
+        self.model = [list(row) for row in self.saved[1]]
+        self.steps.append("load")
 
     def forward(self, rows: slice, parents: list[list[int]], widths: list[int], paths: list[list[int]]) -> None:
         """Write a window into every layer, check what is seen, commit the paths."""

@@ -42,13 +42,6 @@ def test_an_output_has_the_targets_law(policy: str, certain: bool, distance: Dis
     assert distance(policy, 3, chain(1), one(2), certain=certain, zeros=True) < 1e-12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["rejection", "block", "tree_rejection"])
-def test_outputs_of_four_proposals_at_once_have_the_targets_law(policy: str, distance: Distance) -> None:
-    assert distance(policy, 2, chain(3), one(4)) < 1e-12
-    assert distance(policy, 2, chain(4), one(5), certain=True) < 1e-12
-
-
 PROCESSORS = {
     "temperature": {"temperature": 0.5},
     "top-k": {"top_k": 2},

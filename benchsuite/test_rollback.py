@@ -1,14 +1,18 @@
-"""The rollback machine is run, and its one bound is tight."""
+"""The state machines over arena and engine are run, and the ring's bound is tight."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
+from benchsuite.enginemachine import EngineMachine
 from benchsuite.rollback import WIDEST, Rollback
 
 # 60 runs of 30 steps take a few seconds and find each fault planted so far within the first few.
 Rollback.TestCase.settings = settings(max_examples=settings().max_examples * 6 // 10, stateful_step_count=30)
 TestRollback = Rollback.TestCase
+
+EngineMachine.TestCase.settings = Rollback.TestCase.settings
+TestEngineMachine = EngineMachine.TestCase
 
 
 def test_the_ring_bound_is_tight() -> None:
