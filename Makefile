@@ -45,16 +45,16 @@ bench-all: $(READY)
 		--specdec-temperature 0,1 --specdec-batch 1,4 --specdec-prompts 1 --specdec-max-new-tokens 24 \
 		--specdec-peer none --specdec-results results --benchmark-json results/benchmark-all.json --benchmark-quiet $(ARGS)
 
-# Two processes, one for each core.
+# Two processes of one thread, one for each core: two of two threads would wait for each other.
 test: $(READY)
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-rest test-proof
 
 test-rest test-proof: export HF_HUB_OFFLINE = 1
 test-rest test-proof: export TRITON_INTERPRET = 1
+test-rest test-proof: export OMP_NUM_THREADS = 1
 test-rest:
 	$(BIN)/python -m pytest --specdec-target tiny --benchmark-quiet $(PROOF:%=--ignore=%) $(ARGS)
 
-test-proof: export OMP_NUM_THREADS = 1
 test-proof:
 	$(BIN)/python -m pytest --benchmark-quiet $(PROOF) $(ARGS)
 
