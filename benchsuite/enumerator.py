@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeVar
@@ -112,6 +112,15 @@ class Shape:
         """The slots from the root's child down to ``slot``."""
         return [] if slot == 0 else [*self.ancestry(self.parents[slot]), slot]
 
+    def without_elders(self, law: Sequence[float], slots: Sequence[int], slot: int) -> list[float]:
+        """The law that ``slot`` is drawn from once its elder siblings, tokens ``slots``, are taken out."""
+        left = list(law)
+        for elder in range(1, slot):
+            if self.parents[elder] == self.parents[slot]:
+                left[slots[elder]] = 0.0
+        total = sum(left)
+        return [share / total for share in left] if total else left
+
 
 def drawn(shape: Shape, q: Laws, certain: bool) -> Iterator[tuple[float, list[int], list[list[float]]]]:
     """Every tree that a draft with law q[path] may draw, siblings without replacement: weight, tokens, q rows.
@@ -123,13 +132,8 @@ def drawn(shape: Shape, q: Laws, certain: bool) -> Iterator[tuple[float, list[in
         slots = [-1, *tokens]
         weight, rows = 1.0, []
         for slot in range(1, len(slots)):
-            parent = shape.parents[slot]
-            law = list(q[tuple(slots[s] for s in shape.ancestry(parent))])
-            for elder in range(1, slot):
-                if shape.parents[elder] == parent:
-                    law[slots[elder]] = 0.0
-            total = sum(law)
-            row = [share / total for share in law] if total else law
+            law = q[tuple(slots[s] for s in shape.ancestry(shape.parents[slot]))]
+            row = shape.without_elders(law, slots, slot)
             weight *= row[slots[slot]]
             rows.append(row)
         if weight:

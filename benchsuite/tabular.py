@@ -108,26 +108,27 @@ class Always(Controller):
 class TableDraft(Draft):
     """Draws from a table along a shape: a chain as deep as K allows, or a tree of siblings without replacement.
 
-    ``certain`` proposes the same and calls each token certain. ``lie`` is what it says instead of its law: the
-    hook for planted faults.
+    ``certain`` proposes the same and calls each token certain.
     """
 
-    def __init__(self, law: Table, shape: Shape, certain: bool = False, lie: Table | None = None) -> None:
-        self._law, self._shape, self._certain, self._lie = law, shape, certain, lie or law
+    def __init__(self, law: Table, shape: Shape, certain: bool = False) -> None:
+        self._law, self._shape, self._certain = law, shape, certain
         self.branches = list(shape.parents) != list(range(-1, len(shape.parents) - 1))
 
     def propose(self, context: Context) -> Window:
         """A window of the shape's first slots, as many as some row has room for."""
         size = 1 + min(int(context.max_proposals_host.max()), len(self._shape.parents) - 1)
         rows = [context.history[row, : context.length_host[row]].tolist() for row in range(context.rows)]
-        slots: list[list[int]] = [[] for _ in rows]
+        slots = [[text[-1]] for text in rows]
         told: list[list[list[float]]] = [[] for _ in rows]
         for slot in range(1, size):
             drawn, depth = [], len(self._shape.ancestry(slot))
             for row, text in enumerate(rows):
-                own, said = (self._without_elders(law, text, slots[row], slot) for law in (self._law, self._lie))
+                path = self._shape.ancestry(self._shape.parents[slot])
+                law = self._law((*text, *(slots[row][s] for s in path)))
+                own = self._shape.without_elders(law, slots[row], slot)
                 drawn.append(own)
-                told[row].append(said)
+                told[row].append(own)
             logits = torch.tensor(drawn, dtype=torch.float64).log()[:, None]
             position = context.length[:, None] + depth - 1
             if self.branches:
@@ -136,16 +137,7 @@ class TableDraft(Draft):
                 tokens = context.propose_token(logits, position)
             for row, token in enumerate(tokens[:, 0].tolist()):
                 slots[row].append(token)
-        tokens = torch.tensor([[text[-1], *row] for text, row in zip(rows, slots, strict=True)])
+        tokens = torch.tensor(slots)
         parents = torch.tensor(self._shape.parents[:size]).expand_as(tokens)
         q = None if self._certain else torch.tensor(told, dtype=torch.float64)
         return Window(tokens, parents, context.max_proposals.clamp(max=size - 1) + 1, q)
-
-    def _without_elders(self, law: Table, text: list[int], slots: list[int], slot: int) -> list[float]:
-        parent = self._shape.parents[slot]
-        left = list(law((*text, *(slots[s - 1] for s in self._shape.ancestry(parent)))))
-        for elder in range(1, slot):
-            if self._shape.parents[elder] == parent:
-                left[slots[elder - 1]] = 0.0
-        total = sum(left)
-        return [share / total for share in left] if total else left

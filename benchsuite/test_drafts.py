@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from benchsuite import zoo
 from benchsuite.conftest import Make
-from benchsuite.tiny import prompts, requests
+from benchsuite.tiny import prompts, requests, saved
 from specdec import Request, SamplingParams, catalog
 from specdec_plugins.drafts.ngram import Ngram
 
@@ -22,9 +22,7 @@ def test_a_draft_that_is_the_target_has_every_proposal_accepted(
     family: str, temperature: float, tmp_path: Path, assemble: Make
 ) -> None:
     """A stale position, a lost token or a wrong catch-up changes no output under `match`, only acceptance."""
-    zoo.build(family).save_pretrained(tmp_path)
-    catalog.byte_tokenizer().save_pretrained(tmp_path)
-    engine = assemble(family, max_rows=3).engine(f"draft_model(model={str(tmp_path)!r})", k=4)
+    engine = assemble(family, max_rows=3).engine(f"draft_model(model={saved(family, tmp_path)})", k=4)
     params = SamplingParams(temperature=temperature, max_new_tokens=30)
     assert engine.draft is not None
     asked = iter([4, 4, 0, 4, 0, 0, 4, 1, 4] * 40)
@@ -35,9 +33,8 @@ def test_a_draft_that_is_the_target_has_every_proposal_accepted(
 
 
 def test_a_draft_left_alone_for_longer_than_its_widest_window_catches_up(tmp_path: Path, assemble: Make) -> None:
-    zoo.build("llama").save_pretrained(tmp_path)
-    catalog.byte_tokenizer().save_pretrained(tmp_path)
-    engine = assemble(max_rows=2, max_length=500).engine(f"draft_model(model={str(tmp_path)!r})", k=4)
+    draft = f"draft_model(model={saved('llama', tmp_path)})"
+    engine = assemble(max_rows=2, max_length=500).engine(draft, k=4)
     asked = iter([*[0] * 280, *[4] * 200])
     object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
     # The second row's place is taken late by a third, which is then far less behind than the first.
@@ -70,9 +67,7 @@ def test_a_draft_padded_to_another_vocabulary_costs_no_token(
 
 def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, assemble: Make) -> None:
     """p = q: min(1, p/q) = 1, up to the rounding of two forwards of different width."""
-    zoo.build("llama").save_pretrained(tmp_path)
-    catalog.byte_tokenizer().save_pretrained(tmp_path)
-    engine = assemble(max_rows=2).engine(f"draft_model(model={str(tmp_path)!r})", "rejection", k=4)
+    engine = assemble(max_rows=2).engine(f"draft_model(model={saved('llama', tmp_path)})", "rejection", k=4)
     engine.run(requests(SamplingParams(temperature=1.0, max_new_tokens=60)))
     assert engine.stats.counts["num_draft_tokens"] > 100
     assert engine.stats.acceptance_rate == 1.0

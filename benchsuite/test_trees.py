@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite import zoo
 from benchsuite.conftest import Make
-from benchsuite.tiny import prompts, requests
-from specdec import Context, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
+from benchsuite.tiny import prompts, requests, saved
+from specdec import Context, Request, SamplingParams, SpecdecError, Verdict, Window
 
 # 0 - 1 - 3        slots; 1 and 2 are siblings, 4 continues 2
 #   - 2 - 4
@@ -43,20 +42,13 @@ def test_the_first_good_child_takes_its_parents_choice(good: list[int], width: i
     assert window.prefer(torch.tensor([good]).bool(), torch.tensor([[1, 2, 3, 4, 0]])).tolist() == [expected]
 
 
-def itself(build_family: str, folder: Path) -> str:
-    """The target as a draft of its own, in a folder."""
-    zoo.build(build_family).save_pretrained(folder)
-    catalog.byte_tokenizer().save_pretrained(folder)
-    return repr(str(folder))
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2"])
 def test_every_node_of_a_models_tree_is_a_likely_child_of_its_parent(
     family: str, tmp_path: Path, assemble: Make
 ) -> None:
     """The draft is the target, so the target's own logits judge: a stale position, a cousin in the mask or a lost
     token shows in the laws, also where it would cost no output."""
-    engine = assemble(family, max_rows=3).engine(f"tree(model={itself(family, tmp_path)}, beam=3, depth=3)", k=12)
+    engine = assemble(family, max_rows=3).engine(f"tree(model={saved(family, tmp_path)}, beam=3, depth=3)", k=12)
     asked = iter([12, 12, 0, 12, 0, 0] * 60)
     object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
     depths: set[int] = set()
@@ -79,7 +71,7 @@ def test_a_tree_of_the_target_itself_is_kept_to_its_full_depth(
     temperature: float, tmp_path: Path, assemble: Make
 ) -> None:
     """All 3 + 9 nodes are verified; under the coupled policy the target's own draw is among them."""
-    engine = assemble("llama", max_rows=3).engine(f"tree(model={itself('llama', tmp_path)}, beam=3, depth=2)", k=12)
+    engine = assemble("llama", max_rows=3).engine(f"tree(model={saved('llama', tmp_path)}, beam=3, depth=2)", k=12)
     kept: set[int] = set()
 
     def watch(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
@@ -93,7 +85,7 @@ def test_a_tree_of_the_target_itself_is_kept_to_its_full_depth(
 
 def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, assemble: Make) -> None:
     """3 + 6 + 6 nodes; the draft is the target, so a child is among its parent's likeliest."""
-    engine = assemble("llama").engine(f"tree(model={itself('llama', tmp_path)}, widths=3-2-1)", k=15)
+    engine = assemble("llama").engine(f"tree(model={saved('llama', tmp_path)}, widths=3-2-1)", k=15)
     shapes: set[tuple[tuple[int, int], ...]] = set()
 
     def judge(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
@@ -113,7 +105,7 @@ def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, a
 
 def test_a_tree_counts_by_depth_and_copies_its_path_only(tmp_path: Path, assemble: Make) -> None:
     build = assemble("llama")
-    engine = build.engine(f"tree(model={itself('llama', tmp_path)}, beam=3, depth=3)", k=21)
+    engine = build.engine(f"tree(model={saved('llama', tmp_path)}, beam=3, depth=3)", k=21)
     moved: list[int] = []
 
     def watch(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -47,6 +48,13 @@ def assembly(
     model = zoo.build(family, seed, dtype).to(device)
     target = ArenaModel(model, registry(*extra).backend(backend))
     return Assembly(registry(*extra), target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=max_length)
+
+
+def saved(family: str, folder: Path) -> str:
+    """The target of a family in a folder, to be a draft of its own: ``draft_model(model=…)`` takes what is returned."""
+    zoo.build(family).save_pretrained(folder)
+    catalog.byte_tokenizer().save_pretrained(folder)
+    return repr(str(folder))
 
 
 def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:

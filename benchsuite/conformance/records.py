@@ -53,13 +53,6 @@ def record(
 
     def heard(context: Context) -> Window:
         window = propose(context)
-        first = len(found)
-        keep(context, window)
-        for seen in found[first:]:
-            see(seen)
-        return window
-
-    def keep(context: Context, window: Window) -> None:
         for row, identity in enumerate(context.request.tolist()):
             proposed = int(window.width[row]) - 1
             if proposed > 0:
@@ -68,6 +61,8 @@ def record(
                 tokens, parents = (part[row, 1 : proposed + 1].tolist() for part in (window.tokens, window.parents))
                 room = int(context.max_proposals_host[row])
                 found.append(Record(by_id[identity], tuple(text), room, asked, tuple(tokens), tuple(parents), q))
+                see(found[-1])
+        return window
 
     def scripted(stats: object) -> int:
         nonlocal step, asked

@@ -10,7 +10,7 @@ DRAWN = "tokens = context.propose_token(logits, position)"
 CONTROLS = (
     control(
         "EAGLE#183, #110, #221", "siblings that were drawn are called certain and tried one after another",
-        (f"{TABLE}.__init__", "law, shape, certain, lie or law", "law, shape, True, lie or law"),
+        (f"{TABLE}.__init__", "law, shape, certain", "law, shape, True"),
     ),
     control(
         "z-lab/dflash#74", "a draft at temperature 0 under a target that samples",
@@ -20,8 +20,8 @@ CONTROLS = (
     control(
         "vllm#16899", "argmax drafting with q one-hot: lower acceptance, the same law",
         (f"{TABLE}.propose", DRAWN, "tokens = logits.max(dim=-1).indices"),
-        (f"{TABLE}.propose", "told[row].append(said)",
-         "told[row].append(said if self.branches else [float(i == own.index(max(own))) for i in range(len(own))])"),
+        (f"{TABLE}.propose", "told[row].append(own)",
+         "told[row].append(own if self.branches else [float(i == own.index(max(own))) for i in range(len(own))])"),
     ),
     control(
         "pegainfer#670", "a proposal is kept if the target's own draw equals it, under a policy that has a q",
@@ -31,8 +31,8 @@ CONTROLS = (
     ),
     control(
         "garbage", "uniform proposals whatever the text: q is exact and poor",
-        (f"{TABLE}._without_elders", "for elder in range(1, slot):",
-         "left = [1 / len(left)] * len(left)\n        for elder in range(1, slot):"),
+        (f"{TABLE}.propose", "own = self._shape.without_elders(law,",
+         "own = self._shape.without_elders([1 / len(law)] * len(law),"),
     ),
     control(
         "nothing", "a draft that never proposes",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from torch import Tensor
 
-from benchsuite import conformance, exactlaw, tiny, zoo
+from benchsuite import conformance, exactlaw, tiny
 from benchsuite.conformance.claims import Failed, failures
 from benchsuite.conformance.drafts import differ
 from benchsuite.enumerator import Shape, chain, context
@@ -195,17 +196,16 @@ def counters() -> None:
 def drafting() -> None:
     """A draft that is the target itself is always accepted; what drafts propose follows from the text."""
     with tempfile.TemporaryDirectory() as folder:
-        zoo.build("llama").save_pretrained(folder)
-        catalog.byte_tokenizer().save_pretrained(folder)
+        itself = tiny.saved("llama", Path(folder))
         build = tiny.assembly("llama", max_rows=3, backend="reference")
         for params in (GREEDY, SAMPLED):
-            engine = build.engine(f"draft_model(model={folder!r})", k=4)
+            engine = build.engine(f"draft_model(model={itself})", k=4)
             asked = iter([4, 4, 0, 4, 0, 0, 4, 1, 4] * 40)
             object.__setattr__(engine.controller, "next_k", lambda stats, asked=asked: next(asked))
             engine.run(tiny.requests(params, 5))
             rate = engine.stats.acceptance_rate
             assert rate == 1.0, f"of the target as its own draft {rate:.2f} are kept"
-        engine = build.engine(f"tree(model={folder!r}, widths=2-2-2)", k=14)
+        engine = build.engine(f"tree(model={itself}, widths=2-2-2)", k=14)
         whole: set[int] = set()
         engine.trace = lambda context, window, logits, verdict: whole.update(
             int(kept) for kept, room in zip(verdict.num_accepted, context.max_proposals_host, strict=True) if room == 14
