@@ -28,7 +28,7 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 
 # Laws, mutants and certificates: tiny models on one thread, half of the suite's time.
 PROOF := benchsuite/test_museum.py benchsuite/test_conformance.py benchsuite/test_planted.py benchsuite/test_law.py \
-	benchsuite/test_exact_law.py benchsuite/test_tutorial.py benchsuite/test_equality.py benchsuite/test_rollback.py
+	benchsuite/test_exact_law.py benchsuite/test_power.py benchsuite/test_tutorial.py benchsuite/test_equality.py benchsuite/test_rollback.py
 
 .PHONY: bench bench-all test test-proof test-rest lint clean
 

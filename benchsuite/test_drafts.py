@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from benchsuite import zoo
 from benchsuite.conftest import Make
-from benchsuite.tiny import prompts, requests, saved
+from benchsuite.tiny import ask, prompts, requests, saved
 from specdec import Request, SamplingParams, catalog
 from specdec_plugins.drafts.ngram import Ngram
 
@@ -25,8 +25,7 @@ def test_a_draft_that_is_the_target_has_every_proposal_accepted(
     engine = assemble(family, max_rows=3).engine(f"draft_model(model={saved(family, tmp_path)})", k=4)
     params = SamplingParams(temperature=temperature, max_new_tokens=30)
     assert engine.draft is not None
-    asked = iter([4, 4, 0, 4, 0, 0, 4, 1, 4] * 40)
-    object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
+    ask(engine, [4, 4, 0, 4, 0, 0, 4, 1, 4] * 40)
     engine.run(requests(params, count=6))
     assert engine.stats.acceptance_rate == 1.0
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
@@ -35,8 +34,7 @@ def test_a_draft_that_is_the_target_has_every_proposal_accepted(
 def test_a_draft_left_alone_for_longer_than_its_widest_window_catches_up(tmp_path: Path, assemble: Make) -> None:
     draft = f"draft_model(model={saved('llama', tmp_path)})"
     engine = assemble(max_rows=2, max_length=500).engine(draft, k=4)
-    asked = iter([*[0] * 280, *[4] * 200])
-    object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
+    ask(engine, [*[0] * 280, *[4] * 200])
     # The second row's place is taken late by a third, which is then far less behind than the first.
     lengths = (400, 270, 60)
     work = [

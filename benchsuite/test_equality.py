@@ -12,7 +12,7 @@ from benchsuite.arms import EngineRunner, TransformersRunner
 from benchsuite.conftest import DEVICES, Make
 from benchsuite.matrix import Arm, Setting
 from benchsuite.ties import Judge
-from benchsuite.tiny import requests
+from benchsuite.tiny import ask, requests
 from specdec import Engine, Request, SamplingParams
 
 DRAFTS = ("ngram", "ngram(n_max=2, n_min=1)", "draft_model", "garbage", "oracle(0.8)", "oracle(1.0)", "oracle(0.0)")
@@ -166,7 +166,6 @@ def test_a_draft_that_was_not_asked_for_some_steps_catches_up_on_tiny(assemble: 
     build = assemble("llama", max_rows=2)
     plain = build.engine(None)
     other = build.engine("draft_model", k=4)
-    ks = iter([4, 0, 0, 0, 4, 0, 4, 4, 0, 0] * 20)
-    object.__setattr__(other.controller, "next_k", lambda stats: next(ks))
+    ask(other, [4, 0, 0, 0, 4, 0, 4, 4, 0, 0] * 20)
     assert_same(Judge(build.target, range(40)), runner(plain), runner(other), requests(SAMPLED))
     assert other.stats.counts["num_accepted_tokens"] > 0

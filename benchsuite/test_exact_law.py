@@ -42,6 +42,14 @@ def test_an_output_has_the_targets_law(policy: str, certain: bool, distance: Dis
     assert distance(policy, 3, chain(1), one(2), certain=certain, zeros=True) < 1e-12
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "k"), [("rejection", 3), ("block", 3), ("tree_rejection", 3), ("tree_rejection", 4)]
+)
+def test_an_output_of_longer_proposals_has_the_targets_law(policy: str, k: int) -> None:
+    assert exactlaw.distance(built(policy), 2, chain(k), one(k + 1)) < 1e-12
+
+
 PROCESSORS = {
     "temperature": {"temperature": 0.5},
     "top-k": {"top_k": 2},

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchsuite.conftest import Make
-from benchsuite.tiny import requests
+from benchsuite.tiny import ask, requests
 from specdec import Context, Engine, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec_kernels.reference import Reference
@@ -55,8 +55,7 @@ def windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list[
                 tokens, parents = window.tokens[row : row + 1, :width], window.parents[row : row + 1, :width]
                 found.append((whole, Window(tokens, parents, window.width[row : row + 1])))
 
-    ks = iter(asked * 60)
-    object.__setattr__(engine.controller, "next_k", lambda stats: next(ks))
+    ask(engine, asked * 60)
     engine.trace = keep
     # `tree_rejection` is not coupled: nothing but the head decides what is proposed.
     engine.run(requests(SamplingParams(temperature=temperature, max_new_tokens=20), count=6))

@@ -22,16 +22,32 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("zeros", [False, True], ids=["full", "with-zeros"])
 @pytest.mark.parametrize(
-    ("vocabulary", "depth"), [(2, 1), (2, 3), (3, 1), (3, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
+    ("vocabulary", "depth"), [(2, 1), (2, 4), (3, 1), (3, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", ["rejection", "block", "tree_rejection", "match"])
 def test_emitted_tokens_follow_the_targets_law(
-    name: str, vocabulary: int, depth: int, zeros: bool, certain: bool
+    name: str, vocabulary: int, depth: int, zeros: bool, certain: bool, seeds: range
 ) -> None:
     generator = np.random.default_rng(vocabulary * 10 + depth)
-    for _ in range(3):
+    for _ in range(3 * len(seeds)):
         p, q = laws(generator, vocabulary, depth, zeros), laws(generator, vocabulary, depth, zeros)
         assert distance(policy_of(name), p, q, chain(depth), certain) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "vocabulary", "depth"),
+    [
+        *((name, *size) for name in ("rejection", "block", "tree_rejection") for size in ((3, 4), (4, 3))),
+        ("rejection", 4, 4),
+        ("tree_rejection", 4, 4),
+        ("match", 3, 3),  # it draws at every node: deeper, only two tokens, above
+    ],
+)
+def test_tokens_emitted_from_longer_chains_follow_the_targets_law(name: str, vocabulary: int, depth: int) -> None:
+    generator = np.random.default_rng(vocabulary * 10 + depth)
+    p, q = laws(generator, vocabulary, depth), laws(generator, vocabulary, depth)
+    assert distance(policy_of(name), p, q, chain(depth), certain=False) < 1e-12
 
 
 TREES = [
@@ -46,12 +62,13 @@ TREES = [
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("shape", TREES, ids=lambda shape: "".join(map(str, shape.parents[1:])))
 @pytest.mark.parametrize("name", ["tree_rejection", "match"])
-def test_tokens_emitted_from_trees_follow_the_targets_law(name: str, shape: Shape, certain: bool) -> None:
+def test_tokens_emitted_from_trees_follow_the_targets_law(name: str, shape: Shape, certain: bool, seeds: range) -> None:
     generator = np.random.default_rng(len(shape.parents))
     # `match` draws at every node: with three tokens, five nodes have 60,000 outcomes.
     vocabulary = 2 if name == "match" and len(shape.parents) > 4 else 3
-    p, q = laws(generator, vocabulary, shape.depth), laws(generator, vocabulary, shape.depth)
-    assert distance(policy_of(name), p, q, shape, certain) < 1e-12
+    for _ in seeds:
+        p, q = laws(generator, vocabulary, shape.depth), laws(generator, vocabulary, shape.depth)
+        assert distance(policy_of(name), p, q, shape, certain) < 1e-12
 
 
 def one_coin(p: list[float], q: list[float]) -> list[float]:

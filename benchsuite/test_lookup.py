@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchsuite import zoo
 from benchsuite.conftest import Make
-from benchsuite.tiny import prompts, requests
+from benchsuite.tiny import ask, prompts, requests
 from specdec import Context, Request, SamplingParams, Verdict, Window, catalog
 from specdec_plugins.automaton import Automaton
 from specdec_plugins.drafts.ngram import Ngram
@@ -137,8 +137,7 @@ def test_suffix_learns_from_earlier_outputs_unless_told_not_to_and_can_forget(as
 
 def test_a_row_that_moves_or_was_not_asked_still_feeds_its_whole_text(assemble: Make) -> None:
     engine = assemble(max_rows=3, max_length=160).engine("suffix", k=4)
-    asked = iter([4, 0, 0, 4, 0] * 100)
-    object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
+    ask(engine, [4, 0, 0, 4, 0] * 100)
     done = engine.run(requests(count=6))
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
     fed = sum(len(c.request.prompt) + len(c.tokens) for c in done)

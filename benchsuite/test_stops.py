@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchsuite.conftest import Make
-from benchsuite.tiny import prompts
+from benchsuite.tiny import prompts, replay_past_stops
 from specdec import Completion, Engine, Request, SamplingParams, SpecdecError
 from specdec.stops import StopWatcher
 
@@ -18,9 +18,7 @@ def right_and_plain(assemble: Make, params: SamplingParams) -> tuple[Completion,
     """An oracle that is always right (five tokens a step), and what plain decoding emits."""
     build = assemble()
     engine = build.engine("oracle(1.0)", k=4)
-    # The oracle replays what runs past the stop, so that the stop lies inside an accepted block.
-    full = build.plain(BASE)
-    object.__setattr__(engine.draft, "_env", replace(engine.draft._env, plain=lambda request: full))  # type: ignore[union-attr]
+    replay_past_stops(engine, build.plain(BASE))
     request = replace(BASE, params=params)
     return engine.run([request])[0], build.plain(request), engine
 

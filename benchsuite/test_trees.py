@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.conftest import Make
-from benchsuite.tiny import prompts, requests, saved
+from benchsuite.tiny import ask, prompts, requests, saved
 from specdec import Context, Request, SamplingParams, SpecdecError, Verdict, Window
 
 # 0 - 1 - 3        slots; 1 and 2 are siblings, 4 continues 2
@@ -49,8 +49,7 @@ def test_every_node_of_a_models_tree_is_a_likely_child_of_its_parent(
     """The draft is the target, so the target's own logits judge: a stale position, a cousin in the mask or a lost
     token shows in the laws, also where it would cost no output."""
     engine = assemble(family, max_rows=3).engine(f"tree(model={saved(family, tmp_path)}, beam=3, depth=3)", k=12)
-    asked = iter([12, 12, 0, 12, 0, 0] * 60)
-    object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
+    ask(engine, [12, 12, 0, 12, 0, 0] * 60)
     depths: set[int] = set()
 
     def judge(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:

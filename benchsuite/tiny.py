@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from benchsuite import zoo
-from specdec import Policy, Registry, Request, SamplingParams, catalog
+from specdec import Engine, Policy, Registry, Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.interfaces import Factory
 from specdec.model import ArenaModel
@@ -72,3 +74,16 @@ def requests(params: SamplingParams | None = None, count: int = 4) -> list[Reque
         Request(i, prompt, SamplingParams(**{**vars(base), "max_new_tokens": base.max_new_tokens + 5 * i}))
         for i, prompt in enumerate(prompts(count))
     ]
+
+
+def ask(engine: Engine, ks: Iterable[int]) -> None:
+    """The engine's controller asks for these K, one a step, in place of its own."""
+    asked = iter(ks)
+    object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
+
+
+def replay_past_stops(engine: Engine, full: tuple[int, ...]) -> None:
+    """The engine's oracle proposes ``full`` whatever a request stops at, so that stops lie inside accepted blocks."""
+    assert engine.draft is not None
+    env = replace(engine.draft._env, plain=lambda request: full)  # type: ignore[attr-defined]
+    object.__setattr__(engine.draft, "_env", env)

@@ -20,6 +20,7 @@ from torch import Tensor
 from benchsuite import conformance, exactlaw, tiny
 from benchsuite.conformance.claims import Failed, failures
 from benchsuite.conformance.drafts import differ
+from benchsuite.enginemachine import EngineMachine
 from benchsuite.enumerator import Shape, chain, context
 from benchsuite.exactlaw import PROMPTS, one
 from benchsuite.fidelity import evenness
@@ -123,12 +124,13 @@ def power() -> None:
 
 
 def rollback() -> None:
-    """The state machine over the arena, a few runs of it, without shrinking."""
+    """The state machines over the arena and over the engine, a few runs of each, without shrinking."""
     few = settings(
         max_examples=12, stateful_step_count=25, deadline=None, derandomize=True, database=None,
         phases=(Phase.generate,), suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
     )  # fmt: skip
     run_state_machine_as_test(Rollback, settings=few)
+    run_state_machine_as_test(EngineMachine, settings=few)
 
 
 def equality() -> None:
@@ -160,8 +162,7 @@ def stops() -> None:
         end = next(n for n in range(1, 31) if stop in text.decode(list(full[:n])))
         ways.append((replace(base.params, stop=(stop,)), end))
     engine = build.engine("oracle(1.0)", k=4)
-    # It replays what runs past the stop, so that the stop lies inside an accepted block.
-    object.__setattr__(engine.draft, "_env", replace(engine.draft._env, plain=lambda request: full))  # type: ignore[union-attr]
+    tiny.replay_past_stops(engine, full)
     for params, end in ways:
         done = engine.run([replace(base, params=params)])[0]
         assert done.tokens == full[:end], f"{len(done.tokens)} tokens where {end} are due, {params.eos or params.stop}"
@@ -200,8 +201,7 @@ def drafting() -> None:
         build = tiny.assembly("llama", max_rows=3, backend="reference")
         for params in (GREEDY, SAMPLED):
             engine = build.engine(f"draft_model(model={itself})", k=4)
-            asked = iter([4, 4, 0, 4, 0, 0, 4, 1, 4] * 40)
-            object.__setattr__(engine.controller, "next_k", lambda stats, asked=asked: next(asked))
+            tiny.ask(engine, [4, 4, 0, 4, 0, 0, 4, 1, 4] * 40)
             engine.run(tiny.requests(params, 5))
             rate = engine.stats.acceptance_rate
             assert rate == 1.0, f"of the target as its own draft {rate:.2f} are kept"
