@@ -39,7 +39,7 @@ class Simulation:
 
     def step(self, k: int, kept: int, offered: int) -> None:
         """One step asked for ``k``, of which ``offered`` were made and ``kept`` kept."""
-        durations = (0.001 + self.cost * k if k else 0.0, 1 + self.slope * offered, 0.02)
+        durations = (0.001 + self.cost * k if k else 0.0, 1 + self.slope * offered, 0.01, 0.0, 0.01)
         marks = []
         for seconds in (0.0, *durations):
             self.now += seconds
@@ -47,9 +47,7 @@ class Simulation:
             marks.append(len(self.stats.stopwatch._marks) - 1)
         self.stats.proposed(offered, offered)
         self.stats.accepted(kept)
-        self.stats.steps.append(
-            Step(offered, offered + 1, 1, offered, kept, kept + 1, (marks[0], marks[1], marks[2], marks[3]))
-        )
+        self.stats.steps.append(Step(offered, offered + 1, 1, offered, kept, kept + 1, tuple(marks)))
 
     def run(self, next_k: Callable[[Stats], int], steps: int, text: Text, seed: int = 0) -> float:
         """Tokens a second; ``text(step, coins)`` says of each proposal whether it is right."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -32,8 +33,8 @@ def outcome(steps: list[tuple[int, int, int, int, float, float]], cpu: Stopwatch
     for k, proposed, accepted, emitted, draft, target in steps:
         start = len(cpu._marks)
         now = float(cpu._marks[-1]) if cpu._marks else 0.0  # type: ignore[arg-type]
-        cpu._marks += [now, now + draft, now + draft + target, now + draft + target + 1]
-        stats.steps.append(Step(k, k + 1, 1, proposed, accepted, emitted, (start, start + 1, start + 2, start + 3)))
+        cpu._marks += itertools.accumulate([now, draft, target, 0.25, 0.25, 0.5])
+        stats.steps.append(Step(k, k + 1, 1, proposed, accepted, emitted, tuple(range(start, start + 6))))
         stats.proposed(proposed, proposed)
         stats.accepted(accepted)
         stats.counts["num_emitted_tokens"] += emitted

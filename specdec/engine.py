@@ -130,7 +130,9 @@ class Engine:
         forwarded = stats.stopwatch.mark()
         given = logits.float() if self.policy.raw else context.process(logits, window.parents, window.tokens)
         verdict = self.policy.accept(given, window, context)
+        judged = stats.stopwatch.mark()
         self.arena.commit(verdict, live, self.ops, compact=self.draft is not None and self.draft.branches)
+        committed = stats.stopwatch.mark()
         packed = rows.extend(window, verdict)
         if self.draft:
             self.draft.observe(window, verdict, hidden if self.draft.needs_hidden else None)
@@ -138,7 +140,7 @@ class Engine:
             self.trace(context, window, logits, verdict)
         emitted = self._absorb(self.read(packed), window)
         end = stats.stopwatch.mark()
-        stats.steps.append(Step(*emitted, marks=(start, drafted, forwarded, end)))
+        stats.steps.append(Step(*emitted, marks=(start, drafted, forwarded, judged, committed, end)))
         self._leave()
 
     def read(self, packed: Tensor) -> npt.NDArray[np.int64]:

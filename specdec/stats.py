@@ -6,6 +6,7 @@ exactly wherever the emitted ids do.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from specdec.devices import Stopwatch
 
 @dataclass(frozen=True)
 class Step:
-    """One step: the most proposals of a row, W, rows, what all rows proposed, kept and emitted, four marks."""
+    """One step: the most proposals of a row, W, rows, what all rows proposed, kept and emitted; marks of its parts."""
 
     k: int
     width: int
@@ -22,16 +23,23 @@ class Step:
     proposed: int
     accepted: int
     emitted: int
-    marks: tuple[int, int, int, int]
+    marks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one step: draft, target forward, acceptance and commit, host (the read and stops)."""
+    """Seconds of one step: draft, target forward, acceptance, commit of keys and values, host (all that is left)."""
 
     draft: float
     target: float
-    rest: float
+    accept: float
+    commit: float
+    host: float
+
+    @property
+    def rest(self) -> float:
+        """All but draft and target forward."""
+        return self.accept + self.commit + self.host
 
 
 @dataclass
@@ -66,9 +74,7 @@ class Stats:
 
     def times(self, step: Step) -> StepTimes:
         """The seconds of a step; waits for the device."""
-        start, drafted, forwarded, end = step.marks
-        seconds = self.stopwatch.seconds
-        return StepTimes(seconds(start, drafted), seconds(drafted, forwarded), seconds(forwarded, end))
+        return StepTimes(*(self.stopwatch.seconds(a, b) for a, b in itertools.pairwise(step.marks)))
 
     def counters(self) -> dict[str, int | list[int]]:
         """Every counter of design section 9, by its name."""
