@@ -53,9 +53,9 @@ def test_an_output_of_longer_proposals_has_the_targets_law(policy: str, k: int) 
 PROCESSORS = {
     "temperature": {"temperature": 0.5},
     "top-k": {"top_k": 2},
-    "top-p": {"top_p": 0.7},
-    "top-k, top-p": {"top_k": 2, "top_p": 0.6},
-    "all": {"temperature": 2.0, "top_k": 2, "top_p": 0.8},
+    "top-p": {"top_p": 0.71},
+    "top-k, top-p": {"top_k": 2, "top_p": 0.61},
+    "all": {"temperature": 2.0, "top_k": 2, "top_p": 0.81},
 }
 
 
