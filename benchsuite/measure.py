@@ -32,7 +32,10 @@ RESAMPLES = 2000
 
 @dataclass
 class Series:
-    """One arm's outcomes over the units, beside plain's of the same units, and how it kept its contract."""
+    """One arm's outcomes over the units, beside plain's of the same units, and how it kept its contract.
+
+    ``repeats`` is False where the controller reads the clock: another run of it may propose and count otherwise.
+    """
 
     arm: Arm
     contract: Contract
@@ -42,6 +45,7 @@ class Series:
     compared: int = 0
     fidelity: Fidelity = field(default_factory=Fidelity)
     error: str | None = None
+    repeats: bool = True
 
     @property
     def failure(self) -> str | None:
@@ -114,14 +118,18 @@ def alternate(
     judge: Judge,
     prime: Callable[[Request], object],
     progress: Callable[[str], None],
+    passes: int = 1,
 ) -> Iterator[Series]:
     """Run every arm on every unit in random order, then check contracts; yields each arm's series.
+
+    ``passes`` times over the same units, for more pairs; each pass begins with drafts that remember nothing of
+    the one before.
 
     ``prime`` is called with every request before its unit is timed. The outputs that are checked are those
     that were timed.
     """
     plain = next(arm for arm in runners if arm.plain)
-    series = {arm: Series(arm, contract(runner)) for arm, runner in runners.items()}
+    series = {arm: Series(arm, contract(runner), repeats=repeats(runner)) for arm, runner in runners.items()}
     order = random.Random(plain.setting.seed)
     first = work[0][0]
     short = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
@@ -129,16 +137,18 @@ def alternate(
         progress(f"warming up {arm.label}")
         with _kept_apart(series[arm]):
             runners[arm].run([short])
-            # What the warm-up taught must not be known when its prompt is timed.
-            runners[arm].forget()
-    for number, requests in enumerate(work, 1):
+    whole = [*work] * passes
+    for number, requests in enumerate(whole):
+        if number % len(work) == 0:
+            for runner in runners.values():
+                runner.forget()
         for request in requests:
             prime(request)
         shuffled = list(runners)
         order.shuffle(shuffled)
         outcomes = {}
         for arm in shuffled:
-            progress(f"prompt {number}/{len(work)}: {arm.label}")
+            progress(f"prompt {number + 1}/{len(whole)}: {arm.label}")
             if not series[arm].error:
                 with _kept_apart(series[arm]):
                     outcomes[arm] = runners[arm].run(requests)
@@ -149,7 +159,7 @@ def alternate(
         progress(f"checking {arm.label}")
         if not arm.plain and not one.error:
             with _kept_apart(one):
-                _check(one, runners[plain], runners[arm], work, judge)
+                _check(one, runners[plain], runners[arm], whole, judge)
         yield one
 
 
@@ -172,6 +182,11 @@ def contract(runner: Runner) -> Contract:
     if isinstance(runner, EngineRunner):
         return runner.engine.policy.contract(params)
     return "exact" if params.temperature == 0 else "distribution"
+
+
+def repeats(runner: Runner) -> bool:
+    """Whether the arm's counters are the same whenever its tokens are."""
+    return not isinstance(runner, EngineRunner) or runner.engine.controller.deterministic
 
 
 def _check(one: Series, plain: Runner, runner: Runner, work: Sequence[list[Request]], judge: Judge) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchsuite import options
+from benchsuite.gate import rules
+from benchsuite.gate.record import GateError
 from benchsuite.kernelplugin import KernelPlugin
 from benchsuite.replay import replay, replayed_seconds
 
@@ -25,6 +27,7 @@ MARKERS = (
     "gpu: needs a GPU of either kind",
     "kernels: times the kernels and the key/value arena; run it alone, `-m kernels`",
     "museum: known bugs, each put into our code and found by the layer that is there for it",
+    "gate(tolerance, level): the slowdown that --gate lets through here, a fraction; the only level it gates at",
     "slow: takes more than a few seconds on two cores, or needs the embedded model",
 )
 
@@ -32,6 +35,7 @@ MARKERS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options and their ini twins."""
     options.add_options(parser)
+    rules.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +44,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     config.stash[_RUN] = _Run()
     config.pluginmanager.register(KernelPlugin(config), "specdec-kernels")
+    try:
+        given = rules.parse(config)
+        if given and not hasattr(config, "workerinput"):
+            from benchsuite.gate.plugin import GatePlugin
+
+            config.stash[_RUN].pairs = given.pairs if given.save else 1
+            config.pluginmanager.register(GatePlugin(config, given, lambda: config.stash[_RUN].bench), "specdec-gate")
+    except GateError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -65,6 +78,7 @@ class _Run:
         self.bench: Any = None
         self.bar: Any = None
         self.kinds: list[str] = []  # the device markers that the user selected by
+        self.pairs = 1  # that each row is timed in, at least
         self.wanted = 0  # our items that the selection was made from
         self.ran = 0
         self.outcome = ""  # where the results went
@@ -153,9 +167,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         options.results_root(config)
         if config.option.specdec_deterministic or config.getini("specdec_deterministic"):
             be_deterministic(int(options.value(config, "seed")))
-        run.bench = Bench(int(prompts) if prompts else None)
+        run.bench = Bench(int(prompts) if prompts else None, run.pairs)
         with _terminal(config):
             run.bench.prepare(arms)
+        if config.option.gate_plant:
+            run.bench.plant(config.option.gate_plant)
     except SpecdecError as error:
         raise pytest.UsageError(str(error)) from None
     reporter = config.pluginmanager.get_plugin("terminalreporter")

@@ -120,7 +120,7 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text:
         "peak_memory_bytes": machine.peak_memory_bytes,
         "contract": one[0].contract,
         "contract_checked": checked(one),
-        "emitted_digest": _digest(outcomes),
+        "emitted_digest": digest(outcomes),
     }
     steps: list[dict[str, Any]] = []
     if not arm.peer and outcomes:
@@ -151,7 +151,8 @@ def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text:
     )
 
 
-def _digest(outcomes: Sequence[Outcome]) -> str:
+def digest(outcomes: Sequence[Outcome]) -> str:
+    """Sixteen hexadecimal digits that tell one set of emitted ids from another."""
     ids = ";".join(",".join(map(str, tokens)) for outcome in outcomes for tokens in outcome.tokens)
     return hashlib.sha256(ids.encode()).hexdigest()[:16]
 
@@ -176,15 +177,7 @@ def _record(step: Step, times: StepTimes) -> dict[str, Any]:
 
 def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     stats = [outcome.stats for outcome in outcomes if outcome.stats]
-    counters: dict[str, Any] = {}
-    for name in stats[0].counters() if stats else ():
-        values = [s.counters().get(name, 0) for s in stats]
-        if name == "num_accepted_tokens_per_pos":
-            counters[name] = _by_position([s.accepted_per_pos for s in stats])
-        elif name == "allocations":
-            counters[name] = max(int(v) for v in values if isinstance(v, int))
-        else:
-            counters[name] = sum(v for v in values if isinstance(v, int))
+    counters = summed(outcomes)
     ran: dict[str, dict[str, int]] = {}
     for (op, backend), count in sorted(sum((s.ops for s in stats), Counter[tuple[str, str]]()).items()):
         ran.setdefault(op, {})[backend] = count
@@ -201,6 +194,21 @@ def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "acceptance_by_position": [(accepted[i] if i < len(accepted) else 0) / made for i, made in enumerate(proposed)]
         or None,
     }
+
+
+def summed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The counters of several runs together; allocations are those of the run with most."""
+    stats = [outcome.stats for outcome in outcomes if outcome.stats]
+    counters: dict[str, Any] = {}
+    for name in stats[0].counters() if stats else ():
+        values = [s.counters().get(name, 0) for s in stats]
+        if name == "num_accepted_tokens_per_pos":
+            counters[name] = _by_position([s.accepted_per_pos for s in stats])
+        elif name == "allocations":
+            counters[name] = max(int(v) for v in values if isinstance(v, int))
+        else:
+            counters[name] = sum(v for v in values if isinstance(v, int))
+    return counters
 
 
 def _by_position(lists: Sequence[list[int]]) -> list[int]:

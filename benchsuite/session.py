@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from benchsuite import card, clock, measure, report, roofline, rows, tables, weights, workloads
 from benchsuite.arms import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner
+from benchsuite.gate import figures, plants
+from benchsuite.gate import record as gate_record
 from benchsuite.matrix import Arm, Setting
 from benchsuite.rows import Machine, Row
 from benchsuite.ties import Judge
@@ -49,10 +51,10 @@ class Bench:
     prompts that do not fit. Nothing is measured before every arm of the run could be built.
     """
 
-    def __init__(self, prompts: int | None = None) -> None:
+    def __init__(self, prompts: int | None = None, pairs: int = 1) -> None:
         self.registry = Registry()
         self.card: list[str] = []
-        self._most = prompts
+        self._most, self._pairs = prompts, pairs
         self._stages: dict[Setting, Stage] = {}
         self._arms: list[Arm] = []
         self._series: dict[Arm, measure.Series] = {}
@@ -158,8 +160,13 @@ class Bench:
         ticks = 0
         for setting in dict.fromkeys(arm.setting for arm in self._arms):
             group = [arm for arm in self._arms if arm.setting == setting]
-            ticks += len(group) * (len(self._texts[setting.workload].prompts) + 2)
+            prompts = len(self._texts[setting.workload].prompts)
+            ticks += len(group) * (prompts * self._passes(prompts) + 2)
         return ticks
+
+    def _passes(self, prompts: int) -> int:
+        """How often a workload's prompts are gone through to have the pairs that were asked for."""
+        return -(-self._pairs // prompts)
 
     def row(self, arm: Arm, progress: Progress) -> Row:
         """The arm's row; the first of a setting measures all of the setting's arms together."""
@@ -186,12 +193,13 @@ class Bench:
         runners = {arm: stage.runners[arm] for arm in wanted}
         like: rows.Text | None = None
         for series in measure.alternate(
-            runners, work, stage.judge, stage.assembly.plain, lambda what: progress(f"{text.name}, {what}")
-        ):
+            runners, work, stage.judge, stage.assembly.plain, lambda what: progress(f"{text.name}, {what}"),
+            self._passes(len(work)),
+        ):  # fmt: skip
             if series.arm.plain:
                 pairs = [
                     (request.prompt, tokens)
-                    for requests, outcome in zip(work, series.outcomes, strict=True)
+                    for requests, outcome in zip(work, series.outcomes, strict=False)  # the first pass
                     for request, tokens in zip(requests, outcome.tokens, strict=True)
                 ]
                 like = rows.Text(
@@ -202,6 +210,30 @@ class Bench:
             machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
             self._series[arm] = series
             self._rows[arm] = rows.make(arm, [series], machine, text.name, like)
+
+    def plant(self, text: str) -> None:
+        """Slow drafts down on purpose: ``part=fraction`` in all, ``part=fraction@draft`` in one; comma list."""
+        for one in text.split(","):
+            what, _, draft = one.strip().partition("@")
+            part, _, fraction = what.partition("=")
+            for stage in self._stages.values():
+                for arm, runner in stage.runners.items():
+                    if isinstance(runner, EngineRunner) and arm.draft and draft in ("", arm.draft):
+                        plants.plant(runner.engine, part, float(fraction))
+
+    @property
+    def device(self) -> str | None:
+        """The accelerator that rows ran on, by name; None for the processor."""
+        found = {stage.target.device for stage in self._stages.values() if stage.target.device.type != "cpu"}
+        return ", ".join(sorted(card.processor(device) for device in found)) or None
+
+    def figures(self) -> dict[str, gate_record.Row]:
+        """For the gate: a row for each arm of ours that was measured and kept its contract."""
+        found: dict[str, gate_record.Row] = {}
+        for setting in dict.fromkeys(arm.setting for arm in self._series):
+            series = {arm: one for arm, one in self._series.items() if arm.setting == setting}
+            found |= figures.compared(series, len(self._texts[setting.workload].prompts))
+        return found
 
     def pooled(self) -> list[list[Row]]:
         """For each setting but its workload, the rows of each strategy over all measured workloads."""

@@ -1,0 +1,1 @@
+"""The regression gate: ``pytest --gate --gate-against FILE|REV``. Imports no torch."""

@@ -1,0 +1,87 @@
+"""Level 0: exact counters against exact counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchsuite.gate.record import Row
+from benchsuite.gate.verdict import Finding, Verdict
+
+MORE_IS_BETTER = {"num_accepted_tokens", "num_accepted_tokens_per_pos"}
+PARTS = {
+    "draft_forwards": "draft",
+    "num_drafts": "draft",
+    "num_draft_tokens": "draft",
+    "num_accepted_tokens": "acceptance",
+    "num_accepted_tokens_per_pos": "acceptance",
+    "target_forwards": "acceptance",
+    "prefill_forwards": "verification",
+    "kv_appended_tokens_total": "K/V",
+    "kv_bytes_copied": "K/V",
+    "kv_rows_moved_bytes": "K/V",
+    "host_reads": "host",
+    "allocations": "host",
+}
+"""The part of a step that a counter tells about; a counter of a draft's own is the draft's."""
+
+FIRST = ("acceptance", "K/V", "draft", "verification", "host")
+"""Of several changed parts the one to name: fewer accepted tokens also mean more of everything else."""
+
+
+def compare(name: str, base: Row, head: Row) -> Finding:
+    """The row's finding at level 0.
+
+    PASS where digest and counters agree; REGRESSED where digests agree and a counter does not, with both values;
+    IMPROVED where each changed counter changed for the better; INCONCLUSIVE where digests differ.
+    """
+
+    def found(verdict: Verdict, message: str, where: str | None = None) -> Finding:
+        return Finding(name, 0, verdict, message, where=where)
+
+    if base.digest is None or head.digest is None:
+        return found(Verdict.PASS, "a plain benchmark: it has no counters")
+    if base.digest != head.digest:
+        if base.plain_digest != head.plain_digest:
+            return found(
+                Verdict.INCONCLUSIVE,
+                f"numerics: plain decoding itself emits other tokens than the baseline's (digest {base.plain_digest}, "
+                f"now {head.plain_digest}), as another processor, torch or set of weights may; counters cannot be "
+                "compared; make the baseline anew where the gate runs",
+            )
+        return found(
+            Verdict.INCONCLUSIVE,
+            f"numerics: plain emits the baseline's tokens and this row others (digest {base.digest}, now "
+            f"{head.digest}): it draws differently, or a near-tie went the other way; counters cannot be compared",
+        )
+    if not (base.deterministic and head.deterministic):
+        return found(Verdict.PASS, "the same tokens; its controller reads the clock, so its counters need not repeat")
+    changes = list(_changes(base.counters, head.counters))
+    if not changes:
+        return found(Verdict.PASS, f"{len(base.counters)} counters and the emitted tokens repeat exactly")
+    worse = [text for _, text, better in changes if not better]
+    parts = [_part(counter) for counter, _, better in changes if not (worse and better)]
+    where = min(parts, key=FIRST.index)
+    told = "; ".join(worse or [text for _, text, _ in changes])
+    return found(Verdict.REGRESSED if worse else Verdict.IMPROVED, told, where)
+
+
+def _part(counter: str) -> str:
+    return PARTS.get(counter, "draft")
+
+
+def _changes(base: Mapping[str, Any], head: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """(counter, both values in words, whether it is for the better). A counter that is new is no change."""
+    for counter, before in base.items():
+        if counter not in head:
+            yield counter, f"{counter} was {_value(before)} and is no longer counted", False
+        elif head[counter] != before:
+            now = head[counter]
+            more = sum(now) > sum(before) if isinstance(before, list) else now > before
+            fewer = sum(now) < sum(before) if isinstance(before, list) else now < before
+            better = more if counter in MORE_IS_BETTER else fewer and counter in PARTS
+            yield counter, f"{counter} was {_value(before)} and is {_value(now)}", better
+
+
+def _value(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,85 @@
+"""Verdicts and figures for other programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from benchsuite.gate.report import table, told
+from benchsuite.gate.verdict import Finding, Verdict, worst
+
+if TYPE_CHECKING:
+    from benchsuite.gate.trial import Trial
+
+
+def as_json(findings: Sequence[Finding], trial: Trial | None) -> str:
+    """Everything: the run's verdict, every finding, and where both sides come from."""
+    content = {
+        "format": "specdec-gate-verdicts",
+        "version": 1,
+        "verdict": worst(finding.verdict for finding in findings),
+        "findings": [finding.record() for finding in findings],
+        "head": dict(trial.head.made) if trial else None,
+        "base": dict(trial.baseline.made) if trial and trial.baseline else None,
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _bmf(findings: Sequence[Finding]) -> str:
+    """Bencher's metric format: the change of seconds per token of each timed row, with bounds."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for one in map(Finding.record, findings):
+        if one["change"] is not None:
+            bounds = {"lower_value": one["low"], "upper_value": one["high"]}
+            measure = {"value": one["change"], **{k: v for k, v in bounds.items() if v is not None}}
+            found.setdefault(one["row"], {})[f"change-level-{one['level']}"] = measure
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _github_action_benchmark(findings: Sequence[Finding]) -> str:
+    """github-action-benchmark's ``customSmallerIsBetter``: percent of change, 0 is the base."""
+    found = [
+        {
+            "name": f"{one.row} (level {one.level})",
+            "unit": "% seconds per token against the base",
+            "value": round(100 * one.change, 3),
+            "extra": told(one),
+        }
+        for one in findings
+        if one.change is not None
+    ]
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _markdown(findings: Sequence[Finding]) -> str:
+    """For a comment or a job's summary."""
+    overall = worst(finding.verdict for finding in findings)
+    said = [f"- {told(finding)}" for finding in findings if finding.verdict != Verdict.PASS]
+    return "\n\n".join([f"## Gate: {overall}", table(findings, "github"), "\n".join(said)]).rstrip() + "\n"
+
+
+def _junit(findings: Sequence[Finding]) -> str:
+    """JUnit's XML: a test case for each finding."""
+    bad = [finding for finding in findings if finding.verdict in (Verdict.REGRESSED, Verdict.ERROR)]
+    unsure = [finding for finding in findings if finding.verdict == Verdict.INCONCLUSIVE]
+    suite = ElementTree.Element(
+        "testsuite", name="gate", tests=str(len(findings)), failures=str(len(bad)), errors="0", skipped=str(len(unsure))
+    )
+    for finding in findings:
+        case = ElementTree.SubElement(suite, "testcase", classname="gate", name=f"{finding.row} level {finding.level}")
+        kind = "failure" if finding in bad else "skipped" if finding in unsure else None
+        said = re.sub(r"[^\x09\x0a\x20-\ud7ff\ue000-\ufffd]", "?", told(finding))  # what XML may hold
+        if kind:
+            ElementTree.SubElement(case, kind, message=said)
+    return ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+FORMATS: dict[str, Callable[[Sequence[Finding]], str]] = {
+    "bmf": _bmf,
+    "github-action-benchmark": _github_action_benchmark,
+    "markdown": _markdown,
+    "junit": _junit,
+}

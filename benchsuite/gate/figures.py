@@ -1,0 +1,125 @@
+"""What the gate records of this process: rows of the comparison, and plain pytest-benchmark fixtures."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from math import log
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchsuite.gate.record import Launch, Row
+from benchsuite.gate.where import PARTS
+
+if TYPE_CHECKING:
+    from benchsuite.arms import Outcome
+    from benchsuite.matrix import Arm
+    from benchsuite.measure import Series
+
+PACKAGES = ("specdec-bench", "torch", "transformers", "numpy", "pytest", "pytest-benchmark")
+
+
+def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, Row]:
+    """A row for each arm of ours over one workload, whose first ``prompts`` units are one pass over the prompts.
+
+    Arms that failed leave none: the gate then says that the row was not measured. An arm's control is plain
+    decoding; plain's own is transformers, where it is measured.
+    """
+    from benchsuite.rows import digest, summed
+
+    plain = next(one for arm, one in series.items() if arm.plain)
+    peer = next((one for arm, one in series.items() if arm.peer == "transformers" and not one.failure), None)
+    rows = {}
+    for arm, one in series.items():
+        if arm.peer or one.failure:
+            continue
+        control = peer if arm.plain else plain
+        rows[arm.id] = Row(
+            work={"max_new_tokens": arm.setting.max_new_tokens, "prompts": prompts, "seed": arm.setting.seed},
+            digest=digest(one.outcomes[:prompts]),
+            plain_digest=digest(plain.outcomes[:prompts]),
+            deterministic=one.repeats,
+            counters=summed(one.outcomes[:prompts]),
+            launches=(_launch(one.outcomes, control.outcomes if control else []),),
+        )
+    return rows
+
+
+def _launch(outcomes: Sequence[Outcome], control: Sequence[Outcome]) -> Launch:
+    timed = [o for o in outcomes if o.decoded]
+    seconds = sum(o.decode_s for o in timed) / max(sum(o.decoded for o in timed), 1)
+    pairs = [(ours, theirs) for ours, theirs in zip(outcomes, control, strict=False) if ours.decoded and theirs.decoded]
+    if not pairs:
+        return Launch(seconds)
+    relative = median(log(ours.seconds_per_token / theirs.seconds_per_token) for ours, theirs in pairs)
+    shares = [_parts(ours, theirs.seconds_per_token) for ours, theirs in pairs]
+    emitted, steps = (sum(n) for n in zip(*((o.decoded, len(o.stats.steps)) for o in timed if o.stats), strict=True))
+    return Launch(
+        seconds, relative, {part: median(share[part] for share in shares) for part in PARTS}, emitted / max(steps, 1)
+    )
+
+
+def _parts(outcome: Outcome, unit: float) -> dict[str, float]:
+    """Seconds of each part of a step, over ``unit``; the host has what lies between steps as well."""
+    assert outcome.stats is not None
+    times = [outcome.stats.times(step) for step in outcome.stats.steps]
+    found = {
+        "draft": sum(t.draft for t in times),
+        "verification": sum(t.target + t.accept for t in times),
+        "K/V": sum(t.commit for t in times),
+    }
+    found["host"] = outcome.decode_s - sum(found.values())
+    return {part: seconds / len(times) / unit for part, seconds in found.items()}
+
+
+def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, Row]:
+    """A row for each pytest-benchmark result of one of ``names``: seconds per call, no counters."""
+    wanted = set(names)
+    return {
+        bench.fullname: Row(launches=(Launch(float(bench.stats.median)),))
+        for bench in found
+        if bench and not bench.has_error and bench.stats.rounds and bench.fullname in wanted
+    }
+
+
+def made(root: Path, device: str | None) -> dict[str, Any]:
+    """Provenance: time, commit, command, machine and versions."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": commit(root),
+        "command": ["pytest", *sys.argv[1:]],
+        "machine": machine(device),
+        "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
+    }
+
+
+def machine(device: str | None) -> dict[str, Any]:
+    """What must be the same for times to be compared: processor, cores, and the accelerator if rows ran on one."""
+    import psutil
+    from cpuinfo import get_cpu_info
+
+    name = get_cpu_info().get("brand_raw") or platform.processor() or platform.machine()
+    return {"processor": name, "cores": psutil.cpu_count(logical=False), "device": device, "system": platform.system()}
+
+
+def commit(root: Path) -> str | None:
+    """The commit checked out at ``root``, with ``+`` behind it where the checkout differs; None without git."""
+    ran = [
+        subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+        for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+    ]
+    if ran[0].returncode:
+        return None
+    return ran[0].stdout.strip() + ("+" if ran[1].stdout.strip() else "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

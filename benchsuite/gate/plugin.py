@@ -1,0 +1,224 @@
+"""The gate inside pytest: what is gated, when it is judged, and how a verdict fails a run. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchsuite.gate import exports, figures, report, rules
+from benchsuite.gate.launcher import Launcher, refuse_foreign_modules
+from benchsuite.gate.record import GateError, Record
+from benchsuite.gate.rules import Rules
+from benchsuite.gate.trial import SUITE, Limit, Trial, different
+from benchsuite.gate.verdict import Finding, Verdict, worst
+
+if TYPE_CHECKING:
+    from benchsuite.session import Bench
+
+BenchOf = Callable[[], "Bench | None"]
+
+
+class GatePlugin:
+    """Registered where ``--gate`` or ``--gate-save`` is given; ``bench`` gives what our own rows were measured by."""
+
+    def __init__(self, config: pytest.Config, given: Rules, bench: BenchOf) -> None:
+        self.config, self.rules, self._bench = config, given, bench
+        rules.refuse_what_disables(config)
+        self.baseline = Record.load(given.file) if given.file and given.file.exists() else None
+        self.limits: dict[str, Limit] = {}
+        self.wanted: dict[str, str | None] = {}  # each row with why it has no figures
+        self.findings: list[Finding] | None = None
+        self.trial: Trial | None = None
+        self.wrote: list[str] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        """Put one item for each gated row, and one for the suite, behind everything else."""
+        for item in items:
+            name = _row(item)
+            if name is not None:
+                self.wanted[name] = "its test did not run"
+                self.limits[name] = _limit(item)
+        if self.rules.gating and self.wanted:
+            items += [GateItem.from_parent(session, name=name, gate=self) for name in (*self.wanted, SUITE)]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self) -> None:
+        """Refuse before anything is measured what could not be compared afterwards."""
+        if self.config.option.collectonly:
+            return
+        if not self.wanted:
+            raise pytest.UsageError("--gate: this run has no benchmarks, so nothing would be gated; select some")
+        told = self._mismatch()
+        if told and self.rules.on_mismatch == "fail" and self.rules.levels != (0,):
+            raise pytest.UsageError(
+                f"--gate-against {self.rules.file}: it was made on another machine ({told}), whose times cannot be "
+                "compared; gate with --gate-level 0 or --gate-on-mismatch=counters, make a baseline here with "
+                "--gate-save, or say --gate-on-mismatch=ignore"
+            )
+
+    def _mismatch(self) -> str | None:
+        if self.baseline is None or all(len(row.launches) < rules.NEEDED for row in self.baseline.rows.values()):
+            return None
+        device = (self.baseline.made.get("machine") or {}).get("device")
+        return different(self.baseline.made, {"machine": figures.machine(device)})
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Remember why a row has no figures."""
+        made = yield
+        name = _row(item)
+        if name is not None:
+            if made.skipped:
+                self.wanted[name] = f"its test was skipped: {made.longrepr[2] if made.longrepr else 'no reason'}"
+            elif made.failed:
+                self.wanted[name] = "its test failed"
+            elif made.when == "call":
+                self.wanted[name] = None
+        return made
+
+    def judge(self) -> list[Finding]:
+        """The findings of this run, made when the first gate item asks."""
+        if self.findings is None:
+            self.trial = Trial(
+                self.rules, self._launcher(), self._measured(), self.wanted, self.baseline, _told, self.limits
+            )
+            missing = self.rules.file is not None and self.baseline is None
+            self.findings = [] if missing else self.trial.findings()
+            if missing:
+                self._save(self.rules.file, "made the baseline that was not there")
+            elif self.rules.update:
+                self._save(self.rules.file, "the baseline is now this run")
+        return self.findings
+
+    def _launcher(self) -> Launcher:
+        params = self.config.invocation_params
+        return Launcher(rules.without_own([str(a) for a in params.args]), params.dir, self.rules.pairs, self.rules.path)
+
+    def _measured(self) -> Record:
+        bench = self._bench()
+        rows = bench.figures() if bench else {}
+        found = getattr(getattr(self.config, "_benchmarksession", None), "benchmarks", [])
+        rows |= figures.benchmarks(found, [name for name in self.wanted if name not in rows])
+        rows = {name: row for name, row in rows.items() if name in self.wanted and self.wanted[name] is None}
+        return Record(figures.made(self.config.invocation_params.dir, bench.device if bench else None), rows)
+
+    def _save(self, file: Any, what: str) -> None:
+        assert self.trial is not None
+        record = self.trial.head
+        if self.baseline and self.rules.on_missing == "report":
+            kept = {name: row for name, row in self.baseline.rows.items() if name not in self.wanted}
+            record = Record(record.made, {**kept, **record.rows})
+        record.save(file)
+        self.wrote.append(f"{what}: {file}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write what was asked for. A launch that cannot be recorded ends with pytest's code for usage errors."""
+        if self.config.option.collectonly or exitstatus not in (0, 1) or not self.wanted:
+            return
+        try:
+            self._write(exitstatus)
+        except (GateError, OSError) as error:
+            self.wrote.append(f"ERROR: {error}")
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def _write(self, exitstatus: int) -> None:
+        if self.rules.save:
+            refuse_foreign_modules()
+            record = self._measured()
+            if not record.rows:
+                raise GateError(f"--gate-save {self.rules.save}: no row was measured, so nothing is written")
+            more = self.rules.launches[0] - 1 if self._launches_given() else 0
+            for number in range(more):
+                _told(f"launch {number + 2} of {more + 1}")
+                record = record.joined([self._launcher().measure()])
+            record.save(self.rules.save)
+            self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches")
+        if self.findings is not None:
+            if self.rules.json:
+                self.rules.json.write_text(exports.as_json(self.findings, self.trial), encoding="utf-8")
+                self.wrote.append(f"verdicts: {self.rules.json}")
+            for kind, file in self.rules.exports:
+                file.write_text(exports.FORMATS[kind](self.findings), encoding="utf-8")
+                self.wrote.append(f"{kind}: {file}")
+
+    def _launches_given(self) -> bool:
+        return self.config.getoption("gate_launches") is not None
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The table of verdicts, what is to be done, and what was written."""
+        if self.findings is None and not self.wrote:
+            return
+        terminalreporter.section("gate", sep="-")
+        if self.findings:
+            terminalreporter.write_line(report.table(self.findings))
+            overall = worst(finding.verdict for finding in self.findings)
+            terminalreporter.write_line(f"\n{overall}: {report.sentence(self.findings, self.rules)}", bold=True)
+        for line in self.wrote:
+            terminalreporter.write_line(line)
+
+
+class GateItem(pytest.Item):
+    """One row's verdict as a test: it fails where the row's worst finding blocks."""
+
+    def __init__(self, *, gate: GatePlugin, name: str, **more: Any) -> None:
+        super().__init__(name=name, nodeid=f"gate::{name}", **more)
+        self.gate = gate
+
+    def runtest(self) -> None:
+        """Fail with everything that blocks."""
+        found = [finding for finding in self.gate.judge() if finding.row == self.name]
+        blocking = [finding for finding in found if self._blocks(finding.verdict)]
+        if blocking:
+            pytest.fail("\n".join(report.told(finding) for finding in blocking), pytrace=False)
+
+    def _blocks(self, verdict: Verdict) -> bool:
+        given = self.gate.rules
+        if given.mode == "report" or (given.update and verdict != Verdict.ERROR):
+            return False
+        if verdict == Verdict.INCONCLUSIVE:
+            return given.inconclusive == "fail"
+        return verdict in (Verdict.REGRESSED, Verdict.ERROR)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The message alone, unless the gate itself broke."""
+        return (
+            str(excinfo.value) if excinfo.errisinstance(pytest.fail.Exception) else super().repr_failure(excinfo, style)
+        )
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        """Where the item says that it is."""
+        return self.config.rootpath, None, f"gate: {self.name}"
+
+
+def _row(item: pytest.Item) -> str | None:
+    """The row that an item measures, if it measures one."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    if "specdec_row" in params:
+        return str(params["specdec_row"])
+    return item.nodeid if "benchmark" in getattr(item, "fixturenames", ()) else None
+
+
+def _limit(item: pytest.Item) -> Limit:
+    marker = item.get_closest_marker("gate")
+    if marker is None:
+        return Limit()
+    if marker.args or not marker.kwargs.keys() <= {"tolerance", "level"}:
+        raise pytest.UsageError(
+            f"{item.nodeid}: the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got "
+            f"{marker.args or ''}{marker.kwargs or ''}"
+        )
+    limit = Limit(**marker.kwargs)
+    if limit.tolerance is not None and not 0 < limit.tolerance < 1:
+        raise pytest.UsageError(f"{item.nodeid}: the marker's tolerance is {limit.tolerance!r}; 0.03 is 3 %")
+    if limit.level not in (None, 0, 1, 2, 3):
+        raise pytest.UsageError(f"{item.nodeid}: the marker's level is {limit.level!r}; expected 0, 1, 2 or 3")
+    return limit
+
+
+def _told(text: str) -> None:
+    print(f"gate: {text}", file=sys.__stderr__, flush=True)

@@ -1,0 +1,131 @@
+"""Launches of a suite, as a file: what a baseline is, strict, versioned, and readable in a diff."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+
+
+class GateError(ValueError):
+    """The gate cannot be set up as asked: a usage error, told before anything is measured."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one process measured of one row.
+
+    ``seconds`` per token (per call for a plain benchmark); ``relative``, the median over pairs of the natural
+    logarithm of the row's seconds per token over its control's, None without a control; ``parts``, the median
+    seconds per step of each part of a step over the control's seconds per token; ``tau`` emitted tokens a forward.
+    """
+
+    seconds: float
+    relative: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    tau: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a suite: what repeats exactly, and a Launch for each process that timed it.
+
+    ``work`` is what was asked for: rows are compared only if it is the same. ``digest`` of all emitted ids and
+    ``counters`` are those of one pass over the prompts; None for a plain benchmark. ``deterministic`` is False
+    where a controller reads the clock: counters then need not repeat.
+    """
+
+    work: Mapping[str, Any] = field(default_factory=dict)
+    digest: str | None = None
+    plain_digest: str | None = None
+    deterministic: bool = True
+    counters: Mapping[str, Any] = field(default_factory=dict)
+    launches: tuple[Launch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """Rows by name, and where they come from: ``made`` holds machine, versions, commit and command.
+
+    Example: ``Record.load(Path("gate.json")).rows["tiny-chat-ngram-match-k4"].counters["target_forwards"]``
+    """
+
+    made: Mapping[str, Any]
+    rows: Mapping[str, Row]
+
+    def save(self, path: Path) -> None:
+        """Write the file whole or not at all, one figure a line, sorted. OSError if it cannot be written."""
+        rows = {name: asdict(row) for name, row in self.rows.items()}
+        content = {"format": "specdec-gate", "version": VERSION, "made": dict(self.made), "rows": rows}
+        text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def load(path: Path) -> Record:
+        """Read a file. GateError if it is not there, or not exactly such a file."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        except OSError as error:
+            raise GateError(f"the baseline {path} cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
+            raise GateError(f"the baseline {path} is corrupt: {error}; make it again with --gate-save") from None
+        try:
+            return _parsed(content)
+        except (GateError, TypeError, KeyError) as error:
+            raise GateError(f"the baseline {path} is corrupt: {error}; make it again with --gate-save") from None
+
+    def joined(self, others: Sequence[Record]) -> Record:
+        """This record with the launches of ``others`` behind its own. GateError where what must repeat does not."""
+        rows = dict(self.rows)
+        for other in others:
+            for name, row in other.rows.items():
+                known = rows.get(name)
+                if known is None:
+                    raise GateError(f"one launch measured the row {name!r} and another did not")
+                fixed = known.digest, known.deterministic and known.counters
+                if fixed != (row.digest, row.deterministic and row.counters):
+                    raise GateError(
+                        f"two launches of the same code differ in {name!r}: its output or its counters do not repeat; "
+                        "give it a seed, or a controller that does not read the clock"
+                    )
+                rows[name] = replace(known, launches=(*known.launches, *row.launches))
+        return replace(self, rows=rows)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"it holds {constant}")
+
+
+def _parsed(content: Any) -> Record:
+    if not isinstance(content, dict) or content.get("format") != "specdec-gate":
+        raise GateError("it is not a baseline of this gate")
+    if content.get("version") != VERSION:
+        raise GateError(f"its version is {content.get('version')!r}, expected {VERSION}")
+    _exactly(content, {"format", "version", "made", "rows"}, "the file")
+    rows = {}
+    for name, row in content["rows"].items():
+        _exactly(row, {f.name for f in fields(Row)}, f"row {name!r}")
+        for launch in row["launches"]:
+            _exactly(launch, {f.name for f in fields(Launch)}, f"a launch of {name!r}")
+        rows[name] = Row(**{**row, "launches": tuple(Launch(**launch) for launch in row["launches"])})
+    return Record(content["made"], rows)
+
+
+def _exactly(got: Any, keys: set[str], what: str) -> None:
+    if not isinstance(got, dict) or set(got) != keys:
+        names = sorted(got) if isinstance(got, dict) else type(got).__name__
+        raise GateError(f"{what} has {names}, expected exactly {sorted(keys)}")

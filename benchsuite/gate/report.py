@@ -1,0 +1,66 @@
+"""Verdicts as people read them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from benchsuite.gate.rules import Rules
+from benchsuite.gate.verdict import Finding, Verdict, worst
+
+WIDE = 120
+
+
+def table(findings: Sequence[Finding], style: str = "simple") -> str:
+    """A line for each finding: row, level, verdict, change of seconds per token, its bounds, where it lies."""
+    rows = [(_short(f.row), f.level, str(f.verdict), _percent(f.change), _bounds(f), f.where or "") for f in findings]
+    head = ("row", "level", "verdict", "s/token", "bounds", "where")
+    lines = tabulate(rows, head, tablefmt=style, disable_numparse=True)
+    if style != "simple":
+        return lines
+    said = [
+        textwrap.fill(told(f), WIDE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for f in findings
+        if f.verdict != Verdict.PASS
+    ]
+    return "\n".join([lines, "", *said]) if said else lines
+
+
+def told(finding: Finding) -> str:
+    """What, by how much, and where, in a sentence."""
+    where = f"; where: {finding.where}" if finding.where else ""
+    return f"{finding.verdict} at level {finding.level}, {finding.row}: {finding.message}{where}"
+
+
+def sentence(findings: Sequence[Finding], rules: Rules) -> str:
+    """The run's verdict in words, and the next thing to do."""
+    overall = worst(finding.verdict for finding in findings)
+    rows, levels = {f.row for f in findings}, sorted({f.level for f in findings})
+    against = f"against {rules.file or rules.base or 'itself'}"
+    what = f"{len(rows)} rows at levels {', '.join(map(str, levels))} {against}"
+    do = {
+        Verdict.IMPROVED: "something got better: write it down with --gate-update, or the next loss of it goes unseen",
+        Verdict.PASS: "nothing got worse",
+        Verdict.INCONCLUSIVE: "something could not be decided, and does not pass unseen "
+        "(--gate-inconclusive=report lets it)",
+        Verdict.REGRESSED: "something got worse; if it is meant, accept it with --gate-update",
+        Verdict.ERROR: "something could not be compared, and does not pass unseen",
+    }[overall]
+    shown = "" if rules.mode == "fail" else " (--gate=report: nothing fails)"
+    return f"{what}: {do}{shown}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1%}"
+
+
+def _bounds(finding: Finding) -> str:
+    if finding.low is None or finding.high is None:
+        return ""
+    return " to ".join("any" if abs(bound) > 100 else f"{bound:+.1%}" for bound in (finding.low, finding.high))
+
+
+def _short(row: str) -> str:
+    return row if len(row) <= 50 else f"…{row[-49:]}"

@@ -1,0 +1,263 @@
+"""The ``--gate…`` options, their ini twins, and what they say together."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchsuite.gate.record import GateError
+
+MODES = ("off", "report", "fail")
+FORMATS = ("bmf", "github-action-benchmark", "markdown", "junit")
+NEEDED = 5
+"""Launches on either side that a statement about time takes: with fewer no exact test reaches level 1/32."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """``--gate-<name>`` and the ini key ``gate_<name>``; a flag takes no value."""
+
+    name: str
+    default: str
+    help: str
+    flag: bool = False
+
+
+OPTIONS = (
+    Option("against", "", "a baseline file, or a revision of git that is measured beside this one"),
+    Option("level", "", "levels to gate at: 0 counters, 1 speedup, 2 base and head live; comma list (default: 0 and 1 "
+           "against a file, 0 and 2 against a revision)"),
+    Option("tolerance", "0.03", "the slowdown that is let through, as a fraction; twice as much is what is found"),
+    Option("alpha", "0.01", "the chance of a false alarm over all rows, as a fraction"),
+    Option("launches", "5+8", "processes on each side: so many first, and so many more if they do not decide"),
+    Option("pairs", "10", "pairs (row, control) that a launch times at least"),
+    Option("on-missing", "fail", "rows that one side lacks: fail, report; save: make a baseline that is not there"),
+    Option("on-mismatch", "fail", "a baseline of another machine: fail, counters (level 0 only), or ignore"),
+    Option("inconclusive", "fail", "what cannot be decided: fail, or report"),
+    Option("save", "", "write what was measured to a new baseline file"),
+    Option("json", "", "write verdicts and figures to a file"),
+    Option("export", "", f"write FORMAT=FILE; comma list; formats: {', '.join(FORMATS)}"),
+    Option("path", ".", "folders of a revision's checkout that go on Python's path; with blanks between"),
+    Option("update", "", "accept this run: write it over the baseline file", flag=True),
+    Option("dedicated", "", "this machine is used by nothing else: absolute times gate as well (level 3)", flag=True),
+    Option("self-test", "", "measure this code beside itself, as it is and slower by twice the tolerance", flag=True),
+)  # fmt: skip
+
+CHOICES = {
+    "on-missing": ("fail", "report", "save"),
+    "on-mismatch": ("fail", "counters", "ignore"),
+    "inconclusive": ("fail", "report"),
+}
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options and their ini twins."""
+    group = parser.getgroup("gate", "regression gate (specdec-bench)")
+    group.addoption(
+        "--gate", dest="gate", nargs="?", const="fail", default=None, type=_mode, metavar="MODE",
+        help="gate the benchmarks of this run: fail (the default of a bare --gate), report, or off",
+    )  # fmt: skip
+    parser.addini("gate", "ini twin of --gate", default="off")
+    for option in OPTIONS:
+        key = f"gate_{option.name.replace('-', '_')}"
+        value: dict[str, Any] = {"action": "store_true"} if option.flag else {"metavar": "VALUE"}
+        default = f" (default: {option.default})" if option.default else ""
+        text = f"{option.help}{default}".replace("%", "%%")
+        group.addoption(f"--gate-{option.name}", dest=key, default=None, help=text, **value)
+        parser.addini(key, f"ini twin of --gate-{option.name}", default=option.default)
+    group.addoption("--gate-plant", dest="gate_plant", default="", help=argparse.SUPPRESS)
+
+
+def _mode(text: str) -> str:
+    if text not in MODES:
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected one of {', '.join(MODES)}: write --gate=fail")
+    return text
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the options say. ``base`` is the commit of a revision to be measured, ``file`` a baseline; or neither."""
+
+    mode: str
+    file: Path | None
+    base: str | None
+    levels: tuple[int, ...] | None
+    tolerance: float
+    alpha: float
+    launches: tuple[int, int]
+    pairs: int
+    on_missing: str
+    on_mismatch: str
+    inconclusive: str
+    save: Path | None
+    json: Path | None
+    exports: tuple[tuple[str, Path], ...]
+    path: tuple[str, ...]
+    update: bool
+    dedicated: bool
+    self_test: bool
+
+    @property
+    def gating(self) -> bool:
+        """Whether verdicts are asked for."""
+        return self.mode != "off"
+
+
+def parse(config: pytest.Config) -> Rules | None:
+    """The rules of this run; None where nothing of the gate is asked for. GateError for what cannot be meant."""
+
+    def text(name: str) -> str:
+        key = f"gate_{name.replace('-', '_')}"
+        given = config.getoption(key)
+        return str(config.getini(key)) if given is None else str(given)
+
+    def flag(name: str) -> bool:
+        return text(name).lower() in ("true", "1", "yes")
+
+    mode = str(config.getoption("gate") or config.getini("gate"))
+    if mode not in MODES:
+        raise GateError(f"the ini key gate is {mode!r}; expected one of {', '.join(MODES)}")
+    folder = config.invocation_params.dir
+    save = folder / text("save") if text("save") else None
+    if mode == "off" and not save:
+        return None
+    for name, allowed in CHOICES.items():
+        if text(name) not in allowed:
+            raise GateError(f"--gate-{name} is {text(name)!r}; expected one of {', '.join(allowed)}")
+    if save and save.exists():
+        raise GateError(
+            f"--gate-save {text('save')} is there already; --gate-against it with --gate-update, or remove it"
+        )
+    if save and not save.parent.is_dir():
+        raise GateError(f"--gate-save {text('save')}: there is no folder {save.parent}")
+    self_test = flag("self-test")
+    file, base = None, None
+    if mode != "off" and not self_test:
+        file, base = _against(text("against"), folder, text("on-missing"), save)
+    if flag("update") and not file:
+        raise GateError("--gate-update writes over a baseline file; name it with --gate-against")
+    return Rules(
+        mode=mode,
+        file=file,
+        base=base,
+        levels=_levels(text("level")),
+        tolerance=_fraction("tolerance", text("tolerance")),
+        alpha=_fraction("alpha", text("alpha")),
+        launches=_launches(text("launches")),
+        pairs=_whole("pairs", text("pairs")),
+        on_missing=text("on-missing"),
+        on_mismatch=text("on-mismatch"),
+        inconclusive=text("inconclusive"),
+        save=save,
+        json=folder / text("json") if text("json") else None,
+        exports=tuple(_export(part.strip(), folder) for part in text("export").split(",") if part.strip()),
+        path=tuple(text("path").split()),
+        update=flag("update"),
+        dedicated=flag("dedicated"),
+        self_test=self_test,
+    )
+
+
+def _against(text: str, folder: Path, on_missing: str, save: Path | None) -> tuple[Path | None, str | None]:
+    if not text:
+        if save:
+            return None, None
+        raise GateError(
+            "--gate needs something to hold this run against: --gate-against FILE (made with --gate-save FILE) or "
+            "--gate-against REV"
+        )
+    file = folder / text
+    if file.is_file():
+        return file, None
+    shown = subprocess.run(
+        ["git", "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if shown.returncode == 0:
+        return None, shown.stdout.strip()
+    if on_missing == "save":
+        return file, None
+    raise GateError(
+        f"--gate-against {text!r} is neither a file nor a revision that git knows here; make a baseline with "
+        f"--gate-save {text}, or let this run make it with --gate-on-missing=save"
+    )
+
+
+def _levels(text: str) -> tuple[int, ...] | None:
+    if not text:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part in ("0", "1", "2") for part in parts):
+        raise GateError(f"--gate-level is {text!r}; expected 0, 1 or 2, or a comma list of them")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _fraction(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise GateError(f"--gate-{name} is {text!r}; expected a fraction between 0 and 1: 0.03 is 3 %")
+    return value
+
+
+def _whole(name: str, text: str) -> int:
+    if not (text.isdigit() and int(text)):
+        raise GateError(f"--gate-{name} is {text!r}; expected a whole number, 1 or more")
+    return int(text)
+
+
+def _launches(text: str) -> tuple[int, int]:
+    parts = text.split("+")
+    if not (1 <= len(parts) <= 2 and all(part.strip().isdigit() for part in parts)) or int(parts[0]) < 1:
+        raise GateError(f"--gate-launches is {text!r}; expected FIRST+MORE, for example 5+8")
+    return int(parts[0]), int(parts[1]) if len(parts) == 2 else 0
+
+
+def _export(text: str, folder: Path) -> tuple[str, Path]:
+    kind, _, name = text.partition("=")
+    if kind not in FORMATS or not name:
+        raise GateError(f"--gate-export is {text!r}; expected FORMAT=FILE with one of {', '.join(FORMATS)}")
+    return kind, folder / name
+
+
+OTHERS = ("--benchmark-json", "--benchmark-save", "--specdec-results", "--junitxml", "--junit-xml", "--log-file")
+"""Options of the run that a launch must not repeat: each writes a file of its own."""
+
+
+def without_own(arguments: Sequence[str]) -> list[str]:
+    """A run's arguments without the gate's options and without what would write files again."""
+    valued = {f"--gate-{option.name}" for option in OPTIONS if not option.flag} | {*OTHERS}
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if skip:
+            skip = False
+        elif name in valued:
+            skip = not equals
+        elif not re.fullmatch(r"--gate(-.*)?|--benchmark-autosave", name):
+            kept.append(argument)
+    return kept
+
+
+def refuse_what_disables(config: pytest.Config) -> None:
+    """GateError where benchmarks would not be measured although their tests pass."""
+    option = config.option
+    if getattr(option, "dist", "no") != "no" or getattr(option, "numprocesses", None):
+        raise GateError(
+            "pytest-xdist is active, so benchmarks are disabled and would compete for cores; gate without -n"
+        )
+    if not config.pluginmanager.hasplugin("benchmark"):
+        raise GateError("pytest-benchmark is switched off (-p no:benchmark): there is nothing to gate")
+    for name in ("benchmark_disable", "benchmark_skip"):
+        if getattr(option, name, False) and not getattr(option, "benchmark_enable", False):
+            raise GateError(f"--{name.replace('_', '-')} is given: nothing would be measured; leave it out to gate")

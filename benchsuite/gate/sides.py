@@ -1,0 +1,66 @@
+"""Where launches come from: a baseline file and live launches, or live launches on both sides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from benchsuite.gate.launcher import Launcher
+from benchsuite.gate.record import Record
+
+Told = Callable[[str], None]
+
+
+class Sides(Protocol):
+    """Base and head, each with as many launches as were asked for so far."""
+
+    paired: bool
+
+    def at_least(self, count: int) -> tuple[Record, Record]:
+        """Base and head with at least so many live launches; asking again for as many launches nothing."""
+
+
+@dataclass
+class Stored:
+    """A baseline that holds its launches, and this checkout's live."""
+
+    base: Record
+    launcher: Launcher
+    told: Told
+    paired: bool = False
+    head: list[Record] = field(default_factory=list)
+
+    def at_least(self, count: int) -> tuple[Record, Record]:
+        """See ``Sides``."""
+        while len(self.head) < count:
+            self.told(f"launch {len(self.head) + 1} of {count}")
+            self.head.append(self.launcher.measure())
+        return self.base, self.head[0].joined(self.head[1:])
+
+
+@dataclass
+class Live:
+    """Two checkouts, or this one as it is and with something planted; of each pair a coin says which goes first."""
+
+    launcher: Launcher
+    checkout: Path | None
+    told: Told
+    plant: str = ""
+    paired: bool = True
+    base: list[Record] = field(default_factory=list)
+    head: list[Record] = field(default_factory=list)
+    order: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def at_least(self, count: int) -> tuple[Record, Record]:
+        """See ``Sides``."""
+        while len(self.head) < count:
+            self.told(f"pair {len(self.head) + 1} of {count}")
+            for side in self.order.sample(("base", "head"), 2):
+                if side == "base":
+                    self.base.append(self.launcher.measure(self.checkout))
+                else:
+                    self.head.append(self.launcher.measure(plant=self.plant))
+        return self.base[0].joined(self.base[1:]), self.head[0].joined(self.head[1:])

@@ -1,0 +1,88 @@
+"""Levels 1 to 3: launches against launches, in two stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import expm1, log, log1p
+
+from benchsuite.gate.record import Launch, Row
+from benchsuite.gate.shift import Shift, holm, paired, unpaired
+from benchsuite.gate.verdict import Finding, Verdict
+from benchsuite.gate.where import where
+
+FIRST_LEVEL = 1 / 32
+"""Of the first stage's bounds: what five signed ranks can show."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is compared of each launch, and the launches."""
+
+    values: Sequence[float]
+    launches: Sequence[Launch]
+
+
+def values(row: Row, level: int) -> list[float] | None:
+    """What a level compares of a row's launches: log seconds relative to its control, else (levels 2 and 3 of a plain
+    benchmark, level 3 of all) log seconds. None where there is nothing to compare."""
+    if level == 3 or (level == 2 and row.digest is None):
+        return [log(launch.seconds) for launch in row.launches]
+    found = [launch.relative for launch in row.launches if launch.relative is not None]
+    return found if len(found) == len(row.launches) else None
+
+
+def decide(
+    rows: Mapping[str, tuple[Side, Side]], level: int, tolerances: Mapping[str, float], alpha: float, final: bool,
+    live: bool,
+) -> list[Finding]:  # fmt: skip
+    """Findings of rows (base, head) that were measured in the same launches; ``live`` if these come in pairs.
+
+    A slowdown counts if the estimate is beyond the tolerance and the change is not chance. REGRESSED: in the first
+    stage the whole interval (level 1/32 on either side) lies beyond the tolerance; in the last, the estimate does
+    and the exact test rejects "no slower" at ``alpha``, Holm over rows. IMPROVED: the mirror image. PASS: the
+    estimate is within the tolerance and a slowdown of twice the tolerance is excluded. Else INCONCLUSIVE, which in
+    the first stage asks for the second.
+    """
+    bound = alpha if final else FIRST_LEVEL
+    shifts = {name: _shift(*sides, live, bound) for name, sides in rows.items()}
+    slower = holm({name: shift.p_more for name, shift in shifts.items()}, alpha) if final else set()
+    faster = holm({name: shift.p_less for name, shift in shifts.items()}, alpha) if final else set()
+    found = []
+    for name, shift in shifts.items():
+        tolerance = log1p(tolerances[name])
+        if shift.low > tolerance or (name in slower and shift.estimate > tolerance):
+            verdict = Verdict.REGRESSED
+        elif shift.high < -tolerance or (name in faster and shift.estimate < -tolerance):
+            verdict = Verdict.IMPROVED
+        elif shift.estimate <= tolerance and shift.high < 2 * tolerance:
+            verdict = Verdict.PASS
+        else:
+            verdict = Verdict.INCONCLUSIVE
+        found.append(_finding(name, level, verdict, shift, rows[name], tolerances[name], bound))
+    return found
+
+
+def _shift(base: Side, head: Side, live: bool, bound: float) -> Shift:
+    if live:
+        return paired([b - a for a, b in zip(base.values, head.values, strict=True)], bound)
+    return unpaired(base.values, head.values, bound)
+
+
+def _finding(
+    name: str, level: int, verdict: Verdict, shift: Shift, sides: tuple[Side, Side], tolerance: float, bound: float
+) -> Finding:
+    change, low, high = (expm1(min(x, 700.0)) for x in (shift.estimate, shift.low, shift.high))
+    base, head = (side.launches for side in sides)
+    told = (
+        f"{change:+.1%} seconds per token ({low:+.1%} to {high:+.1%}, each bound at {bound:.2g}; {len(base)} and "
+        f"{len(head)} launches)"
+    )
+    told += {
+        Verdict.REGRESSED: f", beyond the tolerance of {tolerance:.1%}",
+        Verdict.IMPROVED: "; write the gain down with --gate-update",
+        Verdict.PASS: f", within the tolerance of {tolerance:.1%}",
+        Verdict.INCONCLUSIVE: f": too noisy to exclude a slowdown of {2 * tolerance:.1%} or to prove one of "
+        f"{tolerance:.1%}; more --gate-pairs, more --gate-launches or a quieter machine decides",
+    }.get(verdict, "")
+    return Finding(name, level, verdict, told, change, low, high, where(base, head), len(head))

@@ -1,0 +1,161 @@
+"""One gating of a suite: records in, findings out. No pytest in it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchsuite.gate import counters
+from benchsuite.gate.launcher import Launcher, worktree
+from benchsuite.gate.record import GateError, Record
+from benchsuite.gate.rules import NEEDED, Rules
+from benchsuite.gate.sides import Live, Sides, Stored, Told
+from benchsuite.gate.stages import staged
+from benchsuite.gate.verdict import Finding, Verdict
+
+SUITE = "suite"
+"""The row of what is said of the run as a whole."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What ``@pytest.mark.gate`` says of a row: its own tolerance, and the only level it is gated at."""
+
+    tolerance: float | None = None
+    level: int | None = None
+
+
+@dataclass
+class Trial:
+    """Holds a run against its base.
+
+    ``head`` is what this process measured; ``wanted`` the rows that the run was to measure, each with the reason
+    why it has no figures, if so; ``baseline`` the file's record, None where a revision is measured live.
+
+    ``findings()`` says everything of every row and level; ``head`` then holds the launches that were made of it.
+    """
+
+    rules: Rules
+    launcher: Launcher
+    head: Record
+    wanted: Mapping[str, str | None]
+    baseline: Record | None
+    told: Told
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+
+    def findings(self) -> list[Finding]:
+        """Everything there is to say. What goes wrong with launches is a finding too."""
+        if not self.head.rows:
+            reasons = sorted({reason for reason in self.wanted.values() if reason}) or ["no row was measured"]
+            return [_error(SUITE, f"nothing was measured, so nothing is shown: {'; '.join(reasons)}")]
+        try:
+            with ExitStack() as stack:
+                return self._findings(stack)
+        except GateError as error:
+            return [_error(SUITE, str(error))]
+
+    def _findings(self, stack: ExitStack) -> list[Finding]:
+        rules = self.rules
+        if rules.self_test:
+            return self._self_test()
+        if self.baseline:
+            levels = self._levels_of(self.baseline)
+            sides: Sides = Stored(self.baseline, self.launcher, self.told)
+            base = self.baseline
+        else:
+            assert rules.base
+            levels = rules.levels or (0, 2)
+            checkout = stack.enter_context(worktree(self.launcher.root(), rules.base))
+            sides = Live(self.launcher, checkout, self.told)
+            base, _ = sides.at_least(1)
+        found = [self._known(name, base) for name in self.wanted]
+        found += self._absent(base)
+        names = [name for name, one in zip(self.wanted, found, strict=False) if one.verdict != Verdict.ERROR]
+        for level in levels:
+            if level:
+                timed = self._timed(sides, level, [name for name in names if self._gated(name, level)])
+                found += timed
+                _, self.head = sides.at_least(1)
+        return found
+
+    def _levels_of(self, base: Record) -> tuple[int, ...]:
+        held = min((len(row.launches) for row in base.rows.values()), default=0)
+        levels = self.rules.levels or ((0, 1) if held >= NEEDED else (0,))
+        levels += (3,) if self.rules.dedicated else ()
+        if held < NEEDED and levels[-1]:
+            raise GateError(
+                f"the baseline holds {held} launches of a row and level {levels[-1]} takes {NEEDED}; make it with "
+                f"--gate-save FILE --gate-launches {NEEDED}, or gate with --gate-level 0"
+            )
+        if 2 in levels:
+            raise GateError("level 2 measures both sides live: gate against a revision, not against a file")
+        mismatch = different(base.made, self.head.made)
+        return tuple(n for n in levels if n == 0) if mismatch and self.rules.on_mismatch == "counters" else levels
+
+    def _gated(self, name: str, level: int) -> bool:
+        limit = self.limits.get(name, Limit())
+        return limit.level is None or limit.level == level
+
+    def _known(self, name: str, base: Record) -> Finding:
+        """The row at level 0, or why it cannot be compared at any."""
+        head, before = self.head.rows.get(name), base.rows.get(name)
+        if head is None:
+            return _error(name, f"it was not measured: {self.wanted[name] or 'its test made no figures'}")
+        if before is None:
+            close = difflib.get_close_matches(name, base.rows.keys() - self.wanted.keys(), n=1)
+            told = f"; the baseline has {close[0]!r}, which this run has not: renamed?" if close else ""
+            report = self.rules.on_missing != "fail"
+            message = f"the baseline has no such row{told}; write it down with --gate-update"
+            return Finding(name, 0, Verdict.PASS, message) if report else _error(name, message)
+        if head.work != before.work:
+            return _error(name, f"measured otherwise than the baseline: {_differences(before.work, head.work)}")
+        if not self._gated(name, 0):
+            return Finding(name, 0, Verdict.PASS, f"its marker gates it at level {self.limits[name].level} only")
+        return counters.compare(name, before, head)
+
+    def _absent(self, base: Record) -> list[Finding]:
+        gone = sorted(base.rows.keys() - self.wanted.keys())
+        if not gone:
+            return []
+        none = not base.rows.keys() & self.wanted.keys()
+        what = "baseline and run have no row in common" if none else f"{len(gone)} rows of the baseline are gone"
+        shown = ", ".join(gone[:3]) + (" …" if len(gone) > 3 else "")
+        if self.rules.on_missing != "fail" and not none:
+            return [Finding(SUITE, 0, Verdict.PASS, f"{what}: {shown}")]
+        return [_error(SUITE, f"{what}: {shown}; run them, rename them back, or accept with --gate-update")]
+
+    def _timed(self, sides: Sides, level: int, names: Sequence[str]) -> list[Finding]:
+        limits = {name: self.limits.get(name, Limit()).tolerance or self.rules.tolerance for name in names}
+        return staged(sides, level, limits, self.rules.alpha, self.rules.launches)
+
+    def _self_test(self) -> list[Finding]:
+        """This code beside itself, as it is and with a slowdown of twice the tolerance in every gated row."""
+        rules, found = self.rules, []
+        for name, plant, expected in (
+            ("as it is", "", Verdict.PASS),
+            ("slowed down", f"host={2 * rules.tolerance}", Verdict.REGRESSED),
+        ):
+            rows = [row for row in self.head.rows if not plant or self.head.rows[row].counters.get("num_drafts")]
+            for one in self._timed(Live(self.launcher, None, self.told, plant), 2, rows):
+                right = one.verdict == expected
+                told = f"{name}: {one.verdict}, {'as' if right else 'not as'} expected; {one.message}"
+                found.append(replace(one, verdict=Verdict.PASS if right else Verdict.ERROR, message=told))
+        return found
+
+
+def _error(row: str, message: str) -> Finding:
+    return Finding(row, 0, Verdict.ERROR, message)
+
+
+def _differences(base: Mapping[str, Any], head: Mapping[str, Any]) -> str:
+    names = sorted(n for n in {*base, *head} if base.get(n) != head.get(n))
+    return ", ".join(f"{name} {base.get(name)!r} there and {head.get(name)!r} here" for name in names)
+
+
+def different(base: Mapping[str, Any], head: Mapping[str, Any]) -> str | None:
+    """In which ways two records come from machines whose times cannot be compared; None if in none."""
+    before, now = base.get("machine"), head.get("machine")
+    return None if before == now else _differences(before or {}, now or {})
