@@ -2,6 +2,8 @@
 # make bench-all  every draft with the policies that suit it, greedy and sampled, one row and four
 # make test       everything that needs no GPU
 # make lint       ruff and mypy
+# make gate REV=HEAD~1   is this checkout slower than a revision? on the embedded model, at most a quarter of an hour
+# make gate-validate     how often the gate is wrong on this machine: hours, and can be resumed
 # Each sets up what it needs from a bare checkout.
 
 PYTHON ?= python3
@@ -30,7 +32,7 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 PROOF := benchsuite/test_museum.py benchsuite/test_conformance.py benchsuite/test_planted.py benchsuite/test_law.py \
 	benchsuite/test_exact_law.py benchsuite/test_power.py benchsuite/test_tutorial.py benchsuite/test_equality.py benchsuite/test_rollback.py
 
-.PHONY: bench bench-all test test-proof test-rest lint clean
+.PHONY: bench bench-all test test-proof test-rest lint gate gate-validate clean
 
 bench bench-all: export HF_HUB_OFFLINE = 1
 bench: $(READY)
@@ -62,6 +64,17 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+REV ?= HEAD~1
+
+# A worktree of REV and this checkout, launched in turn; one workload, so that 26 launches end in time.
+gate: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m \
+		--specdec-workload question_answering --specdec-arm "ngram/match/fixed/4, oracle(0.8)/match/fixed/4" \
+		--specdec-peer transformers --specdec-max-new-tokens 12 --benchmark-quiet --gate=fail --gate-against $(REV) $(ARGS)
+
+gate-validate: $(READY)
+	$(BIN)/python -m benchsuite.gate.validate $(ARGS)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -12,7 +12,7 @@ from benchsuite.gate import exports, figures, report, rules
 from benchsuite.gate.launcher import Launcher, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
-from benchsuite.gate.trial import SUITE, Limit, Trial, different
+from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of
 from benchsuite.gate.verdict import Finding, Verdict, worst
 
 if TYPE_CHECKING:
@@ -28,11 +28,21 @@ class GatePlugin:
         self.config, self.rules, self._bench = config, given, bench
         rules.refuse_what_disables(config)
         self.baseline = Record.load(given.file) if given.file and given.file.exists() else None
+        self.levels = self._levels()
         self.limits: dict[str, Limit] = {}
         self.wanted: dict[str, str | None] = {}  # each row with why it has no figures
         self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
         self.wrote: list[str] = []
+
+    def _levels(self) -> tuple[int, ...]:
+        base = self.baseline
+        device = (base.made.get("machine") or {}).get("device") if base else None
+        told = different(base.made, {"machine": figures.machine(device)}) if base else None
+        try:
+            return levels_of(self.rules, base, told is None)
+        except GateError as error:
+            raise GateError(f"--gate-against {self.rules.file}: {error}" + (f" ({told})" if told else "")) from None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
@@ -52,19 +62,6 @@ class GatePlugin:
             return
         if not self.wanted:
             raise pytest.UsageError("--gate: this run has no benchmarks, so nothing would be gated; select some")
-        told = self._mismatch()
-        if told and self.rules.on_mismatch == "fail" and self.rules.levels != (0,):
-            raise pytest.UsageError(
-                f"--gate-against {self.rules.file}: it was made on another machine ({told}), whose times cannot be "
-                "compared; gate with --gate-level 0 or --gate-on-mismatch=counters, make a baseline here with "
-                "--gate-save, or say --gate-on-mismatch=ignore"
-            )
-
-    def _mismatch(self) -> str | None:
-        if self.baseline is None or all(len(row.launches) < rules.NEEDED for row in self.baseline.rows.values()):
-            return None
-        device = (self.baseline.made.get("machine") or {}).get("device")
-        return different(self.baseline.made, {"machine": figures.machine(device)})
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -84,7 +81,14 @@ class GatePlugin:
         """The findings of this run, made when the first gate item asks."""
         if self.findings is None:
             self.trial = Trial(
-                self.rules, self._launcher(), self._measured(), self.wanted, self.baseline, _told, self.limits
+                self.rules,
+                self.levels,
+                self._launcher(),
+                self._measured(),
+                self.wanted,
+                self.baseline,
+                _told,
+                self.limits,
             )
             missing = self.rules.file is not None and self.baseline is None
             self.findings = [] if missing else self.trial.findings()

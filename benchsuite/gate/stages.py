@@ -8,18 +8,13 @@ from benchsuite.gate import speed
 from benchsuite.gate.sides import Sides
 from benchsuite.gate.verdict import Finding, Verdict
 
-NO_CONTROL = (
-    "a plain benchmark has no control in its own process, and times of different days cannot be compared: gate against "
-    "a revision (level 2), or declare the machine with --gate-dedicated (level 3)"
-)
-
 
 def staged(
     sides: Sides, level: int, tolerances: Mapping[str, float], alpha: float, launches: tuple[int, int]
 ) -> list[Finding]:
     """Findings of the rows that ``tolerances`` names, from the first stage if it decides all of them, else the second.
 
-    A row of ours without a control (plain decoding without a peer beside it) is not gated by time and has no finding.
+    Every row must have something to compare at this level (``speed.values``).
     """
     first, more = launches
     found: list[Finding] = []
@@ -29,12 +24,10 @@ def staged(
         for name in tolerances:
             before, now = base.rows[name], head.rows.get(name)
             values = speed.values(before, level), speed.values(now, level) if now else None
-            if now is None:
-                found.append(Finding(name, level, Verdict.ERROR, "its test failed in a launch"))
-            elif values[0] and values[1]:
+            if now and values[0] and values[1]:
                 timed[name] = speed.Side(values[0], before.launches), speed.Side(values[1], now.launches)
-            elif now.digest is None:
-                found.append(Finding(name, level, Verdict.ERROR, NO_CONTROL))
+            else:
+                found.append(Finding(name, level, Verdict.ERROR, "its test failed in a launch"))
         found += speed.decide(timed, level, tolerances, alpha, count == first + more, sides.paired)
         if not any(one.verdict == Verdict.INCONCLUSIVE for one in found):
             break

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchsuite.gate import counters
+from benchsuite.gate import counters, speed
 from benchsuite.gate.launcher import Launcher, worktree
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import NEEDED, Rules
@@ -39,6 +39,7 @@ class Trial:
     """
 
     rules: Rules
+    levels: tuple[int, ...]
     launcher: Launcher
     head: Record
     wanted: Mapping[str, str | None]
@@ -62,45 +63,32 @@ class Trial:
         if rules.self_test:
             return self._self_test()
         if self.baseline:
-            levels = self._levels_of(self.baseline)
             sides: Sides = Stored(self.baseline, self.launcher, self.told)
             base = self.baseline
         else:
             assert rules.base
-            levels = rules.levels or (0, 2)
             checkout = stack.enter_context(worktree(self.launcher.root(), rules.base))
             sides = Live(self.launcher, checkout, self.told)
             base, _ = sides.at_least(1)
-        found = [self._known(name, base) for name in self.wanted]
-        found += self._absent(base)
-        names = [name for name, one in zip(self.wanted, found, strict=False) if one.verdict != Verdict.ERROR]
-        for level in levels:
-            if level:
-                timed = self._timed(sides, level, [name for name in names if self._gated(name, level)])
-                found += timed
+        found = {name: self._known(name, base, self.levels) for name in self.wanted}
+        compared = [name for name, one in found.items() if name in base.rows and one.verdict != Verdict.ERROR]
+        timed: list[Finding] = []
+        for level in self.levels:
+            names = [name for name in compared if level and self._comparable(name, base, level)]
+            if names:
+                timed += self._timed(sides, level, names)
                 _, self.head = sides.at_least(1)
-        return found
+        return [*found.values(), *self._absent(base), *timed]
 
-    def _levels_of(self, base: Record) -> tuple[int, ...]:
-        held = min((len(row.launches) for row in base.rows.values()), default=0)
-        levels = self.rules.levels or ((0, 1) if held >= NEEDED else (0,))
-        levels += (3,) if self.rules.dedicated else ()
-        if held < NEEDED and levels[-1]:
-            raise GateError(
-                f"the baseline holds {held} launches of a row and level {levels[-1]} takes {NEEDED}; make it with "
-                f"--gate-save FILE --gate-launches {NEEDED}, or gate with --gate-level 0"
-            )
-        if 2 in levels:
-            raise GateError("level 2 measures both sides live: gate against a revision, not against a file")
-        mismatch = different(base.made, self.head.made)
-        return tuple(n for n in levels if n == 0) if mismatch and self.rules.on_mismatch == "counters" else levels
-
-    def _gated(self, name: str, level: int) -> bool:
+    def _comparable(self, name: str, base: Record, level: int) -> bool:
         limit = self.limits.get(name, Limit())
-        return limit.level is None or limit.level == level
+        if limit.level not in (None, level):
+            return False
+        row = base.rows[name]
+        return bool(speed.values(row, level)) if level else row.digest is not None
 
-    def _known(self, name: str, base: Record) -> Finding:
-        """The row at level 0, or why it cannot be compared at any."""
+    def _known(self, name: str, base: Record, levels: Sequence[int]) -> Finding:
+        """The row at level 0, or why it cannot be compared at any level."""
         head, before = self.head.rows.get(name), base.rows.get(name)
         if head is None:
             return _error(name, f"it was not measured: {self.wanted[name] or 'its test made no figures'}")
@@ -112,8 +100,10 @@ class Trial:
             return Finding(name, 0, Verdict.PASS, message) if report else _error(name, message)
         if head.work != before.work:
             return _error(name, f"measured otherwise than the baseline: {_differences(before.work, head.work)}")
-        if not self._gated(name, 0):
-            return Finding(name, 0, Verdict.PASS, f"its marker gates it at level {self.limits[name].level} only")
+        if not any(self._comparable(name, base, level) for level in levels):
+            return _error(name, f"nothing of it can be compared at levels {', '.join(map(str, levels))}: {NOTHING}")
+        if 0 not in levels or not self._comparable(name, base, 0):
+            return Finding(name, 0, Verdict.PASS, "not gated at level 0")
         return counters.compare(name, before, head)
 
     def _absent(self, base: Record) -> list[Finding]:
@@ -146,6 +136,12 @@ class Trial:
         return found
 
 
+NOTHING = (
+    "a plain benchmark has no counters (level 0) and no control in its own process (level 1), and a marker may name "
+    "one level only; gate against a revision (level 2), or declare the machine with --gate-dedicated (level 3)"
+)
+
+
 def _error(row: str, message: str) -> Finding:
     return Finding(row, 0, Verdict.ERROR, message)
 
@@ -153,6 +149,30 @@ def _error(row: str, message: str) -> Finding:
 def _differences(base: Mapping[str, Any], head: Mapping[str, Any]) -> str:
     names = sorted(n for n in {*base, *head} if base.get(n) != head.get(n))
     return ", ".join(f"{name} {base.get(name)!r} there and {head.get(name)!r} here" for name in names)
+
+
+def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[int, ...]:
+    """The levels that a run is gated at. GateError where those asked for cannot be had."""
+    if base is None:
+        return rules.levels or (0, 2)
+    held = min((len(row.launches) for row in base.rows.values()), default=0)
+    levels = rules.levels or ((0, 1) if held >= NEEDED else (0,))
+    if 2 in levels:
+        raise GateError("level 2 measures both sides live: gate against a revision, not against a file")
+    levels += (3,) if rules.dedicated else ()
+    if held < NEEDED and levels[-1]:
+        raise GateError(
+            f"the baseline holds {held} launches of a row and level {levels[-1]} takes {NEEDED}; make it with "
+            f"--gate-save FILE --gate-launches {NEEDED}, or gate with --gate-level 0"
+        )
+    if same_machine or rules.on_mismatch == "ignore":
+        return levels
+    if rules.on_mismatch == "fail" and levels != (0,):
+        raise GateError(
+            "the baseline was made on another machine, whose times cannot be compared; gate with --gate-level 0 or "
+            "--gate-on-mismatch=counters, make a baseline here with --gate-save, or say --gate-on-mismatch=ignore"
+        )
+    return (0,)
 
 
 def different(base: Mapping[str, Any], head: Mapping[str, Any]) -> str | None:
