@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchsuite.gate.record import Launch
+from benchsuite.gate.rules import without_own
 from benchsuite.gate.shift import holm, paired, unpaired
 from benchsuite.gate.speed import Side, decide
 from benchsuite.gate.verdict import Verdict
@@ -87,6 +88,12 @@ def test_a_bound_excludes_nothing_exactly_where_the_test_does_not_reject(values:
     got = unpaired(base, head, level)
     if 0 not in [h - b for h in head for b in base]:
         assert (got.low > 0) is (got.p_more <= level)
+
+
+def test_a_launch_repeats_the_runs_arguments_but_not_what_would_gate_or_write_again() -> None:
+    given = ["tests", "--gate", "fail", "--gate-against", "HEAD", "-k", "chat", "--gate-tolerance=0.1", "--gate-update"]
+    given += ["--benchmark-json", "out.json", "--junitxml=x.xml", "--gate", "--benchmark-autosave", "--benchmark-quiet"]
+    assert without_own(given) == ["tests", "-k", "chat", "--benchmark-quiet"]
 
 
 def test_holm_rejects_the_smallest_first_and_stops_at_the_first_that_holds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import subprocess
 from collections.abc import Sequence
@@ -238,11 +239,11 @@ def without_own(arguments: Sequence[str]) -> list[str]:
     valued = {f"--gate-{option.name}" for option in OPTIONS if not option.flag} | {*OTHERS}
     kept: list[str] = []
     skip = False
-    for argument in arguments:
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         name, equals, _ = argument.partition("=")
         if skip:
             skip = False
-        elif name in valued:
+        elif name in valued or (argument == "--gate" and following in MODES):
             skip = not equals
         elif not re.fullmatch(r"--gate(-.*)?|--benchmark-autosave", name):
             kept.append(argument)

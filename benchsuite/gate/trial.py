@@ -96,7 +96,8 @@ class Trial:
             close = difflib.get_close_matches(name, base.rows.keys() - self.wanted.keys(), n=1)
             told = f"; the baseline has {close[0]!r}, which this run has not: renamed?" if close else ""
             report = self.rules.on_missing != "fail"
-            message = f"the baseline has no such row{told}; write it down with --gate-update"
+            accept = "write it down with --gate-update, or " if self.baseline else ""
+            message = f"the baseline has no such row{told}; {accept}let it pass with --gate-on-missing=report"
             return Finding(name, 0, Verdict.PASS, message) if report else _error(name, message)
         if head.work != before.work:
             return _error(name, f"measured otherwise than the baseline: {_differences(before.work, head.work)}")
@@ -115,7 +116,8 @@ class Trial:
         shown = ", ".join(gone[:3]) + (" …" if len(gone) > 3 else "")
         if self.rules.on_missing != "fail" and not none:
             return [Finding(SUITE, 0, Verdict.PASS, f"{what}: {shown}")]
-        return [_error(SUITE, f"{what}: {shown}; run them, rename them back, or accept with --gate-update")]
+        accept = " or --gate-update" if self.baseline else ""
+        return [_error(SUITE, f"{what}: {shown}; run them, or accept it with --gate-on-missing=report{accept}")]
 
     def _timed(self, sides: Sides, level: int, names: Sequence[str]) -> list[Finding]:
         limits = {name: self.limits.get(name, Limit()).tolerance or self.rules.tolerance for name in names}
