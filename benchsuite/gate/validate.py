@@ -63,9 +63,13 @@ def collect(folder: Path, condition: str, count: int) -> None:
 
 
 def losses(folder: Path) -> None:
-    """One launch of each workload as it is and one with a hundredth of what is accepted refused."""
+    """One launch of each workload as it is and one with a hundredth of what is accepted refused.
+
+    Long outputs of drafts that are often right: a hundredth of a few tokens would be none.
+    """
+    other = {"ngram, suffix, oracle(0.8)": "oracle(0.5), oracle(0.8), oracle(0.95)/rejection", "32": "160"}
     for workload in LOSSES:
-        suite = [workload if argument == "chat" else argument for argument in SUITE]
+        suite = [{**other, "chat": workload}.get(argument, argument) for argument in SUITE]
         for side, plant in (("as-it-is", ""), ("loss", "acceptance=0.01")):
             file = folder / f"{side}-{workload}.json"
             if not file.exists():
