@@ -28,7 +28,7 @@ def staged(
                 timed[name] = speed.Side(values[0], before.launches), speed.Side(values[1], now.launches)
             else:
                 found.append(Finding(name, level, Verdict.ERROR, "its test failed in a launch"))
-        found += speed.decide(timed, level, tolerances, alpha, count == first + more, sides.paired)
+        found += speed.decide(timed, level, tolerances, alpha, count == first + more, sides.paired and level != 1)
         if not any(one.verdict == Verdict.INCONCLUSIVE for one in found):
             break
     return found

@@ -130,7 +130,11 @@ class Trial:
             ("as it is", "", Verdict.PASS),
             ("slowed down", f"host={2 * rules.tolerance}", Verdict.REGRESSED),
         ):
-            rows = [row for row in self.head.rows if not plant or self.head.rows[row].counters.get("num_drafts")]
+            rows = [
+                row
+                for row, made in self.head.rows.items()
+                if speed.values(made, 2) and (not plant or made.counters.get("num_drafts"))
+            ]
             for one in self._timed(Live(self.launcher, None, self.told, plant), 2, rows):
                 right = one.verdict == expected
                 told = f"{name}: {one.verdict}, {'as' if right else 'not as'} expected; {one.message}"
@@ -156,7 +160,7 @@ def _differences(base: Mapping[str, Any], head: Mapping[str, Any]) -> str:
 def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[int, ...]:
     """The levels that a run is gated at. GateError where those asked for cannot be had."""
     if base is None:
-        return rules.levels or (0, 2)
+        return (rules.levels or (0, 2)) + ((3,) if rules.dedicated else ())
     held = min((len(row.launches) for row in base.rows.values()), default=0)
     levels = rules.levels or ((0, 1) if held >= NEEDED else (0,))
     if 2 in levels:
