@@ -215,10 +215,13 @@ def test_xdist_is_a_usage_error_where_pytest_benchmark_passes(suite: Suite) -> N
 def test_nothing_but_skips_fails_with_the_reason_where_pytest_benchmark_passes(suite: Suite) -> None:
     saved(suite)
     suite.write(body="pytest.skip('no such device')")
-    refused(
-        suite.run(*GATED[:3]), FAILED, "ERROR", "nothing was measured", "its test was skipped: Skipped: no such device"
-    )
+    reason = "its test was skipped: Skipped: no such device"
+    refused(suite.run(*GATED[:3]), FAILED, "ERROR", "nothing was measured", reason)
     refused(suite.theirs(), OK, "1 skipped")
+    refused(suite.run(*GATED[:3], "--gate-update"), FAILED, "nothing was measured")
+    made = ("--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
+    refused(suite.run(*made), FAILED, "nothing was measured")
+    assert not (suite.folder / "new.json").exists()
 
 
 def test_a_run_without_benchmarks_is_a_usage_error(suite: Suite) -> None:

@@ -88,6 +88,17 @@ class Record:
         except (GateError, TypeError, KeyError) as error:
             raise GateError(f"the baseline {path} is corrupt: {error}; make it again with --gate-save") from None
 
+    @property
+    def launches(self) -> int:
+        """How many launches every row has, at least."""
+        return min((len(row.launches) for row in self.rows.values()), default=0)
+
+    def last(self, count: int) -> Record:
+        """This record with only the last so many launches of each row."""
+        return replace(
+            self, rows={name: replace(row, launches=row.launches[-count:]) for name, row in self.rows.items()}
+        )
+
     def joined(self, others: Sequence[Record]) -> Record:
         """This record with the launches of ``others`` behind its own. GateError where what must repeat does not."""
         rows = dict(self.rows)

@@ -161,7 +161,7 @@ def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[in
     """The levels that a run is gated at. GateError where those asked for cannot be had."""
     if base is None:
         return (rules.levels or (0, 2)) + ((3,) if rules.dedicated else ())
-    held = min((len(row.launches) for row in base.rows.values()), default=0)
+    held = base.launches
     levels = rules.levels or ((0, 1) if held >= NEEDED else (0,))
     if 2 in levels:
         raise GateError("level 2 measures both sides live: gate against a revision, not against a file")
