@@ -49,8 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if given and not hasattr(config, "workerinput"):
             from benchsuite.gate.plugin import GatePlugin
 
-            config.stash[_RUN].pairs = given.pairs if given.save else 1
-            config.pluginmanager.register(GatePlugin(config, given, lambda: config.stash[_RUN].bench), "specdec-gate")
+            run = config.stash[_RUN]
+            run.pairs = given.pairs if given.save else 1
+            gate = GatePlugin(config, given, lambda: run.bench, lambda name: bool(run.arms[name].peer))
+            config.pluginmanager.register(gate, "specdec-gate")
     except GateError as error:
         raise pytest.UsageError(str(error)) from None
 

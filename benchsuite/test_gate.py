@@ -58,7 +58,7 @@ class Suite:
 
     def commit(self) -> None:
         """Commit what was written."""
-        for words in (["init", "-q"], ["add", "test_theirs.py"], ["commit", "-q", "--allow-empty", "-m", "a step"]):
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "a step"]):
             identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
             subprocess.run(["git", *identity, *words], cwd=self.folder, check=True, capture_output=True)
 
@@ -102,7 +102,7 @@ def refused(done: Done, code: int, *texts: str) -> None:
         assert text in said, f"{text!r} is not in: {said}"
 
 
-GATED = ("--gate=fail", "--gate-against", "gate.json", "--gate-dedicated", "--gate-launches", "5")
+GATED = ("--gate=fail", "--gate-against", "gate.json", "--gate-dedicated", "--gate-launches", "5+2")
 
 
 def test_equal_times_pass_and_a_slowdown_fails_with_what_and_how_much(suite: Suite) -> None:
@@ -119,8 +119,8 @@ def test_equal_times_pass_and_a_slowdown_fails_with_what_and_how_much(suite: Sui
 
 def test_a_revision_is_measured_live_beside_the_working_tree(suite: Suite) -> None:
     suite.write(seconds=1.06)
-    live = ("--gate=fail", "--gate-launches=5+8", "--gate-against")
-    refused(suite.run(*live, "HEAD"), FAILED, "REGRESSED", "+6.0% seconds per token", "5 and 5 launches")
+    live = ("--gate=fail", "--gate-launches=5+2", "--gate-against")
+    refused(suite.run(*live, "HEAD"), FAILED, "REGRESSED", "+6.0% seconds per token", "7 and 7 launches")
     suite.commit()
     refused(suite.run(*live, "HEAD"), OK, "PASS")
     left = subprocess.run(["git", "worktree", "list"], cwd=suite.folder, capture_output=True, text=True, check=True)
@@ -234,8 +234,8 @@ def test_a_run_without_benchmarks_is_a_usage_error(suite: Suite) -> None:
 def test_what_is_too_noisy_to_decide_does_not_pass(suite: Suite) -> None:
     suite.write(noise=0.1)
     suite.commit()
-    live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=2+1")
-    refused(suite.run(*live), FAILED, "INCONCLUSIVE", "too noisy to exclude a slowdown of 6.0%", "3 and 3 launches")
+    live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2")
+    refused(suite.run(*live), FAILED, "INCONCLUSIVE", "too noisy to exclude a slowdown of 6.0%", "7 and 7 launches")
     refused(suite.run(*live, "--gate-inconclusive=report"), OK, "INCONCLUSIVE")
 
 
@@ -272,6 +272,10 @@ def test_a_launch_that_fails_is_told_with_its_last_lines(suite: Suite) -> None:
         (("--gate=maybe",), "expected one of off, report, fail"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-tolerance=3"), "0.03 is 3 %"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+x"), "expected FIRST+MORE"),
+        (("--gate=fail", "--gate-against=HEAD", "--gate-launches=3+2"), "give at least 5 first and 7 in all"),
+        (("--gate-against=HEAD",), "--gate-against without --gate would gate nothing"),
+        (("--gate-self-test", "--gate-update"), "without --gate would gate nothing"),
+        (("--gate-save=new.json", "--gate-against=HEAD"), "without --gate would only save"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-level=4"), "expected 0, 1 or 2"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-export=xml=a"), "github-action-benchmark"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-inconclusive=pass"), "expected one of fail, report"),
@@ -282,6 +286,54 @@ def test_a_launch_that_fails_is_told_with_its_last_lines(suite: Suite) -> None:
 )
 def test_a_wrong_option_is_refused_with_what_was_expected(suite: Suite, options: tuple[str, ...], message: str) -> None:
     refused(suite.run(*options), USAGE, message)
+
+
+def test_leaving_gate_items_out_does_not_pass(suite: Suite) -> None:
+    saved(suite)
+    refused(suite.run(*GATED[:3], "--setup-only"), FAILED, "no gate item ran, so nothing was compared")
+    failed = suite.python("-m", "pytest", "-q", *GATED[:3])
+    refused(failed, FAILED, "nothing of it can be compared")
+    refused(suite.python("-m", "pytest", "-q", *GATED[:3], "--lf"), FAILED, "nothing was measured")
+
+
+def test_an_expected_failure_and_a_hidden_benchmark_do_not_pass(suite: Suite) -> None:
+    saved(suite)
+    suite.write(mark="@pytest.mark.xfail(reason='known')", body="assert False")
+    refused(suite.run(*GATED[:3]), FAILED, "its test was skipped: ")
+    suite.write()
+    hidden = "def test_hidden(request):\n    request.getfixturevalue('benchmark').pedantic(print, rounds=3)\n"
+    (suite.folder / "test_hidden.py").write_text(hidden)
+    refused(suite.run(*GATED[:3]), FAILED, "not by a test that the gate knows: test_hidden.py::test_hidden")
+
+
+def test_a_part_of_a_suite_is_not_written_over_the_whole(suite: Suite) -> None:
+    suite.write(body="pass\n    benchmark.pedantic(work, rounds=5)\ndef test_other(benchmark):\n    pass")
+    saved(suite, 5)
+    before = (suite.folder / "gate.json").read_text()
+    refused(
+        suite.run(*GATED, "--gate-update", "-k", "test_work"), FAILED, "1 rows of the baseline are gone", "not written"
+    )
+    assert (suite.folder / "gate.json").read_text() == before
+    suite.write(body="assert False")
+    refused(suite.run(*GATED[:3], "--gate-update"), FAILED, "not written")
+    refused(suite.run("--gate-save=new.json"), FAILED, "some test failed, so nothing is written")
+    assert (suite.folder / "gate.json").read_text() == before
+
+
+def test_a_base_that_would_run_the_heads_code_is_told(suite: Suite) -> None:
+    source = suite.folder / "src"
+    source.mkdir()
+    (source / "helper.py").write_text("")
+    (suite.folder / "test_theirs.py").write_text("import helper\n" + (suite.folder / "test_theirs.py").read_text())
+    suite.commit()
+    live = ("--gate=fail", "--gate-against=HEAD", "--gate-level=0,2", "--gate-launches=5+2")
+    environment = {"LAUNCHES": str(suite.folder), "PYTHONPATH": str(source)}
+    told = suite.python("-m", "pytest", *NO_PLUGINS, *live, **environment)
+    refused(told, FAILED, "module 'helper' comes from", "--gate-path")
+    (suite.folder / "pytest.ini").write_text("[pytest]\ngate_path = src\n")
+    refused(
+        suite.python("-m", "pytest", *NO_PLUGINS, *live, **environment), OK, "PASS", "base and head are the same commit"
+    )
 
 
 def test_verdicts_are_exported_for_other_programs(suite: Suite) -> None:
@@ -326,6 +378,7 @@ def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_ca
         gated(*against, "--gate-plant=acceptance=0.01"), FAILED, "REGRESSED at level 0",
         "num_accepted_tokens_per_pos was", "where: acceptance", "1 failed",
     )  # fmt: skip
+    refused(gated(*against, "--specdec-peer=transformers"), OK, "PASS")
     refused(gated(*against, "--specdec-prompts=1"), FAILED, "ERROR", "measured otherwise", "prompts 3 there and 1 here")
     refused(gated(*against, "--specdec-seed=1"), FAILED, "ERROR", "seed 0 there and 1 here")
     file = tmp_path / "gate.json"

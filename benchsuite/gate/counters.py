@@ -52,7 +52,12 @@ def compare(name: str, base: Row, head: Row) -> Finding:
             f"numerics: plain emits the baseline's tokens and this row others (digest {base.digest}, now "
             f"{head.digest}): it draws differently, or a near-tie went the other way; counters cannot be compared",
         )
-    if not (base.deterministic and head.deterministic):
+    if base.deterministic and not head.deterministic:
+        return found(
+            Verdict.INCONCLUSIVE,
+            "its controller reads the clock and did not before: its counters can no longer be held",
+        )
+    if not base.deterministic:
         return found(Verdict.PASS, "the same tokens; its controller reads the clock, so its counters need not repeat")
     changes = list(_changes(base.counters, head.counters))
     if not changes:

@@ -14,6 +14,9 @@ from benchsuite.gate.verdict import Finding, Verdict, worst
 if TYPE_CHECKING:
     from benchsuite.gate.trial import Trial
 
+Blocks = Callable[[Finding], bool]
+"""Whether a finding fails the run."""
+
 
 def as_json(findings: Sequence[Finding], trial: Trial | None) -> str:
     """Everything: the run's verdict, every finding, and where both sides come from."""
@@ -28,7 +31,7 @@ def as_json(findings: Sequence[Finding], trial: Trial | None) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def _bmf(findings: Sequence[Finding]) -> str:
+def _bmf(findings: Sequence[Finding], blocks: Blocks) -> str:
     """Bencher's metric format: the change of seconds per token of each timed row, with bounds."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for one in map(Finding.record, findings):
@@ -39,7 +42,7 @@ def _bmf(findings: Sequence[Finding]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def _github_action_benchmark(findings: Sequence[Finding]) -> str:
+def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str:
     """github-action-benchmark's ``customSmallerIsBetter``: percent of change, 0 is the base."""
     found = [
         {
@@ -54,17 +57,17 @@ def _github_action_benchmark(findings: Sequence[Finding]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def _markdown(findings: Sequence[Finding]) -> str:
+def _markdown(findings: Sequence[Finding], blocks: Blocks) -> str:
     """For a comment or a job's summary."""
     overall = worst(finding.verdict for finding in findings)
     said = [f"- {told(finding)}" for finding in findings if finding.verdict != Verdict.PASS]
     return "\n\n".join([f"## Gate: {overall}", table(findings, "github"), "\n".join(said)]).rstrip() + "\n"
 
 
-def _junit(findings: Sequence[Finding]) -> str:
-    """JUnit's XML: a test case for each finding."""
-    bad = [finding for finding in findings if finding.verdict in (Verdict.REGRESSED, Verdict.ERROR)]
-    unsure = [finding for finding in findings if finding.verdict == Verdict.INCONCLUSIVE]
+def _junit(findings: Sequence[Finding], blocks: Blocks) -> str:
+    """JUnit's XML: a test case for each finding; what could not be decided and fails nothing counts as skipped."""
+    bad = [finding for finding in findings if blocks(finding)]
+    unsure = [finding for finding in findings if finding.verdict == Verdict.INCONCLUSIVE and not blocks(finding)]
     suite = ElementTree.Element(
         "testsuite", name="gate", tests=str(len(findings)), failures=str(len(bad)), errors="0", skipped=str(len(unsure))
     )
@@ -77,7 +80,7 @@ def _junit(findings: Sequence[Finding]) -> str:
     return ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 
-FORMATS: dict[str, Callable[[Sequence[Finding]], str]] = {
+FORMATS: dict[str, Callable[[Sequence[Finding], Blocks], str]] = {
     "bmf": _bmf,
     "github-action-benchmark": _github_action_benchmark,
     "markdown": _markdown,

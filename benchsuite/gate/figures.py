@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, Row]:
     return {
         bench.fullname: Row(launches=(Launch(float(bench.stats.median)),))
         for bench in found
-        if bench and not bench.has_error and bench.stats.rounds and bench.fullname in wanted
+        if bench and not bench.has_error and bench.stats.rounds and bench.fullname in wanted and bench.stats.median > 0
     }
 
 
@@ -99,12 +100,17 @@ def made(root: Path, device: str | None) -> dict[str, Any]:
 
 
 def machine(device: str | None) -> dict[str, Any]:
-    """What must be the same for times to be compared: processor, cores, and the accelerator if rows ran on one."""
+    """What must be the same for times to be compared: processor, cores, threads, the accelerator if rows ran on one."""
     import psutil
     from cpuinfo import get_cpu_info
 
-    name = get_cpu_info().get("brand_raw") or platform.processor() or platform.machine()
-    return {"processor": name, "cores": psutil.cpu_count(logical=False), "device": device, "system": platform.system()}
+    return {
+        "processor": get_cpu_info().get("brand_raw") or platform.processor() or platform.machine(),
+        "cores": psutil.cpu_count(logical=False),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "device": device,
+        "system": platform.system(),
+    }
 
 
 def commit(root: Path) -> str | None:

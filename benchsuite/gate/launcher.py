@@ -16,6 +16,9 @@ from benchsuite.gate.record import GateError, Record
 LONGEST = 3600
 """Seconds that a launch may take."""
 
+OTHER, OWN = "SPECDEC_GATE_OTHER", "SPECDEC_GATE_OWN"
+"""Where a launch finds the checkout that it must not import from, and the folders that its own code lies in."""
+
 
 @dataclass
 class Launcher:
@@ -35,16 +38,22 @@ class Launcher:
     def measure(self, checkout: Path | None = None, plant: str = "") -> Record:
         """One launch, of this checkout or of another one of the same repository."""
         root = self.root()
-        folder = (checkout / self.folder.resolve().relative_to(root)) if checkout else self.folder
+        top = checkout or root
+        folder = top / self.folder.resolve().relative_to(root)
+        if not folder.is_dir():
+            raise GateError(f"the base has no folder {folder.relative_to(top)}: start pytest where both sides have one")
         with tempfile.TemporaryDirectory(prefix="specdec-gate-") as temporary:
             file = Path(temporary) / "launch.json"
-            given = ["--gate=off", f"--gate-save={file}", f"--gate-pairs={self.pairs}", f"--gate-plant={plant}"]
-            environment = dict(os.environ)
-            if checkout:
-                ahead = [str((checkout / part).resolve()) for part in self.path]
-                environment["PYTHONPATH"] = os.pathsep.join([*ahead, *filter(None, [os.environ.get("PYTHONPATH")])])
-                environment["SPECDEC_GATE_FOREIGN"] = str(root)
+            # -o addopts: those of the run are among the arguments, without what a launch must not repeat.
+            given = ["-o", "addopts=", "--gate=off", f"--gate-save={file}", f"--gate-pairs={self.pairs}"]
+            given += ["--gate-launches=1", f"--gate-plant={plant}"]
             command = [sys.executable, "-m", "pytest", *self.arguments, "-q", "-p", "no:cacheprovider", *given]
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+            environment.pop("PYTEST_ADDOPTS", None)
+            ahead = [str((top / part).resolve()) for part in self.path]
+            environment["PYTHONPATH"] = os.pathsep.join([*ahead, *filter(None, [os.environ.get("PYTHONPATH")])])
+            environment[OTHER] = str(root) if checkout else ""
+            environment[OWN] = os.pathsep.join([*ahead, str(top), str(top / "src")])
             try:
                 done = subprocess.run(
                     command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
@@ -69,7 +78,8 @@ class Launcher:
 def worktree(folder: Path, commit: str) -> Iterator[Path]:
     """A checkout of ``commit`` beside the user's, gone afterwards. GateError if git cannot make one."""
     with tempfile.TemporaryDirectory(prefix="specdec-gate-base-") as temporary:
-        checkout = Path(temporary) / "base"
+        checkout = Path(temporary).resolve() / "base"
+        _git(folder, "worktree", "prune")  # what an interrupted run has left
         _git(folder, "worktree", "add", "--detach", str(checkout), commit)
         try:
             yield checkout
@@ -78,21 +88,31 @@ def worktree(folder: Path, commit: str) -> Iterator[Path]:
 
 
 def _git(folder: Path, *words: str) -> None:
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+    # Inside a git hook these name the hook's own index.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    done = subprocess.run(["git", *words], cwd=folder, env=clean, capture_output=True, text=True, check=False)
     if done.returncode:
         raise GateError(f"git {' '.join(words)} failed: {done.stderr.strip()}")
 
 
 def refuse_foreign_modules() -> None:
-    """GateError if this launch of a base has imported code of the checkout that it is to be compared with."""
-    foreign = os.environ.get("SPECDEC_GATE_FOREIGN")
-    if not foreign:
-        return
-    root, own = Path(foreign), Path(sys.prefix)
+    """GateError if this launch has imported code of the other side, or an installed copy of what its checkout holds."""
+    other, own = os.environ.get(OTHER), os.environ.get(OWN, "")
+    folders = [Path(folder) for folder in own.split(os.pathsep) if folder]
+    prefix = Path(sys.prefix).resolve()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and Path(file).is_relative_to(root) and not Path(file).is_relative_to(own):
+        if not file or not folders:
+            continue
+        found = Path(file).resolve()
+        inside = not found.is_relative_to(prefix)  # an environment may lie inside a checkout
+        strange = bool(other) and inside and found.is_relative_to(other or "")
+        held = "." not in name and any(
+            (f / name / "__init__.py").exists() or (f / f"{name}.py").exists() for f in folders
+        )
+        installed = held and not (inside and any(found.is_relative_to(folder) for folder in folders))
+        if strange or installed:
             raise GateError(
-                f"the base would be measured with code of the head: module {name!r} comes from {file}; list the "
-                "folders that hold your packages in --gate-path (or the ini key gate_path)"
+                f"a launch would measure other code than its checkout's: module {name!r} comes from {found}; list the "
+                "folders that hold your packages in --gate-path (or the ini key gate_path), for example src"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,22 +22,27 @@ BenchOf = Callable[[], "Bench | None"]
 
 
 class GatePlugin:
-    """Registered where ``--gate`` or ``--gate-save`` is given; ``bench`` gives what our own rows were measured by."""
+    """Registered where ``--gate`` or ``--gate-save`` is given.
 
-    def __init__(self, config: pytest.Config, given: Rules, bench: BenchOf) -> None:
-        self.config, self.rules, self._bench = config, given, bench
+    ``bench`` gives what our own rows were measured by; ``peer`` says of a row's name whether it is a reference from
+    outside, which serves as a control and is not gated itself.
+    """
+
+    def __init__(self, config: pytest.Config, given: Rules, bench: BenchOf, peer: Callable[[str], bool]) -> None:
+        self.config, self.rules, self._bench, self._peer = config, given, bench, peer
         rules.refuse_what_disables(config)
         self.baseline = Record.load(given.file) if given.file and given.file.exists() else None
-        self.levels = self._levels()
+        # The device is known when rows have run; until then the baseline's own stands for it.
+        self.levels = self._levels((self.baseline.made.get("machine") or {}).get("device") if self.baseline else None)
         self.limits: dict[str, Limit] = {}
         self.wanted: dict[str, str | None] = {}  # each row with why it has no figures
+        self._known: set[str] = set()  # the tests that ask for the benchmark fixture where it can be seen
         self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
         self.wrote: list[str] = []
 
-    def _levels(self) -> tuple[int, ...]:
+    def _levels(self, device: str | None) -> tuple[int, ...]:
         base = self.baseline
-        device = (base.made.get("machine") or {}).get("device") if base else None
         told = different(base.made, {"machine": figures.machine(device)}) if base else None
         try:
             return levels_of(self.rules, base, told is None)
@@ -49,10 +53,14 @@ class GatePlugin:
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Put one item for each gated row, and one for the suite, behind everything else."""
         for item in items:
-            name = _row(item)
+            if "benchmark" in getattr(item, "fixturenames", ()):
+                self._known.add(item.nodeid)
+            name = self._row(item)
             if name is not None:
+                limit = _limit(item)
+                if self.limits.setdefault(name, limit) != limit:
+                    raise pytest.UsageError(f"two tests measure the row {name!r} and their gate markers differ")
                 self.wanted[name] = "its test did not run"
-                self.limits[name] = _limit(item)
         if self.rules.gating and self.wanted:
             items += [GateItem.from_parent(session, name=name, gate=self) for name in (*self.wanted, SUITE)]
 
@@ -68,38 +76,67 @@ class GatePlugin:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Remember why a row has no figures."""
         made = yield
-        name = _row(item)
+        name = self._row(item)
         if name is not None:
             if made.skipped:
-                self.wanted[name] = f"its test was skipped: {made.longrepr[2] if made.longrepr else 'no reason'}"
+                why = made.longrepr[2] if isinstance(made.longrepr, tuple) else made.longreprtext or "no reason"
+                self.wanted[name] = f"its test was skipped: {why.splitlines()[-1]}"
             elif made.failed:
                 self.wanted[name] = "its test failed"
             elif made.when == "call":
                 self.wanted[name] = None
         return made
 
+    def _row(self, item: pytest.Item) -> str | None:
+        """The row that an item measures, if it measures one that is gated."""
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if "specdec_row" in params:
+            name = str(params["specdec_row"])
+            return None if self._peer(name) else name
+        return item.nodeid if "benchmark" in getattr(item, "fixturenames", ()) else None
+
     def judge(self) -> list[Finding]:
         """The findings of this run, made when the first gate item asks."""
         if self.findings is None:
-            self.trial = Trial(
-                self.rules,
-                self.levels,
-                self._launcher(),
-                self._measured(),
-                self.wanted,
-                self.baseline,
-                _told,
-                self.limits,
-            )
-            measured = bool(self.trial.head.rows)
-            if self.rules.file and self.baseline is None and measured:
-                self.findings = []
-                self._accept(self.rules.file, "made the baseline that was not there")
-            else:
-                self.findings = self.trial.findings()
-                if self.rules.file and self.rules.update and measured:
-                    self._accept(self.rules.file, "the baseline is now this run")
+            # Should the gate itself break, one item shows how and the others do not try again.
+            self.findings = [Finding(SUITE, 0, Verdict.ERROR, "the gate broke; its first item shows where")]
+            self.findings = self._judge()
         return self.findings
+
+    def _judge(self) -> list[Finding]:
+        head = self._measured()
+        unknown = self._unknown()
+        if unknown:
+            return [Finding(SUITE, 0, Verdict.ERROR, f"measured, but not by a test that the gate knows: {unknown}")]
+        try:
+            levels = self._levels((head.made.get("machine") or {}).get("device"))
+        except GateError as error:
+            return [Finding(SUITE, 0, Verdict.ERROR, str(error))]
+        self.trial = Trial(
+            self.rules, levels, self._launcher(), head, self.wanted, self.baseline, self._told, self.limits
+        )
+        file, whole = self.rules.file, not any(self.wanted.values())
+        if file and self.baseline is None and whole:
+            self._accept(file, "made the baseline that was not there")
+            return [Finding(name, 0, Verdict.PASS, "written down for the first time") for name in self.wanted]
+        found = self.trial.findings()
+        if file and self.rules.update:
+            if whole and not any(finding.verdict == Verdict.ERROR for finding in found):
+                self._accept(file, "the baseline is now this run")
+            else:
+                self.wrote.append(f"not written: {file}, because of the errors above")
+        return found
+
+    def _unknown(self) -> str:
+        """Benchmarks whose fixture was asked for at run time, so that no gate item stands for them."""
+        found = getattr(getattr(self.config, "_benchmarksession", None), "benchmarks", [])
+        return ", ".join(sorted({bench.fullname for bench in found if bench} - self._known))
+
+    def _told(self, text: str) -> None:
+        # pytest's own writer: it is not captured while an item runs.
+        writer = self.config.get_terminal_writer()
+        writer.line(f"gate: {text}")
+        writer.flush()
 
     def _launcher(self) -> Launcher:
         params = self.config.invocation_params
@@ -128,23 +165,41 @@ class GatePlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write what was asked for. A launch that cannot be recorded ends with pytest's code for usage errors."""
-        if self.config.option.collectonly or exitstatus not in (0, 1) or not self.wanted:
+        if self.config.option.collectonly or exitstatus not in (0, 1):
             return
         try:
             self._write(exitstatus)
         except (GateError, OSError) as error:
             self.wrote.append(f"ERROR: {error}")
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        if self.rules.gating and exitstatus == 0:
+            # Other plugins may leave gate items out (--lf, --setup-only): the verdict holds all the same.
+            if self.findings is None:
+                self.wrote.append("ERROR: the gate was asked for and no gate item ran, so nothing was compared")
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            elif any(self.blocks(finding) for finding in self.findings):
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def blocks(self, finding: Finding) -> bool:
+        """Whether a finding fails the run."""
+        given, verdict = self.rules, finding.verdict
+        if given.mode == "report" or (given.update and verdict != Verdict.ERROR):
+            return False
+        if verdict == Verdict.INCONCLUSIVE:
+            return given.inconclusive == "fail"
+        return verdict in (Verdict.REGRESSED, Verdict.ERROR)
 
     def _write(self, exitstatus: int) -> None:
         if self.rules.save:
+            if exitstatus:
+                raise GateError(f"--gate-save {self.rules.save}: some test failed, so nothing is written")
             refuse_foreign_modules()
             record = self._measured()
             if not record.rows:
                 raise GateError(f"--gate-save {self.rules.save}: no row was measured, so nothing is written")
-            more = self.rules.launches[0] - 1 if self._launches_given() else 0
+            more = sum(self.rules.launches) - 1 if self.rules.launches_given else 0
             for number in range(more):
-                _told(f"launch {number + 2} of {more + 1}")
+                self._told(f"launch {number + 2} of {more + 1}")
                 record = record.joined([self._launcher().measure()])
             record.save(self.rules.save)
             self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches")
@@ -153,11 +208,8 @@ class GatePlugin:
                 self.rules.json.write_text(exports.as_json(self.findings, self.trial), encoding="utf-8")
                 self.wrote.append(f"verdicts: {self.rules.json}")
             for kind, file in self.rules.exports:
-                file.write_text(exports.FORMATS[kind](self.findings), encoding="utf-8")
+                file.write_text(exports.FORMATS[kind](self.findings, self.blocks), encoding="utf-8")
                 self.wrote.append(f"{kind}: {file}")
-
-    def _launches_given(self) -> bool:
-        return self.config.getoption("gate_launches") is not None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The table of verdicts, what is to be done, and what was written."""
@@ -181,18 +233,13 @@ class GateItem(pytest.Item):
 
     def runtest(self) -> None:
         """Fail with everything that blocks."""
-        found = [finding for finding in self.gate.judge() if finding.row == self.name]
-        blocking = [finding for finding in found if self._blocks(finding.verdict)]
+        every = self.gate.judge()
+        found = [finding for finding in every if finding.row == self.name]
+        blocking = [finding for finding in found if self.gate.blocks(finding)]
         if blocking:
             pytest.fail("\n".join(report.told(finding) for finding in blocking), pytrace=False)
-
-    def _blocks(self, verdict: Verdict) -> bool:
-        given = self.gate.rules
-        if given.mode == "report" or (given.update and verdict != Verdict.ERROR):
-            return False
-        if verdict == Verdict.INCONCLUSIVE:
-            return given.inconclusive == "fail"
-        return verdict in (Verdict.REGRESSED, Verdict.ERROR)
+        if not found and self.name != SUITE and any(self.gate.blocks(finding) for finding in every):
+            pytest.fail("it was not compared: see the findings about the suite", pytrace=False)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The message alone, unless the gate itself broke."""
@@ -203,14 +250,6 @@ class GateItem(pytest.Item):
     def reportinfo(self) -> tuple[Any, int | None, str]:
         """Where the item says that it is."""
         return self.config.rootpath, None, f"gate: {self.name}"
-
-
-def _row(item: pytest.Item) -> str | None:
-    """The row that an item measures, if it measures one."""
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    if "specdec_row" in params:
-        return str(params["specdec_row"])
-    return item.nodeid if "benchmark" in getattr(item, "fixturenames", ()) else None
 
 
 def _limit(item: pytest.Item) -> Limit:
@@ -228,7 +267,3 @@ def _limit(item: pytest.Item) -> Limit:
     if limit.level not in (None, 0, 1, 2, 3):
         raise pytest.UsageError(f"{item.nodeid}: the marker's level is {limit.level!r}; expected 0, 1, 2 or 3")
     return limit
-
-
-def _told(text: str) -> None:
-    print(f"gate: {text}", file=sys.__stderr__, flush=True)

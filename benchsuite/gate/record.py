@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,9 @@ class Record:
         """This record with the launches of ``others`` behind its own. GateError where what must repeat does not."""
         rows = dict(self.rows)
         for other in others:
-            for name, row in other.rows.items():
-                known = rows.get(name)
-                if known is None:
+            for name in sorted({*rows, *other.rows}):
+                row, known = other.rows.get(name), rows.get(name)
+                if known is None or row is None:
                     raise GateError(f"one launch measured the row {name!r} and another did not")
                 fixed = known.digest, known.deterministic and known.counters
                 if fixed != (row.digest, row.deterministic and row.counters):
@@ -121,6 +122,10 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"it holds {constant}")
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
 def _parsed(content: Any) -> Record:
     if not isinstance(content, dict) or content.get("format") != "specdec-gate":
         raise GateError("it is not a baseline of this gate")
@@ -128,10 +133,24 @@ def _parsed(content: Any) -> Record:
         raise GateError(f"its version is {content.get('version')!r}, expected {VERSION}")
     _exactly(content, {"format", "version", "made", "rows"}, "the file")
     rows = {}
+    if not isinstance(content["rows"], dict) or not isinstance(content["made"], dict):
+        raise GateError("rows and made are to be objects")
     for name, row in content["rows"].items():
         _exactly(row, {f.name for f in fields(Row)}, f"row {name!r}")
+        if not isinstance(row["launches"], list) or not isinstance(row["deterministic"], bool):
+            raise GateError(f"row {name!r} has launches or deterministic of another type")
+        if not isinstance(row["counters"], dict) or bool(row["counters"]) is (row["digest"] is None):
+            raise GateError(f"row {name!r} has a digest without counters, or counters without a digest")
         for launch in row["launches"]:
             _exactly(launch, {f.name for f in fields(Launch)}, f"a launch of {name!r}")
+            numbers = [
+                launch["seconds"],
+                *(launch["parts"] or {}).values(),
+                launch["relative"] or 0.0,
+                launch["tau"] or 1,
+            ]
+            if not all(map(_number, numbers)) or launch["seconds"] <= 0:
+                raise GateError(f"a launch of {name!r} has a figure that is no number, or no time")
         rows[name] = Row(**{**row, "launches": tuple(Launch(**launch) for launch in row["launches"])})
     return Record(content["made"], rows)
 

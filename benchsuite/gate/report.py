@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from benchsuite.gate.rules import Rules
+from benchsuite.gate.speed import percent
+from benchsuite.gate.trial import SUITE
 from benchsuite.gate.verdict import Finding, Verdict, worst
 
 WIDE = 120
@@ -23,7 +25,7 @@ def table(findings: Sequence[Finding], style: str = "simple") -> str:
     said = [
         textwrap.fill(told(f), WIDE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         for f in findings
-        if f.verdict != Verdict.PASS
+        if f.verdict != Verdict.PASS or f.row == SUITE
     ]
     return "\n".join([lines, "", *said]) if said else lines
 
@@ -59,7 +61,7 @@ def _percent(value: float | None) -> str:
 def _bounds(finding: Finding) -> str:
     if finding.low is None or finding.high is None:
         return ""
-    return " to ".join("any" if abs(bound) > 100 else f"{bound:+.1%}" for bound in (finding.low, finding.high))
+    return " to ".join(map(percent, (finding.low, finding.high)))
 
 
 def _short(row: str) -> str:

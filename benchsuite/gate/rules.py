@@ -36,8 +36,8 @@ OPTIONS = (
     Option("level", "", "levels to gate at: 0 counters, 1 speedup, 2 base and head live; comma list (default: 0 and 1 "
            "against a file, 0 and 2 against a revision)"),
     Option("tolerance", "0.03", "the slowdown that is let through, as a fraction; twice as much is what is found"),
-    Option("alpha", "0.01", "the chance of a false alarm over all rows, as a fraction"),
-    Option("launches", "5+8", "processes on each side: so many first, and so many more if they do not decide"),
+    Option("alpha", "0.01", "the chance of a false alarm over all rows of a level, as a fraction"),
+    Option("launches", "5+8", "processes on each side: so many first, so many more where these do not let a row pass"),
     Option("pairs", "10", "pairs (row, control) that a launch times at least"),
     Option("on-missing", "fail", "rows that one side lacks: fail, report; save: make a baseline that is not there"),
     Option("on-mismatch", "fail", "a baseline of another machine: fail, counters (level 0 only), or ignore"),
@@ -50,6 +50,10 @@ OPTIONS = (
     Option("dedicated", "", "this machine is used by nothing else: absolute times gate as well (level 3)", flag=True),
     Option("self-test", "", "measure this code beside itself, as it is and slower by twice the tolerance", flag=True),
 )  # fmt: skip
+
+DEFAULTS = {option.name: option.default for option in OPTIONS}
+IDLE = ("against", "level", "json", "export", "update", "dedicated", "self-test")
+"""Options that say nothing without ``--gate``."""
 
 CHOICES = {
     "on-missing": ("fail", "report", "save"),
@@ -93,6 +97,7 @@ class Rules:
     tolerance: float
     alpha: float
     launches: tuple[int, int]
+    launches_given: bool
     pairs: int
     on_missing: str
     on_mismatch: str
@@ -122,13 +127,20 @@ def parse(config: pytest.Config) -> Rules | None:
     def flag(name: str) -> bool:
         return text(name).lower() in ("true", "1", "yes")
 
+    def path(name: str) -> Path | None:
+        # What the ini file says is relative to it, wherever pytest is started.
+        ours = config.getoption(f"gate_{name}") is None and config.inipath is not None
+        folder = config.inipath.parent if ours and config.inipath else config.invocation_params.dir
+        return folder / text(name) if text(name) else None
+
     mode = str(config.getoption("gate") or config.getini("gate"))
     if mode not in MODES:
         raise GateError(f"the ini key gate is {mode!r}; expected one of {', '.join(MODES)}")
-    folder = config.invocation_params.dir
-    save = folder / text("save") if text("save") else None
-    if mode == "off" and not save:
-        return None
+    save = path("save")
+    if mode == "off":
+        _refuse_idle(config, bool(save))
+        if not save:
+            return None
     for name, allowed in CHOICES.items():
         if text(name) not in allowed:
             raise GateError(f"--gate-{name} is {text(name)!r}; expected one of {', '.join(allowed)}")
@@ -141,7 +153,7 @@ def parse(config: pytest.Config) -> Rules | None:
     self_test = flag("self-test")
     file, base = None, None
     if mode != "off" and not self_test:
-        file, base = _against(text("against"), folder, text("on-missing"), save)
+        file, base = _against(text("against"), path("against"), config.invocation_params.dir, text("on-missing"), save)
     if flag("update") and not file:
         raise GateError("--gate-update writes over a baseline file; name it with --gate-against")
     return Rules(
@@ -152,13 +164,16 @@ def parse(config: pytest.Config) -> Rules | None:
         tolerance=_fraction("tolerance", text("tolerance")),
         alpha=_fraction("alpha", text("alpha")),
         launches=_launches(text("launches")),
+        launches_given=text("launches") != DEFAULTS["launches"] or config.getoption("gate_launches") is not None,
         pairs=_whole("pairs", text("pairs")),
         on_missing=text("on-missing"),
         on_mismatch=text("on-mismatch"),
         inconclusive=text("inconclusive"),
         save=save,
-        json=folder / text("json") if text("json") else None,
-        exports=tuple(_export(part.strip(), folder) for part in text("export").split(",") if part.strip()),
+        json=path("json"),
+        exports=tuple(
+            _export(part.strip(), config.invocation_params.dir) for part in text("export").split(",") if part.strip()
+        ),
         path=tuple(text("path").split()),
         update=flag("update"),
         dedicated=flag("dedicated"),
@@ -166,15 +181,25 @@ def parse(config: pytest.Config) -> Rules | None:
     )
 
 
-def _against(text: str, folder: Path, on_missing: str, save: Path | None) -> tuple[Path | None, str | None]:
-    if not text:
+def _refuse_idle(config: pytest.Config, saving: bool) -> None:
+    if config.getoption("gate"):
+        return  # --gate=off was said
+    given = [f"--gate-{name}" for name in IDLE if config.getoption(f"gate_{name.replace('-', '_')}") is not None]
+    if given:
+        what = "would only save" if saving else "would gate nothing"
+        raise GateError(f"{', '.join(given)} without --gate {what}; add --gate=fail or --gate=report")
+
+
+def _against(
+    text: str, file: Path | None, folder: Path, on_missing: str, save: Path | None
+) -> tuple[Path | None, str | None]:
+    if file is None:
         if save:
             return None, None
         raise GateError(
             "--gate needs something to hold this run against: --gate-against FILE (made with --gate-save FILE) or "
             "--gate-against REV"
         )
-    file = folder / text
     if file.is_file():
         return file, None
     shown = subprocess.run(

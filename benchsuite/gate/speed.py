@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import expm1, log, log1p
+from math import expm1, isinf, log, log1p
 
 from benchsuite.gate.record import Launch, Row
 from benchsuite.gate.shift import Shift, holm, paired, unpaired
@@ -38,11 +38,11 @@ def decide(
 ) -> list[Finding]:  # fmt: skip
     """Findings of rows (base, head) that were measured in the same launches; ``live`` if these come in pairs.
 
-    A slowdown counts if the estimate is beyond the tolerance and the change is not chance. REGRESSED: in the first
-    stage the whole interval (level 1/32 on either side) lies beyond the tolerance; in the last, the estimate does
-    and the exact test rejects "no slower" at ``alpha``, Holm over rows. IMPROVED: the mirror image. PASS: the
-    estimate is within the tolerance and a slowdown of twice the tolerance is excluded. Else INCONCLUSIVE, which in
-    the first stage asks for the second.
+    A slowdown counts if the estimate is beyond the tolerance and the change is not chance. PASS: the estimate is
+    within the tolerance, either way, and a slowdown of twice the tolerance is excluded (level 1/32 in the first stage,
+    ``alpha`` in the last). REGRESSED, in the last stage only: the estimate is beyond the tolerance and the exact test
+    rejects "no slower" at ``alpha``, Holm over rows. IMPROVED: the mirror image. Else INCONCLUSIVE, which in the first
+    stage asks for the second.
     """
     bound = alpha if final else FIRST_LEVEL
     shifts = {name: _shift(*sides, live, bound) for name, sides in rows.items()}
@@ -51,11 +51,11 @@ def decide(
     found = []
     for name, shift in shifts.items():
         tolerance = log1p(tolerances[name])
-        if shift.low > tolerance or (name in slower and shift.estimate > tolerance):
+        if name in slower and shift.estimate > tolerance:
             verdict = Verdict.REGRESSED
-        elif shift.high < -tolerance or (name in faster and shift.estimate < -tolerance):
+        elif name in faster and shift.estimate < -tolerance:
             verdict = Verdict.IMPROVED
-        elif shift.estimate <= tolerance and shift.high < 2 * tolerance:
+        elif (final or shift.estimate >= -tolerance) and shift.estimate <= tolerance and shift.high < 2 * tolerance:
             verdict = Verdict.PASS
         else:
             verdict = Verdict.INCONCLUSIVE
@@ -69,14 +69,19 @@ def _shift(base: Side, head: Side, live: bool, bound: float) -> Shift:
     return unpaired(base.values, head.values, bound)
 
 
+def percent(bound: float) -> str:
+    """A bound in words; an infinite one bounds nothing."""
+    return "any" if isinf(bound) else f"{bound:+.1%}"
+
+
 def _finding(
     name: str, level: int, verdict: Verdict, shift: Shift, sides: tuple[Side, Side], tolerance: float, bound: float
 ) -> Finding:
-    change, low, high = (expm1(min(x, 700.0)) for x in (shift.estimate, shift.low, shift.high))
+    change, low, high = (x if isinf(x) else expm1(x) for x in (shift.estimate, shift.low, shift.high))
     base, head = (side.launches for side in sides)
     told = (
-        f"{change:+.1%} seconds per token ({low:+.1%} to {high:+.1%}, each bound at {bound:.2g}; {len(base)} and "
-        f"{len(head)} launches)"
+        f"{change:+.1%} seconds per token ({percent(low)} to {percent(high)}, each bound at {bound:.2g}; {len(base)} "
+        f"and {len(head)} launches)"
     )
     told += {
         Verdict.REGRESSED: f", beyond the tolerance of {tolerance:.1%}",

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from math import ceil, log2
 from typing import Any
 
 from benchsuite.gate import counters, speed
@@ -78,7 +79,18 @@ class Trial:
             if names:
                 timed += self._timed(sides, level, names)
                 _, self.head = sides.at_least(1)
-        return [*found.values(), *self._absent(base), *timed]
+        return [*found.values(), *self._absent(base), *self._notes(base), *timed]
+
+    def _notes(self, base: Record) -> list[Finding]:
+        """What a reader must know of the two sides, and what fails nothing."""
+        notes = []
+        before, now = base.made.get("commit"), self.head.made.get("commit")
+        if self.rules.base and before and before == now:
+            notes.append(f"base and head are the same commit, {before[:12]}, and nothing is changed")
+        versions = _differences(base.made.get("versions") or {}, self.head.made.get("versions") or {})
+        if versions:
+            notes.append(f"versions differ: {versions}")
+        return [Finding(SUITE, 0, Verdict.PASS, note) for note in notes]
 
     def _comparable(self, name: str, base: Record, level: int) -> bool:
         limit = self.limits.get(name, Limit())
@@ -95,7 +107,7 @@ class Trial:
         if before is None:
             close = difflib.get_close_matches(name, base.rows.keys() - self.wanted.keys(), n=1)
             told = f"; the baseline has {close[0]!r}, which this run has not: renamed?" if close else ""
-            report = self.rules.on_missing != "fail"
+            report = self.rules.on_missing == "report" or self.rules.update
             accept = "write it down with --gate-update, or " if self.baseline else ""
             message = f"the baseline has no such row{told}; {accept}let it pass with --gate-on-missing=report"
             return Finding(name, 0, Verdict.PASS, message) if report else _error(name, message)
@@ -114,10 +126,10 @@ class Trial:
         none = not base.rows.keys() & self.wanted.keys()
         what = "baseline and run have no row in common" if none else f"{len(gone)} rows of the baseline are gone"
         shown = ", ".join(gone[:3]) + (" …" if len(gone) > 3 else "")
-        if self.rules.on_missing != "fail" and not none:
+        if self.rules.on_missing == "report" and not none:
             return [Finding(SUITE, 0, Verdict.PASS, f"{what}: {shown}")]
-        accept = " or --gate-update" if self.baseline else ""
-        return [_error(SUITE, f"{what}: {shown}; run them, or accept it with --gate-on-missing=report{accept}")]
+        again = ", or make a new file with --gate-save" if self.baseline else ""
+        return [_error(SUITE, f"{what}: {shown}; run them, or let it pass with --gate-on-missing=report{again}")]
 
     def _timed(self, sides: Sides, level: int, names: Sequence[str]) -> list[Finding]:
         limits = {name: self.limits.get(name, Limit()).tolerance or self.rules.tolerance for name in names}
@@ -135,6 +147,8 @@ class Trial:
                 for row, made in self.head.rows.items()
                 if speed.values(made, 2) and (not plant or made.counters.get("num_drafts"))
             ]
+            if not rows:
+                return [_error(SUITE, f"{name}: no row has a control and a draft that could be slowed down")]
             for one in self._timed(Live(self.launcher, None, self.told, plant), 2, rows):
                 right = one.verdict == expected
                 told = f"{name}: {one.verdict}, {'as' if right else 'not as'} expected; {one.message}"
@@ -160,7 +174,9 @@ def _differences(base: Mapping[str, Any], head: Mapping[str, Any]) -> str:
 def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[int, ...]:
     """The levels that a run is gated at. GateError where those asked for cannot be had."""
     if base is None:
-        return (rules.levels or (0, 2)) + ((3,) if rules.dedicated else ())
+        levels = (rules.levels or (0, 2)) + ((3,) if rules.dedicated else ())
+        _refuse_too_few(rules, levels)
+        return levels
     held = base.launches
     levels = rules.levels or ((0, 1) if held >= NEEDED else (0,))
     if 2 in levels:
@@ -171,6 +187,7 @@ def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[in
             f"the baseline holds {held} launches of a row and level {levels[-1]} takes {NEEDED}; make it with "
             f"--gate-save FILE --gate-launches {NEEDED}, or gate with --gate-level 0"
         )
+    _refuse_too_few(rules, levels)
     if same_machine or rules.on_mismatch == "ignore":
         return levels
     if rules.on_mismatch == "fail" and levels != (0,):
@@ -179,6 +196,17 @@ def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[in
             "--gate-on-mismatch=counters, make a baseline here with --gate-save, or say --gate-on-mismatch=ignore"
         )
     return (0,)
+
+
+def _refuse_too_few(rules: Rules, levels: tuple[int, ...]) -> None:
+    """GateError for launches so few that no outcome of theirs could be a verdict."""
+    total = sum(rules.launches)
+    if rules.gating and levels[-1] and (rules.launches[0] < NEEDED or 2.0**-total > rules.alpha):
+        least = max(NEEDED, ceil(-log2(rules.alpha)))
+        raise GateError(
+            f"--gate-launches {rules.launches[0]}+{rules.launches[1]} can show nothing at --gate-alpha "
+            f"{rules.alpha:g}: no exact test of so few reaches that; give at least {NEEDED} first and {least} in all"
+        )
 
 
 def different(base: Mapping[str, Any], head: Mapping[str, Any]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from math import isinf
 from typing import Any
 
 
@@ -39,7 +40,7 @@ class Finding:
     def record(self) -> dict[str, Any]:
         """For JSON, without infinities."""
         bounds = (self.low, self.high)
-        low, high = (None if b is None or abs(b) == float("inf") else b for b in bounds)
+        low, high = (None if b is None or isinf(b) else b for b in bounds)
         return {**asdict(self), "verdict": str(self.verdict), "low": low, "high": high}
 
 
