@@ -116,7 +116,12 @@ class GatePlugin:
             self.rules, levels, self._launcher(), head, self.wanted, self.baseline, self._told, self.limits
         )
         file, whole = self.rules.file, not any(self.wanted.values())
-        if file and self.baseline is None and whole:
+        if file and self.baseline is None and head.rows:
+            lacking = {name: why for name, why in self.wanted.items() if why}
+            if lacking:
+                return [
+                    Finding(name, 0, Verdict.ERROR, f"no baseline was made: {why}") for name, why in lacking.items()
+                ]
             self._accept(file, "made the baseline that was not there")
             return [Finding(name, 0, Verdict.PASS, "written down for the first time") for name in self.wanted]
         found = self.trial.findings()
