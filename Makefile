@@ -28,9 +28,10 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-# Laws, mutants and certificates: tiny models on one thread, half of the suite's time.
+# Laws, mutants, certificates and the gate: tiny models on one thread, half of the suite's time.
 PROOF := benchsuite/test_museum.py benchsuite/test_conformance.py benchsuite/test_planted.py benchsuite/test_law.py \
-	benchsuite/test_exact_law.py benchsuite/test_power.py benchsuite/test_tutorial.py benchsuite/test_equality.py benchsuite/test_rollback.py
+	benchsuite/test_exact_law.py benchsuite/test_power.py benchsuite/test_tutorial.py benchsuite/test_equality.py \
+	benchsuite/test_rollback.py benchsuite/test_gate.py benchsuite/test_gate_docs.py
 
 .PHONY: bench bench-all test test-proof test-rest lint gate gate-validate clean
 

@@ -87,7 +87,7 @@ def saved(suite: Suite, launches: int = 1) -> None:
     """A baseline of both gates; its clock being exact, one launch stands for several."""
     done = suite.run("--gate-save", "gate.json", "--benchmark-storage=stored", "--benchmark-autosave")
     assert done.returncode == OK, done.stdout + done.stderr
-    assert "1 rows, 1 launches" in done.stdout
+    assert "1 launches" in done.stdout
     content = json.loads((suite.folder / "gate.json").read_text())
     for row in content["rows"].values():
         row["launches"] *= launches
@@ -114,7 +114,6 @@ def test_equal_times_pass_and_a_slowdown_fails_with_what_and_how_much(suite: Sui
         suite.run(*GATED), FAILED, "REGRESSED", "+6.0% seconds per token", "beyond the tolerance of 3.0%",
         "FAILED gate::test_theirs.py::test_work",
     )  # fmt: skip
-    refused(suite.run(*GATED, "--gate=report"), OK, "REGRESSED", "nothing fails")
 
 
 def test_a_revision_is_measured_live_beside_the_working_tree(suite: Suite) -> None:
@@ -155,6 +154,7 @@ def test_a_renamed_row_fails_with_its_old_name_where_pytest_benchmark_passes(sui
         "test_work', which this run has not: renamed?",
     )
     refused(suite.theirs(), OK, "1 passed")
+    refused(suite.run(*GATED[:3], "--gate=report"), OK, "ERROR", "nothing fails")
 
 
 def test_a_missing_baseline_is_a_usage_error_that_may_be_made_by_request(suite: Suite) -> None:
@@ -236,16 +236,13 @@ def test_what_is_too_noisy_to_decide_does_not_pass(suite: Suite) -> None:
     suite.commit()
     live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2")
     refused(suite.run(*live), FAILED, "INCONCLUSIVE", "too noisy to exclude a slowdown of 6.0%", "7 and 7 launches")
-    refused(suite.run(*live, "--gate-inconclusive=report"), OK, "INCONCLUSIVE")
 
 
 def test_a_plain_benchmark_against_a_file_of_another_day_is_not_passed_over(suite: Suite) -> None:
     saved(suite)
     refused(suite.run(*GATED[:3]), FAILED, "ERROR", "a plain benchmark has no counters", "--gate-dedicated")
     refused(suite.run(*GATED[:3], "--gate-level=2"), USAGE, "level 2 measures both sides live")
-    refused(
-        suite.run(*GATED[:3], "--gate-level=1"), FAILED, "the baseline holds 1 launches of a row and level 1 takes 5"
-    )
+    refused(suite.run(*GATED[:3], "--gate-level=1"), USAGE, "holds 1 launches of a row and level 1 takes 5")
 
 
 def test_the_marker_gives_a_row_its_own_tolerance_and_level(suite: Suite) -> None:
@@ -380,7 +377,6 @@ def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_ca
     )  # fmt: skip
     refused(gated(*against, "--specdec-peer=transformers"), OK, "PASS")
     refused(gated(*against, "--specdec-prompts=1"), FAILED, "ERROR", "measured otherwise", "prompts 3 there and 1 here")
-    refused(gated(*against, "--specdec-seed=1"), FAILED, "ERROR", "seed 0 there and 1 here")
     file = tmp_path / "gate.json"
     content = json.loads(file.read_text())
     for row in content["rows"].values():

@@ -57,10 +57,10 @@ class GatePlugin:
                 self._known.add(item.nodeid)
             name = self._row(item)
             if name is not None:
+                self.wanted[name] = "its test did not run"
                 limit = _limit(item)
                 if self.limits.setdefault(name, limit) != limit:
                     raise pytest.UsageError(f"two tests measure the row {name!r} and their gate markers differ")
-                self.wanted[name] = "its test did not run"
         if self.rules.gating and self.wanted:
             items += [GateItem.from_parent(session, name=name, gate=self) for name in (*self.wanted, SUITE)]
 
@@ -176,7 +176,8 @@ class GatePlugin:
             self._write(exitstatus)
         except (GateError, OSError) as error:
             self.wrote.append(f"ERROR: {error}")
-            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            if exitstatus == 0:
+                session.exitstatus = pytest.ExitCode.USAGE_ERROR
         if self.rules.gating and exitstatus == 0:
             # Other plugins may leave gate items out (--lf, --setup-only): the verdict holds all the same.
             if self.findings is None:

@@ -17,9 +17,16 @@ WIDE = 120
 
 def table(findings: Sequence[Finding], style: str = "simple") -> str:
     """A line for each finding: row, level, verdict, change of seconds per token, its bounds, where it lies."""
-    rows = [(_short(f.row), f.level, str(f.verdict), _percent(f.change), _bounds(f), f.where or "") for f in findings]
-    head = ("row", "level", "verdict", "s/token", "bounds", "where")
-    lines = tabulate(rows, head, tablefmt=style, disable_numparse=True)
+    columns = {
+        "row": [_short(f.row) for f in findings],
+        "level": [str(f.level) for f in findings],
+        "verdict": [str(f.verdict) for f in findings],
+        "s/token": [_percent(f.change) for f in findings],
+        "bounds": [_bounds(f) for f in findings],
+        "where": [f.where or "" for f in findings],
+    }
+    shown = {head: cells for head, cells in columns.items() if any(cells)}
+    lines = tabulate(shown, "keys", tablefmt=style, disable_numparse=True)
     if style != "simple":
         return lines
     said = [
