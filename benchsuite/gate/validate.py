@@ -115,8 +115,18 @@ def main() -> None:
             collect(folder, condition, given.launches)
             live(folder, condition, given.live)
     text, values = report(folder, given.launches)
+    here = made(launcher().folder, None)
+    commits = sorted({str(Record.load(file).made["commit"]) for file in folder.glob("*-[ABP]-*.json")})
+    card = [
+        f"machine {here['machine']['processor']}, {here['machine']['cores']} cores, one thread a launch",
+        f"versions {', '.join(f'{name} {number}' for name, number in here['versions'].items() if number)}",
+        f"launches at commit {', '.join(commits)}; reported at {here['commit']}",
+        f"suite `pytest {' '.join(SUITE)}`, {PAIRS} pairs or more a launch",
+        f"tolerance {TOLERANCE:.0%}, stages {STAGES[0]}+{STAGES[1]}; P is slower by {2 * TOLERANCE:.0%} in each row",
+    ]
+    text = "\n".join(["# How often the gate is wrong", "", *(f"- {line}" for line in card), "", text])
     (folder / "report.md").write_text(text, encoding="utf-8")
-    content = {"made": made(launcher().folder, None), "relative": values}
+    content = {"made": here, "relative": values}
     (folder / "values.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
     print(text)
 
