@@ -206,6 +206,7 @@ def test_disabled_benchmarks_are_a_usage_error_where_pytest_benchmark_passes(sui
 
 
 def test_xdist_is_a_usage_error_where_pytest_benchmark_passes(suite: Suite) -> None:
+    pytest.importorskip("xdist")
     saved(suite)
     suite.write(seconds=9.0)
     refused(suite.run(*GATED[:3], "-n", "1"), USAGE, "pytest-xdist is active", "gate without -n")

@@ -76,17 +76,18 @@ def test_the_converted_model_speaks() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.dtype) -> None:
-    """Plain decoding beside wide windows, on one prompt of every workload; ``pytest -s`` shows the rates."""
+def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.dtype, seeds: range) -> None:
+    """Plain decoding beside wide windows, on one prompt of every workload; ``-s --specdec-deep`` shows the rates."""
+    most = 48 if len(seeds) > 1 else 12
     loaded = catalog.load("smollm2-135m", torch.device("cpu"), dtype, rows=6, max_length=512)
     target = ArenaModel(loaded.model, registry().backend())
     encoded = [workloads.load(kind).encode(loaded.tokenizer)[0] for kind in workloads.KINDS]
-    build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=max(map(len, encoded)) + 48)
+    build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=max(map(len, encoded)) + most)
     judge = Judge(target, max(encoded, key=len))
     plain = EngineRunner(Arm(SETTING), build.engine(None, max_rows=1))
     wide = EngineRunner(Arm(SETTING), build.engine("oracle(0.8)", k=8))
     for temperature in (0.0, 1.0):
-        params = SamplingParams(temperature=temperature, max_new_tokens=48, eos=(2,))
+        params = SamplingParams(temperature=temperature, max_new_tokens=most, eos=(2,))
         requests = [Request(i, prompt, params) for i, prompt in enumerate(encoded)]
         outputs = [runner.run(requests).tokens for runner in (plain, wide)]
         found = [
