@@ -37,7 +37,7 @@ def test_{name}(benchmark):
     benchmark.pedantic(work, rounds=5)
 """
 OK, FAILED, USAGE = 0, 1, 4
-NO_PLUGINS = ("-p", "no:cacheprovider", "-q", "--benchmark-quiet")
+NO_PLUGINS = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-q", "--benchmark-quiet")
 
 Done = subprocess.CompletedProcess[str]
 
@@ -120,8 +120,6 @@ def test_a_revision_is_measured_live_beside_the_working_tree(suite: Suite) -> No
     suite.write(seconds=1.06)
     live = ("--gate=fail", "--gate-launches=5+2", "--gate-against")
     refused(suite.run(*live, "HEAD"), FAILED, "REGRESSED", "+6.0% seconds per token", "7 and 7 launches")
-    suite.commit()
-    refused(suite.run(*live, "HEAD"), OK, "PASS")
     left = subprocess.run(["git", "worktree", "list"], cwd=suite.folder, capture_output=True, text=True, check=True)
     assert len(left.stdout.splitlines()) == 1, "a worktree was left behind"
 

@@ -18,7 +18,7 @@ from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 
 pytestmark = pytest.mark.slow
-TOKENS = 16
+TOKENS = 10
 
 
 @cache

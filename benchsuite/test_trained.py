@@ -36,10 +36,12 @@ def build(workload: str) -> tuple[Assembly, tuple[tuple[int, ...], ...]]:
     return Assembly(registry(), target, model.tokenizer, max_rows=1, max_length=length), encoded
 
 
-def run(workload: str, draft: str, policy: str = "match", k: int = 4, temperature: float = 0.0) -> Stats:
+def run(
+    workload: str, draft: str, policy: str = "match", k: int = 4, temperature: float = 0.0, tokens: int = TOKENS
+) -> Stats:
     """The counters of one strategy over a workload."""
     assembly, encoded = build(workload)
-    params = SamplingParams(temperature=temperature, max_new_tokens=TOKENS, eos=(2,))
+    params = SamplingParams(temperature=temperature, max_new_tokens=tokens, eos=(2,))
     engine = assembly.engine(draft, policy, k=k)
     engine.run([Request(i, prompt, params) for i, prompt in enumerate(encoded)])
     return engine.stats
@@ -99,7 +101,7 @@ def test_block_verification_keeps_more_than_token_wise_with_a_real_pair() -> Non
 def test_suffix_learns_from_recurring_questions() -> None:
     """Two questions, each asked three times: suffix copies earlier answers, where n-gram cannot."""
     suffix, forgetful, ngram = (
-        run("recurring", draft, k=8).tau or 0.0 for draft in ("suffix", "suffix(earlier=False)", "ngram")
+        run("recurring", draft, k=8, tokens=40).tau or 0.0 for draft in ("suffix", "suffix(earlier=False)", "ngram")
     )
     print(
         f"tau on recurring questions: suffix {suffix:.2f}, without earlier outputs {forgetful:.2f}, ngram {ngram:.2f}"
@@ -110,7 +112,7 @@ def test_suffix_learns_from_recurring_questions() -> None:
 
 def test_untrained_heads_are_accepted_about_never() -> None:
     for draft in ("medusa(head_init=tie)", "medusa(head_init=random)", "eagle(head=lite)"):
-        rate = run("chat", draft).acceptance_rate
+        rate = run("chat", draft, tokens=24).acceptance_rate
         print(f"{draft}: {rate:.3f} accepted")
         assert rate is not None
         assert rate < 0.05
