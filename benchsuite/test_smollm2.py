@@ -18,7 +18,7 @@ from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 
 pytestmark = pytest.mark.slow
-TOKENS = 10
+TOKENS = 8
 
 
 @cache
@@ -57,7 +57,7 @@ def test_plain_equals_transformers_generate_on_every_prompt() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("draft", ["ngram", "draft_model", "garbage", "oracle(0.8)"])
+@pytest.mark.parametrize("draft", ["ngram", "draft_model", "oracle(0.8)"])
 def test_every_exact_row_equals_plain_on_every_prompt_in_a_ragged_batch(draft: str, temperature: float) -> None:
     build, judge, _ = smollm2()
     baseline, expected = plain(temperature)
