@@ -74,10 +74,13 @@ def run(tmp_path: Path) -> Run:
     """Run Python from an empty folder, offline; returns the finished process with its output as text."""
 
     def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
+        env = {"HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
         env |= {"PYTHONPATH": path} if path else {}
         # What says that the outer run is distributed would switch the inner one's benchmarks off.
-        env = {name: text for name, text in env.items() if name not in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")}
+        outer = {
+            name: text for name, text in os.environ.items() if name not in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
+        }
+        env = {**outer, **env}
         return subprocess.run(
             [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )

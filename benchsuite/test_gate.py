@@ -331,6 +331,16 @@ def test_a_base_that_would_run_the_heads_code_is_told(suite: Suite) -> None:
     )
 
 
+def test_a_launch_keeps_the_options_of_ini_file_and_environment(suite: Suite) -> None:
+    (suite.folder / "pytest.ini").write_text("[pytest]\naddopts = --ignore=test_broken.py\n")
+    (suite.folder / "test_broken.py").write_text("1 / 0\n")
+    (suite.folder / "test_other.py").write_text("def test_other(): assert False\n")
+    suite.commit()
+    live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2", *NO_PLUGINS)
+    environment = {"LAUNCHES": str(suite.folder), "PYTEST_ADDOPTS": "-k test_work --gate-pairs 1"}
+    refused(suite.python("-m", "pytest", *live, **environment), OK, "PASS", "at levels 0, 2")
+
+
 def test_verdicts_are_exported_for_other_programs(suite: Suite) -> None:
     saved(suite, 5)
     suite.write(seconds=1.06)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,7 +147,9 @@ class GatePlugin:
 
     def _launcher(self) -> Launcher:
         params = self.config.invocation_params
-        return Launcher(rules.without_own([str(a) for a in params.args]), params.dir, self.rules.pairs, self.rules.path)
+        # In pytest's own order: a launch is told to read neither the ini file's addopts nor the environment's.
+        told = [*self.config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *params.args]
+        return Launcher(rules.without_own([str(a) for a in told]), params.dir, self.rules.pairs, self.rules.path)
 
     def _measured(self) -> Record:
         bench = self._bench()
