@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specdec import Context, Policy, Window
+from specdec.interfaces import Backend
 from specdec.sampling import StackedParams
 from specdec_kernels.reference import Reference
 
@@ -85,13 +86,13 @@ def leaves(exact: bool = False) -> Iterator[Script]:
         path = [*taken[:-1], taken[-1] + 1]
 
 
-def context(ops: Reference) -> Context:
-    """One sampled row after a prompt of one token."""
-    one = torch.ones(1, dtype=torch.int64)
-    params = StackedParams(one, torch.ones(1), one * 0, torch.ones(1), greedy=False, filtered=False)
-    host = np.ones(1, dtype=np.int64)
-    tokens = torch.zeros(1, 8, dtype=torch.int64)
-    return Context(one, tokens, tokens.numpy(), one, host, one * 9, host * 9, params, ops, coupled=False)
+def context(ops: Backend, stream: Tensor | None = None) -> Context:
+    """Sampled rows after a prompt of one token each: one for each of ``stream`` int64 [B], by default one."""
+    stream = torch.ones(1, dtype=torch.int64) if stream is None else stream
+    one, host = torch.ones_like(stream), np.ones(len(stream), dtype=np.int64)
+    params = StackedParams(stream, one.float(), one * 0, one.float(), greedy=False, filtered=False)
+    tokens = torch.zeros(len(stream), 8, dtype=torch.int64, device=stream.device)
+    return Context(one, tokens, tokens.cpu().numpy(), one, host, one * 9, host * 9, params, ops, coupled=False)
 
 
 Laws = dict[tuple[int, ...], list[float]]

@@ -89,9 +89,9 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini("specdec_deterministic", "ini twin of --specdec-deterministic", type="bool", default=False)
 
 
-def value(config: pytest.Config, name: str) -> str:
-    """An option's text: from the command line, else the ini file, else its default."""
-    key = f"specdec_{name.replace('-', '_')}"
+def value(config: pytest.Config, name: str, group: str = "specdec") -> str:
+    """The text of ``--<group>-<name>``: from the command line, else the ini file, else its default."""
+    key = f"{group}_{name.replace('-', '_')}"
     given = config.getoption(key)
     return str(config.getini(key)) if given is None else str(given)
 

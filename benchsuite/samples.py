@@ -9,27 +9,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from benchsuite.enumerator import Shape, chain, context
 from benchsuite.fidelity import BINS
 from specdec import Context, Policy, Window, sampling
 from specdec.interfaces import Backend
-from specdec.sampling import Purpose, StackedParams
+from specdec.sampling import Purpose
 
 FALSE_ALARM = 1e-6 / 3
 """Of one place of a round; each round emits up to three tokens, each place is tested by itself."""
 
 AT_ONCE = 10_000
+CHAIN = chain(2)
 
 
 @dataclass(frozen=True)
 class Rounds:
     """Rounds of a policy in which every slot has the law softmax(``target``) and every proposal softmax(``draft``).
 
-    ``target`` and ``draft`` [V], of any floating type, on the device that decides. ``parents`` is the tree that is
-    proposed: a chain, or (-1, 0, 0), two siblings without replacement.
+    ``target`` and ``draft`` [V], of any floating type, on the device that decides. ``shape`` is the tree that is
+    proposed: a chain, or siblings without replacement.
 
     Example: ``Rounds(policy, ops, target, draft).bins(210_000)``
     """
@@ -38,7 +39,7 @@ class Rounds:
     ops: Backend
     target: Tensor
     draft: Tensor
-    parents: tuple[int, ...] = (-1, 0, 1)
+    shape: Shape = CHAIN
 
     def bins(self, rounds: int, law: Tensor | None = None) -> Tensor:
         """int64 [D, BINS]: transforms of what is emitted at each depth under ``law``, by default the target's own.
@@ -49,7 +50,7 @@ class Rounds:
         own = (self.target.float().softmax(dim=-1) if law is None else law).double().cpu()
         order = own.argsort(descending=True, stable=True)
         before = torch.empty_like(own).scatter(0, order, own[order].cumsum(0) - own[order])
-        found = torch.zeros(3 if self.parents == (-1, 0, 1) else 2, BINS, dtype=torch.int64)
+        found = torch.zeros(self.shape.depth + 1, BINS, dtype=torch.int64)
         for first in range(0, rounds, AT_ONCE):
             for depth, tokens in enumerate(self._emitted(first, own, len(found), generator)):
                 coins = torch.rand(len(tokens), dtype=torch.float64, generator=generator)
@@ -58,49 +59,40 @@ class Rounds:
         return found
 
     def _emitted(self, first: int, law: Tensor, depths: int, generator: torch.Generator) -> Tensor:
-        context = self._context(first)
-        window = self._window(context)
-        logits = self.target.expand(context.rows, len(self.parents), -1)
-        given = logits.float() if self.policy.raw else context.process(logits, window.parents, window.tokens)
-        verdict = self.policy.accept(given, window, context)
+        asked = self._context(first)
+        window = self._window(asked)
+        logits = self.target.expand(asked.rows, len(self.shape.parents), -1)
+        given = logits.float() if self.policy.raw else asked.process(logits, window.parents, window.tokens)
+        verdict = self.policy.accept(given, window, asked)
         kept, path = verdict.num_accepted.cpu(), verdict.path[:, 1:].clamp(min=0)
         tokens = torch.nn.functional.pad(window.tokens.gather(1, path), (0, depths))[:, :depths].cpu()
-        rest = torch.multinomial(law, context.rows * depths, replacement=True, generator=generator)
+        rest = torch.multinomial(law, asked.rows * depths, replacement=True, generator=generator)
         places = torch.arange(depths)
         tokens = torch.where(places < kept[:, None], tokens, rest.view(-1, depths))
         return tokens.scatter(1, kept[:, None], verdict.next.cpu()[:, None]).T
 
     def _context(self, first: int) -> Context:
-        device = self.target.device
-        request = torch.arange(first, first + AT_ONCE, device=device)
-        ones = torch.ones_like(request)
-        stream = sampling.stream(ones, request)
-        params = StackedParams(stream, ones.float(), ones * 0, ones.float(), greedy=False, filtered=False)
-        host, text = np.ones(AT_ONCE, dtype=np.int64), torch.zeros(AT_ONCE, 4, dtype=torch.int64, device=device)
-        room, coupled = len(self.parents) - 1, self.policy.coupled
-        return Context(
-            request, text, np.zeros((AT_ONCE, 4), dtype=np.int64), ones, host, ones * room, host * room, params,
-            self.ops, coupled,
-        )  # fmt: skip
+        request = torch.arange(first, first + AT_ONCE, device=self.target.device)
+        rows = context(self.ops, sampling.stream(torch.ones_like(request), request))
+        return replace(rows, coupled=self.policy.coupled)
 
-    def _window(self, context: Context) -> Window:
-        logits = self.draft.float().expand(context.rows, 1, -1)
+    def _window(self, asked: Context) -> Window:
+        logits = self.draft.float().expand(asked.rows, 1, -1)
         slots: list[Tensor] = []
         laws: list[Tensor] = []
-        for slot in range(1, len(self.parents)):
-            if self.parents[slot] == 0 and slots:  # the younger sibling: its elder is out
+        parents = self.shape.parents
+        for slot in range(1, len(parents)):
+            if parents[slot] == parents[slot - 1]:  # the younger sibling: its elder is out
                 logits = logits.scatter(2, slots[-1][:, :, None], float("-inf"))
-            position = context.length[:, None] + (slot - 1 if self.parents == (-1, 0, 1) else 0)
-            if context.coupled:
-                slots.append(context.propose_token(logits, position))
+            position = asked.length[:, None] + len(self.shape.ancestry(parents[slot]))
+            if asked.coupled:
+                slots.append(asked.propose_token(logits, position))
             else:
-                slots.append(context.choose(logits, position, Purpose.DRAFT, slot))
+                slots.append(asked.choose(logits, position, Purpose.DRAFT, slot))
             laws.append(logits.softmax(dim=-1))
         tokens = torch.cat(slots, dim=1)
-        chain = Window.chain(
-            context.pending, tokens, torch.full_like(context.length, len(slots)), torch.cat(laws, dim=1)
-        )
-        return replace(chain, parents=torch.tensor(self.parents, device=tokens.device).expand_as(chain.parents))
+        window = Window.chain(asked.pending, tokens, torch.full_like(asked.length, len(slots)), torch.cat(laws, dim=1))
+        return replace(window, parents=torch.tensor(parents, device=tokens.device).expand_as(window.parents))
 
 
 def power(rounds: int, shift: float, alarm: float = FALSE_ALARM) -> float:

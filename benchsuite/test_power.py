@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchsuite.enumerator import Shape
 from benchsuite.fidelity import evenness
-from benchsuite.samples import FALSE_ALARM, Rounds, power
+from benchsuite.samples import CHAIN, FALSE_ALARM, Rounds, power
 from benchsuite.tiny import policy, registry
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
@@ -25,11 +26,11 @@ BACKENDS = [
     pytest.param("cuda", "cuda", marks=ON_GPU),
 ]
 WAYS = [
-    ("rejection", (-1, 0, 1)),
-    ("block", (-1, 0, 1)),
-    ("tree_rejection", (-1, 0, 1)),
-    ("tree_rejection", (-1, 0, 0)),
-    ("match", (-1, 0, 1)),
+    ("rejection", CHAIN),
+    ("block", CHAIN),
+    ("tree_rejection", CHAIN),
+    ("tree_rejection", Shape((-1, 0, 0))),
+    ("match", CHAIN),
 ]
 
 
@@ -53,22 +54,22 @@ def test_a_shift_of_one_in_a_hundred_is_found_with_probability_0_99() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "parents"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way[-1]))
+@pytest.mark.parametrize(("name", "shape"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way.parents[-1]))
 @pytest.mark.parametrize(("backend", "device"), BACKENDS)
 def test_emitted_tokens_have_the_targets_law(
-    backend: str, device: str, name: str, parents: tuple[int, ...], dtype: torch.dtype
+    backend: str, device: str, name: str, shape: Shape, dtype: torch.dtype
 ) -> None:
-    rounds = Rounds(policy(name), registry().backend(backend), *laws(dtype, device), parents)
+    rounds = Rounds(policy(name), registry().backend(backend), *laws(dtype, device), shape)
     assert unevenness(rounds.bins(ROUNDS)) > FALSE_ALARM
 
 
-@pytest.mark.parametrize(("name", "parents"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way[-1]))
-def test_a_planted_skew_of_one_in_a_hundred_is_found(name: str, parents: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("name", "shape"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way.parents[-1]))
+def test_a_planted_skew_of_one_in_a_hundred_is_found(name: str, shape: Shape) -> None:
     """The policy is given a target from which a mass of 0.01 has moved, and held against the true one."""
     target, draft = laws(torch.float32)
     law = target.softmax(dim=-1)
     likelier = law.cumsum(0) <= 0.5
     skewed = torch.where(likelier, law * (1 - SHIFT / law[likelier].sum()), law * (1 + SHIFT / law[~likelier].sum()))
     assert float((skewed - law).abs().sum()) / 2 == pytest.approx(SHIFT, rel=1e-4)
-    rounds = Rounds(policy(name), registry().backend("reference"), skewed.log(), draft, parents)
+    rounds = Rounds(policy(name), registry().backend("reference"), skewed.log(), draft, shape)
     assert unevenness(rounds.bins(ROUNDS, law)) < FALSE_ALARM

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from benchsuite.folder import strict_json
 from benchsuite.gate.report import table, told
 from benchsuite.gate.verdict import Finding, Verdict, worst
 
@@ -28,7 +28,7 @@ def as_json(findings: Sequence[Finding], trial: Trial | None) -> str:
         "head": dict(trial.head.made) if trial else None,
         "base": dict(trial.baseline.made) if trial and trial.baseline else None,
     }
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+    return strict_json(content)
 
 
 def _bmf(findings: Sequence[Finding], blocks: Blocks) -> str:
@@ -39,7 +39,7 @@ def _bmf(findings: Sequence[Finding], blocks: Blocks) -> str:
             bounds = {"lower_value": one["low"], "upper_value": one["high"]}
             measure = {"value": one["change"], **{k: v for k, v in bounds.items() if v is not None}}
             found.setdefault(one["row"], {})[f"change-level-{one['level']}"] = measure
-    return json.dumps(found, indent=1) + "\n"
+    return strict_json(found)
 
 
 def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str:
@@ -54,7 +54,7 @@ def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str
         for one in findings
         if one.change is not None
     ]
-    return json.dumps(found, indent=1) + "\n"
+    return strict_json(found)
 
 
 def _markdown(findings: Sequence[Finding], blocks: Blocks) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from math import log
 from pathlib import Path
@@ -99,13 +100,19 @@ def made(root: Path, device: str | None) -> dict[str, Any]:
     }
 
 
+@cache
+def _processor() -> str:
+    from cpuinfo import get_cpu_info
+
+    return str(get_cpu_info().get("brand_raw") or platform.processor() or platform.machine())
+
+
 def machine(device: str | None) -> dict[str, Any]:
     """What must be the same for times to be compared: processor, cores, threads, the accelerator if rows ran on one."""
     import psutil
-    from cpuinfo import get_cpu_info
 
     return {
-        "processor": get_cpu_info().get("brand_raw") or platform.processor() or platform.machine(),
+        "processor": _processor(),
         "cores": psutil.cpu_count(logical=False),
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "device": device,

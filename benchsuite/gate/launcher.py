@@ -48,7 +48,7 @@ class Launcher:
             given = ["-o", "addopts=", "--gate=off", f"--gate-save={file}", f"--gate-pairs={self.pairs}"]
             given += ["--gate-launches=1", f"--gate-plant={plant}"]
             command = [sys.executable, "-m", "pytest", *self.arguments, "-q", "-p", "no:cacheprovider", *given]
-            environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+            environment = _environment()
             environment.pop("PYTEST_ADDOPTS", None)
             ahead = [str((top / part).resolve()) for part in self.path]
             environment["PYTHONPATH"] = os.pathsep.join([*ahead, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -87,10 +87,13 @@ def worktree(folder: Path, commit: str) -> Iterator[Path]:
             _git(folder, "worktree", "remove", "--force", str(checkout))
 
 
+def _environment() -> dict[str, str]:
+    """This process's, without what names the index of a git hook that it may run in."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
 def _git(folder: Path, *words: str) -> None:
-    # Inside a git hook these name the hook's own index.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    done = subprocess.run(["git", *words], cwd=folder, env=clean, capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", *words], cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise GateError(f"git {' '.join(words)} failed: {done.stderr.strip()}")
 

@@ -117,9 +117,8 @@ class GatePlugin:
         self.trial = Trial(
             self.rules, levels, self._launcher(), head, self.wanted, self.baseline, self._told, self.limits
         )
-        file, whole = self.rules.file, not any(self.wanted.values())
+        file, lacking = self.rules.file, {name: why for name, why in self.wanted.items() if why}
         if file and self.baseline is None and head.rows:
-            lacking = {name: why for name, why in self.wanted.items() if why}
             if lacking:
                 return [
                     Finding(name, 0, Verdict.ERROR, f"no baseline was made: {why}") for name, why in lacking.items()
@@ -128,7 +127,7 @@ class GatePlugin:
             return [Finding(name, 0, Verdict.PASS, "written down for the first time") for name in self.wanted]
         found = self.trial.findings()
         if file and self.rules.update:
-            if whole and not any(finding.verdict == Verdict.ERROR for finding in found):
+            if not lacking and not any(finding.verdict == Verdict.ERROR for finding in found):
                 self._accept(file, "the baseline is now this run")
             else:
                 self.wrote.append(f"not written: {file}, because of the errors above")

@@ -21,7 +21,7 @@ def table(findings: Sequence[Finding], style: str = "simple") -> str:
         "row": [_short(f.row) for f in findings],
         "level": [str(f.level) for f in findings],
         "verdict": [str(f.verdict) for f in findings],
-        "s/token": [_percent(f.change) for f in findings],
+        "s/token": ["" if f.change is None else percent(f.change) for f in findings],
         "bounds": [_bounds(f) for f in findings],
         "where": [f.where or "" for f in findings],
     }
@@ -59,10 +59,6 @@ def sentence(findings: Sequence[Finding], rules: Rules) -> str:
     }[overall]
     shown = "" if rules.mode == "fail" else " (--gate=report: nothing fails)"
     return f"{what}: {do}{shown}"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:+.1%}"
 
 
 def _bounds(finding: Finding) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchsuite import options
 from benchsuite.gate.record import GateError
 
 MODES = ("off", "report", "fail")
@@ -120,9 +121,7 @@ def parse(config: pytest.Config) -> Rules | None:
     """The rules of this run; None where nothing of the gate is asked for. GateError for what cannot be meant."""
 
     def text(name: str) -> str:
-        key = f"gate_{name.replace('-', '_')}"
-        given = config.getoption(key)
-        return str(config.getini(key)) if given is None else str(given)
+        return options.value(config, name, "gate")
 
     def flag(name: str) -> bool:
         return text(name).lower() in ("true", "1", "yes")

@@ -70,7 +70,7 @@ def _shift(base: Side, head: Side, live: bool, bound: float) -> Shift:
 
 
 def percent(bound: float) -> str:
-    """A bound in words; an infinite one bounds nothing."""
+    """A change in words; an infinite bound bounds nothing."""
     return "any" if isinf(bound) else f"{bound:+.1%}"
 
 

@@ -71,7 +71,7 @@ class Trial:
             checkout = stack.enter_context(worktree(self.launcher.root(), rules.base))
             sides = Live(self.launcher, checkout, self.told)
             base, _ = sides.at_least(1)
-        found = {name: self._known(name, base, self.levels) for name in self.wanted}
+        found = {name: self._known(name, base) for name in self.wanted}
         compared = [name for name, one in found.items() if name in base.rows and one.verdict != Verdict.ERROR]
         timed: list[Finding] = []
         for level in self.levels:
@@ -99,7 +99,7 @@ class Trial:
         row = base.rows[name]
         return bool(speed.values(row, level)) if level else row.digest is not None
 
-    def _known(self, name: str, base: Record, levels: Sequence[int]) -> Finding:
+    def _known(self, name: str, base: Record) -> Finding:
         """The row at level 0, or why it cannot be compared at any level."""
         head, before = self.head.rows.get(name), base.rows.get(name)
         if head is None:
@@ -113,9 +113,11 @@ class Trial:
             return Finding(name, 0, Verdict.PASS, message) if report else _error(name, message)
         if head.work != before.work:
             return _error(name, f"measured otherwise than the baseline: {_differences(before.work, head.work)}")
-        if not any(self._comparable(name, base, level) for level in levels):
-            return _error(name, f"nothing of it can be compared at levels {', '.join(map(str, levels))}: {NOTHING}")
-        if 0 not in levels or not self._comparable(name, base, 0):
+        if not any(self._comparable(name, base, level) for level in self.levels):
+            return _error(
+                name, f"nothing of it can be compared at levels {', '.join(map(str, self.levels))}: {NOTHING}"
+            )
+        if 0 not in self.levels or not self._comparable(name, base, 0):
             return Finding(name, 0, Verdict.PASS, "not gated at level 0")
         return counters.compare(name, before, head)
 

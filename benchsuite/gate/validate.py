@@ -31,9 +31,9 @@ SUITE = (
 )  # fmt: skip
 
 
-def launcher(suite: Sequence[str] = SUITE) -> Launcher:
+def launcher(suite: Sequence[str] = SUITE, pairs: int = PAIRS) -> Launcher:
     """Of the suite, from the top of the checkout."""
-    return Launcher(suite, Path(__file__).parents[2], PAIRS)
+    return Launcher(suite, Path(__file__).parents[2], pairs)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def losses(folder: Path) -> None:
         for side, plant in (("as-it-is", ""), ("loss", "acceptance=0.01")):
             file = folder / f"{side}-{workload}.json"
             if not file.exists():
-                Launcher(suite, launcher().folder, 1).measure(plant=plant).save(file)
+                launcher(suite, pairs=1).measure(plant=plant).save(file)
                 print(file.name, flush=True)
 
 

@@ -102,12 +102,7 @@ def power() -> None:
     ops, keys = tiny.registry().backend("reference"), sampling.mix(torch.arange(200_000))
     for shares in ([0.5, 0.25, 0.125, 0.125], [0.3, 0.3, 0.399, 0.001]):
         law = torch.tensor(shares).log() + 20  # an offset changes no law, but what half precision makes of it
-        requests = torch.arange(2)
-        params = sampling.StackedParams(
-            sampling.stream(torch.zeros(2, dtype=torch.int64), requests), torch.ones(2), requests * 0, torch.ones(2),
-            greedy=False, filtered=False,
-        )  # fmt: skip
-        asked = replace(context(Reference()), params=params, ops=ops)
+        asked = context(ops, sampling.stream(torch.zeros(2, dtype=torch.int64), torch.arange(2)))
         position = torch.arange(100_000).expand(2, -1)
         drawn = asked.choose(law.expand(2, 100_000, 4), position, sampling.Purpose.TARGET)
         counts = torch.bincount(drawn.flatten(), minlength=4).double()
