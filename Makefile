@@ -3,7 +3,7 @@
 # make test       everything that needs no GPU
 # make lint       ruff and mypy
 # make gate REV=HEAD~1   is this checkout slower than a revision? on the embedded model, at most a quarter of an hour
-# make gate-validate     how often the gate is wrong on this machine: hours, and can be resumed
+# make gate-validate     how often the gate is wrong on this machine: an hour and a half, can be resumed
 # Each sets up what it needs from a bare checkout.
 
 PYTHON ?= python3

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 import textwrap
 from collections.abc import Sequence
 
 import torch
 import transformers
-from cpuinfo import get_cpu_info
 
+from benchsuite import provenance
 from benchsuite.matrix import Arm
 from benchsuite.rows import Machine
 
@@ -19,8 +18,7 @@ def processor(device: torch.device) -> str:
     """The name of what computes."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    info: dict[str, str] = get_cpu_info()
-    return str(info.get("brand_raw") or platform.processor() or "unknown processor")
+    return provenance.processor()
 
 
 def card(

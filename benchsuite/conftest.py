@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from benchsuite.gated import Suite
 from benchsuite.tiny import assembly
 from specdec.assembly import Assembly
 
@@ -86,6 +87,15 @@ def run(tmp_path: Path) -> Run:
         )
 
     return call
+
+
+@pytest.fixture
+def suite(run: Run, tmp_path: Path) -> Suite:
+    """A suite of others whose benchmark takes a second, committed."""
+    made = Suite(tmp_path, run)
+    made.write()
+    made.commit()
+    return made
 
 
 DEVICES = [

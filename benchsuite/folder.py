@@ -5,17 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
-
-PACKAGES = ("specdec-bench", "torch", "transformers", "pytest", "pytest-benchmark", "numpy", "tokenizers")
+from benchsuite import provenance
 
 
 def write(root: Path, name: str, files: Mapping[str, str], card: Sequence[str], seed: int, complete: bool) -> Path:
@@ -31,13 +26,10 @@ def write(root: Path, name: str, files: Mapping[str, str], card: Sequence[str], 
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
     manifest = {
-        "command": ["pytest", *sys.argv[1:]],
+        **provenance.made(commit()),
         "complete": complete,
         "seed": seed,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "commit": commit(),
         "machine": {"platform": platform.platform(), "python": platform.python_version(), "card": list(card)},
-        "versions": {package: version(package) for package in PACKAGES},
         "sha256": {file: hashlib.sha256(text.encode()).hexdigest() for file, text in files.items()},
     }
     (folder / "MANIFEST.json").write_text(strict_json(manifest), encoding="utf-8")
@@ -51,6 +43,8 @@ def strict_json(value: Any) -> str:
 
 def template(name: str, **values: Any) -> str:
     """A template of ``benchsuite/templates``, filled in; values are escaped."""
+    from jinja2 import Environment, PackageLoader
+
     environment = Environment(loader=PackageLoader("benchsuite"), autoescape=True)
     return environment.get_template(name).render(**values)
 
@@ -58,10 +52,4 @@ def template(name: str, **values: Any) -> str:
 def commit() -> str | None:
     """The commit of this project's checkout; None for an installed wheel or where there is no git."""
     root = Path(__file__).parents[1]
-    if not (root / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return done.stdout.strip() or None
+    return provenance.commit(root) if (root / ".git").exists() else None

@@ -80,10 +80,13 @@ def _changes(base: Mapping[str, Any], head: Mapping[str, Any]) -> Iterator[tuple
             yield counter, f"{counter} was {_value(before)} and is no longer counted", False
         elif head[counter] != before:
             now = head[counter]
-            more = sum(now) > sum(before) if isinstance(before, list) else now > before
-            fewer = sum(now) < sum(before) if isinstance(before, list) else now < before
-            better = more if counter in MORE_IS_BETTER else fewer and counter in PARTS
+            more = _amount(now) - _amount(before)
+            better = more > 0 if counter in MORE_IS_BETTER else more < 0 and counter in PARTS
             yield counter, f"{counter} was {_value(before)} and is {_value(now)}", better
+
+
+def _amount(value: int | list[int]) -> int:
+    return sum(value) if isinstance(value, list) else value
 
 
 def _value(value: Any) -> str:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from math import log
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchsuite.gate.record import Launch, Row
-from benchsuite.gate.where import PARTS
+from benchsuite import provenance
+from benchsuite.gate.record import PARTS, Launch, Row
 
 if TYPE_CHECKING:
     from benchsuite.arms import Outcome
     from benchsuite.matrix import Arm
     from benchsuite.measure import Series
-
-PACKAGES = ("specdec-bench", "torch", "transformers", "numpy", "pytest", "pytest-benchmark")
 
 
 def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, Row]:
@@ -90,21 +83,8 @@ def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, Row]:
 
 
 def made(root: Path, device: str | None) -> dict[str, Any]:
-    """Provenance: time, commit, command, machine and versions."""
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "commit": commit(root),
-        "command": ["pytest", *sys.argv[1:]],
-        "machine": machine(device),
-        "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
-    }
-
-
-@cache
-def _processor() -> str:
-    from cpuinfo import get_cpu_info
-
-    return str(get_cpu_info().get("brand_raw") or platform.processor() or platform.machine())
+    """Provenance of a record: of the checkout at ``root``, with the machine."""
+    return {**provenance.made(provenance.commit(root)), "machine": machine(device)}
 
 
 def machine(device: str | None) -> dict[str, Any]:
@@ -112,27 +92,9 @@ def machine(device: str | None) -> dict[str, Any]:
     import psutil
 
     return {
-        "processor": _processor(),
+        "processor": provenance.processor(),
         "cores": psutil.cpu_count(logical=False),
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "device": device,
         "system": platform.system(),
     }
-
-
-def commit(root: Path) -> str | None:
-    """The commit checked out at ``root``, with ``+`` behind it where the checkout differs; None without git."""
-    ran = [
-        subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
-        for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-    ]
-    if ran[0].returncode:
-        return None
-    return ran[0].stdout.strip() + ("+" if ran[1].stdout.strip() else "")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

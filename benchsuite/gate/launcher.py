@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchsuite.gate.record import GateError, Record
+from benchsuite.provenance import environment, git
 
 LONGEST = 3600
 """Seconds that a launch may take."""
@@ -48,15 +49,15 @@ class Launcher:
             given = ["-o", "addopts=", "--gate=off", f"--gate-save={file}", f"--gate-pairs={self.pairs}"]
             given += ["--gate-launches=1", f"--gate-plant={plant}"]
             command = [sys.executable, "-m", "pytest", *self.arguments, "-q", "-p", "no:cacheprovider", *given]
-            environment = _environment()
-            environment.pop("PYTEST_ADDOPTS", None)
+            variables = environment()
+            variables.pop("PYTEST_ADDOPTS", None)
             ahead = [str((top / part).resolve()) for part in self.path]
-            environment["PYTHONPATH"] = os.pathsep.join([*ahead, *filter(None, [os.environ.get("PYTHONPATH")])])
-            environment[OTHER] = str(root) if checkout else ""
-            environment[OWN] = os.pathsep.join([*ahead, str(top), str(top / "src")])
+            variables["PYTHONPATH"] = os.pathsep.join([*ahead, *filter(None, [os.environ.get("PYTHONPATH")])])
+            variables[OTHER] = str(root) if checkout else ""
+            variables[OWN] = os.pathsep.join([*ahead, str(top), str(top / "src")])
             try:
                 done = subprocess.run(
-                    command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
+                    command, cwd=folder, env=variables, capture_output=True, text=True, timeout=LONGEST, check=False
                 )
             except subprocess.TimeoutExpired:
                 raise GateError(f"a launch took longer than {LONGEST} s: {' '.join(command)}") from None
@@ -68,10 +69,7 @@ class Launcher:
 
     def root(self) -> Path:
         """The top of the checkout that ``folder`` lies in."""
-        shown = subprocess.run(
-            ["git", "rev-parse", "--show-toplevel"], cwd=self.folder, capture_output=True, text=True, check=False
-        )
-        return Path(shown.stdout.strip() if shown.returncode == 0 else self.folder).resolve()
+        return Path(git(self.folder, "rev-parse", "--show-toplevel") or self.folder).resolve()
 
 
 @contextmanager
@@ -87,13 +85,8 @@ def worktree(folder: Path, commit: str) -> Iterator[Path]:
             _git(folder, "worktree", "remove", "--force", str(checkout))
 
 
-def _environment() -> dict[str, str]:
-    """This process's, without what names the index of a git hook that it may run in."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-
-
 def _git(folder: Path, *words: str) -> None:
-    done = subprocess.run(["git", *words], cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", *words], cwd=folder, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise GateError(f"git {' '.join(words)} failed: {done.stderr.strip()}")
 

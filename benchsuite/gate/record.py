@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from math import isfinite
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import log
 from pathlib import Path
 from typing import Any
 
 VERSION = 1
+LARGEST = 1e100
+"""Figures beyond are no measurements, and their ratios no numbers."""
+PARTS = ("draft", "verification", "K/V", "host")
+"""The parts of a step that are timed: proposing; the target's forward and acceptance; the commit of keys and values;
+reading, stops, counting and whatever else lies between."""
 
 
 class GateError(ValueError):
@@ -79,14 +84,14 @@ class Record:
     def load(path: Path) -> Record:
         """Read a file. GateError if it is not there, or not exactly such a file."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
         except OSError as error:
             raise GateError(f"the baseline {path} cannot be read: {error.strerror or error}") from None
         except ValueError as error:
             raise GateError(f"the baseline {path} is corrupt: {error}; make it again with --gate-save") from None
         try:
             return _parsed(content)
-        except (GateError, TypeError, KeyError) as error:
+        except GateError as error:
             raise GateError(f"the baseline {path} is corrupt: {error}; make it again with --gate-save") from None
 
     @property
@@ -122,8 +127,67 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"it holds {constant}")
 
 
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys differ: a merge that kept both sides leaves some twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError(f"it holds {next(key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1)!r} twice")
+    return made
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _object_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+Check = Callable[[Any], bool]
+
+FILE: dict[str, Check] = {
+    "format": _text,
+    "version": _whole,
+    "made": lambda made: (
+        isinstance(made, dict) and all(_object_or_none(made.get(name)) for name in ("machine", "versions"))
+    ),
+    "rows": lambda rows: isinstance(rows, dict),
+}
+ROW: dict[str, Check] = {
+    "work": lambda work: isinstance(work, dict),
+    "digest": lambda digest: digest is None or _text(digest),
+    "plain_digest": lambda digest: digest is None or _text(digest),
+    "deterministic": lambda fixed: isinstance(fixed, bool),
+    "counters": lambda counters: isinstance(counters, dict) and all(map(_counted, counters.values())),
+    "launches": lambda launches: isinstance(launches, list),
+}
+LAUNCH: dict[str, Check] = {
+    "seconds": lambda seconds: _number(seconds) and seconds > 1 / LARGEST,
+    "relative": lambda relative: relative is None or (_number(relative) and abs(relative) < log(LARGEST)),
+    "parts": lambda parts: (
+        parts == {}
+        or (
+            isinstance(parts, dict)
+            and parts.keys() == {*PARTS}
+            and all(map(_number, parts.values()))
+            and sum(parts.values()) > 1 / LARGEST
+        )
+    ),
+    "tau": lambda tau: tau is None or (_number(tau) and tau > 1 / LARGEST),
+}
+"""What each key of the file, of a row and of a launch may hold."""
+
+
+def _counted(value: Any) -> bool:
+    return _whole(value) or (isinstance(value, list) and all(map(_whole, value)))
 
 
 def _parsed(content: Any) -> Record:
@@ -131,31 +195,22 @@ def _parsed(content: Any) -> Record:
         raise GateError("it is not a baseline of this gate")
     if content.get("version") != VERSION:
         raise GateError(f"its version is {content.get('version')!r}, expected {VERSION}")
-    _exactly(content, {"format", "version", "made", "rows"}, "the file")
+    _exactly(content, FILE, "the file")
     rows = {}
-    if not isinstance(content["rows"], dict) or not isinstance(content["made"], dict):
-        raise GateError("rows and made are to be objects")
     for name, row in content["rows"].items():
-        _exactly(row, {f.name for f in fields(Row)}, f"row {name!r}")
-        if not isinstance(row["launches"], list) or not isinstance(row["deterministic"], bool):
-            raise GateError(f"row {name!r} has launches or deterministic of another type")
-        if not isinstance(row["counters"], dict) or bool(row["counters"]) is (row["digest"] is None):
+        _exactly(row, ROW, f"row {name!r}")
+        if bool(row["counters"]) is (row["digest"] is None):
             raise GateError(f"row {name!r} has a digest without counters, or counters without a digest")
         for launch in row["launches"]:
-            _exactly(launch, {f.name for f in fields(Launch)}, f"a launch of {name!r}")
-            numbers = [
-                launch["seconds"],
-                *(launch["parts"] or {}).values(),
-                launch["relative"] or 0.0,
-                launch["tau"] or 1,
-            ]
-            if not all(map(_number, numbers)) or launch["seconds"] <= 0:
-                raise GateError(f"a launch of {name!r} has a figure that is no number, or no time")
+            _exactly(launch, LAUNCH, f"a launch of {name!r}")
         rows[name] = Row(**{**row, "launches": tuple(Launch(**launch) for launch in row["launches"])})
     return Record(content["made"], rows)
 
 
-def _exactly(got: Any, keys: set[str], what: str) -> None:
-    if not isinstance(got, dict) or set(got) != keys:
+def _exactly(got: Any, checks: Mapping[str, Check], what: str) -> None:
+    if not isinstance(got, dict) or got.keys() != checks.keys():
         names = sorted(got) if isinstance(got, dict) else type(got).__name__
-        raise GateError(f"{what} has {names}, expected exactly {sorted(keys)}")
+        raise GateError(f"{what} has {names}, expected exactly {sorted(checks)}")
+    for key, right in checks.items():
+        if not right(got[key]):
+            raise GateError(f"{what} has a {key} that cannot be: {got[key]!r:.80}")

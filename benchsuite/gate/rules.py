@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from benchsuite import options
 from benchsuite.gate.record import GateError
+from benchsuite.provenance import git
 
 MODES = ("off", "report", "fail")
 FORMATS = ("bmf", "github-action-benchmark", "markdown", "junit")
@@ -201,12 +201,9 @@ def _against(
         )
     if file.is_file():
         return file, None
-    shown = subprocess.run(
-        ["git", "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}"],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if shown.returncode == 0:
-        return None, shown.stdout.strip()
+    known = git(folder, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}")
+    if known:
+        return None, known
     if on_missing == "save":
         return file, None
     raise GateError(

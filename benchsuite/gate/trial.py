@@ -140,17 +140,14 @@ class Trial:
     def _self_test(self) -> list[Finding]:
         """This code beside itself, as it is and with a slowdown of twice the tolerance in every gated row."""
         rules, found = self.rules, []
-        for name, plant, expected in (
-            ("as it is", "", Verdict.PASS),
-            ("slowed down", f"host={2 * rules.tolerance}", Verdict.REGRESSED),
+        timed = [name for name, row in self.head.rows.items() if speed.values(row, 2)]
+        drafted = [name for name in timed if self.head.rows[name].counters.get("num_drafts")]
+        if not drafted:
+            return [_error(SUITE, "no row has a control and a draft that could be slowed down; select some of ours")]
+        for name, plant, rows, expected in (
+            ("as it is", "", timed, Verdict.PASS),
+            ("slowed down", f"host={2 * rules.tolerance}", drafted, Verdict.REGRESSED),
         ):
-            rows = [
-                row
-                for row, made in self.head.rows.items()
-                if speed.values(made, 2) and (not plant or made.counters.get("num_drafts"))
-            ]
-            if not rows:
-                return [_error(SUITE, f"{name}: no row has a control and a draft that could be slowed down")]
             for one in self._timed(Live(self.launcher, None, self.told, plant), 2, rows):
                 right = one.verdict == expected
                 told = f"{name}: {one.verdict}, {'as' if right else 'not as'} expected; {one.message}"

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from math import log
 from statistics import median
 
-from benchsuite.gate.record import Launch
-
-PARTS = ("draft", "verification", "K/V", "host")
-"""The parts of a step that are timed: proposing; the target's forward and acceptance; the commit of keys and values;
-reading, stops, counting and whatever else lies between."""
+from benchsuite.gate.record import PARTS, Launch
 
 
 def where(base: Sequence[Launch], head: Sequence[Launch]) -> str | None:

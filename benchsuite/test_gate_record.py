@@ -1,0 +1,108 @@
+"""The gate's file: read exactly, or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchsuite.gate import counters
+from benchsuite.gate.record import PARTS, GateError, Launch, Record, Row
+from benchsuite.gate.stages import staged
+
+GOOD = Record(
+    {"machine": {"cores": 2, "device": None}, "versions": {"torch": "2"}, "commit": "a", "command": ["pytest"]},
+    {
+        "ours": Row(
+            {"seed": 0}, "d1", "d2", True, {"target_forwards": 9, "num_accepted_tokens_per_pos": [3, 1]},
+            tuple(Launch(0.01 * i, 0.5, dict.fromkeys(PARTS, 0.1), 1.8) for i in range(1, 6)),
+        ),
+        "plain": Row(launches=(Launch(1.0),) * 5),
+    },
+)  # fmt: skip
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+ANYTHING = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+)
+
+
+def places(content: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (object, key) and (list, index) in it."""
+    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in inner:
+        yield content, key
+        yield from places(value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    GOOD.save(tmp_path / "gate.json")
+    return tmp_path / "gate.json"
+
+
+def test_what_is_saved_is_loaded(file: Path) -> None:
+    assert Record.load(file) == GOOD
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_with_anything_in_any_place_is_refused_or_can_be_compared(file: Path, data: st.DataObject) -> None:
+    GOOD.save(file)
+    content = json.loads(file.read_text())
+    holder, key = data.draw(st.sampled_from(list(places(content))))
+    holder[key] = data.draw(ANYTHING)
+    file.write_text(json.dumps(content))
+    try:
+        read = Record.load(file)
+    except GateError:
+        return
+    for name in read.rows.keys() & GOOD.rows.keys():
+        for sides in ((read, GOOD), (GOOD, read)):
+            if all(side.rows[name].launches for side in sides):
+                staged(Both(*sides), 3, {name: 0.03}, 0.01, (5, 0))
+            if all(side.rows[name].digest for side in sides):
+                staged(Both(*sides), 1, {name: 0.03}, 0.01, (5, 0))
+                counters.compare(name, *(side.rows[name] for side in sides))
+
+
+class Both:
+    """Two records as they are: ``Sides``."""
+
+    paired = False
+
+    def __init__(self, base: Record, head: Record) -> None:
+        self.both = base, head
+
+    def at_least(self, count: int) -> tuple[Record, Record]:
+        """Both, whatever the count."""
+        return self.both
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"cores": 2', '"cores": 2, "cores": 4', "it holds 'cores' twice"),
+        ('"seconds": 0.01', '"seconds": 0', "a launch of 'ours' has a seconds that cannot be: 0"),
+        ('"seconds": 0.01', '"seconds": NaN', "it holds NaN"),
+        ('"seconds": 0.01', '"seconds": 1e200', "a launch of 'ours' has a seconds that cannot be: 1e+200"),
+        ('"draft": 0.1', '"draft": -0.5', "a launch of 'ours' has a parts that cannot be"),
+        ('"digest": "d1"', '"digest": null', "counters without a digest"),
+        ('"target_forwards": 9', '"target_forwards": "9"', "row 'ours' has a counters that cannot be"),
+        ('"version": 1', '"version": 2', "its version is 2, expected 1"),
+        ('"tau"', '"tao"', "'tao'"),
+    ],
+)
+def test_a_refusal_says_what_was_found(file: Path, old: str, new: str, message: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    with pytest.raises(GateError, match="is corrupt") as told:
+        Record.load(file)
+    assert message in str(told.value)
+    assert "--gate-save" in str(told.value)
