@@ -1,4 +1,4 @@
-"""How often the gate is wrong on this machine: ``python -m benchsuite.gate.validate``. Takes an hour and a half; can be resumed.
+"""How often the gate is wrong on this machine: ``python -m benchsuite.gate.validate``. It can be resumed.
 
 Real launches of one suite on ``tiny``, as it is (twice: A and B) and with a known slowdown in each row (P): a busy
 loop in the step, forwards that nothing needs in the draft, copies of keys and values, each twice the tolerance. Once on
