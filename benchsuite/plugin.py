@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +14,7 @@ from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
 from benchsuite.kernelplugin import KernelPlugin
 from benchsuite.replay import replay, replayed_seconds
+from benchsuite.uncaptured import uncaptured
 
 if TYPE_CHECKING:
     from benchsuite.opbench import KernelBench
@@ -170,7 +170,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if config.option.specdec_deterministic or config.getini("specdec_deterministic"):
             be_deterministic(int(options.value(config, "seed")))
         run.bench = Bench(int(prompts) if prompts else None, run.pairs)
-        with _terminal(config):
+        with uncaptured(config):
             run.bench.prepare(arms)
         if config.option.gate_plant:
             run.bench.plant(config.option.gate_plant)
@@ -181,16 +181,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         reporter.section("specdec-bench", sep="-")
         for line in run.bench.card:
             reporter.write_line(line)
-
-
-@contextmanager
-def _terminal(config: pytest.Config) -> Iterator[None]:
-    capture = config.pluginmanager.get_plugin("capturemanager")
-    if capture is None:
-        yield
-        return
-    with capture.global_and_fixture_disabled():
-        yield
 
 
 @pytest.fixture
@@ -205,7 +195,7 @@ def specdec_row(request: pytest.FixtureRequest) -> Row:
     run = request.config.stash[_RUN]
     arm = run.arms[request.param]
     try:
-        with _terminal(request.config):
+        with uncaptured(request.config):
             row: Row = run.bench.row(arm, _progress(run))
     except SpecdecError as error:
         pytest.fail(f"{arm.id}: {error}", pytrace=False)

@@ -61,7 +61,7 @@ def test_a_launch_keeps_the_options_of_ini_file_and_environment(suite: Suite) ->
     suite.commit()
     live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2", *NO_PLUGINS)
     environment = {"LAUNCHES": str(suite.folder), "PYTEST_ADDOPTS": "-k test_work --gate-pairs 1"}
-    refused(suite.python("-m", "pytest", *live, **environment), OK, "PASS", "at levels 0, 2")
+    refused(suite.python("-m", "pytest", *live, **environment), OK, "gate: pair 5 of 5", "PASS", "at levels 0, 2")
 
 
 def test_verdicts_are_exported_for_other_programs(suite: Suite) -> None:

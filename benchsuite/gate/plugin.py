@@ -16,6 +16,7 @@ from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of
 from benchsuite.gate.verdict import Finding, Verdict, worst
+from benchsuite.uncaptured import uncaptured
 
 if TYPE_CHECKING:
     from benchsuite.session import Bench
@@ -139,10 +140,10 @@ class GatePlugin:
         return ", ".join(sorted({bench.fullname for bench in found if bench} - self._known))
 
     def _told(self, text: str) -> None:
-        # pytest's own writer: it is not captured while an item runs.
-        writer = self.config.get_terminal_writer()
-        writer.line(f"gate: {text}")
-        writer.flush()
+        with uncaptured(self.config):
+            writer = self.config.get_terminal_writer()
+            writer.line(f"gate: {text}")
+            writer.flush()
 
     def _launcher(self) -> Launcher:
         params = self.config.invocation_params

@@ -46,7 +46,7 @@ def told(finding: Finding) -> str:
 def sentence(findings: Sequence[Finding], rules: Rules) -> str:
     """The run's verdict in words, and the next thing to do."""
     overall = worst(finding.verdict for finding in findings)
-    rows, levels = {f.row for f in findings}, sorted({f.level for f in findings})
+    rows, levels = {f.row for f in findings} - {SUITE}, sorted({f.level for f in findings})
     against = f"against {rules.file or rules.base or 'itself'}"
     what = f"{len(rows)} rows at levels {', '.join(map(str, levels))} {against}"
     do = {
@@ -57,6 +57,9 @@ def sentence(findings: Sequence[Finding], rules: Rules) -> str:
         Verdict.REGRESSED: "something got worse; if it is meant, accept it with --gate-update",
         Verdict.ERROR: "something could not be compared, and does not pass unseen",
     }[overall]
+    if rules.self_test:
+        tells = "tells" if overall == Verdict.PASS else "does not reliably tell"
+        do = f"this machine {tells} a slowdown of {2 * rules.tolerance:.1%} from none"
     shown = "" if rules.mode == "fail" else " (--gate=report: nothing fails)"
     return f"{what}: {do}{shown}"
 

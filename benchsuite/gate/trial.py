@@ -139,19 +139,21 @@ class Trial:
 
     def _self_test(self) -> list[Finding]:
         """This code beside itself, as it is and with a slowdown of twice the tolerance in every gated row."""
-        rules, found = self.rules, []
+        found, slower = list[Finding](), 2 * self.rules.tolerance
         timed = [name for name, row in self.head.rows.items() if speed.values(row, 2)]
         drafted = [name for name in timed if self.head.rows[name].counters.get("num_drafts")]
         if not drafted:
             return [_error(SUITE, "no row has a control and a draft that could be slowed down; select some of ours")]
         for name, plant, rows, expected in (
             ("as it is", "", timed, Verdict.PASS),
-            ("slowed down", f"host={2 * rules.tolerance}", drafted, Verdict.REGRESSED),
+            (f"{slower:.1%} slower", f"host={slower}", drafted, Verdict.REGRESSED),
         ):
-            for one in self._timed(Live(self.launcher, None, self.told, plant), 2, rows):
-                right = one.verdict == expected
-                told = f"{name}: {one.verdict}, {'as' if right else 'not as'} expected; {one.message}"
-                found.append(replace(one, verdict=Verdict.PASS if right else Verdict.ERROR, message=told))
+            made = self._timed(Live(self.launcher, None, self.told, plant), 2, rows)
+            for one in made:
+                right = Verdict.PASS if one.verdict == expected else Verdict.ERROR
+                found.append(replace(one, verdict=right, message=f"{name}: {one.verdict}; {one.message}"))
+            count = sum(one.verdict == expected for one in made)
+            found.append(Finding(SUITE, 2, Verdict.PASS, f"{name}: {count} of {len(rows)} rows {expected}"))
         return found
 
 
