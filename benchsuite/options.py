@@ -5,56 +5,73 @@ Options marked as lists take comma lists, whose product is the matrix of measure
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: ``--specdec-<name>`` and the ini key ``specdec_<name>``."""
+    """``--<prefix>-<name>`` and the ini key ``<prefix>_<name>``: a value, a comma list of ``many``, or a flag."""
 
     name: str
     default: str
     help: str
-    many: bool = True
+    many: bool = False
+    flag: bool = False
 
 
 OPTIONS = (
-    Option("target", "tiny,smollm2-135m", "models whose output counts: tiny, smollm2-135m, a folder, a hub id"),
-    Option("draft", "ngram,draft_model,oracle(0.8),garbage", "draft strategies, with options: oracle(rate=0.8)"),
-    Option("policy", "match", "acceptance policies, with options: match, rejection, topk_agree(k=3)"),
-    Option("controller", "fixed", "draft-length controllers: fixed, adaptive, goodput"),
-    Option("k", "4", "num_speculative_tokens, the proposals of a step; 0 is plain decoding"),
-    Option("adaptive-k", "", "the same as the controller adaptive(maximum=K); excludes --specdec-k"),
+    Option(
+        "target", "tiny,smollm2-135m", "models whose output counts: tiny, smollm2-135m, a folder, a hub id", many=True
+    ),
+    Option(
+        "draft", "ngram,draft_model,oracle(0.8),garbage", "draft strategies, with options: oracle(rate=0.8)", many=True
+    ),
+    Option("policy", "match", "acceptance policies, with options: match, rejection, topk_agree(k=3)", many=True),
+    Option("controller", "fixed", "draft-length controllers: fixed, adaptive, goodput", many=True),
+    Option("k", "4", "num_speculative_tokens, the proposals of a step; 0 is plain decoding", many=True),
+    Option("adaptive-k", "", "the same as the controller adaptive(maximum=K); excludes --specdec-k", many=True),
     Option(
         "arm",
         "",
         "strategies one by one, as draft/policy/controller/K (later parts may be left out), in place of the product of "
         "the four options above: ngram/match/goodput/15",
+        many=True,
     ),
-    Option("peer", "transformers,transformers_prompt_lookup", "outside references in the same table, or none"),
-    Option("backend", "auto", "kernel backends: cuda, triton, cpu, reference; auto lines up all that can run here"),
-    Option("device", "auto", "cuda, mps, cpu; auto takes the first of these that exists"),
+    Option(
+        "peer", "transformers,transformers_prompt_lookup", "outside references in the same table, or none", many=True
+    ),
+    Option(
+        "backend",
+        "auto",
+        "kernel backends: cuda, triton, cpu, reference; auto lines up all that can run here",
+        many=True,
+    ),
+    Option("device", "auto", "cuda, mps, cpu; auto takes the first of these that exists", many=True),
     Option(
         "dtype",
         "auto",
         "float32, bfloat16, float16, float64, or of the weights alone int8, int4; auto: float32 on a CPU",
+        many=True,
     ),
-    Option("batch", "1", "rows that decode together"),
+    Option("batch", "1", "rows that decode together", many=True),
     Option(
         "workload",
         "chat,question_answering,summarisation,code_editing,rewriting,reasoning",
         "kinds of text, or a .jsonl file in Spec-Bench's format",
+        many=True,
     ),
-    Option("temperature", "0", "0 is greedy"),
-    Option("top-k", "0", "keep the k most likely tokens; 0 is off"),
-    Option("top-p", "1", "keep the likeliest tokens up to this mass; 1 is off"),
-    Option("max-new-tokens", "64", "tokens that each prompt may be continued by"),
-    Option("seed", "0", "seed of sampling, of random weights and of the order of arms", many=False),
-    Option("prompts", "", "use only the first so many prompts of each workload", many=False),
-    Option("results", "", "folder for results/<time>-<name>/: tables, JSON, report, manifest", many=False),
+    Option("temperature", "0", "0 is greedy", many=True),
+    Option("top-k", "0", "keep the k most likely tokens; 0 is off", many=True),
+    Option("top-p", "1", "keep the likeliest tokens up to this mass; 1 is off", many=True),
+    Option("max-new-tokens", "64", "tokens that each prompt may be continued by", many=True),
+    Option("seed", "0", "seed of sampling, of random weights and of the order of arms"),
+    Option("prompts", "", "use only the first so many prompts of each workload"),
+    Option("results", "", "folder for results/<time>-<name>/: tables, JSON, report, manifest"),
 )
 """Every option that takes a value."""
 
@@ -62,12 +79,7 @@ OPTIONS = (
 def add_options(parser: pytest.Parser) -> None:
     """Declare the options and their ini twins."""
     group = parser.getgroup("specdec", "speculative decoding (specdec-bench)")
-    for option in OPTIONS:
-        key = f"specdec_{option.name.replace('-', '_')}"
-        text = f"{option.help}{'; comma list' if option.many else ''} (default: {option.default or 'none'})"
-        # Percent signs would be read as format codes by argparse.
-        group.addoption(f"--specdec-{option.name}", dest=key, default=None, metavar="VALUE", help=text)
-        parser.addini(key, f"ini twin of --specdec-{option.name}", default=option.default)
+    declare(parser, group, "specdec", OPTIONS)
     group.addoption(
         "--specdec-list",
         dest="specdec_list",
@@ -87,6 +99,18 @@ def add_options(parser: pytest.Parser) -> None:
         help="the suite's own proofs 50 times longer: more laws, more runs of the state machine",
     )
     parser.addini("specdec_deterministic", "ini twin of --specdec-deterministic", type="bool", default=False)
+
+
+def declare(parser: pytest.Parser, group: pytest.OptionGroup, prefix: str, options: Sequence[Option]) -> None:
+    """Declare each option in ``group``, and its ini twin."""
+    for option in options:
+        key = f"{prefix}_{option.name.replace('-', '_')}"
+        taken: dict[str, Any] = {"action": "store_true"} if option.flag else {"metavar": "VALUE"}
+        default = f" (default: {option.default})" if option.default else ""
+        # Percent signs would be read as format codes by argparse.
+        text = f"{option.help}{'; comma list' if option.many else ''}{default}".replace("%", "%%")
+        group.addoption(f"--{prefix}-{option.name}", dest=key, default=None, help=text, **taken)
+        parser.addini(key, f"ini twin of --{prefix}-{option.name}", default=option.default)
 
 
 def value(config: pytest.Config, name: str, group: str = "specdec") -> str:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchsuite import options
 from benchsuite.gate.record import GateError
+from benchsuite.options import Option
 from benchsuite.provenance import git
 
 MODES = ("off", "report", "fail")
@@ -22,20 +22,10 @@ NEEDED = 5
 """Launches on either side that a statement about time takes: with fewer no exact test reaches level 1/32."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """``--gate-<name>`` and the ini key ``gate_<name>``; a flag takes no value."""
-
-    name: str
-    default: str
-    help: str
-    flag: bool = False
-
-
 OPTIONS = (
     Option("against", "", "a baseline file, or a revision of git that is measured beside this one"),
-    Option("level", "", "levels to gate at: 0 counters, 1 speedup, 2 base and head live; comma list (default: 0 and 1 "
-           "against a file, 0 and 2 against a revision)"),
+    Option("level", "", "levels to gate at: 0 counters, 1 speedup, 2 base and head live (of themselves 0 and 1 "
+           "against a file, 0 and 2 against a revision)", many=True),
     Option("tolerance", "0.03", "the slowdown that is let through, as a fraction; twice as much is what is found"),
     Option("alpha", "0.01", "the chance of a false alarm over all rows of a level, as a fraction"),
     Option("launches", "5+8", "processes on each side: so many first, so many more where these do not let a row pass"),
@@ -45,7 +35,7 @@ OPTIONS = (
     Option("inconclusive", "fail", "what cannot be decided: fail, or report"),
     Option("save", "", "write what was measured to a new baseline file"),
     Option("json", "", "write verdicts and figures to a file"),
-    Option("export", "", f"write FORMAT=FILE; comma list; formats: {', '.join(FORMATS)}"),
+    Option("export", "", f"write FORMAT=FILE; formats: {', '.join(FORMATS)}", many=True),
     Option("path", ".", "folders of a revision's checkout that go on Python's path; with blanks between"),
     Option("update", "", "accept this run: write it over the baseline file", flag=True),
     Option("dedicated", "", "this machine is used by nothing else: absolute times gate as well (level 3)", flag=True),
@@ -71,13 +61,7 @@ def add_options(parser: pytest.Parser) -> None:
         help="gate the benchmarks of this run: fail (the default of a bare --gate), report, or off",
     )  # fmt: skip
     parser.addini("gate", "ini twin of --gate", default="off")
-    for option in OPTIONS:
-        key = f"gate_{option.name.replace('-', '_')}"
-        value: dict[str, Any] = {"action": "store_true"} if option.flag else {"metavar": "VALUE"}
-        default = f" (default: {option.default})" if option.default else ""
-        text = f"{option.help}{default}".replace("%", "%%")
-        group.addoption(f"--gate-{option.name}", dest=key, default=None, help=text, **value)
-        parser.addini(key, f"ini twin of --gate-{option.name}", default=option.default)
+    options.declare(parser, group, "gate", OPTIONS)
     group.addoption("--gate-plant", dest="gate_plant", default="", help=argparse.SUPPRESS)
 
 

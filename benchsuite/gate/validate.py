@@ -105,6 +105,9 @@ def main() -> None:
     parser.add_argument("--condition", choices=CONDITIONS, help="only one; default: both")
     parser.add_argument("--report", action="store_true", help="measure nothing, report what is there")
     given = parser.parse_args()
+    least = sum(STAGES) + 1
+    if given.launches < least:
+        parser.error(f"--launches is {given.launches}; comparisons are drawn from {least} or more")
     # `tiny` is faster on one thread, and two would wait for each other beside a busy core.
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     folder: Path = given.folder.resolve()
