@@ -49,7 +49,7 @@ test: export HF_HUB_OFFLINE = 1
 test: export TRITON_INTERPRET = 1
 test: export OMP_NUM_THREADS = 1
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --specdec-target tiny --benchmark-quiet $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal --specdec-target tiny --benchmark-quiet $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

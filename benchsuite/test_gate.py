@@ -96,9 +96,9 @@ TINY = (
 
 def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_caught(run: Run, tmp_path: Path) -> None:
     def gated(*options: str) -> Done:
-        return run("-m", "pytest", *NO_PLUGINS, *TINY, *options)
+        return run("-m", "pytest", *NO_PLUGINS, *TINY, "--gate-pairs=1", *options)
 
-    made = gated("--gate-save=gate.json", "--gate-pairs=1")
+    made = gated("--gate-save=gate.json")
     assert made.returncode == OK, made.stdout + made.stderr
     against = ("--gate=fail", "--gate-against=gate.json")
     refused(gated(*against), OK, "PASS", "at levels 0")
