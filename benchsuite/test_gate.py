@@ -72,7 +72,7 @@ def test_verdicts_are_exported_for_other_programs(suite: Suite) -> None:
     refused(suite.run(*GATED, f"--gate-export={chosen}", "--gate-json=e.json"), FAILED, "junit:", "verdicts:")
     a, b, c, d, e = ((suite.folder / file).read_text() for file in (*formats.values(), "e.json"))
     assert json.loads(a)["test_theirs.py::test_work"]["change-level-3"]["value"] == pytest.approx(0.06)
-    assert json.loads(b)[0]["value"] == 6.0
+    assert [one["value"] for one in json.loads(b)] == [pytest.approx(1.06)]
     assert "## Gate: REGRESSED" in c
     assert ElementTree.fromstring(d).get("failures") == "1"
     assert json.loads(e)["verdict"] == "REGRESSED"
@@ -101,7 +101,10 @@ def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_ca
     made = gated("--gate-save=gate.json")
     assert made.returncode == OK, made.stdout + made.stderr
     against = ("--gate=fail", "--gate-against=gate.json")
-    refused(gated(*against), OK, "PASS", "at levels 0")
+    exported = ("--gate-export=bmf=a.json,github-action-benchmark=b.json",)
+    refused(gated(*against, *exported), OK, "PASS", "at levels 0")
+    assert {tuple(row) for row in json.loads((tmp_path / "a.json").read_text()).values()} == {("fails-level-0",)}
+    assert {one["value"] for one in json.loads((tmp_path / "b.json").read_text())} == {1.0}
     refused(
         gated(*against, "--gate-plant=acceptance=0.01"), FAILED, "REGRESSED at level 0",
         "num_accepted_tokens_per_pos was", "where: acceptance", "1 failed",

@@ -36,7 +36,12 @@ def test_a_renamed_row_fails_with_its_old_name_where_pytest_benchmark_passes(sui
 def test_a_missing_baseline_is_a_usage_error_that_may_be_made_by_request(suite: Suite) -> None:
     """pytest-benchmark refuses this one too, since 5.3."""
     refused(suite.run(*GATED[:3]), USAGE, "neither a file nor a revision", "--gate-save gate.json")
-    refused(suite.run(*GATED[:3], "--gate-on-missing=save"), OK, "made the baseline that was not there")
+    refused(
+        suite.run(*GATED[:3], "--gate-on-missing=save"),
+        OK,
+        "made the baseline that was not there",
+        "nothing was compared",
+    )
     assert json.loads((suite.folder / "gate.json").read_text())["format"] == "specdec-gate"
 
 
@@ -145,6 +150,13 @@ def test_a_launch_that_fails_is_told_with_its_last_lines(suite: Suite) -> None:
         (("--gate=fail", "--gate-against=HEAD", "--gate-update"), "writes over a baseline file"),
         (("--gate-save=test_theirs.py",), "is there already"),
         (("--gate-save=no/such/folder.json",), "there is no folder"),
+        (("--gate=fail", "--gate-against=HEAD", "--gate-json=no/such.json"), "--gate-json no/such.json: there is no"),
+        (("--gate=fail", "--gate-against=HEAD", "--gate-export=bmf=a,junit=no/such.xml"), "there is no folder"),
+        (("--gate=fail", "--gate-against=HEAD", "--gate-json=."), "is a folder; name a file"),
+        (("--gate=fail", "--gate-against=."), "is a folder; expected a baseline file in it"),
+        (("--gate=fail", "--gate-against=no/such.json", "--gate-on-missing=save"), "there is no folder"),
+        (("--gate=fail", "--gate-against=maim", "--gate-on-missing=save"), "git fetch"),
+        (("--gate=fail", "--gate-against=HEAD", "no/such_test.py"), "file or directory not found"),
     ],
 )
 def test_a_wrong_option_is_refused_with_what_was_expected(suite: Suite, options: tuple[str, ...], message: str) -> None:
@@ -205,6 +217,12 @@ def test_without_git_a_baseline_is_made_and_a_revision_refused(suite: Suite) -> 
 
     refused(run("--gate-save=gate.json"), OK, "baseline: ")
     refused(run("--gate=fail", "--gate-against=HEAD"), USAGE, "neither a file nor a revision that git knows here")
+
+
+def test_launches_too_few_for_so_many_rows_are_refused(suite: Suite) -> None:
+    suite.write(body="pass\n    benchmark.pedantic(work, rounds=5)\ndef test_other(benchmark):\n    pass")
+    live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2")
+    refused(suite.run(*live), USAGE, "can show nothing of 2 rows", "5 first and 8 in all")
 
 
 def test_a_self_test_without_a_draft_to_slow_down_fails(suite: Suite) -> None:

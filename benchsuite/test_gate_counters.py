@@ -50,10 +50,11 @@ def test_a_counter_that_differs_is_told_with_both_values_and_its_part(
         ({"digest": "e"}, Verdict.INCONCLUSIVE, "plain emits the baseline's tokens and this row others"),
         ({"digest": "e", "plain_digest": "q"}, Verdict.INCONCLUSIVE, "numerics: plain decoding itself"),
         ({"deterministic": False}, Verdict.INCONCLUSIVE, "its controller reads the clock and did not before"),
+        ({"counters": COUNTERS | {"allocations": 3}}, Verdict.INCONCLUSIVE, "the base does not count allocations"),
     ],
 )
 def test_what_counters_cannot_say_is_inconclusive(head: dict[str, Any], verdict: Verdict, message: str) -> None:
-    found = compare("row", BASE, replace(BASE, **head, counters=COUNTERS | {"target_forwards": 99}))
+    found = compare("row", BASE, replace(BASE, **{"counters": COUNTERS | {"target_forwards": 99}, **head}))
     assert found.verdict == verdict
     assert message in found.message
 
@@ -62,3 +63,4 @@ def test_a_row_whose_controller_reads_the_clock_is_held_to_its_tokens_alone() ->
     clocked = replace(BASE, deterministic=False)
     assert compare("row", clocked, replace(clocked, counters={"target_forwards": 99})).verdict == Verdict.PASS
     assert compare("row", clocked, replace(clocked, digest="e")).verdict == Verdict.INCONCLUSIVE
+    assert compare("row", clocked, BASE).verdict == Verdict.INCONCLUSIVE

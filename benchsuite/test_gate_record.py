@@ -93,8 +93,10 @@ class Both:
         ('"seconds": 0.01', '"seconds": 1e200', "a launch of 'ours' has a seconds that cannot be: 1e+200"),
         ('"draft": 0.1', '"draft": -0.5', "a launch of 'ours' has a parts that cannot be"),
         ('"digest": "d1"', '"digest": null', "counters without a digest"),
-        ('"target_forwards": 9', '"target_forwards": "9"', "row 'ours' has a counters that cannot be"),
+        ('"target_forwards": 9', '"target_forwards": "9"', "row 'ours' has a target_forwards that cannot be: '9'"),
         ('"version": 1', '"version": 2', "its version is 2, expected 1"),
+        ('"target_forwards": 9', '"target_forwards": -9', "row 'ours' has a target_forwards that cannot be: -9"),
+        ('"cores": 2', '"cores": ' + "[" * 100_000, "recursion"),
         ('"tau"', '"tao"', "'tao'"),
     ],
 )

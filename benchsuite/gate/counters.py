@@ -33,7 +33,8 @@ def compare(name: str, base: Row, head: Row) -> Finding:
     """The row's finding at level 0.
 
     PASS where digest and counters agree; REGRESSED where digests agree and a counter does not, with both values;
-    IMPROVED where each changed counter changed for the better; INCONCLUSIVE where digests differ.
+    IMPROVED where each changed counter changed for the better; INCONCLUSIVE where digests differ, or the base lacks
+    counters.
     """
 
     def found(verdict: Verdict, message: str, where: str | None = None) -> Finding:
@@ -52,11 +53,15 @@ def compare(name: str, base: Row, head: Row) -> Finding:
             f"numerics: plain emits the baseline's tokens and this row others (digest {base.digest}, now "
             f"{head.digest}): it draws differently, or a near-tie went the other way; counters cannot be compared",
         )
-    if base.deterministic and not head.deterministic:
+    if base.deterministic != head.deterministic:
+        before, now = ("did not", "reads") if base.deterministic else ("did", "does not read")
         return found(
             Verdict.INCONCLUSIVE,
-            "its controller reads the clock and did not before: its counters can no longer be held",
+            f"its controller {now} the clock and {before} before: its counters cannot be held against each other",
         )
+    lost = sorted((head.counters.keys() - base.counters.keys()) & PARTS.keys())
+    if lost:
+        return found(Verdict.INCONCLUSIVE, f"the base does not count {', '.join(lost)}: make the baseline anew")
     if not base.deterministic:
         return found(Verdict.PASS, "the same tokens; its controller reads the clock, so its counters need not repeat")
     changes = list(_changes(base.counters, head.counters))
@@ -74,7 +79,7 @@ def _part(counter: str) -> str:
 
 
 def _changes(base: Mapping[str, Any], head: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
-    """(counter, both values in words, whether it is for the better). A counter that is new is no change."""
+    """(counter, both values in words, whether it is for the better). A draft's own counter that is new is no change."""
     for counter, before in base.items():
         if counter not in head:
             yield counter, f"{counter} was {_value(before)} and is no longer counted", False

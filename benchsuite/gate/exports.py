@@ -32,27 +32,28 @@ def as_json(findings: Sequence[Finding], trial: Trial | None) -> str:
 
 
 def _bmf(findings: Sequence[Finding], blocks: Blocks) -> str:
-    """Bencher's metric format: the change of seconds per token of each timed row, with bounds."""
+    """Bencher's metric format: of timed rows the change of seconds per token, with bounds; of others, 1 if it fails."""
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for one in map(Finding.record, findings):
-        if one["change"] is not None:
-            bounds = {"lower_value": one["low"], "upper_value": one["high"]}
-            measure = {"value": one["change"], **{k: v for k, v in bounds.items() if v is not None}}
-            found.setdefault(one["row"], {})[f"change-level-{one['level']}"] = measure
+    for finding in findings:
+        one = finding.record()
+        kind, value = ("fails", float(blocks(finding))) if one["change"] is None else ("change", one["change"])
+        bounds = {"lower_value": one["low"], "upper_value": one["high"]}
+        measure = {"value": value, **{k: v for k, v in bounds.items() if v is not None}}
+        found.setdefault(one["row"], {})[f"{kind}-level-{one['level']}"] = measure
     return strict_json(found)
 
 
 def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str:
-    """github-action-benchmark's ``customSmallerIsBetter``: percent of change, 0 is the base."""
+    """github-action-benchmark's ``customSmallerIsBetter``: seconds per token over the base's; of rows that were not
+    timed, 2 if it fails and 1 if not."""
     found = [
         {
             "name": f"{one.row} (level {one.level})",
-            "unit": "% seconds per token against the base",
-            "value": round(100 * one.change, 3),
+            "unit": "x, against the base",
+            "value": 1.0 + blocks(one) if one.change is None else round(1 + one.change, 5),
             "extra": told(one),
         }
         for one in findings
-        if one.change is not None
     ]
     return strict_json(found)
 

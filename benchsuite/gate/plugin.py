@@ -14,7 +14,7 @@ from benchsuite.gate import exports, figures, report, rules
 from benchsuite.gate.launcher import Launcher, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
-from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of
+from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few
 from benchsuite.gate.verdict import Finding, Verdict, worst
 from benchsuite.uncaptured import uncaptured
 
@@ -43,6 +43,7 @@ class GatePlugin:
         self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
         self.wrote: list[str] = []
+        self.compared = True
 
     def _levels(self, device: str | None) -> tuple[int, ...]:
         base = self.baseline
@@ -50,7 +51,8 @@ class GatePlugin:
         try:
             return levels_of(self.rules, base, told is None)
         except GateError as error:
-            raise GateError(f"--gate-against {self.rules.file}: {error}" + (f" ({told})" if told else "")) from None
+            which = f"--gate-against {self.rules.file}: " if base else ""
+            raise GateError(f"{which}{error}" + (f" ({told})" if told else "")) from None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
@@ -68,12 +70,17 @@ class GatePlugin:
             items += [GateItem.from_parent(session, name=name, gate=self) for name in (*self.wanted, SUITE)]
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_finish(self) -> None:
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Refuse before anything is measured what could not be compared afterwards."""
-        if self.config.option.collectonly:
+        if self.config.option.collectonly or session.testsfailed:
             return
         if not self.wanted:
             raise pytest.UsageError("--gate: this run has no benchmarks, so nothing would be gated; select some")
+        if self.rules.gating:
+            try:
+                refuse_too_few(self.rules, self.levels, len(self.wanted), self.baseline)
+            except GateError as error:
+                raise pytest.UsageError(str(error)) from None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -125,7 +132,8 @@ class GatePlugin:
                     Finding(name, 0, Verdict.ERROR, f"no baseline was made: {why}") for name, why in lacking.items()
                 ]
             self._accept(file, "made the baseline that was not there")
-            return [Finding(name, 0, Verdict.PASS, "written down for the first time") for name in self.wanted]
+            self.compared = False
+            return [Finding(name, 0, Verdict.PASS, "written down, compared with nothing") for name in self.wanted]
         found = self.trial.findings()
         if file and self.rules.update:
             if not lacking and not any(finding.verdict == Verdict.ERROR for finding in found):
@@ -213,6 +221,11 @@ class GatePlugin:
                 record = record.joined([self._launcher().measure()])
             record.save(self.rules.save)
             self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches")
+            if more + 1 < rules.NEEDED and any(row.digest is None for row in record.rows.values()):
+                self.wrote.append(
+                    "plain benchmarks have no counters: against a file they can be gated only with --gate-dedicated, "
+                    f"and it takes {rules.NEEDED} launches or more (--gate-launches 13)"
+                )
         if self.findings is not None:
             if self.rules.json:
                 self.rules.json.write_text(exports.as_json(self.findings, self.trial), encoding="utf-8")
@@ -229,7 +242,8 @@ class GatePlugin:
         if self.findings:
             terminalreporter.write_line(report.table(self.findings))
             overall = worst(finding.verdict for finding in self.findings)
-            terminalreporter.write_line(f"\n{overall}: {report.sentence(self.findings, self.rules)}", bold=True)
+            said = report.sentence(self.findings, self.rules, self.compared)
+            terminalreporter.write_line(f"\n{overall}: {said}", bold=True)
         for line in self.wrote:
             terminalreporter.write_line(line)
 
@@ -244,12 +258,13 @@ class GateItem(pytest.Item):
     def runtest(self) -> None:
         """Fail with everything that blocks."""
         every = self.gate.judge()
-        found = [finding for finding in every if finding.row == self.name]
+        # A self-test measures each row twice, and says in brackets how.
+        found = [one for one in every if one.row == self.name or one.row.startswith(f"{self.name} (")]
         blocking = [finding for finding in found if self.gate.blocks(finding)]
         if blocking:
             pytest.fail("\n".join(report.told(finding) for finding in blocking), pytrace=False)
         if not found and self.name != SUITE and any(self.gate.blocks(finding) for finding in every):
-            pytest.fail("it was not compared: see the findings about the suite", pytrace=False)
+            pytest.fail("it was not compared: see what is said of the others and of the suite", pytrace=False)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The message alone, unless the gate itself broke."""

@@ -87,12 +87,12 @@ class Record:
             content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
         except OSError as error:
             raise GateError(f"the baseline {path} cannot be read: {error.strerror or error}") from None
-        except ValueError as error:
-            raise GateError(f"the baseline {path} is corrupt: {error}; make it again with --gate-save") from None
+        except (ValueError, RecursionError) as error:
+            raise _corrupt(path, error) from None
         try:
             return _parsed(content)
         except GateError as error:
-            raise GateError(f"the baseline {path} is corrupt: {error}; make it again with --gate-save") from None
+            raise _corrupt(path, error) from None
 
     @property
     def launches(self) -> int:
@@ -123,6 +123,10 @@ class Record:
         return replace(self, rows=rows)
 
 
+def _corrupt(path: Path, why: Exception) -> GateError:
+    return GateError(f"the baseline {path} is corrupt: {why}; remove it, then make it again with --gate-save")
+
+
 def _refuse(constant: str) -> None:
     raise ValueError(f"it holds {constant}")
 
@@ -136,7 +140,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
 
 
 def _number(value: Any) -> bool:
@@ -166,7 +170,7 @@ ROW: dict[str, Check] = {
     "digest": lambda digest: digest is None or _text(digest),
     "plain_digest": lambda digest: digest is None or _text(digest),
     "deterministic": lambda fixed: isinstance(fixed, bool),
-    "counters": lambda counters: isinstance(counters, dict) and all(map(_counted, counters.values())),
+    "counters": lambda counters: isinstance(counters, dict),
     "launches": lambda launches: isinstance(launches, list),
 }
 LAUNCH: dict[str, Check] = {
@@ -201,6 +205,9 @@ def _parsed(content: Any) -> Record:
         _exactly(row, ROW, f"row {name!r}")
         if bool(row["counters"]) is (row["digest"] is None):
             raise GateError(f"row {name!r} has a digest without counters, or counters without a digest")
+        for counter, value in row["counters"].items():
+            if not _counted(value):
+                raise GateError(f"row {name!r} has a {counter} that cannot be: {value!r:.80}")
         for launch in row["launches"]:
             _exactly(launch, LAUNCH, f"a launch of {name!r}")
         rows[name] = Row(**{**row, "launches": tuple(Launch(**launch) for launch in row["launches"])})

@@ -43,20 +43,28 @@ def told(finding: Finding) -> str:
     return f"{finding.verdict} at level {finding.level}, {finding.row}: {finding.message}{where}"
 
 
-def sentence(findings: Sequence[Finding], rules: Rules) -> str:
-    """The run's verdict in words, and the next thing to do."""
+def sentence(findings: Sequence[Finding], rules: Rules, compared: bool = True) -> str:
+    """The run's verdict in words, and the next thing to do; ``compared`` is False where a baseline was only made."""
     overall = worst(finding.verdict for finding in findings)
     rows, levels = {f.row for f in findings} - {SUITE}, sorted({f.level for f in findings})
     against = f"against {rules.file or rules.base or 'itself'}"
     what = f"{len(rows)} rows at levels {', '.join(map(str, levels))} {against}"
+    update = ", accept it with --gate-update" if rules.file else ", merge it all the same"
     do = {
-        Verdict.IMPROVED: "something got better: write it down with --gate-update, or the next loss of it goes unseen",
-        Verdict.PASS: "nothing got worse",
-        Verdict.INCONCLUSIVE: "something could not be decided, and does not pass unseen "
-        "(--gate-inconclusive=report lets it)",
-        Verdict.REGRESSED: "something got worse; if it is meant, accept it with --gate-update",
+        Verdict.IMPROVED: "something got better"
+        + (": write it down with --gate-update, or the next loss of it goes unseen" if rules.file else ""),
+        Verdict.PASS: "nothing got worse" if compared else "nothing was compared, the baseline is this run",
+        Verdict.INCONCLUSIVE: "something could not be decided, and "
+        + (
+            "is let through by --gate-inconclusive=report"
+            if rules.inconclusive == "report"
+            else "does not pass unseen (--gate-inconclusive=report lets it)"
+        ),
+        Verdict.REGRESSED: f"something got worse; if it is meant{update}",
         Verdict.ERROR: "something could not be compared, and does not pass unseen",
     }[overall]
+    if rules.update and overall not in (Verdict.PASS, Verdict.ERROR):
+        do = "accepted by --gate-update"
     if rules.self_test:
         tells = "tells" if overall == Verdict.PASS else "does not reliably tell"
         do = f"this machine {tells} a slowdown of {2 * rules.tolerance:.1%} from none"

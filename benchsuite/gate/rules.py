@@ -131,8 +131,13 @@ def parse(config: pytest.Config) -> Rules | None:
         raise GateError(
             f"--gate-save {text('save')} is there already; --gate-against it with --gate-update, or remove it"
         )
-    if save and not save.parent.is_dir():
-        raise GateError(f"--gate-save {text('save')}: there is no folder {save.parent}")
+    written = {"save": save, "json": path("json")}
+    exports = tuple(
+        _export(part.strip(), config.invocation_params.dir) for part in text("export").split(",") if part.strip()
+    )
+    for name, target in (*written.items(), *(("export", target) for _, target in exports)):
+        if target:
+            refuse_unwritable(f"--gate-{name} {text(name)}", target)
     self_test = flag("self-test")
     file, base = None, None
     if mode != "off" and not self_test:
@@ -153,10 +158,8 @@ def parse(config: pytest.Config) -> Rules | None:
         on_mismatch=text("on-mismatch"),
         inconclusive=text("inconclusive"),
         save=save,
-        json=path("json"),
-        exports=tuple(
-            _export(part.strip(), config.invocation_params.dir) for part in text("export").split(",") if part.strip()
-        ),
+        json=written["json"],
+        exports=exports,
         path=tuple(text("path").split()),
         update=flag("update"),
         dedicated=flag("dedicated"),
@@ -188,12 +191,29 @@ def _against(
     known = git(folder, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}")
     if known:
         return None, known
+    if file.is_dir():
+        raise GateError(f"--gate-against {text!r} is a folder; expected a baseline file in it, or a revision")
+    # Only what is called like a baseline is taken for one that is not there: a mistyped branch is not to be made.
+    if file.suffix != ".json":
+        raise GateError(
+            f"--gate-against {text!r} is neither a file nor a revision that git knows here; fetch it (git fetch; in "
+            "CI, a whole clone: fetch-depth: 0), or name a baseline FILE.json"
+        )
     if on_missing == "save":
+        refuse_unwritable(f"--gate-against {text}", file)
         return file, None
     raise GateError(
         f"--gate-against {text!r} is neither a file nor a revision that git knows here; make a baseline with "
         f"--gate-save {text}, or let this run make it with --gate-on-missing=save"
     )
+
+
+def refuse_unwritable(option: str, file: Path) -> None:
+    """GateError where a file could not be written for want of a folder."""
+    if not file.parent.is_dir():
+        raise GateError(f"{option}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise GateError(f"{option}: {file} is a folder; name a file")
 
 
 def _levels(text: str) -> tuple[int, ...] | None:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from math import ceil, log2
+from math import ceil, comb, log2
 from typing import Any
 
 from benchsuite.gate import counters, speed
@@ -79,7 +79,8 @@ class Trial:
             if names:
                 timed += self._timed(sides, level, names)
                 _, self.head = sides.at_least(1)
-        return [*found.values(), *self._absent(base), *self._notes(base), *timed]
+        zero = [one for name, one in found.items() if one.verdict != Verdict.PASS or self._counted(name, base)]
+        return [*zero, *self._absent(base), *self._notes(base), *timed]
 
     def _notes(self, base: Record) -> list[Finding]:
         """What a reader must know of the two sides, and what fails nothing."""
@@ -117,9 +118,13 @@ class Trial:
             return _error(
                 name, f"nothing of it can be compared at levels {', '.join(map(str, self.levels))}: {NOTHING}"
             )
-        if 0 not in self.levels or not self._comparable(name, base, 0):
-            return Finding(name, 0, Verdict.PASS, "not gated at level 0")
-        return counters.compare(name, before, head)
+        if self._counted(name, base):
+            return counters.compare(name, before, head)
+        return Finding(name, 0, Verdict.PASS, "not gated at level 0")
+
+    def _counted(self, name: str, base: Record) -> bool:
+        """Whether there is something to say of a row at level 0: its counters, or that it is new."""
+        return name not in base.rows or (0 in self.levels and self._comparable(name, base, 0))
 
     def _absent(self, base: Record) -> list[Finding]:
         gone = sorted(base.rows.keys() - self.wanted.keys())
@@ -151,9 +156,11 @@ class Trial:
             made = self._timed(Live(self.launcher, None, self.told, plant), 2, rows)
             for one in made:
                 right = Verdict.PASS if one.verdict == expected else Verdict.ERROR
-                found.append(replace(one, verdict=right, message=f"{name}: {one.verdict}; {one.message}"))
+                told = f"{one.verdict}; {one.message}"
+                found.append(replace(one, row=f"{one.row} ({name})", verdict=right, message=told))
             count = sum(one.verdict == expected for one in made)
-            found.append(Finding(SUITE, 2, Verdict.PASS, f"{name}: {count} of {len(rows)} rows {expected}"))
+            verdict = Verdict.PASS if count == len(rows) else Verdict.ERROR
+            found.append(Finding(SUITE, 2, verdict, f"{name}: {count} of {len(rows)} rows {expected}"))
         return found
 
 
@@ -176,7 +183,6 @@ def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[in
     """The levels that a run is gated at. GateError where those asked for cannot be had."""
     if base is None:
         levels = (rules.levels or (0, 2)) + ((3,) if rules.dedicated else ())
-        _refuse_too_few(rules, levels)
         return levels
     held = base.launches
     levels = rules.levels or ((0, 1) if held >= NEEDED else (0,))
@@ -188,7 +194,6 @@ def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[in
             f"the baseline holds {held} launches of a row and level {levels[-1]} takes {NEEDED}; make it with "
             f"--gate-save FILE --gate-launches {NEEDED}, or gate with --gate-level 0"
         )
-    _refuse_too_few(rules, levels)
     if same_machine or rules.on_mismatch == "ignore":
         return levels
     if rules.on_mismatch == "fail" and levels != (0,):
@@ -199,14 +204,18 @@ def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[in
     return (0,)
 
 
-def _refuse_too_few(rules: Rules, levels: tuple[int, ...]) -> None:
-    """GateError for launches so few that no outcome of theirs could be a verdict."""
-    total = sum(rules.launches)
-    if rules.gating and levels[-1] and (rules.launches[0] < NEEDED or 2.0**-total > rules.alpha):
-        least = max(NEEDED, ceil(-log2(rules.alpha)))
+def refuse_too_few(rules: Rules, levels: tuple[int, ...], rows: int, base: Record | None) -> None:
+    """GateError for launches so few that no outcome of theirs could be a verdict about one of so many rows."""
+    first, total = rules.launches[0], sum(rules.launches)
+    if not (levels[-1] or rules.self_test):
+        return
+    # The smallest p that an exact test of so many can give: all launches of one side on the same side of the other.
+    ways = comb(base.launches + total, total) if base else 2**total
+    if first < NEEDED or ways < rows / rules.alpha:
+        least = max(NEEDED, ceil(log2(rows / rules.alpha)))
         raise GateError(
-            f"--gate-launches {rules.launches[0]}+{rules.launches[1]} can show nothing at --gate-alpha "
-            f"{rules.alpha:g}: no exact test of so few reaches that; give at least {NEEDED} first and {least} in all"
+            f"--gate-launches {first}+{total - first} can show nothing of {rows} rows at --gate-alpha {rules.alpha:g}: "
+            f"no exact test of so few reaches that; give at least {NEEDED} first and {least} in all"
         )
 
 
