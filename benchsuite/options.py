@@ -104,7 +104,7 @@ def add_options(parser: pytest.Parser) -> None:
 def declare(parser: pytest.Parser, group: pytest.OptionGroup, prefix: str, options: Sequence[Option]) -> None:
     """Declare each option in ``group``, and its ini twin."""
     for option in options:
-        key = f"{prefix}_{option.name.replace('-', '_')}"
+        key = key_of(option.name, prefix)
         taken: dict[str, Any] = {"action": "store_true"} if option.flag else {"metavar": "VALUE"}
         default = f" (default: {option.default})" if option.default else ""
         # Percent signs would be read as format codes by argparse.
@@ -113,16 +113,21 @@ def declare(parser: pytest.Parser, group: pytest.OptionGroup, prefix: str, optio
         parser.addini(key, f"ini twin of --{prefix}-{option.name}", default=option.default)
 
 
+def key_of(name: str, prefix: str) -> str:
+    """The ini key of ``--<prefix>-<name>``, under which pytest keeps the option too."""
+    return f"{prefix}_{name.replace('-', '_')}"
+
+
 def value(config: pytest.Config, name: str, group: str = "specdec") -> str:
     """The text of ``--<group>-<name>``: from the command line, else the ini file, else its default."""
-    key = f"{group}_{name.replace('-', '_')}"
+    key = key_of(name, group)
     given = config.getoption(key)
     return str(config.getini(key)) if given is None else str(given)
 
 
 def given(config: pytest.Config, name: str) -> bool:
     """Whether the user set an option, on the command line or in the ini file."""
-    key = f"specdec_{name.replace('-', '_')}"
+    key = key_of(name, "specdec")
     default = next(option.default for option in OPTIONS if option.name == name)
     return config.getoption(key) is not None or str(config.getini(key)) != default
 

@@ -112,7 +112,7 @@ def parse(config: pytest.Config) -> Rules | None:
 
     def path(name: str) -> Path | None:
         # What the ini file says is relative to it, wherever pytest is started.
-        ours = config.getoption(f"gate_{name}") is None and config.inipath is not None
+        ours = config.getoption(options.key_of(name, "gate")) is None and config.inipath is not None
         folder = config.inipath.parent if ours and config.inipath else config.invocation_params.dir
         return folder / text(name) if text(name) else None
 
@@ -170,7 +170,7 @@ def parse(config: pytest.Config) -> Rules | None:
 def _refuse_idle(config: pytest.Config, saving: bool) -> None:
     if config.getoption("gate"):
         return  # --gate=off was said
-    given = [f"--gate-{name}" for name in IDLE if config.getoption(f"gate_{name.replace('-', '_')}") is not None]
+    given = [f"--gate-{name}" for name in IDLE if config.getoption(options.key_of(name, "gate")) is not None]
     if given:
         what = "would only save" if saving else "would gate nothing"
         raise GateError(f"{', '.join(given)} without --gate {what}; add --gate=fail or --gate=report")

@@ -118,7 +118,8 @@ def main() -> None:
             collect(folder, condition, given.launches)
             live(folder, condition, given.live)
     text, values = report(folder, given.launches)
-    here = made(launcher().folder, None)
+    command = ["python", "-m", "benchsuite.gate.validate", *sys.argv[1:]]
+    here = {**made(launcher().folder, None), "command": command}
     commits = sorted({str(Record.load(file).made["commit"]) for file in folder.glob("*-[ABP]-*.json")})
     card = [
         f"machine {here['machine']['processor']}, {here['machine']['cores']} cores, one thread a launch",
