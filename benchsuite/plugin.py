@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchsuite import options
+from benchsuite.capture import uncaptured
 from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
-from benchsuite.kernelplugin import KernelPlugin
-from benchsuite.replay import replay, replayed_seconds
-from benchsuite.uncaptured import uncaptured
+from benchsuite.kernelbench.plugin import KernelPlugin
+from benchsuite.report.replay import replay, replayed_seconds
 
 if TYPE_CHECKING:
-    from benchsuite.opbench import KernelBench
-    from benchsuite.rows import Row
+    from benchsuite.kernelbench.timing import KernelBench
+    from benchsuite.measure.results import Row
 
 DEVICE_MARKERS = ("cuda", "mps", "gpu")
 MARKERS = (
@@ -101,7 +101,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _build_matrix(config: pytest.Config, run: _Run) -> None:
-    from benchsuite import matrix
+    from benchsuite.measure import matrix
     from specdec.errors import SpecdecError
 
     try:
@@ -157,7 +157,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     names = [i.callspec.params["specdec_row"] for i in session.items if _is_measured(i)]  # type: ignore[attr-defined]
     if not names or config.option.collectonly or getattr(config.option, "benchmark_skip", False):
         return
-    from benchsuite.session import Bench
+    from benchsuite.measure.session import Bench
     from specdec.devices import be_deterministic
     from specdec.errors import SpecdecError
 
@@ -204,7 +204,7 @@ def specdec_row(request: pytest.FixtureRequest) -> Row:
 
 @pytest.fixture(scope="session")
 def specdec_kernels(request: pytest.FixtureRequest) -> KernelBench:
-    """The kernels of one target, ready to be timed: see ``benchsuite.opbench.KernelBench``.
+    """The kernels of one target, ready to be timed: see ``benchsuite.kernelbench.timing.KernelBench``.
 
     Tests that ask for it get one item for each ``--specdec-target``.
     """
@@ -281,7 +281,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     """Print the tables, and say why a selection by device failed."""
     run = config.stash[_RUN]
     if run.bench is not None and run.bench.rows:
-        from benchsuite import terminal
+        from benchsuite.report import terminal
 
         terminal.show(terminalreporter, run.bench, run.outcome)
     if run.wanted and not run.ran and not config.option.collectonly:

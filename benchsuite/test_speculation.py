@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.rows import Row
+from benchsuite.measure.results import Row
 
 
 def test_speculation(specdec_benchmark: Row) -> None:

@@ -19,7 +19,7 @@ from benchsuite.conformance.backends import BackendChecks
 from benchsuite.conformance.controllers import ControllerChecks
 from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.policies import PolicyChecks
-from benchsuite.tiny import Extra
+from benchsuite.prove.tiny import Extra
 from specdec.interfaces import BackendFactory, Contract, ControllerFactory, DraftFactory, Factory, PolicyFactory
 
 
@@ -41,8 +41,8 @@ def draft(
     proposals are drawn, and q says from which law; otherwise they are certain (q None). ``hidden``: it is given
     the target's hidden states. ``remembers``: requests that have ended change its proposals until ``forget``.
     ``memoryless``: what it proposes follows from the request and its text so far, however that came about.
-    ``k`` proposals a step over a tiny random target of ``family`` (the names of ``benchsuite.zoo``). ``factory``
-    stands for the name where the plugin is not installed.
+    ``k`` proposals a step over a tiny random target of ``family`` (the names of ``benchsuite.prove.families``).
+    ``factory`` stands for the name where the plugin is not installed.
 
     Example: ``TestMedusa = conformance.draft("medusa", sampled=True, hidden=True)``
     """

@@ -1,4 +1,4 @@
-"""What every backend must keep: the reference's results, on the cases of ``benchsuite.opcases``."""
+"""What every backend must keep: the reference's results, on the cases of ``benchsuite.kernelbench.cases``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from benchsuite import tiny
-from benchsuite.agreement import disagreement
 from benchsuite.conformance.claims import Checks, Failed
 from benchsuite.conformance.drafts import GREEDY, differ
-from benchsuite.opcases import CASES
+from benchsuite.kernelbench.agreement import disagreement
+from benchsuite.kernelbench.cases import CASES
+from benchsuite.prove import tiny
 from specdec.interfaces import OPS
 
 
@@ -43,7 +43,9 @@ class BackendChecks(Checks):
                 ran = ran or ops.ran()[op, name] > before
         if ran != (op in self.ops):
             claimed = f"{self.text} {'runs' if op in self.ops else 'does not run'} {op}"
-            raise Failed(claimed, f"it {'took' if ran else 'took none of'} the cases of {op}", "benchsuite.opcases")
+            raise Failed(
+                claimed, f"it {'took' if ran else 'took none of'} the cases of {op}", "benchsuite.kernelbench.cases"
+            )
 
     @pytest.mark.parametrize("draft", ["oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"])
     def test_it_changes_no_output(self, draft: str) -> None:

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from benchsuite import tiny
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.drafts import GREEDY, assembly, differ
+from benchsuite.prove import tiny
 from specdec import Engine
 
 DRAFTS = ("oracle(0.8)", "garbage", "ngram(n_min=1)", "ngram(n_min=1, branches=2)")

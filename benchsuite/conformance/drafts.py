@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from benchsuite import fidelity, tiny
-from benchsuite.arms import EngineRunner
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.records import Record, anew, record
-from benchsuite.matrix import Arm, Setting
-from benchsuite.reads import guarded_steps
-from benchsuite.ties import Judge
+from benchsuite.measure import fidelity
+from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.runners import EngineRunner
+from benchsuite.measure.ties import Judge
+from benchsuite.prove import tiny
+from benchsuite.prove.read_guard import guarded_steps
 from specdec import Engine, Request, SamplingParams
 from specdec.assembly import Assembly
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite import tiny
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.drafts import GREEDY, assembly, differ
-from benchsuite.enumerator import Shape, chain, context
-from benchsuite.exactlaw import distance, one
-from benchsuite.reads import guarded_steps
+from benchsuite.prove import tiny
+from benchsuite.prove.enumerator import Shape, chain, context
+from benchsuite.prove.exact_runs import distance, one
+from benchsuite.prove.read_guard import guarded_steps
 from specdec import Context, Policy, SamplingParams, Verdict, Window
 from specdec.interfaces import Contract
 from specdec_kernels.reference import Reference

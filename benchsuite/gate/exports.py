@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from benchsuite.folder import strict_json
 from benchsuite.gate.report import table, told
 from benchsuite.gate.verdict import Finding, Verdict, worst
+from benchsuite.report.folder import strict_json
 
 if TYPE_CHECKING:
     from benchsuite.gate.trial import Trial

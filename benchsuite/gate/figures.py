@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchsuite import provenance
 from benchsuite.gate.record import PARTS, Launch, Row
+from benchsuite.machine import provenance
 
 if TYPE_CHECKING:
-    from benchsuite.arms import Outcome
-    from benchsuite.matrix import Arm
-    from benchsuite.measure import Series
+    from benchsuite.measure.matrix import Arm
+    from benchsuite.measure.paired import Series
+    from benchsuite.measure.runners import Outcome
 
 
 def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, Row]:
@@ -25,7 +25,7 @@ def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, Row]:
     Arms that failed leave none: the gate then says that the row was not measured. An arm's control is plain
     decoding; plain's own is transformers, where it is measured.
     """
-    from benchsuite.rows import digest, summed
+    from benchsuite.measure.results import digest, summed
 
     plain = next(one for arm, one in series.items() if arm.plain)
     peer = next((one for arm, one in series.items() if arm.peer == "transformers" and not one.failure), None)

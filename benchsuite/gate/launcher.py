@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchsuite.gate.record import GateError, Record
-from benchsuite.provenance import environment, git
+from benchsuite.machine.provenance import environment, git
 
 LONGEST = 3600
 """Seconds that a launch may take."""

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchsuite.capture import uncaptured
 from benchsuite.gate import exports, figures, report, rules
 from benchsuite.gate.launcher import Launcher, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few
 from benchsuite.gate.verdict import Finding, Verdict, worst
-from benchsuite.uncaptured import uncaptured
 
 if TYPE_CHECKING:
-    from benchsuite.session import Bench
+    from benchsuite.measure.session import Bench
 
 BenchOf = Callable[[], "Bench | None"]
 

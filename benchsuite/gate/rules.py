@@ -13,8 +13,8 @@ import pytest
 
 from benchsuite import options
 from benchsuite.gate.record import GateError
+from benchsuite.machine.provenance import git
 from benchsuite.options import Option
-from benchsuite.provenance import git
 
 MODES = ("off", "report", "fail")
 FORMATS = ("bmf", "github-action-benchmark", "markdown", "junit")

@@ -17,17 +17,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from torch import Tensor
 
-from benchsuite import conformance, exactlaw, tiny
+from benchsuite import conformance
 from benchsuite.conformance.claims import Failed, failures
 from benchsuite.conformance.drafts import differ
-from benchsuite.enginemachine import EngineMachine
-from benchsuite.enumerator import Shape, chain, context
-from benchsuite.exactlaw import PROMPTS, one
-from benchsuite.fidelity import evenness
-from benchsuite.reads import guarded_steps
-from benchsuite.rollback import Rollback
-from benchsuite.tabular import Always, TableDraft, Tabular, table
-from benchsuite.ties import Judge
+from benchsuite.measure.fidelity import evenness
+from benchsuite.measure.ties import Judge
+from benchsuite.prove import exact_runs, tiny
+from benchsuite.prove.arena_machine import Rollback
+from benchsuite.prove.engine_machine import EngineMachine
+from benchsuite.prove.enumerator import Shape, chain, context
+from benchsuite.prove.exact_runs import PROMPTS, one
+from benchsuite.prove.read_guard import guarded_steps
+from benchsuite.prove.table_target import Always, TableDraft, Tabular, table
 from specdec import Engine, Request, SamplingParams, catalog, sampling
 from specdec_kernels.reference import Reference
 
@@ -56,7 +57,7 @@ def law() -> None:
         ("match", 2, chain(2), one(3), {"span": 2}),
     ]
     for policy, vocabulary, shape, requests, more in cases:
-        far = exactlaw.distance(tiny.policy(policy), vocabulary, shape, requests, **more)
+        far = exact_runs.distance(tiny.policy(policy), vocabulary, shape, requests, **more)
         assert far < 1e-12, (
             f"total variation {far:.4f}: {policy}, {vocabulary} tokens, parents {list(shape.parents)}, {more}"
         )

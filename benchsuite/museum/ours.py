@@ -80,10 +80,10 @@ OURS = (
     ),
     mutant(
         "ours", "the judge takes an arm's logits for granted, however far they lie from the model's", "ties",
-        ("benchsuite.ties:Judge._judge", "> self.bound", "> 1e9"),
+        ("benchsuite.measure.ties:Judge._judge", "> self.bound", "> 1e9"),
     ),
     mutant(
         "ours", "the judge does not ask whether a token follows from its own arm's logits", "ties",
-        ("benchsuite.ties:Judge.bound", "min(measured, MOST_FLOAT32) if wide else measured", "1e9"),
+        ("benchsuite.measure.ties:Judge.bound", "min(measured, MOST_FLOAT32) if wide else measured", "1e9"),
     ),
 )  # fmt: skip

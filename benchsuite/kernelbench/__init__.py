@@ -1,0 +1,1 @@
+"""Kernels: cases, agreement with the reference, shapes, timings, caches."""

@@ -1,0 +1,84 @@
+"""The rule by which a backend agrees with the reference on a case.
+
+Whole numbers must be equal. Floats may err at most twice as much as the reference itself errs in the same
+dtype, both against the reference in float64, or by one rounding step where the reference happens to be
+exact (the rule of flash-attention's tests, with nothing picked by hand).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from benchsuite.kernelbench.cases import Case
+from specdec.interfaces import Backend
+from specdec.messages import Verdict
+from specdec_kernels.reference import Reference
+
+EXACT = ("sample", "accept", "verify_prefix", "rejection_sample", "kv_append", "kv_compact")
+"""Ops whose results are compared bit for bit."""
+
+
+def disagreement(backend: Backend, case: Case, dtype: torch.dtype, device: str = "cpu") -> str | None:
+    """What is wrong with a backend's result on a case, or None."""
+    arguments = case.make(Generator().manual_seed(7), dtype)
+    got = run(backend, case.op, to(arguments, device=device))
+    expected = run(Reference(), case.op, arguments)
+    for index, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
+        mine = mine.cpu()
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            return f"output {index} is {mine.dtype} {tuple(mine.shape)}; expected {theirs.dtype} {tuple(theirs.shape)}"
+        if case.op in EXACT:
+            if not torch.equal(mine, theirs):
+                return f"output {index} differs in {int((mine != theirs).sum())} of {mine.numel()} places"
+            continue
+        if not mine.numel():
+            continue
+        truth = run(Reference(), case.op, to(arguments, dtype=torch.float64))[index]
+        allowed = 2 * _error(theirs, truth) + torch.finfo(dtype).eps * float(truth.abs().max())
+        if not _error(mine, truth) <= allowed:
+            return f"output {index} errs by {_error(mine, truth):.2e}; the reference by {_error(theirs, truth):.2e}"
+    return None
+
+
+def _error(got: Tensor, truth: Tensor) -> float:
+    return float((got.double() - truth).abs().max())
+
+
+def run(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """The tensors that an op returns, or for the ops that work in place those that it changed."""
+    if op in ("kv_append", "kv_compact"):
+        held = tuple(_same_layout(t) for t in arguments[:2])
+        getattr(backend, op)(*held, *arguments[2:])
+        return held
+    if op == "decoder_layer":
+        x, layer, turn, at = arguments
+        held_at = to(at)
+        return getattr(backend, op)(x, layer, turn, held_at), held_at.keys, held_at.values
+    out = getattr(backend, op)(*arguments)
+    if isinstance(out, Verdict):
+        return out.path, out.num_accepted, out.next
+    return out if isinstance(out, tuple) else (out,)
+
+
+def to(value: Any, device: str | None = None, dtype: torch.dtype | None = None) -> Any:
+    """Arguments elsewhere or in another float dtype, with their strides; whole numbers keep theirs."""
+    if isinstance(value, tuple):
+        return tuple(to(item, device, dtype) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{part.name: to(getattr(value, part.name), device, dtype) for part in fields(value)})
+    if not isinstance(value, Tensor):
+        return value
+    wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
+    return _same_layout(value, torch.device(device or value.device), wanted)
+
+
+def _same_layout(tensor: Tensor, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    if not tensor.numel():
+        return tensor.to(device=device, dtype=dtype)
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((reach,), (1,)).to(device=device, dtype=dtype, copy=True)
+    return flat.as_strided(tensor.shape, tensor.stride())

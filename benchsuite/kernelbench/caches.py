@@ -1,0 +1,197 @@
+"""The key/value benchmark: the arena beside transformers' caches, as the context grows.
+
+One round is what a speculative step does to a cache: append a window's keys and values in every layer,
+attend over them, and roll all but the first slot back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import DynamicCache, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from benchsuite.machine import clock
+from specdec.arena import Arena
+from specdec.messages import Verdict, Window
+from specdec.model import ArenaModel
+
+LENGTHS = (128, 512, 1024, 2048, 4096)
+"""Committed tokens before a round."""
+
+WIDTH = 5
+"""Slots of the window: the pending token and four proposals."""
+
+ROUNDS = 9
+"""Rounds of each cache at each length, all caches in random order within a round; medians are kept."""
+
+
+@dataclass(frozen=True)
+class CacheCost:
+    """One cache at one length, over all layers: milliseconds of each part, and what appending and rolling back took.
+
+    ``moved`` are the bytes that append and roll-back write, ``allocations`` the tensors that they make.
+    """
+
+    cache: str
+    length: int
+    append_ms: float
+    roll_back_ms: float
+    attend_ms: float
+    moved: int
+    allocations: int
+
+
+class Meter(TorchDispatchMode):
+    """Counts the storages that torch makes while it is on, and their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.allocations = self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation; storages of its results that none of its arguments has are new."""
+        kwargs = kwargs or {}
+        held = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        out = function(*args, **kwargs)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in held and tensor.numel():
+                self.allocations += 1
+                self.bytes += tensor.untyped_storage().nbytes()
+        return out
+
+
+class Cache:
+    """A cache under test: three parts of a round, each over all layers. ``name`` is its row's."""
+
+    name: str
+
+    def append(self) -> None:
+        """Write a window's keys and values."""
+
+    def attend(self) -> None:
+        """Attend from the window to everything committed and to itself."""
+
+    def roll_back(self) -> None:
+        """Keep none of the window."""
+
+
+class OurArena(Cache):
+    """The arena, on the ops that the target runs on."""
+
+    name = "arena"
+
+    def __init__(self, target: ArenaModel, length: int, heads: int) -> None:
+        self.ops, self.scaling = target.ops, target.layers[0].head_dim ** -0.5
+        self.arena: Arena = target.arena(1, length + WIDTH, WIDTH)
+        self.arena.committed[0] = length
+        tokens = torch.zeros(1, WIDTH, dtype=torch.int64, device=target.device)
+        self.window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens[:, 0] + WIDTH - 1)
+        none = torch.full_like(tokens, -1)
+        none[:, 0] = 0
+        self.kept = Verdict(none, tokens[:, 0] - 1, tokens[:, 0])  # a commit of nothing: the length stays
+        self.length = length
+        self.query, self.keys, self.values = _states(target, heads)
+        self.plan = self.arena.plan(self.window, self.ops, slice(0, 1), length)
+
+    def append(self) -> None:
+        """One op a layer."""
+        for layer in range(len(self.arena.layers)):
+            at = self.plan.at(layer)
+            self.ops.kv_append(at.keys, at.values, self.keys, self.values, at.cells)
+
+    def attend(self) -> None:
+        """The masks of one plan, then one op a layer."""
+        plan = self.arena.plan(self.window, self.ops, slice(0, 1), self.length)
+        for layer in range(len(self.arena.layers)):
+            at = plan.at(layer)
+            keys, values = (side[:, :, : at.mask.shape[-1]] for side in (at.keys, at.values))
+            self.ops.tree_attention(self.query, keys, values, at.mask, self.scaling, None)
+
+    def roll_back(self) -> None:
+        """A commit of nothing."""
+        self.arena.commit(self.kept, slice(0, 1), self.ops, compact=False)
+
+
+class Theirs(Cache):
+    """A cache of transformers with its attention function ``sdpa``."""
+
+    def __init__(self, target: ArenaModel, length: int, heads: int, static: bool) -> None:
+        self.name = "transformers static" if static else "transformers dynamic"
+        self.layers, self.length = range(len(target.layers)), length
+        config = target.twin().config
+        # A static cache is as long as the longest sequence it will ever hold.
+        self.cache = StaticCache(config, max_cache_len=max(LENGTHS) + WIDTH) if static else DynamicCache(config=config)
+        self.static = static
+        self.query, self.keys, self.values = _states(target, heads)
+        groups = heads // target.layers[0].heads
+        self.module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True, training=False)
+        self.held: list[tuple[Tensor, Tensor]] = []
+        past = self.keys[:, :, :1].expand(-1, -1, length, -1).contiguous()
+        for layer in self.layers:
+            self.cache.update(past, past, layer)
+
+    def append(self) -> None:
+        """``update`` of every layer."""
+        self.held = [self.cache.update(self.keys, self.values, layer) for layer in self.layers]
+
+    def attend(self) -> None:
+        """A boolean mask, then ``sdpa`` in every layer, as their models do."""
+        cells = torch.arange(self.held[0][0].shape[2], device=self.query.device)
+        position = self.length + torch.arange(WIDTH, device=self.query.device)
+        mask = (cells <= position[:, None])[None, None]
+        for keys, values in self.held:
+            sdpa_attention_forward(self.module, self.query, keys, values, mask)
+
+    def roll_back(self) -> None:
+        """``crop``, or for the static cache, which has none, its length set back."""
+        if not self.static:
+            self.cache.crop(-WIDTH)
+            return
+        for layer in self.cache.layers:
+            layer.cumulative_length.sub_(WIDTH)
+
+
+def _states(target: ArenaModel, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    shape = target.layers[0]
+    one = torch.randn(1, WIDTH, heads, shape.head_dim, device=target.device).to(target.dtype).transpose(1, 2)
+    return one, one[:, : shape.heads], one[:, : shape.heads]
+
+
+@torch.inference_mode()
+def measure(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list[CacheCost]:
+    """All caches at all lengths, in turns."""
+    heads: int = target.model.config.get_text_config(decoder=True).num_attention_heads
+    order, costs = random.Random(0), []
+    for length in lengths:
+        caches: list[Cache] = [
+            OurArena(target, length, heads),
+            *(Theirs(target, length, heads, static) for static in (False, True)),
+        ]
+        seconds: dict[str, list[tuple[float, ...]]] = {cache.name: [] for cache in caches}
+        for _ in range(ROUNDS + 1):
+            order.shuffle(caches)
+            for cache in caches:
+                parts = (cache.append, cache.attend, cache.roll_back)
+                seconds[cache.name].append(tuple(clock.seconds(part, target.device) for part in parts))
+        for cache in sorted(caches, key=lambda cache: cache.name):
+            append, attend, back = (median(times) * 1e3 for times in zip(*seconds[cache.name][1:], strict=True))
+            meter = Meter()
+            with meter:
+                cache.append()
+            cache.attend()
+            with meter:
+                cache.roll_back()
+            written = 2 * WIDTH * sum(s.heads * s.head_dim for s in target.layers) * target.dtype.itemsize
+            moved = max(meter.bytes, written)
+            costs.append(CacheCost(cache.name, length, append, back, attend, moved, meter.allocations))
+    return costs

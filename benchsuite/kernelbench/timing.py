@@ -1,0 +1,199 @@
+"""Kernels timed: every op on every backend that is here, in turns, against what the machine can do at most."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+from transformers import DynamicCache
+
+from benchsuite.kernelbench import caches
+from benchsuite.kernelbench.shapes import WIDTHS, Target, Work
+from benchsuite.machine import clock
+from benchsuite.machine.roofline import Peak
+from specdec.messages import Window
+from specdec.model import ArenaModel
+from specdec.ops import Ops
+
+Name = TypeVar("Name", bound=Hashable)
+
+ROUNDS = 7
+"""Samples of each timing, one a round, all backends in random order within a round."""
+
+SAMPLE_S = 0.002
+"""A sample repeats a call until it takes at least this long, so that the clock and a launch do not drown it."""
+
+CONTEXT = 128
+"""Committed tokens under which a whole model's v(W) is taken."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One op at one shape on one backend: seconds of a call, what it moved, and how near the machine's limit it came.
+
+    ``fraction`` is of read bandwidth or of the arithmetic peak, whichever is nearer; ``ratio`` is the
+    reference's seconds over these, the median over rounds, or None where only the reference ran.
+    """
+
+    op: str
+    kind: str
+    shape: str
+    backend: str
+    seconds: float
+    moved: int
+    operations: int
+    fraction: float
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds of W rows, W from 1 on: ``what`` names the op or model, and its backend.
+
+    ``of_torch``: the seconds of one row over those of torch's own, for ``linear`` in the target's dtype and for
+    a model in transformers.
+    """
+
+    what: str
+    seconds: dict[int, float]
+    of_torch: float
+
+    @property
+    def v(self) -> dict[int, float]:
+        """v(W): the cost of W rows in units of one."""
+        return {width: value / self.seconds[1] for width, value in self.seconds.items()}
+
+
+class KernelBench:
+    """Times the ops over one target, and keeps what it found.
+
+    ``target`` on the fastest backends here. Example: ``KernelBench(target).time("linear")``
+    """
+
+    def __init__(self, name: str, target: ArenaModel) -> None:
+        assert isinstance(target.ops, Ops)
+        self.name, self.target = name, target
+        self.backends = [Ops([backend, target.ops.chain[-1]]) for backend in target.ops.chain[:-1]]
+        self.backends.append(Ops([target.ops.chain[-1]]))
+        self.peak = Peak.of(target.device, target.dtype)
+        self.shapes = Target(target)
+        self.timings: list[Timing] = []
+        self.curves: list[Curve] = []
+        self.costs: list[caches.CacheCost] = []
+        self._order = random.Random(0)
+
+    @torch.inference_mode()
+    def time(self, op: str) -> list[Timing]:
+        """Time one op at all its shapes on all backends that take it, the reference always among them."""
+        found = self._time(list(self.shapes.work(op)))
+        self.timings += found
+        if op == "linear":
+            unit = next(t.seconds for t in found if t.backend == "reference")  # one row in the target's own dtype
+            for kind in dict.fromkeys(timing.kind for timing in found):
+                for backend in dict.fromkeys(timing.backend for timing in found):
+                    mine = [t for t in found if t.kind == kind and t.backend == backend]
+                    seconds = {int(t.shape.removeprefix("W=")): t.seconds for t in mine}
+                    if seconds:
+                        self.curves.append(Curve(f"linear {kind}, {backend}", seconds, seconds[1] / unit))
+        return found
+
+    def _time(self, works: Sequence[Work]) -> list[Timing]:
+        """All shapes in the same rounds: a machine that slows down meanwhile slows all of them."""
+        calls: dict[tuple[int, str], Callable[[], object]] = {}
+        for index, work in enumerate(works):
+            for ops in self.backends:
+                ops.calls.clear()
+                work.do(ops)
+                # The reference's decoder layer is the sum of its parts, which are counted each.
+                if ops.ran()[work.op, ops.name] or ops.name == "reference":
+                    calls[index, ops.name] = partial(work.do, ops)
+        samples = self._samples(calls)
+        timings = []
+        for (index, name), seconds in samples.items():
+            work, middle = works[index], median(seconds)
+            ratios = [r / s for r, s in zip(samples[index, "reference"], seconds, strict=True)]
+            fraction = self.peak.fraction(work.moved, work.operations, middle)
+            ratio = median(ratios) if len(self.backends) > 1 else None
+            timings.append(
+                Timing(work.op, work.kind, work.shape, name, middle, work.moved, work.operations, fraction, ratio)
+            )
+        return timings
+
+    def _samples(self, calls: Mapping[Name, Callable[[], object]]) -> dict[Name, list[float]]:
+        device = self.target.device
+        times = {name: max(1, int(SAMPLE_S / max(clock.seconds(call, device), 1e-9))) for name, call in calls.items()}
+        samples: dict[Name, list[float]] = {name: [] for name in calls}
+        for _ in range(ROUNDS):
+            names = list(calls)
+            self._order.shuffle(names)
+            for name in names:
+                samples[name].append(clock.seconds(calls[name], device, times[name]))
+        return samples
+
+    @torch.inference_mode()
+    def model_curves(self, widths: Sequence[int] = WIDTHS) -> list[Curve]:
+        """v(W) of the whole model: on our backends, on the reference alone, and transformers' own with its cache."""
+        forwards: dict[str, Callable[[int], Callable[[], object]]] = {
+            f"model, {self.target.ops.name}": _over_arena(self.target, max(widths)),
+            "model, transformers": _over_cache(self.target),
+        }
+        if self.target.ops.name != "reference":
+            slow = ArenaModel(self.target.twin(), self.backends[-1])
+            forwards["model, reference"] = _over_arena(slow, max(widths))
+        calls = {(what, width): make(width) for what, make in forwards.items() for width in widths}
+        samples = {name: median(seconds) for name, seconds in self._samples(calls).items()}
+        unit = samples["model, transformers", 1]
+        found = [
+            Curve(what, {width: samples[what, width] for width in widths}, samples[what, 1] / unit) for what in forwards
+        ]
+        self.curves += found
+        return found
+
+    def caches(self) -> list[caches.CacheCost]:
+        """The arena beside transformers' caches, at every length."""
+        self.costs = caches.measure(self.target)
+        return self.costs
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that was found, as plain values."""
+        return {
+            "target": self.name,
+            "device": str(self.target.device),
+            "peak": asdict(self.peak),
+            "timings": [asdict(timing) for timing in self.timings],
+            "curves": [{**asdict(curve), "v": curve.v} for curve in self.curves],
+        }
+
+
+def _over_arena(model: ArenaModel, widest: int) -> Callable[[int], Callable[[], object]]:
+    arena = model.arena(1, CONTEXT + widest, widest)
+    tokens = torch.arange(CONTEXT + widest, device=model.device)[None] % model.vocabulary
+    model.extend(arena, tokens[:, :CONTEXT], 0, 0)
+
+    def make(width: int) -> Callable[[], object]:
+        own = tokens[:, CONTEXT : CONTEXT + width]
+        window = Window.chain(own[:, 0], own[:, 1:], torch.full_like(own[:, 0], width - 1))
+        return lambda: model.forward(arena, window, slice(0, 1), CONTEXT)
+
+    return make
+
+
+def _over_cache(target: ArenaModel) -> Callable[[int], Callable[[], object]]:
+    model = target.twin()
+    cache = DynamicCache(config=model.config)
+    tokens = torch.arange(CONTEXT + max(WIDTHS), device=target.device)[None] % target.vocabulary
+    model(tokens[:, :CONTEXT], past_key_values=cache)
+
+    def make(width: int) -> Callable[[], object]:
+        def call() -> None:
+            model(tokens[:, CONTEXT : CONTEXT + width], past_key_values=cache)
+            cache.crop(-width)
+
+        return call
+
+    return make

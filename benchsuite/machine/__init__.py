@@ -1,0 +1,1 @@
+"""The machine: clock, measured limits, provenance."""

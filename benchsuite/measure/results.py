@@ -1,0 +1,287 @@
+"""Rows: an arm's series turned into the figures that tables and JSON carry."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.paired import Series, checked, interval
+from benchsuite.measure.runners import Outcome
+from specdec.stats import Step, StepTimes
+
+KEYS = (
+    "draft",
+    "policy",
+    "controller",
+    "backend",
+    "device",
+    "dtype",
+    "batch",
+    "workload",
+    "num_speculative_tokens",
+    "tokens_per_s",
+    "plain_tokens_per_s",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "tau",
+    "mean_acceptance_length",
+    "acceptance_rate",
+    "acceptance_by_position",
+    "draft_cost",
+    "verify_cost",
+    "predicted_speedup",
+    "overhead",
+    "ttft_ms",
+    "tpot_ms",
+    "mbu",
+    "peak_memory_bytes",
+    "contract",
+    "contract_checked",
+    "limited_by",
+    "counters",
+    "emitted_digest",
+)
+"""The keys that every benchmark's ``extra_info`` carries; unknown values are null."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a row needs to know of where it ran: resolved names, bytes a forward reads, and bandwidth."""
+
+    target: str
+    backend: str
+    device: str
+    dtype: str
+    weight_bytes: int
+    bytes_per_cell: int
+    bandwidth: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a workload's plain output is like: how much of it copies what stood before, and how sure the target is.
+
+    ``copy_rate`` as in ``workloads.copy_rate``; ``entropy_bits``, the mean entropy of the target's law per token.
+    """
+
+    copy_rate: float
+    entropy_bits: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the results: the arm's figures by their public names, and what else the tables show.
+
+    ``ratios`` are the paired speedups that ``n`` counts; ``seconds`` each unit's decoding time.
+    """
+
+    arm: Arm
+    info: dict[str, Any]
+    ratios: tuple[float, ...]
+    seconds: tuple[float, ...]
+    text: Text | None
+    target: str
+    failure: str | None
+    ties: tuple[str, ...]
+    steps: list[dict[str, Any]]
+    host_share: float | None
+
+    @property
+    def n(self) -> int:
+        """How many pairs the speedup rests on."""
+        return len(self.ratios)
+
+
+def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text: Text | None) -> Row:
+    """The row of one arm over one workload, or pooled over several series of the same strategy."""
+    failures = [series.failure for series in one if series.failure]
+    failed = bool(failures)
+    outcomes = [outcome for series in one for outcome in series.outcomes]
+    plain = [outcome for series in one for outcome in series.plain]
+    ratios = [] if failed else [ratio for series in one for ratio in series.ratios]
+    info: dict[str, Any] = dict.fromkeys(KEYS)
+    info |= {
+        "draft": arm.peer or arm.draft,
+        "policy": arm.policy if arm.draft else None,
+        "controller": arm.controller if arm.draft else None,
+        "backend": "transformers" if arm.peer else machine.backend,
+        "device": machine.device,
+        "dtype": machine.dtype,
+        "batch": arm.setting.batch,
+        "workload": workload,
+        "num_speculative_tokens": arm.k if arm.draft else None if arm.peer else 0,
+        "peak_memory_bytes": machine.peak_memory_bytes,
+        "contract": one[0].contract,
+        "contract_checked": checked(one),
+        "emitted_digest": digest(outcomes),
+    }
+    steps: list[dict[str, Any]] = []
+    if not arm.peer and outcomes:
+        info |= _acceptance(outcomes)
+        steps = [_record(step, times) for outcome in outcomes for step, times in _timed(outcome)]
+    decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards for o in outcomes)
+    if arm.peer and forwards:
+        info["tau"] = decoded / forwards
+    if not failed and decoded:
+        info |= _speed(outcomes, plain, ratios, arm, machine)
+        if not arm.peer:
+            rate, baseline = info["tokens_per_s"], info["plain_tokens_per_s"]
+            info |= _prediction(outcomes, plain, arm, rate / baseline if baseline else None)
+    seconds = () if failed else tuple(outcome.decode_s for outcome in outcomes if outcome.decoded)
+    rest = [step["host_ms"] for step in steps]
+    total = sum(step["draft_ms"] + step["verify_ms"] + step["host_ms"] for step in steps)
+    return Row(
+        arm,
+        info,
+        tuple(ratios),
+        seconds,
+        text,
+        machine.target,
+        "\n".join(failures) or None,
+        tuple(str(d) for series in one for d in series.differences if d.tie),
+        steps,
+        sum(rest) / total if total else None,
+    )
+
+
+def digest(outcomes: Sequence[Outcome]) -> str:
+    """Sixteen hexadecimal digits that tell one set of emitted ids from another."""
+    ids = ";".join(",".join(map(str, tokens)) for outcome in outcomes for tokens in outcome.tokens)
+    return hashlib.sha256(ids.encode()).hexdigest()[:16]
+
+
+def _timed(outcome: Outcome) -> list[tuple[Step, StepTimes]]:
+    stats = outcome.stats
+    return [(step, stats.times(step)) for step in stats.steps] if stats else []
+
+
+def _record(step: Step, times: StepTimes) -> dict[str, Any]:
+    return {
+        "k_used": step.k,
+        "rows": step.rows,
+        "proposed_len": step.proposed,
+        "accepted_len": step.accepted,
+        "emitted": step.emitted,
+        "draft_ms": times.draft * 1e3,
+        "verify_ms": times.target * 1e3,
+        "host_ms": times.rest * 1e3,
+    }
+
+
+def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    stats = [outcome.stats for outcome in outcomes if outcome.stats]
+    counters = summed(outcomes)
+    ran: dict[str, dict[str, int]] = {}
+    for (op, backend), count in sorted(sum((s.ops for s in stats), Counter[tuple[str, str]]()).items()):
+        ran.setdefault(op, {})[backend] = count
+    counters["ops"] = ran
+    proposed = _by_position([s.proposed_per_pos for s in stats])
+    accepted = counters["num_accepted_tokens_per_pos"]
+    drafts, tokens = counters["num_drafts"], counters["num_draft_tokens"]
+    row_forwards = sum(step.rows for s in stats for step in s.steps)
+    return {
+        "counters": counters,
+        "tau": counters["num_emitted_tokens"] / row_forwards,
+        "acceptance_rate": counters["num_accepted_tokens"] / tokens if tokens else None,
+        "mean_acceptance_length": 1 + counters["num_accepted_tokens"] / drafts if drafts else None,
+        "acceptance_by_position": [(accepted[i] if i < len(accepted) else 0) / made for i, made in enumerate(proposed)]
+        or None,
+    }
+
+
+def summed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The counters of several runs together; allocations are those of the run with most."""
+    stats = [outcome.stats for outcome in outcomes if outcome.stats]
+    counters: dict[str, Any] = {}
+    for name in stats[0].counters() if stats else ():
+        values = [s.counters().get(name, 0) for s in stats]
+        if name == "num_accepted_tokens_per_pos":
+            counters[name] = _by_position([s.accepted_per_pos for s in stats])
+        elif name == "allocations":
+            counters[name] = max(int(v) for v in values if isinstance(v, int))
+        else:
+            counters[name] = sum(v for v in values if isinstance(v, int))
+    return counters
+
+
+def _by_position(lists: Sequence[list[int]]) -> list[int]:
+    longest = max(map(len, lists), default=0)
+    return [sum(counts[i] for counts in lists if i < len(counts)) for i in range(longest)]
+
+
+def _speed(
+    outcomes: Sequence[Outcome], plain: Sequence[Outcome], ratios: list[float], arm: Arm, machine: Machine
+) -> dict[str, Any]:
+    decoded, seconds = sum(o.decoded for o in outcomes), sum(o.decode_s for o in outcomes)
+    plain_decoded, plain_seconds = sum(o.decoded for o in plain), sum(o.decode_s for o in plain)
+    ttft = [t for o in outcomes for t in o.ttft_s]
+    tpot = [t for o in outcomes for t in o.tpot_s]
+    middle, low, high = interval(ratios, arm.setting.seed) if ratios else (None, None, None)
+    cache = machine.bytes_per_cell * arm.setting.batch
+    moved = sum(o.forwards * (machine.weight_bytes + cache * o.mean_length) for o in outcomes) / seconds
+    return {
+        "tokens_per_s": decoded / seconds,
+        "plain_tokens_per_s": plain_decoded / plain_seconds if plain_decoded else None,
+        "speedup": middle,
+        "speedup_low": low,
+        "speedup_high": high,
+        "ttft_ms": median(ttft) * 1e3 if ttft else None,
+        "tpot_ms": median(tpot) * 1e3 if tpot else None,
+        "mbu": moved / machine.bandwidth,
+    }
+
+
+def _prediction(
+    outcomes: Sequence[Outcome], plain: Sequence[Outcome], arm: Arm, measured: float | None
+) -> dict[str, Any]:
+    """Predicted speedup: emitted / sum over steps of v(W) + c K, from times measured in this run.
+
+    A sum over all steps, so it is held against ``measured``, the ratio of tokens per second over all units, and
+    not against the median of the units' ratios.
+    """
+    single = _mean_by_width(_timed(p) for p in plain)
+    steps = [pair for outcome in outcomes for pair in _timed(outcome)]
+    if not steps or 1 not in single:
+        return {}
+    one = single[1]
+    widths = _mean_by_width([steps])
+    verify = {width: seconds / one for width, seconds in widths.items()}
+    proposals = sum(step.k for step, _ in steps)
+    cost = sum(times.draft for _, times in steps) / one / proposals if proposals else None
+    emitted = sum(step.emitted / step.rows for step, _ in steps)
+    asked = [step for step, _ in steps if step.k]
+    target = sum(verify[step.width] for step, _ in steps)
+    draft = (cost or 0.0) * proposals
+    predicted = emitted / (target + draft)
+    found: dict[str, Any] = {
+        "draft_cost": cost,
+        "verify_cost": sum(verify[step.width] for step in asked) / len(asked) if asked else None,
+        "predicted_speedup": predicted,
+        "overhead": 1 - measured / predicted if measured else None,
+    }
+    if not arm.plain and proposals and measured:
+        # What the speedup would be if one part alone were free; the largest gain names the limit.
+        perfect = sum(step.width for step, _ in steps)
+        freed = {
+            "acceptance": perfect / (target + draft),
+            "verification": emitted / (len(steps) + draft),
+            "drafting": emitted / target,
+            "overhead": predicted / measured * predicted,
+        }
+        found["limited_by"] = max(freed, key=lambda part: freed[part])
+    return found
+
+
+def _mean_by_width(runs: Any) -> dict[int, float]:
+    seconds: dict[int, list[float]] = {}
+    for run in runs:
+        for step, times in run:
+            seconds.setdefault(step.width, []).append(times.target)
+    return {width: sum(values) / len(values) for width, values in seconds.items()}

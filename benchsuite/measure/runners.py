@@ -1,0 +1,204 @@
+"""Runners: one arm at work on requests, the engine's or a peer's, timed the same way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from benchsuite.measure.matrix import Arm
+from specdec.devices import synchronize
+from specdec.engine import Engine
+from specdec.messages import Context, Verdict, Window
+from specdec.request import Request
+from specdec.stats import Stats
+
+PEER_PROPOSALS = 4
+"""Tokens that transformers' prompt lookup proposes when no arm of ours says another K."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of one unit: what came out, in request order, and the time of decoding it.
+
+    ``decode_s`` leaves prefill out and covers ``decoded`` tokens. ``ttft_s`` and ``tpot_s`` are per
+    request; ``forwards`` are those of decoding, over ``mean_length`` tokens of context each. ``stats`` is
+    None for a peer.
+    """
+
+    tokens: list[tuple[int, ...]]
+    decode_s: float
+    decoded: int
+    ttft_s: list[float]
+    tpot_s: list[float]
+    forwards: int
+    mean_length: float
+    stats: Stats | None = None
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Decoding time per token, batch rows counted together."""
+        return self.decode_s / self.decoded
+
+
+class Runner(Protocol):
+    """An arm that can be run, and asked for its logits where it is to be judged."""
+
+    arm: Arm
+
+    def run(self, requests: Sequence[Request]) -> Outcome:
+        """Decode requests and take the time."""
+
+    def forget(self) -> None:
+        """Forget what earlier runs taught."""
+
+    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
+        """Raw logits [V] from which output token ``index`` of the request with that id was drawn, by running
+        the same requests again; None if the run ends before."""
+
+
+class EngineRunner:
+    """An engine with one strategy; ``draft=None`` is plain decoding."""
+
+    def __init__(self, arm: Arm, engine: Engine) -> None:
+        self.arm, self.engine = arm, engine
+
+    def run(self, requests: Sequence[Request]) -> Outcome:
+        """Decode requests; the decoding time is the run's without its prefills."""
+        device = self.engine.target.device
+        synchronize(device)
+        start = time.perf_counter()
+        done = self.engine.run(requests)
+        synchronize(device)
+        total = time.perf_counter() - start
+        return Outcome(
+            tokens=[completion.tokens for completion in done],
+            decode_s=total - sum(completion.prefill_s for completion in done),
+            decoded=sum(len(completion.tokens) for completion in done),
+            ttft_s=[completion.times[0] for completion in done],
+            tpot_s=[(c.times[-1] - c.times[0]) / (len(c.tokens) - 1) for c in done if len(c.tokens) > 1],
+            forwards=self.engine.stats.counts["target_forwards"],
+            mean_length=_mean_length(requests, [completion.tokens for completion in done]),
+            stats=self.engine.stats,
+        )
+
+    def forget(self) -> None:
+        """Let the draft forget."""
+        if self.engine.draft:
+            self.engine.draft.forget()
+
+    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
+        """Run again with the engine's tracer and keep one row of logits."""
+        prompt = {r.id: len(r.prompt) for r in requests}[request]
+        found: list[Tensor] = []
+
+        def keep(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
+            for row, live in enumerate(context.request.tolist()):
+                depth = index - (int(context.length_host[row]) - prompt)
+                if live == request and 0 <= depth <= int(verdict.num_accepted[row]):
+                    found.append(logits[row, verdict.path[row, depth]].float().clone())
+
+        self.engine.trace = keep
+        try:
+            self.engine.run(requests)
+        finally:
+            self.engine.trace = None
+        return found[0] if found else None
+
+
+class TransformersRunner:
+    """transformers' own ``generate``, plain or with prompt lookup, on the same weights."""
+
+    def __init__(self, arm: Arm, model: PreTrainedModel, proposals: int) -> None:
+        self.arm, self.model = arm, model
+        self.lookup = {"prompt_lookup_num_tokens": proposals} if arm.peer == "transformers_prompt_lookup" else {}
+        self.forwards = 0
+        # The model's own defaults (a repetition penalty, say) would decode something else than asked.
+        model.generation_config = GenerationConfig()
+        model.register_forward_pre_hook(self._count)
+
+    def _count(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.forwards += 1
+
+    @torch.inference_mode()
+    def _generate(self, request: Request, **options: Any) -> Any:
+        params = request.params
+        ids = torch.tensor([request.prompt], device=self.model.device)
+        sampling: dict[str, Any] = {"do_sample": False}
+        if params.temperature > 0:
+            torch.manual_seed(params.seed + request.id)
+            sampling = {
+                "do_sample": True,
+                "temperature": params.temperature,
+                "top_k": params.top_k,
+                "top_p": params.top_p,
+            }
+        # None would fall back to the model's own end token.
+        end = list(params.eos) or [-1]
+        generate: Any = self.model.generate
+        return generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=params.max_new_tokens,
+            eos_token_id=end,
+            pad_token_id=0,
+            **sampling,
+            **self.lookup,
+            **options,
+        )
+
+    def run(self, requests: Sequence[Request]) -> Outcome:
+        """Generate each request; the decoding time begins when its first token is out."""
+        tokens, ttft, tpot = [], [], []
+        seconds, decoded, forwards = 0.0, 0, 0
+        for request in requests:
+            marks = _Marks(len(request.prompt), lambda: synchronize(self.model.device))
+            self.forwards = 0
+            synchronize(self.model.device)
+            start = time.perf_counter()
+            out = self._generate(request, stopping_criteria=[marks])
+            synchronize(self.model.device)
+            end = time.perf_counter()
+            output = tuple(out[0, len(request.prompt) :].tolist())
+            tokens.append(output)
+            ttft.append(marks.first - start)
+            forwards += self.forwards - 1
+            after = len(output) - marks.count
+            if after > 0:
+                tpot.append((end - marks.first) / after)
+                seconds += end - marks.first
+                decoded += after
+        return Outcome(tokens, seconds, decoded, ttft, tpot, forwards, _mean_length(requests, tokens))
+
+    def forget(self) -> None:
+        """Nothing is kept between prompts."""
+
+    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
+        """Generate again and keep the logits of one step (plain generate only)."""
+        chosen = next(r for r in requests if r.id == request)
+        out = self._generate(chosen, output_logits=True, return_dict_in_generate=True)
+        return out.logits[index][0].float() if index < len(out.logits) else None
+
+
+def _mean_length(requests: Sequence[Request], tokens: Sequence[tuple[int, ...]]) -> float:
+    return mean(len(r.prompt) + len(t) / 2 for r, t in zip(requests, tokens, strict=True))
+
+
+class _Marks:
+    """A stopping criterion that never stops: it is called after each forward, and notes the first time."""
+
+    def __init__(self, prompt: int, wait: Callable[[], None]) -> None:
+        self.prompt, self.wait = prompt, wait
+        self.first, self.count = 0.0, 0
+
+    def __call__(self, ids: Tensor, scores: object, **_: Any) -> Tensor:
+        if not self.first:
+            self.wait()
+            self.first, self.count = time.perf_counter(), ids.shape[1] - self.prompt
+        return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)

@@ -1,0 +1,272 @@
+"""One run of the suite: what is loaded, measured on demand, and shown at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from benchsuite.gate import figures, plants
+from benchsuite.gate import record as gate_record
+from benchsuite.machine import clock, roofline
+from benchsuite.measure import card, paired, results, weights, workloads
+from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.results import Machine, Row
+from benchsuite.measure.runners import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner
+from benchsuite.measure.ties import Judge
+from benchsuite.report import files, tables
+from specdec import catalog, devices
+from specdec.arena import Arena
+from specdec.assembly import Assembly
+from specdec.messages import Window
+from specdec.model import ArenaModel
+from specdec.ops import Ops
+from specdec.quantised import BITS
+from specdec.registry import Registry
+from specdec.request import Request
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Stage:
+    """Everything that one target needs on one device: made in the preflight, before anything is timed."""
+
+    target: ArenaModel
+    tokenizer: PreTrainedTokenizerBase
+    eos: tuple[int, ...]
+    judge: Judge
+    machine: Machine
+    assembly: Assembly
+    runners: dict[Arm, Runner]
+
+
+class Bench:
+    """Measures arms, a workload at a time, when the first row of the workload is asked for.
+
+    Raises SpecdecError from ``prepare`` for anything that cannot be run: names, values, devices, models,
+    prompts that do not fit. Nothing is measured before every arm of the run could be built.
+    """
+
+    def __init__(self, prompts: int | None = None, pairs: int = 1) -> None:
+        self.registry = Registry()
+        self.card: list[str] = []
+        self._most, self._pairs = prompts, pairs
+        self._stages: dict[Setting, Stage] = {}
+        self._arms: list[Arm] = []
+        self._series: dict[Arm, paired.Series] = {}
+        self._rows: dict[Arm, Row] = {}
+        self._texts: dict[str, workloads.Workload] = {}
+        self._failed: dict[Setting, Exception] = {}
+        self.weights: list[weights.Weights] = []
+        self._loaded: dict[tuple[object, ...], tuple[ArenaModel, catalog.Loaded]] = {}
+
+    def prepare(self, arms: Sequence[Arm]) -> None:
+        """Load and build everything that ``arms`` need; each setting's plain arm is always among them."""
+        plain = [Arm(setting) for setting in dict.fromkeys(arm.setting for arm in arms)]
+        self._arms = list(dict.fromkeys((*plain, *arms)))
+        for name in dict.fromkeys(arm.setting.workload for arm in self._arms):
+            whole = workloads.load(name)
+            self._texts[name] = replace(whole, prompts=whole.prompts[: self._most])
+        for arm in self._arms:
+            for kind, text in (("draft", arm.draft), ("policy", arm.policy), ("controller", arm.controller)):
+                if text is not None:
+                    self.registry.parse(kind, text)
+        groups: dict[Setting, list[Arm]] = {}
+        for arm in self._arms:
+            groups.setdefault(replace(arm.setting, workload=""), []).append(arm)
+        for setting, group in groups.items():
+            self._stages[setting] = self._stage(setting, group)
+
+    def _stage(self, setting: Setting, arms: list[Arm]) -> Stage:
+        device = devices.pick_device(setting.device)
+        dtype = devices.pick_dtype(setting.dtype, device)
+        ops = self.registry.backend(setting.backend)
+        k = max((arm.k for arm in arms), default=0)
+        target, loaded = self._load(setting, ops, device, dtype)
+        texts = [self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)]
+        encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]
+        longest = max(map(len, encoded)) + setting.max_new_tokens
+        assembly = Assembly(
+            self.registry,
+            target,
+            loaded.tokenizer,
+            max_rows=setting.batch,
+            max_length=longest,
+            seed=setting.seed,
+        )
+        judge = Judge(target, max(encoded, key=len))
+        strategies = list(dict.fromkeys(replace(arm, setting=setting) for arm in arms))
+        runners: dict[Arm, Runner] = {}
+        for arm in strategies:
+            if arm.peer:
+                runners[arm] = TransformersRunner(arm, judge.model, k or PEER_PROPOSALS)
+            else:
+                runners[arm] = EngineRunner(arm, assembly.engine(arm.draft, arm.policy, arm.controller, arm.k))
+        for prompt in encoded:
+            probe = Request(0, prompt, setting.sampling(()))
+            for runner in runners.values():
+                if isinstance(runner, EngineRunner):
+                    runner.engine.refuse_unfit(probe)
+        machine = Machine(
+            setting.target,
+            ops.name,
+            device.type,
+            setting.dtype if setting.dtype in BITS else str(dtype).removeprefix("torch."),
+            target.weight_bytes,
+            Arena.bytes_per_token(target.layers, dtype),
+            roofline.read_bandwidth(device),
+            0,
+        )
+        eos = catalog.end_tokens(loaded.model)
+        stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
+        self.card += card.card(
+            machine, device, strategies, len(encoded), _forward_seconds(stage), ops.absent(device.type)
+        )
+        return stage
+
+    def _load(
+        self, setting: Setting, ops: Ops, device: torch.device, dtype: torch.dtype
+    ) -> tuple[ArenaModel, catalog.Loaded]:
+        """The setting's target, loaded once for all settings that share it."""
+        bits = BITS.get(setting.dtype)
+        key = (setting.target, setting.backend, device, dtype, bits)
+        if key not in self._loaded:
+            loaded = catalog.load(setting.target, device, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
+            texts = weights.texts(loaded.tokenizer) if bits else []
+            before = weights.perplexity(loaded.model, texts) if bits else 0.0
+            target = ArenaModel(loaded.model, ops, bits)
+            if bits:
+                self.weights.append(
+                    weights.Weights(
+                        setting.target,
+                        setting.dtype,
+                        target.weight_bytes,
+                        sum(p.numel() * p.element_size() for p in loaded.model.parameters()),
+                        weights.perplexity(target.twin(), texts),
+                        before,
+                        sum(len(text) - 1 for text in texts),
+                    )
+                )
+            self._loaded[key] = target, loaded
+        return self._loaded[key]
+
+    @property
+    def ticks(self) -> int:
+        """How often ``progress`` will be called in all, for a bar."""
+        ticks = 0
+        for setting in dict.fromkeys(arm.setting for arm in self._arms):
+            group = [arm for arm in self._arms if arm.setting == setting]
+            prompts = len(self._texts[setting.workload].prompts)
+            ticks += len(group) * (prompts * self._passes(prompts) + 2)
+        return ticks
+
+    def _passes(self, prompts: int) -> int:
+        """How often a workload's prompts are gone through to have the pairs that were asked for."""
+        return -(-self._pairs // prompts)
+
+    def row(self, arm: Arm, progress: Progress) -> Row:
+        """The arm's row; the first of a setting measures all of the setting's arms together."""
+        if arm.setting not in self._failed and arm not in self._rows:
+            try:
+                self._measure(arm.setting, progress)
+            except Exception as error:
+                # Plain itself failed: told to every arm of the workload, not met again by each.
+                self._failed[arm.setting] = error
+        if arm.setting in self._failed:
+            raise self._failed[arm.setting]
+        return self._rows[arm]
+
+    @property
+    def rows(self) -> list[Row]:
+        """What has been measured, in the order of measuring."""
+        return list(self._rows.values())
+
+    def _measure(self, setting: Setting, progress: Progress) -> None:
+        stage = self._stages[replace(setting, workload="")]
+        wanted = {replace(arm, setting=stage_setting(setting)): arm for arm in self._arms if arm.setting == setting}
+        text = self._texts[setting.workload]
+        work = paired.units(text.encode(stage.tokenizer), next(iter(wanted)), stage.eos)
+        runners = {arm: stage.runners[arm] for arm in wanted}
+        like: results.Text | None = None
+        for series in paired.alternate(
+            runners, work, stage.judge, stage.assembly.plain, lambda what: progress(f"{text.name}, {what}"),
+            self._passes(len(work)),
+        ):  # fmt: skip
+            if series.arm.plain:
+                pairs = [
+                    (request.prompt, tokens)
+                    for requests, outcome in zip(work, series.outcomes, strict=False)  # the first pass
+                    for request, tokens in zip(requests, outcome.tokens, strict=True)
+                ]
+                like = results.Text(
+                    mean(workloads.copy_rate(prompt, tokens) for prompt, tokens in pairs),
+                    mean(stage.judge.entropy(prompt, tokens) for prompt, tokens in pairs),
+                )
+            arm = wanted[series.arm]
+            machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
+            self._series[arm] = series
+            self._rows[arm] = results.make(arm, [series], machine, text.name, like)
+
+    def plant(self, text: str) -> None:
+        """Slow drafts down on purpose: ``part=fraction`` in all, ``part=fraction@draft`` in one; comma list."""
+        for one in text.split(","):
+            what, _, draft = one.strip().partition("@")
+            part, _, fraction = what.partition("=")
+            for stage in self._stages.values():
+                for arm, runner in stage.runners.items():
+                    if isinstance(runner, EngineRunner) and arm.draft and draft in ("", arm.draft):
+                        plants.plant(runner.engine, part, float(fraction))
+
+    @property
+    def device(self) -> str | None:
+        """The accelerator that rows ran on, by name; None for the processor."""
+        found = {stage.target.device for stage in self._stages.values() if stage.target.device.type != "cpu"}
+        return ", ".join(sorted(card.processor(device) for device in found)) or None
+
+    def figures(self) -> dict[str, gate_record.Row]:
+        """For the gate: a row for each arm of ours that was measured and kept its contract."""
+        found: dict[str, gate_record.Row] = {}
+        for setting in dict.fromkeys(arm.setting for arm in self._series):
+            series = {arm: one for arm, one in self._series.items() if arm.setting == setting}
+            found |= figures.compared(series, len(self._texts[setting.workload].prompts))
+        return found
+
+    def pooled(self) -> list[list[Row]]:
+        """For each setting but its workload, the rows of each strategy over all measured workloads."""
+        groups: dict[Setting, dict[Arm, list[paired.Series]]] = {}
+        for arm, series in self._series.items():
+            setting = stage_setting(arm.setting)
+            strategies = groups.setdefault(setting, {})
+            strategies.setdefault(replace(arm, setting=setting), []).append(series)
+        out = []
+        for setting, strategies in groups.items():
+            stage = self._stages[setting]
+            machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
+            out.append([results.make(arm, found, machine, "all", None) for arm, found in strategies.items()])
+        return out
+
+    def write(self, root: Path, seed: int, complete: bool) -> Path:
+        """Write the results folder."""
+        pooled = [row for group in self.pooled() for row in group]
+        return files.write(root, pooled, self.rows, [*self.card, *tables.weights(self.weights)], seed, complete)
+
+
+def stage_setting(setting: Setting) -> Setting:
+    """A setting without its workload: what shares models and engines."""
+    return replace(setting, workload="")
+
+
+@torch.inference_mode()
+def _forward_seconds(stage: Stage) -> float:
+    target = stage.target
+    arena = target.arena(1, 64, 1)
+    zero = torch.zeros(1, dtype=torch.int64, device=target.device)
+    window = Window.chain(zero, zero[:, None][:, :0], zero)
+    forward = partial(target.forward, arena, window, slice(0, 1), 0)
+    return min(clock.seconds(forward, target.device) for _ in range(4))

@@ -1,0 +1,225 @@
+"""Certified ties: the only excuse for a difference between two arms that should agree.
+
+Two float32 forwards of different width differ by some 1e-5; where two tokens are that close, either may
+win. A difference is a tie only if the unmodified model, without the arena, says so: both arms' logits lie
+within a bound of its logits, and each arm's token follows from its own logits. The bound is four times
+what the unmodified model differs from itself between one and eight tokens at once, so a corrupt arena
+cannot certify itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from benchsuite.measure.runners import Runner
+from specdec import sampling
+from specdec.model import ArenaModel
+from specdec.request import Request
+from specdec.sampling import Purpose, StackedParams
+
+MARGIN = 4
+"""The bound, in units of the unmodified model's own difference between W = 1 and W = 8."""
+
+MOST_FLOAT32 = 1e-3
+"""The bound is never more than this in float32."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two outputs part, and the verdict: a tie, or a bug with its reason.
+
+    ``index`` counts output tokens; the logits are of (plain's token, the other's token), as each of plain,
+    the other arm and the unmodified model saw them.
+    """
+
+    request: int
+    index: int
+    tokens: tuple[int, int]
+    plain: tuple[float, float] | None
+    other: tuple[float, float] | None
+    reference: tuple[float, float]
+    bound: float
+    tie: bool
+    reason: str
+
+    def __str__(self) -> str:
+        verdict = "tie" if self.tie else "BUG"
+        return (
+            f"{verdict}: request {self.request}, output token {self.index}: plain {self.tokens[0]}, other "
+            f"{self.tokens[1]}; their logits: plain {_show(self.plain)}, other {_show(self.other)}, unmodified model "
+            f"{_show(self.reference)}, bound {self.bound:.1e}: {self.reason}"
+        )
+
+
+def surprise(logits: Tensor, tokens: Sequence[int]) -> float:
+    """Sum of -log p, in nats, of tokens under the law of their rows of ``logits`` [N, V]."""
+    law = logits.log_softmax(dim=-1)
+    return -float(law.gather(1, torch.tensor(tokens, device=law.device)[:, None]).double().sum())
+
+
+def _show(pair: tuple[float, float] | None) -> str:
+    return "unknown" if pair is None else f"{pair[0]:.6f} / {pair[1]:.6f}"
+
+
+class Judge:
+    """Compares outputs over one target. ``probe`` is some text of at least 16 tokens to measure the bound on."""
+
+    def __init__(self, target: ArenaModel, probe: Sequence[int]) -> None:
+        self.model: PreTrainedModel = target.twin()
+        # Long enough to hold eight tokens after a context, however short the prompts are.
+        self._probe = tuple(islice(cycle(probe), max(24, len(probe))))
+        self._bound: float | None = None
+        self._surprises: dict[tuple[Tokens, Tokens], float] = {}
+
+    @property
+    def bound(self) -> float:
+        """How far logits may lie from the unmodified model's; measured once, when first asked for."""
+        if self._bound is None:
+            measured = MARGIN * self._own_difference()
+            wide = self.model.dtype in (torch.float32, torch.float64)
+            self._bound = min(measured, MOST_FLOAT32) if wide else measured
+        return self._bound
+
+    @torch.inference_mode()
+    def _own_difference(self) -> float:
+        ids = torch.tensor([self._probe], device=self.model.device)
+        head, tail = ids[:, :-8], ids[:, -8:]
+        rows = []
+        for pieces in ([tail], list(tail.split(1, dim=1))):
+            cache = DynamicCache(config=self.model.config)
+            self.model(head, past_key_values=cache, use_cache=True)
+            parts = [self.model(piece, past_key_values=cache, use_cache=True).logits for piece in pieces]
+            rows.append(torch.cat(parts, dim=1).float())
+        difference = float((rows[0] - rows[1]).abs().max())
+        if self.model.dtype in (torch.float32, torch.float64):
+            return difference
+        # Half-precision logits are so coarse that eight positions may agree by luck; one rounding step is the least.
+        return max(difference, torch.finfo(self.model.dtype).eps * float(rows[0].abs().max()))
+
+    @torch.inference_mode()
+    def logits(self, prefix: Sequence[int]) -> Tensor:
+        """The unmodified model's logits [V] after a prefix, in one forward without any cache."""
+        ids = torch.tensor([prefix], device=self.model.device)
+        out: Tensor = self.model(ids, use_cache=False).logits[0, -1]
+        return out.float()
+
+    def entropy(self, prompt: Sequence[int], output: Sequence[int]) -> float:
+        """Mean entropy, in bits, of the model's own law at each token of an output."""
+        law = self.after(prompt, output).log_softmax(dim=-1)
+        return float(-(law.exp() * law).sum(dim=-1).mean()) / math.log(2)
+
+    def surprise(self, prompt: Tokens, output: Tokens) -> float:
+        """Sum of -log p of an output's tokens, in nats; remembered, for every arm is set beside plain's."""
+        if (prompt, output) not in self._surprises:
+            self._surprises[prompt, output] = surprise(self.after(prompt, output), output)
+        return self._surprises[prompt, output]
+
+    @torch.inference_mode()
+    def after(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+        """Logits [N, V] of the unmodified model before each token of an output, in one forward."""
+        ids = torch.tensor([[*prompt, *output[:-1]]], device=self.model.device)
+        out: Tensor = self.model(ids, use_cache=False).logits[0, -len(output) :]
+        return out.float()
+
+    def compare(
+        self,
+        requests: Sequence[Request],
+        request: Request,
+        plain: Runner,
+        other: Runner,
+        outputs: tuple[Tokens, Tokens],
+    ) -> list[Difference]:
+        """Every difference between two outputs of one request, each with its verdict; stops at a bug.
+
+        ``requests`` is the batch that both ran, so that it can be run again. After a tie both arms
+        continue alone from plain's prefix.
+        """
+        differences: list[Difference] = []
+        done = 0
+        while outputs[0] != outputs[1]:
+            index = _first_difference(*outputs)
+            found = self._judge(requests, request, plain, other, outputs, index)
+            differences.append(replace(found, index=found.index + done))
+            left = request.params.max_new_tokens - index - 1
+            if not found.tie or index + 1 >= len(outputs[0]) or left < 1:
+                break
+            prompt = (*request.prompt, *outputs[0][: index + 1])
+            request = replace(request, prompt=prompt, params=replace(request.params, max_new_tokens=left))
+            requests = [request]
+            outputs = plain.run(requests).tokens[0], other.run(requests).tokens[0]
+            done += index + 1
+        return differences
+
+    def _judge(
+        self,
+        requests: Sequence[Request],
+        request: Request,
+        plain: Runner,
+        other: Runner,
+        outputs: tuple[Tokens, Tokens],
+        index: int,
+    ) -> Difference:
+        reference = self.logits((*request.prompt, *outputs[0][:index]))
+        ends = [output[index] if index < len(output) else -1 for output in outputs]
+        seen = [runner.logits_at(requests, request.id, index) for runner in (plain, other)]
+        reason = ""
+        if -1 in ends:
+            reason = "one output ends where the other goes on"
+        for name, logits, token in zip(("plain", "the other"), seen, ends, strict=True):
+            if reason:
+                break
+            if logits is None:
+                reason = f"{name} did not repeat its own output"
+            elif (far := float((logits - reference).abs().max())) > self.bound:
+                reason = f"{name}'s logits lie {far:.1e} from the unmodified model's"
+            elif self._choose(logits, request, index) != token:
+                reason = f"{name}'s token does not follow from its own logits"
+
+        def pair(logits: Tensor | None) -> tuple[float, float] | None:
+            return None if logits is None or -1 in ends else (float(logits[ends[0]]), float(logits[ends[1]]))
+
+        return Difference(
+            request.id,
+            index,
+            (ends[0], ends[1]),
+            pair(seen[0]),
+            pair(seen[1]),
+            pair(reference) or (0.0, 0.0),
+            self.bound,
+            not reason,
+            reason or "both within the bound, each token follows from its arm's logits",
+        )
+
+    def _choose(self, logits: Tensor, request: Request, index: int) -> int:
+        stacked = stacked_alone(request, logits.device)
+        law = sampling.process(logits[None, None], stacked)
+        position = torch.tensor([[len(request.prompt) + index]], device=logits.device)
+        noise = sampling.gumbel(sampling.key(stacked.stream, position, Purpose.TARGET), logits.shape[0])
+        return int((law if stacked.greedy else law + noise).argmax())
+
+
+def stacked_alone(request: Request, device: torch.device) -> StackedParams:
+    """A request's parameters as the engine would stack them, alone."""
+    params = request.params
+    return StackedParams(
+        sampling.stream(torch.tensor([params.seed], device=device), torch.tensor([request.id], device=device)),
+        torch.tensor([params.temperature], device=device),
+        torch.tensor([params.top_k], device=device),
+        torch.tensor([params.top_p], device=device),
+        greedy=params.temperature == 0,
+        filtered=params.top_k > 0 or params.top_p < 1,
+    )
+
+
+Tokens = tuple[int, ...]
+
+
+def _first_difference(a: Tokens, b: Tokens) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,1 @@
+"""Proof: enumeration, table targets, samples with a stated power, state machines, tiny models."""

@@ -1,0 +1,228 @@
+"""The rollback machine: the arena against lists, with its invariants by name (docs/arena.md).
+
+Every key and value written carries a number of its own, so what a slot sees can be read back and held
+against what the model, a list of numbers for each row, says it must see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from benchsuite.prove.tiny import registry
+from specdec.arena import Arena, LayerShape
+from specdec.messages import Verdict, Window
+
+ROWS, LONGEST, WIDEST, SIZE = 3, 40, 6, 4
+LAYERS = (LayerShape(1, SIZE, None), LayerShape(2, SIZE, 5), LayerShape(1, SIZE, 3), LayerShape(1, SIZE, 1))
+GARBAGE = 1e30
+"""The largest filling for which a float32 product with a query cannot overflow (I4)."""
+
+
+def parents_of(width: int) -> st.SearchStrategy[list[int]]:
+    """Parents of one row's window: any tree whose slots follow their parents."""
+    return st.tuples(*(st.integers(0, i - 1) for i in range(1, width))).map(lambda rest: [-1, *rest])
+
+
+@st.composite
+def windows(draw: st.DrawFn, rows: int) -> tuple[list[list[int]], list[int]]:
+    """Parents and widths of a window over ``rows`` rows: ragged, chain or tree."""
+    size = draw(st.integers(1, WIDEST))
+    if draw(st.booleans()):
+        parents = [list(range(-1, size - 1))] * rows
+    else:
+        parents = [draw(parents_of(size)) for _ in range(rows)]
+    return parents, [draw(st.integers(1, size)) for _ in range(rows)]
+
+
+class Rollback(RuleBasedStateMachine):
+    """Rows of an arena with a full layer and three rings, beside a list of written numbers for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops = registry().backend("reference")
+        self.arena = Arena(
+            LAYERS, rows=ROWS, max_length=LONGEST, max_window=WIDEST, dtype=torch.float32, device=torch.device("cpu")
+        )
+        self.pointers = [t.data_ptr() for t in (*self.arena.keys, *self.arena.values)]
+        self.model: list[list[float]] = []
+        self.next = 1.0
+        self.steps: list[str] = []
+        self.saved: tuple[list[torch.Tensor], list[list[float]]] | None = None
+
+    @initialize()
+    def enter_first(self) -> None:
+        """One row to begin with, so that every step has something to do."""
+        self.model.append([])
+
+    @rule(length=st.integers(0, WIDEST))
+    @precondition(lambda self: len(self.model) < ROWS)
+    def enter(self, length: int) -> None:
+        """A request takes the first free row and is prefilled alone, on a view."""
+        row = len(self.model)
+        self.model.append([])
+        self.arena.reset(row)
+        if length:
+            self.forward(slice(row, row + 1), [list(range(-1, length - 1))], [length], [list(range(length))])
+        self.steps.append(f"enter with {length}")
+
+    @rule(data=st.data())
+    def verify(self, data: st.DataObject) -> None:
+        """A window over all rows; every row keeps some path of it, from nothing to everything."""
+        parents, widths = data.draw(windows(len(self.model)))
+        paths = []
+        for row, width in enumerate(widths):
+            path = [0]
+            for node in range(1, width):
+                if parents[row][node] == path[-1] and data.draw(st.booleans(), label=f"keep {node}"):
+                    path.append(node)
+            paths.append(path)
+        self.steps.append(f"verify {parents} {widths}, keep {paths}")
+        self.forward(slice(0, len(self.model)), parents, widths, paths)
+
+    @rule(row=st.integers(0, ROWS - 1))
+    @precondition(lambda self: len(self.model) > 1)
+    def leave(self, row: int) -> None:
+        """A row leaves and the last one moves into its place."""
+        row %= len(self.model)
+        last = len(self.model) - 1
+        if row < last:
+            moved = self.arena.move(last, row)
+            assert moved == sum(t[0].nbytes for t in (*self.arena.keys, *self.arena.values))
+            self.model[row] = self.model[last]
+        self.model.pop()
+        self.steps.append(f"leave {row}")
+
+    @rule(row=st.integers(0, ROWS - 1))
+    def reset(self, row: int) -> None:
+        """A row starts anew; what it held stays in its cells."""
+        row %= len(self.model)
+        self.arena.reset(row)
+        self.model[row] = []
+        self.steps.append(f"reset {row}")
+
+    @rule()
+    def save(self) -> None:
+        """Keep a copy of all that the arena is: its tensors."""
+        tensors = (*self.arena.keys, *self.arena.values, self.arena.committed)
+        self.saved = [tensor.clone() for tensor in tensors], [list(row) for row in self.model]
+        self.steps.append("save")
+
+    @rule()
+    @precondition(lambda self: self.saved is not None)
+    def load(self) -> None:
+        """Go back to the copy, in the same storage; whatever was done since is as if it had not been."""
+        assert self.saved is not None
+        for tensor, copy in zip(
+            (*self.arena.keys, *self.arena.values, self.arena.committed), self.saved[0], strict=True
+        ):
+            tensor.copy_(copy)
+        self.model = [list(row) for row in self.saved[1]]
+        self.steps.append("load")
+
+    def forward(self, rows: slice, parents: list[list[int]], widths: list[int], paths: list[list[int]]) -> None:
+        """Write a window into every layer, check what is seen, commit the paths."""
+        held = self.model[rows]
+        longest = max(map(len, held))
+        if longest + WIDEST > LONGEST:
+            for row in range(rows.start, rows.stop):
+                self.arena.reset(row)
+                self.model[row] = []
+            held, longest = self.model[rows], 0
+        count, size = len(held), len(parents[0])
+        marks = torch.arange(count * size, dtype=torch.float32).view(count, size) + self.next
+        self.next += count * size
+        window = Window(torch.zeros(count, size, dtype=torch.int64), torch.tensor(parents), torch.tensor(widths))
+        plan = self.arena.plan(window, self.ops, rows, longest)
+        self.positions_follow_depth_and_cells_follow_slots(plan, held, parents)
+        before = [t.clone() for t in (*self.arena.keys, *self.arena.values)]
+        for layer, shape in enumerate(LAYERS):
+            self.nothing_visible_is_overwritten(plan, layer, held)
+            fresh = marks[:, None, :, None].expand(count, shape.heads, size, SIZE).contiguous()
+            query = torch.full((count, shape.heads, size, SIZE), 1e-3)
+            out = plan.attend(layer, query, fresh, fresh, 1.0, None)
+            self.a_slot_sees_its_past_and_its_ancestors_only(plan, layer, held, marks, parents)
+            self.nothing_else_changes_a_bit(plan, layer, query, fresh, out)
+        chain = all(p == list(range(-1, size - 1)) for p in parents)
+        written = [t.clone() for t in (*self.arena.keys, *self.arena.values)]
+        depth = max(map(len, paths))
+        padded = torch.tensor([path + [-1] * (depth - len(path)) for path in paths])
+        accepted = torch.tensor([len(path) - 1 for path in paths])
+        self.arena.commit(Verdict(padded, accepted, accepted), rows, self.ops, compact=not chain)
+        if chain:
+            for now, then in zip((*self.arena.keys, *self.arena.values), written, strict=True):
+                assert torch.equal(now, then), f"I2: committing a chain moved bytes\n{self.steps}"
+        for offset, path in enumerate(paths):
+            self.model[rows.start + offset] = held[offset] + [float(marks[offset, node]) for node in path]
+        for now, then in zip((*self.arena.keys, *self.arena.values), before, strict=True):
+            others = [r for r in range(ROWS) if not rows.start <= r < rows.stop]
+            assert torch.equal(now[others], then[others]), f"I7: a row that took no part changed\n{self.steps}"
+
+    def positions_follow_depth_and_cells_follow_slots(
+        self, plan: Any, held: list[list[float]], parents: list[list[int]]
+    ) -> None:
+        """I5."""
+        for row, numbers in enumerate(held):
+            for slot in range(len(parents[row])):
+                depth, node = 0, slot
+                while (node := parents[row][node]) >= 0:
+                    depth += 1
+                assert int(plan.position[row, slot]) == len(numbers) + depth, self.steps
+                for span, capacity in self.arena.capacity.items():
+                    assert int(plan.cells[span][row, slot]) == (len(numbers) + slot) % capacity, self.steps
+
+    def nothing_visible_is_overwritten(self, plan: Any, layer: int, held: list[list[float]]) -> None:
+        """I6: the cells to be written hold nothing that any query of this forward may see."""
+        shape = LAYERS[layer]
+        capacity = self.arena.capacity[shape.span]
+        for row, numbers in enumerate(held):
+            first = 0 if shape.span is None else max(0, len(numbers) - shape.span + 1)
+            visible = {position % capacity for position in range(first, len(numbers))}
+            writes = set(plan.cells[shape.span][row].tolist())
+            assert not visible & writes, f"I6: cells {visible & writes} of layer {layer}\n{self.steps}"
+
+    def a_slot_sees_its_past_and_its_ancestors_only(
+        self, plan: Any, layer: int, held: list[list[float]], marks: torch.Tensor, parents: list[list[int]]
+    ) -> None:
+        """I3, padding slots included."""
+        span = LAYERS[layer].span
+        mask = plan.mask[span]
+        for row, numbers in enumerate(held):
+            cells = self.arena.keys[layer][plan.rows][row, 0, :, 0]
+            for slot in range(len(parents[row])):
+                lineage, node = [], slot
+                while node >= 0:
+                    lineage.append(float(marks[row, node]))
+                    node = parents[row][node]
+                past = numbers + lineage[::-1]
+                expected = past if span is None else past[-span:]
+                seen = cells[: mask.shape[-1]][mask[row, 0, slot] == 0].tolist()
+                assert sorted(seen) == expected, f"I3: layer {layer}, row {row}, slot {slot}\n{self.steps}"
+
+    def nothing_else_changes_a_bit(
+        self, plan: Any, layer: int, query: torch.Tensor, fresh: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """I4, and I7 within a batch: fill all that no slot of a row sees with garbage; the output stays."""
+        span = LAYERS[layer].span
+        unseen = (plan.mask[span] != 0).all(dim=2)[:, 0]
+        capacity = self.arena.capacity[span]
+        hidden = torch.ones(len(unseen), capacity, dtype=torch.bool)
+        hidden[:, : unseen.shape[1]] = unseen
+        for tensor in (self.arena.keys[layer], self.arena.values[layer]):
+            view = tensor[plan.rows]
+            view[hidden[:, None, :, None].expand_as(view)] = GARBAGE
+        again = plan.attend(layer, query, fresh, fresh, 1.0, None)
+        assert torch.equal(out, again), f"I4: garbage changed layer {layer}\n{self.steps}"
+
+    @invariant()
+    def storage_never_moves(self) -> None:
+        """I1."""
+        assert [t.data_ptr() for t in (*self.arena.keys, *self.arena.values)] == self.pointers, self.steps
+
+    @invariant()
+    def committed_counts_what_was_kept(self) -> None:
+        """The arena's lengths are the model's."""
+        assert self.arena.committed[: len(self.model)].tolist() == [len(row) for row in self.model], self.steps

@@ -1,0 +1,140 @@
+"""A state machine over the whole engine: rows come, are proposed anything, stop inside blocks, and go.
+
+The target is a table that remembers through the arena alone (``benchsuite.prove.table_target``), so what it decodes
+shows whether every committed cell, position, mask and move is right. The model is a list of tokens for each
+request: the greedy chain of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from benchsuite.prove import tiny
+from benchsuite.prove.arena_machine import parents_of
+from benchsuite.prove.table_target import Always, Tabular, table
+from specdec import Context, Draft, Engine, Request, SamplingParams, Window
+from specdec_kernels.reference import Reference
+
+ROWS, LONGEST, MOST, VOCABULARY = 3, 40, 5, 5
+
+Shape = tuple[list[int], list[bool]]
+"""Parents of a row's window, and of each slot whether its token is the target's."""
+
+
+@dataclass
+class Told(Draft):
+    """Proposes what it is told to: ``proposals`` gives tokens and parents for a row's text and its shape."""
+
+    propose_for: Callable[[int, list[int], int], tuple[list[int], list[int]]]
+    branches = True
+
+    def propose(self, context: Context) -> Window:
+        """A tree for each row."""
+        told = [
+            self.propose_for(
+                row, context.history[row, : context.length_host[row]].tolist(), int(context.max_proposals_host[row])
+            )
+            for row in range(context.rows)
+        ]
+        return Window.ragged(context, [tokens for tokens, _ in told], [parents for _, parents in told])
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Up to three live rows of a sliding or full target, under ``match``, greedy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[str] = []
+        self.expected: dict[int, tuple[int, ...]] = {}
+        self.shapes: list[Shape] = []
+
+    @initialize(span=st.sampled_from([None, 1, 3]), seed=st.integers(0, 9))
+    def build(self, span: int | None, seed: int) -> None:
+        """An engine, and the table that it decodes."""
+        self.law, self.span = table(seed, VOCABULARY, parts=30), span
+        self.engine = Engine(
+            Tabular(self.law, VOCABULARY, Reference(), span), draft=Told(self.proposals), policy=tiny.policy("match"),
+            controller=Always(MOST), ops=Reference(), max_rows=ROWS, max_length=LONGEST,
+        )  # fmt: skip
+        self.pointers = [tensor.data_ptr() for tensor in (*self.engine.arena.keys, *self.engine.arena.values)]
+        self.steps.append(f"span {span}, seed {seed}")
+
+    def best(self, text: list[int]) -> int:
+        """The target's token after a text."""
+        law = self.law(tuple(text if self.span is None else text[-self.span :]))
+        return max(range(VOCABULARY), key=law.__getitem__)
+
+    def proposals(self, row: int, text: list[int], room: int) -> tuple[list[int], list[int]]:
+        """A row's tree of at most ``room`` nodes: right where its shape says so, else wrong."""
+        parents, right = self.shapes[row]
+        size = min(len(parents), room + 1)
+        paths = [text]
+        for slot in range(1, size):
+            before = paths[parents[slot]]
+            token = self.best(before)
+            # Siblings that are wrong are wrong in ways of their own.
+            paths.append([*before, token if right[slot] else (token + 1 + slot % (VOCABULARY - 1)) % VOCABULARY])
+        return [path[-1] for path in paths[1:]], parents[1:size]
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=7),
+        most=st.integers(1, 14),
+        eos=st.sets(st.integers(0, VOCABULARY - 1), max_size=1),
+    )
+    def enter(self, prompt: list[int], most: int, eos: set[int]) -> None:
+        """A request comes, and takes a row if one is free."""
+        identity = len(self.expected)
+        params = SamplingParams(max_new_tokens=most, eos=tuple(eos))
+        out: list[int] = []
+        while len(out) < most and not (out and out[-1] in eos):
+            out.append(self.best([*prompt, *out]))
+        self.expected[identity] = tuple(out)
+        self.engine._waiting.append(Request(identity, tuple(prompt), params))
+        self.engine._fill()
+        self.steps.append(f"enter {prompt}, {most} tokens, end {sorted(eos)}")
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.engine.rows.live)
+    def verify(self, data: st.DataObject) -> None:
+        """One step; every row is proposed a tree with right and wrong nodes, or a chain, or next to nothing."""
+        self.shapes = []
+        for _ in self.engine.rows.live:
+            size = data.draw(st.integers(1, MOST + 1))
+            chain = list(range(-1, size - 1))
+            parents = chain if data.draw(st.booleans()) else data.draw(parents_of(size))
+            self.shapes.append((parents, [data.draw(st.booleans()) for _ in range(size)]))
+        self.steps.append(f"verify {self.shapes}")
+        self.engine.step()
+
+    @invariant()
+    def what_was_emitted_is_the_targets_own(self) -> None:
+        """Live rows hold a beginning of it, finished requests all of it."""
+        for live in self.engine.rows.live if self.expected else []:
+            expected = self.expected[live.request.id]
+            assert tuple(live.tokens) == expected[: len(live.tokens)], (live.request, live.tokens, expected, self.steps)
+        for identity, done in self.engine._done.items() if self.expected else []:
+            assert done.tokens == self.expected[identity], (done.request, done.tokens, self.steps)
+            assert (done.finish_reason == "eos") is (done.tokens[-1] in done.request.params.eos), self.steps
+
+    @invariant()
+    def the_arena_holds_all_but_the_pending_token(self) -> None:
+        """Of every live row; and storage never moves (I1)."""
+        rows = self.engine.rows
+        for row, live in enumerate(rows.live):
+            length = len(live.request.prompt) + len(live.tokens)
+            assert int(self.engine.arena.committed[row]) == length - 1 == int(rows.length[row]) - 1, self.steps
+        pointers = [tensor.data_ptr() for tensor in (*self.engine.arena.keys, *self.engine.arena.values)]
+        assert pointers == self.pointers, self.steps
+
+    @invariant()
+    def counters_add_up(self) -> None:
+        """One read and one forward a step; emitted tokens are those of the rows."""
+        counts, rows = self.engine.stats.counts, self.engine.rows
+        emitted = sum(len(live.tokens) for live in rows.live)
+        emitted += sum(len(done.tokens) for done in self.engine._done.values())
+        assert counts["num_emitted_tokens"] == emitted, self.steps
+        assert counts["host_reads"] == counts["target_forwards"] == len(self.engine.stats.steps), self.steps

@@ -1,0 +1,86 @@
+"""The exact law of whole runs: engine, arena, draft, policy, processors and stops, every outcome enumerated.
+
+Nothing is sampled, and nothing is put in the place of our code but the two laws and the dice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from benchsuite.prove.enumerator import Script, Shape, completions
+from benchsuite.prove.table_target import Always, Table, TableDraft, Tabular, table
+from specdec import Engine, Policy, Request, SamplingParams
+
+Outputs = tuple[tuple[int, ...], ...]
+"""What requests of a run emitted, in their order."""
+
+PROMPTS = ((0, 1), (1,), (1, 1, 0))
+
+
+def outputs(
+    script: Script, policy: Policy, laws: tuple[Table, Table], vocabulary: int, shape: Shape, certain: bool,
+    requests: Sequence[Request], rows: int, span: int | None = None,
+) -> Outputs:  # fmt: skip
+    """One run of the real engine with scripted dice."""
+    target = Tabular(laws[0], vocabulary, script, span)
+    engine = Engine(
+        target, draft=TableDraft(laws[1], shape, certain), policy=policy,
+        controller=Always(len(shape.parents) - 1), ops=script, max_rows=rows, max_length=12,
+    )  # fmt: skip
+    return tuple(done.tokens for done in engine.run(requests))
+
+
+def warped(law: Sequence[float], params: SamplingParams) -> list[float]:
+    """A law after temperature, top-k, top-p, written down once more from their definitions."""
+    left = [share ** (1 / params.temperature) for share in law]
+    order = sorted(range(len(left)), key=lambda token: -left[token])
+    for token in order[params.top_k or len(order) :]:
+        left[token] = 0.0
+    mass, before = sum(left), 0.0
+    for token in order:
+        here, left[token] = left[token], left[token] if before < params.top_p * mass else 0.0
+        before += here
+    return [share / sum(left) for share in left]
+
+
+def chain_rule(law: Table, request: Request, vocabulary: int) -> dict[tuple[int, ...], float]:
+    """The law of a request's whole output under the target alone."""
+    params = request.params
+    found: dict[tuple[int, ...], float] = {}
+    open_: dict[tuple[int, ...], float] = {(): 1.0}
+    while open_:
+        longer: dict[tuple[int, ...], float] = {}
+        for out, weight in open_.items():
+            for token, share in enumerate(warped(law((*request.prompt, *out)), params)):
+                ends = token in params.eos or len(out) + 1 == params.max_new_tokens
+                (found if ends else longer)[*out, token] = weight * share
+        open_ = longer
+    return {out: weight for out, weight in found.items() if weight}
+
+
+def distance(
+    policy: Policy, vocabulary: int, shape: Shape, requests: Sequence[Request], *, certain: bool = False, rows: int = 1,
+    zeros: bool = False, span: int | None = None, seed: int = 0,
+) -> float:  # fmt: skip
+    """Total variation between the engine's outputs and independent runs of the target alone."""
+    laws = table(("p", seed), vocabulary, zeros=zeros), table(("q", seed), vocabulary, zeros=zeros)
+    got = completions(lambda s: outputs(s, policy, laws, vocabulary, shape, certain, requests, rows, span))
+
+    def seen(history: tuple[int, ...]) -> Sequence[float]:
+        return laws[0](history if span is None else history[-span:])
+
+    alone = [chain_rule(seen, request, vocabulary) for request in requests]
+    expected = {
+        outs: prod(law[out] for law, out in zip(alone, outs, strict=True)) for outs in itertools.product(*alone)
+    }
+    assert abs(float(sum(got.values())) - 1) < 1e-6, "some outcome was lost, or a law is none"
+    every = got.keys() | expected.keys()
+    return sum(abs(float(got.get(outs, 0)) - expected.get(outs, 0.0)) for outs in every) / 2
+
+
+def one(tokens: int, **params: Any) -> list[Request]:
+    """One request of so many tokens at temperature 1."""
+    return [Request(0, PROMPTS[0], SamplingParams(**{"temperature": 1.0, "max_new_tokens": tokens, **params}))]

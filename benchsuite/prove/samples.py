@@ -1,0 +1,113 @@
+"""Tokens that a policy emits, sampled in numbers large enough for a stated power.
+
+For what cannot be enumerated: vocabularies of hundreds of tokens, fused kernels, half precision. Every token
+is turned into its probability integral transform under the target's law, which is uniform if the token has
+that law; Pearson's chi-square over ten bins tells whether it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from benchsuite.measure.fidelity import BINS
+from benchsuite.prove.enumerator import Shape, chain, context
+from specdec import Context, Policy, Window, sampling
+from specdec.interfaces import Backend
+from specdec.sampling import Purpose
+
+FALSE_ALARM = 1e-6 / 3
+"""Of one place of a round; each round emits up to three tokens, each place is tested by itself."""
+
+AT_ONCE = 10_000
+CHAIN = chain(2)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of a policy in which every slot has the law softmax(``target``) and every proposal softmax(``draft``).
+
+    ``target`` and ``draft`` [V], of any floating type, on the device that decides. ``shape`` is the tree that is
+    proposed: a chain, or siblings without replacement.
+
+    Example: ``Rounds(policy, ops, target, draft).bins(210_000)``
+    """
+
+    policy: Policy
+    ops: Backend
+    target: Tensor
+    draft: Tensor
+    shape: Shape = CHAIN
+
+    def bins(self, rounds: int, law: Tensor | None = None) -> Tensor:
+        """int64 [D, BINS]: transforms of what is emitted at each depth under ``law``, by default the target's own.
+
+        What a round leaves out below its end is drawn from ``law`` itself, so that each depth counts ``rounds``.
+        """
+        generator = torch.Generator().manual_seed(0)
+        own = (self.target.float().softmax(dim=-1) if law is None else law).double().cpu()
+        order = own.argsort(descending=True, stable=True)
+        before = torch.empty_like(own).scatter(0, order, own[order].cumsum(0) - own[order])
+        found = torch.zeros(self.shape.depth + 1, BINS, dtype=torch.int64)
+        for first in range(0, rounds, AT_ONCE):
+            for depth, tokens in enumerate(self._emitted(first, own, len(found), generator)):
+                coins = torch.rand(len(tokens), dtype=torch.float64, generator=generator)
+                share = before[tokens] + coins * own[tokens]
+                found[depth] += torch.bincount((share * BINS).long().clamp(max=BINS - 1), minlength=BINS)
+        return found
+
+    def _emitted(self, first: int, law: Tensor, depths: int, generator: torch.Generator) -> Tensor:
+        asked = self._context(first)
+        window = self._window(asked)
+        logits = self.target.expand(asked.rows, len(self.shape.parents), -1)
+        given = logits.float() if self.policy.raw else asked.process(logits, window.parents, window.tokens)
+        verdict = self.policy.accept(given, window, asked)
+        kept, path = verdict.num_accepted.cpu(), verdict.path[:, 1:].clamp(min=0)
+        tokens = torch.nn.functional.pad(window.tokens.gather(1, path), (0, depths))[:, :depths].cpu()
+        rest = torch.multinomial(law, asked.rows * depths, replacement=True, generator=generator)
+        places = torch.arange(depths)
+        tokens = torch.where(places < kept[:, None], tokens, rest.view(-1, depths))
+        return tokens.scatter(1, kept[:, None], verdict.next.cpu()[:, None]).T
+
+    def _context(self, first: int) -> Context:
+        request = torch.arange(first, first + AT_ONCE, device=self.target.device)
+        rows = context(self.ops, sampling.stream(torch.ones_like(request), request))
+        return replace(rows, coupled=self.policy.coupled)
+
+    def _window(self, asked: Context) -> Window:
+        logits = self.draft.float().expand(asked.rows, 1, -1)
+        slots: list[Tensor] = []
+        laws: list[Tensor] = []
+        parents = self.shape.parents
+        for slot in range(1, len(parents)):
+            if parents[slot] == parents[slot - 1]:  # the younger sibling: its elder is out
+                logits = logits.scatter(2, slots[-1][:, :, None], float("-inf"))
+            position = asked.length[:, None] + len(self.shape.ancestry(parents[slot]))
+            if asked.coupled:
+                slots.append(asked.propose_token(logits, position))
+            else:
+                slots.append(asked.choose(logits, position, Purpose.DRAFT, slot))
+            laws.append(logits.softmax(dim=-1))
+        tokens = torch.cat(slots, dim=1)
+        window = Window.chain(asked.pending, tokens, torch.full_like(asked.length, len(slots)), torch.cat(laws, dim=1))
+        return replace(window, parents=torch.tensor(parents, device=tokens.device).expand_as(window.parents))
+
+
+def power(rounds: int, shift: float, alarm: float = FALSE_ALARM) -> float:
+    """The chance that the test finds a mass ``shift`` moved from the likelier to the less likely half of the law.
+
+    Pearson's statistic is then noncentral chi-square with ``BINS`` - 1 degrees and noncentrality 4 n shift².
+    """
+    half = torch.tensor((BINS - 1) / 2, dtype=torch.float64)
+    low, high = 0.0, 1000.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if torch.special.gammaincc(half, half.new_tensor(middle / 2)) > alarm else (low, middle)
+        )
+    mean = half.new_tensor(2 * rounds * shift**2)  # half of the noncentrality
+    count = torch.arange(2000, dtype=torch.float64)
+    weights = (count * mean.log() - mean - torch.lgamma(count + 1)).exp()
+    return float((weights * torch.special.gammaincc(half + count, half.new_tensor(low / 2))).sum())

@@ -1,0 +1,143 @@
+"""A target and a draft whose laws are tables: whole runs of the engine small enough to be enumerated.
+
+The target's only memory is the arena. It writes each slot's token and position where a layer would write a
+key and a value, and asks for the law of whatever the mask then shows a slot. A token that was rolled back
+but is still seen, a position that is off by one, a path that was compacted wrongly: each is another
+history, and so another law.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from benchsuite.prove.enumerator import Shape
+from specdec import Context, Controller, Draft, Window
+from specdec.arena import Arena, LayerShape, Plan
+from specdec.interfaces import Backend
+from specdec.model import ArenaModel
+from specdec.sampling import Purpose
+from specdec.stats import Stats
+
+History = tuple[int, ...]
+Table = Callable[[History], Sequence[float]]
+"""The law of the next token after a history, prompt included."""
+
+
+def table(seed: object, vocabulary: int, parts: int = 16, zeros: bool = False) -> Table:
+    """Laws drawn from ``seed`` and the history: distinct multiples of 1/``parts``, none of them 0 unless ``zeros``."""
+
+    def law(history: History) -> list[float]:
+        generator = random.Random(f"{seed} {history}")
+        while True:
+            cuts = sorted(generator.randint(0, parts) for _ in range(vocabulary - 1))
+            shares = [b - a for a, b in zip([0, *cuts], [*cuts, parts], strict=True)]
+            if len(set(shares)) == vocabulary and (zeros or all(shares)):
+                return [share / parts for share in shares]
+
+    return law
+
+
+class Tabular(ArenaModel):
+    """Stands where a transformers model over the arena stands; float64, on the CPU.
+
+    ``span`` makes its layer a ring that sees the last ``span`` tokens only; its law is then of those alone.
+    """
+
+    def __init__(self, law: Table, vocabulary: int, ops: Backend, span: int | None = None) -> None:
+        self.layers, self.limit, self.bits = [LayerShape(1, 1, span)], None, None
+        self.law, self.vocabulary, self.ops, self.span = law, vocabulary, ops, span
+        self.device, self.dtype = torch.device("cpu"), torch.float64
+        self.forwards = 0
+
+    def forward(self, arena: Arena, window: Window, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
+        """Logits [B, W, V] of the laws of what each slot sees; hidden states are 0."""
+        plan = arena.plan(window, self.ops, rows, longest)
+        self._write(plan, window.tokens)
+        self.forwards += 1
+        laws = [[self.law(history) for history in row] for row in self._seen(plan)]
+        return torch.tensor(laws, dtype=torch.float64).log(), torch.zeros(*window.tokens.shape, 1)
+
+    def extend(self, arena: Arena, tokens: Tensor, row: int, start: int) -> Tensor:
+        """Write and commit prompt tokens."""
+        window = Window.chain(tokens[:, 0], tokens[:, 1:], torch.tensor([tokens.shape[1] - 1]))
+        self._write(arena.plan(window, self.ops, slice(row, row + 1), start), tokens)
+        arena.committed[row] += tokens.shape[1]
+        return torch.zeros(*tokens.shape, 1)
+
+    def _write(self, plan: Plan, tokens: Tensor) -> None:
+        at = plan.at(0)
+        new = tokens[:, None, :, None].double(), plan.position[:, None, :, None].double()
+        self.ops.kv_append(at.keys, at.values, *new, at.cells)
+
+    def _seen(self, plan: Plan) -> Iterator[list[History]]:
+        """Of every slot, the tokens that it sees in the order of their positions; gaps and repeats show as -1."""
+        at = plan.at(0)
+        length = at.mask.shape[-1]
+        for row, mask in enumerate((at.mask[:, 0] == 0).tolist()):
+            cells = list(zip(at.values[row, 0, :length, 0].tolist(), at.keys[row, 0, :length, 0].tolist(), strict=True))
+            histories = []
+            for slot, sees in enumerate(mask):
+                seen = sorted(cell for cell, visible in zip(cells, sees, strict=True) if visible)
+                last = int(plan.position[row, slot])
+                first = 0 if self.span is None else max(0, last + 1 - self.span)
+                whole = [position for position, _ in seen] == list(range(first, last + 1))
+                histories.append(tuple(int(token) for _, token in seen) if whole else (-1, *(int(t) for _, t in seen)))
+            yield histories
+
+
+class Always(Controller):
+    """The same K at every step."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+
+    @property
+    def max_k(self) -> int:
+        """K."""
+        return self._k
+
+    def next_k(self, stats: Stats) -> int:
+        """K."""
+        return self._k
+
+
+class TableDraft(Draft):
+    """Draws from a table along a shape: a chain as deep as K allows, or a tree of siblings without replacement.
+
+    ``certain`` proposes the same and calls each token certain.
+    """
+
+    def __init__(self, law: Table, shape: Shape, certain: bool = False) -> None:
+        self._law, self._shape, self._certain = law, shape, certain
+        self.branches = list(shape.parents) != list(range(-1, len(shape.parents) - 1))
+
+    def propose(self, context: Context) -> Window:
+        """A window of the shape's first slots, as many as some row has room for."""
+        size = 1 + min(int(context.max_proposals_host.max()), len(self._shape.parents) - 1)
+        rows = [context.history[row, : context.length_host[row]].tolist() for row in range(context.rows)]
+        slots = [[text[-1]] for text in rows]
+        told: list[list[list[float]]] = [[] for _ in rows]
+        for slot in range(1, size):
+            drawn, depth = [], len(self._shape.ancestry(slot))
+            for row, text in enumerate(rows):
+                path = self._shape.ancestry(self._shape.parents[slot])
+                law = self._law((*text, *(slots[row][s] for s in path)))
+                own = self._shape.without_elders(law, slots[row], slot)
+                drawn.append(own)
+                told[row].append(own)
+            logits = torch.tensor(drawn, dtype=torch.float64).log()[:, None]
+            position = context.length[:, None] + depth - 1
+            if self.branches:
+                tokens = context.choose(logits, position, Purpose.DRAFT, slot)
+            else:
+                tokens = context.propose_token(logits, position)
+            for row, token in enumerate(tokens[:, 0].tolist()):
+                slots[row].append(token)
+        tokens = torch.tensor(slots)
+        parents = torch.tensor(self._shape.parents[:size]).expand_as(tokens)
+        q = None if self._certain else torch.tensor(told, dtype=torch.float64)
+        return Window(tokens, parents, context.max_proposals.clamp(max=size - 1) + 1, q)

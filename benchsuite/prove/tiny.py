@@ -1,0 +1,89 @@
+"""Engines over tiny random models, and work for them: what tests and the conformance kit run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from benchsuite.prove import families
+from specdec import Engine, Policy, Registry, Request, SamplingParams, catalog
+from specdec.assembly import Assembly
+from specdec.interfaces import Factory
+from specdec.model import ArenaModel
+
+Extra = tuple[str, str, Factory]
+"""(kind, name, factory) of a plugin that is not installed."""
+
+
+@cache
+def registry(*extra: Extra) -> Registry:
+    """The installed plugins, and some that are not."""
+    found = Registry()
+    for kind, name, factory in extra:
+        found.add(kind, name, factory, "the conformance kit")
+    return found
+
+
+def policy(text: str) -> Policy:
+    """A policy by name and options; none of the built-in ones asks anything of its environment."""
+    entry, options = registry().parse("policy", text)
+    built: Policy = entry.factory(None, **options)
+    return built
+
+
+def assembly(
+    family: str = "llama",
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    max_rows: int = 1,
+    max_length: int = 192,
+    seed: int = 0,
+    backend: str = "auto",
+    extra: tuple[Extra, ...] = (),
+) -> Assembly:
+    """An Assembly over a tiny random model: ``assembly("qwen3", max_rows=2).engine("ngram", k=4)``."""
+    model = families.build(family, seed, dtype).to(device)
+    target = ArenaModel(model, registry(*extra).backend(backend))
+    return Assembly(registry(*extra), target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=max_length)
+
+
+def saved(family: str, folder: Path) -> str:
+    """The target of a family in a folder, to be a draft of its own: ``draft_model(model=…)`` takes what is returned."""
+    families.build(family).save_pretrained(folder)
+    catalog.byte_tokenizer().save_pretrained(folder)
+    return repr(str(folder))
+
+
+def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:
+    """Prompts of different lengths, some with repetition, from 3 to 60 tokens of the byte vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [37, 3, 60, 18, 29, 44][:count]
+    made = [torch.randint(0, 256, (length,), generator=generator).tolist() for length in lengths]
+    return [tuple((p[: len(p) // 2] * 2) or p) if i % 2 == 0 else tuple(p) for i, p in enumerate(made)]
+
+
+def requests(params: SamplingParams | None = None, count: int = 4) -> list[Request]:
+    """Requests over ``prompts``, each a little longer than the one before."""
+    base = params or SamplingParams(max_new_tokens=24)
+    return [
+        Request(i, prompt, SamplingParams(**{**vars(base), "max_new_tokens": base.max_new_tokens + 5 * i}))
+        for i, prompt in enumerate(prompts(count))
+    ]
+
+
+def ask(engine: Engine, ks: Iterable[int]) -> None:
+    """The engine's controller asks for these K, one a step, in place of its own."""
+    asked = iter(ks)
+    object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
+
+
+def replay_past_stops(engine: Engine, full: tuple[int, ...]) -> None:
+    """The engine's oracle proposes ``full`` whatever a request stops at, so that stops lie inside accepted blocks."""
+    assert engine.draft is not None
+    env = replace(engine.draft._env, plain=lambda request: full)  # type: ignore[attr-defined]
+    object.__setattr__(engine.draft, "_env", env)

@@ -1,0 +1,1 @@
+"""What was measured, as tables, files and a terminal's lines."""

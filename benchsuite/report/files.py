@@ -1,0 +1,111 @@
+"""The files of a comparison: tables, strict JSON, a plot and a self-contained report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchsuite.measure.results import Row
+from benchsuite.report import folder, tables
+
+
+def write(
+    root: Path, pooled: Sequence[Row], rows: Sequence[Row], card: Sequence[str], seed: int, complete: bool
+) -> Path:
+    """Write everything that was measured; returns the folder. Raises OSError if it cannot be written.
+
+    ``complete`` goes into the manifest: a run that was stopped still writes what it has.
+    """
+    targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
+    made = f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {folder.commit() or 'unknown'}"
+    files = {
+        "benchmark.json": folder.strict_json(
+            {"rows": [_public(row) for row in rows], "pooled": [_public(r) for r in pooled]}
+        ),
+        "table.md": _markdown(pooled, rows, card),
+        "table.csv": tables.as_csv([*rows, *pooled]),
+        "speedup.svg": folder.template("speedup.svg.j2", bars=_bars(pooled)),
+        "report.html": folder.template(
+            "report.html.j2",
+            card=[*card, made],
+            bars=_bars(pooled),
+            overview=tables.overview(pooled, rows, "html"),
+            speed=tables.render(pooled, tables.SPEED, "html"),
+            reasons=tables.render(pooled, tables.REASONS, "html"),
+            detail=tables.render(rows, (_workload_column(), *tables.SPEED), "html"),
+            glossary=_meanings(),
+            failures=[row.failure for row in rows if row.failure],
+            ties=[tie for row in rows for tie in row.ties],
+        ),
+    }
+    return folder.write(root, targets, files, card, seed, complete)
+
+
+def _public(row: Row) -> dict[str, Any]:
+    return {
+        "target": row.target,
+        **row.info,
+        "n": row.n,
+        "ratios": row.ratios,
+        "seconds": row.seconds,
+        "copy_rate": row.text.copy_rate if row.text else None,
+        "entropy_bits": row.text.entropy_bits if row.text else None,
+        "ties": row.ties,
+        "failure": row.failure,
+        "steps": row.steps,
+    }
+
+
+def _meanings() -> list[str]:
+    return [
+        *tables.glossary((*tables.SPEED, *tables.REASONS[1:])).splitlines(),
+        "copy rate: share of plain's output that follows its two predecessors as they last did before",
+        "entropy, bits: mean entropy of the target's own law at each token of plain's output",
+    ]
+
+
+def _workload_column() -> tables.Column:
+    return tables.Column("workload", lambda row: str(row.info["workload"]), "kind of text")
+
+
+def _markdown(pooled: Sequence[Row], rows: Sequence[Row], card: Sequence[str]) -> str:
+    parts = [
+        "# Speculative decoding",
+        "\n".join(f"- {line}" for line in card),
+        "## Speedup over plain by workload",
+        tables.overview(pooled, rows, "github"),
+        "## Speed",
+        tables.render(pooled, tables.SPEED, "github"),
+        "## Why",
+        tables.render(pooled, tables.REASONS, "github"),
+        "## By workload",
+        tables.render(rows, (_workload_column(), *tables.SPEED), "github"),
+        "## Columns",
+        "\n".join(f"- {line}" for line in _meanings()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
+    shown = [row for row in pooled if row.info["speedup"] is not None]
+    longest = max((row.info["speedup_high"] for row in shown), default=1.0)
+    return [
+        {
+            "label": _bar_label(row),
+            "speedup": row.info["speedup"],
+            "width": 400 * row.info["speedup"] / longest,
+            "low": 400 * row.info["speedup_low"] / longest,
+            "high": 400 * row.info["speedup_high"] / longest,
+            "one": 400 / longest,
+        }
+        for row in shown
+    ]
+
+
+def _bar_label(row: Row) -> str:
+    setting = row.arm.setting
+    strategy = f", {row.arm.policy} {row.arm.k}" if row.arm.draft else ""
+    batch = f", batch {setting.batch}" if setting.batch > 1 else ""
+    return row.arm.label + strategy + batch + (f", T {setting.temperature:g}" if setting.temperature else "")

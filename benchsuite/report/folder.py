@@ -1,0 +1,55 @@
+"""A results folder: ``<time>-<name>/`` with whatever was made, and a manifest that says how."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchsuite.machine import provenance
+
+
+def write(root: Path, name: str, files: Mapping[str, str], card: Sequence[str], seed: int, complete: bool) -> Path:
+    """Write ``files`` (name to text) and ``MANIFEST.json`` into a new folder of ``root``; returns the folder.
+
+    ``complete`` goes into the manifest: a run that was stopped still writes what it has. Raises OSError
+    if it cannot be written.
+    """
+    stamped = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    taken = sum(1 for _ in root.glob(f"{stamped}*"))
+    folder = root / (f"{stamped}-{taken + 1}" if taken else stamped)
+    folder.mkdir(parents=True)
+    for file, text in files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    manifest = {
+        **provenance.made(commit()),
+        "complete": complete,
+        "seed": seed,
+        "machine": {"platform": platform.platform(), "python": platform.python_version(), "card": list(card)},
+        "sha256": {file: hashlib.sha256(text.encode()).hexdigest() for file, text in files.items()},
+    }
+    (folder / "MANIFEST.json").write_text(strict_json(manifest), encoding="utf-8")
+    return folder
+
+
+def strict_json(value: Any) -> str:
+    """JSON that every parser reads: raises ValueError for NaN or infinity rather than writing them."""
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def template(name: str, **values: Any) -> str:
+    """A template of ``benchsuite/report/templates``, filled in; values are escaped."""
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(loader=PackageLoader("benchsuite.report"), autoescape=True)
+    return environment.get_template(name).render(**values)
+
+
+def commit() -> str | None:
+    """The commit of this project's checkout; None for an installed wheel or where there is no git."""
+    root = Path(__file__).parents[2]
+    return provenance.commit(root) if (root / ".git").exists() else None

@@ -1,0 +1,36 @@
+"""What the terminal shows when the run is over: the tables, their legend, and where the results went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchsuite.measure.session import Bench, stage_setting
+from benchsuite.report import tables
+
+
+def show(reporter: Any, bench: Bench, outcome: str) -> None:
+    """Write everything that was measured to pytest's terminal reporter."""
+    for group in bench.pooled():
+        first = group[0]
+        rows = [row for row in bench.rows if stage_setting(row.arm.setting) == first.arm.setting]
+        title = f"{first.target}, {first.info['device']}, {first.info['dtype']}, batch {first.info['batch']}"
+        if first.arm.setting.temperature:
+            title += f", temperature {first.arm.setting.temperature}"
+        reporter.section(f"speculative decoding: {title}", sep="=")
+        lines = [
+            "Speedup over plain, median of paired ratios:",
+            tables.overview(group, rows),
+            "",
+            tables.render(group, tables.SPEED),
+            "",
+            tables.render(group, tables.REASONS),
+            "",
+            *tables.LEGEND,
+            *tables.kernels(rows),
+            "",
+            *(f"{row.arm.id}: {tie}" for row in rows for tie in row.ties),
+        ]
+        for line in lines:
+            reporter.write_line(line)
+    for line in (*tables.weights(bench.weights), *([outcome] if outcome else [])):
+        reporter.write_line(line)

@@ -1,0 +1,89 @@
+"""Fixtures of the suite's own tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from benchsuite.prove.tiny import assembly
+from benchsuite.tests.gate_rig import Suite
+from benchsuite.tests.rig import KILLS, Make, Run
+
+DEEPER = 50
+"""How many times longer proofs are with --specdec-deep."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One hypothesis profile, of either length."""
+    deep = config.getoption("specdec_deep")
+    # The engine's first call in a process is slow and machines are shared: a deadline would time noise.
+    settings.register_profile(
+        "specdec", max_examples=100 * (DEEPER if deep else 1), deadline=None, derandomize=True, print_blob=True
+    )
+    settings.load_profile("specdec")
+
+
+@pytest.fixture
+def seeds(pytestconfig: pytest.Config) -> range:
+    """Of the random laws that a proof is made for."""
+    return range(DEEPER if pytestconfig.getoption("specdec_deep") else 1)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny products are faster on one thread, and beside a busy neighbour a hundred times so."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def assemble(one_thread: None) -> Make:
+    """``benchsuite.prove.tiny.assembly``, on one thread."""
+    return assembly
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The museum's table, where it was visited."""
+    kills = config.stash.get(KILLS, [])
+    if kills:
+        from benchsuite.museum.kills import table
+
+        terminalreporter.section("museum")
+        terminalreporter.write_line(table(kills))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run Python from an empty folder, offline; returns the finished process with its output as text."""
+
+    def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        env = {"HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
+        env |= {"PYTHONPATH": path} if path else {}
+        # What says that the outer run is distributed would switch the inner one's benchmarks off.
+        outer = {
+            name: text for name, text in os.environ.items() if name not in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
+        }
+        env = {**outer, **env}
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+
+    return call
+
+
+@pytest.fixture
+def suite(run: Run, tmp_path: Path) -> Suite:
+    """A suite of others whose benchmark takes a second, committed."""
+    made = Suite(tmp_path, run)
+    made.write()
+    made.commit()
+    return made

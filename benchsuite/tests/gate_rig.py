@@ -1,0 +1,91 @@
+"""Suites of others, to be gated: what they hold, and what their runs come to.
+
+They keep a clock of their own, so that "6 % slower" is exact and no test depends on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchsuite.tests.rig import Run
+
+TESTS = """
+import json, os, pytest
+now = 0.0
+def clock():
+    return now
+noise = {noise}
+launch = len(os.listdir(os.environ["LAUNCHES"])) if noise else 0
+if noise:
+    open(os.path.join(os.environ["LAUNCHES"], str(launch)), "w").close()
+def work():
+    global now
+    now += {seconds} * (1 + noise * (-1) ** launch)
+{mark}
+@pytest.mark.benchmark(timer=clock)
+def test_{name}(benchmark):
+    {body}
+    benchmark.pedantic(work, rounds=5)
+"""
+OK, FAILED, USAGE = 0, 1, 4
+NO_PLUGINS = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-q", "--benchmark-quiet")
+
+Done = subprocess.CompletedProcess[str]
+
+
+@dataclass
+class Suite:
+    """A folder with one benchmark that takes as long as it says, under git."""
+
+    folder: Path
+    python: Run
+
+    def write(
+        self, seconds: float = 1.0, name: str = "work", noise: float = 0.0, mark: str = "", body: str = "pass"
+    ) -> None:
+        """Say how long the benchmark takes."""
+        text = TESTS.format(seconds=seconds, name=name, noise=noise, mark=mark, body=body)
+        (self.folder / "test_theirs.py").write_text(text)
+
+    def commit(self) -> None:
+        """Commit what was written."""
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "a step"]):
+            identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+            subprocess.run(["git", *identity, *words], cwd=self.folder, check=True, capture_output=True)
+
+    def run(self, *arguments: str) -> Done:
+        """pytest with the gate."""
+        launches = self.folder / "launches"
+        launches.mkdir(exist_ok=True)
+        return self.python("-m", "pytest", *NO_PLUGINS, *arguments, LAUNCHES=str(launches))
+
+    def theirs(self, *arguments: str) -> Done:
+        """pytest-benchmark's gate, at one percent, the least it takes."""
+        given = ("--benchmark-compare", "--benchmark-compare-fail=mean:1%")
+        return self.run("--gate=off", "--benchmark-storage=stored", *given, *arguments)
+
+
+def saved(suite: Suite, launches: int = 1) -> None:
+    """A baseline of both gates; its clock being exact, one launch stands for several."""
+    done = suite.run("--gate-save", "gate.json", "--benchmark-storage=stored", "--benchmark-autosave")
+    assert done.returncode == OK, done.stdout + done.stderr
+    assert "1 launches" in done.stdout
+    content = json.loads((suite.folder / "gate.json").read_text())
+    for row in content["rows"].values():
+        row["launches"] *= launches
+    (suite.folder / "gate.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def refused(done: Done, code: int, *texts: str) -> None:
+    """The run ended with the code, and says all of the texts on one of its two outputs."""
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == code, said
+    for text in texts:
+        assert text in said, f"{text!r} is not in: {said}"
+
+
+GATED = ("--gate=fail", "--gate-against", "gate.json", "--gate-dedicated", "--gate-launches", "5+2")
+"""The gate of times against a file, on a machine of its own."""

@@ -1,0 +1,120 @@
+"""The gate as its users meet it: verdicts, baselines, two checkouts, what is written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchsuite.tests.gate_rig import FAILED, GATED, NO_PLUGINS, OK, USAGE, Done, Suite, refused, saved
+from benchsuite.tests.rig import Run
+
+pytestmark = pytest.mark.slow
+
+
+def test_equal_times_pass_and_a_slowdown_fails_with_what_and_how_much(suite: Suite) -> None:
+    made = suite.run("--gate-save", "gate.json", "--gate-launches", "5")
+    assert "1 rows, 5 launches" in made.stdout
+    refused(suite.run(*GATED), OK, "PASS")
+    suite.write(seconds=1.06)
+    refused(
+        suite.run(*GATED), FAILED, "REGRESSED", "+6.0% seconds per token", "beyond the tolerance of 3.0%",
+        "FAILED gate::test_theirs.py::test_work",
+    )  # fmt: skip
+
+
+def test_a_revision_is_measured_live_beside_the_working_tree(suite: Suite) -> None:
+    suite.write(seconds=1.06)
+    live = ("--gate=fail", "--gate-launches=5+2", "--gate-against")
+    refused(suite.run(*live, "HEAD"), FAILED, "REGRESSED", "+6.0% seconds per token", "7 and 7 launches")
+    left = subprocess.run(["git", "worktree", "list"], cwd=suite.folder, capture_output=True, text=True, check=True)
+    assert len(left.stdout.splitlines()) == 1, "a worktree was left behind"
+
+
+def test_a_gain_is_never_taken_silently(suite: Suite) -> None:
+    saved(suite, 5)
+    before = (suite.folder / "gate.json").read_text()
+    suite.write(seconds=0.9)
+    refused(suite.run(*GATED), OK, "IMPROVED", "--gate-update")
+    assert (suite.folder / "gate.json").read_text() == before
+    refused(suite.run(*GATED, "--gate-update"), OK, "the baseline is now this run")
+    assert '"seconds": 0.9' in (suite.folder / "gate.json").read_text()
+
+
+def test_the_marker_gives_a_row_its_own_tolerance_and_level(suite: Suite) -> None:
+    saved(suite, 5)
+    suite.write(seconds=1.06, mark="@pytest.mark.gate(tolerance=0.1)")
+    refused(suite.run(*GATED), OK, "PASS", "+6.0%")
+    suite.write(mark="@pytest.mark.gate(tolerence=0.1)")
+    refused(suite.run(*GATED), USAGE, "the marker gate takes tolerance=", "tolerence")
+    suite.write(mark="@pytest.mark.gate(tolerance=5)")
+    refused(suite.run(*GATED), USAGE, "0.03 is 3 %")
+
+
+def test_a_launch_keeps_the_options_of_ini_file_and_environment(suite: Suite) -> None:
+    (suite.folder / "pytest.ini").write_text("[pytest]\naddopts = --ignore=test_broken.py\n")
+    (suite.folder / "test_broken.py").write_text("1 / 0\n")
+    (suite.folder / "test_other.py").write_text("def test_other(): assert False\n")
+    suite.commit()
+    live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2", *NO_PLUGINS)
+    environment = {"LAUNCHES": str(suite.folder), "PYTEST_ADDOPTS": "-k test_work --gate-pairs 1"}
+    refused(suite.python("-m", "pytest", *live, **environment), OK, "gate: pair 5 of 5", "PASS", "at levels 0, 2")
+
+
+def test_verdicts_are_exported_for_other_programs(suite: Suite) -> None:
+    saved(suite, 5)
+    suite.write(seconds=1.06)
+    formats = {"bmf": "a.json", "github-action-benchmark": "b.json", "markdown": "c.md", "junit": "d.xml"}
+    chosen = ",".join(f"{kind}={file}" for kind, file in formats.items())
+    refused(suite.run(*GATED, f"--gate-export={chosen}", "--gate-json=e.json"), FAILED, "junit:", "verdicts:")
+    a, b, c, d, e = ((suite.folder / file).read_text() for file in (*formats.values(), "e.json"))
+    assert json.loads(a)["test_theirs.py::test_work"]["change-level-3"]["value"] == pytest.approx(0.06)
+    assert [one["value"] for one in json.loads(b)] == [pytest.approx(1.06)]
+    assert "## Gate: REGRESSED" in c
+    assert ElementTree.fromstring(d).get("failures") == "1"
+    assert json.loads(e)["verdict"] == "REGRESSED"
+    assert json.loads(e)["base"]["commit"]
+
+
+def test_a_baseline_is_written_whole_or_not_at_all(suite: Suite) -> None:
+    saved(suite)
+    text = (suite.folder / "gate.json").read_text()
+    assert text == json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n", "it would not show well in a diff"
+    assert [p.name for p in suite.folder.iterdir() if p.name.startswith(".gate")] == []
+    refused(suite.run("--gate-save=gate.json"), USAGE, "is there already")
+    assert (suite.folder / "gate.json").read_text() == text
+
+
+TINY = (
+    "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny", "--specdec-workload", "chat",
+    "--specdec-draft", "oracle(0.8)", "--specdec-peer", "none", "--specdec-max-new-tokens", "48",
+)  # fmt: skip
+
+
+def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_caught(run: Run, tmp_path: Path) -> None:
+    def gated(*options: str) -> Done:
+        return run("-m", "pytest", *NO_PLUGINS, *TINY, "--gate-pairs=1", *options)
+
+    made = gated("--gate-save=gate.json")
+    assert made.returncode == OK, made.stdout + made.stderr
+    against = ("--gate=fail", "--gate-against=gate.json")
+    exported = ("--gate-export=bmf=a.json,github-action-benchmark=b.json",)
+    refused(gated(*against, *exported), OK, "PASS", "at levels 0")
+    assert {tuple(row) for row in json.loads((tmp_path / "a.json").read_text()).values()} == {("fails-level-0",)}
+    assert {one["value"] for one in json.loads((tmp_path / "b.json").read_text())} == {1.0}
+    refused(
+        gated(*against, "--gate-plant=acceptance=0.01"), FAILED, "REGRESSED at level 0",
+        "num_accepted_tokens_per_pos was", "where: acceptance", "1 failed",
+    )  # fmt: skip
+    refused(gated(*against, "--specdec-peer=transformers"), OK, "PASS")
+    refused(gated(*against, "--specdec-prompts=1"), FAILED, "ERROR", "measured otherwise", "prompts 3 there and 1 here")
+    file = tmp_path / "gate.json"
+    content = json.loads(file.read_text())
+    for row in content["rows"].values():
+        row["plain_digest"] = row["digest"] = "another"
+    file.write_text(json.dumps(content))
+    refused(gated(*against), FAILED, "INCONCLUSIVE at level 0", "numerics: plain decoding itself emits other tokens")
+    refused(gated(*against, "--gate-inconclusive=report"), OK, "INCONCLUSIVE")

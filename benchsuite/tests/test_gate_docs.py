@@ -1,0 +1,71 @@
+"""The set-ups of docs/gate.md: the shell's lines are run, every other pytest line is understood."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchsuite.gate.rules import FORMATS, OPTIONS
+from benchsuite.tests.rig import Run
+
+PAGE = Path(__file__).parents[2] / "docs" / "gate.md"
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is part of the checkout, not of the wheel")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), flags=re.S)
+
+
+def test_every_option_and_format_is_documented() -> None:
+    text = PAGE.read_text()
+    assert [option.name for option in OPTIONS if f"--gate-{option.name}" not in text] == []
+    assert [name for name in FORMATS if f"`{name}`" not in text] == []
+
+
+def commands(node: object) -> list[str]:
+    """The pytest lines of a service's file, wherever they stand."""
+    if isinstance(node, dict):
+        return [line for value in node.values() for line in commands(value)]
+    if isinstance(node, list):
+        return [line for value in node for line in commands(value)]
+    return [node] if isinstance(node, str) and node.startswith("pytest ") else []
+
+
+@pytest.mark.slow
+def test_the_services_pytest_lines_are_understood(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "gate.json").write_text('{"format": "specdec-gate", "version": 1, "made": {}, "rows": {}}')
+    for words in (
+        ["init", "-q", "-b", "main"],
+        ["commit", "-q", "--allow-empty", "-m", "a step"],
+        ["branch", "origin/main"],
+    ):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
+    found = [line for block in blocks("yaml") for line in commands(yaml.safe_load(block))]
+    assert len(found) == 3
+    for line in found:
+        filled = re.sub(r"\$\w+", "main", line).replace('"', "").split()[1:]
+        done = run("-m", "pytest", *filled, "--collect-only", "-q")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_shells_lines_make_a_baseline_and_gate(tmp_path: Path) -> None:
+    [block] = blocks("sh")
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "pytest"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest -p no:cacheprovider -q "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        ["sh", "-c", block], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "## Gate: PASS" in done.stdout

@@ -1,0 +1,235 @@
+"""Every op of every backend against the reference, on the cases of ``opcases``; and which backend ran."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchsuite.kernelbench.agreement import disagreement
+from benchsuite.kernelbench.cases import CASES, Case
+from benchsuite.prove.tiny import registry
+from specdec import Registry, SpecdecError
+from specdec.interfaces import OPS
+from specdec.messages import Verdict
+from specdec.ops import Ops
+from specdec_kernels import cpu, cpu_library, cuda
+from specdec_kernels.reference import Reference
+
+HERE = [
+    pytest.param("cpu", "cpu", id="cpu"),
+    *(
+        pytest.param(f"cpu(level={level})", "cpu", marks=pytest.mark.slow, id=f"cpu-{level}")
+        for level in cpu_library.levels()[1:]
+    ),
+    pytest.param(
+        "triton",
+        "cpu",
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(
+                find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
+                reason="Triton's kernels are interpreted with triton installed and TRITON_INTERPRET=1 (make test)",
+            ),
+        ],
+        id="triton-interpreted",
+    ),
+    pytest.param("triton", "cuda", marks=[pytest.mark.cuda, pytest.mark.gpu], id="triton"),
+    pytest.param("cuda", "cuda", marks=[pytest.mark.cuda, pytest.mark.gpu], id="cuda"),
+]
+NOT_TAKEN = {
+    "cpu": {"accept"},
+    "triton": {"decoder_layer"},  # and products of float weights, where torch's own are best
+    "cuda": {"linear", "tree_attention", "decoder_layer"},
+}
+"""Ops that a backend leaves to the reference."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case.name}")
+@pytest.mark.parametrize(("name", "device"), HERE)
+def test_an_op_agrees_with_the_reference(name: str, device: str, case: Case) -> None:
+    ops = registry().backend(name)
+    backend = ops.chain[0]
+    taken = case.op not in NOT_TAKEN[backend.name]
+    if backend.name == "triton" and case.op == "linear":
+        taken = case.name.startswith(("int8", "int4"))
+    for dtype in case.dtypes:
+        ops.calls.clear()
+        assert disagreement(ops, case, dtype, device) is None
+        ran = backend.name if taken else "reference"
+        if case.op == "decoder_layer" and not taken:
+            assert (case.op, backend.name) not in ops.ran()  # its parts ran, each where it is fastest
+        else:
+            assert ops.ran() == {(case.op, ran): 1}, "the op ran elsewhere than it should"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_has_cases(op: str) -> None:
+    names = {case.name for case in CASES if case.op == op}
+    assert names, f"no case of {op}"
+
+
+class Broken(Reference):
+    """The reference with one op whose last result is a little wrong."""
+
+    name = "broken"
+    priority = 99
+
+    def __init__(self, op: str) -> None:
+        self._op = op
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        return _spoilt(found) if name in OPS and name == self._op else found
+
+
+def _spoilt(op: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        out = op(*arguments)
+        if out is None:  # in place: the last value of the arena's view
+            _spoil(arguments[1])
+        elif isinstance(out, Verdict):
+            _spoil(out.next)
+        else:
+            _spoil(out[-1] if isinstance(out, tuple) else out)
+        return out
+
+    return call
+
+
+def _spoil(tensor: Tensor) -> None:
+    if tensor.numel():
+        last = tensor[(-1,) * tensor.dim()]
+        last.copy_(~last if tensor.dtype == torch.bool else last + 1 if not tensor.is_floating_point() else last * 1.1)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_backend_that_is_broken_in_one_value_is_caught(op: str) -> None:
+    cases = [case for case in CASES if case.op == op and "empty" not in case.name]
+    caught = [case.name for case in cases if disagreement(Broken(op), case, torch.float32)]
+    assert len(caught) >= len(cases) / 2, f"only {caught} of {[case.name for case in cases]} noticed"
+
+
+def test_the_fastest_backend_that_takes_an_op_runs_it_and_is_counted() -> None:
+    ops = Ops([registry().backend("cpu").chain[0], Reference()])
+    ops.sample(torch.randn(1, 9), None)
+    ops.sample(torch.randn(1, 9, dtype=torch.float64), None)
+    ops.linear(torch.randn(cpu.MOST_ROWS, 8), torch.randn(4, 8), None)
+    ops.linear(torch.randn(cpu.MOST_ROWS + 1, 8), torch.randn(4, 8), None)
+    assert ops.ran() == {
+        ("sample", "cpu"): 1,
+        ("sample", "reference"): 1,
+        ("linear", "cpu"): 1,
+        ("linear", "reference"): 1,
+    }
+
+
+def test_a_subclass_takes_the_ops_that_it_overrides() -> None:
+    class Mine(Reference):
+        name = "mine"
+        priority = 77
+
+        def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+            return super().silu_mul(gate, up)
+
+    assert [op for op in OPS if Mine().takes(op, torch.zeros(1))] == ["silu_mul"]
+
+
+def test_auto_lines_up_what_can_run_by_priority_and_names_what_cannot() -> None:
+    class Plugin:
+        """Three backends: two above the reference, one of which cannot run, and one below."""
+
+        from specdec.hookspecs import hookimpl
+
+        @hookimpl
+        def specdec_register_backends(self, register: Any) -> None:
+            register("reference", Reference)
+            for name, priority, reason in (("fast", 90, None), ("gone", 80, "it is gone"), ("slow", 5, None)):
+                members = {"name": name, "priority": priority, "missing": lambda self, reason=reason: reason}
+                members["devices"] = ("cpu",)
+                register(name, type(name, (Reference,), members))
+
+    ops = Registry({"plugin": Plugin()}).backend()
+    assert [backend.name for backend in ops.chain] == ["fast", "reference"]
+    assert ops.absent("cpu") == ["gone: it is gone"]
+    assert ops.absent("mps") == []
+
+
+def test_a_level_that_the_processor_lacks_is_refused_with_those_it_has() -> None:
+    with pytest.raises(SpecdecError, match="unknown level 'avx1024'.*auto.*plain"):
+        registry().backend("cpu(level=avx1024)")
+
+
+def _in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+SHOW = """
+from specdec import Registry
+ops = Registry().backend()
+print([backend.name for backend in ops.chain])
+print(*ops.absent("cpu"))
+"""
+
+
+@pytest.mark.slow
+def test_force_py_skips_compiling_and_says_so(tmp_path: Path) -> None:
+    shown = _in_a_new_process(SHOW, SPECDEC_FORCE_PY="1", SPECDEC_CACHE=str(tmp_path)).stdout.splitlines()
+    assert shown[0] == "['reference']"
+    assert "cpu: SPECDEC_FORCE_PY=1 forbids compiled kernels" in shown[1]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_reference_runs_and_one_line_says_why(tmp_path: Path) -> None:
+    shown = _in_a_new_process(SHOW, PATH="", CXX="", SPECDEC_CACHE=str(tmp_path)).stdout.splitlines()
+    assert shown[0] == "['reference']"
+    assert "cpu: no C++ compiler: looked for CXX, c++, g++ and clang++" in shown[1]
+
+
+@pytest.mark.slow
+def test_a_failed_build_is_one_line_and_names_its_log(tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "vec.h:1: error: no such luck" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    shown = _in_a_new_process(SHOW, CXX=str(compiler), SPECDEC_CACHE=str(tmp_path / "cache")).stdout.splitlines()
+    assert shown[0] == "['reference']"
+    assert "compiling the cpu-" in shown[1]
+    assert "vec.h:1: error: no such luck (all of it: " in shown[1]
+    log = Path(shown[1].split("(all of it: ")[1].split(")")[0])
+    assert "no such luck" in log.read_text()
+    assert not list((tmp_path / "cache" / "kernels").glob("*.so"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cuda.compiler() is None, reason="no nvcc in CUDA_HOME or on the path: .cu sources not compiled")
+def test_the_cuda_sources_compile_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
+    library = cuda.compiled()
+    assert all(hasattr(library, f"specdec_{op}") for op in ("verify_prefix", "rejection_sample", "kv_append"))
+
+
+def test_the_interpreter_is_never_chosen_unasked() -> None:
+    ops = registry().backend()
+    assert ops.chain[0].name in ("cpu", "cuda", "triton")
+    assert not any(backend.name == "triton" for backend in ops.chain) or torch.cuda.is_available()
+
+
+@pytest.mark.slow
+def test_a_compiled_library_is_kept_and_found_again(tmp_path: Path) -> None:
+    first = _in_a_new_process(SHOW, SPECDEC_CACHE=str(tmp_path))
+    second = _in_a_new_process(SHOW, SPECDEC_CACHE=str(tmp_path))
+    assert "compiling the cpu" in first.stderr
+    assert first.stdout.splitlines()[0] == second.stdout.splitlines()[0]
+    assert "cpu" in first.stdout
+    assert "compiling" not in second.stderr

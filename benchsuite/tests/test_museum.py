@@ -1,0 +1,102 @@
+"""The museum: every bug is found by the layer that is there for it, and nothing lossless is."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchsuite.museum.controls import CONTROLS
+from benchsuite.museum.edit import Edit, NotApplicable, apply
+from benchsuite.museum.entries import Control, Mutant, Waiting
+from benchsuite.museum.kills import hold
+from benchsuite.museum.layers import LAYERS
+from benchsuite.museum.ours import OURS
+from benchsuite.museum.shipped import SHIPPED, WAITING
+from benchsuite.tests.rig import KILLS
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+
+MUTANTS = (*SHIPPED, *OURS)
+
+ALONE = {
+    "law": "block verification uses the token-wise rule",
+    "streams": "the noise that picked the draft token draws again after its rejection",
+    "power": "uniforms of eight bits: a coin of 0.999 never shows its other side",
+    "rollback": "keys and values move to new storage in every step",
+    "equality": "a greedy row beside sampled ones is sampled",
+    "stops": "stop strings are looked for in too short a tail of the output",
+    "counters": "a chain is compacted although its path lies where it belongs",
+    "drafting": "after full acceptance the draft's lengths are stale: only acceptance suffers",
+    "ties": "the judge takes an arm's logits for granted, however far they lie from the model's",
+}
+"""For each layer a mutant that no other one finds."""
+
+TABLES = ("law", "streams")
+"""The layers in which drafts are tables: a control that changes those changes nothing for the others."""
+
+
+def told(entry: Mutant | Control | Waiting) -> str:
+    """The test's id."""
+    return f"{entry.source}: {entry.sentence}"
+
+
+@pytest.mark.museum
+@pytest.mark.parametrize("mutant", MUTANTS, ids=told)
+def test_a_mutant_is_killed_by_its_layer(mutant: Mutant, pytestconfig: pytest.Config) -> None:
+    kill = hold(mutant, mutant.layer)
+    pytestconfig.stash.setdefault(KILLS, []).append(kill)
+    assert kill.said is not None, f"{mutant.layer} finds nothing"
+
+
+@pytest.mark.museum
+@pytest.mark.parametrize(
+    ("control", "layer"),
+    [(control, layer) for control in CONTROLS for layer in LAYERS if layer in TABLES or not control.of_a_table],
+    ids=lambda value: value if isinstance(value, str) else told(value),
+)
+def test_a_control_is_never_flagged(control: Control, layer: str) -> None:
+    assert hold(control, layer).said is None
+
+
+@pytest.mark.museum
+@pytest.mark.parametrize("entry", WAITING, ids=told)
+def test_a_bug_whose_part_has_come_is_no_longer_waiting(entry: Waiting) -> None:
+    assert not entry.arrived, f"{entry.needs} exists now: make {entry.source} a mutant"
+
+
+@pytest.mark.museum
+def test_the_museum_holds_what_it_should() -> None:
+    assert len(OURS) >= 12
+    assert len({mutant.sentence for mutant in MUTANTS}) == len(MUTANTS)
+    assert {mutant.layer for mutant in MUTANTS} == LAYERS.keys() == ALONE.keys()
+    assert all(entry.source != "ours" for entry in SHIPPED)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_without_a_layer_some_mutant_survives(layer: str) -> None:
+    [mutant] = [mutant for mutant in MUTANTS if mutant.sentence == ALONE[layer]]
+    assert mutant.layer == layer
+    assert [other for other in LAYERS if other != layer and hold(mutant, other).said] == []
+
+
+def test_an_empty_suite_kills_nothing() -> None:
+    empty = dict.fromkeys(LAYERS, lambda: None)
+    assert [mutant.source for mutant in MUTANTS if hold(mutant, mutant.layer, empty).said] == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (Edit("specdec.arena:Arena.commit", "no such text", ""), "holds 'no such text' 0 times, expected once"),
+        (Edit("specdec.arena:Arena.commit", "committed", ""), "times, expected once; rewrite the mutant"),
+        (Edit("specdec.arena:Arena.gone", "", ""), "is gone; the mutant that changes it must be rewritten"),
+    ],
+)
+def test_a_mutant_that_no_longer_applies_fails_loudly(edit: Edit, message: str) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(NotApplicable, match=message):
+        apply([edit], patch)
+
+
+def test_a_mutant_is_undone() -> None:
+    mutant = next(mutant for mutant in MUTANTS if mutant.layer == "counters")
+    assert hold(mutant, "counters").said
+    assert hold(Control("", "", ()), "counters").said is None

@@ -1,0 +1,243 @@
+"""The plugin as its users meet it: in a pytest of their own, from a folder of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchsuite.measure.results import KEYS
+from benchsuite.tests.rig import QUICK, SHORT, Run
+from specdec.devices import why_absent
+
+
+def test_help_imports_no_torch_and_lists_every_option(run: Run) -> None:
+    code = (
+        "import sys, pytest; pytest.main(['--help']); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = run("-c", code)
+    assert done.returncode == 0
+    from benchsuite.options import OPTIONS
+
+    for option in OPTIONS:
+        assert f"--specdec-{option.name}" in done.stdout
+        assert f"specdec_{option.name.replace('-', '_')}" in done.stdout
+
+
+def test_a_project_that_merely_has_it_installed_is_not_affected(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text(
+        "import sys, pytest\n"
+        "@pytest.mark.cuda\n"
+        "def test_theirs(): assert 'torch' not in sys.modules\n"
+        "def test_other(): pass\n"
+    )
+    both = run("-m", "pytest", "-q", "test_theirs.py", "--strict-markers")
+    assert both.returncode == 0
+    assert "2 passed" in both.stdout
+    none = run("-m", "pytest", "-q", "test_theirs.py", "-m", "mps")
+    assert none.returncode == 5, "pytest's own code for an empty selection, not ours"
+    assert "specdec" not in none.stdout
+
+
+def test_naming_the_plugin_twice_registers_it_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['benchsuite.plugin']\n")
+    done = run("-m", "pytest", "-p", "benchsuite.plugin", "--markers")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("@pytest.mark.cuda:") == 1
+
+
+def strict(path: Path) -> object:
+    """Parse JSON, refusing NaN and infinity as the standard does."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{path} holds {constant}")
+
+    text = path.read_text()
+    assert "UNSERIALIZABLE" not in text
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.slow
+def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run, tmp_path: Path) -> None:
+    done = run(
+        "-m", "pytest", *QUICK, "--specdec-results", "out", "--benchmark-json", "bench.json", "--benchmark-quiet"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if "measured read bandwidth" in line], "no card"
+    first_test = next(i for i, line in enumerate(lines) if line.startswith(".") or "test_speculation.py ." in line)
+    assert next(i for i, line in enumerate(lines) if "measured read bandwidth" in line) < first_test, "card came late"
+    assert max(map(len, lines[first_test + 1 :])) <= 120, "a table is wider than 120 columns"
+    for arm in ("plain *", "ngram", "draft_model", "oracle(0.8)", "garbage", "transformers", "transformers prompt"):
+        assert [line for line in lines if line.startswith(arm)], f"no row {arm}"
+    assert done.stdout.count("exact: equal 1/1") == 6
+
+    from typing import Any, cast
+
+    report = cast(Any, strict(tmp_path / "bench.json"))
+    assert len(report["benchmarks"]) == 7
+    for benchmark in report["benchmarks"]:
+        assert list(benchmark["extra_info"]) == list(KEYS)
+        assert benchmark["stats"]["rounds"] == 1
+        assert benchmark["stats"]["mean"] > 0
+    folder = next((tmp_path / "out").iterdir())
+    manifest = cast(Any, strict(folder / "MANIFEST.json"))
+    assert manifest["complete"] is True
+    for name, digest in manifest["sha256"].items():
+        import hashlib
+
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+    assert {path.name for path in folder.iterdir()} == {*manifest["sha256"], "MANIFEST.json"}
+    written = cast(Any, strict(folder / "benchmark.json"))
+    assert {row["draft"] for row in written["rows"]} >= {"ngram", "transformers"}
+    assert written["rows"][1]["steps"][0].keys() >= {"k_used", "proposed_len", "accepted_len", "draft_ms", "verify_ms"}
+    assert "http" not in (folder / "report.html").read_text().replace("http://www.w3.org", ""), "not self-contained"
+
+
+@pytest.mark.slow
+def test_what_ran_where_and_what_could_not_is_said(run: Run) -> None:
+    """Nothing is compiled here, so every op must be seen to go to the reference, and the card must say why."""
+    done = run("-m", "pytest", *QUICK, "--specdec-draft", "garbage", "--specdec-peer", "none", SPECDEC_FORCE_PY="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "without backend cpu: SPECDEC_FORCE_PY=1 forbids compiled kernels" in done.stdout
+    assert "ops on reference: " in done.stdout
+    assert "ops on cpu" not in done.stdout
+    named = run("-m", "pytest", *QUICK, "--specdec-backend", "cpu", SPECDEC_FORCE_PY="1")
+    assert named.returncode == 4
+    assert "the backend 'cpu' cannot run here: SPECDEC_FORCE_PY=1 forbids" in named.stderr
+
+
+@pytest.mark.slow
+def test_quantised_targets_show_their_bytes_and_perplexity(run: Run) -> None:
+    done = run("-m", "pytest", *QUICK, "--specdec-draft", "ngram", "--specdec-dtype", "int8,int4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("target  weights"))
+    assert [line.split()[:2] for line in lines[start + 2 : start + 4]] == [["tiny", "int8"], ["tiny", "int4"]]
+    assert done.stdout.count("exact: equal 1/1") == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--specdec-draft", "ngrm"),
+            "unknown draft 'ngrm'; did you mean 'ngram'? choices: draft_model, eagle",
+        ),
+        (("--specdec-k", "-2"), "--specdec-k is '-2'; expected whole numbers, 0 or more"),
+        (("--specdec-results", "/dev/null/x"), "--specdec-results '/dev/null/x' cannot be made: Not a directory"),
+        (("--specdec-prompts", "none"), "--specdec-prompts is 'none'; expected a whole number"),
+    ],
+)
+def test_a_wrong_value_ends_with_one_line_and_code_4(arguments: tuple[str, ...], message: str, run: Run) -> None:
+    done = run("-m", "pytest", *QUICK, *arguments)
+    assert done.returncode == 4
+    assert message in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_an_unknown_option_is_not_swallowed(run: Run) -> None:
+    done = run("-m", "pytest", "--specdec-drafts", "ngram")
+    assert done.returncode == 4
+    assert "--specdec-drafts" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_ini_file_sets_options_and_the_command_line_wins(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nspecdec_draft = ngrm\nspecdec_target = tiny\n")
+    assert "unknown draft 'ngrm'" in run("-m", "pytest", *QUICK).stderr
+    done = run("-m", "pytest", *QUICK, "--specdec-draft", "garbage", "--co", "-q")
+    assert "tiny-chat-garbage-match-k4" in done.stdout
+    assert "ngrm" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_absent("cuda") is None, reason="this machine has a CUDA device, so the selection runs")
+def test_a_selection_by_device_that_runs_nothing_fails_with_the_reason(run: Run) -> None:
+    done = run("-m", "pytest", *QUICK, "-m", "cuda")
+    assert done.returncode == 1
+    assert "none of specdec-bench's tests ran: no CUDA device: torch" in done.stdout
+    skipped = run("-m", "pytest", "--pyargs", "benchsuite.tests.test_specdec_sampling", "-m", "cuda", "-rs")
+    assert skipped.returncode == 1
+    assert "SKIPPED [1]" in skipped.stdout
+    assert "no CUDA device: torch" in skipped.stdout
+
+
+THEIRS = """
+from specdec import Draft, Window, SpecdecError, hookimpl
+
+class Echo(Draft):
+    def __init__(self, env, fail_after=10**9):
+        self.left = fail_after
+
+    def propose(self, context):
+        self.left -= 1
+        if self.left < 0:
+            raise SpecdecError("echo was told to fail")
+        k = int(context.max_proposals_host.max())
+        return Window.chain(context.pending, context.pending[:, None].expand(-1, k), context.max_proposals)
+
+@hookimpl
+def specdec_register_drafts(register):
+    register("echo", Echo)
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> str:
+    """A third party's draft as pip would leave it: one module and its entry point, outside the project."""
+    site = tmp_path / "site"
+    info = site / "specdec_echo-1.dist-info"
+    info.mkdir(parents=True)
+    (site / "specdec_echo.py").write_text(THEIRS)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: specdec-echo\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[specdec]\necho = specdec_echo\n")
+    return str(site)
+
+
+@pytest.mark.slow
+def test_a_folder_outside_the_project_adds_a_draft_by_name(run: Run, theirs: str) -> None:
+    done = run("-m", "pytest", *QUICK, "--specdec-draft", "echo,ngram", "--benchmark-quiet", path=theirs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("echo ") and "exact: equal 1/1" in line]
+
+
+@pytest.mark.slow
+def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: str, tmp_path: Path) -> None:
+    # The first workload takes six steps after five of warm-up; the second meets the planted failure.
+    done = run(
+        "-m", "pytest", *SHORT[:4], "--specdec-workload", "chat,reasoning", *QUICK[6:],
+        "--specdec-draft", "echo(14)", "--specdec-results", "out", "--benchmark-json", "bench.json",
+        path=theirs,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "echo(14) could not be measured: echo was told to fail" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    folder = next((tmp_path / "out").iterdir())
+    rows = json.loads((folder / "benchmark.json").read_text())["rows"]
+    assert len(rows) == 8
+    failed = [row for row in rows if row["failure"]]
+    assert [(row["draft"], row["workload"]) for row in failed] == [("echo(14)", "reasoning")]
+    assert failed[0]["speedup"] is None
+    assert failed[0]["seconds"] == []
+    assert all(row["speedup"] for row in rows if row not in failed)
+    assert json.loads((folder / "MANIFEST.json").read_text())["complete"] is False
+    assert len(json.loads((tmp_path / "bench.json").read_text())["benchmarks"]) == 7
+
+
+@pytest.mark.slow
+def test_a_broken_plugin_is_named_in_one_line(run: Run, theirs: str, tmp_path: Path) -> None:
+    (tmp_path / "site" / "specdec_echo.py").write_text("import nothing_of_this_name\n")
+    done = run("-m", "specdec", "x", "--target", "tiny", path=theirs)
+    assert done.returncode == 2
+    assert "the plugin 'echo' (specdec_echo) of specdec-echo cannot be imported: ModuleNotFoundError" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_hub_id_out_of_reach_is_refused(run: Run) -> None:
+    done = run("-m", "specdec", "x", "--target", "nobody/nothing")
+    assert done.returncode == 2
+    assert "the model 'nobody/nothing' cannot be loaded" in done.stderr
+    assert "the hub is out of reach" in " ".join(done.stderr.split())

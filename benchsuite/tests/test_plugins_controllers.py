@@ -1,0 +1,171 @@
+"""Draft-length controllers: the documented rule to the letter, and what the best K would have given."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchsuite.tests.rig import Make
+from specdec import Controller, SpecdecError
+from specdec.devices import Stopwatch
+from specdec.stats import Stats, Step
+from specdec_plugins.controllers.adaptive import Adaptive
+from specdec_plugins.controllers.goodput import Goodput
+from specdec_plugins.forecast import Times
+
+MOST = 12
+Text = Callable[[int, random.Random], Iterator[bool]]
+
+
+class Env:
+    """As much of an environment as a controller's bounds ask for."""
+
+    max_length = 100
+
+
+class Simulation:
+    """Steps of one row whose times follow v(W) = 1 + slope (W - 1) and a draft cost, with no clock at all."""
+
+    def __init__(self, slope: float = 0.03, cost: float = 0.02) -> None:
+        self.slope, self.cost = slope, cost
+        self.stats = Stats(Stopwatch(torch.device("cpu")), batch=1, lengths=(50,))
+        self.now = 0.0
+
+    def step(self, k: int, kept: int, offered: int) -> None:
+        """One step asked for ``k``, of which ``offered`` were made and ``kept`` kept."""
+        durations = (0.001 + self.cost * k if k else 0.0, 1 + self.slope * offered, 0.01, 0.0, 0.01)
+        marks = []
+        for seconds in (0.0, *durations):
+            self.now += seconds
+            self.stats.stopwatch._marks.append(self.now)
+            marks.append(len(self.stats.stopwatch._marks) - 1)
+        self.stats.proposed(offered, offered)
+        self.stats.accepted(kept)
+        self.stats.steps.append(Step(offered, offered + 1, 1, offered, kept, kept + 1, tuple(marks)))
+
+    def run(self, next_k: Callable[[Stats], int], steps: int, text: Text, seed: int = 0) -> float:
+        """Tokens a second; ``text(step, coins)`` says of each proposal whether it is right."""
+        coins, tokens = random.Random(seed), 0
+        for number in range(steps):
+            k, rights, kept = next_k(self.stats), text(number, coins), 0
+            while kept < k and next(rights):
+                kept += 1
+            self.step(k, kept, k)
+            tokens += kept + 1
+        return tokens / self.now
+
+
+def constant(rate: float) -> Text:
+    def rights(step: int, coins: random.Random) -> Iterator[bool]:
+        while True:
+            yield coins.random() < rate
+
+    return rights
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=60),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.4, 0.6, 1.0]),
+    st.integers(1, 9),
+)
+def test_adaptive_follows_its_documented_rule(
+    steps: list[tuple[int, int]], window: int, step: int, target: float, start: int
+) -> None:
+    env: Any = Env()
+    controller = Adaptive(env, start, window=window, step=step, target=target, minimum=2, maximum=7)
+    simulation = Simulation()
+    expected, seen = min(max(start, 2), 7), []
+    assert controller.next_k(simulation.stats) == expected
+    for offered, kept in steps:
+        kept = min(kept, offered)
+        simulation.step(offered, kept, offered)
+        if offered:
+            seen.append((offered, kept))
+        if len(seen) == window:
+            rate_is_enough = sum(k for _, k in seen) >= target * sum(o for o, _ in seen)
+            expected = min(max(expected + (step if rate_is_enough else -step), 2), 7)
+            seen = []
+        assert controller.next_k(simulation.stats) == expected
+    assert controller.next_k(Stats(Stopwatch(torch.device("cpu")))) == min(max(start, 2), 7), "a run begins anew"
+
+
+@pytest.fixture
+def goodput(assemble: Make) -> Goodput:
+    """A controller that was built over a real target and then knows nothing of its times."""
+    built: Controller = assemble().engine("garbage", controller="goodput", k=MOST).controller
+    assert isinstance(built, Goodput)
+    built._verify = Times()
+    for width in (1, 2, 8, MOST + 1):
+        built._verify.seen(width, 1 + 0.03 * (width - 1))
+    return built
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])
+def test_goodput_loses_little_to_the_best_fixed_k(rate: float, goodput: Goodput) -> None:
+    """1,000 simulated steps, seeded: within 5 % of the best of 0 … 12 in hindsight."""
+    ours = Simulation().run(goodput.next_k, 1000, constant(rate))
+    best = max(Simulation().run(lambda _, k=k: k, 1000, constant(rate)) for k in range(MOST + 1))  # type: ignore[misc]
+    assert ours > 0.95 * best, f"{ours:.3f} tokens a second, the best fixed K gives {best:.3f}"
+
+
+def test_goodput_notices_text_that_becomes_predictable_again(goodput: Goodput) -> None:
+    """After 300 hopeless steps, 95 % of proposals are right: within 40 steps it is near the best fixed K."""
+    simulation = Simulation()
+    simulation.run(goodput.next_k, 300, constant(0.0))
+    assert goodput.next_k(simulation.stats) in (0, 1, 2)
+    ks = []
+
+    def watched(stats: Stats) -> int:
+        ks.append(goodput.next_k(stats))
+        return ks[-1]
+
+    simulation.run(watched, 60, constant(0.95))
+    assert min(ks[40:]) >= 6, ks
+
+
+def test_probes_cost_less_than_one_percent(goodput: Goodput) -> None:
+    """Nothing is ever right: what is lost against plain decoding, once it is known, is the probes."""
+    simulation = Simulation(slope=0.1, cost=0.1)
+    for width in (1, 2, 8, MOST + 1):
+        for _ in range(9):
+            goodput._verify.seen(width, 1 + 0.1 * (width - 1))
+    simulation.run(goodput.next_k, 200, constant(0.0))
+    before = simulation.now
+    simulation.run(goodput.next_k, 2000, constant(0.0))
+    plain = Simulation().run(lambda _: 0, 2000, constant(0.0))
+    lost = 1 - (2000 / plain) / (simulation.now - before)
+    assert 0 < lost < 0.01, f"{lost:.2%}"
+
+
+def test_goodput_knows_times_before_the_first_step(assemble: Make) -> None:
+    controller = assemble(max_rows=2).engine("garbage", controller="goodput", k=8).controller
+    assert isinstance(controller, Goodput)
+    assert all(controller._verify.at(width) > 0 for width in range(1, 10))
+    assert not controller.deterministic
+
+
+def test_times_between_known_ones_lie_on_a_line() -> None:
+    times = Times()
+    assert times.at(3) == 0.0
+    for key, seconds in ((1, 1.0), (5, 3.0), (5, 100.0), (5, 3.0)):
+        times.seen(key, seconds)
+    assert times.at(5) == 3.0
+    assert times.at(3) == 2.0
+    assert times.at(7) == 4.0
+    assert times.at(0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["adaptive(window=0)", "adaptive(minimum=9)", "goodput(probe=0)", "adaptive(target=2)"]
+)
+def test_a_controller_refuses_what_its_rule_cannot_use(text: str, assemble: Make) -> None:
+    with pytest.raises(SpecdecError, match=r"was given .*; expected "):
+        assemble().engine("ngram", controller=text)

@@ -1,0 +1,117 @@
+"""The built-in drafts propose what they say, also where a wrong proposal would change no token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+from benchsuite.prove import families
+from benchsuite.prove.tiny import ask, prompts, requests, saved
+from benchsuite.tests.rig import Make
+from specdec import Request, SamplingParams, catalog
+from specdec_plugins.drafts.ngram import Ngram
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2"])
+def test_a_draft_that_is_the_target_has_every_proposal_accepted(
+    family: str, temperature: float, tmp_path: Path, assemble: Make
+) -> None:
+    """A stale position, a lost token or a wrong catch-up changes no output under `match`, only acceptance."""
+    engine = assemble(family, max_rows=3).engine(f"draft_model(model={saved(family, tmp_path)})", k=4)
+    params = SamplingParams(temperature=temperature, max_new_tokens=30)
+    assert engine.draft is not None
+    ask(engine, [4, 4, 0, 4, 0, 0, 4, 1, 4] * 40)
+    engine.run(requests(params, count=6))
+    assert engine.stats.acceptance_rate == 1.0
+    assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
+
+
+def test_a_draft_left_alone_for_longer_than_its_widest_window_catches_up(tmp_path: Path, assemble: Make) -> None:
+    draft = f"draft_model(model={saved('llama', tmp_path)})"
+    engine = assemble(max_rows=2, max_length=500).engine(draft, k=4)
+    ask(engine, [*[0] * 280, *[4] * 200])
+    # The second row's place is taken late by a third, which is then far less behind than the first.
+    lengths = (400, 270, 60)
+    work = [
+        Request(i, p, SamplingParams(max_new_tokens=n))
+        for i, (p, n) in enumerate(zip(prompts(3), lengths, strict=True))
+    ]
+    engine.run(work)
+    assert engine.stats.counts["num_draft_tokens"] > 50
+    assert engine.stats.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("sizes", [(320, 258), (258, 320)], ids=["smaller", "larger"])
+def test_a_draft_padded_to_another_vocabulary_costs_no_token(
+    sizes: tuple[int, int], tmp_path: Path, assemble: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = {}
+    for name, size in zip(("target", "draft"), sizes, strict=True):
+        configs[name] = families.CONFIGS["llama"]()
+        configs[name].vocab_size = size
+    AutoModelForCausalLM.from_config(configs["draft"]).save_pretrained(tmp_path)
+    catalog.byte_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setitem(families.CONFIGS, "llama", lambda: configs["target"])
+    build = assemble("llama", max_rows=2)
+    work = [Request(r.id, (*r.prompt, sizes[0] - 1), r.params) for r in requests()]
+    engine = build.engine(f"draft_model(model={str(tmp_path)!r})", k=3)
+    assert [c.tokens for c in engine.run(work)] == [build.plain(r) for r in work]
+
+
+def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, assemble: Make) -> None:
+    """p = q: min(1, p/q) = 1, up to the rounding of two forwards of different width."""
+    engine = assemble(max_rows=2).engine(f"draft_model(model={saved('llama', tmp_path)})", "rejection", k=4)
+    engine.run(requests(SamplingParams(temperature=1.0, max_new_tokens=60)))
+    assert engine.stats.counts["num_draft_tokens"] > 100
+    assert engine.stats.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("history", "limit", "expected"),
+    [
+        ([1, 2, 3, 9, 1, 2], 3, [3, 9, 1]),  # the docstring's example
+        ([1, 2, 3, 9, 1, 2], 1, [3]),  # the budget cuts
+        ([1, 2, 7, 1, 2, 8, 1, 2], 2, [8, 1]),  # the most recent of two
+        ([5, 1, 2, 7, 1, 2, 8, 5, 1, 2], 2, [7, 1]),  # a longer match before a more recent one
+        ([1, 2, 3, 4], 4, []),  # nothing repeats
+        ([4, 4, 4, 4], 2, [4]),  # what follows the match ends with the history
+        ([1, 2], 4, []),  # too short to have a past
+    ],
+)
+def test_ngram_follows_its_last_longest_match(history: list[int], limit: int, expected: list[int]) -> None:
+    env: Any = None
+    found = Ngram(env, n_max=3, n_min=2).continuations(0, np.array(history), limit)
+    assert (found[0] if found else []) == expected
+
+
+def test_the_oracles_rate_is_the_acceptance_of_its_first_proposal(assemble: Make) -> None:
+    """500 coins at 0.7: 5 standard deviations of the mean are 0.103."""
+    build = assemble(max_length=400)
+    engine = build.engine("oracle(0.7)", k=2)
+    work = [Request(i, p, SamplingParams(max_new_tokens=300)) for i, p in enumerate(prompts(4))]
+    engine.run(work)
+    stats = engine.stats
+    assert stats.proposed_per_pos[0] > 500
+    assert abs(stats.accepted_per_pos[0] / stats.proposed_per_pos[0] - 0.7) < 0.103
+
+
+def test_the_oracle_falls_silent_where_the_output_left_its_script(assemble: Make) -> None:
+    build = assemble(max_length=400)
+    engine = build.engine("oracle(0.5)", "rejection", k=4)
+    work = [Request(0, prompts(1)[0], SamplingParams(temperature=1.0, max_new_tokens=200))]
+    done = engine.run(work)[0]
+    left = next(i for i, (a, b) in enumerate(zip(done.tokens, build.plain(work[0]), strict=True)) if a != b)
+    assert "accepted" not in done.kinds[left + 1 :]
+    assert set(done.kinds[left + 1 :]) == {"plain"}
+
+
+def test_garbage_is_accepted_about_never(assemble: Make) -> None:
+    engine = assemble(max_rows=2).engine("garbage", k=4)
+    engine.run(requests(SamplingParams(max_new_tokens=60)))
+    assert engine.stats.acceptance_rate is not None
+    assert engine.stats.acceptance_rate < 0.05  # by chance 1 in 258

@@ -1,0 +1,193 @@
+"""Heads: what was trained is what drafts, files belong to one target, and training can stop and go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchsuite.prove.tiny import ask, requests
+from benchsuite.tests.rig import Make
+from specdec import Context, Engine, SamplingParams, SpecdecError, Verdict, Window
+from specdec.assembly import Assembly
+from specdec_kernels.reference import Reference
+from specdec_plugins.drafts.ngram import Ngram
+from specdec_plugins.heads import files, start, training
+from specdec_plugins.heads.eagle_head import EagleHead
+from specdec_plugins.heads.medusa_heads import MedusaHeads
+
+OPS = Reference()
+IDS = torch.arange(0, 258, 2)
+
+
+def noisy(head: training.Head) -> training.Head:
+    """Every weight moved a little, so that nothing is right by being 0 or 1."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+    return head
+
+
+def saved(kind: str, build: Assembly, folder: Path) -> str:
+    """A head of a tiny target in a file, untrained but at work; its vocabulary is every other token."""
+    model, text = build.target.twin(), torch.arange(40).view(2, 20)
+    head: training.Head = start.eagle(model, text, 0) if kind == "eagle" else start.medusa(model, text, 0, 3, 32)
+    noisy(head)
+    path = folder / f"{kind}.safetensors"
+    files.save(path, head, IDS, build.target.model)
+    return str(path)
+
+
+def windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list[tuple[Tensor, Window]]:
+    """(tokens of the row so far, its window) for every row of every step that proposed; K follows ``asked``."""
+    found: list[tuple[Tensor, Window]] = []
+
+    def keep(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
+        for row in range(context.rows):
+            width = int(window.width[row])
+            if width > 1:
+                whole = context.tokens[row, : context.length_host[row]].clone()
+                tokens, parents = window.tokens[row : row + 1, :width], window.parents[row : row + 1, :width]
+                found.append((whole, Window(tokens, parents, window.width[row : row + 1])))
+
+    ask(engine, asked * 60)
+    engine.trace = keep
+    # `tree_rejection` is not coupled: nothing but the head decides what is proposed.
+    engine.run(requests(SamplingParams(temperature=temperature, max_new_tokens=20), count=6))
+    assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
+    return found
+
+
+class Teacher:
+    """The head as training sees it, over whole texts without any arena."""
+
+    def __init__(self, build: Assembly, path: str) -> None:
+        self.model = build.target.twin()
+        self.embed = self.model.get_input_embeddings()
+        rows = self.model.get_output_embeddings().weight[IDS].to(torch.bfloat16).float()
+        self.rows = rows
+        self.head: EagleHead | MedusaHeads
+        if path.endswith("eagle.safetensors"):
+            self.head, _ = files.load_eagle(path, build.target)
+        else:
+            self.head, _ = files.load_medusa(path, build.target)
+
+    @torch.no_grad()
+    def logits(self, text: Tensor, path: list[int]) -> Tensor:
+        """Logits [D] of the proposal after ``path`` of proposals, themselves after a whole text."""
+        tokens = torch.cat([text, torch.tensor(path, dtype=torch.int64)])[None]
+        hidden = self.model(text[None, :-1], output_hidden_states=True, use_cache=False).hidden_states[-1]
+        if isinstance(self.head, MedusaHeads):
+            state = self.head(OPS, self.embed(text[-1:]), hidden[:, -1])[0, len(path)]
+        else:
+            hidden = F.pad(hidden, (0, 0, 0, len(path)))  # states of proposals are never read
+            states = training.unrolled_eagle(self.head, OPS, self.embed(tokens[:, 1:]), hidden, len(path) + 1)
+            state = list(states)[-1][0, -1]
+        return F.linear(state, self.rows)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Path) -> None:
+    """Every proposal of a ragged batch is the best token of the head unrolled over the whole text."""
+    build = assemble("llama", max_rows=3)
+    path = saved(kind, build, tmp_path)
+    teacher = Teacher(build, path)
+    option = "head" if kind == "eagle" else "num_heads=3, head_init"
+    engine = build.engine(f"{kind}({option}={path!r})", k=3)
+    found = windows(engine, [3, 3, 0, 1, 0, 0, 3, 2])
+    assert len(found) > 60
+    for text, window in found:
+        proposals = window.tokens[0, 1:].tolist()
+        for depth, token in enumerate(proposals):
+            logits = teacher.logits(text, proposals[:depth])
+            best = logits.max()
+            assert logits[(token == IDS).nonzero()[0, 0]] > best - 2e-2, (depth, token, IDS[logits.argmax()])
+
+
+def test_a_head_drafts_as_it_was_trained_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
+    """In a hybrid some windows are n-gram's: what the head proposes afterwards must not show it."""
+    build = assemble("llama", max_rows=3)
+    path = saved("eagle", build, tmp_path)
+    teacher = Teacher(build, path)
+    engine = build.engine(f"hybrid(sources='ngram(n_min=1), eagle(head={path})', model_k=2)", k=6)
+    lookup = Ngram(cast(Any, None), n_min=1)
+    looked = 0
+    for text, window in windows(engine, [6, 6, 0, 6]):
+        proposals = window.tokens[0, 1:].tolist()
+        if lookup.continuations(0, text.numpy(), 6):
+            looked += 1
+            continue
+        for depth, token in enumerate(proposals):
+            logits = teacher.logits(text, proposals[:depth])
+            assert logits[(token == IDS).nonzero()[0, 0]] > logits.max() - 2e-2
+    assert looked > 20
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_heads_tree_holds_likely_children_of_every_node_it_expands(kind: str, assemble: Make, tmp_path: Path) -> None:
+    build = assemble("llama", max_rows=3)
+    path = saved(kind, build, tmp_path)
+    teacher = Teacher(build, path)
+    option = "depth=3, head" if kind == "eagle" else "num_heads=3, head_init"
+    engine = build.engine(f"{kind}(beam=3, {option}={path!r})", "tree_rejection", k=9)
+    found = windows(engine, [9, 0, 9, 9])
+    depths = set()
+    for text, window in found[:40]:
+        tokens, parents = window.tokens[0].tolist(), window.parents[0].tolist()
+        paths: list[list[int]] = [[]]
+        for slot in range(1, len(tokens)):
+            before = paths[parents[slot]]
+            paths.append([*before, tokens[slot]])
+            depths.add(len(before) + 1)
+            logits = teacher.logits(text, before)
+            third = logits.topk(3).values[-1]
+            assert logits[(tokens[slot] == IDS).nonzero()[0, 0]] > third - 2e-2
+        assert len(set(map(tuple, paths))) == len(paths), "two nodes are the same continuation"
+    assert depths == {1, 2, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("policy", ["match", "rejection", "block"])
+def test_heads_change_no_output_that_is_promised(
+    policy: str, temperature: float, assemble: Make, tmp_path: Path
+) -> None:
+    build = assemble("llama", max_rows=3)
+    params = SamplingParams(temperature=temperature, seed=4, max_new_tokens=20)
+    for text in (
+        f"eagle(head={saved('eagle', build, tmp_path)!r})",
+        f"medusa(3, {saved('medusa', build, tmp_path)!r})",
+    ):
+        engine = build.engine(text, policy, k=4)
+        done = engine.run(requests(params, count=5))
+        if engine.policy.contract(params) == "exact":
+            assert [c.tokens for c in done] == [build.plain(r) for r in requests(params, count=5)]
+        assert engine.stats.counts["num_draft_tokens"] > 100
+
+
+@pytest.mark.parametrize("more", ["", ", beam=3"], ids=["chain", "tree"])
+def test_max_draft_limits_the_proposals_of_a_step(more: str, assemble: Make, tmp_path: Path) -> None:
+    build = assemble("llama")
+    engine = build.engine(f"eagle(head={saved('eagle', build, tmp_path)!r}, max_draft=2{more})", k=6)
+    widths: set[int] = set()
+    engine.trace = lambda context, window, logits, verdict: widths.add(int(window.width.max()))
+    engine.run(requests(count=2))
+    assert max(widths) == 3
+
+
+def test_a_head_of_another_target_is_refused(assemble: Make, tmp_path: Path) -> None:
+    path = saved("eagle", assemble("llama"), tmp_path)
+    with pytest.raises(SpecdecError, match="was trained for another target"):
+        assemble("llama", seed=1).engine(f"eagle(head={path!r})", k=2)
+    with pytest.raises(SpecdecError, match=r"holds 'eagle'; expected a head of kind 'medusa'"):
+        assemble("llama").engine(f"medusa(head_init={path!r})", k=2)
+    with pytest.raises(SpecdecError, match="no trained eagle head for this target is shipped"):
+        assemble("llama").engine("eagle(head=trained)", k=2)
+    with pytest.raises(SpecdecError, match=r"cannot be read: .*name a \.safetensors file"):
+        assemble("llama").engine("eagle(head=nowhere.safetensors)", k=2)
+    with pytest.raises(SpecdecError, match="unknown head_init 'tied'; did you mean 'tie'"):
+        assemble("llama").engine("medusa(head_init=tied)", k=2)

@@ -1,0 +1,75 @@
+"""Laws by samples where they cannot be enumerated, with the power that is claimed.
+
+Each round emits up to three tokens; false alarm 1e-6 a policy; a mass of 0.01 that moves from the likelier
+half of the law to the other is found with probability 0.99 (``samples.power``).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchsuite.measure.fidelity import evenness
+from benchsuite.prove.enumerator import Shape
+from benchsuite.prove.samples import CHAIN, FALSE_ALARM, Rounds, power
+from benchsuite.prove.tiny import policy, registry
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+
+ROUNDS, VOCABULARY, SHIFT = 220_000, 64, 0.01
+ON_GPU = [pytest.mark.cuda, pytest.mark.gpu]
+BACKENDS = [
+    ("reference", "cpu"),
+    ("cpu", "cpu"),
+    pytest.param("triton", "cuda", marks=ON_GPU),
+    pytest.param("cuda", "cuda", marks=ON_GPU),
+]
+WAYS = [
+    ("rejection", CHAIN),
+    ("block", CHAIN),
+    ("tree_rejection", CHAIN),
+    ("tree_rejection", Shape((-1, 0, 0))),
+    ("match", CHAIN),
+]
+
+
+def laws(dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Logits of a target, falling as words do, and of a draft that is half right."""
+    generator = torch.Generator().manual_seed(1)
+    target = -torch.arange(1, VOCABULARY + 1).float().log() * 1.1
+    draft = target + torch.randn(VOCABULARY, generator=generator)
+    return target.to(device, dtype), draft.to(device, dtype)
+
+
+def unevenness(bins: Tensor) -> float:
+    """The smallest p-value of any depth."""
+    return min(evenness(depth) for depth in bins.tolist())
+
+
+def test_a_shift_of_one_in_a_hundred_is_found_with_probability_0_99() -> None:
+    assert power(ROUNDS, SHIFT) > 0.99
+    assert power(ROUNDS, SHIFT / 2) < 0.1, "what is claimed is not sharp"
+    assert power(ROUNDS, 1e-9) == pytest.approx(FALSE_ALARM, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "shape"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way.parents[-1]))
+@pytest.mark.parametrize(("backend", "device"), BACKENDS)
+def test_emitted_tokens_have_the_targets_law(
+    backend: str, device: str, name: str, shape: Shape, dtype: torch.dtype
+) -> None:
+    rounds = Rounds(policy(name), registry().backend(backend), *laws(dtype, device), shape)
+    assert unevenness(rounds.bins(ROUNDS)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(("name", "shape"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way.parents[-1]))
+def test_a_planted_skew_of_one_in_a_hundred_is_found(name: str, shape: Shape) -> None:
+    """The policy is given a target from which a mass of 0.01 has moved, and held against the true one."""
+    target, draft = laws(torch.float32)
+    law = target.softmax(dim=-1)
+    likelier = law.cumsum(0) <= 0.5
+    skewed = torch.where(likelier, law * (1 - SHIFT / law[likelier].sum()), law * (1 + SHIFT / law[~likelier].sum()))
+    assert float((skewed - law).abs().sum()) / 2 == pytest.approx(SHIFT, rel=1e-4)
+    rounds = Rounds(policy(name), registry().backend("reference"), skewed.log(), draft, shape)
+    assert unevenness(rounds.bins(ROUNDS, law)) < FALSE_ALARM

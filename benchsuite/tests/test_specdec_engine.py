@@ -1,0 +1,213 @@
+"""The step's exact laws: one forward, one read, nothing copied, nothing grown; rows, kinds and counters."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchsuite.prove.read_guard import guarded_steps
+from benchsuite.prove.tiny import prompts, requests
+from benchsuite.tests.rig import DEVICES, Make
+from specdec import Context, Draft, Request, SamplingParams, SpecdecError, Window
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("draft", "policy"),
+    [
+        *itertools.product([None, "ngram", "draft_model", "garbage", "oracle(0.8)"], ["match", "rejection"]),
+        *(("tree(beam=2, depth=2)", policy) for policy in ("match", "tree_rejection", "tree_agree(m=1)")),
+        *(("eagle", policy) for policy in ("block", "typical", "topk_agree", "conf_threshold", "longest_prefix")),
+        ("suffix(branches=2)", "typical(p=0.9)"),
+        ("medusa(head_init=random, beam=2)", "match"),
+        ("medusa", "rejection"),
+        ("hybrid(sources='suffix, ngram, eagle')", "rejection"),
+    ],
+)
+def test_a_step_reads_the_device_once_and_only_through_read(
+    draft: str | None, temperature: float, policy: str, assemble: Make
+) -> None:
+    engine = assemble("gemma3", max_rows=3).engine(draft, policy, k=4)
+    params = SamplingParams(temperature=temperature, top_k=40, top_p=0.9, max_new_tokens=40)
+    guarded_steps(engine, [Request(i, prompt, params) for i, prompt in enumerate(prompts(3))], 6)
+    assert engine.stats.counts["host_reads"] == engine.stats.counts["target_forwards"] == 6
+
+
+def test_the_guard_against_reads_finds_a_planted_one(assemble: Make) -> None:
+    engine = assemble().engine("ngram", k=4)
+    accept = engine.policy.accept
+    object.__setattr__(engine.policy, "accept", lambda *a: (a[1].width.sum().item(), accept(*a))[1])
+    with pytest.raises(AssertionError, match="item"):
+        guarded_steps(engine, requests(count=1), 1)
+
+
+@pytest.mark.parametrize("draft", ["ngram", "draft_model", "garbage", "oracle(0.8)"])
+def test_counters_are_exact(draft: str, assemble: Make) -> None:
+    build = assemble(max_rows=2)
+    engine, calls = build.engine(draft, k=4), []
+    object.__setattr__(engine.ops, "kv_compact", None)  # calling it would fail: a chain moves nothing
+    for request in requests():
+        build.plain(request)  # what the oracle replays is not this run's work
+    engine.target.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    done = engine.run(requests())
+    counters = engine.stats.counters()
+    steps = engine.stats.steps
+    assert counters["target_forwards"] == counters["host_reads"] == len(steps) == len(calls)
+    assert counters["kv_bytes_copied"] == 0
+    assert counters["num_emitted_tokens"] == sum(len(c.tokens) for c in done) == sum(s.emitted for s in steps)
+    assert counters["num_draft_tokens"] == sum(s.proposed for s in steps)
+    assert counters["num_accepted_tokens"] == sum(c.kinds.count("accepted") for c in done)
+    assert counters["num_accepted_tokens"] == sum(counters["num_accepted_tokens_per_pos"])  # type: ignore[arg-type]
+    prefilled = sum(len(r.prompt) - 1 for r in requests())
+    assert counters["kv_appended_tokens_total"] == prefilled + sum(s.rows * s.width for s in steps)
+    assert counters["prefill_forwards"] == len(requests())
+    assert engine.stats.tau == engine.stats.counts["num_emitted_tokens"] / sum(s.rows for s in steps)
+    if counters["num_drafts"]:
+        drafts, accepted = engine.stats.counts["num_drafts"], engine.stats.counts["num_accepted_tokens"]
+        assert engine.stats.mean_acceptance_length == 1 + accepted / drafts
+    assert (counters["draft_forwards"] > 0) is (draft == "draft_model")  # type: ignore[operator]
+
+
+def test_a_repeated_run_repeats_its_counters_and_tokens(assemble: Make) -> None:
+    engine = assemble(max_rows=2).engine("draft_model", k=3)
+    work = requests(SamplingParams(temperature=1.0, max_new_tokens=20))
+    first = [c.tokens for c in engine.run(work)], engine.stats.counters()
+    assert ([c.tokens for c in engine.run(work)], engine.stats.counters()) == first
+
+
+def test_the_last_row_moves_into_a_freed_place_and_its_bytes_are_counted(assemble: Make) -> None:
+    build = assemble(max_rows=3)
+    engine = build.engine("draft_model", k=2)
+    work = [replace(r, params=SamplingParams(max_new_tokens=n)) for r, n in zip(requests(), (4, 30, 50), strict=False)]
+    plain = [build.plain(r) for r in work]
+    assert [c.tokens for c in engine.run(work)] == plain
+    assert engine.stats.counts["kv_rows_moved_bytes"] == engine.arena.row_bytes
+
+
+def test_a_waiting_request_takes_a_freed_place_without_a_copy(assemble: Make) -> None:
+    engine = assemble(max_rows=2).engine("ngram", k=2)
+    same = [Request(i, p, SamplingParams(max_new_tokens=6)) for i, p in enumerate(prompts(4))]
+    engine.run(same)
+    assert engine.stats.counts["kv_rows_moved_bytes"] == 0
+    assert max(step.rows for step in engine.stats.steps) == 2
+
+
+def test_each_kind_of_token_is_told_apart(assemble: Make) -> None:
+    build = assemble()
+    request = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=11))
+    right = build.engine("oracle(1.0)", k=4).run([request])[0]
+    # 11 tokens: two full windows of 4 + bonus, then the last one alone, for which nothing may be proposed.
+    assert right.kinds == (("accepted",) * 4 + ("bonus",)) * 2 + ("plain",)
+    wrong = build.engine("oracle(0.0)", k=4).run([request])[0]
+    assert set(wrong.kinds) == {"recovered", "plain"}
+
+
+@pytest.mark.parametrize("draft", [None, "draft_model", "garbage", "eagle", "medusa"])
+def test_after_warm_up_no_memory_grows_with_the_steps(draft: str | None, assemble: Make) -> None:
+    engine = assemble(max_length=4096 if draft is None else 512).engine(draft, k=4)
+    engine._waiting.append(Request(0, prompts(1)[0], SamplingParams(max_new_tokens=400)))
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+        return len(tensors), sum(t.nbytes for t in tensors)
+
+    with torch.inference_mode():
+        engine._fill()
+        for _ in range(10):
+            engine.step()
+        before, allocations = held(), engine.stats.counts["allocations"]
+        for _ in range(60):
+            engine.step()
+        assert held() == before
+        assert engine.stats.counts["allocations"] == allocations
+
+
+def test_no_proposal_reaches_past_the_budget(assemble: Make) -> None:
+    engine = assemble().engine("oracle(1.0)", k=6)
+    done = engine.run([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=9))])[0]
+    assert len(done.tokens) == 9
+    assert [step.proposed for step in engine.stats.steps] == [6, 1]
+
+
+def test_a_model_at_its_last_position_stops_with_length(assemble: Make) -> None:
+    build = assemble("gpt2", max_length=2000)
+    request = Request(0, prompts(1)[0] * 13, SamplingParams(max_new_tokens=400))
+    done = build.engine("oracle(0.8)", k=4).run([request])[0]
+    assert done.finish_reason == "length"
+    assert len(request.prompt) + len(done.tokens) == 512
+    assert done.tokens == build.plain(request)
+
+
+def test_zero_proposals_is_plain_decoding(assemble: Make) -> None:
+    build = assemble()
+    engine = build.engine("ngram", k=0)
+    done = engine.run(requests())
+    assert [c.tokens for c in done] == [build.plain(r) for r in requests()]
+    assert engine.stats.counts["num_draft_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(0, ()), "the prompt of request 0 is empty"),
+        (Request(0, (1,) * 192), "has 192 tokens and at most 191 fit"),
+        (Request(0, (1, 300)), "has the token id 300; the target's vocabulary ends at 257"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_refused(request_: Request, message: str, assemble: Make) -> None:
+    engine = assemble().engine("ngram")
+    with pytest.raises(SpecdecError, match=message):
+        engine.run([replace(requests()[0], id=7), request_])
+    assert not engine.stats.counts["target_forwards"]
+
+
+def test_two_requests_of_one_id_are_refused(assemble: Make) -> None:
+    with pytest.raises(SpecdecError, match="same id"):
+        assemble().engine(None).run([requests()[0], requests()[0]])
+
+
+class Misfit(Draft):
+    """A draft whose window has the wrong shape."""
+
+    def propose(self, context: Context) -> Window:
+        return Window(context.tokens[:, :9], context.tokens[:, :9], context.length)
+
+
+def test_a_window_that_does_not_fit_is_refused_by_name(assemble: Make) -> None:
+    engine = assemble().engine("ngram", k=2)
+    engine.draft = Misfit()
+    with pytest.raises(SpecdecError, match=r"'Misfit' proposed a window that does not fit: got tokens \(1, 9\)"):
+        engine.run(requests())
+
+
+def test_an_engine_runs_again_after_a_run_that_failed(assemble: Make) -> None:
+    build = assemble()
+    engine = build.engine("ngram", k=2)
+    good, engine.draft = engine.draft, Misfit()
+    with pytest.raises(SpecdecError):
+        engine.run(requests())
+    engine.draft = good
+    assert [c.tokens for c in engine.run(requests())] == [build.plain(r) for r in requests()]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_hidden_states_come_for_every_target_forward(device: str, assemble: Make) -> None:
+    build = assemble(device=device)
+    engine = build.engine("garbage", k=2)
+    assert engine.draft is not None
+    seen: list[torch.Tensor] = []
+    object.__setattr__(engine.draft, "needs_hidden", True)
+    object.__setattr__(engine.draft, "prefilled", lambda row, tokens, start, hidden: seen.append(hidden[0]))
+    object.__setattr__(
+        engine.draft, "observe", lambda window, verdict, hidden: seen.append(hidden[0, : verdict.num_accepted[0] + 1])
+    )
+    request = requests()[0]
+    done = engine.run([request])[0]
+    ids = torch.tensor([[*request.prompt, *done.tokens[:-1]]], device=device)
+    expected = build.target.twin().base_model(ids, use_cache=False).last_hidden_state[0]
+    torch.testing.assert_close(torch.cat(seen), expected, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,154 @@
+"""Speculation changes nothing: plain decoding, transformers and every exact strategy emit the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.runners import EngineRunner, TransformersRunner
+from benchsuite.measure.ties import Judge
+from benchsuite.prove import families
+from benchsuite.prove.tiny import ask, requests
+from benchsuite.tests.rig import DEVICES, SETTING, Make, assert_same
+from specdec import Engine, SamplingParams
+
+DRAFTS = ("ngram", "ngram(n_max=2, n_min=1)", "draft_model", "garbage", "oracle(0.8)", "oracle(1.0)", "oracle(0.0)")
+CHAINS = ("suffix", "medusa(head_init=random)", "eagle", "hybrid(sources='suffix, ngram, draft_model')")
+TREES = (
+    "ngram(branches=3)",
+    "suffix(branches=3)",
+    "medusa(head_init=random, beam=3)",
+    "tree(beam=2, depth=3, least=0.01)",
+)
+SLOWER = [draft for draft in (*DRAFTS, *CHAINS, *TREES) if draft not in ("ngram", "oracle(0.8)", TREES[3])]
+SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24)
+GREEDY = SamplingParams(max_new_tokens=24)
+
+
+def runner(engine: Engine) -> EngineRunner:
+    """An engine as an arm."""
+    return EngineRunner(Arm(SETTING), engine)
+
+
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemble: Make) -> None:
+    build = assemble(family)
+    judge = Judge(build.target, range(40))
+    ours = runner(build.engine(None))
+    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, 4)
+    for request in requests(GREEDY):
+        work = [request]
+        pair = ours.run(work).tokens[0], theirs.run(work).tokens[0]
+        found = judge.compare(work, request, ours, theirs, pair)
+        assert all(difference.tie for difference in found), found[-1]
+
+
+@pytest.mark.parametrize("policy", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assemble: Make) -> None:
+    build = assemble(family, max_rows=3)
+    judge = Judge(build.target, range(40))
+    plain = runner(build.engine(None))
+    expected = plain.run(requests(GREEDY)).tokens
+    for draft in DRAFTS:
+        assert_same(judge, plain, runner(build.engine(draft, policy, k=4)), requests(GREEDY), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2"])
+def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(family: str, assemble: Make) -> None:
+    build = assemble(family, max_rows=3)
+    judge = Judge(build.target, range(40))
+    plain = runner(build.engine(None))
+    expected = plain.run(requests(GREEDY)).tokens
+    for policy in ("match", "longest_prefix", "tree_rejection", "block"):
+        for draft in (*CHAINS, *(TREES if policy != "block" else ())):
+            other = runner(build.engine(draft, policy, k=6))
+            assert other.engine.policy.contract(GREEDY) == "exact"
+            assert_same(judge, plain, other, requests(GREEDY), expected)
+
+
+@pytest.mark.parametrize("draft", [*CHAINS, *TREES])
+@pytest.mark.parametrize("controller", [pytest.param("adaptive(window=2)", marks=pytest.mark.slow), "goodput"])
+def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: str, assemble: Make) -> None:
+    build = assemble("llama", max_rows=3)
+    judge = Judge(build.target, range(40))
+    plain = runner(build.engine(None))
+    other = runner(build.engine(draft, controller=controller, k=5))
+    assert_same(judge, plain, other, requests(SAMPLED))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "draft", ["ngram", "oracle(0.8)", TREES[3], *(pytest.param(d, marks=pytest.mark.slow) for d in SLOWER)]
+)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
+    params: SamplingParams, draft: str, device: str, assemble: Make
+) -> None:
+    build = assemble("llama", max_rows=4, device=device)
+    judge = Judge(build.target, range(40))
+    work = requests(params, count=6)
+    plain = runner(build.engine(None, max_rows=1))
+    expected = plain.run(work).tokens
+    for k, rows, order in ((1, 1, 1), (3, 2, -1), (7, 4, 1), (4, 3, -1)):
+        other = runner(build.engine(draft, k=k, max_rows=rows))
+        assert_same(judge, plain, other, work[::order], expected[::order])
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt2"])
+def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -> None:
+    build = assemble(family, max_rows=3)
+    judge = Judge(build.target, range(40))
+    work = requests(SAMPLED, count=6)
+    assert_same(judge, runner(build.engine(None, max_rows=1)), runner(build.engine(None, max_rows=3)), work)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        replace(SAMPLED, top_k=5),
+        replace(SAMPLED, top_p=0.7),
+        replace(SAMPLED, temperature=0.6, top_k=20, top_p=0.9),
+    ],
+    ids=["top-k", "top-p", "both"],
+)
+def test_filtered_sampling_is_the_same_under_speculation_on_tiny(params: SamplingParams, assemble: Make) -> None:
+    build = assemble("qwen3", max_rows=2)
+    judge = Judge(build.target, range(40))
+    assert_same(judge, runner(build.engine(None)), runner(build.engine("draft_model", k=3)), requests(params))
+
+
+def test_rows_of_different_parameters_share_a_batch_on_tiny(assemble: Make) -> None:
+    build = assemble("llama", max_rows=4)
+    judge = Judge(build.target, range(40))
+    mixes = [GREEDY, SAMPLED, replace(SAMPLED, top_k=3, seed=9), replace(SAMPLED, temperature=0.5)]
+    work = [replace(r, params=p) for r, p in zip(requests(GREEDY), mixes, strict=True)]
+    assert_same(judge, runner(build.engine(None, max_rows=1)), runner(build.engine("oracle(0.8)", k=4)), work)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_speculation_in_bfloat16_equals_plain_or_ties_on_tiny(device: str, assemble: Make) -> None:
+    build = assemble("llama", dtype=torch.bfloat16, device=device)
+    judge = Judge(build.target, range(40))
+    assert_same(judge, runner(build.engine(None)), runner(build.engine("oracle(0.8)", k=4)), requests(GREEDY))
+
+
+def test_where_every_layer_slides_output_runs_past_the_span_on_tiny(assemble: Make) -> None:
+    build = assemble("mistral", max_length=400)
+    judge = Judge(build.target, range(40))
+    work = [replace(requests()[0], params=SamplingParams(max_new_tokens=300))]
+    assert build.target.layers[0].span == families.SPAN
+    assert_same(judge, runner(build.engine(None)), runner(build.engine("oracle(0.8)", k=4)), work)
+
+
+def test_a_draft_that_was_not_asked_for_some_steps_catches_up_on_tiny(assemble: Make) -> None:
+    build = assemble("llama", max_rows=2)
+    plain = build.engine(None)
+    other = build.engine("draft_model", k=4)
+    ask(other, [4, 0, 0, 0, 4, 0, 4, 4, 0, 0] * 20)
+    assert_same(Judge(build.target, range(40)), runner(plain), runner(other), requests(SAMPLED))
+    assert other.stats.counts["num_accepted_tokens"] > 0

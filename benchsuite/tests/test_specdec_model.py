@@ -1,0 +1,60 @@
+"""Which models run over the arena, and which are refused before they decode nonsense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GptOssConfig, MambaConfig, T5Config
+
+from benchsuite.prove import families
+from benchsuite.prove.tiny import registry
+from specdec import SpecdecError
+from specdec.model import ArenaModel, layer_shapes, position_limit
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+STRANGE = {
+    "bloom": lambda: BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
+    "falcon": lambda: FalconConfig(**SMALL, alibi=True),
+    "gpt_oss": lambda: GptOssConfig(
+        **SMALL, num_key_value_heads=2, head_dim=8, intermediate_size=32, num_local_experts=2, num_experts_per_tok=1
+    ),
+}
+
+
+@pytest.mark.parametrize("family", STRANGE)
+def test_a_family_that_does_not_follow_the_arena_is_refused(family: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(STRANGE[family]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    with pytest.raises(SpecdecError, match=rf"a {family} model cannot run over the arena.*families that can: Llama"):
+        ArenaModel(model, registry().backend())
+
+
+@pytest.mark.parametrize("config", [MambaConfig(), T5Config()], ids=["mamba", "t5"])
+def test_a_config_without_attention_layers_is_refused(config: Any) -> None:
+    with pytest.raises(SpecdecError, match="choose another model"):
+        layer_shapes(config)
+
+
+def test_spans_and_limits_are_the_configs() -> None:
+    spans = {family: [shape.span for shape in layer_shapes(config())] for family, config in families.CONFIGS.items()}
+    assert spans["llama"] == spans["gpt2"][:2] == [None, None]
+    assert spans["mistral"] == [families.SPAN] * 2
+    assert spans["gemma2"] == spans["qwen2-hybrid"] == [families.SPAN, None, families.SPAN]
+    limits = {family: position_limit(config()) for family, config in families.CONFIGS.items()}
+    assert {family for family, limit in limits.items() if limit is None} == {"mistral"}
+
+
+def test_twins_share_weights_and_leave_the_target_alone() -> None:
+    target = ArenaModel(families.build("gemma2"), registry().backend())
+    whole, part = target.twin(), target.twin(layers=1)
+    pointers = {p.data_ptr() for p in target.model.parameters()}
+    assert {p.data_ptr() for p in whole.parameters()} == pointers
+    assert {p.data_ptr() for p in part.parameters()} < pointers
+    assert (whole.config.num_hidden_layers, part.config.num_hidden_layers) == (3, 1)
+    assert target.model.config._attn_implementation == "specdec"
+    assert whole.config._attn_implementation != "specdec"

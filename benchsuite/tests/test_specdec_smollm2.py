@@ -1,0 +1,101 @@
+"""The embedded model: equality over every workload prompt, on the real weights."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from benchsuite.measure import workloads
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.runners import EngineRunner, TransformersRunner
+from benchsuite.measure.ties import Judge
+from benchsuite.prove.tiny import registry
+from benchsuite.tests.rig import SETTING, assert_same
+from specdec import Request, SamplingParams, catalog
+from specdec.assembly import Assembly
+from specdec.model import ArenaModel
+
+pytestmark = pytest.mark.slow
+TOKENS = 8
+
+
+@cache
+def smollm2() -> tuple[Assembly, Judge, tuple[tuple[int, ...], ...]]:
+    """The model, a judge over it, and every prompt of the six workloads."""
+    loaded = catalog.load("smollm2-135m", torch.device("cpu"), torch.float32, rows=6, max_length=512)
+    target = ArenaModel(loaded.model, registry().backend())
+    encoded = tuple(p for kind in workloads.KINDS for p in workloads.load(kind).encode(loaded.tokenizer))
+    length = max(map(len, encoded)) + TOKENS
+    build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=length)
+    return build, Judge(target, max(encoded, key=len)), encoded
+
+
+def work(temperature: float = 0.0) -> list[Request]:
+    """A request for every prompt."""
+    params = SamplingParams(temperature=temperature, max_new_tokens=TOKENS, eos=(2,))
+    return [Request(i, prompt, params) for i, prompt in enumerate(smollm2()[2])]
+
+
+@cache
+def plain(temperature: float) -> tuple[EngineRunner, list[tuple[int, ...]]]:
+    """Plain decoding of every prompt, in ragged batches, once for each temperature."""
+    runner = EngineRunner(Arm(SETTING), smollm2()[0].engine(None))
+    return runner, runner.run(work(temperature)).tokens
+
+
+def test_plain_equals_transformers_generate_on_every_prompt() -> None:
+    build, judge, _ = smollm2()
+    ours = EngineRunner(Arm(SETTING), build.engine(None, max_rows=1))
+    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, 4)
+    for request in work():
+        pair = build.plain(request), theirs.run([request]).tokens[0]
+        for difference in judge.compare([request], request, ours, theirs, pair):
+            print(difference)
+            assert difference.tie, difference
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft", ["ngram", "draft_model", "oracle(0.8)"])
+def test_every_exact_row_equals_plain_on_every_prompt_in_a_ragged_batch(draft: str, temperature: float) -> None:
+    build, judge, _ = smollm2()
+    baseline, expected = plain(temperature)
+    assert_same(judge, baseline, EngineRunner(Arm(SETTING), build.engine(draft, k=4)), work(temperature), expected)
+
+
+def test_the_converted_model_speaks() -> None:
+    build, _, _ = smollm2()
+    turns = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = build.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    done = build.engine("ngram", max_rows=1).run([Request(0, tuple(ids), SamplingParams(eos=(2,)))])[0]
+    assert (
+        build.tokenizer.decode(list(done.tokens), skip_special_tokens=True).strip() == "The capital of France is Paris."
+    )
+    assert done.finish_reason == "eos"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.dtype, seeds: range) -> None:
+    """Plain decoding beside wide windows, on one prompt of every workload; ``-s --specdec-deep`` shows the rates."""
+    most = 48 if len(seeds) > 1 else 8
+    loaded = catalog.load("smollm2-135m", torch.device("cpu"), dtype, rows=6, max_length=512)
+    target = ArenaModel(loaded.model, registry().backend())
+    encoded = [workloads.load(kind).encode(loaded.tokenizer)[0] for kind in workloads.KINDS]
+    build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=max(map(len, encoded)) + most)
+    judge = Judge(target, max(encoded, key=len))
+    plain = EngineRunner(Arm(SETTING), build.engine(None, max_rows=1))
+    wide = EngineRunner(Arm(SETTING), build.engine("oracle(0.8)", k=8))
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, max_new_tokens=most, eos=(2,))
+        requests = [Request(i, prompt, params) for i, prompt in enumerate(encoded)]
+        outputs = [runner.run(requests).tokens for runner in (plain, wide)]
+        found = [
+            difference
+            for request, pair in zip(requests, zip(*outputs, strict=True), strict=True)
+            for difference in judge.compare(requests, request, plain, wide, pair)
+        ]
+        bugs = [str(difference) for difference in found if not difference.tie]
+        assert not bugs, bugs[0]
+        tokens = sum(map(len, outputs[0]))
+        print(f"{dtype}, temperature {temperature}: {len(found)} ties in {tokens} tokens, bound {judge.bound:.1e}")

@@ -1,0 +1,71 @@
+"""Stops inside an accepted block: nothing past them is emitted, counted or shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchsuite.prove.tiny import prompts, replay_past_stops
+from benchsuite.tests.rig import Make
+from specdec import Completion, Engine, Request, SamplingParams, SpecdecError
+from specdec.stops import StopWatcher
+
+BASE = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=30))
+
+
+def right_and_plain(assemble: Make, params: SamplingParams) -> tuple[Completion, tuple[int, ...], Engine]:
+    """An oracle that is always right (five tokens a step), and what plain decoding emits."""
+    build = assemble()
+    engine = build.engine("oracle(1.0)", k=4)
+    replay_past_stops(engine, build.plain(BASE))
+    request = replace(BASE, params=params)
+    return engine.run([request])[0], build.plain(request), engine
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_an_end_token_stops_wherever_it_falls_in_the_block(place: int, assemble: Make) -> None:
+    full = assemble().plain(BASE)
+    first = full.index(full[place])
+    done, plain, engine = right_and_plain(assemble, replace(BASE.params, eos=(full[place],)))
+    assert done.tokens == plain == full[: first + 1]
+    assert done.finish_reason == "eos"
+    assert len(done.kinds) == len(done.times) == first + 1
+    assert engine.stats.counts["num_emitted_tokens"] == first + 1
+    assert engine.stats.counts["num_accepted_tokens"] == done.kinds.count("accepted")
+
+
+@pytest.mark.parametrize("budget", range(1, 12))
+def test_a_budget_stops_wherever_it_falls_in_the_block(budget: int, assemble: Make) -> None:
+    done, plain, engine = right_and_plain(assemble, replace(BASE.params, max_new_tokens=budget))
+    assert done.tokens == plain
+    assert len(done.tokens) == engine.stats.counts["num_emitted_tokens"] == budget
+    assert done.finish_reason == "length"
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+@pytest.mark.parametrize("place", range(0, 12, 2))
+def test_a_stop_string_stops_at_the_token_that_completes_it(place: int, length: int, assemble: Make) -> None:
+    build = assemble()
+    full = build.plain(BASE)
+    decode = build.tokenizer.decode
+    stop = decode(full[place : place + length])
+    if not stop or "\ufffd" in stop:
+        stop = decode(full)[place : place + length].strip("\ufffd") or decode(full)[:1]
+    done, plain, _ = right_and_plain(assemble, replace(BASE.params, stop=(stop,)))
+    expected = next(n for n in range(1, len(full) + 1) if stop in decode(full[:n]))
+    assert done.tokens == plain == full[:expected]
+    assert done.finish_reason == "stop"
+
+
+def test_a_row_that_stops_does_not_disturb_the_others(assemble: Make) -> None:
+    build = assemble(max_rows=3)
+    work = [Request(i, p, SamplingParams(max_new_tokens=25)) for i, p in enumerate(prompts(3))]
+    end = build.plain(work[1])[6]
+    work = [replace(r, params=replace(r.params, eos=(end,))) for r in work]
+    assert [c.tokens for c in build.engine("oracle(0.8)", k=4).run(work)] == [build.plain(r) for r in work]
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(SpecdecError, match="need a tokenizer"):
+        StopWatcher(SamplingParams(stop=("x",)), 4, None)
