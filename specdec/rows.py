@@ -71,8 +71,15 @@ class Rows:
     def move(self, source: int, row: int) -> None:
         """The last live row continues in a freed one."""
         for tensor in (
-            self.tokens, self.length, self.request, self.limit, self.stream, self.top_k, self.temperature, self.top_p
-        ):  # fmt: skip
+            self.tokens,
+            self.length,
+            self.request,
+            self.limit,
+            self.stream,
+            self.top_k,
+            self.temperature,
+            self.top_p,
+        ):
             tensor[row] = tensor[source]
         for array in (self.history, self.length_host, self.limit_host):
             array[row] = array[source]

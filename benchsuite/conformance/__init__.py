@@ -47,9 +47,16 @@ def draft(
     Example: ``TestMedusa = conformance.draft("medusa", sampled=True, hidden=True)``
     """
     claims = {
-        "text": text, "trees": trees, "sampled": sampled, "hidden": hidden, "remembers": remembers,
-        "memoryless": memoryless, "k": k, "family": family, "extra": _extra("draft", text, factory),
-    }  # fmt: skip
+        "text": text,
+        "trees": trees,
+        "sampled": sampled,
+        "hidden": hidden,
+        "remembers": remembers,
+        "memoryless": memoryless,
+        "k": k,
+        "family": family,
+        "extra": _extra("draft", text, factory),
+    }
     return type("DraftChecks", (DraftChecks,), claims)
 
 
@@ -71,9 +78,13 @@ def policy(
     Example: ``TestRejection = conformance.policy("rejection", greedy="exact", sampled="distribution")``
     """
     claims = {
-        "text": text, "greedy": greedy, "sampled": sampled, "trees": trees, "coupled": coupled,
+        "text": text,
+        "greedy": greedy,
+        "sampled": sampled,
+        "trees": trees,
+        "coupled": coupled,
         "extra": _extra("policy", text, factory),
-    }  # fmt: skip
+    }
     return type("PolicyChecks", (PolicyChecks,), claims)
 
 

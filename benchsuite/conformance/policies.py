@@ -165,10 +165,17 @@ def _rows(one_row: Context, rows: int, first: int) -> Context:
 
     params = one_row.params
     stacked = replace(
-        params, stream=torch.arange(first, first + rows) * 77 + 5, temperature=wide(params.temperature),
-        top_k=wide(params.top_k), top_p=wide(params.top_p),
-    )  # fmt: skip
+        params,
+        stream=torch.arange(first, first + rows) * 77 + 5,
+        temperature=wide(params.temperature),
+        top_k=wide(params.top_k),
+        top_p=wide(params.top_p),
+    )
     return replace(
-        one_row, request=torch.arange(first, first + rows), tokens=wide(one_row.tokens), length=wide(one_row.length),
-        max_proposals=wide(one_row.max_proposals), params=stacked,
-    )  # fmt: skip
+        one_row,
+        request=torch.arange(first, first + rows),
+        tokens=wide(one_row.tokens),
+        length=wide(one_row.length),
+        max_proposals=wide(one_row.max_proposals),
+        params=stacked,
+    )

@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from benchsuite.gate import counters, speed
 from benchsuite.gate.record import Record
-from benchsuite.gate.stages import staged
+from benchsuite.gate.speed import staged
 from benchsuite.gate.verdict import Finding, Verdict, worst
 
 TOLERANCE, ALPHA, STAGES = 0.03, 0.01, (5, 8)

@@ -24,8 +24,13 @@ NEEDED = 5
 
 OPTIONS = (
     Option("against", "", "a baseline file, or a revision of git that is measured beside this one"),
-    Option("level", "", "levels to gate at: 0 counters, 1 speedup, 2 base and head live (of themselves 0 and 1 "
-           "against a file, 0 and 2 against a revision)", many=True),
+    Option(
+        "level",
+        "",
+        "levels to gate at: 0 counters, 1 speedup, 2 base and head live (of themselves 0 and 1 "
+        "against a file, 0 and 2 against a revision)",
+        many=True,
+    ),
     Option("tolerance", "0.03", "the slowdown that is let through, as a fraction; twice as much is what is found"),
     Option("alpha", "0.01", "the chance of a false alarm over all rows of a level, as a fraction"),
     Option("launches", "5+8", "processes on each side: so many first, so many more where these do not let a row pass"),
@@ -40,7 +45,7 @@ OPTIONS = (
     Option("update", "", "accept this run: write it over the baseline file", flag=True),
     Option("dedicated", "", "this machine is used by nothing else: absolute times gate as well (level 3)", flag=True),
     Option("self-test", "", "measure this code beside itself, as it is and slower by twice the tolerance", flag=True),
-)  # fmt: skip
+)
 
 DEFAULTS = {option.name: option.default for option in OPTIONS}
 IDLE = ("against", "level", "json", "export", "update", "dedicated", "self-test")
@@ -57,9 +62,15 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare the options and their ini twins."""
     group = parser.getgroup("gate", "regression gate (specdec-bench)")
     group.addoption(
-        "--gate", dest="gate", nargs="?", const="fail", default=None, type=_mode, metavar="MODE",
+        "--gate",
+        dest="gate",
+        nargs="?",
+        const="fail",
+        default=None,
+        type=_mode,
+        metavar="MODE",
         help="gate the benchmarks of this run: fail (the default of a bare --gate), report, or off",
-    )  # fmt: skip
+    )
     parser.addini("gate", "ini twin of --gate", default="off")
     options.declare(parser, group, "gate", OPTIONS)
     group.addoption("--gate-plant", dest="gate_plant", default="", help=argparse.SUPPRESS)

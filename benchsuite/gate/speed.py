@@ -8,6 +8,7 @@ from math import expm1, isinf, log, log1p
 
 from benchsuite.gate.record import Launch, Row
 from benchsuite.gate.shift import Shift, holm, paired, unpaired
+from benchsuite.gate.sides import Sides
 from benchsuite.gate.verdict import Finding, Verdict
 from benchsuite.gate.where import where
 
@@ -33,9 +34,13 @@ def values(row: Row, level: int) -> list[float] | None:
 
 
 def decide(
-    rows: Mapping[str, tuple[Side, Side]], level: int, tolerances: Mapping[str, float], alpha: float, final: bool,
+    rows: Mapping[str, tuple[Side, Side]],
+    level: int,
+    tolerances: Mapping[str, float],
+    alpha: float,
+    final: bool,
     live: bool,
-) -> list[Finding]:  # fmt: skip
+) -> list[Finding]:
     """Findings of rows (base, head) that were measured in the same launches; ``live`` if these come in pairs.
 
     A slowdown counts if the estimate is beyond the tolerance and the change is not chance. PASS: the estimate is
@@ -91,3 +96,28 @@ def _finding(
         f"{tolerance:.1%}; more --gate-pairs, more --gate-launches or a quieter machine decides",
     }.get(verdict, "")
     return Finding(name, level, verdict, told, change, low, high, where(base, head), len(head))
+
+
+def staged(
+    sides: Sides, level: int, tolerances: Mapping[str, float], alpha: float, launches: tuple[int, int]
+) -> list[Finding]:
+    """Findings of the rows that ``tolerances`` names, from the first stage if it decides all of them, else the second.
+
+    Every row must have something to compare at this level (``values``).
+    """
+    first, more = launches
+    found: list[Finding] = []
+    for count in (first, first + more) if more else (first,):
+        base, head = sides.at_least(count)
+        found, timed = [], {}
+        for name in tolerances:
+            before, now = base.rows[name], head.rows.get(name)
+            compared = values(before, level), values(now, level) if now else None
+            if now and compared[0] and compared[1]:
+                timed[name] = Side(compared[0], before.launches), Side(compared[1], now.launches)
+            else:
+                found.append(Finding(name, level, Verdict.ERROR, "its test failed in a launch"))
+        found += decide(timed, level, tolerances, alpha, count == first + more, sides.paired and level != 1)
+        if not any(one.verdict == Verdict.INCONCLUSIVE for one in found):
+            break
+    return found

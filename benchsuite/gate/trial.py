@@ -14,7 +14,7 @@ from benchsuite.gate.launcher import Launcher, worktree
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import NEEDED, Rules
 from benchsuite.gate.sides import Live, Sides, Stored, Told
-from benchsuite.gate.stages import staged
+from benchsuite.gate.speed import staged
 from benchsuite.gate.verdict import Finding, Verdict
 
 SUITE = "suite"

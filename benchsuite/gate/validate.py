@@ -25,10 +25,19 @@ from benchsuite.gate.record import Record
 
 PAIRS = 10
 SUITE = (
-    "benchsuite/test_speculation.py", "--specdec-target", "tiny", "--specdec-workload", "chat",
-    "--specdec-peer", "none", "--specdec-arm", "ngram, suffix, oracle(0.8)", "--specdec-max-new-tokens", "32",
+    "benchsuite/test_speculation.py",
+    "--specdec-target",
+    "tiny",
+    "--specdec-workload",
+    "chat",
+    "--specdec-peer",
+    "none",
+    "--specdec-arm",
+    "ngram, suffix, oracle(0.8)",
+    "--specdec-max-new-tokens",
+    "32",
     "--benchmark-quiet",
-)  # fmt: skip
+)
 
 
 def launcher(suite: Sequence[str] = SUITE, pairs: int = PAIRS) -> Launcher:
@@ -91,8 +100,10 @@ def live(folder: Path, condition: str, count: int) -> None:
                 command = [sys.executable, "-m", "pytest", *SUITE, "-q", f"--gate-json={file}", "--gate=fail"]
                 subprocess.run(
                     [*command, "--gate-on-mismatch=ignore", "--gate-against", *against],
-                    cwd=launcher().folder, stdout=subprocess.DEVNULL, check=False,
-                )  # fmt: skip
+                    cwd=launcher().folder,
+                    stdout=subprocess.DEVNULL,
+                    check=False,
+                )
                 print(file.name, flush=True)
 
 

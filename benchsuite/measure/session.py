@@ -195,9 +195,13 @@ class Bench:
         runners = {arm: stage.runners[arm] for arm in wanted}
         like: results.Text | None = None
         for series in paired.alternate(
-            runners, work, stage.judge, stage.assembly.plain, lambda what: progress(f"{text.name}, {what}"),
+            runners,
+            work,
+            stage.judge,
+            stage.assembly.plain,
+            lambda what: progress(f"{text.name}, {what}"),
             self._passes(len(work)),
-        ):  # fmt: skip
+        ):
             if series.arm.plain:
                 pairs = [
                     (request.prompt, tokens)

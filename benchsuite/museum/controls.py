@@ -9,40 +9,62 @@ DRAWN = "tokens = context.propose_token(logits, position)"
 
 CONTROLS = (
     control(
-        "EAGLE#183, #110, #221", "siblings that were drawn are called certain and tried one after another",
+        "EAGLE#183, #110, #221",
+        "siblings that were drawn are called certain and tried one after another",
         (f"{TABLE}.__init__", "law, shape, certain", "law, shape, True"),
     ),
     control(
-        "z-lab/dflash#74", "a draft at temperature 0 under a target that samples",
+        "z-lab/dflash#74",
+        "a draft at temperature 0 under a target that samples",
         (f"{TABLE}.propose", DRAWN, "tokens = logits.max(dim=-1).indices"),
         (f"{TABLE}.propose", "q = None if self._certain else", "q = None if not self.branches else"),
     ),
     control(
-        "vllm#16899", "argmax drafting with q one-hot: lower acceptance, the same law",
+        "vllm#16899",
+        "argmax drafting with q one-hot: lower acceptance, the same law",
         (f"{TABLE}.propose", DRAWN, "tokens = logits.max(dim=-1).indices"),
-        (f"{TABLE}.propose", "told[row].append(own)",
-         "told[row].append(own if self.branches else [float(i == own.index(max(own))) for i in range(len(own))])"),
+        (
+            f"{TABLE}.propose",
+            "told[row].append(own)",
+            "told[row].append(own if self.branches else [float(i == own.index(max(own))) for i in range(len(own))])",
+        ),
     ),
     control(
-        "pegainfer#670", "a proposal is kept if the target's own draw equals it, under a policy that has a q",
-        ("specdec_plugins.policies.rejection:Rejection.accept", POSITION,
-         f"{POSITION}\n        return context.ops.verify_prefix("
-         "window, context.choose(logits, position, Purpose.TARGET))"),
+        "pegainfer#670",
+        "a proposal is kept if the target's own draw equals it, under a policy that has a q",
+        (
+            "specdec_plugins.policies.rejection:Rejection.accept",
+            POSITION,
+            f"{POSITION}\n        return context.ops.verify_prefix("
+            "window, context.choose(logits, position, Purpose.TARGET))",
+        ),
     ),
     control(
-        "garbage", "uniform proposals whatever the text: q is exact and poor",
-        (f"{TABLE}.propose", "own = self._shape.without_elders(law,",
-         "own = self._shape.without_elders([1 / len(law)] * len(law),"),
+        "garbage",
+        "uniform proposals whatever the text: q is exact and poor",
+        (
+            f"{TABLE}.propose",
+            "own = self._shape.without_elders(law,",
+            "own = self._shape.without_elders([1 / len(law)] * len(law),",
+        ),
     ),
     control(
-        "nothing", "a draft that never proposes",
-        (f"{TABLE}.propose", "size = 1 + min(int(context.max_proposals_host.max()), len(self._shape.parents) - 1)",
-         "size = 1"),
+        "nothing",
+        "a draft that never proposes",
+        (
+            f"{TABLE}.propose",
+            "size = 1 + min(int(context.max_proposals_host.max()), len(self._shape.parents) - 1)",
+            "size = 1",
+        ),
         (f"{TABLE}.propose", "q = None if self._certain else", "q = None if size == 1 else"),
     ),
     control(
-        "a tie", "logits of wide windows that differ in their last bits",
-        ("specdec.model:ArenaModel.forward", "return out.logits, seen[0]",
-         "return out.logits * (1 + 1e-7 * (window.tokens.shape[1] > 1)), seen[0]"),
+        "a tie",
+        "logits of wide windows that differ in their last bits",
+        (
+            "specdec.model:ArenaModel.forward",
+            "return out.logits, seen[0]",
+            "return out.logits * (1 + 1e-7 * (window.tokens.shape[1] > 1)), seen[0]",
+        ),
     ),
-)  # fmt: skip
+)

@@ -86,9 +86,14 @@ def streams() -> None:
         spy = _Spy()
         target = Tabular(laws[0], 3, spy)
         engine = Engine(
-            target, draft=TableDraft(laws[1], chain(3)), policy=tiny.policy(policy), controller=Always(3), ops=spy,
-            max_rows=2, max_length=40,
-        )  # fmt: skip
+            target,
+            draft=TableDraft(laws[1], chain(3)),
+            policy=tiny.policy(policy),
+            controller=Always(3),
+            ops=spy,
+            max_rows=2,
+            max_length=40,
+        )
         marks: list[int] = []
         engine.trace = lambda *_, spy=spy, marks=marks: marks.append(len(spy.keys))
         engine.run([Request(i, (0, 1), replace(SAMPLED, max_new_tokens=12)) for i in range(2)])
@@ -122,9 +127,15 @@ def power() -> None:
 def rollback() -> None:
     """The state machines over the arena and over the engine, a few runs of each, without shrinking."""
     few = settings(
-        max_examples=12, stateful_step_count=25, deadline=None, derandomize=True, database=None,
-        phases=(Phase.generate,), suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
-    )  # fmt: skip
+        max_examples=12,
+        stateful_step_count=25,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
     run_state_machine_as_test(Rollback, settings=few)
     run_state_machine_as_test(EngineMachine, settings=few)
 

@@ -7,156 +7,262 @@ from benchsuite.museum.places import CHAIN, COMMIT, DRAFT_MODEL, GIVEN, KEPT, PO
 
 SHIPPED = (
     mutant(
-        "transformers#32867", "the draft token is an argmax, its softmax is taken as q", "drafting",
-        (CHAIN, 'token = context.propose_token(self._widened(processed, float("-inf")), position)',
-         "token = processed.max(dim=-1).indices"),
+        "transformers#32867",
+        "the draft token is an argmax, its softmax is taken as q",
+        "drafting",
+        (
+            CHAIN,
+            'token = context.propose_token(self._widened(processed, float("-inf")), position)',
+            "token = processed.max(dim=-1).indices",
+        ),
     ),
     mutant(
-        "transformers#47932", "drawn from processed logits, the raw law is returned as q", "drafting",
+        "transformers#47932",
+        "drawn from processed logits, the raw law is returned as q",
+        "drafting",
         (CHAIN, "self._widened(processed.softmax(dim=-1), 0.0)", "self._widened(logits.softmax(dim=-1), 0.0)"),
     ),
     mutant(
-        "vllm#9834", "processors are not applied to the target's law in verification", "law",
+        "vllm#9834",
+        "processors are not applied to the target's law in verification",
+        "law",
         (STEP, GIVEN, "given = logits"),
     ),
     mutant(
-        "vllm#42744, sglang#10617", "processors reach the bonus token only", "law",
+        "vllm#42744, sglang#10617",
+        "processors reach the bonus token only",
+        "law",
         (STEP, GIVEN, f"given = torch.cat([logits[:, :-1], {PROCESS}[:, -1:]], dim=1)"),
     ),
     mutant(
-        "vllm#47386", "the noise that picked the draft token draws again after its rejection", "streams",
-        ("specdec_plugins.policies.rejection:Rejection.accept", "residual_key=key(stream, position, Purpose.RESIDUAL)",
-         "residual_key=key(stream, position, Purpose.DRAFT, context.step)"),
+        "vllm#47386",
+        "the noise that picked the draft token draws again after its rejection",
+        "streams",
+        (
+            "specdec_plugins.policies.rejection:Rejection.accept",
+            "residual_key=key(stream, position, Purpose.RESIDUAL)",
+            "residual_key=key(stream, position, Purpose.DRAFT, context.step)",
+        ),
     ),
     mutant(
-        "vllm-ascend#2881", "the residual is the target's law without the draft token, not max(p - q, 0)", "law",
-        (f"{REFERENCE}.rejection_sample", "residual = (at - taken).clamp(min=0)",
-         "residual = at.scatter(1, proposals.gather(1, column), 0.0)"),
+        "vllm-ascend#2881",
+        "the residual is the target's law without the draft token, not max(p - q, 0)",
+        "law",
+        (
+            f"{REFERENCE}.rejection_sample",
+            "residual = (at - taken).clamp(min=0)",
+            "residual = at.scatter(1, proposals.gather(1, column), 0.0)",
+        ),
     ),
     mutant(
-        "vllm-ascend#7807", "block verification uses the token-wise rule", "law",
-        ("specdec_plugins.policies.block:Block.survival", "kept.append((kept[-1] * ratio[:, index]).clamp(max=1))",
-         "kept.append(ratio[:, index].clamp(max=1))"),
+        "vllm-ascend#7807",
+        "block verification uses the token-wise rule",
+        "law",
+        (
+            "specdec_plugins.policies.block:Block.survival",
+            "kept.append((kept[-1] * ratio[:, index]).clamp(max=1))",
+            "kept.append(ratio[:, index].clamp(max=1))",
+        ),
     ),
     mutant(
-        "DeepSpec#31", "tokens are drawn in bfloat16, q and p computed in float32", "power",
-        ("specdec.messages:Context.choose", "self.ops.sample(logits, key)",
-         "self.ops.sample(logits.bfloat16().to(logits.dtype), key)"),
+        "DeepSpec#31",
+        "tokens are drawn in bfloat16, q and p computed in float32",
+        "power",
+        (
+            "specdec.messages:Context.choose",
+            "self.ops.sample(logits, key)",
+            "self.ops.sample(logits.bfloat16().to(logits.dtype), key)",
+        ),
     ),
     mutant(
-        "vllm-ascend#13608", "what is drawn depends on how much was proposed", "equality",
+        "vllm-ascend#13608",
+        "what is drawn depends on how much was proposed",
+        "equality",
         ("specdec_plugins.policies.match:Match.accept", POSITION, f"{POSITION} + window.tokens.shape[1]"),
     ),
     mutant(
-        "sglang#36173", "top-p is taken of the law before top-k", "law",
-        ("specdec.sampling:_filter",
-         """ordered = ordered.masked_fill(ordered < floor, float("-inf"))
+        "sglang#36173",
+        "top-p is taken of the law before top-k",
+        "law",
+        (
+            "specdec.sampling:_filter",
+            """ordered = ordered.masked_fill(ordered < floor, float("-inf"))
     law = ordered.softmax(dim=-1)""",
-         """law = ordered.softmax(dim=-1)
-    ordered = ordered.masked_fill(ordered < floor, float("-inf"))"""),
+            """law = ordered.softmax(dim=-1)
+    ordered = ordered.masked_fill(ordered < floor, float("-inf"))""",
+        ),
     ),
     mutant(
-        "EAGLE#50", "sampled siblings are tried against a law that was not made one again", "law",
-        ("specdec_plugins.policies.tree_rejection:TreeRejection.accept", "torch.where(mass > 0, rest / mass, left)",
-         "torch.where(mass > 0, rest, left)"),
+        "EAGLE#50",
+        "sampled siblings are tried against a law that was not made one again",
+        "law",
+        (
+            "specdec_plugins.policies.tree_rejection:TreeRejection.accept",
+            "torch.where(mass > 0, rest / mass, left)",
+            "torch.where(mass > 0, rest, left)",
+        ),
     ),
     mutant(
-        "lattice#243", "the first proposal is kept without a look", "equality",
+        "lattice#243",
+        "the first proposal is kept without a look",
+        "equality",
         (f"{REFERENCE}.verify_prefix", "good[:, 0] = True", "good[:, :2] = True"),
     ),
     mutant(
-        "openvino.genai#4190", "the token after a rejection comes from the row after it", "law",
-        (f"{REFERENCE}.rejection_sample",
-         "at = law.gather(1, num_accepted[:, None, None].expand(-1, 1, law.shape[2]))[:, 0]",
-         "at = law.gather(1, (num_accepted + 1).clamp(max=law.shape[1] - 1)[:, None, None]"
-         ".expand(-1, 1, law.shape[2]))[:, 0]"),
+        "openvino.genai#4190",
+        "the token after a rejection comes from the row after it",
+        "law",
+        (
+            f"{REFERENCE}.rejection_sample",
+            "at = law.gather(1, num_accepted[:, None, None].expand(-1, 1, law.shape[2]))[:, 0]",
+            "at = law.gather(1, (num_accepted + 1).clamp(max=law.shape[1] - 1)[:, None, None]"
+            ".expand(-1, 1, law.shape[2]))[:, 0]",
+        ),
     ),
     mutant(
-        "vllm#9730", "a rejected proposal's keys and values stay in the draft's arena", "drafting",
-        (f"{DRAFT_MODEL}.observe", "right = verdict.num_accepted.clamp(max=fed)",
-         "right = torch.full_like(verdict.num_accepted, fed)"),
+        "vllm#9730",
+        "a rejected proposal's keys and values stay in the draft's arena",
+        "drafting",
+        (
+            f"{DRAFT_MODEL}.observe",
+            "right = verdict.num_accepted.clamp(max=fed)",
+            "right = torch.full_like(verdict.num_accepted, fed)",
+        ),
     ),
     mutant(
-        "mlx-lm#1109", "rolling back does nothing: rejected proposals stay", "equality",
+        "mlx-lm#1109",
+        "rolling back does nothing: rejected proposals stay",
+        "equality",
         (COMMIT, KEPT, "committed += verdict.path.shape[1]"),
     ),
     mutant(
-        "mlx-swift-lm#424, mlx-lm#1427", "a ring too small for a window, which overwrites what it sees", "rollback",
+        "mlx-swift-lm#424, mlx-lm#1427",
+        "a ring too small for a window, which overwrites what it sees",
+        "rollback",
         ("specdec.arena:Arena.__init__", "min(full, span + max_window - 1)", "min(full, max(span, max_window))"),
     ),
     mutant(
-        "mlx-vlm#1155", "in a ragged batch every row advances as far as the luckiest", "equality",
+        "mlx-vlm#1155",
+        "in a ragged batch every row advances as far as the luckiest",
+        "equality",
         (COMMIT, KEPT, "committed += verdict.num_accepted.max() + 1"),
     ),
     mutant(
-        "aprender#2014", "a rejection resets the row's length on the device alone", "equality",
-        (COMMIT, KEPT,
-         "committed.copy_(torch.where(verdict.num_accepted == 0, 1, committed + verdict.num_accepted + 1))"),
+        "aprender#2014",
+        "a rejection resets the row's length on the device alone",
+        "equality",
+        (
+            COMMIT,
+            KEPT,
+            "committed.copy_(torch.where(verdict.num_accepted == 0, 1, committed + verdict.num_accepted + 1))",
+        ),
     ),
     mutant(
-        "transformers#30042", "the position advances by one, however many were accepted", "equality",
+        "transformers#30042",
+        "the position advances by one, however many were accepted",
+        "equality",
         (COMMIT, KEPT, "committed += 1"),
     ),
     mutant(
-        "vllm#39273", "analogue: a head continues the state of slot 0, not of the last slot kept", "drafting",
-        ("specdec.messages:Verdict.last", "slot = self.path.gather(1, self.num_accepted[:, None])",
-         "slot = torch.zeros_like(self.num_accepted[:, None])"),
+        "vllm#39273",
+        "analogue: a head continues the state of slot 0, not of the last slot kept",
+        "drafting",
+        (
+            "specdec.messages:Verdict.last",
+            "slot = self.path.gather(1, self.num_accepted[:, None])",
+            "slot = torch.zeros_like(self.num_accepted[:, None])",
+        ),
     ),
     mutant(
-        "llama.cpp#26695", "analogue: a reset reports success and leaves the row as it was", "rollback",
+        "llama.cpp#26695",
+        "analogue: a reset reports success and leaves the row as it was",
+        "rollback",
         ("specdec.arena:Arena.reset", "self.committed[row] = 0", "self.committed[row] += 0"),
     ),
     mutant(
-        "sglang#25015", "the draft's positions are incremented before its forward", "drafting",
-        (f"{DRAFT_MODEL}.propose",
-         """logits, _ = self._forward(token, rows, longest + index)
+        "sglang#25015",
+        "the draft's positions are incremented before its forward",
+        "drafting",
+        (
+            f"{DRAFT_MODEL}.propose",
+            """logits, _ = self._forward(token, rows, longest + index)
                 self._arena.committed[rows] += 1""",
-         """self._arena.committed[rows] += 1
-                logits, _ = self._forward(token, rows, longest + index)"""),
+            """self._arena.committed[rows] += 1
+                logits, _ = self._forward(token, rows, longest + index)""",
+        ),
     ),
     mutant(
-        "vllm#26498", "after full acceptance the draft's lengths are stale: only acceptance suffers", "drafting",
+        "vllm#26498",
+        "after full acceptance the draft's lengths are stale: only acceptance suffers",
+        "drafting",
         (f"{DRAFT_MODEL}.observe", "self._behind = 2", "self._behind = 1"),
     ),
     mutant(
-        "sglang#8409", "a drafted node sees the slot before it in place of its parent", "drafting",
-        ("specdec_plugins.growth:Forest.window", "parents = torch.where(above < 0, -1, (same * slots).sum(dim=2))",
-         "parents = torch.where(above < 0, -1, slots - 1)"),
+        "sglang#8409",
+        "a drafted node sees the slot before it in place of its parent",
+        "drafting",
+        (
+            "specdec_plugins.growth:Forest.window",
+            "parents = torch.where(above < 0, -1, (same * slots).sum(dim=2))",
+            "parents = torch.where(above < 0, -1, slots - 1)",
+        ),
     ),
     mutant(
-        "speculators#897", "an additive mask of zeros and ones: 0 means attend", "rollback",
+        "speculators#897",
+        "an additive mask of zeros and ones: 0 means attend",
+        "rollback",
         ("specdec.arena:Arena._mask", 'mask.masked_fill_(~sees, float("-inf"))', "mask.masked_fill_(~sees, 1.0)"),
     ),
     mutant(
-        "transformers#31301, #47912", "an end token inside an accepted block is missed", "stops",
-        ("specdec.rows:Rows.absorb", "live.finish = live.watcher.feed(token)",
-         "live.finish = live.watcher.feed(token) if index == len(emitted) - 1 else None"),
+        "transformers#31301, #47912",
+        "an end token inside an accepted block is missed",
+        "stops",
+        (
+            "specdec.rows:Rows.absorb",
+            "live.finish = live.watcher.feed(token)",
+            "live.finish = live.watcher.feed(token) if index == len(emitted) - 1 else None",
+        ),
     ),
     mutant(
-        "sglang#23802", "stop strings are looked for in too short a tail of the output", "stops",
+        "sglang#23802",
+        "stop strings are looked for in too short a tail of the output",
+        "stops",
         ("specdec.stops:StopWatcher.__init__", "4 * max(map(len, params.stop), default=0) + 4", "1"),
     ),
     mutant(
-        "vllm#47616", "the output goes on past the stop to the end of its block", "stops",
-        ("specdec.rows:Rows.absorb",
-         """if live.finish:
+        "vllm#47616",
+        "the output goes on past the stop to the end of its block",
+        "stops",
+        (
+            "specdec.rows:Rows.absorb",
+            """if live.finish:
                 break""",
-         """if live.finish and index == len(emitted) - 1:
-                break"""),
+            """if live.finish and index == len(emitted) - 1:
+                break""",
+        ),
     ),
     mutant(
-        "vllm#42533", "proposals run past the budget of tokens", "stops",
+        "vllm#42533",
+        "proposals run past the budget of tokens",
+        "stops",
         ("specdec.rows:Rows.context", "max_proposals=room.clamp(max=k)", "max_proposals=torch.full_like(room, k)"),
-        ("specdec.rows:Rows.context", "room_host = self.limit_host[:b] - self.length_host[:b] - 1",
-         "room_host = np.full(b, k)"),
+        (
+            "specdec.rows:Rows.context",
+            "room_host = self.limit_host[:b] - self.length_host[:b] - 1",
+            "room_host = np.full(b, k)",
+        ),
     ),
     mutant(
-        "EAGLE#95", "the acceptance length is that of the last step", "counters",
-        ("specdec.stats:Stats.mean_acceptance_length",
-         'return 1 + self.counts["num_accepted_tokens"] / drafts if drafts else None',
-         "return 1 + self.steps[-1].accepted if drafts else None"),
+        "EAGLE#95",
+        "the acceptance length is that of the last step",
+        "counters",
+        (
+            "specdec.stats:Stats.mean_acceptance_length",
+            'return 1 + self.counts["num_accepted_tokens"] / drafts if drafts else None',
+            "return 1 + self.steps[-1].accepted if drafts else None",
+        ),
     ),
-)  # fmt: skip
+)
 
 WAITING = (
     Waiting("vllm#18902, TensorRT-LLM#17701", "penalties are silently ignored while speculating", "repetition_penalty"),

@@ -57,9 +57,14 @@ class EngineMachine(RuleBasedStateMachine):
         """An engine, and the table that it decodes."""
         self.law, self.span = table(seed, VOCABULARY, parts=30), span
         self.engine = Engine(
-            Tabular(self.law, VOCABULARY, Reference(), span), draft=Told(self.proposals), policy=tiny.policy("match"),
-            controller=Always(MOST), ops=Reference(), max_rows=ROWS, max_length=LONGEST,
-        )  # fmt: skip
+            Tabular(self.law, VOCABULARY, Reference(), span),
+            draft=Told(self.proposals),
+            policy=tiny.policy("match"),
+            controller=Always(MOST),
+            ops=Reference(),
+            max_rows=ROWS,
+            max_length=LONGEST,
+        )
         self.pointers = [tensor.data_ptr() for tensor in (*self.engine.arena.keys, *self.engine.arena.values)]
         self.steps.append(f"span {span}, seed {seed}")
 

@@ -21,15 +21,27 @@ PROMPTS = ((0, 1), (1,), (1, 1, 0))
 
 
 def outputs(
-    script: Script, policy: Policy, laws: tuple[Table, Table], vocabulary: int, shape: Shape, certain: bool,
-    requests: Sequence[Request], rows: int, span: int | None = None,
-) -> Outputs:  # fmt: skip
+    script: Script,
+    policy: Policy,
+    laws: tuple[Table, Table],
+    vocabulary: int,
+    shape: Shape,
+    certain: bool,
+    requests: Sequence[Request],
+    rows: int,
+    span: int | None = None,
+) -> Outputs:
     """One run of the real engine with scripted dice."""
     target = Tabular(laws[0], vocabulary, script, span)
     engine = Engine(
-        target, draft=TableDraft(laws[1], shape, certain), policy=policy,
-        controller=Always(len(shape.parents) - 1), ops=script, max_rows=rows, max_length=12,
-    )  # fmt: skip
+        target,
+        draft=TableDraft(laws[1], shape, certain),
+        policy=policy,
+        controller=Always(len(shape.parents) - 1),
+        ops=script,
+        max_rows=rows,
+        max_length=12,
+    )
     return tuple(done.tokens for done in engine.run(requests))
 
 
@@ -62,9 +74,17 @@ def chain_rule(law: Table, request: Request, vocabulary: int) -> dict[tuple[int,
 
 
 def distance(
-    policy: Policy, vocabulary: int, shape: Shape, requests: Sequence[Request], *, certain: bool = False, rows: int = 1,
-    zeros: bool = False, span: int | None = None, seed: int = 0,
-) -> float:  # fmt: skip
+    policy: Policy,
+    vocabulary: int,
+    shape: Shape,
+    requests: Sequence[Request],
+    *,
+    certain: bool = False,
+    rows: int = 1,
+    zeros: bool = False,
+    span: int | None = None,
+    seed: int = 0,
+) -> float:
     """Total variation between the engine's outputs and independent runs of the target alone."""
     laws = table(("p", seed), vocabulary, zeros=zeros), table(("q", seed), vocabulary, zeros=zeros)
     got = completions(lambda s: outputs(s, policy, laws, vocabulary, shape, certain, requests, rows, span))

@@ -48,9 +48,13 @@ def test_its_commands_print_what_it_says(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text, encoding="utf-8")
     site = tmp_path / "site"
     environment = {
-        **os.environ, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "PYTHONPATH": str(site),
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "120",
+        "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
+    }
     for block in blocks("console"):
         for part in block.split("$ ")[1:]:
             command, _, expected = part.partition("\n")

@@ -21,9 +21,13 @@ def test_equal_times_pass_and_a_slowdown_fails_with_what_and_how_much(suite: Sui
     refused(suite.run(*GATED), OK, "PASS")
     suite.write(seconds=1.06)
     refused(
-        suite.run(*GATED), FAILED, "REGRESSED", "+6.0% seconds per token", "beyond the tolerance of 3.0%",
+        suite.run(*GATED),
+        FAILED,
+        "REGRESSED",
+        "+6.0% seconds per token",
+        "beyond the tolerance of 3.0%",
         "FAILED gate::test_theirs.py::test_work",
-    )  # fmt: skip
+    )
 
 
 def test_a_revision_is_measured_live_beside_the_working_tree(suite: Suite) -> None:
@@ -89,9 +93,19 @@ def test_a_baseline_is_written_whole_or_not_at_all(suite: Suite) -> None:
 
 
 TINY = (
-    "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny", "--specdec-workload", "chat",
-    "--specdec-draft", "oracle(0.8)", "--specdec-peer", "none", "--specdec-max-new-tokens", "48",
-)  # fmt: skip
+    "--pyargs",
+    "benchsuite.test_speculation",
+    "--specdec-target",
+    "tiny",
+    "--specdec-workload",
+    "chat",
+    "--specdec-draft",
+    "oracle(0.8)",
+    "--specdec-peer",
+    "none",
+    "--specdec-max-new-tokens",
+    "48",
+)
 
 
 def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_caught(run: Run, tmp_path: Path) -> None:
@@ -106,9 +120,13 @@ def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_ca
     assert {tuple(row) for row in json.loads((tmp_path / "a.json").read_text()).values()} == {("fails-level-0",)}
     assert {one["value"] for one in json.loads((tmp_path / "b.json").read_text())} == {1.0}
     refused(
-        gated(*against, "--gate-plant=acceptance=0.01"), FAILED, "REGRESSED at level 0",
-        "num_accepted_tokens_per_pos was", "where: acceptance", "1 failed",
-    )  # fmt: skip
+        gated(*against, "--gate-plant=acceptance=0.01"),
+        FAILED,
+        "REGRESSED at level 0",
+        "num_accepted_tokens_per_pos was",
+        "where: acceptance",
+        "1 failed",
+    )
     refused(gated(*against, "--specdec-peer=transformers"), OK, "PASS")
     refused(gated(*against, "--specdec-prompts=1"), FAILED, "ERROR", "measured otherwise", "prompts 3 there and 1 here")
     file = tmp_path / "gate.json"

@@ -12,9 +12,14 @@ from benchsuite.gate.record import Row
 from benchsuite.gate.verdict import Verdict
 
 COUNTERS: dict[str, Any] = {
-    "target_forwards": 10, "num_accepted_tokens": 8, "num_accepted_tokens_per_pos": [5, 3], "draft_forwards": 20,
-    "kv_bytes_copied": 0, "host_reads": 10, "rebuilt_caches": 1,
-}  # fmt: skip
+    "target_forwards": 10,
+    "num_accepted_tokens": 8,
+    "num_accepted_tokens_per_pos": [5, 3],
+    "draft_forwards": 20,
+    "kv_bytes_copied": 0,
+    "host_reads": 10,
+    "rebuilt_caches": 1,
+}
 BASE = Row(digest="d", plain_digest="p", counters=COUNTERS)
 
 

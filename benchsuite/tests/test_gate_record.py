@@ -13,18 +13,22 @@ from hypothesis import strategies as st
 
 from benchsuite.gate import counters
 from benchsuite.gate.record import PARTS, GateError, Launch, Record, Row
-from benchsuite.gate.stages import staged
+from benchsuite.gate.speed import staged
 
 GOOD = Record(
     {"machine": {"cores": 2, "device": None}, "versions": {"torch": "2"}, "commit": "a", "command": ["pytest"]},
     {
         "ours": Row(
-            {"seed": 0}, "d1", "d2", True, {"target_forwards": 9, "num_accepted_tokens_per_pos": [3, 1]},
+            {"seed": 0},
+            "d1",
+            "d2",
+            True,
+            {"target_forwards": 9, "num_accepted_tokens_per_pos": [3, 1]},
             tuple(Launch(0.01 * i, 0.5, dict.fromkeys(PARTS, 0.1), 1.8) for i in range(1, 6)),
         ),
         "plain": Row(launches=(Launch(1.0),) * 5),
     },
-)  # fmt: skip
+)
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
 ANYTHING = st.recursive(

@@ -21,14 +21,14 @@ from specdec import Registry, SpecdecError
 from specdec.interfaces import OPS
 from specdec.messages import Verdict
 from specdec.ops import Ops
-from specdec_kernels import cpu, cpu_library, cuda
+from specdec_kernels import cpu, cuda
 from specdec_kernels.reference import Reference
 
 HERE = [
     pytest.param("cpu", "cpu", id="cpu"),
     *(
         pytest.param(f"cpu(level={level})", "cpu", marks=pytest.mark.slow, id=f"cpu-{level}")
-        for level in cpu_library.levels()[1:]
+        for level in cpu.levels()[1:]
     ),
     pytest.param(
         "triton",

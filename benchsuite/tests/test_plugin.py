@@ -208,10 +208,20 @@ def test_a_folder_outside_the_project_adds_a_draft_by_name(run: Run, theirs: str
 def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: str, tmp_path: Path) -> None:
     # The first workload takes six steps after five of warm-up; the second meets the planted failure.
     done = run(
-        "-m", "pytest", *SHORT[:4], "--specdec-workload", "chat,reasoning", *QUICK[6:],
-        "--specdec-draft", "echo(14)", "--specdec-results", "out", "--benchmark-json", "bench.json",
+        "-m",
+        "pytest",
+        *SHORT[:4],
+        "--specdec-workload",
+        "chat,reasoning",
+        *QUICK[6:],
+        "--specdec-draft",
+        "echo(14)",
+        "--specdec-results",
+        "out",
+        "--benchmark-json",
+        "bench.json",
         path=theirs,
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert "echo(14) could not be measured: echo was told to fail" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr

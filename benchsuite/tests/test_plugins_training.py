@@ -139,9 +139,25 @@ def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytes
     )
     out = tmp_path / "head.safetensors"
     command.main(
-        ["train", "eagle", "--target", "tiny", "--corpus", str(tmp_path / "c"), "--run", str(tmp_path / "r"),
-         "--out", str(out), "--epochs", "1", "--batch", "4", "--vocabulary", "64"]
-    )  # fmt: skip
+        [
+            "train",
+            "eagle",
+            "--target",
+            "tiny",
+            "--corpus",
+            str(tmp_path / "c"),
+            "--run",
+            str(tmp_path / "r"),
+            "--out",
+            str(out),
+            "--epochs",
+            "1",
+            "--batch",
+            "4",
+            "--vocabulary",
+            "64",
+        ]
+    )
     made = json.loads(out.with_suffix(".json").read_text())
     assert made["conversations"] == 8
     assert len(made["epochs"]) == 1
@@ -151,8 +167,26 @@ def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytes
     assert head.shape.hidden == 64
     again = tmp_path / "again.safetensors"
     command.main(
-        ["train", "eagle", "--target", "tiny", "--corpus", str(tmp_path / "c"), "--run", str(tmp_path / "q"),
-         "--out", str(again), "--epochs", "1", "--vocabulary", "64", "--begin", str(out), "--rate", "0"]
-    )  # fmt: skip
+        [
+            "train",
+            "eagle",
+            "--target",
+            "tiny",
+            "--corpus",
+            str(tmp_path / "c"),
+            "--run",
+            str(tmp_path / "q"),
+            "--out",
+            str(again),
+            "--epochs",
+            "1",
+            "--vocabulary",
+            "64",
+            "--begin",
+            str(out),
+            "--rate",
+            "0",
+        ]
+    )
     begun, _ = files.load_eagle(str(again), target)
     assert all(torch.equal(a, b) for a, b in zip(head.parameters(), begun.parameters(), strict=True))

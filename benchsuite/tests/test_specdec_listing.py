@@ -14,9 +14,16 @@ pytest_plugins = "pytester"
 
 DRAFTS = ("draft_model", "eagle", "garbage", "hybrid", "medusa", "ngram", "oracle", "suffix", "tree")
 POLICIES = (
-    "block", "conf_threshold", "longest_prefix", "match", "rejection", "topk_agree", "tree_agree", "tree_rejection",
+    "block",
+    "conf_threshold",
+    "longest_prefix",
+    "match",
+    "rejection",
+    "topk_agree",
+    "tree_agree",
+    "tree_rejection",
     "typical",
-)  # fmt: skip
+)
 
 
 def test_every_strategy_of_the_mission_is_there() -> None:
@@ -68,9 +75,15 @@ def test_a_third_partys_draft_is_listed_without_notes() -> None:
 
 def test_arms_are_named_one_by_one(pytester: pytest.Pytester) -> None:
     config = pytester.parseconfig(
-        "--specdec-target", "tiny", "--specdec-workload", "chat", "--specdec-peer", "none", "--specdec-arm",
+        "--specdec-target",
+        "tiny",
+        "--specdec-workload",
+        "chat",
+        "--specdec-peer",
+        "none",
+        "--specdec-arm",
         "ngram, eagle(head=a/b.safetensors)/rejection, suffix/match/goodput/15",
-    )  # fmt: skip
+    )
     found = [(arm.draft, arm.policy, arm.controller, arm.k) for arm in build(config)]
     assert found == [
         (None, "match", "fixed", 0),
@@ -81,9 +94,7 @@ def test_arms_are_named_one_by_one(pytester: pytest.Pytester) -> None:
 
 
 def test_an_adapted_length_is_an_arm_of_its_own(pytester: pytest.Pytester) -> None:
-    config = pytester.parseconfig(
-        "--specdec-draft", "ngram", "--specdec-workload", "chat", "--specdec-adaptive-k", "9"
-    )  # fmt: skip
+    config = pytester.parseconfig("--specdec-draft", "ngram", "--specdec-workload", "chat", "--specdec-adaptive-k", "9")
     found = {(arm.controller, arm.k) for arm in build(config) if arm.draft}
     assert found == {("adaptive(maximum=9)", 4)}
 

@@ -7,7 +7,10 @@ The level is the best that this processor has; ``cpu(level=avx2)`` asks for a lo
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 from collections.abc import Callable
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,8 +23,110 @@ from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
 from specdec.quantised import Quantised
 from specdec_kernels import build
-from specdec_kernels.cpu_library import CODE, Layer, compiled, described, levels
 from specdec_kernels.reference import Reference
+
+_AVX512 = {"avx512_f": "avx512f", "avx512_bw": "avx512bw", "avx512_vl": "avx512vl", "avx512_dq": "avx512dq"}
+LEVELS: dict[str, dict[str, str]] = {
+    "avx512_bf16": {**_AVX512, "fma3": "fma", "avx512_bf16": "avx512bf16"},
+    "avx512": {**_AVX512, "fma3": "fma"},
+    "avx2": {"avx2": "avx2", "fma3": "fma", "f16c": "f16c"},
+    "plain": {},
+}
+"""Each level's instruction sets, by torch's names and by the compiler's; the best level first."""
+
+CODE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # enum Kind of linear.cpp
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_SIGNATURES = {
+    "linear": [_INT, _INT, *[_POINTER] * 6, *[_LONG] * 3, _INT],
+    "rms_norm": [_INT, *[_POINTER] * 3, _LONG, _LONG, _FLOAT, _FLOAT, _INT],
+    "rotary": [_INT, *[_POINTER] * 6, *[_LONG] * 12],
+    "silu_mul": [_INT, *[_POINTER] * 3, *[_LONG] * 4, _INT],
+    "kv_append": [*[_POINTER] * 5, *[_LONG] * 17],
+    "kv_compact": [*[_POINTER] * 4, *[_LONG] * 11],
+    "tree_attention": [_INT, *[_POINTER] * 5, *[_LONG] * 17, _FLOAT, _FLOAT, _INT],
+    "decoder_layer": [*[_POINTER] * 5, _LONG, *[_POINTER] * 4, *[_LONG] * 11, _INT],
+    "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
+    "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
+    "rejection_sample": [*[_POINTER] * 10, *[_LONG] * 3, _INT],
+}
+
+
+@cache
+def levels() -> tuple[str, ...]:
+    """The levels that this processor can run, the best first."""
+    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch tells one word
+        best = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "plain")
+        return tuple(LEVELS)[tuple(LEVELS).index(best) :]
+    found = torch.cpu.get_capabilities()
+    return tuple(name for name, needed in LEVELS.items() if all(found.get(feature) for feature in needed))
+
+
+def compiler() -> str | None:
+    """CXX, else the first of c++, g++ and clang++ that is on the path."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    return next((found for found in map(shutil.which, names) if found), None)
+
+
+def compiled(level: str) -> ctypes.CDLL:
+    """The kernels of one level, compiled if the cache lacks them. Raises BuildError."""
+    found = compiler()
+    if found is None:
+        raise build.BuildError("no C++ compiler: looked for CXX, c++, g++ and clang++; install one or set CXX")
+    flags = [f"-m{name}" for name in LEVELS[level].values()]
+    command = (found, "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mtune=native", *flags)
+    library = build.library(f"cpu-{level}", command, ".cpp")
+    for name, types in _SIGNATURES.items():
+        function = getattr(library, f"specdec_{name}")
+        function.argtypes, function.restype = types, None
+    return library
+
+
+class Matrix(ctypes.Structure):
+    """struct Matrix of layer.cpp."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("weight", "scale", "offset", "bias")),
+        *((name, _LONG) for name in ("kind", "inputs", "outputs")),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """struct Layer of layer.cpp."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _POINTER) for name in ("norm_before", "norm_after")),
+        *((name, _LONG) for name in ("narrow", "heads", "heads_kv", "size")),
+        *((name, _FLOAT) for name in ("eps_before", "eps_after", "norm_offset", "scaling")),
+    ]
+
+
+def described(layer: DecoderWeights, dtype: torch.dtype) -> Layer:
+    """A layer's weights by their addresses; valid as long as ``layer`` lives."""
+
+    def matrix(weight: Tensor | Quantised, bias: Tensor | None) -> Matrix:
+        outputs, inputs = weight.shape
+        parts = (weight.codes, weight.scale, weight.offset) if isinstance(weight, Quantised) else (weight, None, None)
+        pointers = [None if part is None else part.data_ptr() for part in (*parts, bias)]
+        return Matrix(*pointers, CODE[parts[0].dtype], inputs, outputs)
+
+    return Layer(
+        matrix(layer.qkv, layer.qkv_bias),
+        matrix(layer.out, layer.out_bias),
+        matrix(layer.gate_up, layer.gate_up_bias),
+        matrix(layer.down, layer.down_bias),
+        layer.norm_before.data_ptr(),
+        layer.norm_after.data_ptr(),
+        CODE[dtype],
+        layer.heads,
+        layer.heads_kv,
+        layer.head_dim,
+        layer.eps_before,
+        layer.eps_after,
+        layer.norm_offset,
+        layer.scaling,
+    )
+
 
 MOST_ROWS = 16
 """Rows of x up to which ``linear`` is faster than torch's product."""
@@ -80,10 +185,19 @@ class Cpu(Reference):
         else:
             codes = weight
         self._linear(
-            CODE[codes.dtype], CODE[x.dtype], codes.data_ptr(), scale, offset, x.data_ptr(),
-            None if bias is None else bias.data_ptr(), y.data_ptr(), y.numel() // outputs, inputs, outputs,
+            CODE[codes.dtype],
+            CODE[x.dtype],
+            codes.data_ptr(),
+            scale,
+            offset,
+            x.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            y.numel() // outputs,
+            inputs,
+            outputs,
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
         return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
@@ -93,9 +207,16 @@ class Cpu(Reference):
         y = torch.empty_like(x)
         size = x.shape[-1]
         self._lib.specdec_rms_norm(
-            CODE[x.dtype], x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // size, size, eps,
-            offset, torch.get_num_threads(),
-        )  # fmt: skip
+            CODE[x.dtype],
+            x.data_ptr(),
+            weight.data_ptr(),
+            y.data_ptr(),
+            x.numel() // size,
+            size,
+            eps,
+            offset,
+            torch.get_num_threads(),
+        )
         return y
 
     def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,10 +225,22 @@ class Cpu(Reference):
         cos, sin = cos.contiguous(), sin.contiguous()
         new_query, new_keys = query.new_empty(query.shape), keys.new_empty(keys.shape)
         self._lib.specdec_rotary(
-            CODE[query.dtype], query.data_ptr(), keys.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-            new_query.data_ptr(), new_keys.data_ptr(), rows, heads, keys.shape[1], width, size,
-            *query.stride()[:3], *keys.stride()[:3], width * size if cos.shape[0] > 1 else 0,
-        )  # fmt: skip
+            CODE[query.dtype],
+            query.data_ptr(),
+            keys.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            new_query.data_ptr(),
+            new_keys.data_ptr(),
+            rows,
+            heads,
+            keys.shape[1],
+            width,
+            size,
+            *query.stride()[:3],
+            *keys.stride()[:3],
+            width * size if cos.shape[0] > 1 else 0,
+        )
         return new_query, new_keys
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -117,9 +250,15 @@ class Cpu(Reference):
         if gate.dim() > 2 and gate.shape[0] > 1:
             gate, up = gate.flatten(0, -2), up.flatten(0, -2)
         self._lib.specdec_silu_mul(
-            CODE[gate.dtype], gate.data_ptr(), up.data_ptr(), y.data_ptr(), y.numel() // size, size,
-            *(t.stride(-2) if t.dim() > 1 else size for t in (gate, up)), torch.get_num_threads(),
-        )  # fmt: skip
+            CODE[gate.dtype],
+            gate.data_ptr(),
+            up.data_ptr(),
+            y.data_ptr(),
+            y.numel() // size,
+            size,
+            *(t.stride(-2) if t.dim() > 1 else size for t in (gate, up)),
+            torch.get_num_threads(),
+        )
         return y
 
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
@@ -127,19 +266,39 @@ class Cpu(Reference):
         rows, heads, width, size = new_keys.shape
         cells = cells.contiguous()
         self._lib.specdec_kv_append(
-            keys.data_ptr(), values.data_ptr(), new_keys.data_ptr(), new_values.data_ptr(),
-            cells.data_ptr(), keys.itemsize, rows, heads, width, size,
-            *keys.stride()[:3], *values.stride()[:3], *new_keys.stride()[:3], *new_values.stride()[:3],
-        )  # fmt: skip
+            keys.data_ptr(),
+            values.data_ptr(),
+            new_keys.data_ptr(),
+            new_values.data_ptr(),
+            cells.data_ptr(),
+            keys.itemsize,
+            rows,
+            heads,
+            width,
+            size,
+            *keys.stride()[:3],
+            *values.stride()[:3],
+            *new_keys.stride()[:3],
+            *new_values.stride()[:3],
+        )
 
     def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
         """The path's cells are held aside, then written; cells that stay where they are are not."""
         rows, heads, _, size = keys.shape
         source, target = source.contiguous(), target.contiguous()
         self._lib.specdec_kv_compact(
-            keys.data_ptr(), values.data_ptr(), source.data_ptr(), target.data_ptr(), rows, heads, source.shape[1],
-            size, keys.itemsize, *keys.stride()[:3], *values.stride()[:3],
-        )  # fmt: skip
+            keys.data_ptr(),
+            values.data_ptr(),
+            source.data_ptr(),
+            target.data_ptr(),
+            rows,
+            heads,
+            source.shape[1],
+            size,
+            keys.itemsize,
+            *keys.stride()[:3],
+            *values.stride()[:3],
+        )
 
     def tree_attention(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
@@ -148,11 +307,27 @@ class Cpu(Reference):
         rows, heads, width, size = query.shape
         out = query.new_empty((rows, width, heads, size))
         self._lib.specdec_tree_attention(
-            CODE[query.dtype], query.data_ptr(), keys.data_ptr(), values.data_ptr(), mask.data_ptr(), out.data_ptr(),
-            rows, heads, keys.shape[1], width, keys.shape[2], size, *query.stride()[:3],
-            *keys.stride()[:3], *values.stride()[:3], mask.stride(0), mask.stride(2), scaling, softcap or 0.0,
+            CODE[query.dtype],
+            query.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            mask.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            keys.shape[1],
+            width,
+            keys.shape[2],
+            size,
+            *query.stride()[:3],
+            *keys.stride()[:3],
+            *values.stride()[:3],
+            mask.stride(0),
+            mask.stride(2),
+            scaling,
+            softcap or 0.0,
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
         return out
 
     def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
@@ -165,11 +340,25 @@ class Cpu(Reference):
         y = torch.empty_like(x)
         rows, width, _ = x.shape
         self._lib.specdec_decoder_layer(
-            ctypes.addressof(addresses), x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-            width * layer.head_dim if cos.shape[0] > 1 else 0, keys.data_ptr(), values.data_ptr(), cells.data_ptr(),
-            mask.data_ptr(), rows, width, mask.shape[3], *keys.stride()[:3], *values.stride()[:3], mask.stride(0),
-            mask.stride(2), torch.get_num_threads(),
-        )  # fmt: skip
+            ctypes.addressof(addresses),
+            x.data_ptr(),
+            y.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            width * layer.head_dim if cos.shape[0] > 1 else 0,
+            keys.data_ptr(),
+            values.data_ptr(),
+            cells.data_ptr(),
+            mask.data_ptr(),
+            rows,
+            width,
+            mask.shape[3],
+            *keys.stride()[:3],
+            *values.stride()[:3],
+            mask.stride(0),
+            mask.stride(2),
+            torch.get_num_threads(),
+        )
         return y
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
@@ -180,9 +369,14 @@ class Cpu(Reference):
         chosen = torch.empty(logits.shape[:-1], dtype=torch.int64)
         flat = None if key is None else key.contiguous()
         self._lib.specdec_sample(
-            rows.data_ptr(), None if flat is None else flat.data_ptr(), chosen.data_ptr(), len(rows), size,
-            rows.stride(0), torch.get_num_threads(),
-        )  # fmt: skip
+            rows.data_ptr(),
+            None if flat is None else flat.data_ptr(),
+            chosen.data_ptr(),
+            len(rows),
+            size,
+            rows.stride(0),
+            torch.get_num_threads(),
+        )
         return chosen
 
     def verify_prefix(self, window: Window, choices: Tensor) -> Verdict:
@@ -194,9 +388,16 @@ class Cpu(Reference):
         path = torch.empty((rows, slots), dtype=torch.int64)
         accepted, following = (torch.empty(rows, dtype=torch.int64) for _ in range(2))
         self._lib.specdec_verify_prefix(
-            tokens.data_ptr(), parents.data_ptr(), width.data_ptr(), choices.data_ptr(), path.data_ptr(),
-            accepted.data_ptr(), following.data_ptr(), rows, slots,
-        )  # fmt: skip
+            tokens.data_ptr(),
+            parents.data_ptr(),
+            width.data_ptr(),
+            choices.data_ptr(),
+            path.data_ptr(),
+            accepted.data_ptr(),
+            following.data_ptr(),
+            rows,
+            slots,
+        )
         return Verdict(path, accepted, following)
 
     def rejection_sample(
@@ -210,10 +411,19 @@ class Cpu(Reference):
         path = torch.empty((rows, slots), dtype=torch.int64)
         accepted, following = (torch.empty(rows, dtype=torch.int64) for _ in range(2))
         self._lib.specdec_rejection_sample(
-            law.data_ptr(), None if q is None else q.data_ptr(), tokens.data_ptr(), width.data_ptr(),
-            *(key.data_ptr() for key in keys), path.data_ptr(), accepted.data_ptr(), following.data_ptr(), rows, slots,
-            vocabulary, torch.get_num_threads(),
-        )  # fmt: skip
+            law.data_ptr(),
+            None if q is None else q.data_ptr(),
+            tokens.data_ptr(),
+            width.data_ptr(),
+            *(key.data_ptr() for key in keys),
+            path.data_ptr(),
+            accepted.data_ptr(),
+            following.data_ptr(),
+            rows,
+            slots,
+            vocabulary,
+            torch.get_num_threads(),
+        )
         return Verdict(path, accepted, following)
 
 

@@ -136,9 +136,17 @@ class Cuda(Reference):
         chosen = rows.new_empty(shape, dtype=torch.int64)
         parts = _parts(len(rows), size, rows.device)
         self._launch(
-            "sample", rows.device, rows, keys, chosen, self._meetings(len(rows), parts, rows.device), len(rows), size,
-            rows.stride(0), parts,
-        )  # fmt: skip
+            "sample",
+            rows.device,
+            rows,
+            keys,
+            chosen,
+            self._meetings(len(rows), parts, rows.device),
+            len(rows),
+            size,
+            rows.stride(0),
+            parts,
+        )
         return chosen
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
@@ -154,9 +162,19 @@ class Cuda(Reference):
         verdict = _verdict(rows, slots, choices.device)
         parents = _dense(window.parents)
         self._launch(
-            "verify_prefix", choices.device, window.tokens.contiguous(), parents, window.width.contiguous(),
-            choices.contiguous(), verdict.path, verdict.num_accepted, verdict.next, rows, slots, parents.stride(0),
-        )  # fmt: skip
+            "verify_prefix",
+            choices.device,
+            window.tokens.contiguous(),
+            parents,
+            window.width.contiguous(),
+            choices.contiguous(),
+            verdict.path,
+            verdict.num_accepted,
+            verdict.next,
+            rows,
+            slots,
+            parents.stride(0),
+        )
         return verdict
 
     def rejection_sample(
@@ -172,10 +190,23 @@ class Cuda(Reference):
         verdict = _verdict(rows, slots, law.device)
         parts = _parts(rows, size, law.device)
         self._launch(
-            "rejection_sample", law.device, law, q, (_LONG * 4)(*strides), window.tokens.contiguous(),
-            window.width.contiguous(), *keys, verdict.path, verdict.num_accepted, verdict.next,
-            self._meetings(rows, parts, law.device), rows, slots, size, parts,
-        )  # fmt: skip
+            "rejection_sample",
+            law.device,
+            law,
+            q,
+            (_LONG * 4)(*strides),
+            window.tokens.contiguous(),
+            window.width.contiguous(),
+            *keys,
+            verdict.path,
+            verdict.num_accepted,
+            verdict.next,
+            self._meetings(rows, parts, law.device),
+            rows,
+            slots,
+            size,
+            parts,
+        )
         return verdict
 
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
@@ -183,9 +214,20 @@ class Cuda(Reference):
         rows, heads, width, size = new_keys.shape
         new_keys, new_values = _dense(new_keys), _dense(new_values)
         self._launch(
-            "kv_append", keys.device, keys, values, new_keys, new_values, cells.contiguous(), rows, heads, width,
-            size * keys.itemsize, keys.itemsize, _byte_strides(keys, values, new_keys, new_values),
-        )  # fmt: skip
+            "kv_append",
+            keys.device,
+            keys,
+            values,
+            new_keys,
+            new_values,
+            cells.contiguous(),
+            rows,
+            heads,
+            width,
+            size * keys.itemsize,
+            keys.itemsize,
+            _byte_strides(keys, values, new_keys, new_values),
+        )
 
     def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
         """The path's cells are held in shared memory before any is written; cells that stay are not touched."""
@@ -194,9 +236,19 @@ class Cuda(Reference):
         if depth > MOST_MOVED:
             return super().kv_compact(keys, values, source, target)
         return self._launch(
-            "kv_compact", keys.device, keys, values, source.contiguous(), target.contiguous(), rows, heads, depth,
-            size * keys.itemsize, keys.itemsize, _byte_strides(keys, values),
-        )  # fmt: skip
+            "kv_compact",
+            keys.device,
+            keys,
+            values,
+            source.contiguous(),
+            target.contiguous(),
+            rows,
+            heads,
+            depth,
+            size * keys.itemsize,
+            keys.itemsize,
+            _byte_strides(keys, values),
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """A block a row."""
@@ -216,9 +268,23 @@ class Cuda(Reference):
         query, keys, cos, sin = _dense(query), _dense(keys), cos.contiguous(), sin.contiguous()
         new_query, new_keys = query.new_empty(query.shape), keys.new_empty(keys.shape)
         self._launch(
-            "rotary", query.device, _KIND[query.dtype], query, keys, cos, sin, new_query, new_keys, rows, heads,
-            keys.shape[1], width, size, width * size if cos.shape[0] > 1 else 0, _byte_strides(query, keys),
-        )  # fmt: skip
+            "rotary",
+            query.device,
+            _KIND[query.dtype],
+            query,
+            keys,
+            cos,
+            sin,
+            new_query,
+            new_keys,
+            rows,
+            heads,
+            keys.shape[1],
+            width,
+            size,
+            width * size if cos.shape[0] > 1 else 0,
+            _byte_strides(query, keys),
+        )
         return new_query, new_keys
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -226,9 +292,7 @@ class Cuda(Reference):
         size = gate.shape[-1]
         y = gate.new_empty(gate.shape)
         gate, up = (_dense(t.reshape(-1, size)) for t in (gate, up))
-        self._launch(
-            "silu_mul", y.device, _KIND[y.dtype], gate, up, y, len(gate), size, gate.stride(0), up.stride(0)
-        )  # fmt: skip
+        self._launch("silu_mul", y.device, _KIND[y.dtype], gate, up, y, len(gate), size, gate.stride(0), up.stride(0))
         return y
 
     @cached_property

@@ -99,9 +99,17 @@ class Triton(Reference):
         keys = cube if key is None else key.reshape(rows, width)
         with torch.cuda.device_of(logits):
             sample[(rows * width,)](
-                cube, keys, out, width, vocabulary, cube.stride(), keys.stride(),
-                NOISY=key is not None, BLOCK=min(BLOCK, _power(vocabulary)), **_DRAWN,
-            )  # fmt: skip
+                cube,
+                keys,
+                out,
+                width,
+                vocabulary,
+                cube.stride(),
+                keys.stride(),
+                NOISY=key is not None,
+                BLOCK=min(BLOCK, _power(vocabulary)),
+                **_DRAWN,
+            )
         return out
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
@@ -124,10 +132,22 @@ class Triton(Reference):
         tokens, parents, widths = window.tokens, window.parents, window.width
         with torch.cuda.device_of(choices):
             verify_prefix[(rows,)](
-                tokens, parents, widths, choices, verdict.path, verdict.num_accepted, verdict.next, size,
-                tokens.stride(), parents.stride(), widths.stride(), choices.stride(),
-                BLOCK=_power(size), num_warps=1, enable_fp_fusion=False,
-            )  # fmt: skip
+                tokens,
+                parents,
+                widths,
+                choices,
+                verdict.path,
+                verdict.num_accepted,
+                verdict.next,
+                size,
+                tokens.stride(),
+                parents.stride(),
+                widths.stride(),
+                choices.stride(),
+                BLOCK=_power(size),
+                num_warps=1,
+                enable_fp_fusion=False,
+            )
         return verdict
 
     def rejection_sample(
@@ -142,12 +162,30 @@ class Triton(Reference):
         q = window.q if size > 1 else None
         with torch.cuda.device_of(law):
             rejection_sample[(rows,)](
-                law, law if q is None else q, window.tokens, window.width, accept_key, residual_key, bonus_key,
-                verdict.path, verdict.num_accepted, verdict.next, size, vocabulary,
-                law.stride(), (law if q is None else q).stride(), window.tokens.stride(), window.width.stride(),
-                accept_key.stride(), residual_key.stride(), bonus_key.stride(),
-                CERTAIN=q is None, SLOTS=_power(size), BLOCK=min(BLOCK, _power(vocabulary)), **_DRAWN,
-            )  # fmt: skip
+                law,
+                law if q is None else q,
+                window.tokens,
+                window.width,
+                accept_key,
+                residual_key,
+                bonus_key,
+                verdict.path,
+                verdict.num_accepted,
+                verdict.next,
+                size,
+                vocabulary,
+                law.stride(),
+                (law if q is None else q).stride(),
+                window.tokens.stride(),
+                window.width.stride(),
+                accept_key.stride(),
+                residual_key.stride(),
+                bonus_key.stride(),
+                CERTAIN=q is None,
+                SLOTS=_power(size),
+                BLOCK=min(BLOCK, _power(vocabulary)),
+                **_DRAWN,
+            )
         return verdict
 
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
@@ -157,9 +195,17 @@ class Triton(Reference):
         rows, heads, width, size = new_keys.shape
         with torch.cuda.device_of(keys):
             kv_append[(rows * width, heads)](
-                keys, values, new_keys, new_values, cells, (width, size),
-                _strides(keys, values, new_keys, new_values, cells), BLOCK=_power(size), num_warps=1, **_FUSED,
-            )  # fmt: skip
+                keys,
+                values,
+                new_keys,
+                new_values,
+                cells,
+                (width, size),
+                _strides(keys, values, new_keys, new_values, cells),
+                BLOCK=_power(size),
+                num_warps=1,
+                **_FUSED,
+            )
 
     def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
         """Gather the source cells into registers, then write them into the target cells: one launch."""
@@ -171,9 +217,16 @@ class Triton(Reference):
         block_n = max(1, min(_power(size), 4096 // block_d))
         with torch.cuda.device_of(keys):
             kv_compact[(rows, heads, -(-size // block_n))](
-                keys, values, source, target, (steps, size), _strides(keys, values, source, target),
-                BLOCK_D=block_d, BLOCK_N=block_n, **_FUSED,
-            )  # fmt: skip
+                keys,
+                values,
+                source,
+                target,
+                (steps, size),
+                _strides(keys, values, source, target),
+                BLOCK_D=block_d,
+                BLOCK_N=block_n,
+                **_FUSED,
+            )
 
     def tree_attention(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
@@ -194,11 +247,23 @@ class Triton(Reference):
         mask = mask.expand(rows, -1, width, length)
         with torch.cuda.device_of(query):
             tree_attention[(-(-group * width // block_m), heads_kv, rows)](
-                query, keys, values, mask, out, float(scaling), float(softcap or 1),
-                (group, width, length, size), _strides(query, keys, values, mask),
-                CAPPED=softcap is not None, WIDE=self.interpreted, BLOCK_M=block_m, BLOCK_L=block_l, BLOCK_D=block_d,
-                num_stages=2, **_FUSED,
-            )  # fmt: skip
+                query,
+                keys,
+                values,
+                mask,
+                out,
+                float(scaling),
+                float(softcap or 1),
+                (group, width, length, size),
+                _strides(query, keys, values, mask),
+                CAPPED=softcap is not None,
+                WIDE=self.interpreted,
+                BLOCK_M=block_m,
+                BLOCK_L=block_l,
+                BLOCK_D=block_d,
+                num_stages=2,
+                **_FUSED,
+            )
         return out.to(query.dtype)
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
@@ -216,11 +281,21 @@ class Triton(Reference):
         block_n, block_k = (16 if outputs <= 8192 else 32), 32 * weight.bits // x.element_size()
         with torch.cuda.device_of(x):
             linear[(-(-outputs // block_n),)](
-                flat, weight.codes, weight.scale, offset, weight.scale if bias is None else bias, out,
-                (len(flat), outputs, inputs), _strides(flat, weight.codes, weight.scale),
-                BITS=weight.bits, BIASED=bias is not None, WIDE=self.interpreted, BLOCK_N=block_n, BLOCK_K=block_k,
+                flat,
+                weight.codes,
+                weight.scale,
+                offset,
+                weight.scale if bias is None else bias,
+                out,
+                (len(flat), outputs, inputs),
+                _strides(flat, weight.codes, weight.scale),
+                BITS=weight.bits,
+                BIASED=bias is not None,
+                WIDE=self.interpreted,
+                BLOCK_N=block_n,
+                BLOCK_K=block_k,
                 **_FUSED,
-            )  # fmt: skip
+            )
         return out.to(x.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
@@ -232,9 +307,18 @@ class Triton(Reference):
         out = self._out(x.shape, x)
         with torch.cuda.device_of(x):
             rms_norm[(rows.shape[:3].numel(),)](
-                rows, weight, out, float(eps), float(offset), tuple(rows.shape), rows.stride(), weight.stride(0),
-                BLOCK=_power(size), num_warps=min(16, max(1, _power(size) // 256)), **_FUSED,
-            )  # fmt: skip
+                rows,
+                weight,
+                out,
+                float(eps),
+                float(offset),
+                tuple(rows.shape),
+                rows.stride(),
+                weight.stride(0),
+                BLOCK=_power(size),
+                num_warps=min(16, max(1, _power(size) // 256)),
+                **_FUSED,
+            )
         return out.to(x.dtype)
 
     def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,9 +330,17 @@ class Triton(Reference):
         cos, sin = (x.expand(rows, width, size) for x in (cos, sin))
         with torch.cuda.device_of(query):
             rotary[(rows * width, heads + keys.shape[1])](
-                query, keys, cos, sin, *turned, (heads, width, size // 2), _strides(query, keys, cos, sin),
-                BLOCK=_power(size // 2), num_warps=1, **_FUSED,
-            )  # fmt: skip
+                query,
+                keys,
+                cos,
+                sin,
+                *turned,
+                (heads, width, size // 2),
+                _strides(query, keys, cos, sin),
+                BLOCK=_power(size // 2),
+                num_warps=1,
+                **_FUSED,
+            )
         return turned[0].to(query.dtype), turned[1].to(keys.dtype)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:

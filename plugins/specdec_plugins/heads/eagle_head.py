@@ -57,11 +57,24 @@ class EagleHead(nn.Module):
         """The layer as the ops take it, over the parameters themselves."""
         shape = self.shape
         return DecoderWeights(
-            norm_before=self.norm_before, eps_before=shape.eps, qkv=self.qkv, qkv_bias=None, out=self.out,
-            out_bias=None, norm_after=self.norm_after, eps_after=shape.eps, gate_up=self.gate_up, gate_up_bias=None,
-            down=self.down, down_bias=None, norm_offset=0.0, heads=shape.heads, heads_kv=shape.heads_kv,
-            head_dim=shape.head_dim, scaling=shape.head_dim**-0.5,
-        )  # fmt: skip
+            norm_before=self.norm_before,
+            eps_before=shape.eps,
+            qkv=self.qkv,
+            qkv_bias=None,
+            out=self.out,
+            out_bias=None,
+            norm_after=self.norm_after,
+            eps_after=shape.eps,
+            gate_up=self.gate_up,
+            gate_up_bias=None,
+            down=self.down,
+            down_bias=None,
+            norm_offset=0.0,
+            heads=shape.heads,
+            heads_kv=shape.heads_kv,
+            head_dim=shape.head_dim,
+            scaling=shape.head_dim**-0.5,
+        )
 
     def turn(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rotary's cos and sin [B, W, d] at positions [B, W]."""

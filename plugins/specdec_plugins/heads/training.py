@@ -224,9 +224,12 @@ def train(
         if lengths[-1] == max(lengths):
             best = {k: v.clone() for k, v in head.state_dict().items()}
         state = {
-            "head": head.state_dict(), "best": best, "log": json.dumps(log), "epoch": epoch + 1,
+            "head": head.state_dict(),
+            "best": best,
+            "log": json.dumps(log),
+            "epoch": epoch + 1,
             "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        }  # fmt: skip
+        }
         torch.save(state, saved)
         if len(lengths) - lengths.index(max(lengths)) > patience:
             break
