@@ -35,7 +35,7 @@ MARKERS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options and their ini twins."""
     options.add_options(parser)
-    rules.add_options(parser)
+    rules.add_gate_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -105,7 +105,7 @@ def _build_matrix(config: pytest.Config, run: _Run) -> None:
     from specdec.errors import SpecdecError
 
     try:
-        run.arms = {arm.id: arm for arm in matrix.build(config)}
+        run.arms = {arm.id: arm for arm in matrix.build_matrix(config)}
     except SpecdecError as error:
         run.error = error
 

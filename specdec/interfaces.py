@@ -103,7 +103,7 @@ class Policy(ABC):
 
     ``coupled`` asks drafts to draw with the target's own noise; ``trees`` says that windows which
     branch are understood; ``raw`` asks for logits before any processor, for policies that look at how
-    likely a proposal is: a greedy row's processed law is one-hot and says nothing.
+    likely a proposal is: a greedy row's processed distribution is one-hot and says nothing.
     """
 
     coupled: bool = False
@@ -112,11 +112,11 @@ class Policy(ABC):
 
     @abstractmethod
     def contract(self, params: SamplingParams) -> Contract:
-        """``exact``: plain decoding's tokens. ``distribution``: its law. ``lossy``: neither."""
+        """``exact``: plain decoding's tokens. ``distribution``: its distribution. ``lossy``: neither."""
 
     @abstractmethod
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
-        """The verdict over ``logits`` float32 [B, W, V]: row b, slot w is the law after node w.
+        """The verdict over ``logits`` float32 [B, W, V]: row b, slot w is the distribution after node w.
 
         Processed, unless the policy is ``raw``; not to be written to.
         """
@@ -159,7 +159,7 @@ class Backend(ABC):
         """Whether ``op`` runs here on such tensors: asked of device, dtype and shape before every call.
 
         ``tensors`` are the op's tensors that decide, in the order of its signature: ``sample`` logits,
-        ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample`` law, ``kv_append`` keys and
+        ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample`` distribution, ``kv_append`` keys and
         new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight,
         ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layer`` x.
         """
@@ -182,9 +182,10 @@ class Backend(ABC):
 
     @abstractmethod
     def rejection_sample(
-        self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
-        """Exact chain rejection of proposals drawn from ``window.q`` under the target's law [B, W, V]; keys [B, W]."""
+        """Exact chain rejection of proposals drawn from ``window.q`` under the target's distribution [B, W, V]; keys
+        [B, W]."""
 
     @abstractmethod
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:

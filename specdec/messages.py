@@ -33,7 +33,7 @@ class Window:
     ``tokens`` int64 [B, W]; ``parents`` int64 [B, W] with -1 at slot 0 and ``parents[:, i] < i``,
     siblings in the order in which they were drawn; ``width`` int64 [B], the valid slots of each row
     (slots from ``width`` on are padding: any token id that exists, parents like any other). ``q`` is
-    float32 [B, W - 1, V] over the target's vocabulary: row i - 1 is the law that node i was drawn
+    float32 [B, W - 1, V] over the target's vocabulary: row i - 1 is the distribution that node i was drawn
     from given its elder siblings. ``q=None`` says that every proposal was certain (one-hot rows).
 
     All on the engine's device. The engine owns a window from the moment ``propose`` returns it.
@@ -219,8 +219,8 @@ class Context:
     def process(self, logits: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
         """The target's processors over logits [B, W, V]: float32 in, float32 out, not in place.
 
-        ``softmax`` of the result is the law p; a greedy row's law is one-hot. ``parents`` and ``tokens``
-        [B, W] give every slot its own history, for processors that look back.
+        ``softmax`` of the result is the distribution p; a greedy row's distribution is one-hot. ``parents`` and
+        ``tokens`` [B, W] give every slot its own history, for processors that look back.
         """
         return sampling.process(logits, self.params)
 

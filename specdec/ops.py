@@ -76,11 +76,11 @@ class Ops(Backend):
         return verdict
 
     def rejection_sample(
-        self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
         """See ``Backend``."""
-        given = law, window, accept_key, residual_key, bonus_key
-        verdict: Verdict = self._run("rejection_sample", (law,), *given)
+        given = distribution, window, accept_key, residual_key, bonus_key
+        verdict: Verdict = self._run("rejection_sample", (distribution,), *given)
         return verdict
 
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:

@@ -92,7 +92,7 @@ def process(logits: Tensor, params: StackedParams) -> Tensor:
 
     Temperature, then top-k, then top-p, each as transformers' warpers of those names define it: top-k
     keeps whatever ties with the k-th logit, top-p is taken of what top-k left. A greedy row keeps its
-    top logit alone: the limit of temperature to 0, whose law is one-hot.
+    top logit alone: the limit of temperature to 0, whose distribution is one-hot.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if params.greedy:
@@ -117,9 +117,9 @@ def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     kth = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary)[:, None, None] - 1
     floor = ordered.gather(-1, kth.expand(*ordered.shape[:-1], 1))
     ordered = ordered.masked_fill(ordered < floor, float("-inf"))
-    law = ordered.softmax(dim=-1)
+    distribution = ordered.softmax(dim=-1)
     # A token stays while the mass strictly before it is below top_p; the first always stays.
-    before = law.cumsum(dim=-1) - law
-    drop = (before >= top_p[:, None, None].to(law.dtype)) & (top_p < 1)[:, None, None]
+    before = distribution.cumsum(dim=-1) - distribution
+    drop = (before >= top_p[:, None, None].to(distribution.dtype)) & (top_p < 1)[:, None, None]
     drop[..., 0] = False
     return torch.full_like(logits, float("-inf")).scatter_(-1, order, ordered.masked_fill(drop, float("-inf")))

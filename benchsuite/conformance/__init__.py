@@ -38,11 +38,11 @@ def draft(
     """Checks of a draft.
 
     ``trees``: its windows may branch. ``sampled``: at a temperature, under a policy that lends it no noise, its
-    proposals are drawn, and q says from which law; otherwise they are certain (q None). ``hidden``: it is given
-    the target's hidden states. ``remembers``: requests that have ended change its proposals until ``forget``.
-    ``memoryless``: what it proposes follows from the request and its text so far, however that came about.
-    ``k`` proposals a step over a tiny random target of ``family`` (the names of ``benchsuite.prove.families``).
-    ``factory`` stands for the name where the plugin is not installed.
+    proposals are drawn, and q says from which distribution; otherwise they are certain (q None). ``hidden``: it is
+    given the target's hidden states. ``remembers``: requests that have ended change its proposals until ``forget``.
+    ``memoryless``: what it proposes follows from the request and its text so far, however that came about. ``k``
+    proposals a step over a tiny random target of ``family`` (the names of ``benchsuite.prove.families``). ``factory``
+    stands for the name where the plugin is not installed.
 
     Example: ``TestMedusa = conformance.draft("medusa", sampled=True, hidden=True)``
     """
@@ -71,8 +71,8 @@ def policy(
 ) -> type[PolicyChecks]:
     """Checks of a policy.
 
-    ``greedy`` and ``sampled`` are its contracts at temperature 0 and above: exact, distribution or lossy. A law
-    that is promised is enumerated over whole runs of the engine; of a lossy one the distance is printed
+    ``greedy`` and ``sampled`` are its contracts at temperature 0 and above: exact, distribution or lossy. A
+    distribution that is promised is enumerated over whole runs of the engine; of a lossy one the distance is printed
     (``pytest -s``). ``trees`` and ``coupled`` as in ``specdec.Policy``.
 
     Example: ``TestRejection = conformance.policy("rejection", greedy="exact", sampled="distribution")``

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from benchsuite.conformance.claims import Checks, Failed, same
-from benchsuite.conformance.drafts import GREEDY, assembly, differ
+from benchsuite.conformance.drafts import GREEDY, differ, kit_assembly
 from benchsuite.prove import tiny
 from specdec import Engine
 
@@ -25,7 +25,7 @@ class ControllerChecks(Checks):
 
     def engine(self, draft: str) -> Engine:
         """A draft whose length it controls."""
-        return assembly("llama", 3, self.extra).engine(draft, controller=self.text, k=self.k)
+        return kit_assembly("llama", 3, self.extra).engine(draft, controller=self.text, k=self.k)
 
     def test_it_is_what_it_claims(self) -> None:
         """``deterministic``."""
@@ -58,7 +58,7 @@ class ControllerChecks(Checks):
     @pytest.mark.parametrize("draft", DRAFTS)
     def test_it_changes_no_output(self, draft: str) -> None:
         """Under ``match`` every output is plain decoding's."""
-        build = assembly("llama", 3, self.extra)
+        build = kit_assembly("llama", 3, self.extra)
         differ(f"{draft} with {self.text}", build, self.engine(draft), tiny.requests(GREEDY, 6))
 
     def _asked(self, engine: Engine) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchsuite.conformance.claims import Checks, Failed, same
-from benchsuite.conformance.records import Record, anew, record
+from benchsuite.conformance.records import Proposal, proposals, proposed_from_scratch
 from benchsuite.measure import fidelity
 from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.runners import EngineRunner
@@ -32,14 +32,14 @@ SLACK = 0.02
 
 
 @cache
-def assembly(
+def kit_assembly(
     family: str, rows: int, extra: tuple[tiny.Extra, ...], device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Assembly:
     """A tiny target, kept for the checks that follow."""
     return tiny.assembly(family, max_rows=rows, max_length=256, device=device, dtype=dtype, extra=extra)
 
 
-See = Callable[[Record], None]
+See = Callable[[Proposal], None]
 
 
 class DraftChecks(Checks):
@@ -59,22 +59,22 @@ class DraftChecks(Checks):
 
     def engine(self, policy: str = "match", rows: int = 3) -> Engine:
         """The draft under a policy, over a tiny target."""
-        return assembly(self.family, rows, self.extra).engine(self.text, policy, k=self.k)
+        return kit_assembly(self.family, rows, self.extra).engine(self.text, policy, k=self.k)
 
     @property
     def uncoupled(self) -> str:
-        """A policy with the target's law that does not lend the draft the target's noise."""
+        """A policy with the target's distribution that does not lend the draft the target's noise."""
         return "tree_rejection" if self.trees else "rejection"
 
     def records(
         self, policy: str, params: SamplingParams, rows: int = 3, count: int = 6, see: See = lambda seen: None
-    ) -> list[Record]:
+    ) -> list[Proposal]:
         """What it proposes over requests of different length that come and go."""
 
         def ks(step: int) -> int:
             return -(-self.k * LENGTHS[step % len(LENGTHS)] // 4)
 
-        found = record(self.engine(policy, rows), tiny.requests(params, count), ks, see)
+        found = proposals(self.engine(policy, rows), tiny.requests(params, count), ks, see)
         if not found:
             raise Failed(f"{self.text} proposes now and then", "it proposed nothing at all", f"{count} requests")
         return found
@@ -94,10 +94,11 @@ class DraftChecks(Checks):
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     def test_its_windows_are_well_formed(self, params: SamplingParams) -> None:
-        """Token ids that exist, parents before children, no more than the room, laws that are laws."""
+        """Token ids that exist, parents before children, no more than the room, distributions that are
+        distributions."""
         vocabulary = self.engine(self.uncoupled).target.vocabulary
 
-        def see(seen: Record) -> None:
+        def see(seen: Proposal) -> None:
             wrong = _malformed(seen, vocabulary)
             if wrong:
                 raise Failed(f"the windows of {self.text} are well formed", wrong, str(seen))
@@ -126,7 +127,7 @@ class DraftChecks(Checks):
         count = 1 if self.remembers else 6
         found = [seen for seen in self.records(chosen, params, rows, count) if seen.room == seen.asked][: self.windows]
         alone = self.engine(chosen, 1)
-        wrong = [(seen, again) for seen in found if not _alike(seen, again := anew(alone, seen))]
+        wrong = [(seen, again) for seen in found if not _alike(seen, again := proposed_from_scratch(alone, seen))]
         if len(wrong) > SLACK * len(found):
             seen, again = min(wrong, key=lambda pair: len(pair[0].text))
             raise Failed(
@@ -149,12 +150,12 @@ class DraftChecks(Checks):
         """Under ``match`` every output is plain decoding's, or parts from it at a certified tie."""
         if device == "cuda" and not torch.cuda.is_available():
             pytest.skip("no CUDA device here")
-        build = assembly(self.family, 3, self.extra, device, dtype)
+        build = kit_assembly(self.family, 3, self.extra, device, dtype)
         differ(self.text, build, build.engine(self.text, k=self.k), tiny.requests(params, 6))
 
-    def test_sampled_outputs_have_the_targets_law(self) -> None:
+    def test_sampled_outputs_have_the_targets_distribution(self) -> None:
         """By probability integral transforms of some 3,000 tokens; see docs/proof.md for what that finds."""
-        build = assembly(self.family, 8, self.extra)
+        build = kit_assembly(self.family, 8, self.extra)
         engine = build.engine(self.text, self.uncoupled, k=self.k)
         judge = Judge(build.target, range(40))
         work = [
@@ -168,16 +169,16 @@ class DraftChecks(Checks):
             bins = [a + b for a, b in zip(bins, found.bins, strict=True)]
         if fidelity.evenness(bins) < fidelity.FALSE_ALARM:
             raise Failed(
-                f"outputs of {self.text} under {self.uncoupled} have the target's law",
+                f"outputs of {self.text} under {self.uncoupled} have the target's distribution",
                 _uneven(bins),
                 f"{len(work)} requests at temperature {SAMPLED.temperature}, top-k {SAMPLED.top_k}",
             )
 
-    def test_q_is_the_law_that_its_proposals_were_drawn_from(self) -> None:
+    def test_q_is_the_distribution_that_its_proposals_were_drawn_from(self) -> None:
         """The lie that no output shows at a glance: acceptance and residual are computed with the wrong q."""
         if not self.sampled:
             pytest.skip("claimed: sampled=False")
-        engine = assembly(self.family, 8, self.extra).engine(self.text, self.uncoupled, k=self.k)
+        engine = kit_assembly(self.family, 8, self.extra).engine(self.text, self.uncoupled, k=self.k)
         work = [
             Request(10 * number + i, prompt, replace(SAMPLED, seed=number, max_new_tokens=48))
             for number in range(self.repeats)
@@ -185,7 +186,7 @@ class DraftChecks(Checks):
         ]
         coin, bins = random.Random(0), [0] * fidelity.BINS
         worst: tuple[float, str] = (1.0, "")
-        for seen in record(engine, work):
+        for seen in proposals(engine, work):
             if seen.q is None:
                 continue  # certain proposals beside drawn ones, as a hybrid makes them
             for place in fidelity.binned(seen.q, seen.tokens, coin):
@@ -206,11 +207,11 @@ class DraftChecks(Checks):
         """``remembers``: proposals depend on earlier requests; ``forget`` undoes it."""
         request = tiny.requests(GREEDY, 1)[0]
         engine = self.engine(rows=1)
-        first = record(engine, [request])
-        record(engine, [replace(request, id=1)])
-        learnt = record(engine, [request])
+        first = proposals(engine, [request])
+        proposals(engine, [replace(request, id=1)])
+        learnt = proposals(engine, [request])
         engine.draft.forget()  # type: ignore[union-attr]
-        forgotten = record(engine, [request])
+        forgotten = proposals(engine, [request])
         same(self.text, "remembers", self.remembers, _differ(first, learnt), str(first[0]))
         if _differ(first, forgotten):
             raise Failed(f"{self.text} forgets", "after forget() it proposes something else", str(first[0]))
@@ -238,15 +239,15 @@ def _untouched(text: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def _alike(seen: Record, again: Record | None) -> bool:
+def _alike(seen: Proposal, again: Proposal | None) -> bool:
     return again is not None and (seen.tokens, seen.parents) == (again.tokens, again.parents)
 
 
-def _differ(first: list[Record], second: list[Record]) -> bool:
+def _differ(first: list[Proposal], second: list[Proposal]) -> bool:
     return [(seen.text, seen.tokens) for seen in first] != [(seen.text, seen.tokens) for seen in second]
 
 
-def shortest(found: list[Record]) -> Record:
+def shortest(found: list[Proposal]) -> Proposal:
     """The smallest example of several."""
     return min(found, key=lambda seen: (len(seen.text), len(seen.tokens)))
 
@@ -258,7 +259,7 @@ def _uneven(bins: list[int]) -> str:
     )
 
 
-def _malformed(seen: Record, vocabulary: int) -> str | None:
+def _malformed(seen: Proposal, vocabulary: int) -> str | None:
     if len(seen.tokens) > seen.room:
         return f"{len(seen.tokens)} proposals where {seen.room} were asked for"
     if not all(0 <= token < vocabulary for token in seen.tokens):

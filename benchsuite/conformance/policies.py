@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from benchsuite.conformance.claims import Checks, Failed, same
-from benchsuite.conformance.drafts import GREEDY, assembly, differ
+from benchsuite.conformance.drafts import GREEDY, differ, kit_assembly
 from benchsuite.prove import tiny
 from benchsuite.prove.enumerator import Shape, chain, context
-from benchsuite.prove.exact_runs import distance, one
+from benchsuite.prove.exact_runs import one, run_distance
 from benchsuite.prove.read_guard import guarded_steps
 from specdec import Context, Policy, SamplingParams, Verdict, Window
 from specdec.interfaces import Contract
@@ -29,8 +29,8 @@ SAMPLED = SamplingParams(temperature=1.0)
 
 
 @cache
-def windows(trees: bool) -> tuple[Window, Tensor]:
-    """Ragged windows of eight rows with random laws, and logits for them."""
+def _random_windows(trees: bool) -> tuple[Window, Tensor]:
+    """Ragged windows of eight rows with random distributions, and logits for them."""
     generator = torch.Generator().manual_seed(1)
     rows, size, vocabulary = 8, 5, 6
     tokens = torch.randint(0, vocabulary, (rows, size), generator=generator)
@@ -57,7 +57,7 @@ class PolicyChecks(Checks):
     @property
     def policy(self) -> Policy:
         """The policy, as an engine would build it."""
-        return assembly("llama", 3, self.extra).engine("ngram", self.text, k=2).policy
+        return kit_assembly("llama", 3, self.extra).engine("ngram", self.text, k=2).policy
 
     def test_it_is_what_it_claims(self) -> None:
         """``trees``, ``coupled`` and both contracts are what the class says."""
@@ -70,25 +70,25 @@ class PolicyChecks(Checks):
                 raise Failed(f"{self.text} is {claimed}", f"it says {says}", f"temperature {params.temperature}")
 
     @pytest.mark.parametrize("certain", [False, True])
-    def test_its_law_is_what_its_contract_says(self, certain: bool) -> None:
+    def test_its_distribution_is_what_its_contract_says(self, certain: bool) -> None:
         """Whole runs of the engine, every outcome enumerated; the distance of a lossy policy is printed."""
         shapes = [chain(1), chain(2), *([FORK] if self.trees else [])]
-        far = {shape: distance(self.policy, 2, shape, one(3), certain=certain) for shape in shapes}
+        far = {shape: run_distance(self.policy, 2, shape, one(3), certain=certain) for shape in shapes}
         if self.sampled == "lossy":
             print(f"{self.text}: total variation {max(far.values()):.4f}")
         elif max(far.values()) > EXACT:
             shape = max(far, key=far.__getitem__)
             raise Failed(
-                f"{self.text} has the target's law",
+                f"{self.text} has the target's distribution",
                 f"total variation {far[shape]:.4f} of three tokens",
                 f"two tokens, parents {list(shape.parents)}, proposals {'certain' if certain else 'drawn'}",
             )
 
     def test_greedy_outputs_are_plain_where_claimed(self) -> None:
-        """A greedy row's law is one token."""
+        """A greedy row's distribution is one token."""
         if self.greedy != "exact":
             pytest.skip(f"claimed: greedy={self.greedy}")
-        build = assembly("llama", 3, self.extra)
+        build = kit_assembly("llama", 3, self.extra)
         for draft in ("oracle(0.8)", "garbage", *(("ngram(branches=2)",) if self.trees else ())):
             differ(f"{draft} under {self.text}", build, build.engine(draft, self.text, k=4), tiny.requests(GREEDY, 6))
 
@@ -96,13 +96,13 @@ class PolicyChecks(Checks):
         """The same tokens as plain decoding's, with the target's own noise."""
         if self.sampled != "exact":
             pytest.skip(f"claimed: sampled={self.sampled}")
-        build, params = assembly("llama", 3, self.extra), replace(GREEDY, temperature=1.0, seed=3)
+        build, params = kit_assembly("llama", 3, self.extra), replace(GREEDY, temperature=1.0, seed=3)
         for draft in ("oracle(0.8)", "garbage"):
             differ(f"{draft} under {self.text}", build, build.engine(draft, self.text, k=4), tiny.requests(params, 6))
 
     def test_a_verdict_is_a_path_of_its_window(self) -> None:
         """From the root down, valid slots only, -1 past the end, as many as it says, and a token that exists."""
-        window, logits = windows(self.trees)
+        window, logits = _random_windows(self.trees)
         verdict = self._judge(window, logits)
         for row in range(len(logits)):
             path, kept = verdict.path[row].tolist(), int(verdict.num_accepted[row])
@@ -124,7 +124,7 @@ class PolicyChecks(Checks):
 
     def test_a_row_does_not_see_its_neighbours(self) -> None:
         """Each row alone gets the verdict that it gets in the batch."""
-        window, logits = windows(self.trees)
+        window, logits = _random_windows(self.trees)
         whole = self._judge(window, logits)
         for row in range(len(logits)):
             only = slice(row, row + 1)
@@ -141,7 +141,7 @@ class PolicyChecks(Checks):
 
     def test_logits_are_not_written_to(self) -> None:
         """They are the engine's, and whoever traces a step reads them after."""
-        window, logits = windows(self.trees)
+        window, logits = _random_windows(self.trees)
         before = logits.clone()
         self._judge(window, logits)
         if not torch.equal(before, logits):
@@ -150,7 +150,7 @@ class PolicyChecks(Checks):
     def test_a_step_reads_the_device_once(self) -> None:
         """Nothing of the device is looked at from the host but by the engine's one read."""
         for params in (GREEDY, replace(GREEDY, temperature=1.0)):
-            engine = assembly("llama", 3, self.extra).engine("draft_model", self.text, k=3)
+            engine = kit_assembly("llama", 3, self.extra).engine("draft_model", self.text, k=3)
             guarded_steps(engine, tiny.requests(params, 3), 6)
 
     def _judge(self, window: Window, logits: Tensor, first: int = 0) -> Verdict:

@@ -11,7 +11,7 @@ from specdec import Context, Engine, Request, Window
 
 
 @dataclass(frozen=True)
-class Record:
+class Proposal:
     """One row of one window: the request, its text so far, its room of the K asked, and what was proposed for it.
 
     ``tokens`` and ``parents`` are those of the proposals (slot 1 on, parents as slots); ``q`` float [K, V] or None.
@@ -35,18 +35,18 @@ def _end(text: tuple[int, ...]) -> str:
     return f"[… {', '.join(map(str, text[-8:]))}] ({len(text)} tokens)" if len(text) > 8 else str(list(text))
 
 
-def record(
+def proposals(
     engine: Engine,
     requests: Sequence[Request],
     ks: Callable[[int], int] | None = None,
-    see: Callable[[Record], None] = lambda seen: None,
-) -> list[Record]:
+    see: Callable[[Proposal], None] = lambda seen: None,
+) -> list[Proposal]:
     """Run requests; every row's part of every window that proposed something.
 
     ``ks`` chooses K by step, from 0; ``see`` is shown each record before the target sees the window.
     """
     assert engine.draft
-    found: list[Record] = []
+    found: list[Proposal] = []
     by_id = {request.id: request for request in requests}
     step = asked = 0
     propose = engine.draft.propose
@@ -60,7 +60,7 @@ def record(
                 q = None if window.q is None else window.q[row, :proposed].clone()
                 tokens, parents = (part[row, 1 : proposed + 1].tolist() for part in (window.tokens, window.parents))
                 room = int(context.max_proposals_host[row])
-                found.append(Record(by_id[identity], tuple(text), room, asked, tuple(tokens), tuple(parents), q))
+                found.append(Proposal(by_id[identity], tuple(text), room, asked, tuple(tokens), tuple(parents), q))
                 see(found[-1])
         return window
 
@@ -81,10 +81,10 @@ def record(
     return found
 
 
-def anew(engine: Engine, seen: Record) -> Record | None:
+def proposed_from_scratch(engine: Engine, seen: Proposal) -> Proposal | None:
     """What a draft proposes that meets a record's text as a prompt, alone in an engine, with the same room."""
     if engine.draft:
         engine.draft.forget()
     params = replace(seen.request.params, max_new_tokens=seen.room + 1)
-    first = record(engine, [replace(seen.request, prompt=seen.text, params=params)])
+    first = proposals(engine, [replace(seen.request, prompt=seen.text, params=params)])
     return first[0] if first else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchsuite.gate.record import Row
-from benchsuite.gate.verdict import Finding, Verdict
+from benchsuite.gate.record import GatedRow
+from benchsuite.gate.verdict import Finding, GateVerdict
 
 MORE_IS_BETTER = {"num_accepted_tokens", "num_accepted_tokens_per_pos"}
 PARTS = {
@@ -29,7 +29,7 @@ FIRST = ("acceptance", "K/V", "draft", "verification", "host")
 """Of several changed parts the one to name: fewer accepted tokens also mean more of everything else."""
 
 
-def compare(name: str, base: Row, head: Row) -> Finding:
+def compare(name: str, base: GatedRow, head: GatedRow) -> Finding:
     """The row's finding at level 0.
 
     PASS where digest and counters agree; REGRESSED where digests agree and a counter does not, with both values;
@@ -37,41 +37,43 @@ def compare(name: str, base: Row, head: Row) -> Finding:
     counters.
     """
 
-    def found(verdict: Verdict, message: str, where: str | None = None) -> Finding:
+    def found(verdict: GateVerdict, message: str, where: str | None = None) -> Finding:
         return Finding(name, 0, verdict, message, where=where)
 
     if base.digest != head.digest:
         if base.plain_digest != head.plain_digest:
             return found(
-                Verdict.INCONCLUSIVE,
+                GateVerdict.INCONCLUSIVE,
                 f"numerics: plain decoding itself emits other tokens than the baseline's (digest {base.plain_digest}, "
                 f"now {head.plain_digest}), as another processor, torch or set of weights may; counters cannot be "
                 "compared; make the baseline anew where the gate runs",
             )
         return found(
-            Verdict.INCONCLUSIVE,
+            GateVerdict.INCONCLUSIVE,
             f"numerics: plain emits the baseline's tokens and this row others (digest {base.digest}, now "
             f"{head.digest}): it draws differently, or a near-tie went the other way; counters cannot be compared",
         )
     if base.deterministic != head.deterministic:
         before, now = ("did not", "reads") if base.deterministic else ("did", "does not read")
         return found(
-            Verdict.INCONCLUSIVE,
+            GateVerdict.INCONCLUSIVE,
             f"its controller {now} the clock and {before} before: its counters cannot be held against each other",
         )
     lost = sorted((head.counters.keys() - base.counters.keys()) & PARTS.keys())
     if lost:
-        return found(Verdict.INCONCLUSIVE, f"the base does not count {', '.join(lost)}: make the baseline anew")
+        return found(GateVerdict.INCONCLUSIVE, f"the base does not count {', '.join(lost)}: make the baseline anew")
     if not base.deterministic:
-        return found(Verdict.PASS, "the same tokens; its controller reads the clock, so its counters need not repeat")
+        return found(
+            GateVerdict.PASS, "the same tokens; its controller reads the clock, so its counters need not repeat"
+        )
     changes = list(_changes(base.counters, head.counters))
     if not changes:
-        return found(Verdict.PASS, f"{len(base.counters)} counters and the emitted tokens repeat exactly")
+        return found(GateVerdict.PASS, f"{len(base.counters)} counters and the emitted tokens repeat exactly")
     worse = [text for _, text, better in changes if not better]
     parts = [_part(counter) for counter, _, better in changes if not (worse and better)]
     where = min(parts, key=FIRST.index)
     told = "; ".join(worse or [text for _, text, _ in changes])
-    return found(Verdict.REGRESSED if worse else Verdict.IMPROVED, told, where)
+    return found(GateVerdict.REGRESSED if worse else GateVerdict.IMPROVED, told, where)
 
 
 def _part(counter: str) -> str:

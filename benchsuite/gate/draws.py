@@ -15,7 +15,7 @@ from tabulate import tabulate
 from benchsuite.gate import counters, speed
 from benchsuite.gate.record import Record
 from benchsuite.gate.speed import staged
-from benchsuite.gate.verdict import Finding, Verdict, worst
+from benchsuite.gate.verdict import Finding, GateVerdict, worst
 
 TOLERANCE, ALPHA, STAGES = 0.03, 0.01, (5, 8)
 DRAWS = 300
@@ -43,7 +43,7 @@ class Drawn:
         return base[0].joined(base[1:]), self.head[0].joined(self.head[1:count])
 
 
-def drawn(bases: Sequence[Record], heads: Sequence[Record], level: int, coin: random.Random, swap: bool) -> Drawn:
+def drawn_sides(bases: Sequence[Record], heads: Sequence[Record], level: int, coin: random.Random, swap: bool) -> Drawn:
     """One comparison: pairs that were launched next to each other (level 2), or any launches (level 1).
 
     ``swap``: the two sides are alike, and which is called base is drawn too.
@@ -105,25 +105,25 @@ def _verdicts(sides: dict[str, list[Record]], alive: Sequence[str]) -> str:
     for level in (1, 2):
         alike, found = [], list[Finding]()
         for _ in range(DRAWS):
-            same = staged(drawn(a, b, level, coin, swap=True), level, tolerances, ALPHA, STAGES)
+            same = staged(drawn_sides(a, b, level, coin, swap=True), level, tolerances, ALPHA, STAGES)
             alike.append(worst(finding.verdict for finding in same))
-            found += staged(drawn(a, planted, level, coin, swap=False), level, tolerances, ALPHA, STAGES)
+            found += staged(drawn_sides(a, planted, level, coin, swap=False), level, tolerances, ALPHA, STAGES)
         table.append(_line(str(level), "A/A, drawn", alike))
         for name, draft in rows.items():
             own = [finding for finding in found if finding.row == name]
-            caught = [finding for finding in own if finding.verdict == Verdict.REGRESSED]
+            caught = [finding for finding in own if finding.verdict == GateVerdict.REGRESSED]
             right = sum((finding.where or "").startswith(PLANTED[draft]) for finding in caught)
             what = f"{2 * TOLERANCE:.0%} in {PLANTED[draft]} of {draft}, drawn"
             table.append(_line(str(level), what, [f.verdict for f in own], f"{right / max(len(caught), 1):.0%}"))
     table.append(_line("1 or 2", "A/A, live", alive))
     return tabulate(
-        table, ("level", "comparison", "n", *map(str, Verdict), "where right"), "github", disable_numparse=True
+        table, ("level", "comparison", "n", *map(str, GateVerdict), "where right"), "github", disable_numparse=True
     )
 
 
 def _line(level: str, what: str, verdicts: Sequence[str], right: str = "") -> tuple[object, ...]:
     counted = Counter(map(str, verdicts))
-    return level, what, len(verdicts), *(counted[str(verdict)] for verdict in Verdict), right
+    return level, what, len(verdicts), *(counted[str(verdict)] for verdict in GateVerdict), right
 
 
 def _losses(folder: Path) -> str:

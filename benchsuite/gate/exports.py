@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from benchsuite.gate.report import table, told
-from benchsuite.gate.verdict import Finding, Verdict, worst
+from benchsuite.gate.report import finding_sentence, findings_table
+from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.report.folder import strict_json
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str
             "name": f"{one.row} (level {one.level})",
             "unit": "x, against the base",
             "value": 1.0 + blocks(one) if one.change is None else round(1 + one.change, 5),
-            "extra": told(one),
+            "extra": finding_sentence(one),
         }
         for one in findings
     ]
@@ -61,21 +61,21 @@ def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str
 def _markdown(findings: Sequence[Finding], blocks: Blocks) -> str:
     """For a comment or a job's summary."""
     overall = worst(finding.verdict for finding in findings)
-    said = [f"- {told(finding)}" for finding in findings if finding.verdict != Verdict.PASS]
-    return "\n\n".join([f"## Gate: {overall}", table(findings, "github"), "\n".join(said)]).rstrip() + "\n"
+    said = [f"- {finding_sentence(finding)}" for finding in findings if finding.verdict != GateVerdict.PASS]
+    return "\n\n".join([f"## Gate: {overall}", findings_table(findings, "github"), "\n".join(said)]).rstrip() + "\n"
 
 
 def _junit(findings: Sequence[Finding], blocks: Blocks) -> str:
     """JUnit's XML: a test case for each finding; what could not be decided and fails nothing counts as skipped."""
     bad = [finding for finding in findings if blocks(finding)]
-    unsure = [finding for finding in findings if finding.verdict == Verdict.INCONCLUSIVE and not blocks(finding)]
+    unsure = [finding for finding in findings if finding.verdict == GateVerdict.INCONCLUSIVE and not blocks(finding)]
     suite = ElementTree.Element(
         "testsuite", name="gate", tests=str(len(findings)), failures=str(len(bad)), errors="0", skipped=str(len(unsure))
     )
     for finding in findings:
         case = ElementTree.SubElement(suite, "testcase", classname="gate", name=f"{finding.row} level {finding.level}")
         kind = "failure" if finding in bad else "skipped" if finding in unsure else None
-        said = re.sub(r"[^\x09\x0a\x20-\ud7ff\ue000-\ufffd]", "?", told(finding))  # what XML may hold
+        said = re.sub(r"[^\x09\x0a\x20-\ud7ff\ue000-\ufffd]", "?", finding_sentence(finding))  # what XML may hold
         if kind:
             ElementTree.SubElement(case, kind, message=said)
     return ElementTree.tostring(suite, encoding="unicode") + "\n"

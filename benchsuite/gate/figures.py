@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchsuite.gate.record import PARTS, Launch, Row
+from benchsuite.gate.record import PARTS, GatedRow, Launch
 from benchsuite.machine import provenance
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchsuite.measure.runners import Outcome
 
 
-def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, Row]:
+def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, GatedRow]:
     """A row for each arm of ours over one workload, whose first ``prompts`` units are one pass over the prompts.
 
     Arms that failed leave none: the gate then says that the row was not measured. An arm's control is plain
@@ -34,7 +34,7 @@ def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, Row]:
         if arm.peer or one.failure:
             continue
         control = peer if arm.plain else plain
-        rows[arm.id] = Row(
+        rows[arm.id] = GatedRow(
             work={"max_new_tokens": arm.setting.max_new_tokens, "prompts": prompts, "seed": arm.setting.seed},
             digest=digest(one.outcomes[:prompts]),
             plain_digest=digest(plain.outcomes[:prompts]),
@@ -72,19 +72,19 @@ def _parts(outcome: Outcome, unit: float) -> dict[str, float]:
     return {part: seconds / len(times) / unit for part, seconds in found.items()}
 
 
-def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, Row]:
+def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, GatedRow]:
     """A row for each pytest-benchmark result of one of ``names``: seconds per call, no counters."""
     wanted = set(names)
     return {
-        bench.fullname: Row(launches=(Launch(float(bench.stats.median)),))
+        bench.fullname: GatedRow(launches=(Launch(float(bench.stats.median)),))
         for bench in found
         if bench and not bench.has_error and bench.stats.rounds and bench.fullname in wanted and bench.stats.median > 0
     }
 
 
-def made(root: Path, device: str | None) -> dict[str, Any]:
+def record_origin(root: Path, device: str | None) -> dict[str, Any]:
     """Provenance of a record: of the checkout at ``root``, with the machine."""
-    return {**provenance.made(provenance.commit(root)), "machine": machine(device)}
+    return {**provenance.origin(provenance.commit(root)), "machine": machine(device)}
 
 
 def machine(device: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from benchsuite.gate.launcher import Launcher, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few
-from benchsuite.gate.verdict import Finding, Verdict, worst
+from benchsuite.gate.verdict import Finding, GateVerdict, worst
 
 if TYPE_CHECKING:
     from benchsuite.measure.session import Bench
@@ -109,7 +109,7 @@ class GatePlugin:
         """The findings of this run, made when the first gate item asks."""
         if self.findings is None:
             # Should the gate itself break, one item shows how and the others do not try again.
-            self.findings = [Finding(SUITE, 0, Verdict.ERROR, "the gate broke; its first item shows where")]
+            self.findings = [Finding(SUITE, 0, GateVerdict.ERROR, "the gate broke; its first item shows where")]
             self.findings = self._judge()
         return self.findings
 
@@ -117,11 +117,11 @@ class GatePlugin:
         head = self._measured()
         unknown = self._unknown()
         if unknown:
-            return [Finding(SUITE, 0, Verdict.ERROR, f"measured, but not by a test that the gate knows: {unknown}")]
+            return [Finding(SUITE, 0, GateVerdict.ERROR, f"measured, but not by a test that the gate knows: {unknown}")]
         try:
             levels = self._levels((head.made.get("machine") or {}).get("device"))
         except GateError as error:
-            return [Finding(SUITE, 0, Verdict.ERROR, str(error))]
+            return [Finding(SUITE, 0, GateVerdict.ERROR, str(error))]
         self.trial = Trial(
             self.rules, levels, self._launcher(), head, self.wanted, self.baseline, self._told, self.limits
         )
@@ -129,14 +129,14 @@ class GatePlugin:
         if file and self.baseline is None and head.rows:
             if lacking:
                 return [
-                    Finding(name, 0, Verdict.ERROR, f"no baseline was made: {why}") for name, why in lacking.items()
+                    Finding(name, 0, GateVerdict.ERROR, f"no baseline was made: {why}") for name, why in lacking.items()
                 ]
             self._accept(file, "made the baseline that was not there")
             self.compared = False
-            return [Finding(name, 0, Verdict.PASS, "written down, compared with nothing") for name in self.wanted]
+            return [Finding(name, 0, GateVerdict.PASS, "written down, compared with nothing") for name in self.wanted]
         found = self.trial.findings()
         if file and self.rules.update:
-            if not lacking and not any(finding.verdict == Verdict.ERROR for finding in found):
+            if not lacking and not any(finding.verdict == GateVerdict.ERROR for finding in found):
                 self._accept(file, "the baseline is now this run")
             else:
                 self.wrote.append(f"not written: {file}, because of the errors above")
@@ -165,7 +165,7 @@ class GatePlugin:
         found = getattr(getattr(self.config, "_benchmarksession", None), "benchmarks", [])
         rows |= figures.benchmarks(found, [name for name in self.wanted if name not in rows])
         rows = {name: row for name, row in rows.items() if name in self.wanted and self.wanted[name] is None}
-        return Record(figures.made(self.config.invocation_params.dir, bench.device if bench else None), rows)
+        return Record(figures.record_origin(self.config.invocation_params.dir, bench.device if bench else None), rows)
 
     def _accept(self, file: Path, what: str) -> None:
         """Write this run over the baseline, with no fewer launches than that held."""
@@ -201,11 +201,11 @@ class GatePlugin:
     def blocks(self, finding: Finding) -> bool:
         """Whether a finding fails the run."""
         given, verdict = self.rules, finding.verdict
-        if given.mode == "report" or (given.update and verdict != Verdict.ERROR):
+        if given.mode == "report" or (given.update and verdict != GateVerdict.ERROR):
             return False
-        if verdict == Verdict.INCONCLUSIVE:
+        if verdict == GateVerdict.INCONCLUSIVE:
             return given.inconclusive == "fail"
-        return verdict in (Verdict.REGRESSED, Verdict.ERROR)
+        return verdict in (GateVerdict.REGRESSED, GateVerdict.ERROR)
 
     def _write(self, exitstatus: int) -> None:
         if self.rules.save:
@@ -240,9 +240,9 @@ class GatePlugin:
             return
         terminalreporter.section("gate", sep="-")
         if self.findings:
-            terminalreporter.write_line(report.table(self.findings))
+            terminalreporter.write_line(report.findings_table(self.findings))
             overall = worst(finding.verdict for finding in self.findings)
-            said = report.sentence(self.findings, self.rules, self.compared)
+            said = report.run_sentence(self.findings, self.rules, self.compared)
             terminalreporter.write_line(f"\n{overall}: {said}", bold=True)
         for line in self.wrote:
             terminalreporter.write_line(line)
@@ -262,7 +262,7 @@ class GateItem(pytest.Item):
         found = [one for one in every if one.row == self.name or one.row.startswith(f"{self.name} (")]
         blocking = [finding for finding in found if self.gate.blocks(finding)]
         if blocking:
-            pytest.fail("\n".join(report.told(finding) for finding in blocking), pytrace=False)
+            pytest.fail("\n".join(report.finding_sentence(finding) for finding in blocking), pytrace=False)
         if not found and self.name != SUITE and any(self.gate.blocks(finding) for finding in every):
             pytest.fail("it was not compared: see what is said of the others and of the suite", pytrace=False)
 

@@ -39,7 +39,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Row:
+class GatedRow:
     """One row of a suite: what repeats exactly, and a Launch for each process that timed it.
 
     ``work`` is what was asked for: rows are compared only if it is the same. ``digest`` of all emitted ids and
@@ -63,7 +63,7 @@ class Record:
     """
 
     made: Mapping[str, Any]
-    rows: Mapping[str, Row]
+    rows: Mapping[str, GatedRow]
 
     def save(self, path: Path) -> None:
         """Write the file whole or not at all, one figure a line, sorted. OSError if it cannot be written."""
@@ -210,7 +210,7 @@ def _parsed(content: Any) -> Record:
                 raise GateError(f"row {name!r} has a {counter} that cannot be: {value!r:.80}")
         for launch in row["launches"]:
             _exactly(launch, LAUNCH, f"a launch of {name!r}")
-        rows[name] = Row(**{**row, "launches": tuple(Launch(**launch) for launch in row["launches"])})
+        rows[name] = GatedRow(**{**row, "launches": tuple(Launch(**launch) for launch in row["launches"])})
     return Record(content["made"], rows)
 
 

@@ -10,12 +10,12 @@ from tabulate import tabulate
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.speed import percent
 from benchsuite.gate.trial import SUITE
-from benchsuite.gate.verdict import Finding, Verdict, worst
+from benchsuite.gate.verdict import Finding, GateVerdict, worst
 
 WIDE = 120
 
 
-def table(findings: Sequence[Finding], style: str = "simple") -> str:
+def findings_table(findings: Sequence[Finding], style: str = "simple") -> str:
     """A line for each finding: row, level, verdict, change of seconds per token, its bounds, where it lies."""
     columns = {
         "row": [_short(f.row) for f in findings],
@@ -30,20 +30,20 @@ def table(findings: Sequence[Finding], style: str = "simple") -> str:
     if style != "simple":
         return lines
     said = [
-        textwrap.fill(told(f), WIDE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(finding_sentence(f), WIDE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         for f in findings
-        if f.verdict != Verdict.PASS or f.row == SUITE
+        if f.verdict != GateVerdict.PASS or f.row == SUITE
     ]
     return "\n".join([lines, "", *said]) if said else lines
 
 
-def told(finding: Finding) -> str:
+def finding_sentence(finding: Finding) -> str:
     """What, by how much, and where, in a sentence."""
     where = f"; where: {finding.where}" if finding.where else ""
     return f"{finding.verdict} at level {finding.level}, {finding.row}: {finding.message}{where}"
 
 
-def sentence(findings: Sequence[Finding], rules: Rules, compared: bool = True) -> str:
+def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = True) -> str:
     """The run's verdict in words, and the next thing to do; ``compared`` is False where a baseline was only made."""
     overall = worst(finding.verdict for finding in findings)
     rows, levels = {f.row for f in findings} - {SUITE}, sorted({f.level for f in findings})
@@ -51,22 +51,22 @@ def sentence(findings: Sequence[Finding], rules: Rules, compared: bool = True) -
     what = f"{len(rows)} rows at levels {', '.join(map(str, levels))} {against}"
     update = ", accept it with --gate-update" if rules.file else ", merge it all the same"
     do = {
-        Verdict.IMPROVED: "something got better"
+        GateVerdict.IMPROVED: "something got better"
         + (": write it down with --gate-update, or the next loss of it goes unseen" if rules.file else ""),
-        Verdict.PASS: "nothing got worse" if compared else "nothing was compared, the baseline is this run",
-        Verdict.INCONCLUSIVE: "something could not be decided, and "
+        GateVerdict.PASS: "nothing got worse" if compared else "nothing was compared, the baseline is this run",
+        GateVerdict.INCONCLUSIVE: "something could not be decided, and "
         + (
             "is let through by --gate-inconclusive=report"
             if rules.inconclusive == "report"
             else "does not pass unseen (--gate-inconclusive=report lets it)"
         ),
-        Verdict.REGRESSED: f"something got worse; if it is meant{update}",
-        Verdict.ERROR: "something could not be compared, and does not pass unseen",
+        GateVerdict.REGRESSED: f"something got worse; if it is meant{update}",
+        GateVerdict.ERROR: "something could not be compared, and does not pass unseen",
     }[overall]
-    if rules.update and overall not in (Verdict.PASS, Verdict.ERROR):
+    if rules.update and overall not in (GateVerdict.PASS, GateVerdict.ERROR):
         do = "accepted by --gate-update"
     if rules.self_test:
-        tells = "tells" if overall == Verdict.PASS else "does not reliably tell"
+        tells = "tells" if overall == GateVerdict.PASS else "does not reliably tell"
         do = f"this machine {tells} a slowdown of {2 * rules.tolerance:.1%} from none"
     shown = "" if rules.mode == "fail" else " (--gate=report: nothing fails)"
     return f"{what}: {do}{shown}"

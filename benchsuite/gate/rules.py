@@ -58,7 +58,7 @@ CHOICES = {
 }
 
 
-def add_options(parser: pytest.Parser) -> None:
+def add_gate_options(parser: pytest.Parser) -> None:
     """Declare the options and their ini twins."""
     group = parser.getgroup("gate", "regression gate (specdec-bench)")
     group.addoption(

@@ -11,7 +11,7 @@ from typing import Protocol
 from benchsuite.gate.launcher import Launcher
 from benchsuite.gate.record import Record
 
-Told = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 class Sides(Protocol):
@@ -24,12 +24,12 @@ class Sides(Protocol):
 
 
 @dataclass
-class Stored:
+class StoredSides:
     """A baseline that holds its launches, and this checkout's live."""
 
     base: Record
     launcher: Launcher
-    told: Told
+    told: Say
     paired: bool = False
     head: list[Record] = field(default_factory=list)
 
@@ -42,12 +42,12 @@ class Stored:
 
 
 @dataclass
-class Live:
+class LiveSides:
     """Two checkouts, or this one as it is and with something planted; of each pair a coin says which goes first."""
 
     launcher: Launcher
     checkout: Path | None
-    told: Told
+    told: Say
     plant: str = ""
     paired: bool = True
     base: list[Record] = field(default_factory=list)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import expm1, isinf, log, log1p
 
-from benchsuite.gate.record import Launch, Row
+from benchsuite.gate.record import GatedRow, Launch
 from benchsuite.gate.shift import Shift, holm, paired, unpaired
 from benchsuite.gate.sides import Sides
-from benchsuite.gate.verdict import Finding, Verdict
+from benchsuite.gate.verdict import Finding, GateVerdict
 from benchsuite.gate.where import where
 
 FIRST_LEVEL = 1 / 32
@@ -24,7 +24,7 @@ class Side:
     launches: Sequence[Launch]
 
 
-def values(row: Row, level: int) -> list[float] | None:
+def values(row: GatedRow, level: int) -> list[float] | None:
     """What a level compares of a row's launches: log seconds relative to its control, else (levels 2 and 3 of a plain
     benchmark, level 3 of all) log seconds. None where there is nothing to compare."""
     if level == 3 or (level == 2 and row.digest is None):
@@ -57,13 +57,13 @@ def decide(
     for name, shift in shifts.items():
         tolerance = log1p(tolerances[name])
         if name in slower and shift.estimate > tolerance:
-            verdict = Verdict.REGRESSED
+            verdict = GateVerdict.REGRESSED
         elif name in faster and shift.estimate < -tolerance:
-            verdict = Verdict.IMPROVED
+            verdict = GateVerdict.IMPROVED
         elif (final or shift.estimate >= -tolerance) and shift.estimate <= tolerance and shift.high < 2 * tolerance:
-            verdict = Verdict.PASS
+            verdict = GateVerdict.PASS
         else:
-            verdict = Verdict.INCONCLUSIVE
+            verdict = GateVerdict.INCONCLUSIVE
         found.append(_finding(name, level, verdict, shift, rows[name], tolerances[name], bound))
     return found
 
@@ -80,7 +80,7 @@ def percent(bound: float) -> str:
 
 
 def _finding(
-    name: str, level: int, verdict: Verdict, shift: Shift, sides: tuple[Side, Side], tolerance: float, bound: float
+    name: str, level: int, verdict: GateVerdict, shift: Shift, sides: tuple[Side, Side], tolerance: float, bound: float
 ) -> Finding:
     change, low, high = (x if isinf(x) else expm1(x) for x in (shift.estimate, shift.low, shift.high))
     base, head = (side.launches for side in sides)
@@ -89,10 +89,10 @@ def _finding(
         f"and {len(head)} launches)"
     )
     told += {
-        Verdict.REGRESSED: f", beyond the tolerance of {tolerance:.1%}",
-        Verdict.IMPROVED: "; write the gain down with --gate-update",
-        Verdict.PASS: f", within the tolerance of {tolerance:.1%}",
-        Verdict.INCONCLUSIVE: f": too noisy to exclude a slowdown of {2 * tolerance:.1%} or to prove one of "
+        GateVerdict.REGRESSED: f", beyond the tolerance of {tolerance:.1%}",
+        GateVerdict.IMPROVED: "; write the gain down with --gate-update",
+        GateVerdict.PASS: f", within the tolerance of {tolerance:.1%}",
+        GateVerdict.INCONCLUSIVE: f": too noisy to exclude a slowdown of {2 * tolerance:.1%} or to prove one of "
         f"{tolerance:.1%}; more --gate-pairs, more --gate-launches or a quieter machine decides",
     }.get(verdict, "")
     return Finding(name, level, verdict, told, change, low, high, where(base, head), len(head))
@@ -116,8 +116,8 @@ def staged(
             if now and compared[0] and compared[1]:
                 timed[name] = Side(compared[0], before.launches), Side(compared[1], now.launches)
             else:
-                found.append(Finding(name, level, Verdict.ERROR, "its test failed in a launch"))
+                found.append(Finding(name, level, GateVerdict.ERROR, "its test failed in a launch"))
         found += decide(timed, level, tolerances, alpha, count == first + more, sides.paired and level != 1)
-        if not any(one.verdict == Verdict.INCONCLUSIVE for one in found):
+        if not any(one.verdict == GateVerdict.INCONCLUSIVE for one in found):
             break
     return found

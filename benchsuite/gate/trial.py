@@ -13,9 +13,9 @@ from benchsuite.gate import counters, speed
 from benchsuite.gate.launcher import Launcher, worktree
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import NEEDED, Rules
-from benchsuite.gate.sides import Live, Sides, Stored, Told
+from benchsuite.gate.sides import LiveSides, Say, Sides, StoredSides
 from benchsuite.gate.speed import staged
-from benchsuite.gate.verdict import Finding, Verdict
+from benchsuite.gate.verdict import Finding, GateVerdict
 
 SUITE = "suite"
 """The row of what is said of the run as a whole."""
@@ -45,7 +45,7 @@ class Trial:
     head: Record
     wanted: Mapping[str, str | None]
     baseline: Record | None
-    told: Told
+    told: Say
     limits: Mapping[str, Limit] = field(default_factory=dict)
 
     def findings(self) -> list[Finding]:
@@ -64,22 +64,22 @@ class Trial:
         if rules.self_test:
             return self._self_test()
         if self.baseline:
-            sides: Sides = Stored(self.baseline, self.launcher, self.told)
+            sides: Sides = StoredSides(self.baseline, self.launcher, self.told)
             base = self.baseline
         else:
             assert rules.base
             checkout = stack.enter_context(worktree(self.launcher.root(), rules.base))
-            sides = Live(self.launcher, checkout, self.told)
+            sides = LiveSides(self.launcher, checkout, self.told)
             base, _ = sides.at_least(1)
         found = {name: self._known(name, base) for name in self.wanted}
-        compared = [name for name, one in found.items() if name in base.rows and one.verdict != Verdict.ERROR]
+        compared = [name for name, one in found.items() if name in base.rows and one.verdict != GateVerdict.ERROR]
         timed: list[Finding] = []
         for level in self.levels:
             names = [name for name in compared if level and self._comparable(name, base, level)]
             if names:
                 timed += self._timed(sides, level, names)
                 _, self.head = sides.at_least(1)
-        zero = [one for name, one in found.items() if one.verdict != Verdict.PASS or self._counted(name, base)]
+        zero = [one for name, one in found.items() if one.verdict != GateVerdict.PASS or self._counted(name, base)]
         return [*zero, *self._absent(base), *self._notes(base), *timed]
 
     def _notes(self, base: Record) -> list[Finding]:
@@ -91,7 +91,7 @@ class Trial:
         versions = _differences(base.made.get("versions") or {}, self.head.made.get("versions") or {})
         if versions:
             notes.append(f"versions differ: {versions}")
-        return [Finding(SUITE, 0, Verdict.PASS, note) for note in notes]
+        return [Finding(SUITE, 0, GateVerdict.PASS, note) for note in notes]
 
     def _comparable(self, name: str, base: Record, level: int) -> bool:
         limit = self.limits.get(name, Limit())
@@ -111,7 +111,7 @@ class Trial:
             report = self.rules.on_missing == "report" or self.rules.update
             accept = "write it down with --gate-update, or " if self.baseline else ""
             message = f"the baseline has no such row{told}; {accept}let it pass with --gate-on-missing=report"
-            return Finding(name, 0, Verdict.PASS, message) if report else _error(name, message)
+            return Finding(name, 0, GateVerdict.PASS, message) if report else _error(name, message)
         if head.work != before.work:
             return _error(name, f"measured otherwise than the baseline: {_differences(before.work, head.work)}")
         if not any(self._comparable(name, base, level) for level in self.levels):
@@ -120,7 +120,7 @@ class Trial:
             )
         if self._counted(name, base):
             return counters.compare(name, before, head)
-        return Finding(name, 0, Verdict.PASS, "not gated at level 0")
+        return Finding(name, 0, GateVerdict.PASS, "not gated at level 0")
 
     def _counted(self, name: str, base: Record) -> bool:
         """Whether there is something to say of a row at level 0: its counters, or that it is new."""
@@ -134,7 +134,7 @@ class Trial:
         what = "baseline and run have no row in common" if none else f"{len(gone)} rows of the baseline are gone"
         shown = ", ".join(gone[:3]) + (" …" if len(gone) > 3 else "")
         if self.rules.on_missing == "report" and not none:
-            return [Finding(SUITE, 0, Verdict.PASS, f"{what}: {shown}")]
+            return [Finding(SUITE, 0, GateVerdict.PASS, f"{what}: {shown}")]
         again = ", or make a new file with --gate-save" if self.baseline else ""
         return [_error(SUITE, f"{what}: {shown}; run them, or let it pass with --gate-on-missing=report{again}")]
 
@@ -150,16 +150,16 @@ class Trial:
         if not drafted:
             return [_error(SUITE, "no row has a control and a draft that could be slowed down; select some of ours")]
         for name, plant, rows, expected in (
-            ("as it is", "", timed, Verdict.PASS),
-            (f"{slower:.1%} slower", f"host={slower}", drafted, Verdict.REGRESSED),
+            ("as it is", "", timed, GateVerdict.PASS),
+            (f"{slower:.1%} slower", f"host={slower}", drafted, GateVerdict.REGRESSED),
         ):
-            made = self._timed(Live(self.launcher, None, self.told, plant), 2, rows)
+            made = self._timed(LiveSides(self.launcher, None, self.told, plant), 2, rows)
             for one in made:
-                right = Verdict.PASS if one.verdict == expected else Verdict.ERROR
+                right = GateVerdict.PASS if one.verdict == expected else GateVerdict.ERROR
                 told = f"{one.verdict}; {one.message}"
                 found.append(replace(one, row=f"{one.row} ({name})", verdict=right, message=told))
             count = sum(one.verdict == expected for one in made)
-            verdict = Verdict.PASS if count == len(rows) else Verdict.ERROR
+            verdict = GateVerdict.PASS if count == len(rows) else GateVerdict.ERROR
             found.append(Finding(SUITE, 2, verdict, f"{name}: {count} of {len(rows)} rows {expected}"))
         return found
 
@@ -171,7 +171,7 @@ NOTHING = (
 
 
 def _error(row: str, message: str) -> Finding:
-    return Finding(row, 0, Verdict.ERROR, message)
+    return Finding(row, 0, GateVerdict.ERROR, message)
 
 
 def _differences(base: Mapping[str, Any], head: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchsuite.gate.draws import CONDITIONS, LOSSES, PLANTED, STAGES, TOLERANCE, report
-from benchsuite.gate.figures import made
+from benchsuite.gate.figures import record_origin
 from benchsuite.gate.launcher import Launcher
 from benchsuite.gate.record import Record
 
@@ -46,7 +46,7 @@ def launcher(suite: Sequence[str] = SUITE, pairs: int = PAIRS) -> Launcher:
 
 
 @contextmanager
-def load(condition: str) -> Iterator[None]:
+def busy_core(condition: str) -> Iterator[None]:
     """One core kept busy by another process, if the condition says so."""
     if condition == "quiet":
         yield
@@ -62,7 +62,7 @@ def load(condition: str) -> Iterator[None]:
 def collect(folder: Path, condition: str, count: int) -> None:
     """Launches A, B and P, ``count`` of each, in random order within each triple; those that exist are kept."""
     plants = ",".join(f"{part}={2 * TOLERANCE}@{draft}" for draft, part in PLANTED.items())
-    with load(condition):
+    with busy_core(condition):
         for number in range(count):
             for side in random.Random(number).sample("ABP", 3):
                 file = folder / f"{condition}-{side}-{number:03}.json"
@@ -92,7 +92,7 @@ def live(folder: Path, condition: str, count: int) -> None:
     if not baseline.exists():
         records = [Record.load(folder / f"{condition}-A-{number:03}.json") for number in range(sum(STAGES))]
         records[0].joined(records[1:]).save(baseline)
-    with load(condition):
+    with busy_core(condition):
         for number in range(count):
             file = folder / f"{condition}-live-{number:03}.json"
             against = ["HEAD", "--gate-level=0,2"] if number % 2 else [str(baseline), "--gate-level=0,1"]
@@ -107,7 +107,7 @@ def live(folder: Path, condition: str, count: int) -> None:
                 print(file.name, flush=True)
 
 
-def main() -> None:
+def _main() -> None:
     """Collect what is missing, then write the report beside it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--folder", type=Path, default=Path("results/gate-validation"), help="where launches are kept")
@@ -130,7 +130,7 @@ def main() -> None:
             live(folder, condition, given.live)
     text, values = report(folder, given.launches)
     command = ["python", "-m", "benchsuite.gate.validate", *sys.argv[1:]]
-    here = {**made(launcher().folder, None), "command": command}
+    here = {**record_origin(launcher().folder, None), "command": command}
     commits = sorted({str(Record.load(file).made["commit"]) for file in folder.glob("*-[ABP]-*.json")})
     card = [
         f"machine {here['machine']['processor']}, {here['machine']['cores']} cores, one thread a launch",
@@ -147,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

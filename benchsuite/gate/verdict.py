@@ -9,7 +9,7 @@ from math import isinf
 from typing import Any
 
 
-class Verdict(StrEnum):
+class GateVerdict(StrEnum):
     """From the best news to the worst: a run is as bad as its worst row."""
 
     IMPROVED = "IMPROVED"
@@ -29,7 +29,7 @@ class Finding:
 
     row: str
     level: int
-    verdict: Verdict
+    verdict: GateVerdict
     message: str
     change: float | None = None
     low: float | None = None
@@ -44,7 +44,7 @@ class Finding:
         return {**asdict(self), "verdict": str(self.verdict), "low": low, "high": high}
 
 
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
+def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
     """The verdict over several rows or levels; PASS of none."""
-    order = list(Verdict)
-    return max(verdicts, key=order.index, default=Verdict.PASS)
+    order = list(GateVerdict)
+    return max(verdicts, key=order.index, default=GateVerdict.PASS)

@@ -25,8 +25,8 @@ EXACT = ("sample", "accept", "verify_prefix", "rejection_sample", "kv_append", "
 def disagreement(backend: Backend, case: Case, dtype: torch.dtype, device: str = "cpu") -> str | None:
     """What is wrong with a backend's result on a case, or None."""
     arguments = case.make(Generator().manual_seed(7), dtype)
-    got = run(backend, case.op, to(arguments, device=device))
-    expected = run(Reference(), case.op, arguments)
+    got = run_op(backend, case.op, to(arguments, device=device))
+    expected = run_op(Reference(), case.op, arguments)
     for index, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
         mine = mine.cpu()
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
@@ -37,7 +37,7 @@ def disagreement(backend: Backend, case: Case, dtype: torch.dtype, device: str =
             continue
         if not mine.numel():
             continue
-        truth = run(Reference(), case.op, to(arguments, dtype=torch.float64))[index]
+        truth = run_op(Reference(), case.op, to(arguments, dtype=torch.float64))[index]
         allowed = 2 * _error(theirs, truth) + torch.finfo(dtype).eps * float(truth.abs().max())
         if not _error(mine, truth) <= allowed:
             return f"output {index} errs by {_error(mine, truth):.2e}; the reference by {_error(theirs, truth):.2e}"
@@ -48,7 +48,7 @@ def _error(got: Tensor, truth: Tensor) -> float:
     return float((got.double() - truth).abs().max())
 
 
-def run(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def run_op(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """The tensors that an op returns, or for the ops that work in place those that it changed."""
     if op in ("kv_append", "kv_compact"):
         held = tuple(_same_layout(t) for t in arguments[:2])

@@ -168,7 +168,7 @@ def _states(target: ArenaModel, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def measure(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list[CacheCost]:
+def measure_caches(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list[CacheCost]:
     """All caches at all lengths, in turns."""
     heads: int = target.model.config.get_text_config(decoder=True).num_attention_heads
     order, costs = random.Random(0), []

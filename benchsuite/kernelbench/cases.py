@@ -156,15 +156,15 @@ def _rejection(rows: int, width: int, vocabulary: int, q: str | None = None, lef
         logits = _random(g, dtype, rows, width, vocabulary) * 1.5
         dropped = torch.rand(logits.shape, generator=g) >= left
         dropped[..., 0] = False
-        law = logits.masked_fill(dropped, float("-inf")).softmax(dim=-1)
+        distribution = logits.masked_fill(dropped, float("-inf")).softmax(dim=-1)
         near = (logits + _random(g, dtype, *logits.shape)).softmax(dim=-1)
-        draft = {"near": near, "equal": law}.get(q or "")
+        draft = {"near": near, "equal": distribution}.get(q or "")
         tokens, parents, valid = _window(g, rows, width, vocabulary, tree=False)
         from_draft = (near if draft is None else draft)[:, : width - 1].reshape(-1, vocabulary)
         if width > 1:
             tokens[:, 1:] = torch.multinomial(from_draft, 1, generator=g).view(rows, width - 1)
         window = Window(tokens, parents, valid, None if draft is None else draft[:, : width - 1])
-        return law, window, *(_keys(g, rows, width) for _ in range(3))
+        return distribution, window, *(_keys(g, rows, width) for _ in range(3))
 
     return make
 

@@ -72,7 +72,7 @@ class KernelPlugin:
 
         for bench in measured:
             try:
-                path = report.write(root, bench, self.card, 0, complete=exitstatus == 0)
+                path = report.write_kernels(root, bench, self.card, 0, complete=exitstatus == 0)
                 self.outcomes.append(f"results: {path}")
             except OSError as error:
                 self.outcomes.append(f"the results could not be written to {root}: {error}")

@@ -10,7 +10,7 @@ from typing import Any
 from benchsuite.kernelbench.caches import WIDTH, CacheCost
 from benchsuite.kernelbench.timing import Curve, KernelBench, Timing
 from benchsuite.report import folder
-from benchsuite.report.tables import table
+from benchsuite.report.tables import laid_out
 
 SHOWN = (1, 2, 4, 8, 9, 16)
 """Widths that a table shows; the JSON and the plot have all."""
@@ -26,7 +26,7 @@ LEGEND = (
 )
 
 
-def kernels(timings: Sequence[Timing], style: str = "simple") -> str:
+def timings_table(timings: Sequence[Timing], style: str = "simple") -> str:
     """One row for each op, shape and backend; the reference has rows of its own where nothing else ran."""
     headers = ["op", "dtype", "shape", "backend", "time us", "moved kB", "of limit", "x reference"]
     alone = {(t.op, t.kind, t.shape) for t in timings} - {
@@ -46,14 +46,14 @@ def kernels(timings: Sequence[Timing], style: str = "simple") -> str:
         for t in timings
         if (t.backend != "reference" or (t.op, t.kind, t.shape) in alone) and _shown(t)
     ]
-    return table(headers, body, style)
+    return laid_out(headers, body, style)
 
 
 def _shown(timing: Timing) -> bool:
     return timing.op != "linear" or int(timing.shape.removeprefix("W=")) in SHOWN
 
 
-def curves(found: Sequence[Curve], style: str = "simple") -> str:
+def curves_table(found: Sequence[Curve], style: str = "simple") -> str:
     """v(W) of each curve at the widths shown, after its milliseconds at one row and their ratio to torch's own."""
     headers = ["v(W)", "ms at 1", "of torch", *(f"W={width}" for width in SHOWN)]
     body = [
@@ -65,10 +65,10 @@ def curves(found: Sequence[Curve], style: str = "simple") -> str:
         ]
         for curve in found
     ]
-    return table(headers, body, style)
+    return laid_out(headers, body, style)
 
 
-def caches(costs: Sequence[CacheCost], style: str = "simple") -> str:
+def caches_table(costs: Sequence[CacheCost], style: str = "simple") -> str:
     """The caches side by side at each length."""
     headers = ["context", "cache", "append ms", "roll back ms", "attend ms", "moved kB", "allocations"]
     body = [
@@ -83,7 +83,7 @@ def caches(costs: Sequence[CacheCost], style: str = "simple") -> str:
         ]
         for cost in costs
     ]
-    return table(headers, body, style)
+    return laid_out(headers, body, style)
 
 
 def lines(bench: KernelBench) -> list[str]:
@@ -93,33 +93,33 @@ def lines(bench: KernelBench) -> list[str]:
         f"{bench.peak.arithmetic / 1e9:.0f} Gflop/s in {bench.target.dtype}".replace("torch.", ""),
     ]
     if bench.timings:
-        found += [kernels(bench.timings), *LEGEND, ""]
+        found += [timings_table(bench.timings), *LEGEND, ""]
     if bench.curves:
-        found += [curves(bench.curves), ""]
+        found += [curves_table(bench.curves), ""]
     if bench.costs:
         found += [f"keys and values over all layers, {WIDTH} slots appended, attended from, rolled back:"]
-        found += [caches(bench.costs), ""]
+        found += [caches_table(bench.costs), ""]
     return found
 
 
-def write(root: Path, bench: KernelBench, card: Sequence[str], seed: int, complete: bool) -> Path:
+def write_kernels(root: Path, bench: KernelBench, card: Sequence[str], seed: int, complete: bool) -> Path:
     """The results folder of one target: ``kernels.json``, ``kernels.md`` and ``v_of_w.svg``."""
     parts = [
         "# Kernels",
         "\n".join(f"- {line}" for line in (*card, lines(bench)[0])),
-        kernels(bench.timings, "github"),
+        timings_table(bench.timings, "github"),
         " ".join(LEGEND),
         "## v(W)",
-        curves(bench.curves, "github"),
+        curves_table(bench.curves, "github"),
         f"## Keys and values: {WIDTH} slots appended, attended from, rolled back, over all layers",
-        caches(bench.costs, "github"),
+        caches_table(bench.costs, "github"),
     ]
     files = {
         "kernels.json": folder.strict_json({**bench.as_json(), "caches": [asdict(cost) for cost in bench.costs]}),
         "kernels.md": "\n\n".join(parts) + "\n",
         "v_of_w.svg": plot(bench.curves),
     }
-    return folder.write(root, f"kernels-{Path(bench.name).name}", files, card, seed, complete)
+    return folder.write_folder(root, f"kernels-{Path(bench.name).name}", files, card, seed, complete)
 
 
 def plot(found: Sequence[Curve]) -> str:

@@ -235,10 +235,10 @@ class Target:
     def _rejection(self) -> Iterator[Work]:
         for rows, width, vocabulary in self._verified():
             logits = self._logits(rows, width, vocabulary)
-            law, q = logits.softmax(dim=-1), logits[:, 1:].softmax(dim=-1)
+            distribution, q = logits.softmax(dim=-1), logits[:, 1:].softmax(dim=-1)
             window = self._chain(rows, width, vocabulary, q)
             keys = [self._whole(2**62, rows, width) for _ in range(3)]
             # One row of p and of q are scanned, twice: for a residual at all, and for the draw.
-            moved = rows * 4 * vocabulary * law.itemsize
+            moved = rows * 4 * vocabulary * distribution.itemsize
             shape = f"B={rows} K={width - 1} V={vocabulary}"
-            yield self._one("rejection_sample", shape, (law, window, *keys), moved, 12 * rows * vocabulary)
+            yield self._one("rejection_sample", shape, (distribution, window, *keys), moved, 12 * rows * vocabulary)

@@ -15,7 +15,7 @@ from typing import Any
 PACKAGES = ("specdec-bench", "torch", "transformers", "tokenizers", "numpy", "pytest", "pytest-benchmark")
 
 
-def made(commit: str | None) -> dict[str, Any]:
+def origin(commit: str | None) -> dict[str, Any]:
     """What was run, when, on which commit and on which versions."""
     return {
         "command": ["pytest", *sys.argv[1:]],

@@ -1,4 +1,4 @@
-"""How true outputs are that need not equal plain's: a test of their law, and what a lossy policy changes."""
+"""How true outputs are that need not equal plain's: a test of their distribution, and what a lossy policy changes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from specdec.request import Request
 
 BINS = 10
 FALSE_ALARM = 1e-6
-"""The chance that a policy with the target's law fails the test of one row."""
+"""The chance that a policy with the target's distribution fails the test of one row."""
 
 
 @dataclass
 class Fidelity:
     """Outputs beside plain's of the same requests, summed up; two of them can be added.
 
-    ``bins`` counts probability integral transforms: for each token, how much of the target's law lies on likelier
-    tokens, plus a uniform share of its own. If tokens follow the law, these are uniform, each given those before
-    it. ``agreed`` of ``tokens`` stand where plain's output has the same; ``surprise`` and ``plain_surprise``
-    are sums of -log p under the target, in nats.
+    ``bins`` counts probability integral transforms: for each token, how much of the target's distribution lies on
+    likelier tokens, plus a uniform share of its own. If tokens follow the distribution, these are uniform, each given
+    those before it. ``agreed`` of ``tokens`` stand where plain's output has the same; ``surprise`` and
+    ``plain_surprise`` are sums of -log p under the target, in nats.
     """
 
     bins: list[int] = field(default_factory=lambda: [0] * BINS)
@@ -48,7 +48,7 @@ class Fidelity:
 
     @property
     def p_value(self) -> float:
-        """Of Pearson's chi-square over the bins: how often the target's own law would look as uneven."""
+        """Of Pearson's chi-square over the bins: how often the target's own distribution would look as uneven."""
         return evenness(self.bins)
 
     @property
@@ -76,8 +76,8 @@ def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidel
     coin = random.Random(f"{request.params.seed} {request.id}")
     bins = [0] * BINS
     logits = judge.after(request.prompt, got)
-    law = sampling.process(logits[None], stacked_alone(request, logits.device))[0].softmax(dim=-1)
-    for place in binned(law, got, coin):
+    distribution = sampling.process(logits[None], stacked_alone(request, logits.device))[0].softmax(dim=-1)
+    for place in binned(distribution, got, coin):
         bins[place] += 1
     return Fidelity(
         bins,
@@ -89,10 +89,10 @@ def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidel
     )
 
 
-def binned(law: Tensor, tokens: Sequence[int], coin: random.Random) -> list[int]:
-    """Into which of ``BINS`` equal bins each token's transform under its row of ``law`` [N, V] falls."""
-    own = law.gather(1, torch.tensor(tokens, device=law.device)[:, None])
-    likelier = (law * (law > own)).sum(dim=1)
-    level = (law * (law == own)).sum(dim=1)
+def binned(distribution: Tensor, tokens: Sequence[int], coin: random.Random) -> list[int]:
+    """Into which of ``BINS`` equal bins each token's transform under its row of ``distribution`` [N, V] falls."""
+    own = distribution.gather(1, torch.tensor(tokens, device=distribution.device)[:, None])
+    likelier = (distribution * (distribution > own)).sum(dim=1)
+    level = (distribution * (distribution == own)).sum(dim=1)
     shares = [a + coin.random() * b for a, b in zip(likelier.tolist(), level.tolist(), strict=True)]
     return [min(int(share * BINS), BINS - 1) for share in shares]

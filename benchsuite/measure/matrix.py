@@ -83,7 +83,7 @@ class Arm:
         return "-".join([self.setting.target, self.setting.workload, *strategy, *odd]).replace("/", ":")
 
 
-def build(config: pytest.Config) -> list[Arm]:
+def build_matrix(config: pytest.Config) -> list[Arm]:
     """Every arm that the options ask for, those of one setting side by side, plain first.
 
     Raises SpecdecError for a value that is not of its kind. Names of plugins, devices and models are

@@ -53,9 +53,9 @@ class Series:
         bugs = [str(difference) for difference in self.differences if not difference.tie]
         if self.contract == "distribution" and self.fidelity.p_value < FALSE_ALARM:
             bugs.append(
-                f"its {self.fidelity.tokens} tokens do not follow the target's law: counts of their probability "
-                f"integral transforms in {len(self.fidelity.bins)} equal bins are {self.fidelity.bins}, which the law "
-                f"itself would give with probability {self.fidelity.p_value:.1e}"
+                f"its {self.fidelity.tokens} tokens do not follow the target's distribution: the probability integral "
+                f"transforms, counted in {len(self.fidelity.bins)} equal bins, are {self.fidelity.bins}; tokens of the "
+                f"target itself would be as uneven with probability {self.fidelity.p_value:.1e}"
             )
         return self.error or "\n".join(bugs) or None
 
@@ -90,7 +90,7 @@ def checked(every: Sequence[Series]) -> str | None:
         return None
     if one.contract == "distribution":
         failed = "FAILED: " if any(series.failure for series in every) else ""
-        return f"{failed}law p={whole.p_value:.2g}"
+        return f"{failed}p={whole.p_value:.2g}"
     ours, plain = whole.perplexities
     return f"{whole.agreed / whole.tokens:.0%} agree; ppl {ours:.2f} for {plain:.2f}"
 
@@ -129,7 +129,7 @@ def alternate(
     that were timed.
     """
     plain = next(arm for arm in runners if arm.plain)
-    series = {arm: Series(arm, contract(runner), repeats=repeats(runner)) for arm, runner in runners.items()}
+    series = {arm: Series(arm, contract_of(runner), repeats=repeats(runner)) for arm, runner in runners.items()}
     order = random.Random(plain.setting.seed)
     first = work[0][0]
     short = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
@@ -176,7 +176,7 @@ def _kept_apart(one: Series) -> Iterator[None]:
         one.error = f"{one.arm.label} could not be measured: {error}{place}"
 
 
-def contract(runner: Runner) -> Contract:
+def contract_of(runner: Runner) -> Contract:
     """What an arm promises: its policy's contract; a peer's plain greedy output is the same text."""
     params = runner.arm.setting.sampling(())
     if isinstance(runner, EngineRunner):

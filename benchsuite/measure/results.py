@@ -68,7 +68,8 @@ class Machine:
 class Text:
     """What a workload's plain output is like: how much of it copies what stood before, and how sure the target is.
 
-    ``copy_rate`` as in ``workloads.copy_rate``; ``entropy_bits``, the mean entropy of the target's law per token.
+    ``copy_rate`` as in ``workloads.copy_rate``; ``entropy_bits``, the mean entropy of the target's distribution per
+    token.
     """
 
     copy_rate: float
@@ -99,7 +100,7 @@ class Row:
         return len(self.ratios)
 
 
-def make(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text: Text | None) -> Row:
+def make_row(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text: Text | None) -> Row:
     """The row of one arm over one workload, or pooled over several series of the same strategy."""
     failures = [series.failure for series in one if series.failure]
     failed = bool(failures)

@@ -71,7 +71,7 @@ class Bench:
         plain = [Arm(setting) for setting in dict.fromkeys(arm.setting for arm in arms)]
         self._arms = list(dict.fromkeys((*plain, *arms)))
         for name in dict.fromkeys(arm.setting.workload for arm in self._arms):
-            whole = workloads.load(name)
+            whole = workloads.load_workload(name)
             self._texts[name] = replace(whole, prompts=whole.prompts[: self._most])
         for arm in self._arms:
             for kind, text in (("draft", arm.draft), ("policy", arm.policy), ("controller", arm.controller)):
@@ -215,7 +215,7 @@ class Bench:
             arm = wanted[series.arm]
             machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
             self._series[arm] = series
-            self._rows[arm] = results.make(arm, [series], machine, text.name, like)
+            self._rows[arm] = results.make_row(arm, [series], machine, text.name, like)
 
     def plant(self, text: str) -> None:
         """Slow drafts down on purpose: ``part=fraction`` in all, ``part=fraction@draft`` in one; comma list."""
@@ -233,9 +233,9 @@ class Bench:
         found = {stage.target.device for stage in self._stages.values() if stage.target.device.type != "cpu"}
         return ", ".join(sorted(card.processor(device) for device in found)) or None
 
-    def figures(self) -> dict[str, gate_record.Row]:
+    def figures(self) -> dict[str, gate_record.GatedRow]:
         """For the gate: a row for each arm of ours that was measured and kept its contract."""
-        found: dict[str, gate_record.Row] = {}
+        found: dict[str, gate_record.GatedRow] = {}
         for setting in dict.fromkeys(arm.setting for arm in self._series):
             series = {arm: one for arm, one in self._series.items() if arm.setting == setting}
             found |= figures.compared(series, len(self._texts[setting.workload].prompts))
@@ -252,13 +252,15 @@ class Bench:
         for setting, strategies in groups.items():
             stage = self._stages[setting]
             machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
-            out.append([results.make(arm, found, machine, "all", None) for arm, found in strategies.items()])
+            out.append([results.make_row(arm, found, machine, "all", None) for arm, found in strategies.items()])
         return out
 
     def write(self, root: Path, seed: int, complete: bool) -> Path:
         """Write the results folder."""
         pooled = [row for group in self.pooled() for row in group]
-        return files.write(root, pooled, self.rows, [*self.card, *tables.weights(self.weights)], seed, complete)
+        return files.write_comparison(
+            root, pooled, self.rows, [*self.card, *tables.weights_table(self.weights)], seed, complete
+        )
 
 
 def stage_setting(setting: Setting) -> Setting:

@@ -59,9 +59,9 @@ class Difference:
 
 
 def surprise(logits: Tensor, tokens: Sequence[int]) -> float:
-    """Sum of -log p, in nats, of tokens under the law of their rows of ``logits`` [N, V]."""
-    law = logits.log_softmax(dim=-1)
-    return -float(law.gather(1, torch.tensor(tokens, device=law.device)[:, None]).double().sum())
+    """Sum of -log p, in nats, of tokens under the distribution of their rows of ``logits`` [N, V]."""
+    distribution = logits.log_softmax(dim=-1)
+    return -float(distribution.gather(1, torch.tensor(tokens, device=distribution.device)[:, None]).double().sum())
 
 
 def _show(pair: tuple[float, float] | None) -> str:
@@ -111,9 +111,9 @@ class Judge:
         return out.float()
 
     def entropy(self, prompt: Sequence[int], output: Sequence[int]) -> float:
-        """Mean entropy, in bits, of the model's own law at each token of an output."""
-        law = self.after(prompt, output).log_softmax(dim=-1)
-        return float(-(law.exp() * law).sum(dim=-1).mean()) / math.log(2)
+        """Mean entropy, in bits, of the model's own distribution at each token of an output."""
+        distribution = self.after(prompt, output).log_softmax(dim=-1)
+        return float(-(distribution.exp() * distribution).sum(dim=-1).mean()) / math.log(2)
 
     def surprise(self, prompt: Tokens, output: Tokens) -> float:
         """Sum of -log p of an output's tokens, in nats; remembered, for every arm is set beside plain's."""
@@ -199,10 +199,10 @@ class Judge:
 
     def _choose(self, logits: Tensor, request: Request, index: int) -> int:
         stacked = stacked_alone(request, logits.device)
-        law = sampling.process(logits[None, None], stacked)
+        distribution = sampling.process(logits[None, None], stacked)
         position = torch.tensor([[len(request.prompt) + index]], device=logits.device)
         noise = sampling.gumbel(sampling.key(stacked.stream, position, Purpose.TARGET), logits.shape[0])
-        return int((law if stacked.greedy else law + noise).argmax())
+        return int((distribution if stacked.greedy else distribution + noise).argmax())
 
 
 def stacked_alone(request: Request, device: torch.device) -> StackedParams:

@@ -30,7 +30,7 @@ class Weights:
 
 def texts(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
     """The fixed text that perplexity is taken of: the prompts of the six built-in workloads."""
-    return [prompt for kind in workloads.KINDS for prompt in workloads.load(kind).encode(tokenizer)]
+    return [prompt for kind in workloads.KINDS for prompt in workloads.load_workload(kind).encode(tokenizer)]
 
 
 @torch.inference_mode()
@@ -39,7 +39,7 @@ def perplexity(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> floa
     total, tokens = 0.0, 0
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)
-        law = model(ids[:, :-1], use_cache=False).logits[0].float().log_softmax(dim=-1)
-        total -= float(law.gather(1, ids[0, 1:, None]).double().sum())
+        distribution = model(ids[:, :-1], use_cache=False).logits[0].float().log_softmax(dim=-1)
+        total -= float(distribution.gather(1, ids[0, 1:, None]).double().sum())
         tokens += len(prompt) - 1
     return math.exp(total / tokens)

@@ -11,7 +11,7 @@ CONTROLS = (
     control(
         "EAGLE#183, #110, #221",
         "siblings that were drawn are called certain and tried one after another",
-        (f"{TABLE}.__init__", "law, shape, certain", "law, shape, True"),
+        (f"{TABLE}.__init__", "distribution, shape, certain", "distribution, shape, True"),
     ),
     control(
         "z-lab/dflash#74",
@@ -21,7 +21,7 @@ CONTROLS = (
     ),
     control(
         "vllm#16899",
-        "argmax drafting with q one-hot: lower acceptance, the same law",
+        "argmax drafting with q one-hot: lower acceptance, the same distribution",
         (f"{TABLE}.propose", DRAWN, "tokens = logits.max(dim=-1).indices"),
         (
             f"{TABLE}.propose",
@@ -44,8 +44,8 @@ CONTROLS = (
         "uniform proposals whatever the text: q is exact and poor",
         (
             f"{TABLE}.propose",
-            "own = self._shape.without_elders(law,",
-            "own = self._shape.without_elders([1 / len(law)] * len(law),",
+            "own = self._shape.without_elders(distribution,",
+            "own = self._shape.without_elders([1 / len(distribution)] * len(distribution),",
         ),
     ),
     control(

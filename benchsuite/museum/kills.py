@@ -48,7 +48,7 @@ def _short(said: str | None) -> str:
     return words if len(words) <= 60 else words[:59] + "…"
 
 
-def table(kills: Sequence[Kill]) -> str:
+def kills_table(kills: Sequence[Kill]) -> str:
     """Every mutant with the layer that was to find it, how fast it did, and the smallest example it gave."""
     rows = [
         (

@@ -28,7 +28,7 @@ from benchsuite.prove.engine_machine import EngineMachine
 from benchsuite.prove.enumerator import Shape, chain, context
 from benchsuite.prove.exact_runs import PROMPTS, one
 from benchsuite.prove.read_guard import guarded_steps
-from benchsuite.prove.table_target import Always, TableDraft, Tabular, table
+from benchsuite.prove.table_target import Always, TableDraft, Tabular, random_table
 from specdec import Engine, Request, SamplingParams, catalog, sampling
 from specdec_kernels.reference import Reference
 
@@ -39,7 +39,7 @@ RARE = 1e-8
 """The chance of a false alarm of one of the few tests by samples here."""
 
 
-def law() -> None:
+def distribution() -> None:
     """Whole runs enumerated: processors, ends, rows, rings, chains and trees, drawn and certain."""
     batch = [Request(i, PROMPTS[i], replace(one(1)[0].params, max_new_tokens=n)) for i, n in enumerate((1, 2, 1))]
     cases: list[tuple[str, int, Shape, list[Request], dict[str, Any]]] = [
@@ -50,14 +50,14 @@ def law() -> None:
         ("match", 3, chain(1), one(2, top_k=2, top_p=0.7), {}),
         *((policy, 2, shape, one(3), {}) for policy in ("tree_rejection", "match") for shape in (FORK, DEEP)),
         ("tree_rejection", 2, FORK, one(2), {"certain": True}),
-        # With three tokens a residual that is not made a law again goes unseen, by an accident of the algebra.
+        # With three tokens a residual that is not normalised goes unseen, by an accident of the algebra.
         ("tree_rejection", 4, FORK, one(3), {}),
         ("rejection", 2, chain(2), one(3, eos=(1,)), {}),
         ("rejection", 2, chain(1), batch, {"rows": 2}),
         ("match", 2, chain(2), one(3), {"span": 2}),
     ]
     for policy, vocabulary, shape, requests, more in cases:
-        far = exact_runs.distance(tiny.policy(policy), vocabulary, shape, requests, **more)
+        far = exact_runs.run_distance(tiny.policy_named(policy), vocabulary, shape, requests, **more)
         assert far < 1e-12, (
             f"total variation {far:.4f}: {policy}, {vocabulary} tokens, parents {list(shape.parents)}, {more}"
         )
@@ -81,14 +81,14 @@ class _Spy(Reference):
 
 def streams() -> None:
     """No noise is used for two purposes of one step, nor by two requests."""
-    laws = table("p", 3), table("q", 3)
+    distributions = random_table("p", 3), random_table("q", 3)
     for policy in ("rejection", "block", "tree_rejection"):
         spy = _Spy()
-        target = Tabular(laws[0], 3, spy)
+        target = Tabular(distributions[0], 3, spy)
         engine = Engine(
             target,
-            draft=TableDraft(laws[1], chain(3)),
-            policy=tiny.policy(policy),
+            draft=TableDraft(distributions[1], chain(3)),
+            policy=tiny.policy_named(policy),
             controller=Always(3),
             ops=spy,
             max_rows=2,
@@ -103,14 +103,16 @@ def streams() -> None:
             assert not twice, f"{policy}: {twice} of {len(step)} keys of a step are used twice"
 
 
-def power() -> None:
-    """Draws and coins of the ops against their laws, by 200,000 samples (docs/proof.md)."""
+def draws_and_coins() -> None:
+    """Draws and coins of the ops against their distributions, by 200,000 samples (docs/proof.md)."""
     ops, keys = tiny.registry().backend("reference"), sampling.mix(torch.arange(200_000))
     for shares in ([0.5, 0.25, 0.125, 0.125], [0.3, 0.3, 0.399, 0.001]):
-        law = torch.tensor(shares).log() + 20  # an offset changes no law, but what half precision makes of it
+        distribution = (
+            torch.tensor(shares).log() + 20
+        )  # an offset changes no distribution, but what half precision makes of it
         asked = context(ops, sampling.stream(torch.zeros(2, dtype=torch.int64), torch.arange(2)))
         position = torch.arange(100_000).expand(2, -1)
-        drawn = asked.choose(law.expand(2, 100_000, 4), position, sampling.Purpose.TARGET)
+        drawn = asked.choose(distribution.expand(2, 100_000, 4), position, sampling.Purpose.TARGET)
         counts = torch.bincount(drawn.flatten(), minlength=4).double()
         expected = torch.tensor(shares, dtype=torch.float64) * len(keys)
         statistic = float(((counts - expected) ** 2 / expected).sum())
@@ -204,7 +206,7 @@ def counters() -> None:
 def drafting() -> None:
     """A draft that is the target itself is always accepted; what drafts propose follows from the text."""
     with tempfile.TemporaryDirectory() as folder:
-        itself = tiny.saved("llama", Path(folder))
+        itself = tiny.save_target("llama", Path(folder))
         build = tiny.assembly("llama", max_rows=3, backend="reference")
         for params in (GREEDY, SAMPLED):
             engine = build.engine(f"draft_model(model={itself})", k=4)
@@ -220,7 +222,7 @@ def drafting() -> None:
         engine.run(tiny.requests(GREEDY, 3))
         assert whole == {3}, f"a tree of the target itself is kept to depths {whole}, not 3"
     kits = (
-        (conformance.draft("draft_model", sampled=True), "q_is_the_law|follows_from_the_text"),
+        (conformance.draft("draft_model", sampled=True), "q_is_the_distribution|follows_from_the_text"),
         (conformance.draft("medusa(head_init=random)", sampled=True, hidden=True), "follows_from_the_text"),
         (conformance.draft("suffix(min_match=1)", remembers=True), "remembered"),
     )
@@ -258,9 +260,9 @@ def ties() -> None:
 
 
 LAYERS: dict[str, Callable[[], None]] = {
-    "law": law,
+    "distribution": distribution,
     "streams": streams,
-    "power": power,
+    "power": draws_and_coins,
     "rollback": rollback,
     "equality": equality,
     "stops": stops,

@@ -9,19 +9,19 @@ OURS = (
     mutant(
         "ours",
         "the ratio is q/p in place of p/q",
-        "law",
+        "distribution",
         (f"{REFERENCE}.rejection_sample", "torch.where(q > 0, p / q, 0.0)", "torch.where(q > 0, q / p, 0.0)"),
     ),
     mutant(
         "ours",
         "temperature is applied twice",
-        "law",
+        "distribution",
         ("specdec.sampling:process", "warped = logits / scale", "warped = logits / scale / scale"),
     ),
     mutant(
         "ours",
         "a slot's position is its number, not its depth",
-        "law",
+        "distribution",
         (
             "specdec.arena:Arena.plan",
             "position = committed[:, None] + depth",
@@ -31,7 +31,7 @@ OURS = (
     mutant(
         "ours",
         "a slot sees its elder siblings",
-        "law",
+        "distribution",
         (
             "specdec.arena:Arena._mask",
             """else:
@@ -43,7 +43,7 @@ OURS = (
     mutant(
         "ours",
         "an accepted branch is not moved to where it belongs",
-        "law",
+        "distribution",
         (STEP, "compact=self.draft is not None and self.draft.branches", "compact=False"),
     ),
     mutant(

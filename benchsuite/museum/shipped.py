@@ -18,20 +18,20 @@ SHIPPED = (
     ),
     mutant(
         "transformers#47932",
-        "drawn from processed logits, the raw law is returned as q",
+        "drawn from processed logits, the raw distribution is returned as q",
         "drafting",
         (CHAIN, "self._widened(processed.softmax(dim=-1), 0.0)", "self._widened(logits.softmax(dim=-1), 0.0)"),
     ),
     mutant(
         "vllm#9834",
-        "processors are not applied to the target's law in verification",
-        "law",
+        "processors are not applied to the target's distribution in verification",
+        "distribution",
         (STEP, GIVEN, "given = logits"),
     ),
     mutant(
         "vllm#42744, sglang#10617",
         "processors reach the bonus token only",
-        "law",
+        "distribution",
         (STEP, GIVEN, f"given = torch.cat([logits[:, :-1], {PROCESS}[:, -1:]], dim=1)"),
     ),
     mutant(
@@ -46,8 +46,8 @@ SHIPPED = (
     ),
     mutant(
         "vllm-ascend#2881",
-        "the residual is the target's law without the draft token, not max(p - q, 0)",
-        "law",
+        "the residual is the target's distribution without the draft token, not max(p - q, 0)",
+        "distribution",
         (
             f"{REFERENCE}.rejection_sample",
             "residual = (at - taken).clamp(min=0)",
@@ -57,7 +57,7 @@ SHIPPED = (
     mutant(
         "vllm-ascend#7807",
         "block verification uses the token-wise rule",
-        "law",
+        "distribution",
         (
             "specdec_plugins.policies.block:Block.survival",
             "kept.append((kept[-1] * ratio[:, index]).clamp(max=1))",
@@ -82,20 +82,20 @@ SHIPPED = (
     ),
     mutant(
         "sglang#36173",
-        "top-p is taken of the law before top-k",
-        "law",
+        "top-p is taken of the distribution before top-k",
+        "distribution",
         (
             "specdec.sampling:_filter",
             """ordered = ordered.masked_fill(ordered < floor, float("-inf"))
-    law = ordered.softmax(dim=-1)""",
-            """law = ordered.softmax(dim=-1)
+    distribution = ordered.softmax(dim=-1)""",
+            """distribution = ordered.softmax(dim=-1)
     ordered = ordered.masked_fill(ordered < floor, float("-inf"))""",
         ),
     ),
     mutant(
         "EAGLE#50",
-        "sampled siblings are tried against a law that was not made one again",
-        "law",
+        "sampled siblings are tried against a distribution that was not made one again",
+        "distribution",
         (
             "specdec_plugins.policies.tree_rejection:TreeRejection.accept",
             "torch.where(mass > 0, rest / mass, left)",
@@ -111,12 +111,12 @@ SHIPPED = (
     mutant(
         "openvino.genai#4190",
         "the token after a rejection comes from the row after it",
-        "law",
+        "distribution",
         (
             f"{REFERENCE}.rejection_sample",
-            "at = law.gather(1, num_accepted[:, None, None].expand(-1, 1, law.shape[2]))[:, 0]",
-            "at = law.gather(1, (num_accepted + 1).clamp(max=law.shape[1] - 1)[:, None, None]"
-            ".expand(-1, 1, law.shape[2]))[:, 0]",
+            "at = distribution.gather(1, num_accepted[:, None, None].expand(-1, 1, distribution.shape[2]))[:, 0]",
+            "at = distribution.gather(1, (num_accepted + 1).clamp(max=distribution.shape[1] - 1)[:, None, None]"
+            ".expand(-1, 1, distribution.shape[2]))[:, 0]",
         ),
     ),
     mutant(

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from benchsuite.prove import tiny
 from benchsuite.prove.arena_machine import parents_of
-from benchsuite.prove.table_target import Always, Tabular, table
+from benchsuite.prove.table_target import Always, Tabular, random_table
 from specdec import Context, Draft, Engine, Request, SamplingParams, Window
 from specdec_kernels.reference import Reference
 
@@ -26,7 +26,7 @@ Shape = tuple[list[int], list[bool]]
 
 
 @dataclass
-class Told(Draft):
+class ScriptedDraft(Draft):
     """Proposes what it is told to: ``proposals`` gives tokens and parents for a row's text and its shape."""
 
     propose_for: Callable[[int, list[int], int], tuple[list[int], list[int]]]
@@ -55,11 +55,11 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(span=st.sampled_from([None, 1, 3]), seed=st.integers(0, 9))
     def build(self, span: int | None, seed: int) -> None:
         """An engine, and the table that it decodes."""
-        self.law, self.span = table(seed, VOCABULARY, parts=30), span
+        self.distribution, self.span = random_table(seed, VOCABULARY, parts=30), span
         self.engine = Engine(
-            Tabular(self.law, VOCABULARY, Reference(), span),
-            draft=Told(self.proposals),
-            policy=tiny.policy("match"),
+            Tabular(self.distribution, VOCABULARY, Reference(), span),
+            draft=ScriptedDraft(self.proposals),
+            policy=tiny.policy_named("match"),
             controller=Always(MOST),
             ops=Reference(),
             max_rows=ROWS,
@@ -70,8 +70,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def best(self, text: list[int]) -> int:
         """The target's token after a text."""
-        law = self.law(tuple(text if self.span is None else text[-self.span :]))
-        return max(range(VOCABULARY), key=law.__getitem__)
+        distribution = self.distribution(tuple(text if self.span is None else text[-self.span :]))
+        return max(range(VOCABULARY), key=distribution.__getitem__)
 
     def proposals(self, row: int, text: list[int], room: int) -> tuple[list[int], list[int]]:
         """A row's tree of at most ``room`` nodes: right where its shape says so, else wrong."""

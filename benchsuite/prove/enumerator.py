@@ -22,9 +22,9 @@ from specdec.interfaces import Backend
 from specdec.sampling import StackedParams
 from specdec_kernels.reference import Reference
 
-Outcome = TypeVar("Outcome", bound=Hashable)
+Emitted = TypeVar("Emitted", bound=Hashable)
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 LARGEST = 10**6
@@ -47,24 +47,26 @@ class Script(Reference):
         if self.exact:
             self.weight = Fraction(1)
 
-    def decide(self, law: list[float]) -> int:
+    def decide(self, distribution: list[float]) -> int:
         """The scripted outcome of one decision with these probabilities."""
         index = len(self.sizes)
-        possible = [outcome for outcome, chance in enumerate(law) if chance > 0]
+        possible = [outcome for outcome, chance in enumerate(distribution) if chance > 0]
         self.sizes.append(len(possible))
         chosen = possible[self.path[index] if index < len(self.path) else 0]
         if self.exact:
-            shares = [Fraction(chance).limit_denominator(LARGEST) for chance in law]
-            assert sum(shares) == 1, f"the law {law} is not one of fractions"
+            shares = [Fraction(chance).limit_denominator(LARGEST) for chance in distribution]
+            assert sum(shares) == 1, f"the distribution {distribution} is not one of fractions"
             self.weight *= shares[chosen]
         else:
-            self.weight *= law[chosen]
+            self.weight *= distribution[chosen]
         return chosen
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """A scripted draw from each row of logits."""
-        laws = logits.softmax(dim=-1).flatten(0, -2)
-        return torch.tensor([self.decide(law.tolist()) for law in laws]).view(logits.shape[:-1])
+        distributions = logits.softmax(dim=-1).flatten(0, -2)
+        return torch.tensor([self.decide(distribution.tolist()) for distribution in distributions]).view(
+            logits.shape[:-1]
+        )
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """A scripted coin for each probability."""
@@ -95,7 +97,7 @@ def context(ops: Backend, stream: Tensor | None = None) -> Context:
     return Context(one, tokens, tokens.cpu().numpy(), one, host, one * 9, host * 9, params, ops, coupled=False)
 
 
-Laws = dict[tuple[int, ...], list[float]]
+Distributions = dict[tuple[int, ...], list[float]]
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,9 @@ class Shape:
         """The slots from the root's child down to ``slot``."""
         return [] if slot == 0 else [*self.ancestry(self.parents[slot]), slot]
 
-    def without_elders(self, law: Sequence[float], slots: Sequence[int], slot: int) -> list[float]:
-        """The law that ``slot`` is drawn from once its elder siblings, tokens ``slots``, are taken out."""
-        left = list(law)
+    def without_elders(self, distribution: Sequence[float], slots: Sequence[int], slot: int) -> list[float]:
+        """The distribution that ``slot`` is drawn from once its elder siblings, tokens ``slots``, are taken out."""
+        left = list(distribution)
         for elder in range(1, slot):
             if self.parents[elder] == self.parents[slot]:
                 left[slots[elder]] = 0.0
@@ -123,8 +125,8 @@ class Shape:
         return [share / total for share in left] if total else left
 
 
-def drawn(shape: Shape, q: Laws, certain: bool) -> Iterator[tuple[float, list[int], list[list[float]]]]:
-    """Every tree that a draft with law q[path] may draw, siblings without replacement: weight, tokens, q rows.
+def drawn_trees(shape: Shape, q: Distributions, certain: bool) -> Iterator[tuple[float, list[int], list[list[float]]]]:
+    """Every tree that a draft with distribution q[path] may draw, siblings without replacement: weight, tokens, q rows.
 
     A certain draft proposes the same trees and calls each token certain.
     """
@@ -133,21 +135,23 @@ def drawn(shape: Shape, q: Laws, certain: bool) -> Iterator[tuple[float, list[in
         slots = [-1, *tokens]
         weight, rows = 1.0, []
         for slot in range(1, len(slots)):
-            law = q[tuple(slots[s] for s in shape.ancestry(shape.parents[slot]))]
-            row = shape.without_elders(law, slots, slot)
+            distribution = q[tuple(slots[s] for s in shape.ancestry(shape.parents[slot]))]
+            row = shape.without_elders(distribution, slots, slot)
             weight *= row[slots[slot]]
             rows.append(row)
         if weight:
             yield weight, list(tokens), [] if certain else rows
 
 
-def rounds(policy: Policy, p: Laws, q: Laws, shape: Shape, certain: bool) -> Iterator[tuple[float, tuple[int, ...]]]:
+def rounds(
+    policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool
+) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Every outcome of a round of the real policy: its probability and the tokens it emits."""
     size = len(shape.parents)
-    for weight, tokens, rows in drawn(shape, q, certain):
+    for weight, tokens, rows in drawn_trees(shape, q, certain):
         slots = [-1, *tokens]
-        laws = [p[tuple(slots[s] for s in shape.ancestry(slot))] for slot in range(size)]
-        logits = torch.tensor([laws], dtype=torch.float64).log()
+        distributions = [p[tuple(slots[s] for s in shape.ancestry(slot))] for slot in range(size)]
+        logits = torch.tensor([distributions], dtype=torch.float64).log()
         window = Window(
             torch.tensor([[0, *tokens]]),
             torch.tensor([shape.parents]),
@@ -161,30 +165,35 @@ def rounds(policy: Policy, p: Laws, q: Laws, shape: Shape, certain: bool) -> Ite
             yield weight * script.weight, (*(slots[slot] for slot in path), int(verdict.next[0]))
 
 
-def emitted_law(policy: Policy, p: Laws, q: Laws, shape: Shape, certain: bool) -> Law:
-    """The law of depth + 1 emitted tokens: a round of the real policy, completed by the target's own law."""
-    vocabulary, law = len(q[()]), defaultdict[tuple[int, ...], float](float)
+def emitted_distribution(
+    policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool
+) -> Distribution:
+    """The distribution of depth + 1 emitted tokens: a round of the real policy, completed by the target's own
+    distribution."""
+    vocabulary, distribution = len(q[()]), defaultdict[tuple[int, ...], float](float)
     for chance, out in rounds(policy, p, q, shape, certain):
         for rest in itertools.product(range(vocabulary), repeat=shape.depth + 1 - len(out)):
             weight = chance
             for index in range(len(rest)):
                 weight *= p[(*out, *rest[:index])][rest[index]]
-            law[(*out, *rest)] += weight
-    return law
+            distribution[(*out, *rest)] += weight
+    return distribution
 
 
-def distance(policy: Policy, p: Laws, q: Laws, shape: Shape, certain: bool) -> float:
+def round_distance(policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool) -> float:
     """Total variation between the emitted tokens and the target's chain rule."""
-    got = emitted_law(policy, p, q, shape, certain)
+    got = emitted_distribution(policy, p, q, shape, certain)
     expected = chain_rule(p, shape.depth + 1, len(q[()]))
     assert abs(sum(got.values()) - 1) < 1e-12
     return sum(abs(got.get(tokens, 0.0) - weight) for tokens, weight in expected.items()) / 2
 
 
-def laws(generator: np.random.Generator, vocabulary: int, depth: int, zeros: bool = False) -> Laws:
-    """A random law after every prefix of up to ``depth`` tokens."""
+def random_distributions(
+    generator: np.random.Generator, vocabulary: int, depth: int, zeros: bool = False
+) -> Distributions:
+    """A random distribution after every prefix of up to ``depth`` tokens."""
     return {
-        prefix: random_law(generator, vocabulary, zeros)
+        prefix: random_distribution(generator, vocabulary, zeros)
         for length in range(depth + 1)
         for prefix in itertools.product(range(vocabulary), repeat=length)
     }
@@ -195,16 +204,16 @@ def chain(depth: int) -> Shape:
     return Shape(tuple(range(-1, depth)))
 
 
-def chain_rule(p: Laws, length: int, vocabulary: int) -> Law:
-    """The target's own law of ``length`` tokens."""
+def chain_rule(p: Distributions, length: int, vocabulary: int) -> Distribution:
+    """The target's own distribution of ``length`` tokens."""
     return {
         tokens: float(np.prod([p[tokens[:i]][token] for i, token in enumerate(tokens)]))
         for tokens in itertools.product(range(vocabulary), repeat=length)
     }
 
 
-def random_law(generator: np.random.Generator, vocabulary: int, zeros: bool) -> list[float]:
-    """A law whose probabilities are multiples of 1/64; with ``zeros`` some tokens are impossible."""
+def random_distribution(generator: np.random.Generator, vocabulary: int, zeros: bool) -> list[float]:
+    """A distribution whose probabilities are multiples of 1/64; with ``zeros`` some tokens are impossible."""
     low = 0 if zeros else 1
     while True:
         parts = generator.integers(low, 40, vocabulary)
@@ -214,10 +223,10 @@ def random_law(generator: np.random.Generator, vocabulary: int, zeros: bool) -> 
     return [float(share) for share in shares]
 
 
-def completions(run: Callable[[Script], Outcome], exact: bool = False) -> dict[Outcome, float | Fraction]:
-    """The law of what ``run`` returns, a script taking the place of every draw and every coin in it."""
-    law: dict[Outcome, float | Fraction] = defaultdict(int)
+def completions(run: Callable[[Script], Emitted], exact: bool = False) -> dict[Emitted, float | Fraction]:
+    """The distribution of what ``run`` returns, a script taking the place of every draw and every coin in it."""
+    distribution: dict[Emitted, float | Fraction] = defaultdict(int)
     for script in leaves(exact):
         outcome = run(script)
-        law[outcome] += script.weight
-    return dict(law)
+        distribution[outcome] += script.weight
+    return dict(distribution)

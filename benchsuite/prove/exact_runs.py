@@ -1,6 +1,6 @@
-"""The exact law of whole runs: engine, arena, draft, policy, processors and stops, every outcome enumerated.
+"""The exact distribution of whole runs: engine, arena, draft, policy, processors and stops, every outcome enumerated.
 
-Nothing is sampled, and nothing is put in the place of our code but the two laws and the dice.
+Nothing is sampled, and nothing is put in the place of our code but the two distributions and the dice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from benchsuite.prove.enumerator import Script, Shape, completions
-from benchsuite.prove.table_target import Always, Table, TableDraft, Tabular, table
+from benchsuite.prove.table_target import Always, Table, TableDraft, Tabular, random_table
 from specdec import Engine, Policy, Request, SamplingParams
 
 Outputs = tuple[tuple[int, ...], ...]
@@ -23,7 +23,7 @@ PROMPTS = ((0, 1), (1,), (1, 1, 0))
 def outputs(
     script: Script,
     policy: Policy,
-    laws: tuple[Table, Table],
+    distributions: tuple[Table, Table],
     vocabulary: int,
     shape: Shape,
     certain: bool,
@@ -32,10 +32,10 @@ def outputs(
     span: int | None = None,
 ) -> Outputs:
     """One run of the real engine with scripted dice."""
-    target = Tabular(laws[0], vocabulary, script, span)
+    target = Tabular(distributions[0], vocabulary, script, span)
     engine = Engine(
         target,
-        draft=TableDraft(laws[1], shape, certain),
+        draft=TableDraft(distributions[1], shape, certain),
         policy=policy,
         controller=Always(len(shape.parents) - 1),
         ops=script,
@@ -45,9 +45,9 @@ def outputs(
     return tuple(done.tokens for done in engine.run(requests))
 
 
-def warped(law: Sequence[float], params: SamplingParams) -> list[float]:
-    """A law after temperature, top-k, top-p, written down once more from their definitions."""
-    left = [share ** (1 / params.temperature) for share in law]
+def warped(distribution: Sequence[float], params: SamplingParams) -> list[float]:
+    """A distribution after temperature, top-k, top-p, written down once more from their definitions."""
+    left = [share ** (1 / params.temperature) for share in distribution]
     order = sorted(range(len(left)), key=lambda token: -left[token])
     for token in order[params.top_k or len(order) :]:
         left[token] = 0.0
@@ -58,22 +58,22 @@ def warped(law: Sequence[float], params: SamplingParams) -> list[float]:
     return [share / sum(left) for share in left]
 
 
-def chain_rule(law: Table, request: Request, vocabulary: int) -> dict[tuple[int, ...], float]:
-    """The law of a request's whole output under the target alone."""
+def output_distribution(distribution: Table, request: Request, vocabulary: int) -> dict[tuple[int, ...], float]:
+    """The distribution of a request's whole output under the target alone."""
     params = request.params
     found: dict[tuple[int, ...], float] = {}
     open_: dict[tuple[int, ...], float] = {(): 1.0}
     while open_:
         longer: dict[tuple[int, ...], float] = {}
         for out, weight in open_.items():
-            for token, share in enumerate(warped(law((*request.prompt, *out)), params)):
+            for token, share in enumerate(warped(distribution((*request.prompt, *out)), params)):
                 ends = token in params.eos or len(out) + 1 == params.max_new_tokens
                 (found if ends else longer)[*out, token] = weight * share
         open_ = longer
     return {out: weight for out, weight in found.items() if weight}
 
 
-def distance(
+def run_distance(
     policy: Policy,
     vocabulary: int,
     shape: Shape,
@@ -86,17 +86,21 @@ def distance(
     seed: int = 0,
 ) -> float:
     """Total variation between the engine's outputs and independent runs of the target alone."""
-    laws = table(("p", seed), vocabulary, zeros=zeros), table(("q", seed), vocabulary, zeros=zeros)
-    got = completions(lambda s: outputs(s, policy, laws, vocabulary, shape, certain, requests, rows, span))
+    distributions = (
+        random_table(("p", seed), vocabulary, zeros=zeros),
+        random_table(("q", seed), vocabulary, zeros=zeros),
+    )
+    got = completions(lambda s: outputs(s, policy, distributions, vocabulary, shape, certain, requests, rows, span))
 
     def seen(history: tuple[int, ...]) -> Sequence[float]:
-        return laws[0](history if span is None else history[-span:])
+        return distributions[0](history if span is None else history[-span:])
 
-    alone = [chain_rule(seen, request, vocabulary) for request in requests]
+    alone = [output_distribution(seen, request, vocabulary) for request in requests]
     expected = {
-        outs: prod(law[out] for law, out in zip(alone, outs, strict=True)) for outs in itertools.product(*alone)
+        outs: prod(distribution[out] for distribution, out in zip(alone, outs, strict=True))
+        for outs in itertools.product(*alone)
     }
-    assert abs(float(sum(got.values())) - 1) < 1e-6, "some outcome was lost, or a law is none"
+    assert abs(float(sum(got.values())) - 1) < 1e-6, "some outcome was lost, or a distribution does not sum to 1"
     every = got.keys() | expected.keys()
     return sum(abs(float(got.get(outs, 0)) - expected.get(outs, 0.0)) for outs in every) / 2
 

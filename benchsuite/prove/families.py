@@ -72,7 +72,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 """A config of each family; ``smollm2`` ties its embeddings, ``mistral`` slides in every layer."""
 
 
-def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def build_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model of the family, the same for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

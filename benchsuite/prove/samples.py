@@ -1,8 +1,8 @@
 """Tokens that a policy emits, sampled in numbers large enough for a stated power.
 
 For what cannot be enumerated: vocabularies of hundreds of tokens, fused kernels, half precision. Every token
-is turned into its probability integral transform under the target's law, which is uniform if the token has
-that law; Pearson's chi-square over ten bins tells whether it is.
+is turned into its probability integral transform under the target's distribution, which is uniform if the token has
+that distribution; Pearson's chi-square over ten bins tells whether it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ CHAIN = chain(2)
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of a policy in which every slot has the law softmax(``target``) and every proposal softmax(``draft``).
+    """Rounds of a policy in which every slot has the distribution softmax(``target``) and every proposal
+    softmax(``draft``).
 
     ``target`` and ``draft`` [V], of any floating type, on the device that decides. ``shape`` is the tree that is
     proposed: a chain, or siblings without replacement.
@@ -41,13 +42,15 @@ class Rounds:
     draft: Tensor
     shape: Shape = CHAIN
 
-    def bins(self, rounds: int, law: Tensor | None = None) -> Tensor:
-        """int64 [D, BINS]: transforms of what is emitted at each depth under ``law``, by default the target's own.
+    def bins(self, rounds: int, distribution: Tensor | None = None) -> Tensor:
+        """int64 [D, BINS]: transforms of what is emitted at each depth under ``distribution``, by default the target's
+        own.
 
-        What a round leaves out below its end is drawn from ``law`` itself, so that each depth counts ``rounds``.
+        What a round leaves out below its end is drawn from ``distribution`` itself, so that each depth counts
+        ``rounds``.
         """
         generator = torch.Generator().manual_seed(0)
-        own = (self.target.float().softmax(dim=-1) if law is None else law).double().cpu()
+        own = (self.target.float().softmax(dim=-1) if distribution is None else distribution).double().cpu()
         order = own.argsort(descending=True, stable=True)
         before = torch.empty_like(own).scatter(0, order, own[order].cumsum(0) - own[order])
         found = torch.zeros(self.shape.depth + 1, BINS, dtype=torch.int64)
@@ -58,7 +61,7 @@ class Rounds:
                 found[depth] += torch.bincount((share * BINS).long().clamp(max=BINS - 1), minlength=BINS)
         return found
 
-    def _emitted(self, first: int, law: Tensor, depths: int, generator: torch.Generator) -> Tensor:
+    def _emitted(self, first: int, distribution: Tensor, depths: int, generator: torch.Generator) -> Tensor:
         asked = self._context(first)
         window = self._window(asked)
         logits = self.target.expand(asked.rows, len(self.shape.parents), -1)
@@ -66,7 +69,7 @@ class Rounds:
         verdict = self.policy.accept(given, window, asked)
         kept, path = verdict.num_accepted.cpu(), verdict.path[:, 1:].clamp(min=0)
         tokens = torch.nn.functional.pad(window.tokens.gather(1, path), (0, depths))[:, :depths].cpu()
-        rest = torch.multinomial(law, asked.rows * depths, replacement=True, generator=generator)
+        rest = torch.multinomial(distribution, asked.rows * depths, replacement=True, generator=generator)
         places = torch.arange(depths)
         tokens = torch.where(places < kept[:, None], tokens, rest.view(-1, depths))
         return tokens.scatter(1, kept[:, None], verdict.next.cpu()[:, None]).T
@@ -79,7 +82,7 @@ class Rounds:
     def _window(self, asked: Context) -> Window:
         logits = self.draft.float().expand(asked.rows, 1, -1)
         slots: list[Tensor] = []
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         parents = self.shape.parents
         for slot in range(1, len(parents)):
             if parents[slot] == parents[slot - 1]:  # the younger sibling: its elder is out
@@ -89,14 +92,17 @@ class Rounds:
                 slots.append(asked.propose_token(logits, position))
             else:
                 slots.append(asked.choose(logits, position, Purpose.DRAFT, slot))
-            laws.append(logits.softmax(dim=-1))
+            distributions.append(logits.softmax(dim=-1))
         tokens = torch.cat(slots, dim=1)
-        window = Window.chain(asked.pending, tokens, torch.full_like(asked.length, len(slots)), torch.cat(laws, dim=1))
+        window = Window.chain(
+            asked.pending, tokens, torch.full_like(asked.length, len(slots)), torch.cat(distributions, dim=1)
+        )
         return replace(window, parents=torch.tensor(parents, device=tokens.device).expand_as(window.parents))
 
 
 def power(rounds: int, shift: float, alarm: float = FALSE_ALARM) -> float:
-    """The chance that the test finds a mass ``shift`` moved from the likelier to the less likely half of the law.
+    """The chance that the test finds a mass ``shift`` moved from the likelier to the less likely half of the
+    distribution.
 
     Pearson's statistic is then noncentral chi-square with ``BINS`` - 1 degrees and noncentrality 4 n shift².
     """

@@ -1,9 +1,9 @@
-"""A target and a draft whose laws are tables: whole runs of the engine small enough to be enumerated.
+"""A target and a draft whose distributions are tables: whole runs of the engine small enough to be enumerated.
 
 The target's only memory is the arena. It writes each slot's token and position where a layer would write a
-key and a value, and asks for the law of whatever the mask then shows a slot. A token that was rolled back
+key and a value, and asks for the distribution of whatever the mask then shows a slot. A token that was rolled back
 but is still seen, a position that is off by one, a path that was compacted wrongly: each is another
-history, and so another law.
+history, and so another distribution.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from specdec.stats import Stats
 
 History = tuple[int, ...]
 Table = Callable[[History], Sequence[float]]
-"""The law of the next token after a history, prompt included."""
+"""The distribution of the next token after a history, prompt included."""
 
 
-def table(seed: object, vocabulary: int, parts: int = 16, zeros: bool = False) -> Table:
-    """Laws drawn from ``seed`` and the history: distinct multiples of 1/``parts``, none of them 0 unless ``zeros``."""
+def random_table(seed: object, vocabulary: int, parts: int = 16, zeros: bool = False) -> Table:
+    """Distributions drawn from ``seed`` and the history: distinct multiples of 1/``parts``, none of them 0 unless
+    ``zeros``."""
 
-    def law(history: History) -> list[float]:
+    def distribution(history: History) -> list[float]:
         generator = random.Random(f"{seed} {history}")
         while True:
             cuts = sorted(generator.randint(0, parts) for _ in range(vocabulary - 1))
@@ -38,28 +39,28 @@ def table(seed: object, vocabulary: int, parts: int = 16, zeros: bool = False) -
             if len(set(shares)) == vocabulary and (zeros or all(shares)):
                 return [share / parts for share in shares]
 
-    return law
+    return distribution
 
 
 class Tabular(ArenaModel):
     """Stands where a transformers model over the arena stands; float64, on the CPU.
 
-    ``span`` makes its layer a ring that sees the last ``span`` tokens only; its law is then of those alone.
+    ``span`` makes its layer a ring that sees the last ``span`` tokens only; its distribution is then of those alone.
     """
 
-    def __init__(self, law: Table, vocabulary: int, ops: Backend, span: int | None = None) -> None:
+    def __init__(self, distribution: Table, vocabulary: int, ops: Backend, span: int | None = None) -> None:
         self.layers, self.limit, self.bits = [LayerShape(1, 1, span)], None, None
-        self.law, self.vocabulary, self.ops, self.span = law, vocabulary, ops, span
+        self.distribution, self.vocabulary, self.ops, self.span = distribution, vocabulary, ops, span
         self.device, self.dtype = torch.device("cpu"), torch.float64
         self.forwards = 0
 
     def forward(self, arena: Arena, window: Window, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
-        """Logits [B, W, V] of the laws of what each slot sees; hidden states are 0."""
+        """Logits [B, W, V] of the distributions of what each slot sees; hidden states are 0."""
         plan = arena.plan(window, self.ops, rows, longest)
         self._write(plan, window.tokens)
         self.forwards += 1
-        laws = [[self.law(history) for history in row] for row in self._seen(plan)]
-        return torch.tensor(laws, dtype=torch.float64).log(), torch.zeros(*window.tokens.shape, 1)
+        distributions = [[self.distribution(history) for history in row] for row in self._seen(plan)]
+        return torch.tensor(distributions, dtype=torch.float64).log(), torch.zeros(*window.tokens.shape, 1)
 
     def extend(self, arena: Arena, tokens: Tensor, row: int, start: int) -> Tensor:
         """Write and commit prompt tokens."""
@@ -111,8 +112,8 @@ class TableDraft(Draft):
     ``certain`` proposes the same and calls each token certain.
     """
 
-    def __init__(self, law: Table, shape: Shape, certain: bool = False) -> None:
-        self._law, self._shape, self._certain = law, shape, certain
+    def __init__(self, distribution: Table, shape: Shape, certain: bool = False) -> None:
+        self._distribution, self._shape, self._certain = distribution, shape, certain
         self.branches = list(shape.parents) != list(range(-1, len(shape.parents) - 1))
 
     def propose(self, context: Context) -> Window:
@@ -125,8 +126,8 @@ class TableDraft(Draft):
             drawn, depth = [], len(self._shape.ancestry(slot))
             for row, text in enumerate(rows):
                 path = self._shape.ancestry(self._shape.parents[slot])
-                law = self._law((*text, *(slots[row][s] for s in path)))
-                own = self._shape.without_elders(law, slots[row], slot)
+                distribution = self._distribution((*text, *(slots[row][s] for s in path)))
+                own = self._shape.without_elders(distribution, slots[row], slot)
                 drawn.append(own)
                 told[row].append(own)
             logits = torch.tensor(drawn, dtype=torch.float64).log()[:, None]

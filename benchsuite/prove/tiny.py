@@ -28,7 +28,7 @@ def registry(*extra: Extra) -> Registry:
     return found
 
 
-def policy(text: str) -> Policy:
+def policy_named(text: str) -> Policy:
     """A policy by name and options; none of the built-in ones asks anything of its environment."""
     entry, options = registry().parse("policy", text)
     built: Policy = entry.factory(None, **options)
@@ -47,14 +47,14 @@ def assembly(
     extra: tuple[Extra, ...] = (),
 ) -> Assembly:
     """An Assembly over a tiny random model: ``assembly("qwen3", max_rows=2).engine("ngram", k=4)``."""
-    model = families.build(family, seed, dtype).to(device)
+    model = families.build_model(family, seed, dtype).to(device)
     target = ArenaModel(model, registry(*extra).backend(backend))
     return Assembly(registry(*extra), target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=max_length)
 
 
-def saved(family: str, folder: Path) -> str:
+def save_target(family: str, folder: Path) -> str:
     """The target of a family in a folder, to be a draft of its own: ``draft_model(model=…)`` takes what is returned."""
-    families.build(family).save_pretrained(folder)
+    families.build_model(family).save_pretrained(folder)
     catalog.byte_tokenizer().save_pretrained(folder)
     return repr(str(folder))
 

@@ -11,7 +11,7 @@ from benchsuite.measure.results import Row
 from benchsuite.report import folder, tables
 
 
-def write(
+def write_comparison(
     root: Path, pooled: Sequence[Row], rows: Sequence[Row], card: Sequence[str], seed: int, complete: bool
 ) -> Path:
     """Write everything that was measured; returns the folder. Raises OSError if it cannot be written.
@@ -40,7 +40,7 @@ def write(
             ties=[tie for row in rows for tie in row.ties],
         ),
     }
-    return folder.write(root, targets, files, card, seed, complete)
+    return folder.write_folder(root, targets, files, card, seed, complete)
 
 
 def _public(row: Row) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _meanings() -> list[str]:
     return [
         *tables.glossary((*tables.SPEED, *tables.REASONS[1:])).splitlines(),
         "copy rate: share of plain's output that follows its two predecessors as they last did before",
-        "entropy, bits: mean entropy of the target's own law at each token of plain's output",
+        "entropy, bits: mean entropy of the target's own distribution at each token of plain's output",
     ]
 
 

@@ -13,7 +13,9 @@ from typing import Any
 from benchsuite.machine import provenance
 
 
-def write(root: Path, name: str, files: Mapping[str, str], card: Sequence[str], seed: int, complete: bool) -> Path:
+def write_folder(
+    root: Path, name: str, files: Mapping[str, str], card: Sequence[str], seed: int, complete: bool
+) -> Path:
     """Write ``files`` (name to text) and ``MANIFEST.json`` into a new folder of ``root``; returns the folder.
 
     ``complete`` goes into the manifest: a run that was stopped still writes what it has. Raises OSError
@@ -26,7 +28,7 @@ def write(root: Path, name: str, files: Mapping[str, str], card: Sequence[str], 
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
     manifest = {
-        **provenance.made(commit()),
+        **provenance.origin(commit()),
         "complete": complete,
         "seed": seed,
         "machine": {"platform": platform.platform(), "python": platform.python_version(), "card": list(card)},

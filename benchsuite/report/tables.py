@@ -134,10 +134,10 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
     body.append(["copy rate", "", *(f"{like[w].copy_rate:.2f}" if w in like else "-" for w in workloads), ""])
     body.append(["entropy, bits", "", *(f"{like[w].entropy_bits:.2f}" if w in like else "-" for w in workloads), ""])
     names = [w.replace("_", " ").replace("question answering", "q & a") for w in workloads]
-    return table(["arm", "policy K", *names, "all"], body, style)
+    return laid_out(["arm", "policy K", *names, "all"], body, style)
 
 
-def weights(targets: Sequence[Weights]) -> list[str]:
+def weights_table(targets: Sequence[Weights]) -> list[str]:
     """The table of quantised targets, line by line; nothing without one."""
     if not targets:
         return []
@@ -155,10 +155,10 @@ def weights(targets: Sequence[Weights]) -> list[str]:
         ]
         for one in targets
     ]
-    return table(headers, body, "simple").splitlines()
+    return laid_out(headers, body, "simple").splitlines()
 
 
-def kernels(rows: Sequence[Row]) -> list[str]:
+def op_lines(rows: Sequence[Row]) -> list[str]:
     """Which backend ran which op how often, over all of the engine's rows: a line for each backend."""
     calls: dict[str, dict[str, int]] = {}
     for row in rows:
@@ -176,10 +176,10 @@ def kernels(rows: Sequence[Row]) -> list[str]:
 def render(rows: Sequence[Row], columns: Sequence[Column], style: str = "simple") -> str:
     """One table of rows; ``style`` is any of tabulate's (``github`` for Markdown, ``html`` …)."""
     body = [[column.cell(row) for column in columns] for row in rows]
-    return table([column.header for column in columns], body, style)
+    return laid_out([column.header for column in columns], body, style)
 
 
-def table(headers: Sequence[str], body: list[list[str]], style: str) -> str:
+def laid_out(headers: Sequence[str], body: list[list[str]], style: str) -> str:
     """Cells under headers in a style of tabulate's; numbers stay as they are written."""
     if style != "simple":
         return tabulate(body, headers, tablefmt=style, disable_numparse=True, stralign="left")
@@ -191,7 +191,7 @@ def table(headers: Sequence[str], body: list[list[str]], style: str) -> str:
 LEGEND = (
     "tau: emitted / target forwards; acc len: 1 + accepted / drafts; c: draft time per proposal / one-slot target time",
     "v(W): target time for W slots / for 1; predicted: emitted / sum of v(W) + c K; outside: time outside forwards",
-    "MBU: bytes moved / bandwidth; copy rate: output that bigrams guess; entropy: of the target's law per token",
+    "MBU: bytes moved / bandwidth; copy rate: output that bigrams guess; entropy: the target's, per token",
 )
 """What the columns mean, for the foot of the terminal's tables."""
 

@@ -26,11 +26,11 @@ def show(reporter: Any, bench: Bench, outcome: str) -> None:
             tables.render(group, tables.REASONS),
             "",
             *tables.LEGEND,
-            *tables.kernels(rows),
+            *tables.op_lines(rows),
             "",
             *(f"{row.arm.id}: {tie}" for row in rows for tie in row.ties),
         ]
         for line in lines:
             reporter.write_line(line)
-    for line in (*tables.weights(bench.weights), *([outcome] if outcome else [])):
+    for line in (*tables.weights_table(bench.weights), *([outcome] if outcome else [])):
         reporter.write_line(line)

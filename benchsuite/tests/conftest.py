@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def seeds(pytestconfig: pytest.Config) -> range:
-    """Of the random laws that a proof is made for."""
+    """Of the random distributions that a proof is made for."""
     return range(DEEPER if pytestconfig.getoption("specdec_deep") else 1)
 
 
@@ -55,10 +55,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """The museum's table, where it was visited."""
     kills = config.stash.get(KILLS, [])
     if kills:
-        from benchsuite.museum.kills import table
+        from benchsuite.museum.kills import kills_table
 
         terminalreporter.section("museum")
-        terminalreporter.write_line(table(kills))
+        terminalreporter.write_line(kills_table(kills))
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class Suite:
         return self.run("--gate=off", "--benchmark-storage=stored", *given, *arguments)
 
 
-def saved(suite: Suite, launches: int = 1) -> None:
+def save_baselines(suite: Suite, launches: int = 1) -> None:
     """A baseline of both gates; its clock being exact, one launch stands for several."""
     done = suite.run("--gate-save", "gate.json", "--benchmark-storage=stored", "--benchmark-autosave")
     assert done.returncode == OK, done.stdout + done.stderr

@@ -30,7 +30,7 @@ def name_of(value: object) -> str | None:
     return getattr(value, "__name__", None)
 
 
-class Repeat(Draft):
+class RepeatPending(Draft):
     """Proposes the pending token again."""
 
     def __init__(self, env: Any) -> None: ...
@@ -51,7 +51,7 @@ class Greedier(DraftModel):
 
 
 class Flatter(DraftModel):
-    """Draws from the processed law and returns one that was not (transformers#47932)."""
+    """Draws from the processed distribution and returns one that was not (transformers#47932)."""
 
     def propose(self, context: Context) -> Window:
         window = super().propose(context)
@@ -61,7 +61,7 @@ class Flatter(DraftModel):
         return replace(window, q=flat / flat.sum(dim=-1, keepdim=True))
 
 
-class Overrun(Repeat):
+class Overrun(RepeatPending):
     """Proposes K whatever room is left (vllm#42533)."""
 
     def propose(self, context: Context) -> Window:
@@ -90,7 +90,7 @@ class NeverBack(DraftModel):
         super().observe(window, replace(verdict, num_accepted=torch.full_like(verdict.num_accepted, 99)), hidden)
 
 
-class Reader(Repeat):
+class DeviceReader(RepeatPending):
     """Looks at a device tensor from the host."""
 
     def propose(self, context: Context) -> Window:
@@ -98,7 +98,7 @@ class Reader(Repeat):
         return super().propose(context)
 
 
-class Learner(Repeat):
+class Learner(RepeatPending):
     """Proposes the last token of the request before."""
 
     def __init__(self, env: Any) -> None:
@@ -112,7 +112,7 @@ class Learner(Repeat):
         return replace(window, tokens=torch.cat([window.tokens[:, :1], window.tokens[:, 1:] * 0 + self._last], dim=1))
 
 
-class Brancher(Repeat):
+class Brancher(RepeatPending):
     """Branches, and says that it does not."""
 
     def propose(self, context: Context) -> Window:
@@ -120,7 +120,7 @@ class Brancher(Repeat):
         return replace(window, parents=window.parents.clamp(max=0))
 
 
-class Vandal(Repeat):
+class Vandal(RepeatPending):
     """Writes to the tokens that it was lent."""
 
     def propose(self, context: Context) -> Window:
@@ -129,7 +129,7 @@ class Vandal(Repeat):
         return window
 
 
-class Impossible(Repeat):
+class Impossible(RepeatPending):
     """Proposes ids that no tokenizer made."""
 
     def propose(self, context: Context) -> Window:
@@ -138,20 +138,20 @@ class Impossible(Repeat):
 
 
 DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
-    (Greedier, {"sampled": True}, "q_is_the_law", "the proposals of planted are drawn from its q.*chance"),
-    (Flatter, {"sampled": True}, "q_is_the_law", "drawn from its q"),
+    (Greedier, {"sampled": True}, "q_is_the_distribution", "the proposals of planted are drawn from its q.*chance"),
+    (Flatter, {"sampled": True}, "q_is_the_distribution", "drawn from its q"),
     (Overrun, {}, "well_formed", "proposals where .* were asked for"),
     (Unmoved, {}, "follows_from_the_text", r"claims memoryless=True.*windows are not what it proposes"),
     (NeverBack, {"sampled": True}, "follows_from_the_text", "asked anew"),
-    (Reader, {}, "reads_the_device_once", "read the device through item"),
+    (DeviceReader, {}, "reads_the_device_once", "read the device through item"),
     (Learner, {}, "remembered_only_where_claimed", "has remembers=False.*remembers=True"),
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
     (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
     (Impossible, {}, "well_formed", "a token id outside"),
-    (Repeat, {"trees": True}, "is_what_it_claims", "has trees=True.*trees=False"),
-    (Repeat, {"sampled": True}, "is_what_it_claims", "has sampled=True.*sampled=False"),
-    (Repeat, {"hidden": True}, "is_what_it_claims", "has hidden=True.*hidden=False"),
-    (Repeat, {"remembers": True}, "remembered_only_where_claimed", "has remembers=True.*remembers=False"),
+    (RepeatPending, {"trees": True}, "is_what_it_claims", "has trees=True.*trees=False"),
+    (RepeatPending, {"sampled": True}, "is_what_it_claims", "has sampled=True.*sampled=False"),
+    (RepeatPending, {"hidden": True}, "is_what_it_claims", "has hidden=True.*hidden=False"),
+    (RepeatPending, {"remembers": True}, "remembered_only_where_claimed", "has remembers=True.*remembers=False"),
 ]
 
 
@@ -163,7 +163,7 @@ def test_a_faulty_draft_is_found(fault: Callable[..., Draft], claims: dict[str, 
 
 
 def test_a_draft_without_fault_is_certified() -> None:
-    assert dict(failures(conformance.draft("planted", factory=Repeat))) == {}
+    assert dict(failures(conformance.draft("planted", factory=RepeatPending))) == {}
 
 
 class Cheap(Rejection):
@@ -171,9 +171,9 @@ class Cheap(Rejection):
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         verdict = super().accept(logits, window, context)
-        law = logits.gather(1, verdict.num_accepted[:, None, None].expand(-1, 1, logits.shape[2]))
+        distribution = logits.gather(1, verdict.num_accepted[:, None, None].expand(-1, 1, logits.shape[2]))
         where = (context.length + verdict.num_accepted)[:, None]
-        return replace(verdict, next=context.choose(law, where, Purpose.RESIDUAL)[:, 0])
+        return replace(verdict, next=context.choose(distribution, where, Purpose.RESIDUAL)[:, 0])
 
 
 class First(Match):
@@ -225,7 +225,12 @@ class Sloppy(Match):
 
 EXACT = {"greedy": "exact", "sampled": "exact", "trees": True, "coupled": True}
 POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
-    (Cheap, {"greedy": "exact", "sampled": "distribution"}, "its_law", "has the target's law.*total variation 0"),
+    (
+        Cheap,
+        {"greedy": "exact", "sampled": "distribution"},
+        "its_distribution",
+        "has the target's distribution.*total variation 0",
+    ),
     (
         First,
         EXACT,

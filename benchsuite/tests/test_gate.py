@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchsuite.tests.gate_rig import FAILED, GATED, NO_PLUGINS, OK, USAGE, Done, Suite, refused, saved
+from benchsuite.tests.gate_rig import FAILED, GATED, NO_PLUGINS, OK, USAGE, Done, Suite, refused, save_baselines
 from benchsuite.tests.rig import Run
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def test_a_revision_is_measured_live_beside_the_working_tree(suite: Suite) -> No
 
 
 def test_a_gain_is_never_taken_silently(suite: Suite) -> None:
-    saved(suite, 5)
+    save_baselines(suite, 5)
     before = (suite.folder / "gate.json").read_text()
     suite.write(seconds=0.9)
     refused(suite.run(*GATED), OK, "IMPROVED", "--gate-update")
@@ -49,7 +49,7 @@ def test_a_gain_is_never_taken_silently(suite: Suite) -> None:
 
 
 def test_the_marker_gives_a_row_its_own_tolerance_and_level(suite: Suite) -> None:
-    saved(suite, 5)
+    save_baselines(suite, 5)
     suite.write(seconds=1.06, mark="@pytest.mark.gate(tolerance=0.1)")
     refused(suite.run(*GATED), OK, "PASS", "+6.0%")
     suite.write(mark="@pytest.mark.gate(tolerence=0.1)")
@@ -69,7 +69,7 @@ def test_a_launch_keeps_the_options_of_ini_file_and_environment(suite: Suite) ->
 
 
 def test_verdicts_are_exported_for_other_programs(suite: Suite) -> None:
-    saved(suite, 5)
+    save_baselines(suite, 5)
     suite.write(seconds=1.06)
     formats = {"bmf": "a.json", "github-action-benchmark": "b.json", "markdown": "c.md", "junit": "d.xml"}
     chosen = ",".join(f"{kind}={file}" for kind, file in formats.items())
@@ -84,7 +84,7 @@ def test_verdicts_are_exported_for_other_programs(suite: Suite) -> None:
 
 
 def test_a_baseline_is_written_whole_or_not_at_all(suite: Suite) -> None:
-    saved(suite)
+    save_baselines(suite)
     text = (suite.folder / "gate.json").read_text()
     assert text == json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n", "it would not show well in a diff"
     assert [p.name for p in suite.folder.iterdir() if p.name.startswith(".gate")] == []

@@ -7,20 +7,20 @@ from collections.abc import Callable
 
 import pytest
 
-from benchsuite.tests.gate_rig import FAILED, GATED, NO_PLUGINS, OK, USAGE, Done, Suite, refused, saved
+from benchsuite.tests.gate_rig import FAILED, GATED, NO_PLUGINS, OK, USAGE, Done, Suite, refused, save_baselines
 
 pytestmark = pytest.mark.slow
 
 
 def test_no_row_in_common_fails_where_pytest_benchmark_passes(suite: Suite) -> None:
-    saved(suite)
+    save_baselines(suite)
     suite.write(seconds=9.0, name="other")
     refused(suite.run(*GATED[:3]), FAILED, "ERROR", "baseline and run have no row in common")
     refused(suite.theirs(), OK, "1 passed")
 
 
 def test_a_renamed_row_fails_with_its_old_name_where_pytest_benchmark_passes(suite: Suite) -> None:
-    saved(suite)
+    save_baselines(suite)
     suite.write(seconds=9.0, name="work_renamed")
     refused(
         suite.run(*GATED[:3]),
@@ -56,14 +56,14 @@ def test_a_missing_baseline_is_a_usage_error_that_may_be_made_by_request(suite: 
     ],
 )
 def test_a_corrupt_baseline_is_a_usage_error(suite: Suite, spoil: Callable[[str], str], message: str) -> None:
-    saved(suite)
+    save_baselines(suite)
     file = suite.folder / "gate.json"
     file.write_text(spoil(file.read_text()))
     refused(suite.run(*GATED[:3]), USAGE, "is corrupt", message, "--gate-save")
 
 
 def test_another_machine_is_a_usage_error_where_pytest_benchmark_passes(suite: Suite) -> None:
-    saved(suite, 5)
+    save_baselines(suite, 5)
     for file in (suite.folder / "gate.json", next((suite.folder / "stored").rglob("*.json"))):
         content = json.loads(file.read_text())
         if "made" in content:
@@ -79,7 +79,7 @@ def test_another_machine_is_a_usage_error_where_pytest_benchmark_passes(suite: S
 
 @pytest.mark.parametrize("option", ["--benchmark-disable", "--benchmark-skip"])
 def test_disabled_benchmarks_are_a_usage_error_where_pytest_benchmark_passes(suite: Suite, option: str) -> None:
-    saved(suite)
+    save_baselines(suite)
     suite.write(seconds=9.0)
     refused(suite.run(*GATED[:3], option), USAGE, f"{option} is given", "nothing would be measured")
     refused(suite.theirs(option), OK)
@@ -87,14 +87,14 @@ def test_disabled_benchmarks_are_a_usage_error_where_pytest_benchmark_passes(sui
 
 def test_xdist_is_a_usage_error_where_pytest_benchmark_passes(suite: Suite) -> None:
     pytest.importorskip("xdist")
-    saved(suite)
+    save_baselines(suite)
     suite.write(seconds=9.0)
     refused(suite.run(*GATED[:3], "-n", "1"), USAGE, "pytest-xdist is active", "gate without -n")
     refused(suite.theirs("-n", "1"), OK, "1 passed")
 
 
 def test_nothing_but_skips_fails_with_the_reason_where_pytest_benchmark_passes(suite: Suite) -> None:
-    saved(suite)
+    save_baselines(suite)
     suite.write(body="pytest.skip('no such device')")
     reason = "its test was skipped: Skipped: no such device"
     refused(suite.run(*GATED[:3]), FAILED, "ERROR", "nothing was measured", reason)
@@ -106,7 +106,7 @@ def test_nothing_but_skips_fails_with_the_reason_where_pytest_benchmark_passes(s
 
 
 def test_a_run_without_benchmarks_is_a_usage_error(suite: Suite) -> None:
-    saved(suite)
+    save_baselines(suite)
     (suite.folder / "test_other.py").write_text("def test_other(): pass\n")
     refused(suite.run(*GATED[:3], "test_other.py"), USAGE, "this run has no benchmarks")
     assert suite.theirs("test_other.py").returncode == OK
@@ -120,7 +120,7 @@ def test_what_is_too_noisy_to_decide_does_not_pass(suite: Suite) -> None:
 
 
 def test_a_plain_benchmark_against_a_file_of_another_day_is_not_passed_over(suite: Suite) -> None:
-    saved(suite)
+    save_baselines(suite)
     refused(suite.run(*GATED[:3]), FAILED, "ERROR", "a plain benchmark has no counters", "--gate-dedicated")
     refused(suite.run(*GATED[:3], "--gate-level=2"), USAGE, "level 2 measures both sides live")
     refused(suite.run(*GATED[:3], "--gate-level=1"), USAGE, "holds 1 launches of a row and level 1 takes 5")
@@ -164,7 +164,7 @@ def test_a_wrong_option_is_refused_with_what_was_expected(suite: Suite, options:
 
 
 def test_leaving_gate_items_out_does_not_pass(suite: Suite) -> None:
-    saved(suite)
+    save_baselines(suite)
     refused(suite.run(*GATED[:3], "--setup-only"), FAILED, "no gate item ran, so nothing was compared")
     failed = suite.python("-m", "pytest", "-q", *GATED[:3])
     refused(failed, FAILED, "nothing of it can be compared")
@@ -172,7 +172,7 @@ def test_leaving_gate_items_out_does_not_pass(suite: Suite) -> None:
 
 
 def test_an_expected_failure_and_a_hidden_benchmark_do_not_pass(suite: Suite) -> None:
-    saved(suite)
+    save_baselines(suite)
     suite.write(mark="@pytest.mark.xfail(reason='known')", body="assert False")
     refused(suite.run(*GATED[:3]), FAILED, "its test was skipped: ")
     suite.write()
@@ -183,7 +183,7 @@ def test_an_expected_failure_and_a_hidden_benchmark_do_not_pass(suite: Suite) ->
 
 def test_a_part_of_a_suite_is_not_written_over_the_whole(suite: Suite) -> None:
     suite.write(body="pass\n    benchmark.pedantic(work, rounds=5)\ndef test_other(benchmark):\n    pass")
-    saved(suite, 5)
+    save_baselines(suite, 5)
     before = (suite.folder / "gate.json").read_text()
     refused(
         suite.run(*GATED, "--gate-update", "-k", "test_work"), FAILED, "1 rows of the baseline are gone", "not written"

@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "gate.md"
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is part of the checkout, not of the wheel")
 
 
-def blocks(language: str) -> list[str]:
+def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), flags=re.S)
 
 
@@ -48,7 +48,7 @@ def test_the_services_pytest_lines_are_understood(run: Run, tmp_path: Path) -> N
     ):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
-    found = [line for block in blocks("yaml") for line in commands(yaml.safe_load(block))]
+    found = [line for block in _blocks("yaml") for line in commands(yaml.safe_load(block))]
     assert len(found) == 3
     for line in found:
         filled = re.sub(r"\$\w+", "main", line).replace('"', "").split()[1:]
@@ -58,7 +58,7 @@ def test_the_services_pytest_lines_are_understood(run: Run, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_shells_lines_make_a_baseline_and_gate(tmp_path: Path) -> None:
-    [block] = blocks("sh")
+    [block] = _blocks("sh")
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "pytest"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest -p no:cacheprovider -q "$@"\n')

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchsuite.gate import counters
-from benchsuite.gate.record import PARTS, GateError, Launch, Record, Row
+from benchsuite.gate.record import PARTS, GatedRow, GateError, Launch, Record
 from benchsuite.gate.speed import staged
 
 GOOD = Record(
     {"machine": {"cores": 2, "device": None}, "versions": {"torch": "2"}, "commit": "a", "command": ["pytest"]},
     {
-        "ours": Row(
+        "ours": GatedRow(
             {"seed": 0},
             "d1",
             "d2",
@@ -26,7 +26,7 @@ GOOD = Record(
             {"target_forwards": 9, "num_accepted_tokens_per_pos": [3, 1]},
             tuple(Launch(0.01 * i, 0.5, dict.fromkeys(PARTS, 0.1), 1.8) for i in range(1, 6)),
         ),
-        "plain": Row(launches=(Launch(1.0),) * 5),
+        "plain": GatedRow(launches=(Launch(1.0),) * 5),
     },
 )
 

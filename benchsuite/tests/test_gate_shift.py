@@ -13,7 +13,7 @@ from benchsuite.gate.record import Launch
 from benchsuite.gate.rules import without_own
 from benchsuite.gate.shift import holm, paired, unpaired
 from benchsuite.gate.speed import Side, decide
-from benchsuite.gate.verdict import Verdict
+from benchsuite.gate.verdict import GateVerdict
 from benchsuite.gate.where import attribution, where
 
 DISTINCT = st.lists(st.integers(-1000, 1000).filter(bool), min_size=1, max_size=8, unique_by=abs)
@@ -103,7 +103,7 @@ def test_holm_rejects_the_smallest_first_and_stops_at_the_first_that_holds() -> 
     assert holm({"a": 0.03, "b": 0.9}, 0.05) == set()
 
 
-def verdict(differences: list[float], final: bool, tolerance: float = 0.03) -> Verdict:
+def verdict(differences: list[float], final: bool, tolerance: float = 0.03) -> GateVerdict:
     sides = Side([0.0] * len(differences), [Launch(1.0)]), Side(differences, [Launch(1.0)])
     [found] = decide({"row": sides}, 2, {"row": tolerance}, 0.01, final, live=True)
     return found.verdict
@@ -112,18 +112,18 @@ def verdict(differences: list[float], final: bool, tolerance: float = 0.03) -> V
 @pytest.mark.parametrize(
     ("differences", "final", "expected"),
     [
-        ([0.01, -0.01, 0.02, -0.02, 0.0], False, Verdict.PASS),
-        ([0.01, -0.01, 0.07, -0.02, 0.0], False, Verdict.INCONCLUSIVE),  # twice the tolerance is not excluded
-        ([0.04, 0.05, 0.04, 0.06, 0.05], False, Verdict.INCONCLUSIVE),  # for the second stage to say
-        ([-0.04, -0.05, -0.04, -0.06, -0.05], False, Verdict.INCONCLUSIVE),
-        ([-0.04, -0.05, -0.04, -0.06, -0.05, -0.03, -0.04], True, Verdict.IMPROVED),
-        ([0.04, 0.05, 0.02, 0.06, 0.05, 0.04, 0.01, 0.05], True, Verdict.REGRESSED),
-        ([0.2, -0.1, 0.1, -0.2, 0.3, 0.1, -0.1, 0.2], True, Verdict.INCONCLUSIVE),
-        ([0.02] * 7 + [0.021], True, Verdict.PASS),  # slower for certain, within the tolerance
-        ([-0.02] * 7 + [-0.021], True, Verdict.PASS),
+        ([0.01, -0.01, 0.02, -0.02, 0.0], False, GateVerdict.PASS),
+        ([0.01, -0.01, 0.07, -0.02, 0.0], False, GateVerdict.INCONCLUSIVE),  # twice the tolerance is not excluded
+        ([0.04, 0.05, 0.04, 0.06, 0.05], False, GateVerdict.INCONCLUSIVE),  # for the second stage to say
+        ([-0.04, -0.05, -0.04, -0.06, -0.05], False, GateVerdict.INCONCLUSIVE),
+        ([-0.04, -0.05, -0.04, -0.06, -0.05, -0.03, -0.04], True, GateVerdict.IMPROVED),
+        ([0.04, 0.05, 0.02, 0.06, 0.05, 0.04, 0.01, 0.05], True, GateVerdict.REGRESSED),
+        ([0.2, -0.1, 0.1, -0.2, 0.3, 0.1, -0.1, 0.2], True, GateVerdict.INCONCLUSIVE),
+        ([0.02] * 7 + [0.021], True, GateVerdict.PASS),  # slower for certain, within the tolerance
+        ([-0.02] * 7 + [-0.021], True, GateVerdict.PASS),
     ],
 )
-def test_the_verdict_follows_the_rule(differences: list[float], final: bool, expected: Verdict) -> None:
+def test_the_verdict_follows_the_rule(differences: list[float], final: bool, expected: GateVerdict) -> None:
     assert verdict(differences, final) == expected
 
 
@@ -133,11 +133,11 @@ def test_a_row_is_held_to_more_where_many_are_tested() -> None:
     side = Side([0.0] * 8, [Launch(1.0)]), Side(values, [Launch(1.0)])
     alone = decide({"a": side}, 2, {"a": 0.03}, 0.01, True, live=True)
     together = decide(dict.fromkeys("abc", side), 2, dict.fromkeys("abc", 0.03), 0.01, True, live=True)
-    assert [f.verdict for f in alone] == [Verdict.REGRESSED]
-    assert {f.verdict for f in together} == {Verdict.INCONCLUSIVE}
+    assert [f.verdict for f in alone] == [GateVerdict.REGRESSED]
+    assert {f.verdict for f in together} == {GateVerdict.INCONCLUSIVE}
 
 
-def launch(tau: float = 2.0, **parts: float) -> Launch:
+def _launch(tau: float = 2.0, **parts: float) -> Launch:
     shares = {"draft": 0.1, "verification": 1.0, "K/V": 0.05, "host": 0.1} | parts
     return Launch(0.01, 0.0, shares, tau)
 
@@ -145,20 +145,20 @@ def launch(tau: float = 2.0, **parts: float) -> Launch:
 @pytest.mark.parametrize(
     ("head", "place"),
     [
-        (launch(draft=0.2), "draft +7.7 %"),
-        (launch(verification=1.1), "verification +7.7 %"),
-        (launch(**{"K/V": 0.15}), "K/V +7.7 %"),
-        (launch(host=0.2), "host +7.7 %"),
-        (launch(tau=1.8), "acceptance +10.5 %"),
-        (launch(draft=0.11, tau=2.2), "acceptance -9.5 %"),
+        (_launch(draft=0.2), "draft +7.7 %"),
+        (_launch(verification=1.1), "verification +7.7 %"),
+        (_launch(**{"K/V": 0.15}), "K/V +7.7 %"),
+        (_launch(host=0.2), "host +7.7 %"),
+        (_launch(tau=1.8), "acceptance +10.5 %"),
+        (_launch(draft=0.11, tau=2.2), "acceptance -9.5 %"),
     ],
 )
 def test_where_names_the_part_that_moved_the_time_most(head: Launch, place: str) -> None:
-    assert where([launch()] * 3, [head] * 3) == place
+    assert where([_launch()] * 3, [head] * 3) == place
 
 
 def test_what_the_parts_account_for_adds_up_to_the_change() -> None:
-    head = launch(tau=1.9, draft=0.12, host=0.11)
+    head = _launch(tau=1.9, draft=0.12, host=0.11)
     change = math.log(sum(head.parts.values()) / 1.9) - math.log(1.25 / 2.0)
-    assert sum(attribution([launch()], [head]).values()) == pytest.approx(change, abs=1e-4)
+    assert sum(attribution([_launch()], [head]).values()) == pytest.approx(change, abs=1e-4)
     assert where([Launch(1.0)], [Launch(1.0)]) is None

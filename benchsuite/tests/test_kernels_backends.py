@@ -212,10 +212,12 @@ def test_a_failed_build_is_one_line_and_names_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(cuda.compiler() is None, reason="no nvcc in CUDA_HOME or on the path: .cu sources not compiled")
+@pytest.mark.skipif(
+    cuda.cuda_compiler() is None, reason="no nvcc in CUDA_HOME or on the path: .cu sources not compiled"
+)
 def test_the_cuda_sources_compile_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
-    library = cuda.compiled()
+    library = cuda.load_cuda_library()
     assert all(hasattr(library, f"specdec_{op}") for op in ("verify_prefix", "rejection_sample", "kv_append"))
 
 

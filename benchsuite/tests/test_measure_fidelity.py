@@ -39,8 +39,10 @@ def whole(assemble: Make, policy: str, drawn: SamplingParams, judged: SamplingPa
     ],
     ids=["match", "rejection", "block", "tree_rejection", "block-filtered"],
 )
-def test_outputs_of_lossless_policies_follow_the_law(policy: str, filters: dict[str, float], assemble: Make) -> None:
-    """720 tokens; a policy with the target's law fails this once in a million seeds, and the seed is fixed."""
+def test_outputs_of_lossless_policies_follow_the_distribution(
+    policy: str, filters: dict[str, float], assemble: Make
+) -> None:
+    """720 tokens; a policy with the target's distribution fails this once in a million seeds, and the seed is fixed."""
     params = replace(SAMPLED, **filters)  # type: ignore[arg-type]
     found = whole(assemble, policy, params, params)
     assert sum(found.bins) == 12 * 60
@@ -62,8 +64,8 @@ def test_perplexity_and_agreement_are_those_computed_by_hand(assemble: Make) -> 
     judge, request = Judge(build.target, range(40)), Request(0, prompts(1)[0], SAMPLED)
     plain, got = (3, 4, 5, 6), (3, 9, 5)
     found = examine(judge, request, plain, got)
-    laws = [judge.logits((*request.prompt, *got[:i])).double().log_softmax(dim=0) for i in range(3)]
-    by_hand = -sum(float(law[token]) for law, token in zip(laws, got, strict=True))
+    distributions = [judge.logits((*request.prompt, *got[:i])).double().log_softmax(dim=0) for i in range(3)]
+    by_hand = -sum(float(distribution[token]) for distribution, token in zip(distributions, got, strict=True))
     assert found.surprise == pytest.approx(by_hand, rel=1e-5)
     assert found.perplexities[0] == pytest.approx(math.exp(by_hand / 3), rel=1e-5)
     assert (found.agreed, found.tokens, found.plain_tokens) == (2, 3, 4)
@@ -83,7 +85,7 @@ def test_a_row_says_what_was_examined() -> None:
     even, steep = Fidelity([10] * 10, 60, 100, 100.0, 100, 50.0), Fidelity([91] + [1] * 9, 60, 100, 100.0, 100, 50.0)
     assert checked([Series(LOSSY, "lossy", fidelity=steep)]) == f"60% agree; ppl {math.e:.2f} for {math.exp(0.5):.2f}"
     assert Series(LOSSY, "lossy", fidelity=steep).failure is None
-    assert checked([Series(LOSSY, "distribution", fidelity=even)]) == "law p=1"
+    assert checked([Series(LOSSY, "distribution", fidelity=even)]) == "p=1"
     broken = Series(LOSSY, "distribution", fidelity=steep)
-    assert (checked([broken]) or "").startswith("FAILED: law p=")
-    assert "do not follow the target's law" in (broken.failure or "")
+    assert (checked([broken]) or "").startswith("FAILED: p=")
+    assert "do not follow the target's distribution" in (broken.failure or "")

@@ -14,7 +14,7 @@ import torch
 
 from benchsuite import options
 from benchsuite.measure import workloads
-from benchsuite.measure.matrix import Arm, build
+from benchsuite.measure.matrix import Arm, build_matrix
 from benchsuite.measure.session import Bench
 from benchsuite.tests.rig import SETTING, Make
 from specdec import SpecdecError, catalog, devices, smollm2
@@ -46,11 +46,11 @@ def config(**given: str) -> Any:
 )
 def test_a_wrong_option_value_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(SpecdecError, match=message):
-        build(config(**given))
+        build_matrix(config(**given))
 
 
 def test_comma_lists_multiply_into_the_matrix() -> None:
-    arms = build(config(target="tiny", draft="ngram,oracle(0.5, seed=1)", k="2,4", batch="1,4", workload="chat"))
+    arms = build_matrix(config(target="tiny", draft="ngram,oracle(0.5, seed=1)", k="2,4", batch="1,4", workload="chat"))
     ours = [arm for arm in arms if arm.draft]
     assert len(ours) == 2 * 2 * 2
     assert len({arm.id for arm in arms}) == len(arms)
@@ -117,7 +117,7 @@ def test_a_draft_with_another_tokenizer_is_refused_with_an_example(tmp_path: Pat
         assemble().engine(f"draft_model(model={str(tmp_path)!r})", k=2)
 
 
-def saved(folder: Path) -> Path:
+def _saved(folder: Path) -> Path:
     """A tiny model in a folder, as a user would have it."""
     loaded = catalog.load("tiny", CPU, torch.float32)
     loaded.model.save_pretrained(folder)
@@ -126,7 +126,7 @@ def saved(folder: Path) -> Path:
 
 
 def test_a_truncated_model_file_is_refused(tmp_path: Path) -> None:
-    weights = saved(tmp_path) / "model.safetensors"
+    weights = _saved(tmp_path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(SpecdecError, match=r"cannot be loaded: .*missing, truncated or damaged.*fetch the model anew"):
         catalog.load(str(tmp_path), CPU, torch.float32)
@@ -134,7 +134,7 @@ def test_a_truncated_model_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_file_of_noise_is_refused(name: str, tmp_path: Path) -> None:
-    (saved(tmp_path) / name).write_bytes(b"\x00\xff not a model")
+    (_saved(tmp_path) / name).write_bytes(b"\x00\xff not a model")
     with pytest.raises(SpecdecError, match="cannot be loaded"):
         catalog.load(str(tmp_path), CPU, torch.float32)
 
@@ -142,7 +142,7 @@ def test_a_file_of_noise_is_refused(name: str, tmp_path: Path) -> None:
 def test_a_model_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    path = saved(tmp_path) / "model.safetensors"
+    path = _saved(tmp_path) / "model.safetensors"
     weights = load_file(path)
     save_file({k: v for k, v in weights.items() if "layers.1.mlp" not in k}, path, metadata={"format": "pt"})
     with pytest.raises(SpecdecError, match="lacks 3 of its weights, for example model.layers.1.mlp"):
@@ -157,7 +157,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_cannot_fit_the_memory_is_refused_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved(tmp_path)
+    _saved(tmp_path)
     (tmp_path / "model.safetensors").unlink()  # had it been opened, the message would be another
     monkeypatch.setattr(devices, "available_bytes", lambda device: 1000)
     with pytest.raises(SpecdecError, match=r"needs about .* GiB and cpu has 0.00 GiB free; choose a smaller"):
@@ -171,7 +171,7 @@ def test_a_folder_that_is_not_there_is_refused_as_one(name: str) -> None:
 
 
 def test_a_shape_is_a_models_config_with_random_weights(tmp_path: Path) -> None:
-    saved(tmp_path)
+    _saved(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     loaded = catalog.load(f"shape:{tmp_path}", CPU, torch.float32)
     assert loaded.model.config.hidden_size == 64
@@ -252,14 +252,14 @@ def test_a_workload_file_with_a_bad_line_is_refused_by_its_number(line: str, mes
     path = tmp_path / "mine.jsonl"
     path.write_text('{"question_id": 0, "category": "x", "turns": ["a question"]}\n' + line + "\n")
     with pytest.raises(SpecdecError, match=message):
-        workloads.load(str(path))
+        workloads.load_workload(str(path))
 
 
 def test_an_empty_workload_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text("\n")
     with pytest.raises(SpecdecError, match="has no questions"):
-        workloads.load(str(path))
+        workloads.load_workload(str(path))
 
 
 def test_a_prompt_longer_than_the_model_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from benchsuite.measure import workloads
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series, interval, units
-from benchsuite.measure.results import KEYS, Machine, Row, Text, make
+from benchsuite.measure.results import KEYS, Machine, Row, Text, make_row
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.ties import Difference
 from benchsuite.measure.weights import Weights, perplexity
@@ -56,7 +56,7 @@ def pair() -> tuple[Series, Series]:
 
 
 def test_a_rows_figures_are_those_computed_by_hand(pair: tuple[Series, Series]) -> None:
-    info = make(NGRAM, [pair[1]], MACHINE, "chat", None).info
+    info = make_row(NGRAM, [pair[1]], MACHINE, "chat", None).info
     assert list(info) == list(KEYS)
     assert info["speedup"] == pytest.approx((12 / 4) / (12 / 5))
     assert (info["tokens_per_s"], info["plain_tokens_per_s"]) == pytest.approx((5 / 12, 4 / 12))
@@ -73,7 +73,7 @@ def test_a_rows_figures_are_those_computed_by_hand(pair: tuple[Series, Series]) 
 
 
 def test_the_plain_row_is_the_baseline_of_speed_one(pair: tuple[Series, Series]) -> None:
-    info = make(PLAIN, [pair[0]], MACHINE, "chat", None).info
+    info = make_row(PLAIN, [pair[0]], MACHINE, "chat", None).info
     assert info["speedup"] == info["predicted_speedup"] == info["tau"] == 1
     assert info["contract_checked"] == "baseline"
     assert info["acceptance_rate"] is info["mean_acceptance_length"] is None
@@ -82,7 +82,7 @@ def test_the_plain_row_is_the_baseline_of_speed_one(pair: tuple[Series, Series])
 def test_a_row_that_breaks_its_contract_shows_no_speed(pair: tuple[Series, Series]) -> None:
     bug = Difference(0, 3, (5, 6), (1.0, 0.5), (0.5, 1.0), (1.0, 0.5), 1e-5, False, "the other is wrong")
     pair[1].differences.append(bug)
-    row = make(NGRAM, [pair[1]], MACHINE, "chat", None)
+    row = make_row(NGRAM, [pair[1]], MACHINE, "chat", None)
     assert all(row.info[key] is None for key in ("tokens_per_s", "speedup", "speedup_low", "predicted_speedup"))
     assert row.info["contract_checked"] == "FAILED: 1 of 1 differ"
     assert row.failure
@@ -93,7 +93,7 @@ def test_a_row_that_breaks_its_contract_shows_no_speed(pair: tuple[Series, Serie
 def test_a_certified_tie_is_counted_and_keeps_the_speed(pair: tuple[Series, Series]) -> None:
     tie = Difference(0, 3, (5, 6), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), 1e-5, True, "both within the bound")
     pair[1].differences.append(tie)
-    row = make(NGRAM, [pair[1]], MACHINE, "chat", None)
+    row = make_row(NGRAM, [pair[1]], MACHINE, "chat", None)
     assert row.info["contract_checked"] == "equal 1/1, 1 ties"
     assert row.failure is None
     assert row.n == 1
@@ -109,7 +109,7 @@ def wide(row: Row) -> Row:
 
 
 def test_every_table_fits_120_columns_at_its_widest(pair: tuple[Series, Series]) -> None:
-    row = wide(make(NGRAM, [pair[1]], MACHINE, "chat", Text(0.5, 1.25)))
+    row = wide(make_row(NGRAM, [pair[1]], MACHINE, "chat", Text(0.5, 1.25)))
     rows = [replace(row, info={**row.info, "workload": kind}) for kind in workloads.KINDS]
     found = [tables.render([row], tables.SPEED), tables.render([row], tables.REASONS), tables.overview([row], rows)]
     assert {max(map(len, table.splitlines())) <= 120 for table in found} == {True}, "\n".join(found)
@@ -117,7 +117,8 @@ def test_every_table_fits_120_columns_at_its_widest(pair: tuple[Series, Series])
 
 def test_csv_and_json_of_the_same_rows_agree(pair: tuple[Series, Series]) -> None:
     rows = [
-        make(arm, [series], MACHINE, "chat", Text(0.5, 1.25)) for arm, series in zip((PLAIN, NGRAM), pair, strict=True)
+        make_row(arm, [series], MACHINE, "chat", Text(0.5, 1.25))
+        for arm, series in zip((PLAIN, NGRAM), pair, strict=True)
     ]
     lines = tables.as_csv(rows).splitlines()
     header, cells = lines[0].split(","), lines[2].split(",")
@@ -153,7 +154,7 @@ def test_copy_rate_counts_what_bigram_lookup_would_guess() -> None:
 
 @pytest.mark.parametrize("kind", workloads.KINDS)
 def test_each_kind_has_three_prompts_that_fit_the_template(kind: str) -> None:
-    text = workloads.load(kind)
+    text = workloads.load_workload(kind)
     assert len(text.prompts) >= 3
     assert len(set(text.prompts)) == len(text.prompts)
     for prompt, ids in zip(text.prompts, text.encode(catalog.byte_tokenizer()), strict=True):
@@ -165,14 +166,14 @@ def test_what_ran_is_added_up_over_rows_backend_by_backend(pair: tuple[Series, S
         stats = series.outcomes[0].stats
         assert stats
         stats.ops.update({("linear", "cpu"): count, ("linear", "reference"): 1, ("sample", "cpu"): 1000})
-    rows = [make(series.arm, [series], MACHINE, "chat", None) for series in pair]
+    rows = [make_row(series.arm, [series], MACHINE, "chat", None) for series in pair]
     assert rows[1].info["counters"]["ops"] == {"linear": {"cpu": 4, "reference": 1}, "sample": {"cpu": 1000}}
-    assert tables.kernels(rows) == ["ops on cpu: linear 7, sample 2,000", "ops on reference: linear 2"]
+    assert tables.op_lines(rows) == ["ops on cpu: linear 7, sample 2,000", "ops on reference: linear 2"]
 
 
 def test_the_table_of_weights_sets_them_against_the_unrounded() -> None:
     one = Weights("tiny", "int8", 2**30, 2**32, 11.0, 10.0, 7)
-    header, _, body = tables.weights([one])
+    header, _, body = tables.weights_table([one])
     cells = dict(zip(re.split(r"  +", header), re.split(r"  +", body), strict=True))
     assert cells == {
         "target": "tiny",
@@ -184,11 +185,11 @@ def test_the_table_of_weights_sets_them_against_the_unrounded() -> None:
         "change %": "+10.00",
         "tokens": "7",
     }
-    assert tables.weights([]) == []
+    assert tables.weights_table([]) == []
 
 
-def test_perplexity_of_a_uniform_law_is_the_vocabulary() -> None:
-    model = families.build("llama")
+def test_perplexity_of_a_uniform_distribution_is_the_vocabulary() -> None:
+    model = families.build_model("llama")
     with torch.no_grad():
         model.get_output_embeddings().weight.zero_()
     assert perplexity(model, [(1, 2, 3), (4, 5)]) == pytest.approx(258)

@@ -22,7 +22,7 @@ REQUEST = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=6))
 
 
 @dataclass
-class Told(EngineRunner):
+class ScriptedRunner(EngineRunner):
     """A runner that says what it is told to: one output, and logits near the unmodified model's."""
 
     output: tuple[int, ...]
@@ -49,7 +49,7 @@ def near_tie(assemble: Make) -> tuple[Judge, tuple[int, ...], Tensor, int]:
     return judge, output, logits, int(logits.topk(2).indices[1])
 
 
-def told(logits: Tensor, token: int, lift: float) -> Tensor:
+def _lifted(logits: Tensor, token: int, lift: float) -> Tensor:
     """Logits whose every entry is the model's but ``token``'s, lifted to ``lift`` above the top."""
     changed = logits.clone()
     changed[token] = logits.max() + lift
@@ -65,10 +65,10 @@ def test_a_difference_is_a_tie_only_within_the_bound(
 ) -> None:
     judge, output, logits, second = near_tie(assemble)
     # The unmodified model itself sees the two nearly level.
-    level = told(logits, second, -1e-6)
+    level = _lifted(logits, second, -1e-6)
     monkeypatch.setattr(judge, "logits", lambda prefix: level)
     other = (*output[:2], second, *output[3:])
-    runners = Told(output, level), Told(other, told(level, second, lift))
+    runners = ScriptedRunner(output, level), ScriptedRunner(other, _lifted(level, second, lift))
     found = judge.compare([REQUEST], REQUEST, *runners, (output, other))
     assert [difference.tie for difference in found] == [tie], found
     assert reason in found[0].reason
@@ -78,21 +78,27 @@ def test_a_difference_is_a_tie_only_within_the_bound(
 def test_a_token_that_its_own_logits_do_not_give_is_a_bug(assemble: Make) -> None:
     judge, output, logits, second = near_tie(assemble)
     other = (*output[:2], second, *output[3:])
-    found = judge.compare([REQUEST], REQUEST, Told(output, logits), Told(other, logits), (output, other))
+    found = judge.compare(
+        [REQUEST], REQUEST, ScriptedRunner(output, logits), ScriptedRunner(other, logits), (output, other)
+    )
     assert not found[0].tie
     assert "the other's token does not follow from its own logits" in found[0].reason
 
 
-def test_entropy_is_that_of_the_models_own_law(assemble: Make) -> None:
+def test_entropy_is_that_of_the_models_own_distribution(assemble: Make) -> None:
     judge, output, _, _ = near_tie(assemble)
-    laws = [judge.logits((*REQUEST.prompt, *output[:i])).double().softmax(dim=0) for i in range(len(output))]
-    expected = sum(float(-(law * law.log2()).sum()) for law in laws) / len(laws)
+    distributions = [judge.logits((*REQUEST.prompt, *output[:i])).double().softmax(dim=0) for i in range(len(output))]
+    expected = sum(float(-(distribution * distribution.log2()).sum()) for distribution in distributions) / len(
+        distributions
+    )
     assert judge.entropy(REQUEST.prompt, output) == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_output_that_ends_early_is_a_bug(assemble: Make) -> None:
     judge, output, logits, _ = near_tie(assemble)
-    found = judge.compare([REQUEST], REQUEST, Told(output, logits), Told(output[:3], logits), (output, output[:3]))
+    found = judge.compare(
+        [REQUEST], REQUEST, ScriptedRunner(output, logits), ScriptedRunner(output[:3], logits), (output, output[:3])
+    )
     assert "one output ends where the other goes on" in found[0].reason
 
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 MUTANTS = (*SHIPPED, *OURS)
 
 ALONE = {
-    "law": "block verification uses the token-wise rule",
+    "distribution": "block verification uses the token-wise rule",
     "streams": "the noise that picked the draft token draws again after its rejection",
     "power": "uniforms of eight bits: a coin of 0.999 never shows its other side",
     "rollback": "keys and values move to new storage in every step",
@@ -30,17 +30,17 @@ ALONE = {
 }
 """For each layer a mutant that no other one finds."""
 
-TABLES = ("law", "streams")
+TABLES = ("distribution", "streams")
 """The layers in which drafts are tables: a control that changes those changes nothing for the others."""
 
 
-def told(entry: Mutant | Control | Waiting) -> str:
+def _entry_name(entry: Mutant | Control | Waiting) -> str:
     """The test's id."""
     return f"{entry.source}: {entry.sentence}"
 
 
 @pytest.mark.museum
-@pytest.mark.parametrize("mutant", MUTANTS, ids=told)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=_entry_name)
 def test_a_mutant_is_killed_by_its_layer(mutant: Mutant, pytestconfig: pytest.Config) -> None:
     kill = hold(mutant, mutant.layer)
     pytestconfig.stash.setdefault(KILLS, []).append(kill)
@@ -51,14 +51,14 @@ def test_a_mutant_is_killed_by_its_layer(mutant: Mutant, pytestconfig: pytest.Co
 @pytest.mark.parametrize(
     ("control", "layer"),
     [(control, layer) for control in CONTROLS for layer in LAYERS if layer in TABLES or not control.of_a_table],
-    ids=lambda value: value if isinstance(value, str) else told(value),
+    ids=lambda value: value if isinstance(value, str) else _entry_name(value),
 )
 def test_a_control_is_never_flagged(control: Control, layer: str) -> None:
     assert hold(control, layer).said is None
 
 
 @pytest.mark.museum
-@pytest.mark.parametrize("entry", WAITING, ids=told)
+@pytest.mark.parametrize("entry", WAITING, ids=_entry_name)
 def test_a_bug_whose_part_has_come_is_no_longer_waiting(entry: Waiting) -> None:
     assert not entry.arrived, f"{entry.needs} exists now: make {entry.source} a mutant"
 

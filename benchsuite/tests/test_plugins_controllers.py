@@ -23,7 +23,7 @@ MOST = 12
 Text = Callable[[int, random.Random], Iterator[bool]]
 
 
-class Env:
+class _Env:
     """As much of an environment as a controller's bounds ask for."""
 
     max_length = 100
@@ -79,7 +79,7 @@ def constant(rate: float) -> Text:
 def test_adaptive_follows_its_documented_rule(
     steps: list[tuple[int, int]], window: int, step: int, target: float, start: int
 ) -> None:
-    env: Any = Env()
+    env: Any = _Env()
     controller = Adaptive(env, start, window=window, step=step, target=target, minimum=2, maximum=7)
     simulation = Simulation()
     expected, seen = min(max(start, 2), 7), []

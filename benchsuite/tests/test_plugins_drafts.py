@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from benchsuite.prove import families
-from benchsuite.prove.tiny import ask, prompts, requests, saved
+from benchsuite.prove.tiny import ask, prompts, requests, save_target
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams, catalog
 from specdec_plugins.drafts.ngram import Ngram
@@ -22,7 +22,7 @@ def test_a_draft_that_is_the_target_has_every_proposal_accepted(
     family: str, temperature: float, tmp_path: Path, assemble: Make
 ) -> None:
     """A stale position, a lost token or a wrong catch-up changes no output under `match`, only acceptance."""
-    engine = assemble(family, max_rows=3).engine(f"draft_model(model={saved(family, tmp_path)})", k=4)
+    engine = assemble(family, max_rows=3).engine(f"draft_model(model={save_target(family, tmp_path)})", k=4)
     params = SamplingParams(temperature=temperature, max_new_tokens=30)
     assert engine.draft is not None
     ask(engine, [4, 4, 0, 4, 0, 0, 4, 1, 4] * 40)
@@ -32,7 +32,7 @@ def test_a_draft_that_is_the_target_has_every_proposal_accepted(
 
 
 def test_a_draft_left_alone_for_longer_than_its_widest_window_catches_up(tmp_path: Path, assemble: Make) -> None:
-    draft = f"draft_model(model={saved('llama', tmp_path)})"
+    draft = f"draft_model(model={save_target('llama', tmp_path)})"
     engine = assemble(max_rows=2, max_length=500).engine(draft, k=4)
     ask(engine, [*[0] * 280, *[4] * 200])
     # The second row's place is taken late by a third, which is then far less behind than the first.
@@ -65,7 +65,7 @@ def test_a_draft_padded_to_another_vocabulary_costs_no_token(
 
 def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, assemble: Make) -> None:
     """p = q: min(1, p/q) = 1, up to the rounding of two forwards of different width."""
-    engine = assemble(max_rows=2).engine(f"draft_model(model={saved('llama', tmp_path)})", "rejection", k=4)
+    engine = assemble(max_rows=2).engine(f"draft_model(model={save_target('llama', tmp_path)})", "rejection", k=4)
     engine.run(requests(SamplingParams(temperature=1.0, max_new_tokens=60)))
     assert engine.stats.counts["num_draft_tokens"] > 100
     assert engine.stats.acceptance_rate == 1.0

@@ -33,17 +33,17 @@ def noisy(head: training.Head) -> training.Head:
     return head
 
 
-def saved(kind: str, build: Assembly, folder: Path) -> str:
+def _saved(kind: str, build: Assembly, folder: Path) -> str:
     """A head of a tiny target in a file, untrained but at work; its vocabulary is every other token."""
     model, text = build.target.twin(), torch.arange(40).view(2, 20)
-    head: training.Head = start.eagle(model, text, 0) if kind == "eagle" else start.medusa(model, text, 0, 3, 32)
+    head: training.Head = start.eagle_start(model, text, 0) if kind == "eagle" else start.medusa(model, text, 0, 3, 32)
     noisy(head)
     path = folder / f"{kind}.safetensors"
     files.save(path, head, IDS, build.target.model)
     return str(path)
 
 
-def windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list[tuple[Tensor, Window]]:
+def _windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list[tuple[Tensor, Window]]:
     """(tokens of the row so far, its window) for every row of every step that proposed; K follows ``asked``."""
     found: list[tuple[Tensor, Window]] = []
 
@@ -95,11 +95,11 @@ class Teacher:
 def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Path) -> None:
     """Every proposal of a ragged batch is the best token of the head unrolled over the whole text."""
     build = assemble("llama", max_rows=3)
-    path = saved(kind, build, tmp_path)
+    path = _saved(kind, build, tmp_path)
     teacher = Teacher(build, path)
     option = "head" if kind == "eagle" else "num_heads=3, head_init"
     engine = build.engine(f"{kind}({option}={path!r})", k=3)
-    found = windows(engine, [3, 3, 0, 1, 0, 0, 3, 2])
+    found = _windows(engine, [3, 3, 0, 1, 0, 0, 3, 2])
     assert len(found) > 60
     for text, window in found:
         proposals = window.tokens[0, 1:].tolist()
@@ -112,12 +112,12 @@ def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Pa
 def test_a_head_drafts_as_it_was_trained_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
     """In a hybrid some windows are n-gram's: what the head proposes afterwards must not show it."""
     build = assemble("llama", max_rows=3)
-    path = saved("eagle", build, tmp_path)
+    path = _saved("eagle", build, tmp_path)
     teacher = Teacher(build, path)
     engine = build.engine(f"hybrid(sources='ngram(n_min=1), eagle(head={path})', model_k=2)", k=6)
     lookup = Ngram(cast(Any, None), n_min=1)
     looked = 0
-    for text, window in windows(engine, [6, 6, 0, 6]):
+    for text, window in _windows(engine, [6, 6, 0, 6]):
         proposals = window.tokens[0, 1:].tolist()
         if lookup.continuations(0, text.numpy(), 6):
             looked += 1
@@ -131,11 +131,11 @@ def test_a_head_drafts_as_it_was_trained_after_steps_that_were_not_its_own(assem
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_a_heads_tree_holds_likely_children_of_every_node_it_expands(kind: str, assemble: Make, tmp_path: Path) -> None:
     build = assemble("llama", max_rows=3)
-    path = saved(kind, build, tmp_path)
+    path = _saved(kind, build, tmp_path)
     teacher = Teacher(build, path)
     option = "depth=3, head" if kind == "eagle" else "num_heads=3, head_init"
     engine = build.engine(f"{kind}(beam=3, {option}={path!r})", "tree_rejection", k=9)
-    found = windows(engine, [9, 0, 9, 9])
+    found = _windows(engine, [9, 0, 9, 9])
     depths = set()
     for text, window in found[:40]:
         tokens, parents = window.tokens[0].tolist(), window.parents[0].tolist()
@@ -159,8 +159,8 @@ def test_heads_change_no_output_that_is_promised(
     build = assemble("llama", max_rows=3)
     params = SamplingParams(temperature=temperature, seed=4, max_new_tokens=20)
     for text in (
-        f"eagle(head={saved('eagle', build, tmp_path)!r})",
-        f"medusa(3, {saved('medusa', build, tmp_path)!r})",
+        f"eagle(head={_saved('eagle', build, tmp_path)!r})",
+        f"medusa(3, {_saved('medusa', build, tmp_path)!r})",
     ):
         engine = build.engine(text, policy, k=4)
         done = engine.run(requests(params, count=5))
@@ -172,7 +172,7 @@ def test_heads_change_no_output_that_is_promised(
 @pytest.mark.parametrize("more", ["", ", beam=3"], ids=["chain", "tree"])
 def test_max_draft_limits_the_proposals_of_a_step(more: str, assemble: Make, tmp_path: Path) -> None:
     build = assemble("llama")
-    engine = build.engine(f"eagle(head={saved('eagle', build, tmp_path)!r}, max_draft=2{more})", k=6)
+    engine = build.engine(f"eagle(head={_saved('eagle', build, tmp_path)!r}, max_draft=2{more})", k=6)
     widths: set[int] = set()
     engine.trace = lambda context, window, logits, verdict: widths.add(int(window.width.max()))
     engine.run(requests(count=2))
@@ -180,7 +180,7 @@ def test_max_draft_limits_the_proposals_of_a_step(more: str, assemble: Make, tmp
 
 
 def test_a_head_of_another_target_is_refused(assemble: Make, tmp_path: Path) -> None:
-    path = saved("eagle", assemble("llama"), tmp_path)
+    path = _saved("eagle", assemble("llama"), tmp_path)
     with pytest.raises(SpecdecError, match="was trained for another target"):
         assemble("llama", seed=1).engine(f"eagle(head={path!r})", k=2)
     with pytest.raises(SpecdecError, match=r"holds 'eagle'; expected a head of kind 'medusa'"):

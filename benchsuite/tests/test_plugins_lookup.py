@@ -115,7 +115,7 @@ def test_continuations_become_one_tree_level_by_level() -> None:
     assert merged([], 4) == ([], [])
 
 
-def work(ids: range) -> list[Request]:
+def _work(ids: range) -> list[Request]:
     return [Request(i, prompts(1)[0], SamplingParams(max_new_tokens=40)) for i in ids]
 
 
@@ -128,7 +128,7 @@ def test_suffix_learns_from_earlier_outputs_unless_told_not_to_and_can_forget(as
         for name in ("first", "again", "forgotten"):
             if name == "forgotten":
                 engine.draft.forget()
-            engine.run(work(range(1)))
+            engine.run(_work(range(1)))
             lengths[text, name] = engine.stats.tau or 0.0
     assert lengths["suffix", "again"] > 4 > lengths["suffix", "first"]
     assert lengths["suffix", "forgotten"] == lengths["suffix", "first"]
@@ -161,7 +161,7 @@ def test_hybrid_takes_the_first_source_that_has_something(assemble: Make) -> Non
 
 def test_hybrid_leaves_a_model_right_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
     """The draft is the target: its own proposals are all kept, also after lookups were verified in their place."""
-    families.build("llama").save_pretrained(tmp_path)
+    families.build_model("llama").save_pretrained(tmp_path)
     catalog.byte_tokenizer().save_pretrained(tmp_path)
     build = assemble(max_rows=3, max_length=160)
     text = f"hybrid(sources='ngram(n_min=1), draft_model(model={tmp_path})', model_k=3)"

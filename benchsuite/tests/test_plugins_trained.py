@@ -28,19 +28,19 @@ def loaded() -> tuple[catalog.Loaded, ArenaModel]:
 
 
 @cache
-def build(workload: str) -> tuple[Assembly, tuple[tuple[int, ...], ...]]:
+def _build(workload: str) -> tuple[Assembly, tuple[tuple[int, ...], ...]]:
     """Engines for a workload's prompts; no head has seen them."""
     model, target = loaded()
-    encoded = tuple(workloads.load(workload).encode(model.tokenizer))
+    encoded = tuple(workloads.load_workload(workload).encode(model.tokenizer))
     length = max(map(len, encoded)) + TOKENS
     return Assembly(registry(), target, model.tokenizer, max_rows=1, max_length=length), encoded
 
 
-def run(
+def _run(
     workload: str, draft: str, policy: str = "match", k: int = 4, temperature: float = 0.0, tokens: int = TOKENS
 ) -> Stats:
     """The counters of one strategy over a workload."""
-    assembly, encoded = build(workload)
+    assembly, encoded = _build(workload)
     params = SamplingParams(temperature=temperature, max_new_tokens=tokens, eos=(2,))
     engine = assembly.engine(draft, policy, k=k)
     engine.run([Request(i, prompt, params) for i, prompt in enumerate(encoded)])
@@ -51,7 +51,7 @@ def run(
     ("draft", "least"), [("eagle(head=trained)", 1.9), ("medusa(head_init=trained)", 1.6)], ids=["eagle", "medusa"]
 )
 def test_a_trained_head_reaches_its_acceptance_length_on_chat(draft: str, least: float) -> None:
-    length = run("chat", draft).mean_acceptance_length
+    length = _run("chat", draft).mean_acceptance_length
     print(f"{draft}: mean acceptance length {length:.3f} at K = 4")
     assert length is not None
     assert length >= least
@@ -66,7 +66,7 @@ def test_a_trained_head_reaches_its_acceptance_length_on_chat(draft: str, least:
     ids=["eagle", "medusa"],
 )
 def test_a_tree_of_16_nodes_is_a_tenth_longer_than_the_chain_of_its_depth(chain: str, tree: str) -> None:
-    lengths = [run("chat", draft, k=k).mean_acceptance_length or 0.0 for draft, k in ((chain, 4), (tree, 16))]
+    lengths = [_run("chat", draft, k=k).mean_acceptance_length or 0.0 for draft, k in ((chain, 4), (tree, 16))]
     print(f"{chain}: {lengths[0]:.3f}; {tree}, 16 nodes: {lengths[1]:.3f}")
     assert lengths[1] >= 1.1 * lengths[0]
 
@@ -78,17 +78,17 @@ def test_block_verification_keeps_more_than_token_wise_with_a_real_pair() -> Non
     def compare(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
         if int(window.width[0]) < 2:
             return
-        law = context.process(logits, window.parents, window.tokens).softmax(dim=-1)
+        distribution = context.process(logits, window.parents, window.tokens).softmax(dim=-1)
         proposals = window.tokens[:, 1:, None]
         assert window.q is not None
-        ratio = (law[:, :-1].gather(2, proposals) / window.q.gather(2, proposals))[0, :, 0].clamp(max=1)
+        ratio = (distribution[:, :-1].gather(2, proposals) / window.q.gather(2, proposals))[0, :, 0].clamp(max=1)
         token_wise = float(ratio[: int(window.width[0]) - 1].cumprod(dim=0).sum())
-        stop = Block.stopping(law, window, Block.survival(law, window))[0, 1 : int(window.width[0])]
+        stop = Block.stopping(distribution, window, Block.survival(distribution, window))[0, 1 : int(window.width[0])]
         # The chance that some coin from i on shows at most h: at least i proposals are kept.
         block = float((1 - (1 - stop).flip(0).cumprod(dim=0)).sum())
         gains.append(block - token_wise)
 
-    assembly, encoded = build("chat")
+    assembly, encoded = _build("chat")
     params = SamplingParams(temperature=1.0, seed=1, max_new_tokens=TOKENS)
     engine = assembly.engine("eagle(head=trained)", "rejection", k=8)
     engine.trace = compare
@@ -101,7 +101,7 @@ def test_block_verification_keeps_more_than_token_wise_with_a_real_pair() -> Non
 def test_suffix_learns_from_recurring_questions() -> None:
     """Two questions, each asked three times: suffix copies earlier answers, where n-gram cannot."""
     suffix, forgetful, ngram = (
-        run("recurring", draft, k=8, tokens=40).tau or 0.0 for draft in ("suffix", "suffix(earlier=False)", "ngram")
+        _run("recurring", draft, k=8, tokens=40).tau or 0.0 for draft in ("suffix", "suffix(earlier=False)", "ngram")
     )
     print(
         f"tau on recurring questions: suffix {suffix:.2f}, without earlier outputs {forgetful:.2f}, ngram {ngram:.2f}"
@@ -112,7 +112,7 @@ def test_suffix_learns_from_recurring_questions() -> None:
 
 def test_untrained_heads_are_accepted_about_never() -> None:
     for draft in ("medusa(head_init=tie)", "medusa(head_init=random)", "eagle(head=lite)"):
-        rate = run("chat", draft, tokens=24).acceptance_rate
+        rate = _run("chat", draft, tokens=24).acceptance_rate
         print(f"{draft}: {rate:.3f} accepted")
         assert rate is not None
         assert rate < 0.05

@@ -34,13 +34,15 @@ def text(assemble: Make) -> tuple[Assembly, Corpus]:
     return build, Corpus(tokens, hidden.to(torch.bfloat16), torch.ones_like(tokens, dtype=torch.bool))
 
 
-def run(
+def _run(
     kind: str, built: tuple[Assembly, Corpus], folder: Path, epochs: int
 ) -> tuple[training.Head, list[dict[str, object]]]:
     build, text = built
     model = build.target.twin()
     head: training.Head = (
-        start.eagle(model, text.tokens[:2], 0) if kind == "eagle" else start.medusa(model, text.tokens[:2], 0, 3, 32)
+        start.eagle_start(model, text.tokens[:2], 0)
+        if kind == "eagle"
+        else start.medusa(model, text.tokens[:2], 0, 3, 32)
     )
     reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
     embed = model.get_input_embeddings().weight
@@ -54,7 +56,7 @@ def run(
 def test_training_learns_and_is_the_same_after_an_interruption(
     kind: str, text: tuple[Assembly, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, log = run(kind, text, tmp_path / "whole", 4)
+    whole, log = _run(kind, text, tmp_path / "whole", 4)
     losses = [float(line["loss"]) for line in log]  # type: ignore[arg-type]
     assert losses[-1] < losses[0] - 0.5, losses
     real, calls = training.judge, []
@@ -67,9 +69,9 @@ def test_training_learns_and_is_the_same_after_an_interruption(
 
     monkeypatch.setattr(training, "judge", stops)
     with pytest.raises(KeyboardInterrupt):
-        run(kind, text, tmp_path / "parts", 4)
+        _run(kind, text, tmp_path / "parts", 4)
     monkeypatch.setattr(training, "judge", real)
-    again, resumed = run(kind, text, tmp_path / "parts", 4)
+    again, resumed = _run(kind, text, tmp_path / "parts", 4)
     assert [line["acceptance_length"] for line in resumed] == [line["acceptance_length"] for line in log]
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
@@ -81,7 +83,7 @@ def test_only_tokens_of_answers_teach(kind: str, text: tuple[Assembly, Corpus]) 
     model = build.target.twin()
     first = corpus.rows(slice(4))
     head: training.Head = (
-        start.eagle(model, first.tokens, 0) if kind == "eagle" else start.medusa(model, first.tokens, 0, 3, 32)
+        start.eagle_start(model, first.tokens, 0) if kind == "eagle" else start.medusa(model, first.tokens, 0, 3, 32)
     )
     reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
     embedded = model.get_input_embeddings()(first.tokens[:, 1:])
@@ -101,9 +103,9 @@ def test_the_corpus_alternates_turns_and_resumes(tmp_path: Path) -> None:
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
     loaded.tokenizer.chat_template = TEMPLATE
     target = ArenaModel(loaded.model, registry().backend("reference"))
-    corpus.write(tmp_path, target, loaded.tokenizer, shards=1, rows=2, length=90)
+    corpus.write_corpus(tmp_path, target, loaded.tokenizer, shards=1, rows=2, length=90)
     first = corpus.Corpus.read(tmp_path)
-    corpus.write(tmp_path, target, loaded.tokenizer, shards=2, rows=2, length=90)
+    corpus.write_corpus(tmp_path, target, loaded.tokenizer, shards=2, rows=2, length=90)
     both = corpus.Corpus.read(tmp_path)
     assert both.tokens.shape == (4, 90)
     assert torch.equal(both.tokens[:2], first.tokens)
@@ -134,11 +136,11 @@ def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytes
         return loaded
 
     monkeypatch.setattr(catalog, "load", chatting)
-    command.main(
+    command._main(
         ["write", "--target", "tiny", "--corpus", str(tmp_path / "c"), "--shards", "1", "--rows", "8", "--length", "40"]
     )
     out = tmp_path / "head.safetensors"
-    command.main(
+    command._main(
         [
             "train",
             "eagle",
@@ -166,7 +168,7 @@ def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytes
     assert len(ids) <= 64
     assert head.shape.hidden == 64
     again = tmp_path / "again.safetensors"
-    command.main(
+    command._main(
         [
             "train",
             "eagle",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.tiny import ask, prompts, requests, saved
+from benchsuite.prove.tiny import ask, prompts, requests, save_target
 from benchsuite.tests.rig import Make
 from specdec import Context, Request, SamplingParams, SpecdecError, Verdict, Window
 
@@ -47,16 +47,16 @@ def test_every_node_of_a_models_tree_is_a_likely_child_of_its_parent(
     family: str, tmp_path: Path, assemble: Make
 ) -> None:
     """The draft is the target, so the target's own logits judge: a stale position, a cousin in the mask or a lost
-    token shows in the laws, also where it would cost no output."""
-    engine = assemble(family, max_rows=3).engine(f"tree(model={saved(family, tmp_path)}, beam=3, depth=3)", k=12)
+    token shows in the distributions, also where it would cost no output."""
+    engine = assemble(family, max_rows=3).engine(f"tree(model={save_target(family, tmp_path)}, beam=3, depth=3)", k=12)
     ask(engine, [12, 12, 0, 12, 0, 0] * 60)
     depths: set[int] = set()
 
     def judge(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
         for row in range(context.rows):
             for slot in range(1, int(window.width[row])):
-                law = logits[row, window.parents[row, slot]]
-                assert law[window.tokens[row, slot]] >= law.topk(3).values[-1] - 1e-4
+                distribution = logits[row, window.parents[row, slot]]
+                assert distribution[window.tokens[row, slot]] >= distribution.topk(3).values[-1] - 1e-4
                 depths.add(int(window.depth[row, slot]))
 
     engine.trace = judge
@@ -70,7 +70,9 @@ def test_a_tree_of_the_target_itself_is_kept_to_its_full_depth(
     temperature: float, tmp_path: Path, assemble: Make
 ) -> None:
     """All 3 + 9 nodes are verified; under the coupled policy the target's own draw is among them."""
-    engine = assemble("llama", max_rows=3).engine(f"tree(model={saved('llama', tmp_path)}, beam=3, depth=2)", k=12)
+    engine = assemble("llama", max_rows=3).engine(
+        f"tree(model={save_target('llama', tmp_path)}, beam=3, depth=2)", k=12
+    )
     kept: set[int] = set()
 
     def watch(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
@@ -84,7 +86,7 @@ def test_a_tree_of_the_target_itself_is_kept_to_its_full_depth(
 
 def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, assemble: Make) -> None:
     """3 + 6 + 6 nodes; the draft is the target, so a child is among its parent's likeliest."""
-    engine = assemble("llama").engine(f"tree(model={saved('llama', tmp_path)}, widths=3-2-1)", k=15)
+    engine = assemble("llama").engine(f"tree(model={save_target('llama', tmp_path)}, widths=3-2-1)", k=15)
     shapes: set[tuple[tuple[int, int], ...]] = set()
 
     def judge(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
@@ -92,8 +94,11 @@ def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, a
         if int(window.width[0]) == 16:
             shapes.add(tuple(sorted((depth[slot], parents.count(slot)) for slot in range(16))))
             for slot in range(1, 16):
-                law = logits[0, parents[slot]]
-                assert law[window.tokens[0, slot]] >= law.topk((3, 2, 1)[depth[slot] - 1]).values[-1] - 1e-4
+                distribution = logits[0, parents[slot]]
+                assert (
+                    distribution[window.tokens[0, slot]]
+                    >= distribution.topk((3, 2, 1)[depth[slot] - 1]).values[-1] - 1e-4
+                )
 
     engine.trace = judge
     engine.run([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=40))])
@@ -104,7 +109,7 @@ def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, a
 
 def test_a_tree_counts_by_depth_and_copies_its_path_only(tmp_path: Path, assemble: Make) -> None:
     build = assemble("llama")
-    engine = build.engine(f"tree(model={saved('llama', tmp_path)}, beam=3, depth=3)", k=21)
+    engine = build.engine(f"tree(model={save_target('llama', tmp_path)}, beam=3, depth=3)", k=21)
     moved: list[int] = []
 
     def watch(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""Outputs of whole runs have exactly the law that they should have."""
+"""Outputs of whole runs have exactly the distribution that they should have."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from benchsuite.prove import exact_runs
 from benchsuite.prove.enumerator import Shape, chain, completions
 from benchsuite.prove.exact_runs import PROMPTS, Outputs, one, outputs
-from benchsuite.prove.table_target import table
-from benchsuite.prove.tiny import policy as built
+from benchsuite.prove.table_target import random_table
+from benchsuite.prove.tiny import policy_named as built
 from specdec import Request, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,14 +30,14 @@ def distance(seeds: range) -> Distance:
     """``exact_runs.distance`` of a policy by name, the largest over the seeds."""
 
     def worst(policy: str, *given: Any, **more: Any) -> float:
-        return max(exact_runs.distance(built(policy), *given, seed=seed, **more) for seed in seeds)
+        return max(exact_runs.run_distance(built(policy), *given, seed=seed, **more) for seed in seeds)
 
     return worst
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_output_has_the_targets_law(policy: str, certain: bool, distance: Distance) -> None:
+def test_an_output_has_the_targets_distribution(policy: str, certain: bool, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3), certain=certain) < 1e-12
     assert distance(policy, 3, chain(1), one(2), certain=certain, zeros=True) < 1e-12
 
@@ -46,8 +46,8 @@ def test_an_output_has_the_targets_law(policy: str, certain: bool, distance: Dis
 @pytest.mark.parametrize(
     ("policy", "k"), [("rejection", 3), ("block", 3), ("tree_rejection", 3), ("tree_rejection", 4)]
 )
-def test_an_output_of_longer_proposals_has_the_targets_law(policy: str, k: int) -> None:
-    assert exact_runs.distance(built(policy), 2, chain(k), one(k + 1)) < 1e-12
+def test_an_output_of_longer_proposals_has_the_targets_distribution(policy: str, k: int) -> None:
+    assert exact_runs.run_distance(built(policy), 2, chain(k), one(k + 1)) < 1e-12
 
 
 PROCESSORS = {
@@ -61,24 +61,25 @@ PROCESSORS = {
 
 @pytest.mark.parametrize("params", PROCESSORS.values(), ids=PROCESSORS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_output_has_the_processed_law(policy: str, params: dict[str, float], distance: Distance) -> None:
+def test_an_output_has_the_processed_distribution(policy: str, params: dict[str, float], distance: Distance) -> None:
     assert distance(policy, 3, chain(1), one(2, **params)) < 1e-12
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_output_that_may_end_early_has_the_targets_law(policy: str, distance: Distance) -> None:
+def test_an_output_that_may_end_early_has_the_targets_distribution(policy: str, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3, eos=(1,))) < 1e-12
     assert distance(policy, 3, chain(1), one(2, eos=(0, 2))) < 1e-12
 
 
 @pytest.mark.parametrize("shape", [FORK, FORK_DEEP], ids=["siblings", "a child each"])
 @pytest.mark.parametrize("policy", ["tree_rejection", "match"])
-def test_an_output_drafted_by_trees_has_the_targets_law(policy: str, shape: Shape, distance: Distance) -> None:
+def test_an_output_drafted_by_trees_has_the_targets_distribution(policy: str, shape: Shape, distance: Distance) -> None:
     assert distance(policy, 2, shape, one(3)) < 1e-12
 
 
-def test_siblings_of_three_and_four_tokens_have_the_targets_law(distance: Distance) -> None:
-    """With three tokens a residual that is not made a law again goes unseen if drawn, by an accident of the algebra."""
+def test_siblings_of_three_and_four_tokens_have_the_targets_distribution(distance: Distance) -> None:
+    """With three tokens a residual that is not made a distribution again goes unseen if drawn, by an accident of the
+    algebra."""
     assert distance("tree_rejection", 4, FORK, one(3)) < 1e-12
     assert distance("tree_rejection", 3, FORK, one(3), certain=True) < 1e-12
 
@@ -93,19 +94,20 @@ def test_rows_of_a_batch_are_independent(policy: str, distance: Distance) -> Non
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_sliding_layer_sees_its_span_and_the_law_is_the_targets(policy: str, distance: Distance) -> None:
+def test_a_sliding_layer_sees_its_span_and_the_distribution_is_the_targets(policy: str, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3), span=2) < 1e-12
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_law_of_fractions_is_met_exactly(policy: str, certain: bool) -> None:
-    """Total variation 0: where laws are fractions, each decision's probability is one, and float64 says which."""
-    laws = table("p", 2), table("q", 2)
+def test_the_distribution_of_fractions_is_met_exactly(policy: str, certain: bool) -> None:
+    """Total variation 0: where distributions are fractions, each decision's probability is one, and float64 says
+    which."""
+    distributions = random_table("p", 2), random_table("q", 2)
     requests = one(3)
-    got = completions(lambda s: outputs(s, built(policy), laws, 2, chain(2), certain, requests, 1), exact=True)
+    got = completions(lambda s: outputs(s, built(policy), distributions, 2, chain(2), certain, requests, 1), exact=True)
     expected: dict[Outputs, Fraction] = {}
     for out in itertools.product(range(2), repeat=3):
-        steps = (laws[0]((*PROMPTS[0], *out[:i]))[token] for i, token in enumerate(out))
+        steps = (distributions[0]((*PROMPTS[0], *out[:i]))[token] for i, token in enumerate(out))
         expected[(out,)] = prod(map(Fraction, steps), start=Fraction(1))
     assert got == expected

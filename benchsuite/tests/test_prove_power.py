@@ -1,7 +1,7 @@
-"""Laws by samples where they cannot be enumerated, with the power that is claimed.
+"""Distributions by samples where they cannot be enumerated, with the power that is claimed.
 
 Each round emits up to three tokens; false alarm 1e-6 a policy; a mass of 0.01 that moves from the likelier
-half of the law to the other is found with probability 0.99 (``samples.power``).
+half of the distribution to the other is found with probability 0.99 (``samples.power``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from benchsuite.measure.fidelity import evenness
 from benchsuite.prove.enumerator import Shape
 from benchsuite.prove.samples import CHAIN, FALSE_ALARM, Rounds, power
-from benchsuite.prove.tiny import policy, registry
+from benchsuite.prove.tiny import policy_named, registry
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
@@ -34,7 +34,7 @@ WAYS = [
 ]
 
 
-def laws(dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor]:
+def _distributions(dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Logits of a target, falling as words do, and of a draft that is half right."""
     generator = torch.Generator().manual_seed(1)
     target = -torch.arange(1, VOCABULARY + 1).float().log() * 1.1
@@ -56,20 +56,24 @@ def test_a_shift_of_one_in_a_hundred_is_found_with_probability_0_99() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "shape"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way.parents[-1]))
 @pytest.mark.parametrize(("backend", "device"), BACKENDS)
-def test_emitted_tokens_have_the_targets_law(
+def test_emitted_tokens_have_the_targets_distribution(
     backend: str, device: str, name: str, shape: Shape, dtype: torch.dtype
 ) -> None:
-    rounds = Rounds(policy(name), registry().backend(backend), *laws(dtype, device), shape)
+    rounds = Rounds(policy_named(name), registry().backend(backend), *_distributions(dtype, device), shape)
     assert unevenness(rounds.bins(ROUNDS)) > FALSE_ALARM
 
 
 @pytest.mark.parametrize(("name", "shape"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way.parents[-1]))
 def test_a_planted_skew_of_one_in_a_hundred_is_found(name: str, shape: Shape) -> None:
     """The policy is given a target from which a mass of 0.01 has moved, and held against the true one."""
-    target, draft = laws(torch.float32)
-    law = target.softmax(dim=-1)
-    likelier = law.cumsum(0) <= 0.5
-    skewed = torch.where(likelier, law * (1 - SHIFT / law[likelier].sum()), law * (1 + SHIFT / law[~likelier].sum()))
-    assert float((skewed - law).abs().sum()) / 2 == pytest.approx(SHIFT, rel=1e-4)
-    rounds = Rounds(policy(name), registry().backend("reference"), skewed.log(), draft, shape)
-    assert unevenness(rounds.bins(ROUNDS, law)) < FALSE_ALARM
+    target, draft = _distributions(torch.float32)
+    distribution = target.softmax(dim=-1)
+    likelier = distribution.cumsum(0) <= 0.5
+    skewed = torch.where(
+        likelier,
+        distribution * (1 - SHIFT / distribution[likelier].sum()),
+        distribution * (1 + SHIFT / distribution[~likelier].sum()),
+    )
+    assert float((skewed - distribution).abs().sum()) / 2 == pytest.approx(SHIFT, rel=1e-4)
+    rounds = Rounds(policy_named(name), registry().backend("reference"), skewed.log(), draft, shape)
+    assert unevenness(rounds.bins(ROUNDS, distribution)) < FALSE_ALARM

@@ -1,4 +1,4 @@
-"""Exact laws on tiny vocabularies: every outcome of a round is enumerated, nothing is sampled."""
+"""Exact distributions on tiny vocabularies: every outcome of a round is enumerated, nothing is sampled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.enumerator import Laws, Shape, chain, context, distance, drawn, emitted_law, laws, leaves, rounds
-from benchsuite.prove.tiny import policy as policy_of
+from benchsuite.prove.enumerator import (
+    Distributions,
+    Shape,
+    chain,
+    context,
+    drawn_trees,
+    emitted_distribution,
+    leaves,
+    random_distributions,
+    round_distance,
+    rounds,
+)
+from benchsuite.prove.tiny import policy_named as policy_of
 from benchsuite.prove.tiny import registry
 from specdec import SamplingParams, Window
 from specdec_kernels.reference import Reference
@@ -25,13 +36,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ("vocabulary", "depth"), [(2, 1), (2, 4), (3, 1), (3, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", ["rejection", "block", "tree_rejection", "match"])
-def test_emitted_tokens_follow_the_targets_law(
+def test_emitted_tokens_follow_the_targets_distribution(
     name: str, vocabulary: int, depth: int, zeros: bool, certain: bool, seeds: range
 ) -> None:
     generator = np.random.default_rng(vocabulary * 10 + depth)
     for _ in range(3 * len(seeds)):
-        p, q = laws(generator, vocabulary, depth, zeros), laws(generator, vocabulary, depth, zeros)
-        assert distance(policy_of(name), p, q, chain(depth), certain) < 1e-12
+        p, q = (
+            random_distributions(generator, vocabulary, depth, zeros),
+            random_distributions(generator, vocabulary, depth, zeros),
+        )
+        assert round_distance(policy_of(name), p, q, chain(depth), certain) < 1e-12
 
 
 @pytest.mark.slow
@@ -44,10 +58,12 @@ def test_emitted_tokens_follow_the_targets_law(
         ("match", 3, 3),  # it draws at every node: deeper, only two tokens, above
     ],
 )
-def test_tokens_emitted_from_longer_chains_follow_the_targets_law(name: str, vocabulary: int, depth: int) -> None:
+def test_tokens_emitted_from_longer_chains_follow_the_targets_distribution(
+    name: str, vocabulary: int, depth: int
+) -> None:
     generator = np.random.default_rng(vocabulary * 10 + depth)
-    p, q = laws(generator, vocabulary, depth), laws(generator, vocabulary, depth)
-    assert distance(policy_of(name), p, q, chain(depth), certain=False) < 1e-12
+    p, q = random_distributions(generator, vocabulary, depth), random_distributions(generator, vocabulary, depth)
+    assert round_distance(policy_of(name), p, q, chain(depth), certain=False) < 1e-12
 
 
 TREES = [
@@ -62,38 +78,43 @@ TREES = [
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("shape", TREES, ids=lambda shape: "".join(map(str, shape.parents[1:])))
 @pytest.mark.parametrize("name", ["tree_rejection", "match"])
-def test_tokens_emitted_from_trees_follow_the_targets_law(name: str, shape: Shape, certain: bool, seeds: range) -> None:
+def test_tokens_emitted_from_trees_follow_the_targets_distribution(
+    name: str, shape: Shape, certain: bool, seeds: range
+) -> None:
     generator = np.random.default_rng(len(shape.parents))
     # `match` draws at every node: with three tokens, five nodes have 60,000 outcomes.
     vocabulary = 2 if name == "match" and len(shape.parents) > 4 else 3
     for _ in seeds:
-        p, q = laws(generator, vocabulary, shape.depth), laws(generator, vocabulary, shape.depth)
-        assert distance(policy_of(name), p, q, shape, certain) < 1e-12
+        p, q = (
+            random_distributions(generator, vocabulary, shape.depth),
+            random_distributions(generator, vocabulary, shape.depth),
+        )
+        assert round_distance(policy_of(name), p, q, shape, certain) < 1e-12
 
 
 def one_coin(p: list[float], q: list[float]) -> list[float]:
-    """The first token's law if two siblings shared one uniform, integrated over it: a bug that shipped."""
-    law = [0.0] * len(p)
-    for weight, (first, second), rows in drawn(TREES[0], {(): q}, certain=False):
+    """The first token's distribution if two siblings shared one uniform, integrated over it: a bug that shipped."""
+    distribution = [0.0] * len(p)
+    for weight, (first, second), rows in drawn_trees(TREES[0], {(): q}, certain=False):
         a = min(1.0, p[first] / rows[0][first])
         left = [max(0.0, x - y) for x, y in zip(p, rows[0], strict=True)]
         left = [x / sum(left) for x in left] if sum(left) else p
         b = min(1.0, left[second] / rows[1][second])
         rest = [max(0.0, x - y) for x, y in zip(left, rows[1], strict=True)]
-        law[first] += weight * a
-        law[second] += weight * max(0.0, b - a)
+        distribution[first] += weight * a
+        distribution[second] += weight * max(0.0, b - a)
         for token, mass in enumerate(rest):
-            law[token] += weight * (1 - max(a, b)) * (mass / sum(rest) if sum(rest) else left[token])
-    return law
+            distribution[token] += weight * (1 - max(a, b)) * (mass / sum(rest) if sum(rest) else left[token])
+    return distribution
 
 
 def test_siblings_that_share_a_coin_are_far_from_the_target_and_ours_are_not() -> None:
     generator = np.random.default_rng(7)
     far = []
     for _ in range(20):
-        p, q = laws(generator, 3, 1), laws(generator, 3, 1)
+        p, q = random_distributions(generator, 3, 1), random_distributions(generator, 3, 1)
         far.append(sum(abs(a - b) for a, b in zip(one_coin(p[()], q[()]), p[()], strict=True)) / 2)
-        assert distance(policy_of("tree_rejection"), p, q, TREES[0], certain=False) < 1e-12
+        assert round_distance(policy_of("tree_rejection"), p, q, TREES[0], certain=False) < 1e-12
     assert max(far) > 0.02, far
 
 
@@ -102,7 +123,7 @@ def test_block_verification_keeps_no_fewer_tokens_than_token_wise_in_expectation
     generator = np.random.default_rng(vocabulary * 100 + depth)
     gains = []
     for _ in range(4):
-        p, q = laws(generator, vocabulary, depth), laws(generator, vocabulary, depth)
+        p, q = random_distributions(generator, vocabulary, depth), random_distributions(generator, vocabulary, depth)
         block, token_wise = (
             sum(chance * (len(out) - 1) for chance, out in rounds(policy_of(name), p, q, chain(depth), certain=False))
             for name in ("block", "rejection")
@@ -121,10 +142,10 @@ def test_the_coins_of_block_verification_are_fresh_in_every_step() -> None:
             seen.append(set(key.flatten().tolist()))
             return super().accept(probability, key)
 
-    law = torch.full((1, 4, 3), 1 / 3)
-    window = Window.chain(torch.zeros(1).long(), torch.zeros(1, 3).long(), torch.tensor([3]), law[:, 1:])
+    distribution = torch.full((1, 4, 3), 1 / 3)
+    window = Window.chain(torch.zeros(1).long(), torch.zeros(1, 3).long(), torch.tensor([3]), distribution[:, 1:])
     for length in (1, 2, 3):
-        policy_of("block").accept(law.log(), window, replace(context(Spy()), length=torch.tensor([length])))
+        policy_of("block").accept(distribution.log(), window, replace(context(Spy()), length=torch.tensor([length])))
     assert not seen[0] & seen[1]
     assert not seen[0] & seen[2]
     assert not seen[1] & seen[2]
@@ -143,10 +164,10 @@ LOSSY = (
 @pytest.mark.parametrize("text", LOSSY)
 def test_a_lossy_policys_distance_from_the_target_is_what_enumeration_says(text: str) -> None:
     """Two tokens of three, K = 1: each distance printed, above 0, and the policy says lossy."""
-    p: Laws = {(): [0.5, 0.4, 0.1], **{(t,): [0.6, 0.3, 0.1] for t in range(3)}}
-    q: Laws = {(): [0.2, 0.7, 0.1]}
+    p: Distributions = {(): [0.5, 0.4, 0.1], **{(t,): [0.6, 0.3, 0.1] for t in range(3)}}
+    q: Distributions = {(): [0.2, 0.7, 0.1]}
     policy = policy_of(text)
-    far = distance(policy, p, q, chain(1), certain=True)
+    far = round_distance(policy, p, q, chain(1), certain=True)
     print(f"{text}: total variation {far:.4f}")
     assert policy.contract(SamplingParams(temperature=1.0)) == "lossy"
     assert far > 0.01
@@ -154,10 +175,10 @@ def test_a_lossy_policys_distance_from_the_target_is_what_enumeration_says(text:
 
 def test_a_threshold_that_keeps_too_much_is_as_far_off_as_the_draft_makes_it() -> None:
     """tau = 0.3 keeps tokens 0 and 1 as drawn from q and redraws the rest: first token (.25, .74, .01)."""
-    p: Laws = {(): [0.5, 0.4, 0.1], **{(t,): [1.0, 0.0, 0.0] for t in range(3)}}
-    q: Laws = {(): [0.2, 0.7, 0.1]}
-    law = emitted_law(policy_of("conf_threshold(tau=0.3)"), p, q, chain(1), certain=True)
-    first = [sum(w for tokens, w in law.items() if tokens[0] == t) for t in range(3)]
+    p: Distributions = {(): [0.5, 0.4, 0.1], **{(t,): [1.0, 0.0, 0.0] for t in range(3)}}
+    q: Distributions = {(): [0.2, 0.7, 0.1]}
+    distribution = emitted_distribution(policy_of("conf_threshold(tau=0.3)"), p, q, chain(1), certain=True)
+    first = [sum(w for tokens, w in distribution.items() if tokens[0] == t) for t in range(3)]
     assert first == pytest.approx([0.25, 0.74, 0.01], abs=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""The step's exact laws: one forward, one read, nothing copied, nothing grown; rows, kinds and counters."""
+"""The step's exact distributions: one forward, one read, nothing copied, nothing grown; rows, kinds and counters."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.measure.matrix import build
+from benchsuite.measure.matrix import build_matrix
 from benchsuite.prove.tiny import registry
 from benchsuite.tests.rig import QUICK, Run
 from specdec import Draft, Env, Registry, SpecdecError, hookimpl
@@ -84,7 +84,7 @@ def test_arms_are_named_one_by_one(pytester: pytest.Pytester) -> None:
         "--specdec-arm",
         "ngram, eagle(head=a/b.safetensors)/rejection, suffix/match/goodput/15",
     )
-    found = [(arm.draft, arm.policy, arm.controller, arm.k) for arm in build(config)]
+    found = [(arm.draft, arm.policy, arm.controller, arm.k) for arm in build_matrix(config)]
     assert found == [
         (None, "match", "fixed", 0),
         ("ngram", "match", "fixed", 4),
@@ -95,7 +95,7 @@ def test_arms_are_named_one_by_one(pytester: pytest.Pytester) -> None:
 
 def test_an_adapted_length_is_an_arm_of_its_own(pytester: pytest.Pytester) -> None:
     config = pytester.parseconfig("--specdec-draft", "ngram", "--specdec-workload", "chat", "--specdec-adaptive-k", "9")
-    found = {(arm.controller, arm.k) for arm in build(config) if arm.draft}
+    found = {(arm.controller, arm.k) for arm in build_matrix(config) if arm.draft}
     assert found == {("adaptive(maximum=9)", 4)}
 
 
@@ -113,4 +113,4 @@ def test_arms_that_contradict_themselves_are_refused(
     options: tuple[str, ...], message: str, pytester: pytest.Pytester
 ) -> None:
     with pytest.raises(SpecdecError, match=message):
-        build(pytester.parseconfig(*options))
+        build_matrix(pytester.parseconfig(*options))

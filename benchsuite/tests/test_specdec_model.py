@@ -50,7 +50,7 @@ def test_spans_and_limits_are_the_configs() -> None:
 
 
 def test_twins_share_weights_and_leave_the_target_alone() -> None:
-    target = ArenaModel(families.build("gemma2"), registry().backend())
+    target = ArenaModel(families.build_model("gemma2"), registry().backend())
     whole, part = target.twin(), target.twin(layers=1)
     pointers = {p.data_ptr() for p in target.model.parameters()}
     assert {p.data_ptr() for p in whole.parameters()} == pointers

@@ -1,4 +1,4 @@
-"""Processors are transformers', and the noise is a function of its key with the law it claims."""
+"""Processors are transformers', and the noise is a function of its key with the distribution it claims."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stacked(params: list[SamplingParams]) -> StackedParams:
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
     seed=st.integers(0, 1000),
 )
-def test_processors_give_the_law_of_transformers_warpers(
+def test_processors_give_the_distribution_of_transformers_warpers(
     temperature: float, top_k: int, top_p: float, seed: int
 ) -> None:
     logits = 3 * torch.randn(2, 3, 101, generator=torch.Generator().manual_seed(seed))
@@ -49,11 +49,11 @@ def test_processors_give_the_law_of_transformers_warpers(
     torch.testing.assert_close(ours, theirs)
 
 
-def test_a_greedy_row_has_the_one_hot_law_beside_sampled_rows() -> None:
+def test_a_greedy_row_has_the_one_hot_distribution_beside_sampled_rows() -> None:
     logits = torch.randn(2, 1, 50)
-    law = process(logits, stacked([SamplingParams(), SamplingParams(temperature=1.0)])).softmax(dim=-1)
-    assert law[0, 0, logits[0, 0].argmax()] == 1
-    torch.testing.assert_close(law[1], logits[1].softmax(dim=-1))
+    distribution = process(logits, stacked([SamplingParams(), SamplingParams(temperature=1.0)])).softmax(dim=-1)
+    assert distribution[0, 0, logits[0, 0].argmax()] == 1
+    torch.testing.assert_close(distribution[1], logits[1].softmax(dim=-1))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -88,14 +88,14 @@ def test_gumbel_max_draws_from_the_softmax(skew: float) -> None:
     With n draws a total variation of d moves the statistic by at least 4 n d^2 = 320, far past the
     threshold of 41.9 (7 degrees of freedom, 1e-6) beside a spread of about sqrt(4 * 320) = 36.
     """
-    law = torch.tensor([0.3, 0.25, 0.15, 0.1, 0.1, 0.05, 0.04, 0.01])
-    planted = law + skew * torch.tensor([1.0, -1.0, 0, 0, 0, 0, 0, 0])
+    distribution = torch.tensor([0.3, 0.25, 0.15, 0.1, 0.1, 0.05, 0.04, 0.01])
+    planted = distribution + skew * torch.tensor([1.0, -1.0, 0, 0, 0, 0, 0, 0])
     draws = 200_000
     row = stream(torch.tensor([5]), torch.tensor([0]))
     keys = key(row, torch.arange(draws)[None], Purpose.TARGET)
     tokens = (planted.log() + gumbel(keys, 8)).argmax(dim=-1).flatten()
     counts = torch.bincount(tokens, minlength=8).double()
-    statistic = float(((counts - draws * law) ** 2 / (draws * law)).sum())
+    statistic = float(((counts - draws * distribution) ** 2 / (draws * distribution)).sum())
     assert (statistic > 41.9) is (skew > 0), f"chi-square {statistic:.1f} over 7 degrees of freedom"
 
 

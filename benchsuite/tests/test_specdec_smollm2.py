@@ -26,13 +26,13 @@ def smollm2() -> tuple[Assembly, Judge, tuple[tuple[int, ...], ...]]:
     """The model, a judge over it, and every prompt of the six workloads."""
     loaded = catalog.load("smollm2-135m", torch.device("cpu"), torch.float32, rows=6, max_length=512)
     target = ArenaModel(loaded.model, registry().backend())
-    encoded = tuple(p for kind in workloads.KINDS for p in workloads.load(kind).encode(loaded.tokenizer))
+    encoded = tuple(p for kind in workloads.KINDS for p in workloads.load_workload(kind).encode(loaded.tokenizer))
     length = max(map(len, encoded)) + TOKENS
     build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=length)
     return build, Judge(target, max(encoded, key=len)), encoded
 
 
-def work(temperature: float = 0.0) -> list[Request]:
+def _work(temperature: float = 0.0) -> list[Request]:
     """A request for every prompt."""
     params = SamplingParams(temperature=temperature, max_new_tokens=TOKENS, eos=(2,))
     return [Request(i, prompt, params) for i, prompt in enumerate(smollm2()[2])]
@@ -42,14 +42,14 @@ def work(temperature: float = 0.0) -> list[Request]:
 def plain(temperature: float) -> tuple[EngineRunner, list[tuple[int, ...]]]:
     """Plain decoding of every prompt, in ragged batches, once for each temperature."""
     runner = EngineRunner(Arm(SETTING), smollm2()[0].engine(None))
-    return runner, runner.run(work(temperature)).tokens
+    return runner, runner.run(_work(temperature)).tokens
 
 
 def test_plain_equals_transformers_generate_on_every_prompt() -> None:
     build, judge, _ = smollm2()
     ours = EngineRunner(Arm(SETTING), build.engine(None, max_rows=1))
     theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, 4)
-    for request in work():
+    for request in _work():
         pair = build.plain(request), theirs.run([request]).tokens[0]
         for difference in judge.compare([request], request, ours, theirs, pair):
             print(difference)
@@ -61,7 +61,7 @@ def test_plain_equals_transformers_generate_on_every_prompt() -> None:
 def test_every_exact_row_equals_plain_on_every_prompt_in_a_ragged_batch(draft: str, temperature: float) -> None:
     build, judge, _ = smollm2()
     baseline, expected = plain(temperature)
-    assert_same(judge, baseline, EngineRunner(Arm(SETTING), build.engine(draft, k=4)), work(temperature), expected)
+    assert_same(judge, baseline, EngineRunner(Arm(SETTING), build.engine(draft, k=4)), _work(temperature), expected)
 
 
 def test_the_converted_model_speaks() -> None:
@@ -81,7 +81,7 @@ def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.
     most = 48 if len(seeds) > 1 else 8
     loaded = catalog.load("smollm2-135m", torch.device("cpu"), dtype, rows=6, max_length=512)
     target = ArenaModel(loaded.model, registry().backend())
-    encoded = [workloads.load(kind).encode(loaded.tokenizer)[0] for kind in workloads.KINDS]
+    encoded = [workloads.load_workload(kind).encode(loaded.tokenizer)[0] for kind in workloads.KINDS]
     build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=max(map(len, encoded)) + most)
     judge = Judge(target, max(encoded, key=len))
     plain = EngineRunner(Arm(SETTING), build.engine(None, max_rows=1))

@@ -26,8 +26,8 @@ def cpu_ops() -> Ops:
 @pytest.mark.parametrize("family", families.CONFIGS)
 @torch.inference_mode()
 def test_a_swapped_model_errs_no_more_than_the_unswapped(family: str, dtype: torch.dtype) -> None:
-    model = families.build(family, dtype=dtype)
-    truth = families.build(family).double()
+    model = families.build_model(family, dtype=dtype)
+    truth = families.build_model(family).double()
     truth.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
     expected = truth(IDS, use_cache=False).logits
     native = model(IDS, use_cache=False).logits
@@ -44,7 +44,7 @@ def test_a_swapped_model_errs_no_more_than_the_unswapped(family: str, dtype: tor
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_every_part_that_an_op_computes_is_found(family: str) -> None:
     """By counting calls: each layer's products, norms, rotary and gates, and the head."""
-    model, ops = families.build(family), cpu_ops()
+    model, ops = families.build_model(family), cpu_ops()
     layers = model.config.num_hidden_layers
     swap = Swap(model, ops)
     swap.put_in()
@@ -63,14 +63,14 @@ def test_every_part_that_an_op_computes_is_found(family: str) -> None:
 
 
 def test_with_the_reference_alone_nothing_is_swapped() -> None:
-    model, ops = families.build("llama"), registry().backend("reference")
+    model, ops = families.build_model("llama"), registry().backend("reference")
     swap = Swap(model, ops)
     swap.put_in()
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 def test_weights_are_laid_side_by_side_once_and_stay_the_models_own() -> None:
-    model = families.build("llama")
+    model = families.build_model("llama")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     parameters = {id(p) for p in model.parameters()}
     Swap(model, cpu_ops())
@@ -84,7 +84,7 @@ def test_weights_are_laid_side_by_side_once_and_stay_the_models_own() -> None:
 
 
 def test_a_twin_is_unswapped_and_its_target_stays_swapped() -> None:
-    target = ArenaModel(families.build("llama"), cpu_ops())
+    target = ArenaModel(families.build_model("llama"), cpu_ops())
     twin = target.twin()
     assert not any("forward" in module.__dict__ for module in twin.modules())
     assert any("forward" in module.__dict__ for module in target.model.modules())
@@ -94,8 +94,8 @@ def test_a_twin_is_unswapped_and_its_target_stays_swapped() -> None:
 @torch.inference_mode()
 def test_a_quantised_model_is_its_rounded_model_on_the_codes(bits: int) -> None:
     """The unswapped model holds the rounded weights in float, so it is the reference of the codes."""
-    rounded = families.build("llama")
-    target = ArenaModel(families.build("llama"), cpu_ops(), bits)
+    rounded = families.build_model("llama")
+    target = ArenaModel(families.build_model("llama"), cpu_ops(), bits)
     for name, parameter in rounded.named_parameters():
         if parameter.dim() == 2 and "embed" not in name:
             parameter.copy_(Quantised.of(parameter, bits).dequantise())
@@ -109,7 +109,7 @@ def test_a_quantised_model_is_its_rounded_model_on_the_codes(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", BITS.values())
 def test_quantised_weights_take_fewer_bytes(bits: int) -> None:
-    plain, target = (ArenaModel(families.build("llama"), cpu_ops(), b) for b in (None, bits))
+    plain, target = (ArenaModel(families.build_model("llama"), cpu_ops(), b) for b in (None, bits))
     products = sum(p.numel() for n, p in plain.model.named_parameters() if p.dim() == 2 and "embed" not in n)
     saved = plain.weight_bytes - target.weight_bytes
     assert products * (4 - bits / 8) * 0.8 < saved < products * (4 - bits / 8)
@@ -130,7 +130,7 @@ def test_codes_are_the_nearest_and_rounding_twice_changes_nothing(bits: int) -> 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bits", [None, *BITS.values()])
 def test_speculation_on_the_ops_is_plain_decoding(bits: int | None, temperature: float) -> None:
-    target = ArenaModel(families.build("llama"), cpu_ops(), bits)
+    target = ArenaModel(families.build_model("llama"), cpu_ops(), bits)
     build = Assembly(registry(), target, catalog.byte_tokenizer(), max_rows=2, max_length=192)
     params = SamplingParams(temperature=temperature, max_new_tokens=30)
     work = [Request(i, prompt, params) for i, prompt in enumerate(prompts(3))]

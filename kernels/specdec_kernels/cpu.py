@@ -61,15 +61,15 @@ def levels() -> tuple[str, ...]:
     return tuple(name for name, needed in LEVELS.items() if all(found.get(feature) for feature in needed))
 
 
-def compiler() -> str | None:
+def cpu_compiler() -> str | None:
     """CXX, else the first of c++, g++ and clang++ that is on the path."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     return next((found for found in map(shutil.which, names) if found), None)
 
 
-def compiled(level: str) -> ctypes.CDLL:
+def load_cpu_library(level: str) -> ctypes.CDLL:
     """The kernels of one level, compiled if the cache lacks them. Raises BuildError."""
-    found = compiler()
+    found = cpu_compiler()
     if found is None:
         raise build.BuildError("no C++ compiler: looked for CXX, c++, g++ and clang++; install one or set CXX")
     flags = [f"-m{name}" for name in LEVELS[level].values()]
@@ -155,7 +155,7 @@ class Cpu(Reference):
         self._missing = build.forbidden()
         if self._missing is None:
             try:
-                self._lib = compiled(self.level)
+                self._lib = load_cpu_library(self.level)
                 self._linear = self._lib.specdec_linear
             except build.BuildError as error:
                 self._missing = str(error)
@@ -401,17 +401,17 @@ class Cpu(Reference):
         return Verdict(path, accepted, following)
 
     def rejection_sample(
-        self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
         """Ratio tests, residual and draw of all rows in one call."""
-        rows, slots, vocabulary = law.shape
-        given = (law, window.tokens, window.width, accept_key, residual_key, bonus_key)
-        law, tokens, width, *keys = (t.contiguous() for t in given)
+        rows, slots, vocabulary = distribution.shape
+        given = (distribution, window.tokens, window.width, accept_key, residual_key, bonus_key)
+        distribution, tokens, width, *keys = (t.contiguous() for t in given)
         q = None if window.q is None else window.q.contiguous()
         path = torch.empty((rows, slots), dtype=torch.int64)
         accepted, following = (torch.empty(rows, dtype=torch.int64) for _ in range(2))
         self._lib.specdec_rejection_sample(
-            law.data_ptr(),
+            distribution.data_ptr(),
             None if q is None else q.data_ptr(),
             tokens.data_ptr(),
             width.data_ptr(),
@@ -458,7 +458,7 @@ _FITS: dict[str, Callable[..., bool]] = {
     "decoder_layer": lambda x: x.dtype in _WIDE and x.numel() <= MOST_ROWS * x.shape[-1],
     "sample": lambda logits: logits.dtype == torch.float32,
     "verify_prefix": lambda choices: True,
-    "rejection_sample": lambda law: law.dtype == torch.float32,
+    "rejection_sample": lambda distribution: distribution.dtype == torch.float32,
 }
 """What each op asks of the tensors that decide, once they are on the CPU."""
 

@@ -55,16 +55,16 @@ def architectures() -> tuple[int, ...]:
     return tuple(sorted(major * 10 + minor for major, minor in found))
 
 
-def compiler() -> str | None:
+def cuda_compiler() -> str | None:
     """nvcc of CUDA_HOME, else the one on the path."""
     home = os.environ.get("CUDA_HOME")
     found = shutil.which("nvcc", path=Path(home, "bin")) if home else None
     return found or shutil.which("nvcc")
 
 
-def compiled() -> ctypes.CDLL:
+def load_cuda_library() -> ctypes.CDLL:
     """The kernels, compiled if the cache lacks them. Needs nvcc and no GPU. Raises BuildError."""
-    found = compiler()
+    found = cuda_compiler()
     if found is None:
         raise build.BuildError("no CUDA compiler: looked for nvcc in CUDA_HOME and on the path; install it")
     targets = (f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures())
@@ -178,21 +178,21 @@ class Cuda(Reference):
         return verdict
 
     def rejection_sample(
-        self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
         """The tests, the residual and the draw in one launch; a q that is not float32 goes the reference's way."""
         if window.q is not None and window.q.dtype != torch.float32:
-            return super().rejection_sample(law, window, accept_key, residual_key, bonus_key)
-        rows, slots, size = law.shape
-        law, q = _dense(law), None if window.q is None else _dense(window.q)
-        strides = (*law.stride()[:2], *((0, 0) if q is None else q.stride()[:2]))
+            return super().rejection_sample(distribution, window, accept_key, residual_key, bonus_key)
+        rows, slots, size = distribution.shape
+        distribution, q = _dense(distribution), None if window.q is None else _dense(window.q)
+        strides = (*distribution.stride()[:2], *((0, 0) if q is None else q.stride()[:2]))
         keys = (key.contiguous() for key in (accept_key, residual_key, bonus_key))
-        verdict = _verdict(rows, slots, law.device)
-        parts = _parts(rows, size, law.device)
+        verdict = _verdict(rows, slots, distribution.device)
+        parts = _parts(rows, size, distribution.device)
         self._launch(
             "rejection_sample",
-            law.device,
-            law,
+            distribution.device,
+            distribution,
             q,
             (_LONG * 4)(*strides),
             window.tokens.contiguous(),
@@ -201,7 +201,7 @@ class Cuda(Reference):
             verdict.path,
             verdict.num_accepted,
             verdict.next,
-            self._meetings(rows, parts, law.device),
+            self._meetings(rows, parts, distribution.device),
             rows,
             slots,
             size,
@@ -297,7 +297,7 @@ class Cuda(Reference):
 
     @cached_property
     def _kernels(self) -> ctypes.CDLL:
-        return compiled()
+        return load_cuda_library()
 
     def _words(self, code: int) -> str:
         words: bytes = self._kernels.specdec_error(code)

@@ -64,32 +64,32 @@ class Reference(Backend):
         return Verdict(path, num_accepted, choices.gather(1, last)[:, 0])
 
     def rejection_sample(
-        self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
         """Accept x with probability min(1, p(x)/q(x)); at the first rejection draw from norm(max(p - q, 0)).
 
         After full acceptance the bonus token is drawn from p. Leviathan et al. 2211.17192, algorithm 1;
-        Chen et al. 2302.01318. ``law`` is p [B, W, V]; ``window`` must be a chain; ``q=None`` means
+        Chen et al. 2302.01318. ``distribution`` is p [B, W, V]; ``window`` must be a chain; ``q=None`` means
         one-hot rows, whose residual is p without the proposal.
         """
         proposals = window.tokens[:, 1:]
-        slots = torch.arange(proposals.shape[1] + 1, device=law.device)
-        p = law[:, :-1].gather(2, proposals[:, :, None])[:, :, 0]
+        slots = torch.arange(proposals.shape[1] + 1, device=distribution.device)
+        p = distribution[:, :-1].gather(2, proposals[:, :, None])[:, :, 0]
         q = torch.ones_like(p) if window.q is None else window.q.gather(2, proposals[:, :, None])[:, :, 0]
         # A proposal that its own q calls impossible proves q wrong; nothing can be kept of it.
         ratio = torch.where(q > 0, p / q, 0.0)
         kept = self.accept(ratio, accept_key[:, :-1]) & (slots[1:] < window.width[:, None])
         num_accepted = kept.long().cumprod(dim=1).sum(dim=1)
-        at = law.gather(1, num_accepted[:, None, None].expand(-1, 1, law.shape[2]))[:, 0]
+        at = distribution.gather(1, num_accepted[:, None, None].expand(-1, 1, distribution.shape[2]))[:, 0]
         rejected = num_accepted < window.width - 1
         if proposals.shape[1]:
             column = num_accepted.clamp(max=proposals.shape[1] - 1)[:, None]
             if window.q is None:
                 taken = torch.zeros_like(at).scatter(1, proposals.gather(1, column), 1.0)
             else:
-                taken = window.q.gather(1, column[:, :, None].expand(-1, 1, law.shape[2]))[:, 0].to(at.dtype)
+                taken = window.q.gather(1, column[:, :, None].expand(-1, 1, distribution.shape[2]))[:, 0].to(at.dtype)
             residual = (at - taken).clamp(min=0)
-            # p == q up to rounding leaves no residual; then p itself is the law.
+            # p == q up to rounding leaves no residual; then p itself is the distribution.
             usable = rejected & (residual.sum(dim=1) > 0)
             at = torch.where(usable[:, None], residual, at)
         next_key = torch.where(rejected[:, None], residual_key, bonus_key).gather(1, num_accepted[:, None])

@@ -151,19 +151,19 @@ class Triton(Reference):
         return verdict
 
     def rejection_sample(
-        self, law: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
         """Leviathan et al. 2211.17192, algorithm 1, draws included: one launch, a program per row."""
         from specdec_kernels.triton_verify import rejection_sample
 
-        rows, size, vocabulary = law.shape
-        verdict = _verdict(rows, size, law)
+        rows, size, vocabulary = distribution.shape
+        verdict = _verdict(rows, size, distribution)
         # Without proposals q has no row to point at.
         q = window.q if size > 1 else None
-        with torch.cuda.device_of(law):
+        with torch.cuda.device_of(distribution):
             rejection_sample[(rows,)](
-                law,
-                law if q is None else q,
+                distribution,
+                distribution if q is None else q,
                 window.tokens,
                 window.width,
                 accept_key,
@@ -174,8 +174,8 @@ class Triton(Reference):
                 verdict.next,
                 size,
                 vocabulary,
-                law.stride(),
-                (law if q is None else q).stride(),
+                distribution.stride(),
+                (distribution if q is None else q).stride(),
                 window.tokens.stride(),
                 window.width.stride(),
                 accept_key.stride(),

@@ -159,7 +159,7 @@ def verify_prefix(
 
 @jit
 def rejection_sample(
-    law: T,
+    distribution: T,
     q: T,
     tokens: T,
     widths: T,
@@ -171,7 +171,7 @@ def rejection_sample(
     following: T,
     size: T,
     vocabulary: T,
-    law_strides: S,
+    distribution_strides: S,
     q_strides: S,
     token_strides: S,
     width_strides: S,
@@ -184,20 +184,22 @@ def rejection_sample(
 ) -> None:
     """Keep x with probability min(1, p(x)/q(x)); at the first rejection draw from norm(max(p - q, 0)), else from p.
 
-    Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318. A program per row: law is p float32
+    Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318. A program per row: distribution is p float32
     [B, W, V], q [B, W - 1, V] (CERTAIN: one-hot proposals, q is not looked at), tokens and keys int64 [B, W].
     """
     row = tl.program_id(0).to(tl.int64)
-    law += row * law_strides[0]
+    distribution += row * distribution_strides[0]
     q += row * q_strides[0]
     tokens += row * token_strides[0]
     width = tl.load(widths + row * width_strides[0])
-    # Lane i judges proposal i, the token of slot i + 1, under the law after slot i.
+    # Lane i judges proposal i, the token of slot i + 1, under the distribution after slot i.
     slots = tl.arange(0, SLOTS)
     proposed = slots + 1 < size
     token = tl.load(tokens + (slots + 1) * token_strides[1], mask=proposed, other=0)
     at = slots.to(tl.int64)
-    ratio = tl.load(law + at * law_strides[1] + token * law_strides[2], mask=proposed, other=0.0)
+    ratio = tl.load(
+        distribution + at * distribution_strides[1] + token * distribution_strides[2], mask=proposed, other=0.0
+    )
     if not CERTAIN:
         asked = tl.load(q + at * q_strides[1] + token * q_strides[2], mask=proposed, other=0.0).to(tl.float32)
         possible = asked > 0
@@ -210,17 +212,17 @@ def rejection_sample(
     spare = row * bonus_strides[0] + count * bonus_strides[1]
     other = row * residual_strides[0] + count * residual_strides[1]
     key = _key(tl.where(rejected, residual_key + other, bonus_key + spare))
-    law += count.to(tl.int64) * law_strides[1]
+    distribution += count.to(tl.int64) * distribution_strides[1]
     q += count.to(tl.int64) * q_strides[1]
     # The residual and p are drawn from together, by the same noise: only at the end is it known whether the
-    # residual is empty, which is when p == q up to rounding, and then p is the law.
+    # residual is empty, which is when p == q up to rounding, and then p is the distribution.
     bound = tl.where(rejected, vocabulary, 0)
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     left, winner, left_winner = best, tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocabulary, BLOCK):
         ids = start + lanes
-        p = tl.load(law + ids.to(tl.int64) * law_strides[2], mask=ids < vocabulary, other=0.0)
+        p = tl.load(distribution + ids.to(tl.int64) * distribution_strides[2], mask=ids < vocabulary, other=0.0)
         if CERTAIN:
             taken = tl.where(ids == refused, 1.0, 0.0)
         else:

@@ -9,7 +9,7 @@ from specdec import Context, Window
 
 
 class Chain:
-    """Proposals, and the laws they were drawn from where a policy needs those.
+    """Proposals, and the distributions they were drawn from where a policy needs those.
 
     ``vocabulary`` is the target's V. Logits may be over fewer tokens: ``ids`` int64 [D] says which (None: all).
     """
@@ -17,7 +17,7 @@ class Chain:
     def __init__(self, context: Context, vocabulary: int, ids: Tensor | None = None) -> None:
         self._context, self._vocabulary, self._ids = context, vocabulary, ids
         self._tokens: list[Tensor] = []
-        self._laws: list[Tensor] = []
+        self._distributions: list[Tensor] = []
 
     def propose(self, logits: Tensor) -> Tensor:
         """The next proposal of every row, int64 [B, 1], from float32 logits [B, 1, D]."""
@@ -31,19 +31,21 @@ class Chain:
             position = context.length[:, None] + len(self._tokens)
             token = context.propose_token(self._widened(processed, float("-inf")), position)
             if not context.coupled:
-                self._laws.append(self._widened(processed.softmax(dim=-1), 0.0))
+                self._distributions.append(self._widened(processed.softmax(dim=-1), 0.0))
         self._tokens.append(token)
         return token
 
     def window(self) -> Window:
         """The chain's window, no row's longer than its room."""
-        laws = torch.cat(self._laws, dim=1) if self._laws else None
+        distributions = torch.cat(self._distributions, dim=1) if self._distributions else None
         proposed = self._context.max_proposals.clamp(max=len(self._tokens))
-        return Window.chain(self._context.pending, torch.cat(self._tokens, dim=1), proposed, laws)
+        return Window.chain(self._context.pending, torch.cat(self._tokens, dim=1), proposed, distributions)
 
-    def _widened(self, law: Tensor, fill: float) -> Tensor:
+    def _widened(self, distribution: Tensor, fill: float) -> Tensor:
         """[B, 1, D] as [B, 1, V], ``fill`` where no token of the smaller vocabulary is."""
         if self._ids is None:
-            return law
-        whole = torch.full((*law.shape[:-1], self._vocabulary), fill, dtype=law.dtype, device=law.device)
-        return whole.index_copy_(-1, self._ids, law)
+            return distribution
+        whole = torch.full(
+            (*distribution.shape[:-1], self._vocabulary), fill, dtype=distribution.dtype, device=distribution.device
+        )
+        return whole.index_copy_(-1, self._ids, distribution)

@@ -42,22 +42,26 @@ class Growth:
     ``score`` are [B, N], ``frontier`` [B, F] the nodes to be expanded next.
     """
 
-    def __init__(self, law: Tensor, ids: Tensor | None, beam: int, widths: Sequence[int] = ()) -> None:
+    def __init__(self, distribution: Tensor, ids: Tensor | None, beam: int, widths: Sequence[int] = ()) -> None:
         self._ids, self._beam, self._widths = ids, beam, deque(widths)
-        rows = law.shape[0]
-        none = torch.zeros(rows, 0, dtype=torch.int64, device=law.device)
-        self.tokens, self.parents, self.score = none, none, none.to(law.dtype)
+        rows = distribution.shape[0]
+        none = torch.zeros(rows, 0, dtype=torch.int64, device=distribution.device)
+        self.tokens, self.parents, self.score = none, none, none.to(distribution.dtype)
         self.frontier = none[:, :1]
-        self._add(law[:, None], torch.full((rows, 1), -1, device=law.device), law.new_zeros(rows, 1))
+        self._add(
+            distribution[:, None],
+            torch.full((rows, 1), -1, device=distribution.device),
+            distribution.new_zeros(rows, 1),
+        )
 
-    def expand(self, law: Tensor) -> None:
+    def expand(self, distribution: Tensor) -> None:
         """One depth more: log-probabilities [B, F, D] after each node of the frontier."""
-        self._add(law, self.frontier, self.score.gather(1, self.frontier))
+        self._add(distribution, self.frontier, self.score.gather(1, self.frontier))
 
-    def _add(self, law: Tensor, parents: Tensor, score: Tensor) -> None:
-        children = min(self._widths.popleft() if self._widths else self._beam, law.shape[-1])
-        expanded = min(self._beam, law.shape[1] * children)
-        top = law.topk(children, dim=-1)
+    def _add(self, distribution: Tensor, parents: Tensor, score: Tensor) -> None:
+        children = min(self._widths.popleft() if self._widths else self._beam, distribution.shape[-1])
+        expanded = min(self._beam, distribution.shape[1] * children)
+        top = distribution.topk(children, dim=-1)
         found = top.indices if self._ids is None else self._ids[top.indices]
         first = self.tokens.shape[1]
         scores = (score[:, :, None] + top.values - STEP).flatten(1)

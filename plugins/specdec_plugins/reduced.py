@@ -13,8 +13,8 @@ from specdec_plugins.growth import wanted
 class Reduced:
     """D of the target's V tokens (FR-Spec, Zhao et al. 2502.14856): what a small head can afford to choose from.
 
-    ``ids`` int64 [D]. A token outside is never proposed, which costs acceptance and nothing else: as a law over V
-    it has probability 0.
+    ``ids`` int64 [D]. A token outside is never proposed, which costs acceptance and nothing else: as a distribution
+    over V it has probability 0.
     """
 
     def __init__(self, env: Env, ids: Tensor) -> None:
@@ -31,6 +31,6 @@ class Reduced:
         """float32 [..., D] of estimated hidden states [..., H]."""
         return self._ops.linear(state, self._rows, None).float()
 
-    def law(self, context: Context, state: Tensor, depth: int | Tensor) -> Tensor:
+    def distribution(self, context: Context, state: Tensor, depth: int | Tensor) -> Tensor:
         """``growth.wanted`` [B, W, D] of tokens after estimated states [B, W, H]."""
         return wanted(context, self.logits(state), depth, self.ids)

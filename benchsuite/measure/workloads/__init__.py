@@ -40,7 +40,7 @@ class Workload:
         return [tuple(chat_ids(tokenizer, prompt)) for prompt in self.prompts]
 
 
-def load(name: str) -> Workload:
+def load_workload(name: str) -> Workload:
     """A built-in kind by name, or a ``.jsonl`` file of lines {"question_id", "category", "turns"}.
 
     Of a question with several turns the first is used. Raises SpecdecError for an unknown name, or for

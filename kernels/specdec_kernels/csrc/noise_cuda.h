@@ -73,7 +73,7 @@ struct Best {
         take(other_rank, logit > -INFINITY ? rounded_sum(logit, gumbel(key, id)) : logit, id);
     }
 
-    // A token of a law p of which `taken` is used up. Where anything is left of any token the draw is from what is
+    // A token of a distribution p of which `taken` is used up. Where anything is left of any token the draw is from what is
     // left, else from p: the rank lets both contests run in one pass, each token in the one that it can still win.
     BOTH void draw_left(float p, float taken, uint64_t key, int64_t id) {
         const float left = p - taken;

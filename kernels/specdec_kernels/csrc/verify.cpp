@@ -55,19 +55,19 @@ Best argmax(const float* logit, long from, long to) {
     return best;
 }
 
-// The winner of logit + noise over [from, to). `Law` gives one logit, or the reach of LANES tokens.
-template <class Law>
-Best draw(const Law& law, uint64_t key, long from, long to) {
+// The winner of logit + noise over [from, to). `Distribution` gives one logit, or the reach of LANES tokens.
+template <class Distribution>
+Best draw(const Distribution& distribution, uint64_t key, long from, long to) {
     Best best;
     long i = from;
     for (; i + LANES <= to; i += LANES) {
         if (best.id >= 0) {
-            const vec reach = law.reach(i, best.score) * SLACK;
+            const vec reach = distribution.reach(i, best.score) * SLACK;
             if (!any(reach > LEAST / 2) || !any(hashed(key, i) < reach)) continue;
         }
-        for (int j = 0; j < LANES; j++) best.offer(law.logit(i + j) + noise(key, i + j), i + j);
+        for (int j = 0; j < LANES; j++) best.offer(distribution.logit(i + j) + noise(key, i + j), i + j);
     }
-    for (; i < to; i++) best.offer(law.logit(i) + noise(key, i), i);
+    for (; i < to; i++) best.offer(distribution.logit(i) + noise(key, i), i);
     return best;
 }
 
@@ -77,7 +77,7 @@ struct Given {
     vec reach(long i, float best) const { return exp(load(logits + i) - best); }
 };
 
-// p, or max(p - q, 0) after a rejection, as a law to draw from; without q the proposal `taken` has all of its mass.
+// p, or max(p - q, 0) after a rejection, as a distribution to draw from; without q the proposal `taken` has all of its mass.
 struct Residual {
     const float *p, *q;
     long taken;
@@ -136,15 +136,15 @@ extern "C" void specdec_verify_prefix(
     }
 }
 
-// Leviathan et al. 2211.17192, algorithm 1, over a chain. law [B, W, V]; q [B, W - 1, V] or null for one-hot rows;
+// Leviathan et al. 2211.17192, algorithm 1, over a chain. distribution [B, W, V]; q [B, W - 1, V] or null for one-hot rows;
 // keys [B, W]. All contiguous.
 extern "C" void specdec_rejection_sample(
-    const float* law, const float* q, const int64_t* tokens, const int64_t* width, const int64_t* accept_key,
+    const float* distribution, const float* q, const int64_t* tokens, const int64_t* width, const int64_t* accept_key,
     const int64_t* residual_key, const int64_t* bonus_key, int64_t* path, int64_t* accepted, int64_t* next, long batch,
     long slots, long vocabulary, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (batch > 1)
     for (long b = 0; b < batch; b++) {
-        const float* p = law + b * slots * vocabulary;
+        const float* p = distribution + b * slots * vocabulary;
         const float* q_row = q ? q + b * (slots - 1) * vocabulary : nullptr;
         long kept = 0;
         for (; kept < std::min<long>(width[b], slots) - 1; kept++) {
@@ -159,7 +159,7 @@ extern "C" void specdec_rejection_sample(
         if (rejected) {
             if (q_row) residual.q = q_row + kept * vocabulary;
             else residual.taken = tokens[b * slots + kept + 1];
-            // p == q up to rounding leaves no residual; then p itself is the law.
+            // p == q up to rounding leaves no residual; then p itself is the distribution.
             if (residual.empty(vocabulary)) residual = Residual{at, nullptr, -1};
         }
         const uint64_t key = (rejected ? residual_key : bonus_key)[b * slots + kept];

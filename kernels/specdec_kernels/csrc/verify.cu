@@ -83,7 +83,7 @@ __global__ void verify_rows(
         next + b);
 }
 
-struct Laws {  // [B, W, V] with any strides but the last
+struct Distributions {  // [B, W, V] with any strides but the last
     const float* data;
     int64_t row, slot;
     __device__ const float* at(int64_t b, int64_t w) const { return data + b * row + w * slot; }
@@ -91,7 +91,7 @@ struct Laws {  // [B, W, V] with any strides but the last
 
 // Every part repeats the W - 1 tests of its row: cheaper than a second launch.
 __global__ void __launch_bounds__(THREADS) rejection_rows(
-    Laws law, Laws q, const int64_t* __restrict__ tokens, const int64_t* __restrict__ width,
+    Distributions distribution, Distributions q, const int64_t* __restrict__ tokens, const int64_t* __restrict__ width,
     const int64_t* __restrict__ accept_key, const int64_t* __restrict__ residual_key,
     const int64_t* __restrict__ bonus_key, int64_t* path, int64_t* accepted, int64_t* next, Meeting* meetings,
     int slots, int64_t vocabulary) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(THREADS) rejection_rows(
         bool kept = i + 1 < width[b];
         if (kept) {
             const int64_t token = tokens[first + i + 1];
-            kept = keeps(law.at(b, i)[token], q.data ? q.at(b, i)[token] : 1.0f, accept_key[first + i]);
+            kept = keeps(distribution.at(b, i)[token], q.data ? q.at(b, i)[token] : 1.0f, accept_key[first + i]);
         }
         if (!kept) atomicMin(&refused, i);
     }
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(THREADS) rejection_rows(
 
     const bool rejected = count < width[b] - 1;
     const uint64_t key = (rejected ? residual_key : bonus_key)[first + count];
-    const float* p = law.at(b, count);
+    const float* p = distribution.at(b, count);
     const Part part(vocabulary);
     Best best;
     if (!rejected || slots == 1) {
@@ -175,14 +175,14 @@ extern "C" int specdec_verify_prefix(
     return cudaGetLastError();
 }
 
-// law [B, W, V]; q [B, W - 1, V], or null for one-hot rows; strides (row, slot) of law, then of q; the rest contiguous.
+// distribution [B, W, V]; q [B, W - 1, V], or null for one-hot rows; strides (row, slot) of distribution, then of q; the rest contiguous.
 extern "C" int specdec_rejection_sample(
-    const float* law, const float* q, const int64_t* strides, const int64_t* tokens, const int64_t* width,
+    const float* distribution, const float* q, const int64_t* strides, const int64_t* tokens, const int64_t* width,
     const int64_t* accept_key, const int64_t* residual_key, const int64_t* bonus_key, int64_t* path, int64_t* accepted,
     int64_t* next, void* meetings, int64_t batch, int slots, int64_t vocabulary, int parts, cudaStream_t stream) {
     if (!batch) return 0;
     rejection_rows<<<dim3(batch, parts), THREADS, 0, stream>>>(
-        Laws{law, strides[0], strides[1]}, Laws{q, strides[2], strides[3]}, tokens, width, accept_key, residual_key,
+        Distributions{distribution, strides[0], strides[1]}, Distributions{q, strides[2], strides[3]}, tokens, width, accept_key, residual_key,
         bonus_key, path, accepted, next, (Meeting*)meetings, slots, vocabulary);
     return cudaGetLastError();
 }

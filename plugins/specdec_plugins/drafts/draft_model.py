@@ -26,7 +26,7 @@ class DraftModel(Draft):
     own first ``layers`` layers with its norm and head draft, sharing its weights (early exit; untrained,
     so expect little). Vocabularies padded to different sizes are fine; a different tokenizer is refused.
 
-    A sampled proposal comes from the draft's processed law q, which is handed to policies that use it.
+    A sampled proposal comes from the draft's processed distribution q, which is handed to policies that use it.
 
     Source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
     """
@@ -146,7 +146,7 @@ class DraftModel(Draft):
         window = Window.chain(tokens[:, 0], tokens[:, 1:], width)
         return self._model.forward(self._arena, self._known(window), rows, longest)
 
-    def _law(self, context: Context, logits: Tensor, depth: int) -> Tensor:
+    def _distribution(self, context: Context, logits: Tensor, depth: int) -> Tensor:
         return wanted(context, self._over_target(logits), depth)
 
     def _known(self, window: Window) -> Window:

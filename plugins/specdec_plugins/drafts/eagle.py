@@ -100,13 +100,13 @@ class Eagle(Draft):
         return self._proposed
 
     def _tree(self, context: Context, state: Tensor, rows: slice, k: int) -> Window:
-        growth = Growth(self._reduced.law(context, state[:, None], 0)[:, 0], self._reduced.ids, self._beam)
+        growth = Growth(self._reduced.distribution(context, state[:, None], 0)[:, 0], self._reduced.ids, self._beam)
         forest, states = Forest(), state[:, None].expand(-1, self._beam, -1)
         before = states
         for depth in range(1, self._asked):
             window = forest.window(growth)
             after = self._forward(window, before, rows, self._longest)
-            growth.expand(self._reduced.law(context, after[:, -self._beam :], depth))
+            growth.expand(self._reduced.distribution(context, after[:, -self._beam :], depth))
             # The hidden states that the next frontier continues are those of its parents.
             parents = growth.parents.gather(1, growth.frontier)
             assert forest.nodes is not None

@@ -76,7 +76,7 @@ class Medusa(Draft):
                 f"medusa was given num_heads={num_heads}, beam={beam}, least={least}; expected num_heads and beam "
                 "1 or more, least from 0 to below 1"
             )
-        SamplingParams(temperature=temperature or -1.0, top_p=top_p)  # refuses what no law may be warped by
+        SamplingParams(temperature=temperature or -1.0, top_p=top_p)  # refuses what no distribution may be warped by
         self._ops, self._embed = env.ops, env.target.model.get_input_embeddings()
         self._temperature, self._top_p, self._beam, self._least = temperature, top_p, beam, least
         self.branches = beam > 1
@@ -118,10 +118,10 @@ class Medusa(Draft):
         else:
             states = self._untrained(hidden)
         if self.branches:
-            law = self._reduced.law(context, states[:, :k], torch.arange(k, device=states.device))
-            growth = Growth(law[:, 0], self._reduced.ids, self._beam)
+            distribution = self._reduced.distribution(context, states[:, :k], torch.arange(k, device=states.device))
+            growth = Growth(distribution[:, 0], self._reduced.ids, self._beam)
             for depth in range(1, k):
-                growth.expand(law[:, depth : depth + 1].expand(-1, self._beam, -1))
+                growth.expand(distribution[:, depth : depth + 1].expand(-1, self._beam, -1))
             return growth.window(context, most, self._least)
         chain = Chain(context, self._reduced.vocabulary, self._reduced.ids)
         logits = self._warped(self._reduced.logits(states[:, :k]))
@@ -133,8 +133,8 @@ class Medusa(Draft):
         logits = logits / self._temperature
         if self._top_p < 1:
             ordered, order = logits.sort(dim=-1, descending=True)
-            law = ordered.softmax(dim=-1)
-            beyond = law.cumsum(dim=-1) - law >= self._top_p
+            distribution = ordered.softmax(dim=-1)
+            beyond = distribution.cumsum(dim=-1) - distribution >= self._top_p
             logits = logits.scatter(-1, order, ordered.masked_fill(beyond, float("-inf")))
         return logits
 

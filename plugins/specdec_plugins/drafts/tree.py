@@ -60,10 +60,10 @@ class Tree(DraftModel):
         logits = self._catch_up(context, rows, longest)
         most = int(context.max_proposals_host.max())
         self._asked = min(self._depth, most)
-        growth, forest = Growth(self._law(context, logits, 0)[:, 0], None, self._beam, self._widths), Forest()
+        growth, forest = Growth(self._distribution(context, logits, 0)[:, 0], None, self._beam, self._widths), Forest()
         for depth in range(1, self._asked):
             logits, _ = self._model.forward(self._arena, self._known(forest.window(growth)), rows, longest)
-            growth.expand(self._law(context, logits[:, -growth.frontier.shape[1] :], depth))
+            growth.expand(self._distribution(context, logits[:, -growth.frontier.shape[1] :], depth))
         return growth.window(context, most, self._least)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:

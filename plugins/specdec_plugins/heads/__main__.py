@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def main(arguments: list[str] | None = None) -> None:
+def _main(arguments: list[str] | None = None) -> None:
     """Run one verb."""
     given = parser().parse_args(arguments)
     try:
@@ -63,14 +63,14 @@ def main(arguments: list[str] | None = None) -> None:
         loaded = catalog.load(given.target, device, torch.bfloat16 if given.verb == "write" else torch.float32)
         if given.verb == "write":
             target = ArenaModel(loaded.model, Registry().backend("auto"))
-            corpus.write(given.corpus, target, loaded.tokenizer, given.shards, given.rows, given.length)
+            corpus.write_corpus(given.corpus, target, loaded.tokenizer, given.shards, given.rows, given.length)
         else:
-            train(given, loaded)
+            _train(given, loaded)
     except SpecdecError as error:
         sys.exit(f"error: {error}")
 
 
-def train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
+def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
     """Train one kind of head; writes its file and beside it a log that says how it was made."""
     model = loaded.model.requires_grad_(False)
     text = corpus.Corpus.read(given.corpus)
@@ -81,7 +81,7 @@ def train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
         head, _ = load(given.begin, ArenaModel(model, Registry().backend("reference")))
         head.requires_grad_(True)
     elif given.kind == "eagle":
-        head = start.eagle(model, text.tokens[:4].to(model.device), given.seed)
+        head = start.eagle_start(model, text.tokens[:4].to(model.device), given.seed)
     else:
         head = start.medusa(model, text.tokens[:4].to(model.device), given.seed, given.heads, given.wide)
     head = head.to(model.device)
@@ -113,4 +113,4 @@ def train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

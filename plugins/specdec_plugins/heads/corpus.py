@@ -170,7 +170,7 @@ class _Script:
         self.temperature[row] = QUESTION_TEMPERATURE if self.asking[row] else TEMPERATURES[pick]
 
 
-def write(
+def write_corpus(
     folder: Path, target: ArenaModel, tokenizer: PreTrainedTokenizerBase, shards: int, rows: int, length: int
 ) -> None:
     """Write shards of ``rows`` conversations of ``length`` tokens; those that exist are kept, so it can be resumed.

@@ -14,7 +14,7 @@ from specdec_plugins.heads.medusa_heads import MedusaHeads
 
 
 @torch.no_grad()
-def eagle(model: PreTrainedModel, tokens: Tensor, seed: int) -> EagleHead:
+def eagle_start(model: PreTrainedModel, tokens: Tensor, seed: int) -> EagleHead:
     """An EAGLE head that begins as the target's last layer over its last hidden state; token weights are random.
 
     ``tokens`` [B, T] are some text, from which the size of hidden states is measured: a head that begins at the

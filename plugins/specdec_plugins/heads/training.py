@@ -60,7 +60,7 @@ def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tens
 
 
 def unrolled_medusa(heads: MedusaHeads, ops: Backend, embedded: Tensor, hidden: Tensor) -> Iterator[Tensor]:
-    """Head i's states, each moved to the index whose law they estimate: [B, T, H], rolled by i."""
+    """Head i's states, each moved to the index whose distribution they estimate: [B, T, H], rolled by i."""
     states = heads(ops, embedded.flatten(0, 1), hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
     for i in range(heads.count):
         yield torch.cat([states[:, :i, i], states[:, : states.shape[1] - i, i]], dim=1)
@@ -89,11 +89,11 @@ def frequent(tokens: Tensor, size: int) -> Tensor:
 
 
 def labels(reader: Reader, hidden: Tensor) -> Tensor:
-    """What an estimate of ``hidden`` should say: half the target's law over D, half its likeliest token."""
+    """What an estimate of ``hidden`` should say: half the target's distribution over D, half its likeliest token."""
     logits = reader.logits(hidden).float()
-    law = logits.softmax(dim=-1).mul_(0.5)
+    distribution = logits.softmax(dim=-1).mul_(0.5)
     top = logits.argmax(dim=-1, keepdim=True)
-    return law.scatter_add_(-1, top, torch.full_like(top, 0.5, dtype=law.dtype))
+    return distribution.scatter_add_(-1, top, torch.full_like(top, 0.5, dtype=distribution.dtype))
 
 
 def counted(answer: Tensor, steps: int) -> Tensor:

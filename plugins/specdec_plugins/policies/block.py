@@ -13,11 +13,11 @@ from specdec.sampling import key
 
 
 class Block(Policy):
-    """Keep the longest prefix i whose coin shows at most h_i; then draw from what is left of the target's law.
+    """Keep the longest prefix i whose coin shows at most h_i; then draw from what is left of the target's distribution.
 
     With r_0 = 1 and r_i = min(1, r_{i-1} p(x_i) / q(x_i)): h_i = s_i / (s_i + 1 - r_i) for s_i = sum_x max(r_i p(x)
     - q(x), 0) over the next token, and h = r at the last proposal. The next token comes from max(r_i p - q, 0),
-    normalised, or after the whole chain from p. The law is the target's, and no fewer tokens are kept in
+    normalised, or after the whole chain from p. The distribution is the target's, and no fewer tokens are kept in
     expectation than by token-wise rejection. A coin of one step tells about positions of the next, so coins
     are fresh in every step.
 
@@ -28,59 +28,60 @@ class Block(Policy):
         """Takes no options."""
 
     def contract(self, params: SamplingParams) -> Contract:
-        """The same tokens when greedy, the same law when sampled."""
+        """The same tokens when greedy, the same distribution when sampled."""
         return "exact" if params.temperature == 0 else "distribution"
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         """Block verification over the chain."""
-        law, count = logits.softmax(dim=-1), window.width - 1
-        slots = torch.arange(window.tokens.shape[1], device=law.device)
-        kept = self.survival(law, window)
+        distribution, count = logits.softmax(dim=-1), window.width - 1
+        slots = torch.arange(window.tokens.shape[1], device=distribution.device)
+        kept = self.survival(distribution, window)
         position = context.length[:, None] + slots
         coins = context.ops.accept(
-            self.stopping(law, window, kept), key(context.params.stream, position, Purpose.ACCEPT, context.step)
+            self.stopping(distribution, window, kept),
+            key(context.params.stream, position, Purpose.ACCEPT, context.step),
         )
         num_accepted = torch.where(coins & (slots <= count[:, None]), slots, 0).amax(dim=1)
-        drawn = self._next(law, window, kept, num_accepted, context)
+        drawn = self._next(distribution, window, kept, num_accepted, context)
         return Verdict(torch.where(slots <= num_accepted[:, None], slots, -1), num_accepted, drawn)
 
     @staticmethod
-    def survival(law: Tensor, window: Window) -> Tensor:
+    def survival(distribution: Tensor, window: Window) -> Tensor:
         """r [B, W]: r_0 = 1 at the root, r_i at slot i."""
         tokens = window.tokens[:, 1:, None]
-        p = law[:, :-1].gather(2, tokens)[:, :, 0]
+        p = distribution[:, :-1].gather(2, tokens)[:, :, 0]
         q = torch.ones_like(p) if window.q is None else window.q.gather(2, tokens)[:, :, 0].to(p.dtype)
         ratio = torch.where(q > 0, p / q, 0.0)
-        kept = [torch.ones_like(law[:, 0, 0])]
+        kept = [torch.ones_like(distribution[:, 0, 0])]
         for index in range(ratio.shape[1]):
             kept.append((kept[-1] * ratio[:, index]).clamp(max=1))
         return torch.stack(kept, dim=1)
 
     @staticmethod
-    def stopping(law: Tensor, window: Window, kept: Tensor) -> Tensor:
+    def stopping(distribution: Tensor, window: Window, kept: Tensor) -> Tensor:
         """h [B, W], what the coin at each slot is held against; 1 at the root, anything past a row's width."""
         if window.q is None:
-            p = law[:, :-1].gather(2, window.tokens[:, 1:, None])[:, :, 0]
+            p = distribution[:, :-1].gather(2, window.tokens[:, 1:, None])[:, :, 0]
             left = kept[:, :-1] * (1 - p)  # r p(x) - 1 is never positive at the certain token itself
         else:
-            left = (kept[:, :-1, None] * law[:, :-1] - window.q).clamp(min=0).sum(dim=2)
+            left = (kept[:, :-1, None] * distribution[:, :-1] - window.q).clamp(min=0).sum(dim=2)
         below = left + 1 - kept[:, :-1]
         # 0 / 0: the draft is the target here, and the next slot decides.
         inner = torch.where(below > 0, left / below, 1.0)
-        last = torch.arange(kept.shape[1], device=law.device) == window.width[:, None] - 1
+        last = torch.arange(kept.shape[1], device=distribution.device) == window.width[:, None] - 1
         return torch.where(last, kept, torch.nn.functional.pad(inner, (0, 1)))
 
     @staticmethod
-    def _next(law: Tensor, window: Window, kept: Tensor, num_accepted: Tensor, context: Context) -> Tensor:
+    def _next(distribution: Tensor, window: Window, kept: Tensor, num_accepted: Tensor, context: Context) -> Tensor:
         at = num_accepted[:, None]
-        p = law.gather(1, at[:, :, None].expand(-1, 1, law.shape[2]))[:, 0]
+        p = distribution.gather(1, at[:, :, None].expand(-1, 1, distribution.shape[2]))[:, 0]
         rejected = num_accepted < window.width - 1
         if window.tokens.shape[1] > 1:
             following = at.clamp(max=window.tokens.shape[1] - 2)
             if window.q is None:
                 q = torch.zeros_like(p).scatter(1, window.tokens.gather(1, following + 1), 1.0)
             else:
-                q = window.q.gather(1, following[:, :, None].expand(-1, 1, law.shape[2]))[:, 0].to(p.dtype)
+                q = window.q.gather(1, following[:, :, None].expand(-1, 1, distribution.shape[2]))[:, 0].to(p.dtype)
             residual = (kept.gather(1, at) * p - q).clamp(min=0)
             usable = rejected & (residual.sum(dim=1) > 0)
             p = torch.where(usable[:, None], residual, p)

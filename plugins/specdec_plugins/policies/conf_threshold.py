@@ -13,7 +13,7 @@ from specdec_plugins.lenient import Lenient, probability
 
 
 class ConfThreshold(Lenient):
-    """Accept while p(x) >= tau, p being the target's law before temperature and filters.
+    """Accept while p(x) >= tau, p being the target's distribution before temperature and filters.
 
     Source: the simplest relaxation in use, for example BiLD's fallback rule, Kim et al. 2302.07863.
 
@@ -25,9 +25,9 @@ class ConfThreshold(Lenient):
             raise SpecdecError(f"tau is {tau!r}; expected a probability above 0 and at most 1")
         self._tau = tau
 
-    def good(self, law: Tensor, window: Window) -> Tensor:
+    def good(self, distribution: Tensor, window: Window) -> Tensor:
         """p(x) >= tau."""
-        return probability(law, window) >= self._tau
+        return probability(distribution, window) >= self._tau
 
 
 @hookimpl

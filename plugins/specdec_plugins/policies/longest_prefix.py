@@ -11,7 +11,7 @@ from specdec.interfaces import Contract, Env, PolicyFactory
 
 
 class LongestPrefix(Policy):
-    """Accept while the proposal is the argmax of the target's processed law; then the target draws.
+    """Accept while the proposal is the argmax of the target's processed distribution; then the target draws.
 
     Needs no more of the target than its best token at each slot. At temperature 0 that is plain decoding; above
     it, likely tokens come too often, and the contract says so.

@@ -14,7 +14,7 @@ class Match(Policy):
     """Draw the target's token at every node with the noise of its position; follow the tree while it agrees.
 
     The noise depends on (seed, request, position) alone, so the output is plain decoding's, greedy or
-    sampled, whatever is proposed. Drafts are asked to draw with the same noise: two laws then agree on
+    sampled, whatever is proposed. Drafts are asked to draw with the same noise: two distributions then agree on
     a token far more often than independent draws do.
 
     Source: Daliri, Musco, Suresh 2408.07978; for argmax drafts, Stern et al. 1811.03115.

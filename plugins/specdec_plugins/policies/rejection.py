@@ -14,8 +14,8 @@ from specdec.sampling import key
 class Rejection(Policy):
     """Accept x ~ q with probability min(1, p(x)/q(x)), else draw from the residual norm(max(p - q, 0)).
 
-    The output has the target's law. Greedy rows have one-hot laws, for which this keeps exactly the target's
-    own tokens. Draft, acceptance, residual and bonus draw with noise of separate purposes.
+    The output has the target's distribution. Greedy rows have one-hot distributions, for which this keeps exactly the
+    target's own tokens. Draft, acceptance, residual and bonus draw with noise of separate purposes.
 
     Source: Leviathan et al. 2211.17192, theorem 1; Chen et al. 2302.01318.
     """
@@ -24,7 +24,7 @@ class Rejection(Policy):
         """Takes no options."""
 
     def contract(self, params: SamplingParams) -> Contract:
-        """The same tokens when greedy, the same law when sampled."""
+        """The same tokens when greedy, the same distribution when sampled."""
         return "exact" if params.temperature == 0 else "distribution"
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:

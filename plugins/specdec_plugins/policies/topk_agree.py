@@ -25,9 +25,9 @@ class TopkAgree(Lenient):
             raise SpecdecError(f"k is {k}; expected 1 or more")
         self._k = k
 
-    def good(self, law: Tensor, window: Window) -> Tensor:
+    def good(self, distribution: Tensor, window: Window) -> Tensor:
         """Within the top k."""
-        return rank_is_below(law, window, self._k)
+        return rank_is_below(distribution, window, self._k)
 
 
 @hookimpl

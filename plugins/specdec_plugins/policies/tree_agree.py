@@ -33,14 +33,14 @@ class TreeAgree(Lenient):
             raise SpecdecError(f"tree_agree was given m={m}, k={k}; expected 1 or more of both")
         self._m, self._k = m, k
 
-    def good(self, law: Tensor, window: Window) -> Tensor:
+    def good(self, distribution: Tensor, window: Window) -> Tensor:
         """Enough votes, and within the top k."""
-        valid = torch.arange(window.tokens.shape[1], device=law.device) < window.width[:, None]
+        valid = torch.arange(window.tokens.shape[1], device=distribution.device) < window.width[:, None]
         same = (window.tokens[:, :, None] == window.tokens[:, None, :]) & (
             window.depth[:, :, None] == window.depth[:, None, :]
         )
         votes = (same & valid[:, None, :]).sum(dim=2)
-        return (votes >= self._m) & rank_is_below(law, window, self._k)
+        return (votes >= self._m) & rank_is_below(distribution, window, self._k)
 
 
 @hookimpl

@@ -15,8 +15,8 @@ from specdec.sampling import key
 class TreeRejection(Policy):
     """Try a node's children in order: accept x with min(1, p(x)/q(x)), else p becomes norm(max(p - q, 0)).
 
-    q is the law that a child was drawn from given its elder siblings (drawn without replacement), or one-hot
-    where it was certain. When no child is left the next token comes from what p has become. The law is the
+    q is the distribution that a child was drawn from given its elder siblings (drawn without replacement), or one-hot
+    where it was certain. When no child is left the next token comes from what p has become. The distribution is the
     target's at every node, whatever the tree. Each sibling has a coin of its own.
 
     Source: SpecInfer, Miao et al. 2305.09781, algorithm 2; without replacement, EAGLE, Li et al. 2401.15077.
@@ -28,16 +28,16 @@ class TreeRejection(Policy):
         """Takes no options."""
 
     def contract(self, params: SamplingParams) -> Contract:
-        """The same tokens when greedy, the same law when sampled."""
+        """The same tokens when greedy, the same distribution when sampled."""
         return "exact" if params.temperature == 0 else "distribution"
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         """Walk over the slots once; a slot counts if the walk stands at its parent."""
-        law, stream = logits.softmax(dim=-1), context.params.stream
+        distribution, stream = logits.softmax(dim=-1), context.params.stream
         position = context.length[:, None] + window.depth
         at = torch.zeros_like(window.width)
         tried = torch.zeros_like(at, dtype=torch.bool)
-        left = law[:, 0]
+        left = distribution[:, 0]
         for slot in range(1, window.tokens.shape[1]):
             here = (window.parents[:, slot] == at) & (slot < window.width)
             token = window.tokens[:, slot, None]
@@ -49,9 +49,9 @@ class TreeRejection(Policy):
             kept, refused = here & coin, here & ~coin
             rest = (left - q).clamp(min=0)
             mass = rest.sum(dim=1, keepdim=True)
-            # p == q up to rounding leaves nothing; then p itself stays the law.
+            # p == q up to rounding leaves nothing; then p itself stays the distribution.
             rest = torch.where(mass > 0, rest / mass, left)
-            left = torch.where(kept[:, None], law[:, slot], torch.where(refused[:, None], rest, left))
+            left = torch.where(kept[:, None], distribution[:, slot], torch.where(refused[:, None], rest, left))
             at = torch.where(kept, slot, at)
             tried = (tried | refused) & ~kept
         where = position.gather(1, at[:, None])

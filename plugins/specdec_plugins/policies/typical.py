@@ -14,7 +14,7 @@ from specdec_plugins.lenient import Lenient, probability
 
 
 class Typical(Lenient):
-    """Accept while p(x) > min(epsilon, delta exp(-H)), H the entropy of the target's law in nats.
+    """Accept while p(x) > min(epsilon, delta exp(-H)), H the entropy of the target's distribution in nats.
 
     With ``p`` above 0 another rule: x must be in the locally typical set of mass p, the tokens whose surprise
     is closest to H.
@@ -38,16 +38,16 @@ class Typical(Lenient):
             )
         self._mass, self._epsilon, self._delta = p, epsilon, delta
 
-    def good(self, law: Tensor, window: Window) -> Tensor:
+    def good(self, distribution: Tensor, window: Window) -> Tensor:
         """Typical enough, by either rule."""
-        entropy: Tensor = torch.special.entr(law).sum(dim=2)
-        mine = probability(law, window)
+        entropy: Tensor = torch.special.entr(distribution).sum(dim=2)
+        mine = probability(distribution, window)
         if not self._mass:
             least = (self._delta * torch.exp(-entropy)).clamp(max=self._epsilon)
             return mine > least
-        strange = (-law.log() - entropy[:, :, None]).abs()
+        strange = (-distribution.log() - entropy[:, :, None]).abs()
         own = strange.gather(2, window.tokens[:, :, None])
-        before = (law * (strange < own)).sum(dim=2)
+        before = (distribution * (strange < own)).sum(dim=2)
         return (before < self._mass) & (mine > 0)
 
 
