@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from benchsuite.measure.matrix import Arm
     from benchsuite.measure.paired import Series
     from benchsuite.measure.runners import Outcome
+    from benchsuite.measure.session import Bench
+
+
+def measured(bench: Bench) -> dict[str, GatedRow]:
+    """A row for each arm of ours that was measured and kept its contract."""
+    found: dict[str, GatedRow] = {}
+    for series, prompts in bench.compared():
+        found |= compared(series, prompts)
+    return found
 
 
 def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, GatedRow]:

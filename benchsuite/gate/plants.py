@@ -13,9 +13,20 @@ from typing import TYPE_CHECKING, Any
 from benchsuite.gate.record import GateError
 
 if TYPE_CHECKING:
+    from benchsuite.measure.session import Bench
     from specdec.engine import Engine
 
 KINDS = ("host", "draft", "K/V", "acceptance")
+
+
+def plant_in(bench: Bench, text: str) -> None:
+    """Slow drafts of a run down on purpose: ``part=fraction`` in all, ``part=fraction@draft`` in one; a comma list."""
+    for one in text.split(","):
+        what, _, draft = one.strip().partition("@")
+        part, _, fraction = what.partition("=")
+        for arm, engine in bench.engines():
+            if arm.draft and draft in ("", arm.draft):
+                plant(engine, part, float(fraction))
 
 
 def plant(engine: Engine, kind: str, fraction: float) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchsuite.capture import uncaptured
-from benchsuite.gate import exports, figures, report, rules
+from benchsuite.gate import exports, figures, plants, report, rules
 from benchsuite.gate.launcher import Launcher, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
@@ -68,6 +68,16 @@ class GatePlugin:
                     raise pytest.UsageError(f"two tests measure the row {name!r} and their gate markers differ")
         if self.rules.gating and self.wanted:
             items += [GateItem.from_parent(session, name=name, gate=self) for name in (*self.wanted, SUITE)]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        """Put the slowdowns of ``--gate-plant`` into the engines, once they are built."""
+        bench, text = self._bench(), self.config.option.gate_plant
+        if bench is not None and text:
+            try:
+                plants.plant_in(bench, text)
+            except GateError as error:
+                raise pytest.UsageError(str(error)) from None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -161,7 +171,7 @@ class GatePlugin:
 
     def _measured(self) -> Record:
         bench = self._bench()
-        rows = bench.figures() if bench else {}
+        rows = figures.measured(bench) if bench else {}
         found = getattr(getattr(self.config, "_benchmarksession", None), "benchmarks", [])
         rows |= figures.benchmarks(found, [name for name in self.wanted if name not in rows])
         rows = {name: row for name, row in rows.items() if name in self.wanted and self.wanted[name] is None}

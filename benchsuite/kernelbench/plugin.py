@@ -43,20 +43,20 @@ class KernelPlugin:
         import transformers
 
         from benchsuite.kernelbench.timing import KernelBench
-        from benchsuite.measure.card import processor
+        from benchsuite.machine.provenance import device_name
         from specdec import Registry, catalog, devices
         from specdec.model import ArenaModel
         from specdec.registry import split_list
 
         options.results_root(self.config)  # refused now rather than after the timing
-        backend, device_name, dtype_name = (
+        backend, device_text, dtype_text = (
             split_list(options.value(self.config, option))[0] for option in ("backend", "device", "dtype")
         )
         ops = Registry().backend(backend)
-        device = devices.pick_device(device_name)
-        loaded = catalog.load(name, device, devices.pick_dtype(dtype_name, device), rows=1, max_length=4096)
+        device = devices.pick_device(device_text)
+        loaded = catalog.load(name, device, devices.pick_dtype(dtype_text, device), rows=1, max_length=4096)
         self.card = [
-            f"machine {processor(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+            f"machine {device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
             f"transformers {transformers.__version__}",
             *(f"without backend {reason}" for reason in ops.absent(device.type)),
         ]

@@ -10,7 +10,10 @@ import time
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("specdec-bench", "torch", "transformers", "tokenizers", "numpy", "pytest", "pytest-benchmark")
 
@@ -56,6 +59,19 @@ def processor() -> str:
     from cpuinfo import get_cpu_info
 
     return str(get_cpu_info().get("brand_raw") or platform.processor() or platform.machine())
+
+
+def device_name(device: torch.device) -> str:
+    """The name of what computes on ``device``: the GPU's own on CUDA, else the processor's."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+
+
+def own_commit() -> str | None:
+    """The commit of this project's checkout; None for an installed wheel or where there is no git."""
+    root = Path(__file__).parents[2]
+    return commit(root) if (root / ".git").exists() else None
 
 
 def _version(package: str) -> str | None:

@@ -14,13 +14,6 @@ from benchsuite.measure.matrix import Arm
 from benchsuite.measure.results import Machine
 
 
-def processor(device: torch.device) -> str:
-    """The name of what computes."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return provenance.processor()
-
-
 def card(
     machine: Machine,
     device: torch.device,
@@ -39,7 +32,7 @@ def card(
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     return [
         f"target {machine.target}: {gib:.2f} GiB of {machine.dtype} weights, backend {machine.backend}",
-        f"machine {processor(device)}, {os.cpu_count()} cores{threads}, torch {torch.__version__}, "
+        f"machine {provenance.device_name(device)}, {os.cpu_count()} cores{threads}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}",
         f"measured read bandwidth {machine.bandwidth / 1e9:.1f} GB/s, so no forward can take less than "
         f"{floor * 1e3:.2f} ms; one forward took {forward_s * 1e3:.2f} ms",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import pytest
@@ -38,6 +38,11 @@ class Setting:
     max_new_tokens: int
     seed: int
     workload: str
+
+    @property
+    def without_workload(self) -> Setting:
+        """The same for any workload: what shares models and engines."""
+        return replace(self, workload="")
 
     def sampling(self, eos: tuple[int, ...]) -> SamplingParams:
         """The sampling parameters of its requests."""

@@ -1,28 +1,25 @@
-"""One run of the suite: what is loaded, measured on demand, and shown at the end."""
+"""One run of the suite: what is loaded, and measured when a row of it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import mean
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from benchsuite.gate import figures, plants
-from benchsuite.gate import record as gate_record
-from benchsuite.machine import clock, roofline
+from benchsuite.machine import clock, provenance, roofline
 from benchsuite.measure import card, paired, results, weights, workloads
 from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.results import Machine, Row
 from benchsuite.measure.runners import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner
 from benchsuite.measure.ties import Judge
-from benchsuite.report import files, tables
 from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
+from specdec.engine import Engine
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
@@ -79,7 +76,7 @@ class Bench:
                     self.registry.parse(kind, text)
         groups: dict[Setting, list[Arm]] = {}
         for arm in self._arms:
-            groups.setdefault(replace(arm.setting, workload=""), []).append(arm)
+            groups.setdefault(arm.setting.without_workload, []).append(arm)
         for setting, group in groups.items():
             self._stages[setting] = self._stage(setting, group)
 
@@ -188,8 +185,8 @@ class Bench:
         return list(self._rows.values())
 
     def _measure(self, setting: Setting, progress: Progress) -> None:
-        stage = self._stages[replace(setting, workload="")]
-        wanted = {replace(arm, setting=stage_setting(setting)): arm for arm in self._arms if arm.setting == setting}
+        stage = self._stages[setting.without_workload]
+        wanted = {replace(arm, setting=setting.without_workload): arm for arm in self._arms if arm.setting == setting}
         text = self._texts[setting.workload]
         work = paired.units(text.encode(stage.tokenizer), next(iter(wanted)), stage.eos)
         runners = {arm: stage.runners[arm] for arm in wanted}
@@ -217,35 +214,30 @@ class Bench:
             self._series[arm] = series
             self._rows[arm] = results.make_row(arm, [series], machine, text.name, like)
 
-    def plant(self, text: str) -> None:
-        """Slow drafts down on purpose: ``part=fraction`` in all, ``part=fraction@draft`` in one; comma list."""
-        for one in text.split(","):
-            what, _, draft = one.strip().partition("@")
-            part, _, fraction = what.partition("=")
-            for stage in self._stages.values():
-                for arm, runner in stage.runners.items():
-                    if isinstance(runner, EngineRunner) and arm.draft and draft in ("", arm.draft):
-                        plants.plant(runner.engine, part, float(fraction))
-
     @property
     def device(self) -> str | None:
         """The accelerator that rows ran on, by name; None for the processor."""
         found = {stage.target.device for stage in self._stages.values() if stage.target.device.type != "cpu"}
-        return ", ".join(sorted(card.processor(device) for device in found)) or None
+        return ", ".join(sorted(provenance.device_name(device) for device in found)) or None
 
-    def figures(self) -> dict[str, gate_record.GatedRow]:
-        """For the gate: a row for each arm of ours that was measured and kept its contract."""
-        found: dict[str, gate_record.GatedRow] = {}
+    def compared(self) -> Iterator[tuple[dict[Arm, paired.Series], int]]:
+        """For each measured setting: the series of its arms, and the number of units in one pass over its prompts."""
         for setting in dict.fromkeys(arm.setting for arm in self._series):
             series = {arm: one for arm, one in self._series.items() if arm.setting == setting}
-            found |= figures.compared(series, len(self._texts[setting.workload].prompts))
-        return found
+            yield series, len(self._texts[setting.workload].prompts)
+
+    def engines(self) -> Iterator[tuple[Arm, Engine]]:
+        """Every engine that was built, with the arm that it runs."""
+        for stage in self._stages.values():
+            for arm, runner in stage.runners.items():
+                if isinstance(runner, EngineRunner):
+                    yield arm, runner.engine
 
     def pooled(self) -> list[list[Row]]:
         """For each setting but its workload, the rows of each strategy over all measured workloads."""
         groups: dict[Setting, dict[Arm, list[paired.Series]]] = {}
         for arm, series in self._series.items():
-            setting = stage_setting(arm.setting)
+            setting = arm.setting.without_workload
             strategies = groups.setdefault(setting, {})
             strategies.setdefault(replace(arm, setting=setting), []).append(series)
         out = []
@@ -254,18 +246,6 @@ class Bench:
             machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
             out.append([results.make_row(arm, found, machine, "all", None) for arm, found in strategies.items()])
         return out
-
-    def write(self, root: Path, seed: int, complete: bool) -> Path:
-        """Write the results folder."""
-        pooled = [row for group in self.pooled() for row in group]
-        return files.write_comparison(
-            root, pooled, self.rows, [*self.card, *tables.weights_table(self.weights)], seed, complete
-        )
-
-
-def stage_setting(setting: Setting) -> Setting:
-    """A setting without its workload: what shares models and engines."""
-    return replace(setting, workload="")
 
 
 @torch.inference_mode()

@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchsuite.machine import provenance
 from benchsuite.measure.results import Row
+from benchsuite.measure.session import Bench
 from benchsuite.report import folder, tables
 
 
-def write_comparison(
-    root: Path, pooled: Sequence[Row], rows: Sequence[Row], card: Sequence[str], seed: int, complete: bool
-) -> Path:
+def write_comparison(root: Path, bench: Bench, seed: int, complete: bool) -> Path:
     """Write everything that was measured; returns the folder. Raises OSError if it cannot be written.
 
     ``complete`` goes into the manifest: a run that was stopped still writes what it has.
     """
+    rows, pooled = bench.rows, [row for group in bench.pooled() for row in group]
+    card = [*bench.card, *tables.weights_table(bench.weights)]
     targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
-    made = f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {folder.commit() or 'unknown'}"
+    made = f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {provenance.own_commit() or 'unknown'}"
     files = {
         "benchmark.json": folder.strict_json(
             {"rows": [_public(row) for row in rows], "pooled": [_public(r) for r in pooled]}

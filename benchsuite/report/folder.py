@@ -28,7 +28,7 @@ def write_folder(
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
     manifest = {
-        **provenance.origin(commit()),
+        **provenance.origin(provenance.own_commit()),
         "complete": complete,
         "seed": seed,
         "machine": {"platform": platform.platform(), "python": platform.python_version(), "card": list(card)},
@@ -49,9 +49,3 @@ def template(name: str, **values: Any) -> str:
 
     environment = Environment(loader=PackageLoader("benchsuite.report"), autoescape=True)
     return environment.get_template(name).render(**values)
-
-
-def commit() -> str | None:
-    """The commit of this project's checkout; None for an installed wheel or where there is no git."""
-    root = Path(__file__).parents[2]
-    return provenance.commit(root) if (root / ".git").exists() else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchsuite.measure.session import Bench, stage_setting
+from benchsuite.measure.session import Bench
 from benchsuite.report import tables
 
 
@@ -12,7 +12,7 @@ def show(reporter: Any, bench: Bench, outcome: str) -> None:
     """Write everything that was measured to pytest's terminal reporter."""
     for group in bench.pooled():
         first = group[0]
-        rows = [row for row in bench.rows if stage_setting(row.arm.setting) == first.arm.setting]
+        rows = [row for row in bench.rows if row.arm.setting.without_workload == first.arm.setting]
         title = f"{first.target}, {first.info['device']}, {first.info['dtype']}, batch {first.info['batch']}"
         if first.arm.setting.temperature:
             title += f", temperature {first.arm.setting.temperature}"

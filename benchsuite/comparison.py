@@ -1,0 +1,172 @@
+"""The part of the plugin that compares strategies: an item for each arm, one measurement, tables and a results folder.
+
+Imports no torch until an item that asks for ``specdec_row`` is collected.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchsuite import options
+from benchsuite.capture import uncaptured
+from benchsuite.report.replay import replayed_seconds
+
+if TYPE_CHECKING:
+    from benchsuite.measure.matrix import Arm
+    from benchsuite.measure.results import Row
+    from benchsuite.measure.session import Bench
+
+
+def measures(item: pytest.Item) -> bool:
+    """Whether an item asks for ``specdec_row``."""
+    return "specdec_row" in getattr(getattr(item, "callspec", None), "params", {})
+
+
+class ComparisonPlugin:
+    """The arms of the run's matrix, the ``Bench`` that measures them, and what is shown of it.
+
+    ``pairs`` is how many pairs each row is timed in, at least.
+    """
+
+    def __init__(self, config: pytest.Config, pairs: int = 1) -> None:
+        self.config, self.pairs = config, pairs
+        self.arms: dict[str, Arm] = {}
+        self.bench: Bench | None = None
+        self._refused: Exception | None = None  # a bad option, met where pytest would print a traceback
+        self._bar: Any = None
+        self._outcome = ""  # where the results went
+
+    def is_peer(self, name: str) -> bool:
+        """Whether the row of that name is a reference from outside."""
+        return self.arms[name].peer is not None
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give every test that asks for ``specdec_row`` one item for each arm of the matrix."""
+        if "specdec_row" not in metafunc.fixturenames:
+            return
+        if not self.arms and self._refused is None:
+            self._build()
+        cases = [pytest.param(name, marks=_marks(arm)) for name, arm in self.arms.items()]
+        metafunc.parametrize("specdec_row", cases, indirect=True, ids=[*self.arms])
+
+    def _build(self) -> None:
+        from benchsuite.measure import matrix
+        from specdec.errors import SpecdecError
+
+        try:
+            self.arms = {arm.id: arm for arm in matrix.build_matrix(self.config)}
+        except SpecdecError as error:
+            self._refused = error
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Give the items of rows pytest-benchmark's replayed timer. A wrapper, so that no selection has been made."""
+        if self._refused is None and self.config.pluginmanager.hasplugin("benchmark"):
+            for item in filter(measures, items):
+                setting = self.arms[item.callspec.params["specdec_row"]].setting  # type: ignore[attr-defined]
+                group = f"{setting.target} {setting.workload}"
+                item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=group))
+        return (yield)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Refuse what cannot be run before anything is: load, build, and print the card."""
+        option = self.config.option
+        if self._refused is not None:
+            raise pytest.UsageError(str(self._refused))
+        names = [item.callspec.params["specdec_row"] for item in session.items if measures(item)]  # type: ignore[attr-defined]
+        if not names or option.collectonly or getattr(option, "benchmark_skip", False):
+            return
+        from specdec.errors import SpecdecError
+
+        try:
+            self.bench = self._prepared([self.arms[name] for name in dict.fromkeys(names)])
+        except SpecdecError as error:
+            raise pytest.UsageError(str(error)) from None
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.section("specdec-bench", sep="-")
+            for line in self.bench.card:
+                reporter.write_line(line)
+
+    def _prepared(self, arms: list[Arm]) -> Bench:
+        from benchsuite.measure.session import Bench
+        from specdec.devices import be_deterministic
+        from specdec.errors import SpecdecError
+
+        config = self.config
+        prompts = options.value(config, "prompts")
+        if prompts and not (prompts.isdigit() and int(prompts)):
+            raise SpecdecError(f"--specdec-prompts is {prompts!r}; expected a whole number, 1 or more")
+        options.results_root(config)
+        if config.option.specdec_deterministic or config.getini("specdec_deterministic"):
+            be_deterministic(int(options.value(config, "seed")))
+        bench = Bench(int(prompts) if prompts else None, self.pairs)
+        with uncaptured(config):
+            bench.prepare(arms)
+        return bench
+
+    def row(self, name: str) -> Row:
+        """The measured row of an arm; fails the asking test where its workload cannot be measured."""
+        from specdec.errors import SpecdecError
+
+        assert self.bench is not None
+        try:
+            with uncaptured(self.config):
+                return self.bench.row(self.arms[name], self._tick(self.bench))
+        except SpecdecError as error:
+            pytest.fail(f"{name}: {error}", pytrace=False)
+
+    def _tick(self, bench: Bench) -> Callable[[str], None]:
+        from tqdm import tqdm
+
+        if self._bar is None:
+            # In a log file a bar is a line each time: every half minute is enough there.
+            pause = 0.2 if sys.stderr.isatty() else 30.0
+            self._bar = tqdm(
+                total=bench.ticks, unit="run", file=sys.stderr, mininterval=pause, leave=False, dynamic_ncols=True
+            )
+
+        def tick(what: str) -> None:
+            self._bar.set_description_str(what, refresh=False)
+            self._bar.update()
+
+        return tick
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the results folder."""
+        if self._bar is not None:
+            self._bar.close()
+        # The folder was made in pytest_collection_finish, or there is nothing to put into it.
+        root = options.results_root(self.config) if self.bench is not None and self.bench.rows else None
+        if self.bench is None or root is None:
+            return
+        from benchsuite.report import files
+
+        seed = int(options.value(self.config, "seed"))
+        try:
+            folder = files.write_comparison(root, self.bench, seed, complete=exitstatus == 0)
+            self._outcome = f"results: {folder}"
+        except OSError as error:
+            self._outcome = f"the results could not be written to {root}: {error}"
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the tables."""
+        if self.bench is not None and self.bench.rows:
+            from benchsuite.report import terminal
+
+            terminal.show(terminalreporter, self.bench, self._outcome)
+
+
+def _marks(arm: Arm) -> list[pytest.MarkDecorator]:
+    from specdec.devices import ORDER, why_absent
+
+    name = arm.setting.device.partition(":")[0]
+    kind = next(k for k in ORDER if why_absent(k) is None) if name == "auto" else name
+    marks = [getattr(pytest.mark, kind), pytest.mark.gpu] if kind in ("cuda", "mps") else []
+    return marks if arm.setting.target == "tiny" else [*marks, pytest.mark.slow]
