@@ -32,8 +32,13 @@ OPTIONS = (
         "draft", "ngram,draft_model,oracle(0.8),garbage", "draft strategies, with options: oracle(rate=0.8)", many=True
     ),
     Option("policy", "match", "acceptance policies, with options: match, rejection, topk_agree(k=3)", many=True),
-    Option("controller", "fixed", "draft-length controllers: fixed, adaptive, goodput", many=True),
-    Option("k", "4", "num_speculative_tokens, the proposals of a step; 0 is plain decoding", many=True),
+    Option("controller", "fixed", "draft-length controllers, with options: fixed(k=4), goodput(maximum=15)", many=True),
+    Option(
+        "k",
+        "",
+        "the short way to a controller's K, fixed(k=K) or goodput(maximum=K): num_speculative_tokens",
+        many=True,
+    ),
     Option("adaptive-k", "", "the same as the controller adaptive(maximum=K); excludes --specdec-k", many=True),
     Option(
         "arm",

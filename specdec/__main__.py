@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         ("draft", "ngram", str, "draft strategy, for example oracle(0.8); none is plain decoding"),
         ("policy", "match", str, "acceptance policy"),
         ("controller", "fixed", str, "draft-length controller"),
-        ("k", 4, int, "num_speculative_tokens"),
+        ("k", None, int, "the controller's K, num_speculative_tokens"),
         ("backend", "auto", str, "kernel backend"),
         ("device", "auto", str, "cuda, mps or cpu"),
         ("dtype", "auto", str, "float32, bfloat16, float16, float64, int8 or int4"),
@@ -62,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         ("seed", 0, int, "seed of sampling"),
     ):
         names = (f"--{name}", f"--specdec-{name}")
-        parser.add_argument(*names, default=default, type=kind, help=f"{text} (default: {default})")
+        parser.add_argument(
+            *names, default=default, type=kind, help=text if default is None else f"{text} (default: {default})"
+        )
     parser.add_argument("--stop", "--specdec-stop", action="append", default=[], help="stop string; may be repeated")
     deterministic = ("--deterministic", "--specdec-deterministic")
     parser.add_argument(*deterministic, action="store_true", help="allow deterministic algorithms only")

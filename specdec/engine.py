@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,8 +52,9 @@ class Engine:
     """Runs requests over a target with one draft, one policy and one controller.
 
     ``draft=None`` is plain decoding. ``max_rows`` requests run at once, the others wait; ``max_length``
-    bounds prompt and output together. ``trace``, when set, is called after every acceptance with the
-    context, the window, the raw logits [B, W, V] and the verdict; it may read the device, the step may not.
+    bounds prompt and output together. ``finished`` holds the completions of the run so far, by request id.
+    ``trace``, when set, is called after every acceptance with the context, the window, the raw logits [B, W, V]
+    and the verdict; it may read the device, the step may not.
 
     Raises SpecdecError for a draft that branches under a policy without trees.
 
@@ -86,38 +87,52 @@ class Engine:
         self.rows = Rows(max_rows, max_length + self.max_window, target.device)
         self.trace: Tracer | None = None
         self._longest = max_length if target.limit is None else min(max_length, target.limit)
-        self._waiting: deque[Request] = deque()
-        self._done: dict[int, Completion] = {}
         self._begin()
 
     def _begin(self) -> None:
         self.stats = Stats(Stopwatch(self.target.device))
         self.stats.counts["allocations"] = self.arena.allocations + self.rows.allocations
+        self.finished: dict[int, Completion] = {}
+        self._waiting: deque[Request] = deque()
+        self._ids: set[int] = set()
         self._draft_before = dict(self.draft.info()) if self.draft else {}
         self._ops_before = self.ops.ran()
 
-    @torch.inference_mode()
     def run(self, requests: Sequence[Request]) -> list[Completion]:
         """Run requests to their ends; returns completions in the order given. ``stats`` is of this run alone.
 
-        Raises SpecdecError, before anything runs, for an empty prompt, a prompt longer than
-        ``max_length`` or the model allows, token ids outside the vocabulary, or ids that repeat.
+        Raises SpecdecError as ``submit`` does, before anything runs.
         """
-        for request in requests:
-            self.refuse_unfit(request)
-        if len({request.id for request in requests}) < len(requests):
-            raise SpecdecError("two requests have the same id; the noise is keyed by it, so give each its own")
+        self._refuse(requests, taken=())
         self._begin()
-        self._done, self._waiting, self.rows.live = {}, deque(requests), []
-        self._fill()
+        self.rows.live = []
+        self._take(requests)
         while self.rows.live:
             self.step()
         if self.draft:
             for name, count in self.draft.info().items():
                 self.stats.counts[name] += count - self._draft_before.get(name, 0)
         self.stats.ops = self.ops.ran() - self._ops_before
-        return [self._done[request.id] for request in requests]
+        return [self.finished[request.id] for request in requests]
 
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Put requests behind those that wait. As many as there are free rows for are prefilled now; each call of
+        ``step`` then decodes the live rows (``rows.live``) and fills those that become free.
+
+        Raises SpecdecError, before anything is prefilled, for an empty prompt, a prompt longer than ``max_length`` or
+        the model allows, token ids outside the vocabulary, or an id that another request of the run has.
+        """
+        self._refuse(requests, taken=self._ids)
+        self._take(requests)
+
+    @torch.inference_mode()
+    def _take(self, requests: Sequence[Request]) -> None:
+        self._ids.update(request.id for request in requests)
+        self._waiting.extend(requests)
+        while self._waiting and len(self.rows.live) < self.max_rows:
+            self._admit(len(self.rows.live), self._waiting.popleft())
+
+    @torch.inference_mode()
     def step(self) -> None:
         """One proposal, one target forward, one acceptance, one read."""
         stats, rows = self.stats, self.rows
@@ -152,13 +167,22 @@ class Engine:
         rows, stats = self.rows, self.stats
         stats.batch = len(rows.live)
         stats.lengths = tuple(int(n) for n in rows.length_host[: stats.batch])
-        k = min(self.controller.next_k(stats), self.max_window - 1) if self.draft else 0
+        k = self._next_k(stats) if self.draft else 0
         context = rows.context(k, self.ops, self.policy.coupled)
         if self.draft is None or context.max_proposals_host.max() < 1:
             return context, Window.root(context)
         window = self.draft.propose(context)
         window.check(stats.batch, self.max_window, self.target.vocabulary, type(self.draft).__name__)
         return context, window
+
+    def _next_k(self, stats: Stats) -> int:
+        k = self.controller.next_k(stats)
+        if not 0 <= k < self.max_window:
+            raise SpecdecError(
+                f"the controller {type(self.controller).__name__} asks for {k} proposals; the arena was made for its "
+                f"max_k, {self.max_window - 1}: next_k must stay between 0 and max_k"
+            )
+        return k
 
     def _absorb(self, read: npt.NDArray[np.int64], window: Window) -> tuple[int, int, int, int, int, int]:
         """Host side of a step: cut at stops, count. Returns Step's integers."""
@@ -185,7 +209,7 @@ class Engine:
             live = self.rows.live[row]
             assert live.finish
             times = tuple(t - live.started for t in live.times)
-            self._done[live.request.id] = Completion(
+            self.finished[live.request.id] = Completion(
                 live.request, tuple(live.tokens), tuple(live.kinds), live.finish, times, live.prefill_s
             )
             if self.draft:
@@ -206,10 +230,6 @@ class Engine:
         if self.draft:
             self.draft.move(source, row, live.request, (*live.request.prompt, *live.tokens))
 
-    def _fill(self) -> None:
-        while self._waiting and len(self.rows.live) < self.max_rows:
-            self._admit(len(self.rows.live), self._waiting.popleft())
-
     def _admit(self, row: int, request: Request) -> None:
         limit = min(len(request.prompt) + request.params.max_new_tokens, self._longest)
         watcher = StopWatcher(request.params, limit - len(request.prompt), self.tokenizer)
@@ -223,6 +243,17 @@ class Engine:
                 self.draft.prefilled(row, tokens, start, hidden)
         self.rows.admit(row, live)
         live.prefill_s = time.perf_counter() - live.started
+
+    def _refuse(self, requests: Sequence[Request], taken: Collection[int]) -> None:
+        for request in requests:
+            self.refuse_unfit(request)
+        seen = set(taken)
+        for request in requests:
+            if request.id in seen:
+                raise SpecdecError(
+                    f"two requests have the same id, {request.id}; the noise is keyed by it, so give each its own"
+                )
+            seen.add(request.id)
 
     def refuse_unfit(self, request: Request) -> None:
         """Raise SpecdecError for a request that ``run`` would not take, saying what would fit."""

@@ -59,8 +59,9 @@ def specdec_register_controllers(register: Callable[[str, ControllerFactory], No
     Called once, for every plugin, when the registry is built; return values are ignored.
 
     :param register:
-        Takes a name and ``factory(env, k, **options) -> Controller``, with the same rules as for
-        drafts. ``k`` is the K that the user asked for (``--specdec-k``), or None.
+        Takes a name and ``factory(env, **options) -> Controller``, with the same rules as for drafts.
+        A factory whose attribute ``k_option`` names one of its options has that option set by
+        ``--specdec-k``, the short way for ``--specdec-controller "name(option=K)"``.
     """
 
 

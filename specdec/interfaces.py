@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,7 +54,8 @@ class Draft(ABC):
     """Proposes tokens. One method must be written: ``propose``.
 
     ``needs_hidden`` asks for the target's last hidden states; ``branches`` says that windows may be
-    trees. Both are declared, never guessed.
+    trees; ``looks_up`` that ``look_up`` answers for a row alone, on the host, so that a draft that combines
+    others knows at once whether this one found something. All are declared, never guessed.
 
     The smallest draft, which repeats the pending token::
 
@@ -68,6 +69,7 @@ class Draft(ABC):
 
     needs_hidden: bool = False
     branches: bool = False
+    looks_up: bool = False
 
     @abstractmethod
     def propose(self, context: Context) -> Window:
@@ -89,6 +91,10 @@ class Draft(ABC):
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """After every step, asked or not: what was verified. ``hidden`` [B, W, H] only with ``needs_hidden``."""
+
+    def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
+        """Continuations of one row, likeliest first, within its room; asked only with ``looks_up``. None by default."""
+        return ()
 
     def forget(self) -> None:
         """Forget what requests that have ended taught; called between runs, with no live row. Nothing by default."""
@@ -123,19 +129,24 @@ class Policy(ABC):
 
 
 class Controller(ABC):
-    """Decides how many tokens to propose: one K for the batch."""
+    """Decides how many tokens to propose: one K for the batch.
+
+    ``deterministic`` is False for a controller that reads the clock: its counters need not repeat.
+    ``k_option`` names the option of the factory that K sets, where the user gives one apart
+    (``--specdec-k 8``); None: it takes none.
+    """
 
     deterministic: bool = True
-    """False for a controller that reads the clock: its counters need not repeat."""
+    k_option: str | None = None
 
     @property
     @abstractmethod
     def max_k(self) -> int:
-        """The largest K that ``next_k`` may return; sizes the arena."""
+        """The largest K that ``next_k`` may return; sizes the arena, so it does not change."""
 
     @abstractmethod
     def next_k(self, stats: Stats) -> int:
-        """K for the next step, 0 for none; ``stats`` is the run so far, read-only."""
+        """K for the next step, 0 … ``max_k``; ``stats`` is the run so far, read-only. The engine refuses another K."""
 
 
 class Backend(ABC):

@@ -25,7 +25,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "draft": ("specdec_register_drafts", ("env",)),
         "policy": ("specdec_register_policies", ("env",)),
-        "controller": ("specdec_register_controllers", ("env", "k")),
+        "controller": ("specdec_register_controllers", ("env",)),
         "backend": ("specdec_register_backends", ()),
     }
 )
@@ -201,9 +201,40 @@ class Registry:
         """Build the policy that ``text`` names."""
         return self._build("policy", text, Policy, env)
 
-    def controller(self, text: str, env: Env, k: int | None) -> Controller:
-        """Build the controller that ``text`` names, told the K that the user asked for."""
-        return self._build("controller", text, Controller, env, k)
+    def controller(self, text: str, env: Env, k: int | None = None) -> Controller:
+        """Build the controller that ``text`` names; ``k`` is its K, where the user gave it apart."""
+        bare, chosen = self.split_k(text, k)
+        own = {} if chosen is None else {self.k_option(text): chosen}
+        return self._build("controller", bare, Controller, env, **own)
+
+    def k_option(self, text: str) -> str:
+        """The name of the option that K sets in the controller that ``text`` names; empty if it takes no K."""
+        entry, _ = self.parse("controller", text)
+        return getattr(entry.factory, "k_option", None) or ""
+
+    def split_k(self, text: str, k: int | None = None) -> tuple[str, int | None]:
+        """A controller's text without its K, and its K: ``k`` where the user gave it apart, else that of the text, else
+        the default; None for a controller that takes none.
+
+        Raises SpecdecError where both are given and differ, or the controller takes no K.
+
+        Example: ``split_k("goodput(maximum=8, probe=4)")`` is ``("goodput(probe=4)", 8)``.
+        """
+        entry, options = self.parse("controller", text)
+        option = self.k_option(text)
+        if not option:
+            if k is not None:
+                raise SpecdecError(f"the controller {text!r} takes no K, got {k}; its options: {entry.described}")
+            return text, None
+        own = options.pop(option, None)
+        if k is not None and own is not None and k != own:
+            raise SpecdecError(f"the controller {text!r} sets {option}={own} and K = {k} is given too; leave one out")
+        chosen = next((value for value in (k, own) if value is not None), entry.options[option])
+        if type(chosen) is not int:
+            raise SpecdecError(f"{option} of the controller {text!r} is {chosen!r}; expected a whole number")
+        rest = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        name = text.partition("(")[0].strip()
+        return f"{name}({rest})" if rest else name, chosen
 
     def backend(self, name: str = "auto") -> Ops:
         """The ops: for every call the backend of highest priority that can run here and takes it.
@@ -225,10 +256,10 @@ class Registry:
         able = [backend for backend, reason in reasons if reason is None]
         return Ops([*able, reference], [(backend, reason) for backend, reason in reasons if reason])
 
-    def _build(self, kind: str, text: str, base: type[T], *given: object) -> T:
+    def _build(self, kind: str, text: str, base: type[T], *given: object, **own: object) -> T:
         entry, options = self.parse(kind, text)
         try:
-            built = entry.factory(*given, **options)
+            built = entry.factory(*given, **own, **options)
         except (TypeError, ValueError, AttributeError) as error:
             raise SpecdecError(
                 f"the {kind} {text!r} of {entry.owner} could not be built: {error}; its options: {entry.described}"

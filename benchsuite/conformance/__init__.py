@@ -89,9 +89,10 @@ def policy(
 
 
 def controller(
-    text: str, *, deterministic: bool = True, k: int | None = 4, factory: ControllerFactory | None = None
+    text: str, *, deterministic: bool = True, k: int | None = None, factory: ControllerFactory | None = None
 ) -> type[ControllerChecks]:
-    """Checks of a controller; ``deterministic`` False if it reads the clock, ``k`` the K that a user asked for.
+    """Checks of a controller; ``deterministic`` False if it reads the clock, ``k`` a K given apart, for one that
+    takes it (``Controller.k_option``).
 
     Example: ``TestAdaptive = conformance.controller("adaptive(window=2)")``
     """

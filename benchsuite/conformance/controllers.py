@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -37,10 +38,13 @@ class ControllerChecks(Checks):
         """0 … ``max_k``, which sized the arena, and ``max_k`` does not change."""
         engine = self.engine(draft)
         most = engine.controller.max_k
-        for step, k in enumerate(self._asked(engine)):
+
+        def see(step: int, k: Any) -> None:
             if type(k) is not int or not 0 <= k <= most or engine.controller.max_k != most:
                 measured = f"K {k!r} at step {step}, max_k {most}, now {engine.controller.max_k}"
                 raise Failed(f"{self.text} stays within its bounds", measured, f"six requests drafted by {draft}")
+
+        self._asked(engine, see)
 
     @pytest.mark.parametrize("draft", DRAFTS)
     def test_it_repeats_where_claimed(self, draft: str) -> None:
@@ -61,12 +65,16 @@ class ControllerChecks(Checks):
         build = kit_assembly("llama", 3, self.extra)
         differ(f"{draft} with {self.text}", build, self.engine(draft), tiny.requests(GREEDY, 6))
 
-    def _asked(self, engine: Engine) -> list[Any]:
-        asked, next_k = [], engine.controller.next_k
+    def _asked(self, engine: Engine, see: Callable[[int, Any], None] = lambda step, k: None) -> list[Any]:
+        """Every K of a run; ``see`` is shown each before the engine is."""
+        asked: list[Any] = []
+        next_k = engine.controller.next_k
 
         def heard(stats: Any) -> Any:
-            asked.append(next_k(stats))
-            return asked[-1]
+            k = next_k(stats)
+            see(len(asked), k)
+            asked.append(k)
+            return k
 
         object.__setattr__(engine.controller, "next_k", heard)
         try:

@@ -14,8 +14,7 @@ import torch
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.records import Proposal, proposals, proposed_from_scratch
 from benchsuite.measure import fidelity
-from benchsuite.measure.matrix import Arm, Setting
-from benchsuite.measure.runners import EngineRunner
+from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import tiny
 from benchsuite.prove.read_guard import guarded_steps
@@ -279,10 +278,9 @@ def _malformed(seen: Proposal, vocabulary: int) -> str | None:
 
 def differ(text: str, build: Assembly, engine: Engine, work: list[Request]) -> None:
     """Raise Failed where an output parts from plain decoding's and the difference is no certified tie."""
-    arm = Arm(Setting("tiny", "auto", build.target.device.type, "auto", 1, 0.0, 0, 1.0, 24, 0, "conformance"))
-    plain, other = EngineRunner(arm, build.engine(None, max_rows=1)), EngineRunner(arm, engine)
+    plain, other = EngineSource(build.engine(None, max_rows=1)), EngineSource(engine)
     judge = Judge(build.target, range(40))
-    expected, got = plain.run(work).tokens, other.run(work).tokens
+    expected, got = plain.tokens(work), other.tokens(work)
     for request, pair in zip(work, zip(expected, got, strict=True), strict=True):
         for difference in judge.compare(work, request, plain, other, pair):
             if not difference.tie:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from benchsuite.measure.ties import Judge, Tokens, stacked_alone, surprise
+from benchsuite.measure.sources import Tokens
+from benchsuite.measure.ties import Judge, stacked_alone, surprise
 from specdec import sampling
 from specdec.request import Request
 

@@ -12,13 +12,10 @@ import pytest
 
 from benchsuite import options
 from specdec.errors import SpecdecError, unknown
-from specdec.registry import split_list
+from specdec.registry import Registry, split_list
 from specdec.request import SamplingParams
 
 N = TypeVar("N", int, float)
-
-START = 4
-"""K of an adapted length's first step."""
 
 PEERS = ("transformers", "transformers_prompt_lookup")
 
@@ -51,13 +48,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class Arm:
-    """One row of a comparison: a strategy of the engine, plain decoding, or a peer from outside."""
+    """One row of a comparison: a strategy of the engine, plain decoding, or a peer from outside.
+
+    ``controller`` is without its K, which is ``k``; None for a controller that takes none.
+    """
 
     setting: Setting
     draft: str | None = None
     policy: str = "match"
     controller: str = "fixed"
-    k: int = 0
+    k: int | None = 0
     peer: str | None = None
 
     @property
@@ -77,7 +77,7 @@ class Arm:
         """The arm's part of a test id; unique within a matrix."""
         strategy = [self.label.replace(" ", "-")]
         if self.draft is not None:
-            strategy += [self.policy, f"k{self.k}"]
+            strategy += [self.policy, *([] if self.k is None else [f"k{self.k}"])]
             strategy += [self.controller] if self.controller != "fixed" else []
         usual = Setting("", "auto", "auto", "auto", 1, 0.0, 0, 1.0, self.setting.max_new_tokens, self.setting.seed, "")
         odd = [
@@ -91,8 +91,8 @@ class Arm:
 def build_matrix(config: pytest.Config) -> list[Arm]:
     """Every arm that the options ask for, those of one setting side by side, plain first.
 
-    Raises SpecdecError for a value that is not of its kind. Names of plugins, devices and models are
-    checked later, when what exists is known.
+    Raises SpecdecError for a value that is not of its kind, and for a controller that does not exist or does not take
+    the K it is given. Other names are checked later, when what exists is known.
     """
 
     def texts(name: str) -> list[str]:
@@ -136,16 +136,19 @@ def _product(
 ) -> list[dict[str, Any]]:
     """Every draft with every policy, controller and K."""
     if not options.value(config, "adaptive-k"):
-        controllers = list(itertools.product(texts("controller"), numbers("k", int, 0)))
+        ks = numbers("k", int, 0) if options.value(config, "k") else [None]
+        controllers = list(itertools.product(texts("controller"), ks))
     elif options.given(config, "k") or options.given(config, "controller"):
         raise SpecdecError(
             "--specdec-adaptive-k chooses K by itself: leave out --specdec-k and --specdec-controller, or leave it out"
         )
     else:
-        controllers = [(f"adaptive(maximum={k})", min(k, START)) for k in numbers("adaptive-k", int, 1)]
+        controllers = [(f"adaptive(maximum={k})", min(k, 4)) for k in numbers("adaptive-k", int, 1)]
+    registry = Registry()
+    lengths = [registry.split_k(controller, k) for controller, k in controllers]
     return [
         {"draft": draft, "policy": policy, "controller": controller, "k": k}
-        for draft, policy, (controller, k) in itertools.product(texts("draft"), texts("policy"), controllers)
+        for draft, policy, (controller, k) in itertools.product(texts("draft"), texts("policy"), lengths)
     ]
 
 
@@ -154,7 +157,7 @@ def _named(config: pytest.Config) -> list[dict[str, Any]]:
     for name in ("draft", "policy", "controller", "k", "adaptive-k"):
         if options.given(config, name):
             raise SpecdecError(f"--specdec-arm says which strategies run; leave out --specdec-{name}, or --specdec-arm")
-    strategies = []
+    registry, strategies = Registry(), []
     for text in split_list(options.value(config, "arm")):
         # A slash inside brackets belongs to an option: draft_model(model=path/to/draft).
         parts = [part.strip() for part in re.split(r"/(?![^(]*\))", text)]
@@ -162,9 +165,10 @@ def _named(config: pytest.Config) -> list[dict[str, Any]]:
             raise SpecdecError(
                 f"cannot read the arm {text!r}; expected draft, draft/policy, … or draft/policy/controller/K"
             )
-        parts += ["match", "fixed", "4"][len(parts) - 1 :]
-        k = _number("the K of --specdec-arm", parts[3], int, 0)
-        strategies.append({"draft": parts[0], "policy": parts[1], "controller": parts[2], "k": k})
+        k = _number("the K of --specdec-arm", parts[3], int, 0) if len(parts) == 4 else None
+        draft, policy, controller = [*parts[:3], *["match", "fixed"][len(parts) - 1 :]][:3]
+        controller, k = registry.split_k(controller, k)
+        strategies.append({"draft": draft, "policy": policy, "controller": controller, "k": k})
     return strategies
 
 

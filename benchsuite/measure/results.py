@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from benchsuite.measure import prediction
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series, checked, interval
 from benchsuite.measure.runners import Outcome
@@ -126,7 +127,7 @@ def make_row(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, t
     steps: list[dict[str, Any]] = []
     if not arm.peer and outcomes:
         info |= _acceptance(outcomes)
-        steps = [_record(step, times) for outcome in outcomes for step, times in _timed(outcome)]
+        steps = [_record(step, times) for outcome in outcomes for step, times in outcome.timed]
     decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards for o in outcomes)
     if arm.peer and forwards:
         info["tau"] = decoded / forwards
@@ -134,7 +135,7 @@ def make_row(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, t
         info |= _speed(outcomes, plain, ratios, arm, machine)
         if not arm.peer:
             rate, baseline = info["tokens_per_s"], info["plain_tokens_per_s"]
-            info |= _prediction(outcomes, plain, arm, rate / baseline if baseline else None)
+            info |= prediction.predicted(outcomes, plain, arm, rate / baseline if baseline else None)
     seconds = () if failed else tuple(outcome.decode_s for outcome in outcomes if outcome.decoded)
     rest = [step["host_ms"] for step in steps]
     total = sum(step["draft_ms"] + step["verify_ms"] + step["host_ms"] for step in steps)
@@ -156,11 +157,6 @@ def digest(outcomes: Sequence[Outcome]) -> str:
     """Sixteen hexadecimal digits that tell one set of emitted ids from another."""
     ids = ";".join(",".join(map(str, tokens)) for outcome in outcomes for tokens in outcome.tokens)
     return hashlib.sha256(ids.encode()).hexdigest()[:16]
-
-
-def _timed(outcome: Outcome) -> list[tuple[Step, StepTimes]]:
-    stats = outcome.stats
-    return [(step, stats.times(step)) for step in stats.steps] if stats else []
 
 
 def _record(step: Step, times: StepTimes) -> dict[str, Any]:
@@ -237,52 +233,3 @@ def _speed(
         "tpot_ms": median(tpot) * 1e3 if tpot else None,
         "mbu": moved / machine.bandwidth,
     }
-
-
-def _prediction(
-    outcomes: Sequence[Outcome], plain: Sequence[Outcome], arm: Arm, measured: float | None
-) -> dict[str, Any]:
-    """Predicted speedup: emitted / sum over steps of v(W) + c K, from times measured in this run.
-
-    A sum over all steps, so it is held against ``measured``, the ratio of tokens per second over all units, and
-    not against the median of the units' ratios.
-    """
-    single = _mean_by_width(_timed(p) for p in plain)
-    steps = [pair for outcome in outcomes for pair in _timed(outcome)]
-    if not steps or 1 not in single:
-        return {}
-    one = single[1]
-    widths = _mean_by_width([steps])
-    verify = {width: seconds / one for width, seconds in widths.items()}
-    proposals = sum(step.k for step, _ in steps)
-    cost = sum(times.draft for _, times in steps) / one / proposals if proposals else None
-    emitted = sum(step.emitted / step.rows for step, _ in steps)
-    asked = [step for step, _ in steps if step.k]
-    target = sum(verify[step.width] for step, _ in steps)
-    draft = (cost or 0.0) * proposals
-    predicted = emitted / (target + draft)
-    found: dict[str, Any] = {
-        "draft_cost": cost,
-        "verify_cost": sum(verify[step.width] for step in asked) / len(asked) if asked else None,
-        "predicted_speedup": predicted,
-        "overhead": 1 - measured / predicted if measured else None,
-    }
-    if not arm.plain and proposals and measured:
-        # What the speedup would be if one part alone were free; the largest gain names the limit.
-        perfect = sum(step.width for step, _ in steps)
-        freed = {
-            "acceptance": perfect / (target + draft),
-            "verification": emitted / (len(steps) + draft),
-            "drafting": emitted / target,
-            "overhead": predicted / measured * predicted,
-        }
-        found["limited_by"] = max(freed, key=lambda part: freed[part])
-    return found
-
-
-def _mean_by_width(runs: Any) -> dict[int, float]:
-    seconds: dict[int, list[float]] = {}
-    for run in runs:
-        for step, times in run:
-            seconds.setdefault(step.width, []).append(times.target)
-    return {width: sum(values) / len(values) for width, values in seconds.items()}

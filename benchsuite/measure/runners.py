@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from benchsuite.measure.matrix import Arm
+from benchsuite.measure.sources import EngineSource, Tokens, TokenSource
 from specdec.devices import synchronize
 from specdec.engine import Engine
-from specdec.messages import Context, Verdict, Window
 from specdec.request import Request
-from specdec.stats import Stats
+from specdec.stats import Stats, Step, StepTimes
 
 PEER_PROPOSALS = 4
 """Tokens that transformers' prompt lookup proposes when no arm of ours says another K."""
@@ -32,7 +32,7 @@ class Outcome:
     None for a peer.
     """
 
-    tokens: list[tuple[int, ...]]
+    tokens: list[Tokens]
     decode_s: float
     decoded: int
     ttft_s: list[float]
@@ -46,9 +46,14 @@ class Outcome:
         """Decoding time per token, batch rows counted together."""
         return self.decode_s / self.decoded
 
+    @property
+    def timed(self) -> list[tuple[Step, StepTimes]]:
+        """Every step of ours with its times; none of a peer."""
+        return [(step, self.stats.times(step)) for step in self.stats.steps] if self.stats else []
 
-class Runner(Protocol):
-    """An arm that can be run, and asked for its logits where it is to be judged."""
+
+class Runner(TokenSource, Protocol):
+    """An arm that can be run and timed, and asked for its logits where it is to be judged."""
 
     arm: Arm
 
@@ -58,16 +63,13 @@ class Runner(Protocol):
     def forget(self) -> None:
         """Forget what earlier runs taught."""
 
-    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
-        """Raw logits [V] from which output token ``index`` of the request with that id was drawn, by running
-        the same requests again; None if the run ends before."""
 
-
-class EngineRunner:
+class EngineRunner(EngineSource):
     """An engine with one strategy; ``draft=None`` is plain decoding."""
 
     def __init__(self, arm: Arm, engine: Engine) -> None:
-        self.arm, self.engine = arm, engine
+        super().__init__(engine)
+        self.arm = arm
 
     def run(self, requests: Sequence[Request]) -> Outcome:
         """Decode requests; the decoding time is the run's without its prefills."""
@@ -92,24 +94,6 @@ class EngineRunner:
         """Let the draft forget."""
         if self.engine.draft:
             self.engine.draft.forget()
-
-    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
-        """Run again with the engine's tracer and keep one row of logits."""
-        prompt = {r.id: len(r.prompt) for r in requests}[request]
-        found: list[Tensor] = []
-
-        def keep(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
-            for row, live in enumerate(context.request.tolist()):
-                depth = index - (int(context.length_host[row]) - prompt)
-                if live == request and 0 <= depth <= int(verdict.num_accepted[row]):
-                    found.append(logits[row, verdict.path[row, depth]].float().clone())
-
-        self.engine.trace = keep
-        try:
-            self.engine.run(requests)
-        finally:
-            self.engine.trace = None
-        return found[0] if found else None
 
 
 class TransformersRunner:
@@ -175,6 +159,10 @@ class TransformersRunner:
                 seconds += end - marks.first
                 decoded += after
         return Outcome(tokens, seconds, decoded, ttft, tpot, forwards, _mean_length(requests, tokens))
+
+    def tokens(self, requests: Sequence[Request]) -> list[Tokens]:
+        """Generate each request."""
+        return self.run(requests).tokens
 
     def forget(self) -> None:
         """Nothing is kept between prompts."""

@@ -84,7 +84,7 @@ class Bench:
         device = devices.pick_device(setting.device)
         dtype = devices.pick_dtype(setting.dtype, device)
         ops = self.registry.backend(setting.backend)
-        k = max((arm.k for arm in arms), default=0)
+        k = max((arm.k or 0 for arm in arms), default=0)
         target, loaded = self._load(setting, ops, device, dtype)
         texts = [self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)]
         encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from benchsuite.measure.runners import Runner
+from benchsuite.measure.sources import Tokens, TokenSource
 from specdec import sampling
 from specdec.model import ArenaModel
 from specdec.request import Request
@@ -132,8 +132,8 @@ class Judge:
         self,
         requests: Sequence[Request],
         request: Request,
-        plain: Runner,
-        other: Runner,
+        plain: TokenSource,
+        other: TokenSource,
         outputs: tuple[Tokens, Tokens],
     ) -> list[Difference]:
         """Every difference between two outputs of one request, each with its verdict; stops at a bug.
@@ -153,7 +153,7 @@ class Judge:
             prompt = (*request.prompt, *outputs[0][: index + 1])
             request = replace(request, prompt=prompt, params=replace(request.params, max_new_tokens=left))
             requests = [request]
-            outputs = plain.run(requests).tokens[0], other.run(requests).tokens[0]
+            outputs = plain.tokens(requests)[0], other.tokens(requests)[0]
             done += index + 1
         return differences
 
@@ -161,8 +161,8 @@ class Judge:
         self,
         requests: Sequence[Request],
         request: Request,
-        plain: Runner,
-        other: Runner,
+        plain: TokenSource,
+        other: TokenSource,
         outputs: tuple[Tokens, Tokens],
         index: int,
     ) -> Difference:
@@ -216,9 +216,6 @@ def stacked_alone(request: Request, device: torch.device) -> StackedParams:
         greedy=params.temperature == 0,
         filtered=params.top_k > 0 or params.top_p < 1,
     )
-
-
-Tokens = tuple[int, ...]
 
 
 def _first_difference(a: Tokens, b: Tokens) -> int:

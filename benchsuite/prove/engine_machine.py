@@ -98,8 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
         while len(out) < most and not (out and out[-1] in eos):
             out.append(self.best([*prompt, *out]))
         self.expected[identity] = tuple(out)
-        self.engine._waiting.append(Request(identity, tuple(prompt), params))
-        self.engine._fill()
+        self.engine.submit([Request(identity, tuple(prompt), params)])
         self.steps.append(f"enter {prompt}, {most} tokens, end {sorted(eos)}")
 
     @rule(data=st.data())
@@ -121,7 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
         for live in self.engine.rows.live if self.expected else []:
             expected = self.expected[live.request.id]
             assert tuple(live.tokens) == expected[: len(live.tokens)], (live.request, live.tokens, expected, self.steps)
-        for identity, done in self.engine._done.items() if self.expected else []:
+        for identity, done in self.engine.finished.items() if self.expected else []:
             assert done.tokens == self.expected[identity], (done.request, done.tokens, self.steps)
             assert (done.finish_reason == "eos") is (done.tokens[-1] in done.request.params.eos), self.steps
 
@@ -140,6 +139,6 @@ class EngineMachine(RuleBasedStateMachine):
         """One read and one forward a step; emitted tokens are those of the rows."""
         counts, rows = self.engine.stats.counts, self.engine.rows
         emitted = sum(len(live.tokens) for live in rows.live)
-        emitted += sum(len(done.tokens) for done in self.engine._done.values())
+        emitted += sum(len(done.tokens) for done in self.engine.finished.values())
         assert counts["num_emitted_tokens"] == emitted, self.steps
         assert counts["host_reads"] == counts["target_forwards"] == len(self.engine.stats.steps), self.steps

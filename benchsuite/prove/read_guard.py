@@ -54,10 +54,8 @@ def only_engine_reads(engine: Engine) -> Iterator[NoReads]:
 
 def guarded_steps(engine: Engine, requests: Sequence[Request], steps: int) -> None:
     """Admit requests, then take steps under the guard; AssertionError for a read that is not the engine's."""
-    engine._waiting.extend(requests)
-    with torch.inference_mode():
-        engine._fill()
-        with only_engine_reads(engine) as mode:
-            for _ in range(steps):
-                engine.step()
+    engine.submit(requests)
+    with only_engine_reads(engine) as mode:
+        for _ in range(steps):
+            engine.step()
     assert mode.seen >= steps, "the guard saw no read: it guards nothing"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchsuite.measure.matrix import Setting
-from benchsuite.measure.runners import EngineRunner
+from benchsuite.measure.sources import TokenSource
 from benchsuite.measure.ties import Judge
 from specdec import Request
 from specdec.assembly import Assembly
@@ -40,13 +40,13 @@ QUICK = (*SHORT, "--specdec-max-new-tokens", "6", "--specdec-prompts", "1")
 
 def assert_same(
     judge: Judge,
-    plain: EngineRunner,
-    other: EngineRunner,
+    plain: TokenSource,
+    other: TokenSource,
     work: list[Request],
     expected: list[tuple[int, ...]] | None = None,
 ) -> None:
     """Equal token for token, or every difference a certified tie; ``expected`` if plain has run already."""
-    outputs = expected or plain.run(work).tokens, other.run(work).tokens
+    outputs = expected or plain.tokens(work), other.tokens(work)
     for request, want, got in zip(work, *outputs, strict=True):
         found = judge.compare(work, request, plain, other, (want, got))
         for difference in found:

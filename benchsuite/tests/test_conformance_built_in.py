@@ -45,7 +45,7 @@ TestTreeAgree = conformance.policy("tree_agree", greedy="lossy", sampled="lossy"
 
 TestFixed = conformance.controller("fixed")
 TestAdaptive = slow(conformance.controller("adaptive(window=2)"))
-TestGoodput = slow(conformance.controller("goodput", deterministic=False))
+TestGoodput = slow(conformance.controller("goodput(maximum=4)", deterministic=False))
 
 TestReference = conformance.backend("reference", ops=sorted({*OPS} - {"decoder_layer"}))
 TestCpu = conformance.backend("cpu", ops=sorted({*OPS} - {"accept"}))

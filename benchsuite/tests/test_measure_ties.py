@@ -9,32 +9,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.measure.matrix import Arm
-from benchsuite.measure.runners import EngineRunner, Outcome
+from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import MOST_FLOAT32, Judge
 from benchsuite.prove.tiny import prompts
-from benchsuite.tests.rig import SETTING, Make
+from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
 from specdec_kernels.reference import Reference
 
-ARM = Arm(SETTING)
 REQUEST = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=6))
 
 
 @dataclass
-class ScriptedRunner(EngineRunner):
-    """A runner that says what it is told to: one output, and logits near the unmodified model's."""
+class ScriptedSource:
+    """One output, and logits near the unmodified model's."""
 
     output: tuple[int, ...]
     logits: Tensor | None
-    arm: Arm = ARM
 
-    def run(self, requests: Sequence[Request]) -> Outcome:
-        # After a forced prefix both arms go on alike.
-        done = len(requests[0].prompt) - len(REQUEST.prompt)
-        return Outcome([self.output[done:]], 1.0, 1, [0.0], [0.0], 1, 1.0)
-
-    def forget(self) -> None: ...
+    def tokens(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+        # After a forced prefix both sides go on alike.
+        return [self.output[len(requests[0].prompt) - len(REQUEST.prompt) :]]
 
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
         return self.logits
@@ -68,7 +62,7 @@ def test_a_difference_is_a_tie_only_within_the_bound(
     level = _lifted(logits, second, -1e-6)
     monkeypatch.setattr(judge, "logits", lambda prefix: level)
     other = (*output[:2], second, *output[3:])
-    runners = ScriptedRunner(output, level), ScriptedRunner(other, _lifted(level, second, lift))
+    runners = ScriptedSource(output, level), ScriptedSource(other, _lifted(level, second, lift))
     found = judge.compare([REQUEST], REQUEST, *runners, (output, other))
     assert [difference.tie for difference in found] == [tie], found
     assert reason in found[0].reason
@@ -79,7 +73,7 @@ def test_a_token_that_its_own_logits_do_not_give_is_a_bug(assemble: Make) -> Non
     judge, output, logits, second = near_tie(assemble)
     other = (*output[:2], second, *output[3:])
     found = judge.compare(
-        [REQUEST], REQUEST, ScriptedRunner(output, logits), ScriptedRunner(other, logits), (output, other)
+        [REQUEST], REQUEST, ScriptedSource(output, logits), ScriptedSource(other, logits), (output, other)
     )
     assert not found[0].tie
     assert "the other's token does not follow from its own logits" in found[0].reason
@@ -97,7 +91,7 @@ def test_entropy_is_that_of_the_models_own_distribution(assemble: Make) -> None:
 def test_an_output_that_ends_early_is_a_bug(assemble: Make) -> None:
     judge, output, logits, _ = near_tie(assemble)
     found = judge.compare(
-        [REQUEST], REQUEST, ScriptedRunner(output, logits), ScriptedRunner(output[:3], logits), (output, output[:3])
+        [REQUEST], REQUEST, ScriptedSource(output, logits), ScriptedSource(output[:3], logits), (output, output[:3])
     )
     assert "one output ends where the other goes on" in found[0].reason
 
@@ -120,11 +114,11 @@ def test_a_corrupt_arena_cannot_certify_itself(assemble: Make) -> None:
     judge = Judge(build.target, range(40))
     sound, broken = build.engine(None), build.engine(None)
     work = [replace(REQUEST, params=SamplingParams(max_new_tokens=40))]
-    expected = EngineRunner(Arm(SETTING), sound).run(work).tokens[0]
+    expected = EngineSource(sound).tokens(work)[0]
     build.target.ops = Leaky()
-    got = EngineRunner(Arm(SETTING), broken).run(work).tokens[0]
+    got = EngineSource(broken).tokens(work)[0]
     assert expected != got, "the planted fault changed nothing"
-    runners = EngineRunner(Arm(SETTING), sound), EngineRunner(Arm(SETTING), broken)
+    runners = EngineSource(sound), EngineSource(broken)
     # Both arms now run on the corrupt arena and agree with each other's logits; the model without it does not.
     found = judge.compare(work, work[0], *runners, (expected, got))
     assert not found[-1].tie

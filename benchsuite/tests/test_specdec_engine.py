@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchsuite.prove.read_guard import guarded_steps
-from benchsuite.prove.tiny import prompts, requests
+from benchsuite.prove.tiny import ask, prompts, requests
 from benchsuite.tests.rig import DEVICES, Make
 from specdec import Context, Draft, Request, SamplingParams, SpecdecError, Window
 
@@ -109,22 +109,20 @@ def test_each_kind_of_token_is_told_apart(assemble: Make) -> None:
 @pytest.mark.parametrize("draft", [None, "draft_model", "garbage", "eagle", "medusa"])
 def test_after_warm_up_no_memory_grows_with_the_steps(draft: str | None, assemble: Make) -> None:
     engine = assemble(max_length=4096 if draft is None else 512).engine(draft, k=4)
-    engine._waiting.append(Request(0, prompts(1)[0], SamplingParams(max_new_tokens=400)))
 
     def held() -> tuple[int, int]:
         gc.collect()
         tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
         return len(tensors), sum(t.nbytes for t in tensors)
 
-    with torch.inference_mode():
-        engine._fill()
-        for _ in range(10):
-            engine.step()
-        before, allocations = held(), engine.stats.counts["allocations"]
-        for _ in range(60):
-            engine.step()
-        assert held() == before
-        assert engine.stats.counts["allocations"] == allocations
+    engine.submit([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=400))])
+    for _ in range(10):
+        engine.step()
+    before, allocations = held(), engine.stats.counts["allocations"]
+    for _ in range(60):
+        engine.step()
+    assert held() == before
+    assert engine.stats.counts["allocations"] == allocations
 
 
 def test_no_proposal_reaches_past_the_budget(assemble: Make) -> None:
@@ -211,3 +209,36 @@ def test_hidden_states_come_for_every_target_forward(device: str, assemble: Make
     ids = torch.tensor([[*request.prompt, *done.tokens[:-1]]], device=device)
     expected = build.target.twin().base_model(ids, use_cache=False).last_hidden_state[0]
     torch.testing.assert_close(torch.cat(seen), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_requests_that_come_while_others_run_get_the_same_tokens(assemble: Make) -> None:
+    build = assemble(max_rows=2)
+    work = [Request(i, p, SamplingParams(max_new_tokens=9 + i, temperature=i % 2)) for i, p in enumerate(prompts(4))]
+    engine = build.engine("draft_model", k=3)
+    engine.submit(work[:1])
+    for request in work[1:]:
+        engine.step()
+        engine.submit([request])
+    while engine.rows.live:
+        engine.step()
+    assert {request.id: build.plain(request) for request in work} == {
+        number: done.tokens for number, done in engine.finished.items()
+    }
+
+
+def test_a_request_with_the_id_of_one_that_runs_is_refused_and_changes_nothing(assemble: Make) -> None:
+    engine = assemble().engine("ngram")
+    engine.submit([Request(7, prompts(1)[0])])
+    with pytest.raises(SpecdecError, match="two requests have the same id, 7"):
+        engine.submit([Request(8, prompts(1)[0]), Request(7, prompts(1)[0])])
+    while engine.rows.live:
+        engine.step()
+    assert engine.finished.keys() == {7}
+
+
+@pytest.mark.parametrize("k", [-1, 5])
+def test_a_controller_that_breaks_its_own_bound_is_refused(k: int, assemble: Make) -> None:
+    engine = assemble().engine("ngram", controller="fixed(k=4)")
+    ask(engine, [4, 0, k])
+    with pytest.raises(SpecdecError, match=f"the controller Fixed asks for {k} proposals; .* max_k, 4"):
+        engine.run([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=40))])

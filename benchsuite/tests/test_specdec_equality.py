@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from benchsuite.measure.matrix import Arm
-from benchsuite.measure.runners import EngineRunner, TransformersRunner
+from benchsuite.measure.runners import TransformersRunner
+from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families
 from benchsuite.prove.tiny import ask, requests
@@ -28,20 +29,20 @@ SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24)
 GREEDY = SamplingParams(max_new_tokens=24)
 
 
-def runner(engine: Engine) -> EngineRunner:
-    """An engine as an arm."""
-    return EngineRunner(Arm(SETTING), engine)
+def source(engine: Engine) -> EngineSource:
+    """An engine as a source of tokens."""
+    return EngineSource(engine)
 
 
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family)
     judge = Judge(build.target, range(40))
-    ours = runner(build.engine(None))
+    ours = source(build.engine(None))
     theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, 4)
     for request in requests(GREEDY):
         work = [request]
-        pair = ours.run(work).tokens[0], theirs.run(work).tokens[0]
+        pair = ours.tokens(work)[0], theirs.tokens(work)[0]
         found = judge.compare(work, request, ours, theirs, pair)
         assert all(difference.tie for difference in found), found[-1]
 
@@ -51,10 +52,10 @@ def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemb
 def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assemble: Make) -> None:
     build = assemble(family, max_rows=3)
     judge = Judge(build.target, range(40))
-    plain = runner(build.engine(None))
-    expected = plain.run(requests(GREEDY)).tokens
+    plain = source(build.engine(None))
+    expected = plain.tokens(requests(GREEDY))
     for draft in DRAFTS:
-        assert_same(judge, plain, runner(build.engine(draft, policy, k=4)), requests(GREEDY), expected)
+        assert_same(judge, plain, source(build.engine(draft, policy, k=4)), requests(GREEDY), expected)
 
 
 @pytest.mark.slow
@@ -62,11 +63,11 @@ def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assem
 def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family, max_rows=3)
     judge = Judge(build.target, range(40))
-    plain = runner(build.engine(None))
-    expected = plain.run(requests(GREEDY)).tokens
+    plain = source(build.engine(None))
+    expected = plain.tokens(requests(GREEDY))
     for policy in ("match", "longest_prefix", "tree_rejection", "block"):
         for draft in (*CHAINS, *(TREES if policy != "block" else ())):
-            other = runner(build.engine(draft, policy, k=6))
+            other = source(build.engine(draft, policy, k=6))
             assert other.engine.policy.contract(GREEDY) == "exact"
             assert_same(judge, plain, other, requests(GREEDY), expected)
 
@@ -76,8 +77,8 @@ def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(fa
 def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: str, assemble: Make) -> None:
     build = assemble("llama", max_rows=3)
     judge = Judge(build.target, range(40))
-    plain = runner(build.engine(None))
-    other = runner(build.engine(draft, controller=controller, k=5))
+    plain = source(build.engine(None))
+    other = source(build.engine(draft, controller=controller, k=5))
     assert_same(judge, plain, other, requests(SAMPLED))
 
 
@@ -92,10 +93,10 @@ def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
     build = assemble("llama", max_rows=4, device=device)
     judge = Judge(build.target, range(40))
     work = requests(params, count=6)
-    plain = runner(build.engine(None, max_rows=1))
-    expected = plain.run(work).tokens
+    plain = source(build.engine(None, max_rows=1))
+    expected = plain.tokens(work)
     for k, rows, order in ((1, 1, 1), (3, 2, -1), (7, 4, 1), (4, 3, -1)):
-        other = runner(build.engine(draft, k=k, max_rows=rows))
+        other = source(build.engine(draft, k=k, max_rows=rows))
         assert_same(judge, plain, other, work[::order], expected[::order])
 
 
@@ -104,7 +105,7 @@ def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -
     build = assemble(family, max_rows=3)
     judge = Judge(build.target, range(40))
     work = requests(SAMPLED, count=6)
-    assert_same(judge, runner(build.engine(None, max_rows=1)), runner(build.engine(None, max_rows=3)), work)
+    assert_same(judge, source(build.engine(None, max_rows=1)), source(build.engine(None, max_rows=3)), work)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -
 def test_filtered_sampling_is_the_same_under_speculation_on_tiny(params: SamplingParams, assemble: Make) -> None:
     build = assemble("qwen3", max_rows=2)
     judge = Judge(build.target, range(40))
-    assert_same(judge, runner(build.engine(None)), runner(build.engine("draft_model", k=3)), requests(params))
+    assert_same(judge, source(build.engine(None)), source(build.engine("draft_model", k=3)), requests(params))
 
 
 def test_rows_of_different_parameters_share_a_batch_on_tiny(assemble: Make) -> None:
@@ -127,14 +128,14 @@ def test_rows_of_different_parameters_share_a_batch_on_tiny(assemble: Make) -> N
     judge = Judge(build.target, range(40))
     mixes = [GREEDY, SAMPLED, replace(SAMPLED, top_k=3, seed=9), replace(SAMPLED, temperature=0.5)]
     work = [replace(r, params=p) for r, p in zip(requests(GREEDY), mixes, strict=True)]
-    assert_same(judge, runner(build.engine(None, max_rows=1)), runner(build.engine("oracle(0.8)", k=4)), work)
+    assert_same(judge, source(build.engine(None, max_rows=1)), source(build.engine("oracle(0.8)", k=4)), work)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_speculation_in_bfloat16_equals_plain_or_ties_on_tiny(device: str, assemble: Make) -> None:
     build = assemble("llama", dtype=torch.bfloat16, device=device)
     judge = Judge(build.target, range(40))
-    assert_same(judge, runner(build.engine(None)), runner(build.engine("oracle(0.8)", k=4)), requests(GREEDY))
+    assert_same(judge, source(build.engine(None)), source(build.engine("oracle(0.8)", k=4)), requests(GREEDY))
 
 
 def test_where_every_layer_slides_output_runs_past_the_span_on_tiny(assemble: Make) -> None:
@@ -142,7 +143,7 @@ def test_where_every_layer_slides_output_runs_past_the_span_on_tiny(assemble: Ma
     judge = Judge(build.target, range(40))
     work = [replace(requests()[0], params=SamplingParams(max_new_tokens=300))]
     assert build.target.layers[0].span == families.SPAN
-    assert_same(judge, runner(build.engine(None)), runner(build.engine("oracle(0.8)", k=4)), work)
+    assert_same(judge, source(build.engine(None)), source(build.engine("oracle(0.8)", k=4)), work)
 
 
 def test_a_draft_that_was_not_asked_for_some_steps_catches_up_on_tiny(assemble: Make) -> None:
@@ -150,5 +151,5 @@ def test_a_draft_that_was_not_asked_for_some_steps_catches_up_on_tiny(assemble: 
     plain = build.engine(None)
     other = build.engine("draft_model", k=4)
     ask(other, [4, 0, 0, 0, 4, 0, 4, 4, 0, 0] * 20)
-    assert_same(Judge(build.target, range(40)), runner(plain), runner(other), requests(SAMPLED))
+    assert_same(Judge(build.target, range(40)), source(plain), source(other), requests(SAMPLED))
     assert other.stats.counts["num_accepted_tokens"] > 0

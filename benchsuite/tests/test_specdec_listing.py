@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from benchsuite.measure.matrix import build_matrix
+from benchsuite.prove import tiny
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import QUICK, Run
-from specdec import Draft, Env, Registry, SpecdecError, hookimpl
+from benchsuite.tests.rig import QUICK, Make, Run
+from specdec import Controller, Draft, Env, Registry, SpecdecError, hookimpl
 from specdec.registry import KINDS
+from specdec.stats import Stats
 
 pytest_plugins = "pytester"
 
@@ -114,3 +116,58 @@ def test_arms_that_contradict_themselves_are_refused(
 ) -> None:
     with pytest.raises(SpecdecError, match=message):
         build_matrix(pytester.parseconfig(*options))
+
+
+def lengths(pytester: pytest.Pytester, *options: str) -> list[tuple[str, int | None]]:
+    """Controller and K of the arms that options ask for."""
+    config = pytester.parseconfig(
+        "--specdec-draft", "ngram", "--specdec-workload", "chat", "--specdec-target", "tiny", *options
+    )
+    return [(arm.controller, arm.k) for arm in build_matrix(config) if arm.draft]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), ("fixed", 4)),
+        (("--specdec-controller", "fixed(k=8)"), ("fixed", 8)),
+        (("--specdec-k", "8"), ("fixed", 8)),
+        (("--specdec-controller", "goodput"), ("goodput", 15)),
+        (("--specdec-controller", "goodput(6)"), ("goodput", 6)),
+        (("--specdec-controller", "goodput(probe=3, maximum=6)"), ("goodput(probe=3)", 6)),
+        (("--specdec-controller", "goodput(probe=3)", "--specdec-k", "6"), ("goodput(probe=3)", 6)),
+        (("--specdec-controller", "adaptive(window=2)"), ("adaptive(window=2)", 4)),
+    ],
+)
+def test_k_is_an_option_of_its_controller_and_has_a_short_way(
+    options: tuple[str, ...], expected: tuple[str, int], pytester: pytest.Pytester
+) -> None:
+    assert lengths(pytester, *options) == [expected]
+
+
+def test_one_length_written_in_two_ways_is_one_arm(pytester: pytest.Pytester) -> None:
+    assert lengths(pytester, "--specdec-controller", "fixed, fixed(k=4), fixed(4)") == [("fixed", 4)]
+
+
+class Sevenths(Controller):
+    """A third party's controller, whose first option is not its K."""
+
+    max_k = 7
+
+    def __init__(self, env: Env, speed: int = 3) -> None: ...
+
+    def next_k(self, stats: Stats) -> int:
+        return 7
+
+
+def test_a_k_that_contradicts_its_controller_or_that_it_does_not_take_is_refused(assemble: Make) -> None:
+    with pytest.raises(SpecdecError, match=r"'fixed\(k=8\)' sets k=8 and K = 4 is given too; leave one out"):
+        assemble().engine("ngram", controller="fixed(k=8)", k=4)
+    build = tiny.assembly(extra=(("controller", "sevenths", Sevenths),))
+    assert build.engine("ngram", controller="sevenths(speed=5)").controller.max_k == 7
+    with pytest.raises(SpecdecError, match="'sevenths' takes no K, got 4; its options: speed=3"):
+        build.engine("ngram", controller="sevenths", k=4)
+    with pytest.raises(
+        SpecdecError, match="k of the controller 'fixed\\(k=many\\)' is 'many'; expected a whole number"
+    ):
+        assemble().engine("ngram", controller="fixed(k=many)")

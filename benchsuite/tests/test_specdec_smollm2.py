@@ -9,7 +9,8 @@ import torch
 
 from benchsuite.measure import workloads
 from benchsuite.measure.matrix import Arm
-from benchsuite.measure.runners import EngineRunner, TransformersRunner
+from benchsuite.measure.runners import TransformersRunner
+from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove.tiny import registry
 from benchsuite.tests.rig import SETTING, assert_same
@@ -39,15 +40,15 @@ def _work(temperature: float = 0.0) -> list[Request]:
 
 
 @cache
-def plain(temperature: float) -> tuple[EngineRunner, list[tuple[int, ...]]]:
+def plain(temperature: float) -> tuple[EngineSource, list[tuple[int, ...]]]:
     """Plain decoding of every prompt, in ragged batches, once for each temperature."""
-    runner = EngineRunner(Arm(SETTING), smollm2()[0].engine(None))
-    return runner, runner.run(_work(temperature)).tokens
+    runner = EngineSource(smollm2()[0].engine(None))
+    return runner, runner.tokens(_work(temperature))
 
 
 def test_plain_equals_transformers_generate_on_every_prompt() -> None:
     build, judge, _ = smollm2()
-    ours = EngineRunner(Arm(SETTING), build.engine(None, max_rows=1))
+    ours = EngineSource(build.engine(None, max_rows=1))
     theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, 4)
     for request in _work():
         pair = build.plain(request), theirs.run([request]).tokens[0]
@@ -61,7 +62,7 @@ def test_plain_equals_transformers_generate_on_every_prompt() -> None:
 def test_every_exact_row_equals_plain_on_every_prompt_in_a_ragged_batch(draft: str, temperature: float) -> None:
     build, judge, _ = smollm2()
     baseline, expected = plain(temperature)
-    assert_same(judge, baseline, EngineRunner(Arm(SETTING), build.engine(draft, k=4)), _work(temperature), expected)
+    assert_same(judge, baseline, EngineSource(build.engine(draft, k=4)), _work(temperature), expected)
 
 
 def test_the_converted_model_speaks() -> None:
@@ -84,12 +85,12 @@ def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.
     encoded = [workloads.load_workload(kind).encode(loaded.tokenizer)[0] for kind in workloads.KINDS]
     build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=max(map(len, encoded)) + most)
     judge = Judge(target, max(encoded, key=len))
-    plain = EngineRunner(Arm(SETTING), build.engine(None, max_rows=1))
-    wide = EngineRunner(Arm(SETTING), build.engine("oracle(0.8)", k=8))
+    plain = EngineSource(build.engine(None, max_rows=1))
+    wide = EngineSource(build.engine("oracle(0.8)", k=8))
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, max_new_tokens=most, eos=(2,))
         requests = [Request(i, prompt, params) for i, prompt in enumerate(encoded)]
-        outputs = [runner.run(requests).tokens for runner in (plain, wide)]
+        outputs = [runner.tokens(requests) for runner in (plain, wide)]
         found = [
             difference
             for request, pair in zip(requests, zip(*outputs, strict=True), strict=True)

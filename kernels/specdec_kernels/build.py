@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from specdec.smollm2 import cache_root
+from specdec.cache import cache_root
 
 SOURCES = Path(__file__).parent / "csrc"
 

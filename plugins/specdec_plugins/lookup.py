@@ -20,6 +20,8 @@ class Lookup(Draft):
     ``continuations``.
     """
 
+    looks_up = True
+
     def __init__(self, most: int) -> None:
         self.most = most
         self.branches = most > 1

@@ -9,14 +9,12 @@ from specdec import Controller, SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
 from specdec.stats import Stats
 
-START = 4
-
 
 class Adaptive(Controller):
     """After every ``window`` steps that proposed something: K + step if accepted / proposed over them is at least
     ``target``, else K - step, kept within minimum and maximum.
 
-    A run begins with K = ``--specdec-k`` (or 4), moved into the bounds. Steps without proposals do not count.
+    A run begins with K = ``start``, moved into the bounds. Steps without proposals do not count.
 
     Source: the rule of transformers' assisted generation (K + 2 after a full acceptance, K - 1 otherwise) on an
     average instead of on every step.
@@ -24,10 +22,12 @@ class Adaptive(Controller):
     Example: ``adaptive(window=4, target=0.7, maximum=12)``
     """
 
+    k_option = "start"
+
     def __init__(
         self,
         env: Env,
-        k: int | None,
+        start: Annotated[int, "K of a run's first step, moved into the bounds"] = 4,
         window: Annotated[int, "steps that proposed between two decisions"] = 8,
         step: Annotated[int, "what K changes by"] = 1,
         target: Annotated[float, "acceptance rate from which on K grows"] = 0.6,
@@ -42,7 +42,7 @@ class Adaptive(Controller):
             )
         self._window, self._step, self._target = window, step, target
         self._bounds = minimum, maximum
-        self._start = min(max(START if k is None else k, minimum), maximum)
+        self._start = min(max(start, minimum), maximum)
         self._stats: Stats | None = None
 
     @property

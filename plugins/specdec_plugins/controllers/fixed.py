@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 from specdec import Controller, SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
 from specdec.stats import Stats
-
-DEFAULT_K = 4
 
 
 class Fixed(Controller):
@@ -16,11 +15,15 @@ class Fixed(Controller):
 
     Source: Leviathan et al. 2211.17192.
 
+    Example: ``fixed(k=8)``
+
     Raises SpecdecError for K below 0 or so long that the window does not fit the longest sequence.
     """
 
-    def __init__(self, env: Env, k: int | None) -> None:
-        self._k = DEFAULT_K if k is None else k
+    k_option = "k"
+
+    def __init__(self, env: Env, k: Annotated[int, "proposals of every step"] = 4) -> None:
+        self._k = k
         if not 0 <= self._k < env.max_length:
             raise SpecdecError(
                 f"K is {self._k}; expected 0 to {env.max_length - 1} (the arena holds sequences of {env.max_length})"

@@ -13,15 +13,12 @@ from specdec.interfaces import ControllerFactory, Env
 from specdec.stats import Stats, Step
 from specdec_plugins.forecast import Chances, Times, best
 
-DEFAULT_MOST = 15
-"""A window of 16 slots is the widest that kernels read the weights once for."""
-
 CHEAP = 0.003
 """Share of plain decoding's time that probes may cost while K is 0."""
 
 
 class Goodput(Controller):
-    """Maximises (1 + expected accepted) / (expected time of a step) over K = 0 … ``--specdec-k`` (15 without one).
+    """Maximises (1 + expected accepted) / (expected time of a step) over K = 0 … ``maximum``.
 
     Expected accepted: the product of running chances that a proposal at each depth is made and kept, given that
     the one before was. Expected time: the target's for the width that K proposals are expected to need, measured
@@ -31,21 +28,25 @@ class Goodput(Controller):
 
     Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times in place of a model of them.
 
-    Example: ``--specdec-controller goodput --specdec-k 8``
+    Example: ``goodput(maximum=8)``
     """
 
     deterministic = False
+    k_option = "maximum"
 
     def __init__(
-        self, env: Env, k: int | None, probe: Annotated[int, "fewest steps between two probes while K is 0"] = 8
+        self,
+        env: Env,
+        # A window of 16 slots is the widest that kernels read the weights once for.
+        maximum: Annotated[int, "largest K"] = 15,
+        probe: Annotated[int, "fewest steps between two probes while K is 0"] = 8,
     ) -> None:
-        self._most = min(DEFAULT_MOST, env.max_length - 1) if k is None else k
-        if not 0 <= self._most < env.max_length or probe < 1:
+        if not 0 <= maximum < env.max_length or probe < 1:
             raise SpecdecError(
-                f"goodput was given K={self._most} and probe={probe}; expected K from 0 to {env.max_length - 1} (the "
-                "arena holds sequences of that length) and probe 1 or more"
+                f"goodput was given maximum={maximum} and probe={probe}; expected a maximum from 0 to "
+                f"{env.max_length - 1} (the arena holds sequences of {env.max_length}) and probe 1 or more"
             )
-        self._probe = probe
+        self._most, self._probe = maximum, probe
         self._kept, self._made = Chances(), Chances()
         self._verify, self._draft, self._rest = Times(), Times(), Times()
         self._stats: Stats | None = None

@@ -13,7 +13,6 @@ from torch import Tensor
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
 from specdec.registry import split_list
-from specdec_plugins.lookup import Lookup
 
 
 class Hybrid(Draft):
@@ -36,8 +35,8 @@ class Hybrid(Draft):
         drafts = [env.draft(text) for text in split_list(sources)]
         if not drafts:
             raise SpecdecError("hybrid has no sources; name some drafts, for example 'suffix, ngram'")
-        self._lookups = [draft for draft in drafts if isinstance(draft, Lookup)]
-        self._rest = [draft for draft in drafts if not isinstance(draft, Lookup)]
+        self._lookups = [draft for draft in drafts if draft.looks_up]
+        self._rest = [draft for draft in drafts if not draft.looks_up]
         if self._rest not in ([], drafts[-1:]) or any(draft.branches for draft in drafts):
             raise SpecdecError(
                 f"hybrid cannot combine {sources!r}: expected lookups (suffix, ngram) and at most one other draft, "

@@ -1,0 +1,58 @@
+"""The predicted speedup: what a run should have gained by its times and its acceptance, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.runners import Outcome
+
+
+def predicted(
+    outcomes: Sequence[Outcome], plain: Sequence[Outcome], arm: Arm, measured: float | None
+) -> dict[str, Any]:
+    """Predicted speedup: emitted / sum over steps of v(W) + c K, from times measured in this run.
+
+    A sum over all steps, so it is held against ``measured``, the ratio of tokens per second over all units, and
+    not against the median of the units' ratios.
+    """
+    single = _mean_by_width(p.timed for p in plain)
+    steps = [pair for outcome in outcomes for pair in outcome.timed]
+    if not steps or 1 not in single:
+        return {}
+    one = single[1]
+    widths = _mean_by_width([steps])
+    verify = {width: seconds / one for width, seconds in widths.items()}
+    proposals = sum(step.k for step, _ in steps)
+    cost = sum(times.draft for _, times in steps) / one / proposals if proposals else None
+    emitted = sum(step.emitted / step.rows for step, _ in steps)
+    asked = [step for step, _ in steps if step.k]
+    target = sum(verify[step.width] for step, _ in steps)
+    draft = (cost or 0.0) * proposals
+    speedup = emitted / (target + draft)
+    found: dict[str, Any] = {
+        "draft_cost": cost,
+        "verify_cost": sum(verify[step.width] for step in asked) / len(asked) if asked else None,
+        "predicted_speedup": speedup,
+        "overhead": 1 - measured / speedup if measured else None,
+    }
+    if not arm.plain and proposals and measured:
+        # What the speedup would be if one part alone were free; the largest gain names the limit.
+        perfect = sum(step.width for step, _ in steps)
+        freed = {
+            "acceptance": perfect / (target + draft),
+            "verification": emitted / (len(steps) + draft),
+            "drafting": emitted / target,
+            "overhead": speedup / measured * speedup,
+        }
+        found["limited_by"] = max(freed, key=lambda part: freed[part])
+    return found
+
+
+def _mean_by_width(runs: Any) -> dict[int, float]:
+    seconds: dict[int, list[float]] = {}
+    for run in runs:
+        for step, times in run:
+            seconds.setdefault(step.width, []).append(times.target)
+    return {width: sum(values) / len(values) for width, values in seconds.items()}
