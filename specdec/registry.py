@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
@@ -34,18 +34,23 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered factory and the plugin that owns it."""
+    """One registered factory and the plugin that owns it.
+
+    ``given`` are the parameters that the engine fills in. ``alias`` is the text that the name stands for and
+    ``preset`` the options that this text sets; both are empty for a name of its own.
+    """
 
     factory: Factory
     owner: str
-
     given: tuple[str, ...]
+    alias: str = ""
+    preset: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> dict[str, object]:
         """What the user may set, with its defaults: the factory's parameters but those that the engine gives."""
         parameters = inspect.signature(self.factory).parameters.values()
-        return {p.name: p.default for p in parameters if p.name not in self.given}
+        return {p.name: self.preset.get(p.name, p.default) for p in parameters if p.name not in self.given}
 
     @property
     def meanings(self) -> dict[str, str]:
@@ -106,13 +111,15 @@ class Registry:
         if "register" not in implementation.argnames:
             raise SpecdecError(f"the hook {KINDS[kind][0]} of {owner} must take the argument 'register'")
 
-        def register(name: str, factory: Factory) -> None:
+        def register(name: str, factory: Factory | str) -> None:
             self.add(kind, name, factory, owner)
 
         implementation.function(register)
 
-    def add(self, kind: str, name: str, factory: Factory, owner: str) -> None:
-        """Register one factory; refuses, naming ``owner``, what a hook may not register."""
+    def add(self, kind: str, name: str, factory: Factory | str, owner: str) -> None:
+        """Register one factory, or the text that a name is short for; refuses, naming ``owner``, what a hook may not
+        register.
+        """
         if not re.fullmatch(r"[A-Za-z]\w*", name):
             raise SpecdecError(f"{owner} registers the {kind} {name!r}; a name is a letter, then letters, digits and _")
         taken = self._entries[kind].get(name)
@@ -121,6 +128,10 @@ class Registry:
                 f"the {kind} {name!r} is registered twice, by {taken.owner} and by {owner}; "
                 f"rename one or uninstall one (names in use: {', '.join(self.names(kind))})"
             )
+        if isinstance(factory, str):
+            entry, preset = self.parse(kind, factory)
+            self._entries[kind][name] = replace(entry, owner=owner, alias=factory, preset={**entry.preset, **preset})
+            return
         if not callable(factory):
             raise SpecdecError(f"{owner} registers the {kind} {name!r} as {factory!r}; expected a factory to call")
         given = KINDS[kind][1]
@@ -187,7 +198,10 @@ class Registry:
         def wrapped(text: str, indent: int) -> list[str]:
             return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2))
 
-        lines = [f"  {name}", *wrapped(entry.summary or "(no description)", 4)]
+        lines = [f"  {name}"]
+        if entry.alias:
+            return [*lines, *wrapped(f"the same as {entry.alias}", 4)]
+        lines += wrapped(entry.summary or "(no description)", 4)
         for option, default in entry.options.items():
             lines += wrapped(f"{option}={default!r}: {entry.meanings[option] or '(not described)'}", 6)
         lines += wrapped(f"source: {entry.source or entry.owner}", 4)
@@ -259,7 +273,7 @@ class Registry:
     def _build(self, kind: str, text: str, base: type[T], *given: object, **own: object) -> T:
         entry, options = self.parse(kind, text)
         try:
-            built = entry.factory(*given, **own, **options)
+            built = entry.factory(*given, **{**entry.preset, **own, **options})
         except (TypeError, ValueError, AttributeError) as error:
             raise SpecdecError(
                 f"the {kind} {text!r} of {entry.owner} could not be built: {error}; its options: {entry.described}"

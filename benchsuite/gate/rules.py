@@ -112,25 +112,39 @@ class Rules:
         return self.mode != "off"
 
 
+@dataclass(frozen=True)
+class _Given:
+    """The gate's options of one run, as text."""
+
+    config: pytest.Config
+
+    def text(self, name: str) -> str:
+        return options.value(self.config, name, "gate")
+
+    def flag(self, name: str) -> bool:
+        return self.text(name).lower() in ("true", "1", "yes")
+
+    def path(self, name: str) -> Path | None:
+        """A file; one that the ini file names is relative to it, wherever pytest is started."""
+        ini = self.config.inipath
+        from_ini = ini is not None and self.config.getoption(options.key_of(name, "gate")) is None
+        folder = ini.parent if from_ini and ini else self.folder
+        return folder / self.text(name) if self.text(name) else None
+
+    @property
+    def folder(self) -> Path:
+        """Where pytest was started."""
+        return self.config.invocation_params.dir
+
+
 def parse(config: pytest.Config) -> Rules | None:
     """The rules of this run; None where nothing of the gate is asked for. GateError for what cannot be meant."""
-
-    def text(name: str) -> str:
-        return options.value(config, name, "gate")
-
-    def flag(name: str) -> bool:
-        return text(name).lower() in ("true", "1", "yes")
-
-    def path(name: str) -> Path | None:
-        # What the ini file says is relative to it, wherever pytest is started.
-        ours = config.getoption(options.key_of(name, "gate")) is None and config.inipath is not None
-        folder = config.inipath.parent if ours and config.inipath else config.invocation_params.dir
-        return folder / text(name) if text(name) else None
-
     mode = str(config.getoption("gate") or config.getini("gate"))
     if mode not in MODES:
         raise GateError(f"the ini key gate is {mode!r}; expected one of {', '.join(MODES)}")
-    save = path("save")
+    given = _Given(config)
+    text, flag = given.text, given.flag
+    save = given.path("save")
     if mode == "off":
         _refuse_idle(config, bool(save))
         if not save:
@@ -138,21 +152,10 @@ def parse(config: pytest.Config) -> Rules | None:
     for name, allowed in CHOICES.items():
         if text(name) not in allowed:
             raise GateError(f"--gate-{name} is {text(name)!r}; expected one of {', '.join(allowed)}")
-    if save and save.exists():
-        raise GateError(
-            f"--gate-save {text('save')} is there already; --gate-against it with --gate-update, or remove it"
-        )
-    written = {"save": save, "json": path("json")}
-    exports = tuple(
-        _export(part.strip(), config.invocation_params.dir) for part in text("export").split(",") if part.strip()
-    )
-    for name, target in (*written.items(), *(("export", target) for _, target in exports)):
-        if target:
-            refuse_unwritable(f"--gate-{name} {text(name)}", target)
-    self_test = flag("self-test")
+    exports = _written(given, save)
     file, base = None, None
-    if mode != "off" and not self_test:
-        file, base = _against(text("against"), path("against"), config.invocation_params.dir, text("on-missing"), save)
+    if mode != "off" and not flag("self-test"):
+        file, base = _against(text("against"), given.path("against"), given.folder, text("on-missing"), save)
     if flag("update") and not file:
         raise GateError("--gate-update writes over a baseline file; name it with --gate-against")
     return Rules(
@@ -169,13 +172,27 @@ def parse(config: pytest.Config) -> Rules | None:
         on_mismatch=text("on-mismatch"),
         inconclusive=text("inconclusive"),
         save=save,
-        json=written["json"],
+        json=given.path("json"),
         exports=exports,
         path=tuple(text("path").split()),
         update=flag("update"),
         dedicated=flag("dedicated"),
-        self_test=self_test,
+        self_test=flag("self-test"),
     )
+
+
+def _written(given: _Given, save: Path | None) -> tuple[tuple[str, Path], ...]:
+    """The exports; GateError for a file of any option that could not be written, or that ``save`` would replace."""
+    if save and save.exists():
+        raise GateError(
+            f"--gate-save {given.text('save')} is there already; --gate-against it with --gate-update, or remove it"
+        )
+    exports = tuple(_export(part.strip(), given.folder) for part in given.text("export").split(",") if part.strip())
+    files = [("save", save), ("json", given.path("json")), *(("export", target) for _, target in exports)]
+    for name, target in files:
+        if target:
+            refuse_unwritable(f"--gate-{name} {given.text(name)}", target)
+    return exports
 
 
 def _refuse_idle(config: pytest.Config, saving: bool) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite.gate import draws
-from benchsuite.gate.draws import PLANTED, report
 from benchsuite.gate.record import PARTS, GatedRow, GateError, Launch, Record
+from benchsuite.gate.validation import draws
+from benchsuite.gate.validation.draws import PLANTED, report
 
 COUNT = 20
 

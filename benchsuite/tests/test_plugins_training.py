@@ -136,30 +136,10 @@ def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytes
         return loaded
 
     monkeypatch.setattr(catalog, "load", chatting)
-    command._main(
-        ["write", "--target", "tiny", "--corpus", str(tmp_path / "c"), "--shards", "1", "--rows", "8", "--length", "40"]
-    )
-    out = tmp_path / "head.safetensors"
-    command._main(
-        [
-            "train",
-            "eagle",
-            "--target",
-            "tiny",
-            "--corpus",
-            str(tmp_path / "c"),
-            "--run",
-            str(tmp_path / "r"),
-            "--out",
-            str(out),
-            "--epochs",
-            "1",
-            "--batch",
-            "4",
-            "--vocabulary",
-            "64",
-        ]
-    )
+    monkeypatch.chdir(tmp_path)
+    command.heads_main(["write", "--target", "tiny", "--corpus", "c", "--shards", "1", "--rows", "8", "--length", "40"])
+    out, short = tmp_path / "head.safetensors", "train eagle --target tiny --corpus c --epochs 1 --vocabulary 64"
+    command.heads_main([*short.split(), "--run", "r", "--out", str(out), "--batch", "4"])
     made = json.loads(out.with_suffix(".json").read_text())
     assert made["conversations"] == 8
     assert len(made["epochs"]) == 1
@@ -168,27 +148,6 @@ def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytes
     assert len(ids) <= 64
     assert head.shape.hidden == 64
     again = tmp_path / "again.safetensors"
-    command._main(
-        [
-            "train",
-            "eagle",
-            "--target",
-            "tiny",
-            "--corpus",
-            str(tmp_path / "c"),
-            "--run",
-            str(tmp_path / "q"),
-            "--out",
-            str(again),
-            "--epochs",
-            "1",
-            "--vocabulary",
-            "64",
-            "--begin",
-            str(out),
-            "--rate",
-            "0",
-        ]
-    )
+    command.heads_main([*short.split(), "--run", "q", "--out", str(again), "--begin", str(out), "--rate", "0"])
     begun, _ = files.load_eagle(str(again), target)
     assert all(torch.equal(a, b) for a, b in zip(head.parameters(), begun.parameters(), strict=True))

@@ -6,15 +6,16 @@ import pytest
 
 from benchsuite.measure.matrix import build_matrix
 from benchsuite.prove import tiny
-from benchsuite.prove.tiny import registry
+from benchsuite.prove.tiny import prompts, registry
 from benchsuite.tests.rig import QUICK, Make, Run
-from specdec import Controller, Draft, Env, Registry, SpecdecError, hookimpl
+from specdec import Controller, Draft, Env, Registry, Request, SamplingParams, SpecdecError, hookimpl
 from specdec.registry import KINDS
 from specdec.stats import Stats
 
 pytest_plugins = "pytester"
 
-DRAFTS = ("draft_model", "eagle", "garbage", "hybrid", "medusa", "ngram", "oracle", "suffix", "tree")
+ALIASES = {"vanilla": "draft_model", "medusa_lite": "medusa(head_init=tie)", "eagle_lite": "eagle(head=lite)"}
+DRAFTS = sorted((*ALIASES, "draft_model", "eagle", "garbage", "hybrid", "medusa", "ngram", "oracle", "suffix", "tree"))
 POLICIES = (
     "block",
     "conf_threshold",
@@ -29,7 +30,7 @@ POLICIES = (
 
 
 def test_every_strategy_of_the_mission_is_there() -> None:
-    assert registry().names("draft") == list(DRAFTS)
+    assert registry().names("draft") == DRAFTS
     assert registry().names("policy") == list(POLICIES)
     assert registry().names("controller") == ["adaptive", "fixed", "goodput"]
 
@@ -42,6 +43,31 @@ def test_every_option_has_a_meaning_and_every_strategy_a_source(kind: str) -> No
         assert entry.source, f"{kind} {name} names no source"
         missing = [option for option, meaning in entry.meanings.items() if not meaning]
         assert not missing, f"{kind} {name}: {missing} have no meaning"
+
+
+@pytest.mark.parametrize(("name", "text"), ALIASES.items())
+def test_a_name_that_stands_for_another_is_listed_as_such_and_builds_the_same(
+    name: str, text: str, assemble: Make
+) -> None:
+    assert f"\n  {name}\n    the same as {text}\n" in registry().listing()
+    build = assemble()
+    request = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=12))
+    runs = []
+    for draft in (name, text):
+        engine = build.engine(draft, k=3)
+        engine.run([request])
+        runs.append((type(engine.draft), engine.stats.counters()))
+    assert runs[0] == runs[1]
+
+
+def test_a_name_that_stands_for_another_takes_its_other_options(assemble: Make) -> None:
+    entry, options = registry().parse("draft", "medusa_lite(num_heads=2)")
+    assert (entry.preset, options) == ({"head_init": "tie"}, {"num_heads": 2})
+    engine = assemble().engine("medusa_lite(num_heads=2)", k=4)
+    engine.run([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=12))])
+    assert max(step.proposed for step in engine.stats.steps) == 2
+    with pytest.raises(SpecdecError, match="unknown draft 'nothing'"):
+        registry().add("draft", "short", "nothing", "a test")
 
 
 @pytest.mark.slow

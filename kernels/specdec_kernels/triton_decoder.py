@@ -110,7 +110,8 @@ def tree_attention(
     is carried along blocks of cells (Milakov & Gimelshein 1805.02867; Dao et al. 2205.14135), and the query
     heads of one key head are lines of one product (Ainslie et al. 2305.13245). CAPPED makes scores softcap ·
     tanh(scores / softcap). A slot that sees nothing gives zeros. WIDE: products of float32 operands (the
-    interpreter would multiply bfloat16 ones as whole numbers).
+    interpreter would multiply bfloat16 ones as whole numbers). Longer than 60 lines: the running softmax stays
+    in registers from block to block.
     """
     group, width, length, size = sizes
     query_strides, key_strides, value_strides, mask_strides = strides

@@ -184,6 +184,8 @@ def rejection_sample(
 ) -> None:
     """Keep x with probability min(1, p(x)/q(x)); at the first rejection draw from norm(max(p - q, 0)), else from p.
 
+    Longer than 60 lines, of which the arguments are 23: what the passes over V share stays in registers.
+
     Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318. A program per row: distribution is p float32
     [B, W, V], q [B, W - 1, V] (CERTAIN: one-hot proposals, q is not looked at), tokens and keys int64 [B, W].
     """

@@ -171,6 +171,7 @@ def _require_same_ids(target: Mapping[str, int], draft: Mapping[str, int], name:
 
 
 @hookimpl
-def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
-    """Register ``draft_model``."""
+def specdec_register_drafts(register: Callable[[str, DraftFactory | str], None]) -> None:
+    """Register ``draft_model``, and ``vanilla`` for ``draft_model``."""
     register("draft_model", DraftModel)
+    register("vanilla", "draft_model")

@@ -178,6 +178,7 @@ def eagle(
 
 
 @hookimpl
-def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
-    """Register ``eagle``."""
+def specdec_register_drafts(register: Callable[[str, DraftFactory | str], None]) -> None:
+    """Register ``eagle``, and ``eagle_lite`` for ``eagle(head=lite)``."""
     register("eagle", eagle)
+    register("eagle_lite", "eagle(head=lite)")

@@ -145,6 +145,7 @@ class Medusa(Draft):
 
 
 @hookimpl
-def specdec_register_drafts(register: Callable[[str, DraftFactory], None]) -> None:
-    """Register ``medusa``."""
+def specdec_register_drafts(register: Callable[[str, DraftFactory | str], None]) -> None:
+    """Register ``medusa``, and ``medusa_lite`` for ``medusa(head_init=tie)``."""
     register("medusa", Medusa)
+    register("medusa_lite", "medusa(head_init=tie)")

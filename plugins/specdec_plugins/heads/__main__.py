@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def _main(arguments: list[str] | None = None) -> None:
+def heads_main(arguments: list[str] | None = None) -> None:
     """Run one verb."""
     given = parser().parse_args(arguments)
     try:
@@ -113,4 +113,4 @@ def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    heads_main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,9 @@ def judge(
     return {"agreement": [round(rate, 4) for rate in rates], "acceptance_length": round(length, 4)}
 
 
+CHECKPOINT = "checkpoint.pt"
+
+
 def train(
     head: Head,
     ops: Backend,
@@ -171,67 +174,89 @@ def train(
     Stops early when ``patience`` epochs in a row were no better. Everything random is drawn from ``seed``.
     """
     training, held_out = corpus.split(HELD_OUT)
-    flat = [p for p in head.parameters() if p.dim() != 2]
-    optimizers = [
-        torch.optim.Muon(
-            [p for p in head.parameters() if p.dim() == 2], lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
-        ),
-        torch.optim.AdamW(flat, lr=rate, weight_decay=0.0),
-    ]
+    optimizers = _optimizers(head, rate)
     per_epoch = math.ceil(len(training.tokens) / batch)
     total = epochs * per_epoch
     warm = min(WARM_UP, total / 10)
-    best, log, first = {k: v.clone() for k, v in head.state_dict().items()}, [], 0
-    saved = folder / "checkpoint.pt"
     folder.mkdir(parents=True, exist_ok=True)
-    if saved.exists():
-        state = torch.load(saved, weights_only=True)
-        head.load_state_dict(state["head"])
-        for optimizer, held in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(held)
-        best, log, first = state["best"], json.loads(state["log"]), state["epoch"]
+    best, log, first = _resumed(folder, head, optimizers)
+    depth = head.count if isinstance(head, MedusaHeads) else max(4, steps)
     for epoch in range(first, epochs):
         start, losses = time.perf_counter(), []
         order = torch.randperm(len(training.tokens), generator=torch.Generator().manual_seed(seed + epoch))
         for number, pick in enumerate(tqdm(order.split(batch), desc=f"epoch {epoch + 1}/{epochs}", mininterval=10)):
             done = (epoch * per_epoch + number) / total
             pace = min(1.0, (done * total + 1) / warm) * 0.5 * (1 + math.cos(math.pi * done))
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = rate * pace
             some = training.rows(pick)
             embedded = F.embedding(some.tokens[:, 1:].to(embed.device), embed)
             loss = loss_of(head, ops, reader, embedded, some.hidden.to(embed), some.answer.to(embed.device), steps)
             loss.backward()
-            nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
+            _descend(head, optimizers, rate * pace)
             losses.append(float(loss.detach()))
-        found = judge(
-            head, ops, reader, embed, held_out, head.count if isinstance(head, MedusaHeads) else max(4, steps)
-        )
-        log.append(
-            {
-                "epoch": epoch + 1,
-                "loss": round(sum(losses) / len(losses), 4),
-                **found,
-                "seconds": round(time.perf_counter() - start),
-            }
-        )
+        found = judge(head, ops, reader, embed, held_out, depth)
+        mean = round(sum(losses) / len(losses), 4)
+        log.append({"epoch": epoch + 1, "loss": mean, **found, "seconds": round(time.perf_counter() - start)})
         tqdm.write(json.dumps(log[-1]))
         lengths = [line["acceptance_length"] for line in log]
         if lengths[-1] == max(lengths):
-            best = {k: v.clone() for k, v in head.state_dict().items()}
-        state = {
-            "head": head.state_dict(),
-            "best": best,
-            "log": json.dumps(log),
-            "epoch": epoch + 1,
-            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        }
-        torch.save(state, saved)
+            best = _copied(head)
+        _checkpoint(folder, head, optimizers, best, log)
         if len(lengths) - lengths.index(max(lengths)) > patience:
             break
     head.load_state_dict(best)
     return log
+
+
+_Weights = dict[str, Tensor]
+
+
+def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices, AdamW for everything else."""
+    matrices = [p for p in head.parameters() if p.dim() == 2]
+    rest = [p for p in head.parameters() if p.dim() != 2]
+    return [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=rate, weight_decay=0.0),
+    ]
+
+
+def _descend(head: Head, optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:
+    """One step down the gradients that ``backward`` left, which are then cleared."""
+    nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _copied(head: Head) -> _Weights:
+    return {name: value.clone() for name, value in head.state_dict().items()}
+
+
+def _checkpoint(
+    folder: Path, head: Head, optimizers: Sequence[torch.optim.Optimizer], best: _Weights, log: list[dict[str, Any]]
+) -> None:
+    """Everything that a training needs to go on after the last epoch of ``log``."""
+    state = {
+        "head": head.state_dict(),
+        "best": best,
+        "log": json.dumps(log),
+        "epoch": len(log),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+    }
+    torch.save(state, folder / CHECKPOINT)
+
+
+def _resumed(
+    folder: Path, head: Head, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[_Weights, list[dict[str, Any]], int]:
+    """The best weights so far, the log, and the next epoch: of the folder's checkpoint, loaded in place, or of none."""
+    saved = folder / CHECKPOINT
+    if not saved.exists():
+        return _copied(head), [], 0
+    state = torch.load(saved, weights_only=True)
+    head.load_state_dict(state["head"])
+    for optimizer, held in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(held)
+    return state["best"], json.loads(state["log"]), state["epoch"]
