@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
@@ -30,6 +31,10 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """Each kind's hook, and the arguments that the engine gives its factories."""
+
+
+LOAD_PLUGINS, OWN = "SPECDEC_LOAD_PLUGINS", "specdec-bench"
+"""The environment variable that lists the distributions whose plugins are loaded besides our own. Unset: all."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,8 @@ class Registry:
     """Everything that was registered, by kind and name.
 
     ``Registry()`` loads the entry-point group ``specdec``, the built-ins by the same door as anybody's;
-    ``Registry(plugins)`` holds the given plugin modules or objects only.
+    ``Registry(plugins)`` holds the given plugin modules or objects only. The environment variable
+    ``SPECDEC_LOAD_PLUGINS`` limits what is loaded to our own and the distributions that it lists.
 
     Raises SpecdecError for a name registered twice (naming both owners), a name that is no name, or a
     factory whose signature does not begin as its hook says.
@@ -289,7 +295,7 @@ class Registry:
 def _installed() -> dict[str, object]:
     """The plugins of the entry-point group ``specdec``; a broken one is named rather than met later."""
     found: dict[str, object] = {}
-    for point in entry_points(group="specdec"):
+    for point in _chosen(entry_points(group="specdec")):
         try:
             found[point.name] = point.load()
         except Exception as error:
@@ -299,6 +305,28 @@ def _installed() -> dict[str, object]:
                 f"{type(error).__name__}: {error}; mend or uninstall it"
             ) from error
     return found
+
+
+def _chosen(points: Iterable[EntryPoint]) -> list[EntryPoint]:
+    """The entry points of the distributions that ``SPECDEC_LOAD_PLUGINS`` allows; SpecdecError for an unknown one."""
+    allowed = os.environ.get(LOAD_PLUGINS)
+    by_package: dict[str, list[EntryPoint]] = {}
+    for point in points:
+        by_package.setdefault(_canonical(point.dist.name if point.dist else ""), []).append(point)
+    if allowed is None:
+        return [point for group in by_package.values() for point in group]
+    names = [_canonical(name) for name in split_list(allowed)]
+    missing = [name for name in names if name not in by_package]
+    if missing:
+        raise SpecdecError(
+            f"{LOAD_PLUGINS} names {missing[0]!r}, which is no installed distribution with plugins; expected a comma "
+            f"list of {', '.join(sorted(by_package))}, or nothing for {OWN} alone"
+        )
+    return [point for name in dict.fromkeys((OWN, *names)) for point in by_package.get(name, [])]
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def split_list(text: str) -> list[str]:

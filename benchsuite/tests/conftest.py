@@ -15,6 +15,7 @@ from hypothesis import settings
 from benchsuite.prove.tiny import assembly
 from benchsuite.tests.gate_rig import Suite
 from benchsuite.tests.rig import KILLS, Make, Run
+from specdec.registry import LOAD_PLUGINS
 
 DEEPER = 50
 """How many times longer proofs are with --specdec-deep."""
@@ -28,6 +29,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "specdec", max_examples=100 * (DEEPER if deep else 1), deadline=None, derandomize=True, print_blob=True
     )
     settings.load_profile("specdec")
+
+
+@pytest.fixture(autouse=True)
+def only_our_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plugins of others that happen to be installed are not loaded, here and in the processes that a test starts."""
+    monkeypatch.setenv(LOAD_PLUGINS, "")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from benchsuite.measure.results import KEYS
 from benchsuite.tests.rig import QUICK, SHORT, Run
 from specdec.devices import why_absent
+from specdec.registry import LOAD_PLUGINS
 
 
 def test_help_imports_no_torch_and_lists_every_option(run: Run) -> None:
@@ -186,8 +187,9 @@ def specdec_register_drafts(register):
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> str:
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A third party's draft as pip would leave it: one module and its entry point, outside the project."""
+    monkeypatch.setenv(LOAD_PLUGINS, "specdec-echo")
     site = tmp_path / "site"
     info = site / "specdec_echo-1.dist-info"
     info.mkdir(parents=True)
