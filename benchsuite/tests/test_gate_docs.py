@@ -1,4 +1,4 @@
-"""The set-ups of docs/gate.md: the shell's lines are run, every other pytest line is understood."""
+"""The examples in docs/gate.md: the shell block runs, and pytest accepts the options of every other example."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import yaml
 from benchsuite.gate.rules import FORMATS, OPTIONS
 from benchsuite.tests.rig import Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "gate.md"
+ROOT = Path(__file__).parents[2]
+PAGE, WORKFLOW = ROOT / "docs" / "gate.md", ROOT / ".github" / "workflows" / "ci.yml"
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the documentation is part of the checkout, not of the wheel")
 
@@ -30,12 +31,21 @@ def test_every_option_and_format_is_documented() -> None:
 
 
 def commands(node: object) -> list[str]:
-    """The pytest lines of a service's file, wherever they stand."""
+    """All pytest commands in a CI service's configuration."""
     if isinstance(node, dict):
         return [line for value in node.values() for line in commands(value)]
     if isinstance(node, list):
         return [line for value in node for line in commands(value)]
     return [node] if isinstance(node, str) and node.startswith("pytest ") else []
+
+
+def test_the_projects_own_workflow_runs_what_ci_runs_and_gates_as_the_page_shows() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    assert {"run": "bash .ci/run"} in jobs["suite"]["steps"]
+    [own], shown = commands(jobs["gate"]), commands(yaml.safe_load(_blocks("yaml")[0]))
+    for part in ("--gate=fail", '--gate-against "origin/$GITHUB_BASE_REF"', "--gate-export markdown=gate.md"):
+        assert part in own
+        assert any(part in line for line in shown)
 
 
 @pytest.mark.slow
@@ -48,8 +58,8 @@ def test_the_services_pytest_lines_are_understood(run: Run, tmp_path: Path) -> N
     ):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)
-    found = [line for block in _blocks("yaml") for line in commands(yaml.safe_load(block))]
-    assert len(found) == 3
+    found = [line for block in (*_blocks("yaml"), WORKFLOW.read_text()) for line in commands(yaml.safe_load(block))]
+    assert len(found) == 4
     for line in found:
         filled = re.sub(r"\$\w+", "main", line).replace('"', "").split()[1:]
         done = run("-m", "pytest", *filled, "--collect-only", "-q")
