@@ -1,4 +1,4 @@
-"""The user's terminal, while pytest captures what tests print."""
+"""Print to the terminal while pytest captures output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def uncaptured(config: pytest.Config) -> Iterator[None]:
-    """What is printed in here is seen at once."""
+    """A context in which printed text goes to the terminal at once."""
     capture = config.pluginmanager.get_plugin("capturemanager")
     if capture is None:
         yield

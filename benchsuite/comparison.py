@@ -1,6 +1,6 @@
 """The part of the plugin that compares strategies: an item for each arm, one measurement, tables and a results folder.
 
-Imports no torch until an item that asks for ``specdec_row`` is collected.
+Imports no torch until an item that requests ``specdec_row`` is collected.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 
 def measures(item: pytest.Item) -> bool:
-    """Whether an item asks for ``specdec_row``."""
+    """Whether an item requests ``specdec_row``."""
     return "specdec_row" in getattr(getattr(item, "callspec", None), "params", {})
 
 
 class ComparisonPlugin:
-    """The arms of the run's matrix, the ``Bench`` that measures them, and what is shown of it.
+    """Builds the arms of the run's matrix, measures them with a ``Bench``, and reports the results.
 
-    ``pairs`` is how many pairs each row is timed in, at least.
+    ``pairs``: the least number of pairs in which each row is timed.
     """
 
     def __init__(self, config: pytest.Config, pairs: int = 1) -> None:
         self.config, self.pairs = config, pairs
         self.arms: dict[str, Arm] = {}
         self.bench: Bench | None = None
-        self._refused: Exception | None = None  # a bad option, met where pytest would print a traceback
+        self._refused: Exception | None = None  # an invalid option, found where pytest would print a traceback
         self._bar: Any = None
-        self._outcome = ""  # where the results went
+        self._outcome = ""  # the line that says where the results are
 
     def is_peer(self, name: str) -> bool:
-        """Whether the row of that name is a reference from outside."""
+        """Whether the row of that name is an outside reference."""
         return self.arms[name].peer is not None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give every test that asks for ``specdec_row`` one item for each arm of the matrix."""
+        """Give every test that requests ``specdec_row`` one item for each arm of the matrix."""
         if "specdec_row" not in metafunc.fixturenames:
             return
         if not self.arms and self._refused is None:
@@ -64,7 +64,7 @@ class ComparisonPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        """Give the items of rows pytest-benchmark's replayed timer. A wrapper, so that no selection has been made."""
+        """Set the timer of pytest-benchmark to ``replayed_seconds`` in items of rows, before any item is deselected."""
         if self._refused is None and self.config.pluginmanager.hasplugin("benchmark"):
             for item in filter(measures, items):
                 setting = self.arms[item.callspec.params["specdec_row"]].setting  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ class ComparisonPlugin:
         return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Refuse what cannot be run before anything is: load, build, and print the card."""
+        """Load and build all arms, and print the card. UsageError, before any test runs, if that is not possible."""
         option = self.config.option
         if self._refused is not None:
             raise pytest.UsageError(str(self._refused))
@@ -110,7 +110,7 @@ class ComparisonPlugin:
         return bench
 
     def row(self, name: str) -> Row:
-        """The measured row of an arm; fails the asking test where its workload cannot be measured."""
+        """The measured row of an arm; fails the requesting test if its workload cannot be measured."""
         from specdec.errors import SpecdecError
 
         assert self.bench is not None
@@ -124,7 +124,7 @@ class ComparisonPlugin:
         from tqdm import tqdm
 
         if self._bar is None:
-            # In a log file a bar is a line each time: every half minute is enough there.
+            # In a log file each update of the bar is a line, so one update every 30 s is enough.
             pause = 0.2 if sys.stderr.isatty() else 30.0
             self._bar = tqdm(
                 total=bench.ticks, unit="run", file=sys.stderr, mininterval=pause, leave=False, dynamic_ncols=True
@@ -141,7 +141,7 @@ class ComparisonPlugin:
         """Write the results folder."""
         if self._bar is not None:
             self._bar.close()
-        # The folder was made in pytest_collection_finish, or there is nothing to put into it.
+        # If there are results, pytest_collection_finish has already made the folder.
         root = options.results_root(self.config) if self.bench is not None and self.bench.rows else None
         if self.bench is None or root is None:
             return

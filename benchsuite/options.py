@@ -1,6 +1,6 @@
 """The `--specdec-…` options: one table for the command line and the ini file. Imports no torch.
 
-Options marked as lists take comma lists, whose product is the matrix of measured arms.
+Options with ``many`` accept comma lists; the product of these lists is the matrix of measured arms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Option:
-    """``--<prefix>-<name>`` and the ini key ``<prefix>_<name>``: a value, a comma list of ``many``, or a flag."""
+    """``--<prefix>-<name>`` and the ini key ``<prefix>_<name>``: a value, a comma list (``many``) or a flag."""
 
     name: str
     default: str
@@ -75,14 +75,14 @@ OPTIONS = (
     Option("top-p", "1", "keep the likeliest tokens up to this mass; 1 is off", many=True),
     Option("max-new-tokens", "64", "tokens that each prompt may be continued by", many=True),
     Option("seed", "0", "seed of sampling, of random weights and of the order of arms"),
-    Option("prompts", "", "use only the first so many prompts of each workload"),
+    Option("prompts", "", "use only the first VALUE prompts of each workload"),
     Option("results", "", "folder for results/<time>-<name>/: tables, JSON, report, manifest"),
 )
 """Every option that takes a value."""
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare the options and their ini twins."""
+    """Declare the options and their ini keys."""
     group = parser.getgroup("specdec", "speculative decoding (specdec-bench)")
     declare(parser, group, "specdec", OPTIONS)
     group.addoption(
@@ -107,19 +107,19 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def declare(parser: pytest.Parser, group: pytest.OptionGroup, prefix: str, options: Sequence[Option]) -> None:
-    """Declare each option in ``group``, and its ini twin."""
+    """Declare each option in ``group``, and its ini key."""
     for option in options:
         key = key_of(option.name, prefix)
         taken: dict[str, Any] = {"action": "store_true"} if option.flag else {"metavar": "VALUE"}
         default = f" (default: {option.default})" if option.default else ""
-        # Percent signs would be read as format codes by argparse.
+        # argparse would read a percent sign as a format code.
         text = f"{option.help}{'; comma list' if option.many else ''}{default}".replace("%", "%%")
         group.addoption(f"--{prefix}-{option.name}", dest=key, default=None, help=text, **taken)
         parser.addini(key, f"ini twin of --{prefix}-{option.name}", default=option.default)
 
 
 def key_of(name: str, prefix: str) -> str:
-    """The ini key of ``--<prefix>-<name>``, under which pytest keeps the option too."""
+    """The ini key of ``--<prefix>-<name>``; pytest stores the option under the same name."""
     return f"{prefix}_{name.replace('-', '_')}"
 
 
@@ -138,7 +138,7 @@ def given(config: pytest.Config, name: str) -> bool:
 
 
 def results_root(config: pytest.Config) -> Path | None:
-    """The folder of ``--specdec-results``, made if need be; None without one. SpecdecError if it cannot be."""
+    """The folder of ``--specdec-results``, created if missing; None if not given. SpecdecError if it cannot be made."""
     text = value(config, "results")
     if not text:
         return None

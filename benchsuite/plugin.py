@@ -29,24 +29,24 @@ MARKERS = (
 )
 
 COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "specdec-kernels", "specdec-gate"
-"""The names that the plugin's objects are registered under."""
+"""The names under which the plugin's objects are registered."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options and their ini twins."""
+    """Declare the options and their ini keys."""
     options.add_options(parser)
     rules.add_gate_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers, and register what this run needs; the gate only where an option asks for it."""
+    """Declare the markers and register the plugin's objects; the gate only if an option requests it."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     register = config.pluginmanager.register
     try:
         given = rules.parse(config)
         comparison = ComparisonPlugin(config, given.pairs if given and given.save else 1)
-        # Summaries are printed by the last registered first.
+        # pytest prints summaries in reverse order of registration.
         register(DevicePlugin(config), DEVICES)
         register(comparison, COMPARISON)
         register(KernelPlugin(config), KERNELS)
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """``--specdec-list``: say what there is, and run nothing."""
+    """``--specdec-list``: print what is registered, and run nothing."""
     if not config.option.specdec_list:
         return None
     from specdec.errors import SpecdecError
@@ -76,8 +76,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def specdec_row(request: pytest.FixtureRequest) -> Row:
     """The measured row of one arm: figures in ``info``, paired ``ratios``, and ``failure`` if it broke its contract.
 
-    Tests that ask for it get one item for each arm of the ``--specdec-…`` matrix. All arms of a workload
-    are measured together when its first row is asked for.
+    A test that requests it gets one item for each arm of the ``--specdec-…`` matrix. All arms of a workload
+    are measured together when its first row is requested.
     """
     plugin: Any = request.config.pluginmanager.get_plugin(COMPARISON)
     row: Row = plugin.row(request.param)
@@ -86,9 +86,9 @@ def specdec_row(request: pytest.FixtureRequest) -> Row:
 
 @pytest.fixture(scope="session")
 def specdec_kernels(request: pytest.FixtureRequest) -> KernelBench:
-    """The kernels of one target, ready to be timed: see ``benchsuite.kernelbench.timing.KernelBench``.
+    """The kernels of one target, ready for timing: see ``benchsuite.kernelbench.timing.KernelBench``.
 
-    Tests that ask for it get one item for each ``--specdec-target``.
+    A test that requests it gets one item for each ``--specdec-target``.
     """
     plugin: Any = request.config.pluginmanager.get_plugin(KERNELS)
     bench: KernelBench = plugin.bench(request.param)
@@ -97,7 +97,7 @@ def specdec_kernels(request: pytest.FixtureRequest) -> KernelBench:
 
 @pytest.fixture
 def specdec_benchmark(specdec_row: Row, benchmark: Any) -> Row:
-    """``specdec_row``, with its times and figures handed to pytest-benchmark (``--benchmark-json``)."""
-    # A row that broke its contract has no seconds: it shows no speed anywhere.
+    """``specdec_row``; its times and figures are also passed to pytest-benchmark (``--benchmark-json``)."""
+    # A row that broke its contract has no seconds, so no speed is reported for it.
     replay(benchmark, specdec_row.seconds, specdec_row.info)
     return specdec_row

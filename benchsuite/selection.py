@@ -1,6 +1,6 @@
-"""The part of the plugin that chooses by device: items skip without theirs, and a selection that ran nothing fails.
+"""The part of the plugin that selects by device: it skips items without their device, and fails if none ran.
 
-Only items of this suite are touched. Imports no torch until an item carries one of the markers.
+Only items of this suite are affected. Imports no torch until an item has one of the markers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEVICE_MARKERS = ("cuda", "mps", "gpu")
 
 
 class DevicePlugin:
-    """What ``-m`` says of devices, and how many of our items that selection left and ran."""
+    """Reads the devices that ``-m`` selects, and counts our items that were collected and that ran."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -28,12 +28,12 @@ class DevicePlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        """Count the items of ours before ``-m`` and ``-k`` have taken theirs away."""
+        """Count our items before ``-m`` and ``-k`` deselect some."""
         self._collected = sum(map(_is_ours, items))
         return (yield)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip our items whose device is not here, saying which and why."""
+        """Skip our items whose device is missing; the reason names the device."""
         marks = {mark.name for mark in item.iter_markers()} & set(DEVICE_MARKERS)
         if marks and _is_ours(item):
             from specdec.devices import why_absent
@@ -44,7 +44,7 @@ class DevicePlugin:
                 pytest.skip("; ".join(reason for reason in reasons if reason))
 
     def pytest_runtest_call(self, item: pytest.Item) -> None:
-        """Count our items that really ran."""
+        """Count our items that ran."""
         self._ran += _is_ours(item)
 
     @property
@@ -53,12 +53,12 @@ class DevicePlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Fail a selection by device that ran nothing of ours."""
+        """Fail the run if it selects by device and none of our items ran."""
         if self._ran_nothing and exitstatus in (0, 5):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say why a selection by device failed."""
+        """Print why a selection by device failed."""
         if not self._ran_nothing:
             return
         from specdec.devices import why_absent

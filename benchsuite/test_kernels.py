@@ -30,7 +30,7 @@ def test_the_models_cost_by_width(specdec_kernels: KernelBench) -> None:
 
 
 def test_appending_and_rolling_back_move_the_window_alone(specdec_kernels: KernelBench) -> None:
-    """Exact in bytes; the times stand beside them in the table."""
+    """Bytes and allocations are compared exactly; times are only shown in the table."""
     costs = specdec_kernels.caches()
     ours = [cost for cost in costs if cost.cache == "arena"]
     theirs = [cost for cost in costs if cost.cache == "transformers dynamic"]

@@ -1,4 +1,4 @@
-"""The main job: every arm of the matrix, measured beside plain decoding and checked against its contract."""
+"""The main job: every arm of the matrix, measured in pairs with plain decoding and checked against its contract."""
 
 from __future__ import annotations
 

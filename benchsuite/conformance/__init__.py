@@ -1,14 +1,14 @@
-"""The conformance kit: a plugin is certified by the checks that the built-in ones pass.
+"""The conformance kit: the checks that every built-in plugin passes, for any plugin.
 
-One line of a test file each, and ``pytest`` on that file::
+A test file has one line for each plugin; run ``pytest`` on it::
 
     from benchsuite import conformance
 
     TestRepeat = conformance.draft("repeat")
 
-Names are those that the plugin is registered under, options included: ``conformance.draft("repeat(n=2)")``.
-What a plugin is able to do is declared here, not sniffed; a false declaration fails, saying what was claimed,
-what was measured and the smallest example.
+The name is the registered one, options included: ``conformance.draft("repeat(n=2)")``. The caller declares what a
+plugin can do; the kit does not detect it. A false declaration fails with the claim, the measurement and the smallest
+example.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def draft(
     family: str = "llama",
     factory: DraftFactory | None = None,
 ) -> type[DraftChecks]:
-    """Checks of a draft.
+    """Return checks of a draft, as a test class.
 
-    ``trees``: its windows may branch. ``sampled``: at a temperature, under a policy that lends it no noise, its
-    proposals are drawn, and q says from which distribution; otherwise they are certain (q None). ``hidden``: it is
-    given the target's hidden states. ``remembers``: requests that have ended change its proposals until ``forget``.
-    ``memoryless``: what it proposes follows from the request and its text so far, however that came about. ``k``
-    proposals a step over a tiny random target of ``family`` (the names of ``benchsuite.prove.families``). ``factory``
-    stands for the name where the plugin is not installed.
+    ``trees``: its windows may branch. ``sampled``: at a temperature above 0 and under a policy that is not coupled, its
+    proposals are drawn from q; otherwise they are certain (q None). ``hidden``: it receives the target's hidden states.
+    ``remembers``: finished requests change its proposals until ``forget``. ``memoryless``: its proposals depend only on
+    the request and its text so far, not on the steps that led there. ``k``: proposals of a step, over a tiny random
+    target of ``family`` (the names of ``benchsuite.prove.families``). ``factory``: the factory of a plugin that is not
+    installed.
 
     Example: ``TestMedusa = conformance.draft("medusa", sampled=True, hidden=True)``
     """
@@ -69,10 +69,10 @@ def policy(
     coupled: bool = False,
     factory: PolicyFactory | None = None,
 ) -> type[PolicyChecks]:
-    """Checks of a policy.
+    """Return checks of a policy, as a test class.
 
-    ``greedy`` and ``sampled`` are its contracts at temperature 0 and above: exact, distribution or lossy. A
-    distribution that is promised is enumerated over whole runs of the engine; of a lossy one the distance is printed
+    ``greedy`` and ``sampled``: its contracts at temperature 0 and above: exact, distribution or lossy. A promised
+    distribution is checked by enumerating whole runs of the engine; for a lossy policy the distance is printed
     (``pytest -s``). ``trees`` and ``coupled`` as in ``specdec.Policy``.
 
     Example: ``TestRejection = conformance.policy("rejection", greedy="exact", sampled="distribution")``
@@ -91,8 +91,10 @@ def policy(
 def controller(
     text: str, *, deterministic: bool = True, k: int | None = None, factory: ControllerFactory | None = None
 ) -> type[ControllerChecks]:
-    """Checks of a controller; ``deterministic`` False if it reads the clock, ``k`` a K given apart, for one that
-    takes it (``Controller.k_option``).
+    """Return checks of a controller, as a test class.
+
+    ``deterministic``: False if it reads the clock. ``k``: the K of a controller that takes it as a separate value
+    (``Controller.k_option``).
 
     Example: ``TestAdaptive = conformance.controller("adaptive(window=2)")``
     """
@@ -103,7 +105,7 @@ def controller(
 def backend(
     text: str, *, ops: Sequence[str], device: str = "cpu", factory: BackendFactory | None = None
 ) -> type[BackendChecks]:
-    """Checks of a backend on a device; ``ops`` are those that it runs itself.
+    """Return checks of a backend on a device, as a test class; ``ops`` are those that it runs itself.
 
     Example: ``TestCpu = conformance.backend("cpu", ops=("linear", "rms_norm"))``
     """

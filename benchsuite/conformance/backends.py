@@ -1,4 +1,4 @@
-"""What every backend must keep: the reference's results, on the cases of ``benchsuite.kernelbench.cases``."""
+"""Checks of every backend: it agrees with the reference on the cases of ``benchsuite.kernelbench.cases``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec.interfaces import OPS
 
 
 class BackendChecks(Checks):
-    """``conformance.backend`` makes a subclass with the claims filled in."""
+    """Checks of a backend; ``conformance.backend`` makes a subclass with the claims filled in."""
 
     text: ClassVar[str]
     ops: ClassVar[tuple[str, ...]]
@@ -30,7 +30,7 @@ class BackendChecks(Checks):
 
     @pytest.mark.parametrize("op", OPS)
     def test_an_op_agrees_with_the_reference_and_runs_where_claimed(self, op: str) -> None:
-        """Whole numbers are equal; floats err at most twice as much as the reference's own; see ``agreement``."""
+        """Integers are equal; floats err at most twice as much as the reference's own; see ``agreement``."""
         ops = tiny.registry(*self.extra).backend(self.text)
         name = ops.chain[0].name
         ran = False
@@ -49,6 +49,6 @@ class BackendChecks(Checks):
 
     @pytest.mark.parametrize("draft", ["oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"])
     def test_it_changes_no_output(self, draft: str) -> None:
-        """An engine on it emits what plain decoding on it does."""
+        """An engine on it emits the tokens of plain decoding on it."""
         build = tiny.assembly(backend=self.text, device=self.device, max_rows=3, extra=self.extra)
         differ(f"{draft} on {self.text}", build, build.engine(draft, k=4), tiny.requests(GREEDY, 6))

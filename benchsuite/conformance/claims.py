@@ -1,4 +1,4 @@
-"""Claims, and how their failure reads."""
+"""Claims of the conformance kit, and the texts of their failures."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from _pytest.outcomes import Failed as Outcome
 
 
 class Failed(Outcome):
-    """What was claimed, what was measured instead, and the smallest example at hand; pytest shows no traceback."""
+    """Reports the claim, the measurement, and the smallest example at hand; pytest shows no traceback."""
 
     def __init__(self, claimed: str, measured: str, example: str) -> None:
         super().__init__(f"\n  claimed:  {claimed}\n  measured: {measured}\n  example:  {example}", pytrace=False)
 
 
 def same(text: str, name: str, claimed: bool, measured: bool, example: str) -> None:
-    """Raise Failed unless a claim by ``name`` is what was measured."""
+    """Raise Failed unless the claim ``name`` equals the measurement."""
     if claimed != measured:
         raise Failed(f"{text} has {name}={claimed}", f"{name}={measured}", example)
 
 
 class Checks:
-    """Tests of one plugin: methods whose names say what holds."""
+    """Tests of one plugin; the name of a method says what must be true."""
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
@@ -38,9 +38,9 @@ class Checks:
 
 
 def failures(checks: type[Checks], *, only: str = "") -> Iterator[tuple[str, str]]:
-    """Run every check that needs no accelerator, without pytest: the names of those that fail, and how.
+    """Run every check that needs no accelerator, without pytest; yield the name and the message of each failure.
 
-    ``only`` is a regular expression of the names that are run.
+    ``only`` is a regular expression for the names of the checks to run.
     """
     for name, check in inspect.getmembers(checks, inspect.isfunction):
         if name.startswith("test_") and re.search(only, name):
@@ -55,7 +55,7 @@ def failures(checks: type[Checks], *, only: str = "") -> Iterator[tuple[str, str
 
 
 def _cases(check: Any) -> Iterator[dict[str, Any]]:
-    """The product of a check's parametrisations, but for values that carry marks."""
+    """The product of a check's parametrisations, except values that carry marks."""
     choices = []
     for mark in getattr(check, "pytestmark", []):
         names = (mark.args[0],) if isinstance(mark.args[0], str) else mark.args[0]

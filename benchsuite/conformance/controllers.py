@@ -1,4 +1,4 @@
-"""What every controller must keep: its bounds, its word about the clock, and the output."""
+"""Checks of every controller: its bounds, its claim to be deterministic, and unchanged outputs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchsuite.prove import tiny
 from specdec import Engine
 
 DRAFTS = ("oracle(0.8)", "garbage", "ngram(n_min=1)", "ngram(n_min=1, branches=2)")
-"""Good ones and bad ones, chains and trees."""
+"""Good and bad drafts, chains and trees."""
 
 
 class ControllerChecks(Checks):
-    """``conformance.controller`` makes a subclass with the claims filled in."""
+    """Checks of a controller; ``conformance.controller`` makes a subclass with the claims filled in."""
 
     text: ClassVar[str]
     deterministic: ClassVar[bool]
@@ -25,17 +25,17 @@ class ControllerChecks(Checks):
     extra: ClassVar[tuple[tiny.Extra, ...]]
 
     def engine(self, draft: str) -> Engine:
-        """A draft whose length it controls."""
+        """Return an engine with ``draft`` and this controller."""
         return kit_assembly("llama", 3, self.extra).engine(draft, controller=self.text, k=self.k)
 
     def test_it_is_what_it_claims(self) -> None:
-        """``deterministic``."""
+        """The claim ``deterministic``."""
         says = self.engine("ngram").controller.deterministic
         same(self.text, "deterministic", self.deterministic, says, "the class says so")
 
     @pytest.mark.parametrize("draft", DRAFTS)
     def test_k_is_a_whole_number_within_its_bounds(self, draft: str) -> None:
-        """0 … ``max_k``, which sized the arena, and ``max_k`` does not change."""
+        """K lies in 0 … ``max_k``, which determines the arena's size; ``max_k`` does not change."""
         engine = self.engine(draft)
         most = engine.controller.max_k
 
@@ -48,7 +48,7 @@ class ControllerChecks(Checks):
 
     @pytest.mark.parametrize("draft", DRAFTS)
     def test_it_repeats_where_claimed(self, draft: str) -> None:
-        """``deterministic``: the same run asks for the same lengths, in one engine and in a new one."""
+        """``deterministic``: the same run gives the same K at each step, in one engine and in a new engine."""
         if not self.deterministic:
             pytest.skip("claimed: deterministic=False")
         engine = self.engine(draft)
@@ -61,22 +61,22 @@ class ControllerChecks(Checks):
 
     @pytest.mark.parametrize("draft", DRAFTS)
     def test_it_changes_no_output(self, draft: str) -> None:
-        """Under ``match`` every output is plain decoding's."""
+        """Under ``match`` every output equals plain decoding's."""
         build = kit_assembly("llama", 3, self.extra)
         differ(f"{draft} with {self.text}", build, self.engine(draft), tiny.requests(GREEDY, 6))
 
     def _asked(self, engine: Engine, see: Callable[[int, Any], None] = lambda step, k: None) -> list[Any]:
-        """Every K of a run; ``see`` is shown each before the engine is."""
+        """Return every K of a run; ``see`` receives each K before the engine does."""
         asked: list[Any] = []
         next_k = engine.controller.next_k
 
-        def heard(stats: Any) -> Any:
+        def recorded(stats: Any) -> Any:
             k = next_k(stats)
             see(len(asked), k)
             asked.append(k)
             return k
 
-        object.__setattr__(engine.controller, "next_k", heard)
+        object.__setattr__(engine.controller, "next_k", recorded)
         try:
             engine.run(tiny.requests(GREEDY, 6))
         finally:

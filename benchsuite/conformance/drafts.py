@@ -1,4 +1,4 @@
-"""What every draft must keep, whatever it proposes. None of it asks how good the proposals are."""
+"""Checks of every draft, independent of how good its proposals are."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from specdec.assembly import Assembly
 GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = SamplingParams(temperature=0.8, top_k=40, seed=3, max_new_tokens=24)
 LENGTHS = (4, 4, 0, 4, 1, 0, 0, 4, 2)
-"""Shares of K, in quarters, asked one step after another: a draft is left alone and asked again."""
+"""K of consecutive steps, in quarters of the largest K: the draft is skipped in some steps and asked again later."""
 
 SLACK = 0.02
-"""Share of windows that may differ where floats decide: two tokens that the draft finds equally likely."""
+"""Share of windows that may differ because rounding decides: two tokens that the draft finds equally likely."""
 
 
 @cache
 def kit_assembly(
     family: str, rows: int, extra: tuple[tiny.Extra, ...], device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Assembly:
-    """A tiny target, kept for the checks that follow."""
+    """Return an Assembly over a tiny target, cached for later checks."""
     return tiny.assembly(family, max_rows=rows, max_length=256, device=device, dtype=dtype, extra=extra)
 
 
@@ -42,7 +42,7 @@ See = Callable[[Proposal], None]
 
 
 class DraftChecks(Checks):
-    """``conformance.draft`` makes a subclass with the claims filled in."""
+    """Checks of a draft; ``conformance.draft`` makes a subclass with the claims filled in."""
 
     text: ClassVar[str]
     trees: ClassVar[bool]
@@ -53,22 +53,22 @@ class DraftChecks(Checks):
     k: ClassVar[int]
     family: ClassVar[str]
     extra: ClassVar[tuple[tiny.Extra, ...]]
-    windows: ClassVar[int] = 80  # proposed anew, at most
-    repeats: ClassVar[int] = 16  # of six requests whose proposals are held against q
+    windows: ClassVar[int] = 80  # at most this many are proposed a second time
+    repeats: ClassVar[int] = 16  # batches of six requests whose proposals are tested against q
 
     def engine(self, policy: str = "match", rows: int = 3) -> Engine:
-        """The draft under a policy, over a tiny target."""
+        """Return an engine with the draft under a policy, over a tiny target."""
         return kit_assembly(self.family, rows, self.extra).engine(self.text, policy, k=self.k)
 
     @property
     def uncoupled(self) -> str:
-        """A policy with the target's distribution that does not lend the draft the target's noise."""
+        """The name of a policy with the target's distribution that does not share the target's noise with the draft."""
         return "tree_rejection" if self.trees else "rejection"
 
     def records(
         self, policy: str, params: SamplingParams, rows: int = 3, count: int = 6, see: See = lambda seen: None
     ) -> list[Proposal]:
-        """What it proposes over requests of different length that come and go."""
+        """Return its proposals over requests of different lengths that arrive and finish."""
 
         def ks(step: int) -> int:
             return -(-self.k * LENGTHS[step % len(LENGTHS)] // 4)
@@ -79,7 +79,7 @@ class DraftChecks(Checks):
         return found
 
     def test_it_is_what_it_claims(self) -> None:
-        """``trees``, ``hidden`` and ``sampled``."""
+        """The claims ``trees``, ``hidden`` and ``sampled``."""
         draft = self.engine(self.uncoupled).draft
         assert draft is not None
         same(self.text, "trees", self.trees, draft.branches, "the class says so")
@@ -93,8 +93,7 @@ class DraftChecks(Checks):
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     def test_its_windows_are_well_formed(self, params: SamplingParams) -> None:
-        """Token ids that exist, parents before children, no more than the room, distributions that are
-        distributions."""
+        """Token ids exist, parents precede children, proposals fit the room, and rows of q are distributions."""
         vocabulary = self.engine(self.uncoupled).target.vocabulary
 
         def see(seen: Proposal) -> None:
@@ -106,7 +105,7 @@ class DraftChecks(Checks):
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     def test_it_writes_to_nothing_that_it_was_lent(self, params: SamplingParams) -> None:
-        """Context, window, verdict and hidden states are the engine's."""
+        """Context, window, verdict and hidden states belong to the engine; the draft must not write to them."""
         engine = self.engine(self.uncoupled)
         for name in ("propose", "observe"):
             object.__setattr__(engine.draft, name, _untouched(self.text, getattr(engine.draft, name)))
@@ -115,9 +114,9 @@ class DraftChecks(Checks):
     @pytest.mark.parametrize("policy", ["coupled", "uncoupled"])
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     def test_what_it_proposes_follows_from_the_text(self, params: SamplingParams, policy: str) -> None:
-        """After any history of steps, rows and moves it proposes what it would for the text as a prompt.
+        """After any history of steps, rows and moves, its proposals are those for the text as a prompt.
 
-        This is where a draft's own keys and values, positions and rows go wrong without any wrong output.
+        Faults in a draft's own keys and values, positions and rows show here, although the output stays right.
         """
         if not self.memoryless:
             pytest.skip("claimed: memoryless=False")
@@ -146,14 +145,14 @@ class DraftChecks(Checks):
         ],
     )
     def test_it_changes_no_output(self, params: SamplingParams, device: str, dtype: torch.dtype) -> None:
-        """Under ``match`` every output is plain decoding's, or parts from it at a certified tie."""
+        """Under ``match`` every output equals plain decoding's, or differs from it at a certified tie."""
         if device == "cuda" and not torch.cuda.is_available():
             pytest.skip("no CUDA device here")
         build = kit_assembly(self.family, 3, self.extra, device, dtype)
         differ(self.text, build, build.engine(self.text, k=self.k), tiny.requests(params, 6))
 
     def test_sampled_outputs_have_the_targets_distribution(self) -> None:
-        """By probability integral transforms of some 3,000 tokens; see docs/proof.md for what that finds."""
+        """Probability integral transforms of some 3,000 tokens are uniform; docs/proof.md states what this finds."""
         build = kit_assembly(self.family, 8, self.extra)
         engine = build.engine(self.text, self.uncoupled, k=self.k)
         judge = Judge(build.target, range(40))
@@ -174,7 +173,7 @@ class DraftChecks(Checks):
             )
 
     def test_q_is_the_distribution_that_its_proposals_were_drawn_from(self) -> None:
-        """The lie that no output shows at a glance: acceptance and residual are computed with the wrong q."""
+        """A wrong q makes acceptance and residual wrong, which no single output shows."""
         if not self.sampled:
             pytest.skip("claimed: sampled=False")
         engine = kit_assembly(self.family, 8, self.extra).engine(self.text, self.uncoupled, k=self.k)
@@ -187,7 +186,7 @@ class DraftChecks(Checks):
         worst: tuple[float, str] = (1.0, "")
         for seen in proposals(engine, work):
             if seen.q is None:
-                continue  # certain proposals beside drawn ones, as a hybrid makes them
+                continue  # a hybrid makes certain proposals too
             for place in fidelity.binned(seen.q, seen.tokens, coin):
                 bins[place] += 1
             for index, token in enumerate(seen.tokens):
@@ -199,11 +198,11 @@ class DraftChecks(Checks):
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     def test_a_step_reads_the_device_once(self, params: SamplingParams) -> None:
-        """Nothing of the device is looked at from the host but by the engine's one read."""
+        """The host reads the device only in the engine's one read."""
         guarded_steps(self.engine(self.uncoupled), tiny.requests(params, 3), 6)
 
     def test_what_has_ended_is_remembered_only_where_claimed(self) -> None:
-        """``remembers``: proposals depend on earlier requests; ``forget`` undoes it."""
+        """``remembers``: proposals depend on earlier requests, until ``forget``."""
         request = tiny.requests(GREEDY, 1)[0]
         engine = self.engine(rows=1)
         first = proposals(engine, [request])
@@ -217,7 +216,7 @@ class DraftChecks(Checks):
 
 
 def _untouched(text: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, failing if it changes a tensor of its arguments."""
+    """Return the method, made to fail if it changes a tensor of its arguments."""
 
     def guarded(*arguments: Any) -> Any:
         lent = {
@@ -247,7 +246,7 @@ def _differ(first: list[Proposal], second: list[Proposal]) -> bool:
 
 
 def shortest(found: list[Proposal]) -> Proposal:
-    """The smallest example of several."""
+    """Return the smallest example of several."""
     return min(found, key=lambda seen: (len(seen.text), len(seen.tokens)))
 
 
@@ -277,7 +276,7 @@ def _malformed(seen: Proposal, vocabulary: int) -> str | None:
 
 
 def differ(text: str, build: Assembly, engine: Engine, work: list[Request]) -> None:
-    """Raise Failed where an output parts from plain decoding's and the difference is no certified tie."""
+    """Raise Failed where an output differs from plain decoding's and the difference is not a certified tie."""
     plain, other = EngineSource(build.engine(None, max_rows=1)), EngineSource(engine)
     judge = Judge(build.target, range(40))
     expected, got = plain.tokens(work), other.tokens(work)

@@ -1,4 +1,4 @@
-"""What every policy must keep: its contract, by enumeration, and the shape of its verdicts."""
+"""Checks of every policy: its contract, by enumeration, and the form of its verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specdec.interfaces import Contract
 from specdec_kernels.reference import Reference
 
 EXACT = 1e-12
-"""Total variation that is rounding."""
+"""The largest total variation that counts as rounding."""
 
 FORK = Shape((-1, 0, 0, 1))
 SAMPLED = SamplingParams(temperature=1.0)
@@ -30,7 +30,7 @@ SAMPLED = SamplingParams(temperature=1.0)
 
 @cache
 def _random_windows(trees: bool) -> tuple[Window, Tensor]:
-    """Ragged windows of eight rows with random distributions, and logits for them."""
+    """Ragged windows of eight rows, with random q if they are chains, and logits for them."""
     generator = torch.Generator().manual_seed(1)
     rows, size, vocabulary = 8, 5, 6
     tokens = torch.randint(0, vocabulary, (rows, size), generator=generator)
@@ -45,7 +45,7 @@ def _random_windows(trees: bool) -> tuple[Window, Tensor]:
 
 
 class PolicyChecks(Checks):
-    """``conformance.policy`` makes a subclass with the claims filled in."""
+    """Checks of a policy; ``conformance.policy`` makes a subclass with the claims filled in."""
 
     text: ClassVar[str]
     greedy: ClassVar[Contract]
@@ -56,11 +56,11 @@ class PolicyChecks(Checks):
 
     @property
     def policy(self) -> Policy:
-        """The policy, as an engine would build it."""
+        """The policy as an engine builds it."""
         return kit_assembly("llama", 3, self.extra).engine("ngram", self.text, k=2).policy
 
     def test_it_is_what_it_claims(self) -> None:
-        """``trees``, ``coupled`` and both contracts are what the class says."""
+        """The class has the claimed ``trees``, ``coupled`` and contracts."""
         policy = self.policy
         same(self.text, "trees", self.trees, policy.trees, "the class says so")
         same(self.text, "coupled", self.coupled, policy.coupled, "the class says so")
@@ -71,7 +71,7 @@ class PolicyChecks(Checks):
 
     @pytest.mark.parametrize("certain", [False, True])
     def test_its_distribution_is_what_its_contract_says(self, certain: bool) -> None:
-        """Whole runs of the engine, every outcome enumerated; the distance of a lossy policy is printed."""
+        """Every outcome of whole runs of the engine is enumerated; the distance of a lossy policy is printed."""
         shapes = [chain(1), chain(2), *([FORK] if self.trees else [])]
         far = {shape: run_distance(self.policy, 2, shape, one(3), certain=certain) for shape in shapes}
         if self.sampled == "lossy":
@@ -85,7 +85,7 @@ class PolicyChecks(Checks):
             )
 
     def test_greedy_outputs_are_plain_where_claimed(self) -> None:
-        """A greedy row's distribution is one token."""
+        """The distribution of a greedy row is one-hot, so its output equals plain decoding's."""
         if self.greedy != "exact":
             pytest.skip(f"claimed: greedy={self.greedy}")
         build = kit_assembly("llama", 3, self.extra)
@@ -93,7 +93,7 @@ class PolicyChecks(Checks):
             differ(f"{draft} under {self.text}", build, build.engine(draft, self.text, k=4), tiny.requests(GREEDY, 6))
 
     def test_sampled_outputs_are_plain_where_claimed(self) -> None:
-        """The same tokens as plain decoding's, with the target's own noise."""
+        """The tokens equal plain decoding's, because the policy draws with the target's own noise."""
         if self.sampled != "exact":
             pytest.skip(f"claimed: sampled={self.sampled}")
         build, params = kit_assembly("llama", 3, self.extra), replace(GREEDY, temperature=1.0, seed=3)
@@ -101,7 +101,7 @@ class PolicyChecks(Checks):
             differ(f"{draft} under {self.text}", build, build.engine(draft, self.text, k=4), tiny.requests(params, 6))
 
     def test_a_verdict_is_a_path_of_its_window(self) -> None:
-        """From the root down, valid slots only, -1 past the end, as many as it says, and a token that exists."""
+        """The path starts at the root, has valid slots only and is -1 past its end; ``next`` is a valid token id."""
         window, logits = _random_windows(self.trees)
         verdict = self._judge(window, logits)
         for row in range(len(logits)):
@@ -123,7 +123,7 @@ class PolicyChecks(Checks):
                 )
 
     def test_a_row_does_not_see_its_neighbours(self) -> None:
-        """Each row alone gets the verdict that it gets in the batch."""
+        """Each row alone gets the same verdict as in the batch."""
         window, logits = _random_windows(self.trees)
         whole = self._judge(window, logits)
         for row in range(len(logits)):
@@ -140,7 +140,7 @@ class PolicyChecks(Checks):
                 )
 
     def test_logits_are_not_written_to(self) -> None:
-        """They are the engine's, and whoever traces a step reads them after."""
+        """The logits belong to the engine, and a tracer of the step reads them later."""
         window, logits = _random_windows(self.trees)
         before = logits.clone()
         self._judge(window, logits)
@@ -148,7 +148,7 @@ class PolicyChecks(Checks):
             raise Failed(f"{self.text} leaves the logits alone", "they were written to", "eight rows of five slots")
 
     def test_a_step_reads_the_device_once(self) -> None:
-        """Nothing of the device is looked at from the host but by the engine's one read."""
+        """The host reads the device only in the engine's one read."""
         for params in (GREEDY, replace(GREEDY, temperature=1.0)):
             engine = kit_assembly("llama", 3, self.extra).engine("draft_model", self.text, k=3)
             guarded_steps(engine, tiny.requests(params, 3), 6)
@@ -158,7 +158,7 @@ class PolicyChecks(Checks):
 
 
 def _rows(one_row: Context, rows: int, first: int) -> Context:
-    """The same row many times, each with a stream of its own from ``first`` on."""
+    """``rows`` copies of one row, each with its own noise stream, numbered from ``first``."""
 
     def wide(tensor: Tensor) -> Tensor:
         return tensor.expand(rows, *tensor.shape[1:]).clone()

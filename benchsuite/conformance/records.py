@@ -1,4 +1,4 @@
-"""What a draft did in a run: every window that it proposed, beside the text that it was proposed for."""
+"""Records of a draft's run: every window that it proposed, with the text that it was proposed for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec import Context, Engine, Request, Window
 
 @dataclass(frozen=True)
 class Proposal:
-    """One row of one window: the request, its text so far, its room of the K asked, and what was proposed for it.
+    """One row of one window: the request, its text so far, its room, the K asked for, and the proposals.
 
     ``tokens`` and ``parents`` are those of the proposals (slot 1 on, parents as slots); ``q`` float [K, V] or None.
     """
@@ -41,9 +41,9 @@ def proposals(
     ks: Callable[[int], int] | None = None,
     see: Callable[[Proposal], None] = lambda seen: None,
 ) -> list[Proposal]:
-    """Run requests; every row's part of every window that proposed something.
+    """Run requests; return a record of every row of every window that has proposals.
 
-    ``ks`` chooses K by step, from 0; ``see`` is shown each record before the target sees the window.
+    ``ks`` maps a step, from 0, to its K; ``see`` receives each record before the target sees the window.
     """
     assert engine.draft
     found: list[Proposal] = []
@@ -51,7 +51,7 @@ def proposals(
     step = asked = 0
     propose = engine.draft.propose
 
-    def heard(context: Context) -> Window:
+    def recorded(context: Context) -> Window:
         window = propose(context)
         for row, identity in enumerate(context.request.tolist()):
             proposed = int(window.width[row]) - 1
@@ -71,7 +71,7 @@ def proposals(
         return asked
 
     next_k = engine.controller.next_k
-    object.__setattr__(engine.draft, "propose", heard)
+    object.__setattr__(engine.draft, "propose", recorded)
     object.__setattr__(engine.controller, "next_k", scripted)
     try:
         engine.run(requests)
@@ -82,7 +82,7 @@ def proposals(
 
 
 def proposed_from_scratch(engine: Engine, seen: Proposal) -> Proposal | None:
-    """What a draft proposes that meets a record's text as a prompt, alone in an engine, with the same room."""
+    """Return what the draft proposes for a record's text as a prompt, alone in an engine, with the same room."""
     if engine.draft:
         engine.draft.forget()
     params = replace(seen.request.params, max_new_tokens=seen.room + 1)

@@ -1,4 +1,4 @@
-"""Level 0: exact counters against exact counters."""
+"""Level 0: compare the exact counters of two rows."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ PARTS = {
     "host_reads": "host",
     "allocations": "host",
 }
-"""The part of a step that a counter tells about; a counter of a draft's own is the draft's."""
+"""The part of a step that each counter measures; a counter that is not listed belongs to the draft."""
 
 FIRST = ("acceptance", "K/V", "draft", "verification", "host")
-"""Of several changed parts the one to name: fewer accepted tokens also mean more of everything else."""
+"""If several parts changed, the first of these is named: fewer accepted tokens also raise all other counters."""
 
 
 def compare(name: str, base: GatedRow, head: GatedRow) -> Finding:
-    """The row's finding at level 0.
+    """Compare two rows at level 0.
 
-    PASS where digest and counters agree; REGRESSED where digests agree and a counter does not, with both values;
-    IMPROVED where each changed counter changed for the better; INCONCLUSIVE where digests differ, or the base lacks
-    counters.
+    PASS: digests and counters are equal, or digests are equal and the controller of both rows reads the clock.
+    REGRESSED: digests are equal and a changed counter is not better; the message has both values. IMPROVED: every
+    changed counter is better. INCONCLUSIVE: digests differ, the base lacks a counter, or only one of the controllers
+    reads the clock.
     """
 
     def found(verdict: GateVerdict, message: str, where: str | None = None) -> Finding:
@@ -46,7 +47,7 @@ def compare(name: str, base: GatedRow, head: GatedRow) -> Finding:
                 GateVerdict.INCONCLUSIVE,
                 f"numerics: plain decoding itself emits other tokens than the baseline's (digest {base.plain_digest}, "
                 f"now {head.plain_digest}), as another processor, torch or set of weights may; counters cannot be "
-                "compared; make the baseline anew where the gate runs",
+                "compared; make the baseline again where the gate runs",
             )
         return found(
             GateVerdict.INCONCLUSIVE,
@@ -57,11 +58,11 @@ def compare(name: str, base: GatedRow, head: GatedRow) -> Finding:
         before, now = ("did not", "reads") if base.deterministic else ("did", "does not read")
         return found(
             GateVerdict.INCONCLUSIVE,
-            f"its controller {now} the clock and {before} before: its counters cannot be held against each other",
+            f"its controller {now} the clock and {before} before: its counters cannot be compared",
         )
     lost = sorted((head.counters.keys() - base.counters.keys()) & PARTS.keys())
     if lost:
-        return found(GateVerdict.INCONCLUSIVE, f"the base does not count {', '.join(lost)}: make the baseline anew")
+        return found(GateVerdict.INCONCLUSIVE, f"the base does not count {', '.join(lost)}: make the baseline again")
     if not base.deterministic:
         return found(
             GateVerdict.PASS, "the same tokens; its controller reads the clock, so its counters need not repeat"
@@ -72,8 +73,8 @@ def compare(name: str, base: GatedRow, head: GatedRow) -> Finding:
     worse = [text for _, text, better in changes if not better]
     parts = [_part(counter) for counter, _, better in changes if not (worse and better)]
     where = min(parts, key=FIRST.index)
-    told = "; ".join(worse or [text for _, text, _ in changes])
-    return found(GateVerdict.REGRESSED if worse else GateVerdict.IMPROVED, told, where)
+    message = "; ".join(worse or [text for _, text, _ in changes])
+    return found(GateVerdict.REGRESSED if worse else GateVerdict.IMPROVED, message, where)
 
 
 def _part(counter: str) -> str:
@@ -81,7 +82,7 @@ def _part(counter: str) -> str:
 
 
 def _changes(base: Mapping[str, Any], head: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
-    """(counter, both values in words, whether it is for the better). A draft's own counter that is new is no change."""
+    """Yield (counter, text with both values, whether it is better). A new counter of a draft is no change."""
     for counter, before in base.items():
         if counter not in head:
             yield counter, f"{counter} was {_value(before)} and is no longer counted", False

@@ -1,4 +1,4 @@
-"""Verdicts and figures for other programs."""
+"""Export verdicts and figures for other programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Blocks = Callable[[Finding], bool]
 
 
 def as_json(findings: Sequence[Finding], trial: Trial | None) -> str:
-    """Everything: the run's verdict, every finding, and where both sides come from."""
+    """The run's verdict, every finding, and the provenance of both sides, as JSON."""
     content = {
         "format": "specdec-gate-verdicts",
         "version": 1,
@@ -32,41 +32,43 @@ def as_json(findings: Sequence[Finding], trial: Trial | None) -> str:
 
 
 def _bmf(findings: Sequence[Finding], blocks: Blocks) -> str:
-    """Bencher's metric format: of timed rows the change of seconds per token, with bounds; of others, 1 if it fails."""
+    """Bencher's metric format: the change of seconds per token with bounds; if not timed, 1 for a failure, else 0."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for finding in findings:
-        one = finding.record()
-        kind, value = ("fails", float(blocks(finding))) if one["change"] is None else ("change", one["change"])
-        bounds = {"lower_value": one["low"], "upper_value": one["high"]}
+        record = finding.record()
+        kind, value = ("fails", float(blocks(finding))) if record["change"] is None else ("change", record["change"])
+        bounds = {"lower_value": record["low"], "upper_value": record["high"]}
         measure = {"value": value, **{k: v for k, v in bounds.items() if v is not None}}
-        found.setdefault(one["row"], {})[f"{kind}-level-{one['level']}"] = measure
+        found.setdefault(record["row"], {})[f"{kind}-level-{record['level']}"] = measure
     return strict_json(found)
 
 
 def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str:
-    """github-action-benchmark's ``customSmallerIsBetter``: seconds per token over the base's; of rows that were not
-    timed, 2 if it fails and 1 if not."""
+    """github-action-benchmark's ``customSmallerIsBetter``: seconds per token divided by the base's; for a row that was
+    not timed, 2 if it fails and 1 if not."""
     found = [
         {
-            "name": f"{one.row} (level {one.level})",
+            "name": f"{finding.row} (level {finding.level})",
             "unit": "x, against the base",
-            "value": 1.0 + blocks(one) if one.change is None else round(1 + one.change, 5),
-            "extra": finding_sentence(one),
+            "value": 1.0 + blocks(finding) if finding.change is None else round(1 + finding.change, 5),
+            "extra": finding_sentence(finding),
         }
-        for one in findings
+        for finding in findings
     ]
     return strict_json(found)
 
 
 def _markdown(findings: Sequence[Finding], blocks: Blocks) -> str:
-    """For a comment or a job's summary."""
+    """Markdown for a comment or for the summary of a CI job."""
     overall = worst(finding.verdict for finding in findings)
-    said = [f"- {finding_sentence(finding)}" for finding in findings if finding.verdict != GateVerdict.PASS]
-    return "\n\n".join([f"## Gate: {overall}", findings_table(findings, "github"), "\n".join(said)]).rstrip() + "\n"
+    sentences = [f"- {finding_sentence(finding)}" for finding in findings if finding.verdict != GateVerdict.PASS]
+    return (
+        "\n\n".join([f"## Gate: {overall}", findings_table(findings, "github"), "\n".join(sentences)]).rstrip() + "\n"
+    )
 
 
 def _junit(findings: Sequence[Finding], blocks: Blocks) -> str:
-    """JUnit's XML: a test case for each finding; what could not be decided and fails nothing counts as skipped."""
+    """JUnit XML: a test case for each finding; an INCONCLUSIVE finding that does not fail the run is skipped."""
     bad = [finding for finding in findings if blocks(finding)]
     unsure = [finding for finding in findings if finding.verdict == GateVerdict.INCONCLUSIVE and not blocks(finding)]
     suite = ElementTree.Element(
@@ -75,9 +77,10 @@ def _junit(findings: Sequence[Finding], blocks: Blocks) -> str:
     for finding in findings:
         case = ElementTree.SubElement(suite, "testcase", classname="gate", name=f"{finding.row} level {finding.level}")
         kind = "failure" if finding in bad else "skipped" if finding in unsure else None
-        said = re.sub(r"[^\x09\x0a\x20-\ud7ff\ue000-\ufffd]", "?", finding_sentence(finding))  # what XML may hold
+        # XML allows no other characters.
+        message = re.sub(r"[^\x09\x0a\x20-\ud7ff\ue000-\ufffd]", "?", finding_sentence(finding))
         if kind:
-            ElementTree.SubElement(case, kind, message=said)
+            ElementTree.SubElement(case, kind, message=message)
     return ElementTree.tostring(suite, encoding="unicode") + "\n"
 
 

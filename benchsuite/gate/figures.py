@@ -1,4 +1,4 @@
-"""What the gate records of this process: rows of the comparison, and plain pytest-benchmark fixtures."""
+"""The measurements of this process that the gate records: rows of the comparison and plain pytest-benchmark tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def measured(bench: Bench) -> dict[str, GatedRow]:
-    """A row for each arm of ours that was measured and kept its contract."""
+    """A row for each of our arms that was measured and did not break its contract."""
     found: dict[str, GatedRow] = {}
     for series, prompts in bench.compared():
         found |= compared(series, prompts)
@@ -29,27 +29,27 @@ def measured(bench: Bench) -> dict[str, GatedRow]:
 
 
 def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, GatedRow]:
-    """A row for each arm of ours over one workload, whose first ``prompts`` units are one pass over the prompts.
+    """A row for each of our arms over one workload; the first ``prompts`` outcomes are one pass over the prompts.
 
-    Arms that failed leave none: the gate then says that the row was not measured. An arm's control is plain
-    decoding; plain's own is transformers, where it is measured.
+    A failed arm has no row; the gate then reports that the row was not measured. The control of an arm is plain
+    decoding; the control of plain decoding is transformers, if that was measured.
     """
     from benchsuite.measure.results import digest, summed
 
-    plain = next(one for arm, one in series.items() if arm.plain)
-    peer = next((one for arm, one in series.items() if arm.peer == "transformers" and not one.failure), None)
+    plain = next(result for arm, result in series.items() if arm.plain)
+    peer = next((result for arm, result in series.items() if arm.peer == "transformers" and not result.failure), None)
     rows = {}
-    for arm, one in series.items():
-        if arm.peer or one.failure:
+    for arm, result in series.items():
+        if arm.peer or result.failure:
             continue
         control = peer if arm.plain else plain
         rows[arm.id] = GatedRow(
             work={"max_new_tokens": arm.setting.max_new_tokens, "prompts": prompts, "seed": arm.setting.seed},
-            digest=digest(one.outcomes[:prompts]),
+            digest=digest(result.outcomes[:prompts]),
             plain_digest=digest(plain.outcomes[:prompts]),
-            deterministic=one.repeats,
-            counters=summed(one.outcomes[:prompts]),
-            launches=(_launch(one.outcomes, control.outcomes if control else []),),
+            deterministic=result.repeats,
+            counters=summed(result.outcomes[:prompts]),
+            launches=(_launch(result.outcomes, control.outcomes if control else []),),
         )
     return rows
 
@@ -69,7 +69,7 @@ def _launch(outcomes: Sequence[Outcome], control: Sequence[Outcome]) -> Launch:
 
 
 def _parts(outcome: Outcome, unit: float) -> dict[str, float]:
-    """Seconds of each part of a step, over ``unit``; the host has what lies between steps as well."""
+    """Seconds per step of each part, divided by ``unit``; the host part includes the time between steps."""
     assert outcome.stats is not None
     times = [outcome.stats.times(step) for step in outcome.stats.steps]
     found = {
@@ -82,7 +82,7 @@ def _parts(outcome: Outcome, unit: float) -> dict[str, float]:
 
 
 def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, GatedRow]:
-    """A row for each pytest-benchmark result of one of ``names``: seconds per call, no counters."""
+    """A row for each pytest-benchmark result whose name is in ``names``: seconds per call, no counters."""
     wanted = set(names)
     return {
         bench.fullname: GatedRow(launches=(Launch(float(bench.stats.median)),))
@@ -92,12 +92,12 @@ def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, GatedRow
 
 
 def record_origin(root: Path, device: str | None) -> dict[str, Any]:
-    """Provenance of a record: of the checkout at ``root``, with the machine."""
+    """Provenance of a record: the checkout at ``root`` and the machine."""
     return {**provenance.origin(provenance.commit(root)), "machine": machine(device)}
 
 
 def machine(device: str | None) -> dict[str, Any]:
-    """What must be the same for times to be compared: processor, cores, threads, the accelerator if rows ran on one."""
+    """Properties that must be equal to compare times; ``device`` is the accelerator that rows ran on, or None."""
     import psutil
 
     return {

@@ -1,4 +1,4 @@
-"""Processes that measure: this checkout, and a worktree of the base, one after the other."""
+"""Processes that measure this checkout and a worktree of the base, one process at a time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from benchsuite.gate.record import GateError, Record
 from benchsuite.machine.provenance import environment, git
 
 LONGEST = 3600
-"""Seconds that a launch may take."""
+"""Timeout of a launch, in seconds."""
 
 OTHER, OWN = "SPECDEC_GATE_OTHER", "SPECDEC_GATE_OWN"
-"""Where a launch finds the checkout that it must not import from, and the folders that its own code lies in."""
+"""Environment variables of a launch: the checkout that it must not import from, and the folders of its own code."""
 
 
 @dataclass
 class Launcher:
-    """Launches ``pytest`` with ``arguments`` from ``folder``, each time in a process of its own.
+    """Runs ``pytest`` with ``arguments`` in ``folder``, each launch in a new process.
 
-    ``path`` are the folders of a checkout that go to the front of Python's path in a worktree. GateError, with the
-    end of what it printed, for a launch that fails; the tests of a launch must pass.
+    ``pairs``: how many pairs a launch times at least. ``path``: folders, relative to the top of the measured checkout,
+    that go to the front of Python's path. GateError with the last lines of output if a launch or one of its tests
+    fails.
 
     Example: ``Launcher(["benchsuite/test_speculation.py"], Path.cwd(), pairs=10).measure()``
     """
@@ -37,7 +38,7 @@ class Launcher:
     path: Sequence[str] = (".",)
 
     def measure(self, checkout: Path | None = None, plant: str = "") -> Record:
-        """One launch, of this checkout or of another one of the same repository."""
+        """Launch this checkout, or ``checkout`` of the same repository; ``plant``: the text for ``plants.plant_in``."""
         root = self.root()
         top = checkout or root
         folder = top / self.folder.resolve().relative_to(root)
@@ -45,7 +46,7 @@ class Launcher:
             raise GateError(f"the base has no folder {folder.relative_to(top)}: start pytest where both sides have one")
         with tempfile.TemporaryDirectory(prefix="specdec-gate-") as temporary:
             file = Path(temporary) / "launch.json"
-            # -o addopts: those of the run are among the arguments, without what a launch must not repeat.
+            # `addopts=`: the arguments already have the run's addopts, except those that a launch must not repeat.
             given = ["-o", "addopts=", "--gate=off", f"--gate-save={file}", f"--gate-pairs={self.pairs}"]
             given += ["--gate-launches=1", f"--gate-plant={plant}"]
             command = [sys.executable, "-m", "pytest", *self.arguments, "-q", "-p", "no:cacheprovider", *given]
@@ -68,16 +69,16 @@ class Launcher:
             return Record.load(file)
 
     def root(self) -> Path:
-        """The top of the checkout that ``folder`` lies in."""
+        """The top folder of the checkout that contains ``folder``."""
         return Path(git(self.folder, "rev-parse", "--show-toplevel") or self.folder).resolve()
 
 
 @contextmanager
 def worktree(folder: Path, commit: str) -> Iterator[Path]:
-    """A checkout of ``commit`` beside the user's, gone afterwards. GateError if git cannot make one."""
+    """A temporary git worktree of ``commit``, removed on exit. GateError if git fails."""
     with tempfile.TemporaryDirectory(prefix="specdec-gate-base-") as temporary:
         checkout = Path(temporary).resolve() / "base"
-        _git(folder, "worktree", "prune")  # what an interrupted run has left
+        _git(folder, "worktree", "prune")  # removes entries of an interrupted run
         _git(folder, "worktree", "add", "--detach", str(checkout), commit)
         try:
             yield checkout
@@ -92,7 +93,7 @@ def _git(folder: Path, *words: str) -> None:
 
 
 def refuse_foreign_modules() -> None:
-    """GateError if this launch has imported code of the other side, or an installed copy of what its checkout holds."""
+    """GateError if this launch imported code of the other side, or an installed copy of a module in its checkout."""
     other, own = os.environ.get(OTHER), os.environ.get(OWN, "")
     folders = [Path(folder) for folder in own.split(os.pathsep) if folder]
     prefix = Path(sys.prefix).resolve()
@@ -101,13 +102,13 @@ def refuse_foreign_modules() -> None:
         if not file or not folders:
             continue
         found = Path(file).resolve()
-        inside = not found.is_relative_to(prefix)  # an environment may lie inside a checkout
-        strange = bool(other) and inside and found.is_relative_to(other or "")
-        held = "." not in name and any(
+        outside = not found.is_relative_to(prefix)  # of the environment, which may itself be inside a checkout
+        foreign = bool(other) and outside and found.is_relative_to(other or "")
+        in_checkout = "." not in name and any(
             (f / name / "__init__.py").exists() or (f / f"{name}.py").exists() for f in folders
         )
-        installed = held and not (inside and any(found.is_relative_to(folder) for folder in folders))
-        if strange or installed:
+        installed = in_checkout and not (outside and any(found.is_relative_to(folder) for folder in folders))
+        if foreign or installed:
             raise GateError(
                 f"a launch would measure other code than its checkout's: module {name!r} comes from {found}; list the "
                 "folders that hold your packages in --gate-path (or the ini key gate_path), for example src"

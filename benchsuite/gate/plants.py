@@ -1,7 +1,6 @@
-"""Slowdowns of a known size in a known part: what the gate must find.
+"""Slow down a known part of a step by a known fraction, to test that the gate finds it.
 
-Each costs the given fraction of the step that it is put into, whatever the machine, so that "6 % slower" is true
-wherever it runs.
+The added cost is a fraction of the measured time of a step, so "6 % slower" is 6 % on every machine.
 """
 
 from __future__ import annotations
@@ -20,21 +19,22 @@ KINDS = ("host", "draft", "K/V", "acceptance")
 
 
 def plant_in(bench: Bench, text: str) -> None:
-    """Slow drafts of a run down on purpose: ``part=fraction`` in all, ``part=fraction@draft`` in one; a comma list."""
-    for one in text.split(","):
-        what, _, draft = one.strip().partition("@")
-        part, _, fraction = what.partition("=")
+    """Slow down engines of a run, in place. ``text``: a comma list of ``part=fraction`` (all drafts) or
+    ``part=fraction@draft`` (one draft)."""
+    for entry in text.split(","):
+        slowdown, _, draft = entry.strip().partition("@")
+        part, _, fraction = slowdown.partition("=")
         for arm, engine in bench.engines():
             if arm.draft and draft in ("", arm.draft):
                 plant(engine, part, float(fraction))
 
 
 def plant(engine: Engine, kind: str, fraction: float) -> None:
-    """Slow an engine down by ``fraction`` of its steps, in place, or refuse that fraction of what it accepts.
+    """Slow down ``engine`` in place by ``fraction`` of its step time, or reject that fraction of accepted proposals.
 
-    ``host``: a busy loop in the step's read. ``draft``: forwards that nothing needs, in ``propose``. ``K/V``: copies
-    of keys and values, in the commit. ``acceptance``: accepted proposals that are refused, without a change of the
-    text. GateError for another kind.
+    ``host``: a busy loop in the step's read. ``draft``: unused forward passes in ``propose``. ``K/V``: copies of keys
+    and values in the commit. ``acceptance``: accepted proposals are rejected; the emitted text does not change.
+    GateError for another kind, and for ``draft`` or ``acceptance`` without a draft.
 
     Example: ``plant(engine, "draft", 0.06)``
     """
@@ -53,52 +53,52 @@ def plant(engine: Engine, kind: str, fraction: float) -> None:
     elif kind == "K/V":
         _slow(engine, engine.arena, "commit", fraction, lambda: [t.clone() for t in engine.arena.keys])
     elif kind == "acceptance" and draft is not None:
-        _refuse(engine, fraction)
+        _reject(engine, fraction)
     else:
         raise GateError(f"cannot plant {kind!r}; expected one of {', '.join(KINDS)}, the second and last in a draft")
 
 
 def _slow(engine: Engine, owner: Any, name: str, fraction: float, waste: Callable[[], object]) -> None:
-    """Let ``owner.name`` waste ``fraction`` of the time since it last returned, within one run."""
-    true = getattr(owner, name)
+    """Make ``owner.name`` also waste ``fraction`` of the time since its previous return in the same run."""
+    original = getattr(owner, name)
     run: object = None
-    owed = last = 0.0
+    pending = last = 0.0  # seconds to waste; time of the previous return
 
     def slowed(*given: Any, **named: Any) -> Any:
-        nonlocal run, owed, last
+        nonlocal run, pending, last
         if run is engine.stats:
-            owed += fraction * (perf_counter() - last)
+            pending += fraction * (perf_counter() - last)
         run = engine.stats
-        result = true(*given, **named)
+        result = original(*given, **named)
         start = perf_counter()
-        while (spent := perf_counter() - start) < owed:
+        while (spent := perf_counter() - start) < pending:
             waste()
-        # What a waste took too long for is owed less the next time.
-        owed -= spent
+        # Time wasted in excess is subtracted from the next call.
+        pending -= spent
         last = perf_counter()
         return result
 
     object.__setattr__(owner, name, slowed)
 
 
-def _refuse(engine: Engine, fraction: float) -> None:
-    """Refuse every so manieth accepted proposal, which the target then emits itself: the same text, more forwards."""
+def _reject(engine: Engine, fraction: float) -> None:
+    """Reject ``fraction`` of the accepted proposals; the target then emits the same tokens in more forwards."""
     from specdec.messages import Verdict
 
-    true = engine.policy.accept
-    owed = 0.0
+    original = engine.policy.accept
+    pending = 0.0  # proposals to reject
 
-    def refused(logits: Any, window: Any, context: Any) -> Verdict:
-        nonlocal owed
-        verdict = true(logits, window, context)
+    def rejecting(logits: Any, window: Any, context: Any) -> Verdict:
+        nonlocal pending
+        verdict = original(logits, window, context)
         path, kept, following = verdict.path.clone(), verdict.num_accepted.clone(), verdict.next.clone()
         for row, accepted in enumerate(kept.tolist()):
-            owed += fraction * accepted
-            if owed >= 1 and accepted:
-                owed -= 1
+            pending += fraction * accepted
+            if pending >= 1 and accepted:
+                pending -= 1
                 following[row] = window.tokens[row, path[row, accepted]]
                 path[row, accepted] = -1
                 kept[row] = accepted - 1
         return Verdict(path, kept, following)
 
-    object.__setattr__(engine.policy, "accept", refused)
+    object.__setattr__(engine.policy, "accept", rejecting)

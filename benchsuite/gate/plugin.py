@@ -1,4 +1,4 @@
-"""The gate inside pytest: what is gated, when it is judged, and how a verdict fails a run. Imports no torch."""
+"""The gate as a pytest plugin: it selects the gated rows, judges them last, and fails the run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ BenchOf = Callable[[], "Bench | None"]
 
 
 class GatePlugin:
-    """Registered where ``--gate`` or ``--gate-save`` is given.
+    """The plugin object, registered if ``--gate`` or ``--gate-save`` is given.
 
-    ``bench`` gives what our own rows were measured by; ``peer`` says of a row's name whether it is a reference from
-    outside, which serves as a control and is not gated itself.
+    ``bench`` returns the Bench that measured our rows, or None. ``peer`` returns whether a row name belongs to an
+    outside reference, which is used as a control and is not gated.
     """
 
     def __init__(self, config: pytest.Config, given: Rules, bench: BenchOf, peer: Callable[[str], bool]) -> None:
         self.config, self.rules, self._bench, self._peer = config, given, bench, peer
         rules.refuse_what_disables(config)
         self.baseline = Record.load(given.file) if given.file and given.file.exists() else None
-        # The device is known when rows have run; until then the baseline's own stands for it.
+        # The device is unknown until rows have run; until then the baseline's device is assumed.
         self.levels = self._levels((self.baseline.made.get("machine") or {}).get("device") if self.baseline else None)
         self.limits: dict[str, Limit] = {}
-        self.wanted: dict[str, str | None] = {}  # each row with why it has no figures
-        self._known: set[str] = set()  # the tests that ask for the benchmark fixture where it can be seen
+        self.wanted: dict[str, str | None] = {}  # the reason why a row was not measured, or None
+        self._known: set[str] = set()  # ids of tests that declare the benchmark fixture
         self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
         self.wrote: list[str] = []
@@ -47,16 +47,16 @@ class GatePlugin:
 
     def _levels(self, device: str | None) -> tuple[int, ...]:
         base = self.baseline
-        told = different(base.made, {"machine": figures.machine(device)}) if base else None
+        mismatch = different(base.made, {"machine": figures.machine(device)}) if base else None
         try:
-            return levels_of(self.rules, base, told is None)
+            return levels_of(self.rules, base, mismatch is None)
         except GateError as error:
             which = f"--gate-against {self.rules.file}: " if base else ""
-            raise GateError(f"{which}{error}" + (f" ({told})" if told else "")) from None
+            raise GateError(f"{which}{error}" + (f" ({mismatch})" if mismatch else "")) from None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Put one item for each gated row, and one for the suite, behind everything else."""
+        """Append one item for each gated row and one for the suite, after all other items."""
         for item in items:
             if "benchmark" in getattr(item, "fixturenames", ()):
                 self._known.add(item.nodeid)
@@ -71,7 +71,7 @@ class GatePlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
-        """Put the slowdowns of ``--gate-plant`` into the engines, once they are built."""
+        """Add the slowdowns of ``--gate-plant`` to the engines, which are built by now."""
         bench, text = self._bench(), self.config.option.gate_plant
         if bench is not None and text:
             try:
@@ -81,7 +81,7 @@ class GatePlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Refuse before anything is measured what could not be compared afterwards."""
+        """Raise UsageError before anything is measured if the run could not be compared afterwards."""
         if self.config.option.collectonly or session.testsfailed:
             return
         if not self.wanted:
@@ -94,21 +94,22 @@ class GatePlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Remember why a row has no figures."""
-        made = yield
+        """Record why a row was not measured."""
+        result = yield
         name = self._row(item)
         if name is not None:
-            if made.skipped:
-                why = made.longrepr[2] if isinstance(made.longrepr, tuple) else made.longreprtext or "no reason"
+            if result.skipped:
+                longrepr = result.longrepr
+                why = longrepr[2] if isinstance(longrepr, tuple) else result.longreprtext or "no reason"
                 self.wanted[name] = f"its test was skipped: {why.splitlines()[-1]}"
-            elif made.failed:
+            elif result.failed:
                 self.wanted[name] = "its test failed"
-            elif made.when == "call":
+            elif result.when == "call":
                 self.wanted[name] = None
-        return made
+        return result
 
     def _row(self, item: pytest.Item) -> str | None:
-        """The row that an item measures, if it measures one that is gated."""
+        """The name of the gated row that an item measures, or None."""
         params = getattr(getattr(item, "callspec", None), "params", {})
         if "specdec_row" in params:
             name = str(params["specdec_row"])
@@ -116,9 +117,9 @@ class GatePlugin:
         return item.nodeid if "benchmark" in getattr(item, "fixturenames", ()) else None
 
     def judge(self) -> list[Finding]:
-        """The findings of this run, made when the first gate item asks."""
+        """The findings of this run, computed by the first call."""
         if self.findings is None:
-            # Should the gate itself break, one item shows how and the others do not try again.
+            # If the gate itself raises, the first item shows the traceback and the others do not run it again.
             self.findings = [Finding(SUITE, 0, GateVerdict.ERROR, "the gate broke; its first item shows where")]
             self.findings = self._judge()
         return self.findings
@@ -133,7 +134,7 @@ class GatePlugin:
         except GateError as error:
             return [Finding(SUITE, 0, GateVerdict.ERROR, str(error))]
         self.trial = Trial(
-            self.rules, levels, self._launcher(), head, self.wanted, self.baseline, self._told, self.limits
+            self.rules, levels, self._launcher(), head, self.wanted, self.baseline, self._print, self.limits
         )
         file, lacking = self.rules.file, {name: why for name, why in self.wanted.items() if why}
         if file and self.baseline is None and head.rows:
@@ -153,11 +154,11 @@ class GatePlugin:
         return found
 
     def _unknown(self) -> str:
-        """Benchmarks whose fixture was asked for at run time, so that no gate item stands for them."""
+        """Names of benchmarks that requested their fixture at run time and therefore have no gate item."""
         found = getattr(getattr(self.config, "_benchmarksession", None), "benchmarks", [])
         return ", ".join(sorted({bench.fullname for bench in found if bench} - self._known))
 
-    def _told(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         with uncaptured(self.config):
             writer = self.config.get_terminal_writer()
             writer.line(f"gate: {text}")
@@ -165,9 +166,9 @@ class GatePlugin:
 
     def _launcher(self) -> Launcher:
         params = self.config.invocation_params
-        # In pytest's own order: a launch is told to read neither the ini file's addopts nor the environment's.
-        told = [*self.config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *params.args]
-        return Launcher(rules.without_own([str(a) for a in told]), params.dir, self.rules.pairs, self.rules.path)
+        # In pytest's order. A launch ignores the addopts of ini file and environment, so they are added here.
+        arguments = [*self.config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *params.args]
+        return Launcher(rules.without_own([str(a) for a in arguments]), params.dir, self.rules.pairs, self.rules.path)
 
     def _measured(self) -> Record:
         bench = self._bench()
@@ -177,21 +178,21 @@ class GatePlugin:
         rows = {name: row for name, row in rows.items() if name in self.wanted and self.wanted[name] is None}
         return Record(figures.record_origin(self.config.invocation_params.dir, bench.device if bench else None), rows)
 
-    def _accept(self, file: Path, what: str) -> None:
-        """Write this run over the baseline, with no fewer launches than that held."""
+    def _accept(self, file: Path, message: str) -> None:
+        """Write this run over the baseline, with at least as many launches as the baseline has."""
         assert self.trial is not None
-        record, held = self.trial.head, self.baseline.launches if self.baseline else 1
-        if record.launches < held:
-            record = record.joined([self._launcher().measure() for _ in range(held)]).last(held)
+        record, needed = self.trial.head, self.baseline.launches if self.baseline else 1
+        if record.launches < needed:
+            record = record.joined([self._launcher().measure() for _ in range(needed)]).last(needed)
         if self.baseline and self.rules.on_missing == "report":
             kept = {name: row for name, row in self.baseline.rows.items() if name not in self.wanted}
             record = Record(record.made, {**kept, **record.rows})
         record.save(file)
-        self.wrote.append(f"{what}: {file}")
+        self.wrote.append(f"{message}: {file}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Write what was asked for. A launch that cannot be recorded ends with pytest's code for usage errors."""
+        """Write the requested files. If that fails, the run ends with pytest's exit code for usage errors."""
         if self.config.option.collectonly or exitstatus not in (0, 1):
             return
         try:
@@ -201,7 +202,7 @@ class GatePlugin:
             if exitstatus == 0:
                 session.exitstatus = pytest.ExitCode.USAGE_ERROR
         if self.rules.gating and exitstatus == 0:
-            # Other plugins may leave gate items out (--lf, --setup-only): the verdict holds all the same.
+            # Other plugins may leave out gate items (--lf, --setup-only); the findings fail the run nevertheless.
             if self.findings is None:
                 self.wrote.append("ERROR: the gate was asked for and no gate item ran, so nothing was compared")
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -227,7 +228,7 @@ class GatePlugin:
                 raise GateError(f"--gate-save {self.rules.save}: no row was measured, so nothing is written")
             more = sum(self.rules.launches) - 1 if self.rules.launches_given else 0
             for number in range(more):
-                self._told(f"launch {number + 2} of {more + 1}")
+                self._print(f"launch {number + 2} of {more + 1}")
                 record = record.joined([self._launcher().measure()])
             record.save(self.rules.save)
             self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches")
@@ -245,31 +246,31 @@ class GatePlugin:
                 self.wrote.append(f"{kind}: {file}")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """The table of verdicts, what is to be done, and what was written."""
+        """Print the table of verdicts, the next action, and the files that were written."""
         if self.findings is None and not self.wrote:
             return
         terminalreporter.section("gate", sep="-")
         if self.findings:
             terminalreporter.write_line(report.findings_table(self.findings))
             overall = worst(finding.verdict for finding in self.findings)
-            said = report.run_sentence(self.findings, self.rules, self.compared)
-            terminalreporter.write_line(f"\n{overall}: {said}", bold=True)
+            sentence = report.run_sentence(self.findings, self.rules, self.compared)
+            terminalreporter.write_line(f"\n{overall}: {sentence}", bold=True)
         for line in self.wrote:
             terminalreporter.write_line(line)
 
 
 class GateItem(pytest.Item):
-    """One row's verdict as a test: it fails where the row's worst finding blocks."""
+    """The verdict on one row as a test item; it fails if a finding on the row fails the run."""
 
     def __init__(self, *, gate: GatePlugin, name: str, **more: Any) -> None:
         super().__init__(name=name, nodeid=f"gate::{name}", **more)
         self.gate = gate
 
     def runtest(self) -> None:
-        """Fail with everything that blocks."""
+        """Fail with all findings on the row that fail the run."""
         every = self.gate.judge()
-        # A self-test measures each row twice, and says in brackets how.
-        found = [one for one in every if one.row == self.name or one.row.startswith(f"{self.name} (")]
+        # A self-test measures each row twice and appends the variant to its name, in brackets.
+        found = [finding for finding in every if finding.row == self.name or finding.row.startswith(f"{self.name} (")]
         blocking = [finding for finding in found if self.gate.blocks(finding)]
         if blocking:
             pytest.fail("\n".join(report.finding_sentence(finding) for finding in blocking), pytrace=False)
@@ -277,13 +278,13 @@ class GateItem(pytest.Item):
             pytest.fail("it was not compared: see what is said of the others and of the suite", pytrace=False)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The message alone, unless the gate itself broke."""
+        """The message without a traceback, unless the gate itself raised."""
         return (
             str(excinfo.value) if excinfo.errisinstance(pytest.fail.Exception) else super().repr_failure(excinfo, style)
         )
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Where the item says that it is."""
+        """The location that pytest reports for the item."""
         return self.config.rootpath, None, f"gate: {self.name}"
 
 

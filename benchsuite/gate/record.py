@@ -1,4 +1,4 @@
-"""Launches of a suite, as a file: what a baseline is, strict, versioned, and readable in a diff."""
+"""The baseline: a JSON file of launches of a suite; strict, versioned, and readable in a diff."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 
 VERSION = 1
 LARGEST = 1e100
-"""Figures beyond are no measurements, and their ratios no numbers."""
+"""The limit of values in a file: larger values cannot be measurements, and their ratios could overflow."""
 PARTS = ("draft", "verification", "K/V", "host")
-"""The parts of a step that are timed: proposing; the target's forward and acceptance; the commit of keys and values;
-reading, stops, counting and whatever else lies between."""
+"""The timed parts of a step: proposing; the target's forward and acceptance; the commit of keys and values; and, for
+``host``, everything else: reading, stops, counting."""
 
 
 class GateError(ValueError):
-    """The gate cannot be set up as asked: a usage error, told before anything is measured."""
+    """The gate cannot do as requested: a usage error before anything is measured, reported as ERROR afterwards."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What one process measured of one row.
+    """The measurements of one row in one process.
 
-    ``seconds`` per token (per call for a plain benchmark); ``relative``, the median over pairs of the natural
-    logarithm of the row's seconds per token over its control's, None without a control; ``parts``, the median
-    seconds per step of each part of a step over the control's seconds per token; ``tau`` emitted tokens a forward.
+    ``seconds``: per token (per call for a plain benchmark). ``relative``: the median over pairs of ln(seconds per
+    token of the row / seconds per token of its control); None without a control. ``parts``: for each part of a step,
+    the median of its seconds per step / the control's seconds per token. ``tau``: emitted tokens per forward.
     """
 
     seconds: float
@@ -40,11 +40,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class GatedRow:
-    """One row of a suite: what repeats exactly, and a Launch for each process that timed it.
+    """One row of a suite: the values that repeat exactly, and a Launch for each process that timed the row.
 
-    ``work`` is what was asked for: rows are compared only if it is the same. ``digest`` of all emitted ids and
-    ``counters`` are those of one pass over the prompts; None for a plain benchmark. ``deterministic`` is False
-    where a controller reads the clock: counters then need not repeat.
+    ``work``: the settings of the row; rows are compared only if these are equal. ``digest``, of all emitted ids,
+    ``plain_digest``, of those of plain decoding, and ``counters`` cover one pass over the prompts; a plain benchmark
+    has none. ``deterministic``: False if a controller reads the clock; counters then need not repeat.
     """
 
     work: Mapping[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class GatedRow:
 
 @dataclass(frozen=True)
 class Record:
-    """Rows by name, and where they come from: ``made`` holds machine, versions, commit and command.
+    """Rows by name, and their provenance: ``made`` contains machine, versions, commit and command.
 
     Example: ``Record.load(Path("gate.json")).rows["tiny-chat-ngram-match-k4"].counters["target_forwards"]``
     """
@@ -66,7 +66,7 @@ class Record:
     rows: Mapping[str, GatedRow]
 
     def save(self, path: Path) -> None:
-        """Write the file whole or not at all, one figure a line, sorted. OSError if it cannot be written."""
+        """Write the file atomically, sorted, one value per line. OSError if it cannot be written."""
         rows = {name: asdict(row) for name, row in self.rows.items()}
         content = {"format": "specdec-gate", "version": VERSION, "made": dict(self.made), "rows": rows}
         text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
@@ -82,7 +82,7 @@ class Record:
 
     @staticmethod
     def load(path: Path) -> Record:
-        """Read a file. GateError if it is not there, or not exactly such a file."""
+        """Read a file. GateError if it cannot be read, or does not have exactly this format."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
         except OSError as error:
@@ -96,17 +96,17 @@ class Record:
 
     @property
     def launches(self) -> int:
-        """How many launches every row has, at least."""
+        """The smallest number of launches of a row; 0 without rows."""
         return min((len(row.launches) for row in self.rows.values()), default=0)
 
     def last(self, count: int) -> Record:
-        """This record with only the last so many launches of each row."""
+        """A copy with only the last ``count`` launches of each row."""
         return replace(
             self, rows={name: replace(row, launches=row.launches[-count:]) for name, row in self.rows.items()}
         )
 
     def joined(self, others: Sequence[Record]) -> Record:
-        """This record with the launches of ``others`` behind its own. GateError where what must repeat does not."""
+        """A copy with the launches of ``others`` appended. GateError if rows, digests or repeatable counters differ."""
         rows = dict(self.rows)
         for other in others:
             for name in sorted({*rows, *other.rows}):
@@ -132,7 +132,7 @@ def _refuse(constant: str) -> None:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys differ: a merge that kept both sides leaves some twice."""
+    """A JSON object as a dict. ValueError for a duplicate key, for example from a merge that kept both sides."""
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError(f"it holds {next(key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1)!r} twice")
@@ -187,7 +187,7 @@ LAUNCH: dict[str, Check] = {
     ),
     "tau": lambda tau: tau is None or (_number(tau) and tau > 1 / LARGEST),
 }
-"""What each key of the file, of a row and of a launch may hold."""
+"""The check of the value of each key: of the file, of a row, of a launch."""
 
 
 def _counted(value: Any) -> bool:
@@ -214,10 +214,10 @@ def _parsed(content: Any) -> Record:
     return Record(content["made"], rows)
 
 
-def _exactly(got: Any, checks: Mapping[str, Check], what: str) -> None:
+def _exactly(got: Any, checks: Mapping[str, Check], owner: str) -> None:
     if not isinstance(got, dict) or got.keys() != checks.keys():
         names = sorted(got) if isinstance(got, dict) else type(got).__name__
-        raise GateError(f"{what} has {names}, expected exactly {sorted(checks)}")
-    for key, right in checks.items():
-        if not right(got[key]):
-            raise GateError(f"{what} has a {key} that cannot be: {got[key]!r:.80}")
+        raise GateError(f"{owner} has {names}, expected exactly {sorted(checks)}")
+    for key, valid in checks.items():
+        if not valid(got[key]):
+            raise GateError(f"{owner} has a {key} that cannot be: {got[key]!r:.80}")

@@ -1,4 +1,4 @@
-"""Verdicts as people read them."""
+"""Verdicts as tables and sentences for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ WIDE = 120
 
 
 def findings_table(findings: Sequence[Finding], style: str = "simple") -> str:
-    """A line for each finding: row, level, verdict, change of seconds per token, its bounds, where it lies."""
+    """A table with a line for each finding: row, level, verdict, change of seconds per token, bounds, changed part.
+
+    ``style`` is a format of tabulate. ``simple`` is followed by a sentence for each finding that did not pass, or that
+    is about the suite.
+    """
     columns = {
         "row": [_short(f.row) for f in findings],
         "level": [str(f.level) for f in findings],
@@ -29,28 +33,28 @@ def findings_table(findings: Sequence[Finding], style: str = "simple") -> str:
     lines = tabulate(shown, "keys", tablefmt=style, disable_numparse=True)
     if style != "simple":
         return lines
-    said = [
+    sentences = [
         textwrap.fill(finding_sentence(f), WIDE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         for f in findings
         if f.verdict != GateVerdict.PASS or f.row == SUITE
     ]
-    return "\n".join([lines, "", *said]) if said else lines
+    return "\n".join([lines, "", *sentences]) if sentences else lines
 
 
 def finding_sentence(finding: Finding) -> str:
-    """What, by how much, and where, in a sentence."""
+    """A finding as one sentence: verdict, level, row, message and changed part."""
     where = f"; where: {finding.where}" if finding.where else ""
     return f"{finding.verdict} at level {finding.level}, {finding.row}: {finding.message}{where}"
 
 
 def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = True) -> str:
-    """The run's verdict in words, and the next thing to do; ``compared`` is False where a baseline was only made."""
+    """The run's verdict in words and the next action; ``compared`` is False if the run only made a baseline."""
     overall = worst(finding.verdict for finding in findings)
     rows, levels = {f.row for f in findings} - {SUITE}, sorted({f.level for f in findings})
     against = f"against {rules.file or rules.base or 'itself'}"
-    what = f"{len(rows)} rows at levels {', '.join(map(str, levels))} {against}"
+    scope = f"{len(rows)} rows at levels {', '.join(map(str, levels))} {against}"
     update = ", accept it with --gate-update" if rules.file else ", merge it all the same"
-    do = {
+    action = {
         GateVerdict.IMPROVED: "something got better"
         + (": write it down with --gate-update, or the next loss of it goes unseen" if rules.file else ""),
         GateVerdict.PASS: "nothing got worse" if compared else "nothing was compared, the baseline is this run",
@@ -64,12 +68,12 @@ def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = Tru
         GateVerdict.ERROR: "something could not be compared, and does not pass unseen",
     }[overall]
     if rules.update and overall not in (GateVerdict.PASS, GateVerdict.ERROR):
-        do = "accepted by --gate-update"
+        action = "accepted by --gate-update"
     if rules.self_test:
         tells = "tells" if overall == GateVerdict.PASS else "does not reliably tell"
-        do = f"this machine {tells} a slowdown of {2 * rules.tolerance:.1%} from none"
+        action = f"this machine {tells} a slowdown of {2 * rules.tolerance:.1%} from none"
     shown = "" if rules.mode == "fail" else " (--gate=report: nothing fails)"
-    return f"{what}: {do}{shown}"
+    return f"{scope}: {action}{shown}"
 
 
 def _bounds(finding: Finding) -> str:

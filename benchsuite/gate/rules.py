@@ -1,4 +1,4 @@
-"""The ``--gate…`` options, their ini twins, and what they say together."""
+"""The ``--gate…`` options, their ini keys, and the rules that they define together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchsuite.options import Option
 MODES = ("off", "report", "fail")
 FORMATS = ("bmf", "github-action-benchmark", "markdown", "junit")
 NEEDED = 5
-"""Launches on either side that a statement about time takes: with fewer no exact test reaches level 1/32."""
+"""Launches that each side needs for a verdict about time: with fewer, the signed-rank test cannot reach 1/32."""
 
 
 OPTIONS = (
@@ -27,15 +27,17 @@ OPTIONS = (
     Option(
         "level",
         "",
-        "levels to gate at: 0 counters, 1 speedup, 2 base and head live (of themselves 0 and 1 "
+        "levels to gate at: 0 counters, 1 speedup, 2 base and head measured live (default: 0 and 1 "
         "against a file, 0 and 2 against a revision)",
         many=True,
     ),
-    Option("tolerance", "0.03", "the slowdown that is let through, as a fraction; twice as much is what is found"),
+    Option("tolerance", "0.03", "the slowdown that passes, as a fraction; a slowdown of twice this size is found"),
     Option("alpha", "0.01", "the chance of a false alarm over all rows of a level, as a fraction"),
-    Option("launches", "5+8", "processes on each side: so many first, so many more where these do not let a row pass"),
+    Option("launches", "5+8", "processes on each side, FIRST+MORE: MORE are added if a row is undecided after FIRST"),
     Option("pairs", "10", "pairs (row, control) that a launch times at least"),
-    Option("on-missing", "fail", "rows that one side lacks: fail, report; save: make a baseline that is not there"),
+    Option(
+        "on-missing", "fail", "rows that one side lacks: fail, report; save: make the baseline file if there is none"
+    ),
     Option("on-mismatch", "fail", "a baseline of another machine: fail, counters (level 0 only), or ignore"),
     Option("inconclusive", "fail", "what cannot be decided: fail, or report"),
     Option("save", "", "write what was measured to a new baseline file"),
@@ -44,12 +46,14 @@ OPTIONS = (
     Option("path", ".", "folders of a revision's checkout that go on Python's path; with blanks between"),
     Option("update", "", "accept this run: write it over the baseline file", flag=True),
     Option("dedicated", "", "this machine is used by nothing else: absolute times gate as well (level 3)", flag=True),
-    Option("self-test", "", "measure this code beside itself, as it is and slower by twice the tolerance", flag=True),
+    Option(
+        "self-test", "", "compare this code with itself, as it is and slowed down by twice the tolerance", flag=True
+    ),
 )
 
 DEFAULTS = {option.name: option.default for option in OPTIONS}
 IDLE = ("against", "level", "json", "export", "update", "dedicated", "self-test")
-"""Options that say nothing without ``--gate``."""
+"""Options that have no effect without ``--gate``."""
 
 CHOICES = {
     "on-missing": ("fail", "report", "save"),
@@ -59,7 +63,7 @@ CHOICES = {
 
 
 def add_gate_options(parser: pytest.Parser) -> None:
-    """Declare the options and their ini twins."""
+    """Declare the options and their ini keys."""
     group = parser.getgroup("gate", "regression gate (specdec-bench)")
     group.addoption(
         "--gate",
@@ -84,7 +88,7 @@ def _mode(text: str) -> str:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the options say. ``base`` is the commit of a revision to be measured, ``file`` a baseline; or neither."""
+    """The parsed options. ``base``: the commit to measure live. ``file``: the baseline. At most one of them is set."""
 
     mode: str
     file: Path | None
@@ -108,7 +112,7 @@ class Rules:
 
     @property
     def gating(self) -> bool:
-        """Whether verdicts are asked for."""
+        """Whether the run is judged, not only saved."""
         return self.mode != "off"
 
 
@@ -125,7 +129,7 @@ class _Given:
         return self.text(name).lower() in ("true", "1", "yes")
 
     def path(self, name: str) -> Path | None:
-        """A file; one that the ini file names is relative to it, wherever pytest is started."""
+        """The file that an option names, or None. A path in the ini file is relative to the folder of the ini file."""
         ini = self.config.inipath
         from_ini = ini is not None and self.config.getoption(options.key_of(name, "gate")) is None
         folder = ini.parent if from_ini and ini else self.folder
@@ -133,12 +137,12 @@ class _Given:
 
     @property
     def folder(self) -> Path:
-        """Where pytest was started."""
+        """The folder where pytest was started."""
         return self.config.invocation_params.dir
 
 
 def parse(config: pytest.Config) -> Rules | None:
-    """The rules of this run; None where nothing of the gate is asked for. GateError for what cannot be meant."""
+    """The rules of this run; None if it neither gates nor saves. GateError for invalid or contradictory options."""
     mode = str(config.getoption("gate") or config.getini("gate"))
     if mode not in MODES:
         raise GateError(f"the ini key gate is {mode!r}; expected one of {', '.join(MODES)}")
@@ -182,7 +186,7 @@ def parse(config: pytest.Config) -> Rules | None:
 
 
 def _written(given: _Given, save: Path | None) -> tuple[tuple[str, Path], ...]:
-    """The exports; GateError for a file of any option that could not be written, or that ``save`` would replace."""
+    """The exports. GateError if the file of any option cannot be written, or if ``save`` would replace a file."""
     if save and save.exists():
         raise GateError(
             f"--gate-save {given.text('save')} is there already; --gate-against it with --gate-update, or remove it"
@@ -197,11 +201,11 @@ def _written(given: _Given, save: Path | None) -> tuple[tuple[str, Path], ...]:
 
 def _refuse_idle(config: pytest.Config, saving: bool) -> None:
     if config.getoption("gate"):
-        return  # --gate=off was said
+        return  # --gate=off was given
     given = [f"--gate-{name}" for name in IDLE if config.getoption(options.key_of(name, "gate")) is not None]
     if given:
-        what = "would only save" if saving else "would gate nothing"
-        raise GateError(f"{', '.join(given)} without --gate {what}; add --gate=fail or --gate=report")
+        effect = "would only save" if saving else "would gate nothing"
+        raise GateError(f"{', '.join(given)} without --gate {effect}; add --gate=fail or --gate=report")
 
 
 def _against(
@@ -211,7 +215,7 @@ def _against(
         if save:
             return None, None
         raise GateError(
-            "--gate needs something to hold this run against: --gate-against FILE (made with --gate-save FILE) or "
+            "--gate needs something to compare this run with: --gate-against FILE (made with --gate-save FILE) or "
             "--gate-against REV"
         )
     if file.is_file():
@@ -221,7 +225,7 @@ def _against(
         return None, known
     if file.is_dir():
         raise GateError(f"--gate-against {text!r} is a folder; expected a baseline file in it, or a revision")
-    # Only what is called like a baseline is taken for one that is not there: a mistyped branch is not to be made.
+    # Only a name that ends in .json can be a new baseline; otherwise a mistyped branch name would create a file.
     if file.suffix != ".json":
         raise GateError(
             f"--gate-against {text!r} is neither a file nor a revision that git knows here; fetch it (git fetch; in "
@@ -237,7 +241,7 @@ def _against(
 
 
 def refuse_unwritable(option: str, file: Path) -> None:
-    """GateError where a file could not be written for want of a folder."""
+    """GateError if the folder of ``file`` does not exist, or if ``file`` is itself a folder."""
     if not file.parent.is_dir():
         raise GateError(f"{option}: there is no folder {file.parent}")
     if file.is_dir():
@@ -284,11 +288,11 @@ def _export(text: str, folder: Path) -> tuple[str, Path]:
 
 
 OTHERS = ("--benchmark-json", "--benchmark-save", "--specdec-results", "--junitxml", "--junit-xml", "--log-file")
-"""Options of the run that a launch must not repeat: each writes a file of its own."""
+"""Options of the run that a launch must not repeat, because each of them writes a file."""
 
 
 def without_own(arguments: Sequence[str]) -> list[str]:
-    """A run's arguments without the gate's options and without what would write files again."""
+    """A run's arguments without the gate's options and without options that would write files again."""
     valued = {f"--gate-{option.name}" for option in OPTIONS if not option.flag} | {*OTHERS}
     kept: list[str] = []
     skip = False
@@ -304,7 +308,7 @@ def without_own(arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_what_disables(config: pytest.Config) -> None:
-    """GateError where benchmarks would not be measured although their tests pass."""
+    """GateError if an option disables measuring, so that benchmark tests would pass without being measured."""
     option = config.option
     if getattr(option, "dist", "no") != "no" or getattr(option, "numprocesses", None):
         raise GateError(

@@ -1,7 +1,8 @@
-"""How far two sets of launches lie apart: exact rank tests, Hodges-Lehmann estimates and their intervals.
+"""The shift between two sets of launches: exact rank tests, Hodges-Lehmann estimates and their intervals.
 
-Exact null distributions, for the handful of launches that a gate can afford; nothing is assumed of the shape of the
-noise. Sources: Wilcoxon 1945; Mann and Whitney 1947; Hodges and Lehmann 1963; Hollander and Wolfe, Nonparametric
+Null distributions are exact, because a gate can afford only a few launches. No shape of the noise is assumed.
+
+Sources: Wilcoxon 1945; Mann and Whitney 1947; Hodges and Lehmann 1963; Hollander and Wolfe, Nonparametric
 Statistical Methods, sections 3.1 to 3.3 and 4.1 to 4.3; Holm 1979.
 """
 
@@ -17,10 +18,10 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Shift:
-    """By how much the second set is larger, in the unit of the values.
+    """How much larger the second set is, in the unit of the values.
 
-    ``low`` and ``high`` each bound it at the level that was asked for, one-sided; infinite where there are too few
-    values for that level. ``p_more`` and ``p_less`` are the exact p-values of "no larger" and "no smaller".
+    ``low`` and ``high``: one-sided bounds at the requested level; infinite if there are too few values for that level.
+    ``p_more`` and ``p_less``: exact p-values of the null hypotheses "no larger" and "no smaller".
     """
 
     estimate: float
@@ -31,19 +32,19 @@ class Shift:
 
 
 def paired(differences: Sequence[float], level: float) -> Shift:
-    """Wilcoxon's signed rank over one difference a pair; the estimate is the median of their Walsh averages.
+    """Wilcoxon's signed-rank test of one difference per pair; the estimate is the median of their Walsh averages.
 
     Example: ``paired([0.05, 0.06, 0.07, 0.05, 0.06], 1 / 32)`` has low 0.05, high 0.07 and p_more 1/32.
     """
     averages = sorted((a + b) / 2 for i, a in enumerate(differences) for b in differences[i:])
     null = _signed_ranks(len(differences))
-    # The statistic counts the averages above 0; those at 0 are held against whichever side is asked about.
+    # The statistic is the number of averages above 0. Averages equal to 0 count against rejection in both tests.
     above, below = sum(a > 0 for a in averages), sum(a < 0 for a in averages)
     return _shift(averages, null, above, below, level)
 
 
 def unpaired(base: Sequence[float], head: Sequence[float], level: float) -> Shift:
-    """Mann and Whitney's rank sum; the estimate is the median of all differences head - base.
+    """Mann and Whitney's rank-sum test; the estimate is the median of all differences head - base.
 
     Example: ``unpaired([1, 2, 3], [11, 12, 13], 0.05)`` has estimate 10, low 8, high 12.
     """
@@ -53,10 +54,10 @@ def unpaired(base: Sequence[float], head: Sequence[float], level: float) -> Shif
 
 
 def _shift(values: Sequence[float], null: Sequence[float], above: int, below: int, level: float) -> Shift:
-    """Of sorted elementary estimates; their number above 0 has the distribution ``null`` if nothing changed."""
+    """The shift of sorted elementary estimates. ``null``: the distribution of their number above 0 without a shift."""
     cut = sum(chance <= level for chance in null) - 1
     low, high = (values[cut], values[-1 - cut]) if cut >= 0 else (-inf, inf)
-    # Large counts are as rare as small ones: both null distributions are symmetric.
+    # Both null distributions are symmetric: P(T >= t) = P(T <= maximum - t).
     return Shift(median(values), low, high, null[len(values) - above], null[len(values) - below])
 
 
@@ -73,7 +74,7 @@ def _signed_ranks(n: int) -> tuple[float, ...]:
 @cache
 def _rank_sums(m: int, n: int) -> tuple[float, ...]:
     """P(U <= u) of Mann and Whitney's statistic, u from 0 to m n."""
-    # counts[k][u]: how many choices of k of the ranks seen so far have statistic u.
+    # counts[k][u]: the number of subsets of k of the ranks so far that have statistic u.
     counts = [[1] + [0] * (m * n)] + [[0] * (m * n + 1) for _ in range(n)]
     for rank in range(m + n):
         for chosen in range(min(rank + 1, n), 0, -1):
@@ -85,7 +86,7 @@ def _rank_sums(m: int, n: int) -> tuple[float, ...]:
 
 
 def holm(p_values: Mapping[str, float], level: float) -> set[str]:
-    """The rows whose null is rejected, all tested together: the chance of any false one is at most ``level``."""
+    """Holm's method: the rows whose null hypothesis is rejected; P(any false rejection) is at most ``level``."""
     rejected: set[str] = set()
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] > level / (len(p_values) - rank):

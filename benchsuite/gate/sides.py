@@ -1,4 +1,4 @@
-"""Where launches come from: a baseline file and live launches, or live launches on both sides."""
+"""Sources of launches: a baseline file and live launches, or live launches on both sides."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Say = Callable[[str], None]
 
 
 class Sides(Protocol):
-    """Base and head, each with as many launches as were asked for so far."""
+    """Base and head, with the launches requested so far."""
 
     paired: bool
 
     def at_least(self, count: int) -> tuple[Record, Record]:
-        """Base and head with at least so many live launches; asking again for as many launches nothing."""
+        """Base and head with at least ``count`` live launches; launches only those that are still missing."""
 
 
 @dataclass
 class StoredSides:
-    """A baseline that holds its launches, and this checkout's live."""
+    """A baseline with stored launches, and live launches of this checkout."""
 
     base: Record
     launcher: Launcher
@@ -43,7 +43,7 @@ class StoredSides:
 
 @dataclass
 class LiveSides:
-    """Two checkouts, or this one as it is and with something planted; of each pair a coin says which goes first."""
+    """Two checkouts, or this one without and with ``plant``; the order within each pair of launches is random."""
 
     launcher: Launcher
     checkout: Path | None

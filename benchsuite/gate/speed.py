@@ -1,4 +1,4 @@
-"""Levels 1 to 3: launches against launches, in two stages."""
+"""Levels 1 to 3: compare the times of launches, in two stages."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from benchsuite.gate.verdict import Finding, GateVerdict
 from benchsuite.gate.where import where
 
 FIRST_LEVEL = 1 / 32
-"""Of the first stage's bounds: what five signed ranks can show."""
+"""The level of the first stage's bounds: the smallest p-value that five signed ranks can have."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared of each launch, and the launches."""
+    """One side of a row: the compared value of each launch, and the launches."""
 
     values: Sequence[float]
     launches: Sequence[Launch]
 
 
 def values(row: GatedRow, level: int) -> list[float] | None:
-    """What a level compares of a row's launches: log seconds relative to its control, else (levels 2 and 3 of a plain
-    benchmark, level 3 of all) log seconds. None where there is nothing to compare."""
+    """The value of each launch that a level compares: log seconds (level 3, and level 2 of a plain benchmark), else log
+    seconds relative to the control. None if a launch has no control."""
     if level == 3 or (level == 2 and row.digest is None):
         return [log(launch.seconds) for launch in row.launches]
     found = [launch.relative for launch in row.launches if launch.relative is not None]
@@ -41,13 +41,13 @@ def decide(
     final: bool,
     live: bool,
 ) -> list[Finding]:
-    """Findings of rows (base, head) that were measured in the same launches; ``live`` if these come in pairs.
+    """Judge rows (base, head) that were measured in the same launches; ``live``: the launches come in pairs.
 
-    A slowdown counts if the estimate is beyond the tolerance and the change is not chance. PASS: the estimate is
-    within the tolerance, either way, and a slowdown of twice the tolerance is excluded (level 1/32 in the first stage,
-    ``alpha`` in the last). REGRESSED, in the last stage only: the estimate is beyond the tolerance and the exact test
-    rejects "no slower" at ``alpha``, Holm over rows. IMPROVED: the mirror image. Else INCONCLUSIVE, which in the first
-    stage asks for the second.
+    REGRESSED, in the last stage only: the estimate is above the tolerance and the exact test rejects "no slower" at
+    ``alpha``, with Holm's correction over the rows. IMPROVED: the same in the other direction. PASS: the estimate is
+    not above the tolerance, in the first stage also not below minus the tolerance, and a slowdown of twice the
+    tolerance is excluded (level 1/32 in the first stage, ``alpha`` in the last). INCONCLUSIVE: everything else; in the
+    first stage it leads to the second.
     """
     bound = alpha if final else FIRST_LEVEL
     shifts = {name: _shift(*sides, live, bound) for name, sides in rows.items()}
@@ -75,7 +75,7 @@ def _shift(base: Side, head: Side, live: bool, bound: float) -> Shift:
 
 
 def percent(bound: float) -> str:
-    """A change in words; an infinite bound bounds nothing."""
+    """A change as text; ``any`` for an infinite bound."""
     return "any" if isinf(bound) else f"{bound:+.1%}"
 
 
@@ -84,24 +84,24 @@ def _finding(
 ) -> Finding:
     change, low, high = (x if isinf(x) else expm1(x) for x in (shift.estimate, shift.low, shift.high))
     base, head = (side.launches for side in sides)
-    told = (
+    message = (
         f"{change:+.1%} seconds per token ({percent(low)} to {percent(high)}, each bound at {bound:.2g}; {len(base)} "
         f"and {len(head)} launches)"
     )
-    told += {
+    message += {
         GateVerdict.REGRESSED: f", beyond the tolerance of {tolerance:.1%}",
         GateVerdict.IMPROVED: "; write the gain down with --gate-update",
         GateVerdict.PASS: f", within the tolerance of {tolerance:.1%}",
         GateVerdict.INCONCLUSIVE: f": too noisy to exclude a slowdown of {2 * tolerance:.1%} or to prove one of "
         f"{tolerance:.1%}; more --gate-pairs, more --gate-launches or a quieter machine decides",
     }.get(verdict, "")
-    return Finding(name, level, verdict, told, change, low, high, where(base, head), len(head))
+    return Finding(name, level, verdict, message, change, low, high, where(base, head), len(head))
 
 
 def staged(
     sides: Sides, level: int, tolerances: Mapping[str, float], alpha: float, launches: tuple[int, int]
 ) -> list[Finding]:
-    """Findings of the rows that ``tolerances`` names, from the first stage if it decides all of them, else the second.
+    """Judge the rows in ``tolerances``: by the first stage if it decides all of them, else by the second.
 
     Every row must have something to compare at this level (``values``).
     """
@@ -118,6 +118,6 @@ def staged(
             else:
                 found.append(Finding(name, level, GateVerdict.ERROR, "its test failed in a launch"))
         found += decide(timed, level, tolerances, alpha, count == first + more, sides.paired and level != 1)
-        if not any(one.verdict == GateVerdict.INCONCLUSIVE for one in found):
+        if not any(finding.verdict == GateVerdict.INCONCLUSIVE for finding in found):
             break
     return found

@@ -1,4 +1,4 @@
-"""One gating of a suite: records in, findings out. No pytest in it."""
+"""Compare the records of a run and its base, and return findings. Independent of pytest."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from benchsuite.gate.speed import staged
 from benchsuite.gate.verdict import Finding, GateVerdict
 
 SUITE = "suite"
-"""The row of what is said of the run as a whole."""
+"""The row name of findings about the whole run."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What ``@pytest.mark.gate`` says of a row: its own tolerance, and the only level it is gated at."""
+    """The arguments of ``@pytest.mark.gate`` for a row: its own tolerance, and the only level at which it is gated."""
 
     tolerance: float | None = None
     level: int | None = None
@@ -31,12 +31,11 @@ class Limit:
 
 @dataclass
 class Trial:
-    """Holds a run against its base.
+    """Compares a run with its base.
 
-    ``head`` is what this process measured; ``wanted`` the rows that the run was to measure, each with the reason
-    why it has no figures, if so; ``baseline`` the file's record, None where a revision is measured live.
-
-    ``findings()`` says everything of every row and level; ``head`` then holds the launches that were made of it.
+    ``head``: the record of this process; ``findings()`` replaces it by the record of its launches, if it makes any.
+    ``wanted``: the rows that the run should measure, each with the reason why it was not measured, or None.
+    ``baseline``: the record of the file; None if a revision is measured live. ``told`` prints a line of progress.
     """
 
     rules: Rules
@@ -49,7 +48,7 @@ class Trial:
     limits: Mapping[str, Limit] = field(default_factory=dict)
 
     def findings(self) -> list[Finding]:
-        """Everything there is to say. What goes wrong with launches is a finding too."""
+        """All findings, of every row and level. A failed launch is a finding too."""
         if not self.head.rows:
             reasons = sorted({reason for reason in self.wanted.values() if reason}) or ["no row was measured"]
             return [_error(SUITE, f"nothing was measured, so nothing is shown: {'; '.join(reasons)}")]
@@ -83,7 +82,7 @@ class Trial:
         return [*zero, *self._absent(base), *self._notes(base), *timed]
 
     def _notes(self, base: Record) -> list[Finding]:
-        """What a reader must know of the two sides, and what fails nothing."""
+        """Findings on the two sides that do not fail the run: the same commit, different versions."""
         notes = []
         before, now = base.made.get("commit"), self.head.made.get("commit")
         if self.rules.base and before and before == now:
@@ -101,16 +100,16 @@ class Trial:
         return bool(speed.values(row, level)) if level else row.digest is not None
 
     def _known(self, name: str, base: Record) -> Finding:
-        """The row at level 0, or why it cannot be compared at any level."""
+        """The finding on a row at level 0, or the reason why it cannot be compared at any level."""
         head, before = self.head.rows.get(name), base.rows.get(name)
         if head is None:
             return _error(name, f"it was not measured: {self.wanted[name] or 'its test made no figures'}")
         if before is None:
             close = difflib.get_close_matches(name, base.rows.keys() - self.wanted.keys(), n=1)
-            told = f"; the baseline has {close[0]!r}, which this run has not: renamed?" if close else ""
+            hint = f"; the baseline has {close[0]!r}, which this run has not: renamed?" if close else ""
             report = self.rules.on_missing == "report" or self.rules.update
             accept = "write it down with --gate-update, or " if self.baseline else ""
-            message = f"the baseline has no such row{told}; {accept}let it pass with --gate-on-missing=report"
+            message = f"the baseline has no such row{hint}; {accept}let it pass with --gate-on-missing=report"
             return Finding(name, 0, GateVerdict.PASS, message) if report else _error(name, message)
         if head.work != before.work:
             return _error(name, f"measured otherwise than the baseline: {_differences(before.work, head.work)}")
@@ -123,7 +122,7 @@ class Trial:
         return Finding(name, 0, GateVerdict.PASS, "not gated at level 0")
 
     def _counted(self, name: str, base: Record) -> bool:
-        """Whether there is something to say of a row at level 0: its counters, or that it is new."""
+        """Whether a row has a finding at level 0: on its counters, or because the base lacks the row."""
         return name not in base.rows or (0 in self.levels and self._comparable(name, base, 0))
 
     def _absent(self, base: Record) -> list[Finding]:
@@ -143,7 +142,7 @@ class Trial:
         return staged(sides, level, limits, self.rules.alpha, self.rules.launches)
 
     def _self_test(self) -> list[Finding]:
-        """This code beside itself, as it is and with a slowdown of twice the tolerance in every gated row."""
+        """Compare this code with itself: as it is, and with each row that drafts slowed down by twice the tolerance."""
         found, slower = list[Finding](), 2 * self.rules.tolerance
         timed = [name for name, row in self.head.rows.items() if speed.values(row, 2)]
         drafted = [name for name in timed if self.head.rows[name].counters.get("num_drafts")]
@@ -154,11 +153,11 @@ class Trial:
             (f"{slower:.1%} slower", f"host={slower}", drafted, GateVerdict.REGRESSED),
         ):
             made = self._timed(LiveSides(self.launcher, None, self.told, plant), 2, rows)
-            for one in made:
-                right = GateVerdict.PASS if one.verdict == expected else GateVerdict.ERROR
-                told = f"{one.verdict}; {one.message}"
-                found.append(replace(one, row=f"{one.row} ({name})", verdict=right, message=told))
-            count = sum(one.verdict == expected for one in made)
+            for finding in made:
+                verdict = GateVerdict.PASS if finding.verdict == expected else GateVerdict.ERROR
+                message = f"{finding.verdict}; {finding.message}"
+                found.append(replace(finding, row=f"{finding.row} ({name})", verdict=verdict, message=message))
+            count = sum(finding.verdict == expected for finding in made)
             verdict = GateVerdict.PASS if count == len(rows) else GateVerdict.ERROR
             found.append(Finding(SUITE, 2, verdict, f"{name}: {count} of {len(rows)} rows {expected}"))
         return found
@@ -180,18 +179,18 @@ def _differences(base: Mapping[str, Any], head: Mapping[str, Any]) -> str:
 
 
 def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[int, ...]:
-    """The levels that a run is gated at. GateError where those asked for cannot be had."""
+    """The levels at which a run is gated. GateError if the requested levels are not possible."""
     if base is None:
         levels = (rules.levels or (0, 2)) + ((3,) if rules.dedicated else ())
         return levels
-    held = base.launches
-    levels = rules.levels or ((0, 1) if held >= NEEDED else (0,))
+    stored = base.launches
+    levels = rules.levels or ((0, 1) if stored >= NEEDED else (0,))
     if 2 in levels:
         raise GateError("level 2 measures both sides live: gate against a revision, not against a file")
     levels += (3,) if rules.dedicated else ()
-    if held < NEEDED and levels[-1]:
+    if stored < NEEDED and levels[-1]:
         raise GateError(
-            f"the baseline holds {held} launches of a row and level {levels[-1]} takes {NEEDED}; make it with "
+            f"the baseline holds {stored} launches of a row and level {levels[-1]} takes {NEEDED}; make it with "
             f"--gate-save FILE --gate-launches {NEEDED}, or gate with --gate-level 0"
         )
     if same_machine or rules.on_mismatch == "ignore":
@@ -205,11 +204,11 @@ def levels_of(rules: Rules, base: Record | None, same_machine: bool) -> tuple[in
 
 
 def refuse_too_few(rules: Rules, levels: tuple[int, ...], rows: int, base: Record | None) -> None:
-    """GateError for launches so few that no outcome of theirs could be a verdict about one of so many rows."""
+    """GateError if there are too few launches for any verdict about time on one of ``rows`` rows."""
     first, total = rules.launches[0], sum(rules.launches)
     if not (levels[-1] or rules.self_test):
         return
-    # The smallest p that an exact test of so many can give: all launches of one side on the same side of the other.
+    # 1 / ways is the smallest p-value: every launch of one side is slower than every launch of the other.
     ways = comb(base.launches + total, total) if base else 2**total
     if first < NEEDED or ways < rows / rules.alpha:
         least = max(NEEDED, ceil(log2(rows / rules.alpha)))
@@ -220,6 +219,6 @@ def refuse_too_few(rules: Rules, levels: tuple[int, ...], rows: int, base: Recor
 
 
 def different(base: Mapping[str, Any], head: Mapping[str, Any]) -> str | None:
-    """In which ways two records come from machines whose times cannot be compared; None if in none."""
+    """The differences between the machines of two records, as text; None if their times can be compared."""
     before, now = base.get("machine"), head.get("machine")
     return None if before == now else _differences(before or {}, now or {})

@@ -1,8 +1,8 @@
-"""How often the gate is wrong on this machine: ``python -m benchsuite.gate.validate``. It can be resumed.
+"""Measure how often the gate is wrong on this machine: ``python -m benchsuite.gate.validate``. It can be resumed.
 
-Launches of one suite are made once on the machine as it is and once while another process loads one core
-(``validation.launches``). From these, comparisons are drawn (``validation.draws``); some more are made live, by the
-command that users type.
+Launches of one suite are made on the machine as it is, and again while another process loads one core
+(``validation.launches``). Comparisons are drawn at random from these launches (``validation.draws``). Some more
+comparisons are made live, with the command that users type.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchsuite.gate.validation.launches import PAIRS, SUITE, collect, launcher,
 
 
 def validation_main() -> None:
-    """Collect what is missing, then write the report beside it."""
+    """Make the launches that are missing, then write the report to the same folder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--folder", type=Path, default=Path("results/gate-validation"), help="where launches are kept")
     parser.add_argument("--launches", type=int, default=80, help="of each of A, B and P, in each condition")
@@ -31,7 +31,7 @@ def validation_main() -> None:
     least = sum(STAGES) + 1
     if given.launches < least:
         parser.error(f"--launches is {given.launches}; comparisons are drawn from {least} or more")
-    # `tiny` is faster on one thread, and two would wait for each other beside a busy core.
+    # `tiny` is faster on one thread; if a core is busy, two threads would wait for each other.
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     folder: Path = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the gate says of a row, and of a run."""
+"""The gate's verdict on a row and on a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class GateVerdict(StrEnum):
-    """From the best news to the worst: a run is as bad as its worst row."""
+    """Verdicts from best to worst; the verdict on a run is the worst one on its rows."""
 
     IMPROVED = "IMPROVED"
     PASS = "PASS"
@@ -21,10 +21,11 @@ class GateVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One row at one level: the verdict and all that is known about it.
+    """The verdict on one row at one level, with its details.
 
-    ``change`` is the change of seconds per token, relative to the control arm where the row has one: 0.06 is 6 %
-    slower; ``low`` and ``high`` bound it. None where nothing was timed. ``where`` names the part that changed most.
+    ``change``: the relative change of seconds per token (0.06 is 6 % slower), measured relative to the control arm if
+    the row has one. ``low`` and ``high``: its bounds. All three are None if nothing was timed. ``where``: the part that
+    changed most.
     """
 
     row: str
@@ -38,13 +39,13 @@ class Finding:
     launches: int = 0
 
     def record(self) -> dict[str, Any]:
-        """For JSON, without infinities."""
+        """A dict for JSON; infinite bounds are None."""
         bounds = (self.low, self.high)
         low, high = (None if b is None or isinf(b) else b for b in bounds)
         return {**asdict(self), "verdict": str(self.verdict), "low": low, "high": high}
 
 
 def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
-    """The verdict over several rows or levels; PASS of none."""
+    """The verdict on several rows or levels together; PASS if there are none."""
     order = list(GateVerdict)
     return max(verdicts, key=order.index, default=GateVerdict.PASS)

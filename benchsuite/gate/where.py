@@ -1,4 +1,4 @@
-"""Where a change of speed lies: in what is accepted, or in which part of a step."""
+"""Attribute a change of speed to acceptance or to a part of a step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from benchsuite.gate.record import PARTS, Launch
 
 
 def where(base: Sequence[Launch], head: Sequence[Launch]) -> str | None:
-    """The part that moved the time per token most, with how far it moved it; None without parts.
+    """The part that changed the time per token most, and by how much; None without parts.
 
-    Seconds per token are seconds per step over tokens per step, so the change of their logarithm is that of each
-    part's share of a step and of acceptance (tau), which add up.
+    Seconds per token are seconds per step divided by tokens per step (tau, acceptance). The change of their logarithm
+    is therefore the sum of the changes that acceptance and each part of a step account for.
 
     Example: ``"draft +5.8 %"``
     """
@@ -25,7 +25,7 @@ def where(base: Sequence[Launch], head: Sequence[Launch]) -> str | None:
 
 
 def attribution(base: Sequence[Launch], head: Sequence[Launch]) -> dict[str, float]:
-    """For each part the relative change of time per token that it accounts for; empty without parts."""
+    """The relative change of time per token that each part accounts for; empty without parts."""
     if not all(launch.parts and launch.tau for launch in (*base, *head)):
         return {}
     before, now = ({part: median(launch.parts[part] for launch in side) for part in PARTS} for side in (base, head))

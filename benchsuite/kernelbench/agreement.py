@@ -1,8 +1,8 @@
 """The rule by which a backend agrees with the reference on a case.
 
-Whole numbers must be equal. Floats may err at most twice as much as the reference itself errs in the same
-dtype, both against the reference in float64, or by one rounding step where the reference happens to be
-exact (the rule of flash-attention's tests, with nothing picked by hand).
+Integers must be equal. For floats, both results are compared with the reference in float64. The backend's error may be
+at most twice the reference's error in the same dtype, plus one rounding step for cases in which the reference is exact
+(the rule of flash-attention's tests; no tolerance is chosen by hand).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXACT = ("sample", "accept", "verify_prefix", "rejection_sample", "kv_append", "
 
 
 def disagreement(backend: Backend, case: Case, dtype: torch.dtype, device: str = "cpu") -> str | None:
-    """What is wrong with a backend's result on a case, or None."""
+    """Return what is wrong with a backend's result on a case, or None."""
     arguments = case.make(Generator().manual_seed(7), dtype)
     got = run_op(backend, case.op, to(arguments, device=device))
     expected = run_op(Reference(), case.op, arguments)
@@ -49,15 +49,15 @@ def _error(got: Tensor, truth: Tensor) -> float:
 
 
 def run_op(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The tensors that an op returns, or for the ops that work in place those that it changed."""
+    """Return the tensors that an op returns or, for an op that works in place, changed copies of its tensors."""
     if op in ("kv_append", "kv_compact"):
-        held = tuple(_same_layout(t) for t in arguments[:2])
-        getattr(backend, op)(*held, *arguments[2:])
-        return held
+        copies = tuple(_same_layout(t) for t in arguments[:2])
+        getattr(backend, op)(*copies, *arguments[2:])
+        return copies
     if op == "decoder_layer":
         x, layer, turn, at = arguments
-        held_at = to(at)
-        return getattr(backend, op)(x, layer, turn, held_at), held_at.keys, held_at.values
+        cells = to(at)
+        return getattr(backend, op)(x, layer, turn, cells), cells.keys, cells.values
     out = getattr(backend, op)(*arguments)
     if isinstance(out, Verdict):
         return out.path, out.num_accepted, out.next
@@ -65,7 +65,7 @@ def run_op(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tenso
 
 
 def to(value: Any, device: str | None = None, dtype: torch.dtype | None = None) -> Any:
-    """Arguments elsewhere or in another float dtype, with their strides; whole numbers keep theirs."""
+    """Return copies of the arguments on ``device``, floats in ``dtype``; strides and integer dtypes are kept."""
     if isinstance(value, tuple):
         return tuple(to(item, device, dtype) for item in value)
     if is_dataclass(value) and not isinstance(value, type):

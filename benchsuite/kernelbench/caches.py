@@ -1,7 +1,7 @@
-"""The key/value benchmark: the arena beside transformers' caches, as the context grows.
+"""The key/value benchmark: the arena compared with transformers' caches, as the context grows.
 
-One round is what a speculative step does to a cache: append a window's keys and values in every layer,
-attend over them, and roll all but the first slot back.
+One round is the work of a speculative step on a cache: append a window's keys and values in every layer, attend over
+them, and roll the window back.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ WIDTH = 5
 """Slots of the window: the pending token and four proposals."""
 
 ROUNDS = 9
-"""Rounds of each cache at each length, all caches in random order within a round; medians are kept."""
+"""Rounds of each cache at each length, all caches in random order within a round; the medians are reported."""
 
 
 @dataclass(frozen=True)
 class CacheCost:
-    """One cache at one length, over all layers: milliseconds of each part, and what appending and rolling back took.
+    """Costs of one cache at one length, over all layers: milliseconds of each part, bytes and allocations.
 
-    ``moved`` are the bytes that append and roll-back write, ``allocations`` the tensors that they make.
+    ``moved``: bytes that append and roll-back write; ``allocations``: tensors that they allocate.
     """
 
     cache: str
@@ -52,26 +52,26 @@ class CacheCost:
 
 
 class Meter(TorchDispatchMode):
-    """Counts the storages that torch makes while it is on, and their bytes."""
+    """Counts the storages that torch allocates while the mode is active, and their bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.allocations = self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation; storages of its results that none of its arguments has are new."""
+        """Run the operation; a storage of its results is new if no argument has it."""
         kwargs = kwargs or {}
-        held = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         out = function(*args, **kwargs)
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in held and tensor.numel():
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in known and tensor.numel():
                 self.allocations += 1
                 self.bytes += tensor.untyped_storage().nbytes()
         return out
 
 
 class Cache:
-    """A cache under test: three parts of a round, each over all layers. ``name`` is its row's."""
+    """A cache under test: the three parts of a round, each over all layers. ``name`` is shown in its row."""
 
     name: str
 
@@ -79,14 +79,14 @@ class Cache:
         """Write a window's keys and values."""
 
     def attend(self) -> None:
-        """Attend from the window to everything committed and to itself."""
+        """Attend from the window to all committed tokens and to the window."""
 
     def roll_back(self) -> None:
-        """Keep none of the window."""
+        """Discard the whole window."""
 
 
 class OurArena(Cache):
-    """The arena, on the ops that the target runs on."""
+    """The arena, on the target's ops."""
 
     name = "arena"
 
@@ -98,19 +98,19 @@ class OurArena(Cache):
         self.window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens[:, 0] + WIDTH - 1)
         none = torch.full_like(tokens, -1)
         none[:, 0] = 0
-        self.kept = Verdict(none, tokens[:, 0] - 1, tokens[:, 0])  # a commit of nothing: the length stays
+        self.kept = Verdict(none, tokens[:, 0] - 1, tokens[:, 0])  # commits nothing: the length stays
         self.length = length
         self.query, self.keys, self.values = _states(target, heads)
         self.plan = self.arena.plan(self.window, self.ops, slice(0, 1), length)
 
     def append(self) -> None:
-        """One op a layer."""
+        """Call one op for each layer."""
         for layer in range(len(self.arena.layers)):
             at = self.plan.at(layer)
             self.ops.kv_append(at.keys, at.values, self.keys, self.values, at.cells)
 
     def attend(self) -> None:
-        """The masks of one plan, then one op a layer."""
+        """Make the masks of one plan, then call one op for each layer."""
         plan = self.arena.plan(self.window, self.ops, slice(0, 1), self.length)
         for layer in range(len(self.arena.layers)):
             at = plan.at(layer)
@@ -118,7 +118,7 @@ class OurArena(Cache):
             self.ops.tree_attention(self.query, keys, values, at.mask, self.scaling, None)
 
     def roll_back(self) -> None:
-        """A commit of nothing."""
+        """Commit nothing."""
         self.arena.commit(self.kept, slice(0, 1), self.ops, compact=False)
 
 
@@ -129,31 +129,31 @@ class Theirs(Cache):
         self.name = "transformers static" if static else "transformers dynamic"
         self.layers, self.length = range(len(target.layers)), length
         config = target.twin().config
-        # A static cache is as long as the longest sequence it will ever hold.
+        # A static cache is allocated for the longest sequence.
         self.cache = StaticCache(config, max_cache_len=max(LENGTHS) + WIDTH) if static else DynamicCache(config=config)
         self.static = static
         self.query, self.keys, self.values = _states(target, heads)
         groups = heads // target.layers[0].heads
         self.module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True, training=False)
-        self.held: list[tuple[Tensor, Tensor]] = []
+        self.cached: list[tuple[Tensor, Tensor]] = []
         past = self.keys[:, :, :1].expand(-1, -1, length, -1).contiguous()
         for layer in self.layers:
             self.cache.update(past, past, layer)
 
     def append(self) -> None:
-        """``update`` of every layer."""
-        self.held = [self.cache.update(self.keys, self.values, layer) for layer in self.layers]
+        """Call ``update`` for every layer."""
+        self.cached = [self.cache.update(self.keys, self.values, layer) for layer in self.layers]
 
     def attend(self) -> None:
-        """A boolean mask, then ``sdpa`` in every layer, as their models do."""
-        cells = torch.arange(self.held[0][0].shape[2], device=self.query.device)
+        """Make a boolean mask, then call ``sdpa`` for every layer, as transformers' models do."""
+        cells = torch.arange(self.cached[0][0].shape[2], device=self.query.device)
         position = self.length + torch.arange(WIDTH, device=self.query.device)
         mask = (cells <= position[:, None])[None, None]
-        for keys, values in self.held:
+        for keys, values in self.cached:
             sdpa_attention_forward(self.module, self.query, keys, values, mask)
 
     def roll_back(self) -> None:
-        """``crop``, or for the static cache, which has none, its length set back."""
+        """Call ``crop``; the static cache has none, so its length is set back in place."""
         if not self.static:
             self.cache.crop(-WIDTH)
             return
@@ -163,13 +163,13 @@ class Theirs(Cache):
 
 def _states(target: ArenaModel, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     shape = target.layers[0]
-    one = torch.randn(1, WIDTH, heads, shape.head_dim, device=target.device).to(target.dtype).transpose(1, 2)
-    return one, one[:, : shape.heads], one[:, : shape.heads]
+    states = torch.randn(1, WIDTH, heads, shape.head_dim, device=target.device).to(target.dtype).transpose(1, 2)
+    return states, states[:, : shape.heads], states[:, : shape.heads]
 
 
 @torch.inference_mode()
 def measure_caches(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list[CacheCost]:
-    """All caches at all lengths, in turns."""
+    """Measure all caches at all lengths, in random order within a round."""
     heads: int = target.model.config.get_text_config(decoder=True).num_attention_heads
     order, costs = random.Random(0), []
     for length in lengths:

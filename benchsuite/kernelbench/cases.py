@@ -19,7 +19,7 @@ Make = Callable[[Generator, torch.dtype], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of an op under a name; ``make`` gives them on the CPU in a dtype."""
+    """Named arguments of an op; ``make`` returns them on the CPU in a dtype."""
 
     op: str
     name: str
@@ -56,7 +56,7 @@ def _norm(rows: int, size: int, offset: float = 0.0, strided: bool = False) -> M
 
 def _rotary(batch: int, width: int, size: int, shared: bool = False) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
-        both = _random(g, dtype, batch, width, 6 * size)  # as projections of one input leave them
+        both = _random(g, dtype, batch, width, 6 * size)  # the layout after projections of one input
         query = both[..., : 4 * size].view(batch, width, 4, size).transpose(1, 2)
         keys = both[..., 4 * size :].view(batch, width, 2, size).transpose(1, 2)
         angle = torch.rand(1 if shared else batch, width, size, generator=g) * 6
@@ -74,7 +74,7 @@ def _silu(rows: int, size: int, scale: float = 1.0, batch: int = 1, flat: bool =
 
 
 def _arena(g: Generator, dtype: torch.dtype, heads: int, capacity: int, size: int) -> Tensor:
-    """Two rows in the middle of an arena of four, so that nothing begins at its storage."""
+    """Two middle rows of an arena of four, so that no view begins at the start of its storage."""
     return _random(g, dtype, 4, heads, capacity, size)[1:3]
 
 
@@ -112,7 +112,7 @@ def _attention(
         keys, values = (_random(g, dtype, batch + 2, heads[1], length + 9, size)[1:-1, :, :length] for _ in range(2))
         visible = torch.rand(batch, 1, width, length, generator=g) < seen
         visible[..., torch.randint(length, (), generator=g)] = True
-        hidden = ~visible.any(dim=2)[:, 0]  # what no slot of a row sees may hold anything finite
+        hidden = ~visible.any(dim=2)[:, 0]  # cells that no slot of a row sees may contain any finite value
         for tensor in (keys, values):
             tensor.mul_(torch.where(hidden[:, None, :, None], garbage, 1.0).to(dtype))
         mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))

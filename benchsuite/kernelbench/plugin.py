@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class KernelPlugin:
-    """One ``KernelBench`` for each target of the run, made when its first test asks for it."""
+    """Builds one ``KernelBench`` for each target of the run, when its first test asks for it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -22,13 +22,13 @@ class KernelPlugin:
         self.outcomes: list[str] = []
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give every test that asks for ``specdec_kernels`` one item for each ``--specdec-target``."""
+        """Make one item for each ``--specdec-target`` of every test that uses ``specdec_kernels``."""
         if "specdec_kernels" in metafunc.fixturenames:
             targets = [name.strip() for name in options.value(self.config, "target").split(",") if name.strip()]
             metafunc.parametrize("specdec_kernels", targets, indirect=True, scope="session")
 
     def bench(self, name: str) -> KernelBench:
-        """The kernels of one target, built once; fails the asking test for a target that cannot be had."""
+        """Return the kernels of one target, built once; fails the test if the target cannot be loaded."""
         from specdec.errors import SpecdecError
 
         if name not in self.benches:
@@ -48,7 +48,7 @@ class KernelPlugin:
         from specdec.model import ArenaModel
         from specdec.registry import split_list
 
-        options.results_root(self.config)  # refused now rather than after the timing
+        options.results_root(self.config)  # raises before the timing, not after it
         backend, device_text, dtype_text = (
             split_list(options.value(self.config, option))[0] for option in ("backend", "device", "dtype")
         )

@@ -1,4 +1,4 @@
-"""Kernels and caches as tables on the terminal, and as the files of a results folder."""
+"""Results of kernels and caches as tables on the terminal, and as the files of a results folder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchsuite.report import folder
 from benchsuite.report.tables import laid_out
 
 SHOWN = (1, 2, 4, 8, 9, 16)
-"""Widths that a table shows; the JSON and the plot have all."""
+"""Widths that a table shows; the JSON and the plot have all widths."""
 
 TOP = 4.0
-"""Where the plot ends."""
+"""The largest v(W) of the plot."""
 
 COLOURS = ("#3b7dd8", "#b8752c", "#2f8f5b", "#8a4fbf", "#c2405a", "#4a4f57", "#149c9c", "#a89000")
 
@@ -27,7 +27,7 @@ LEGEND = (
 
 
 def timings_table(timings: Sequence[Timing], style: str = "simple") -> str:
-    """One row for each op, shape and backend; the reference has rows of its own where nothing else ran."""
+    """One row for each op, shape and backend; the reference has a row only where no other backend ran."""
     headers = ["op", "dtype", "shape", "backend", "time us", "moved kB", "of limit", "x reference"]
     alone = {(t.op, t.kind, t.shape) for t in timings} - {
         (t.op, t.kind, t.shape) for t in timings if t.backend != "reference"
@@ -54,7 +54,7 @@ def _shown(timing: Timing) -> bool:
 
 
 def curves_table(found: Sequence[Curve], style: str = "simple") -> str:
-    """v(W) of each curve at the widths shown, after its milliseconds at one row and their ratio to torch's own."""
+    """For each curve: milliseconds at one row, their ratio to torch's own, and v(W) at the widths of ``SHOWN``."""
     headers = ["v(W)", "ms at 1", "of torch", *(f"W={width}" for width in SHOWN)]
     body = [
         [
@@ -69,7 +69,7 @@ def curves_table(found: Sequence[Curve], style: str = "simple") -> str:
 
 
 def caches_table(costs: Sequence[CacheCost], style: str = "simple") -> str:
-    """The caches side by side at each length."""
+    """The costs of all caches at each length."""
     headers = ["context", "cache", "append ms", "roll back ms", "attend ms", "moved kB", "allocations"]
     body = [
         [
@@ -87,7 +87,7 @@ def caches_table(costs: Sequence[CacheCost], style: str = "simple") -> str:
 
 
 def lines(bench: KernelBench) -> list[str]:
-    """What the terminal shows of one target."""
+    """Return the terminal's lines for one target."""
     found = [
         f"machine's limits, measured: {bench.peak.bandwidth / 1e9:.1f} GB/s read, "
         f"{bench.peak.arithmetic / 1e9:.0f} Gflop/s in {bench.target.dtype}".replace("torch.", ""),
@@ -103,7 +103,7 @@ def lines(bench: KernelBench) -> list[str]:
 
 
 def write_kernels(root: Path, bench: KernelBench, card: Sequence[str], seed: int, complete: bool) -> Path:
-    """The results folder of one target: ``kernels.json``, ``kernels.md`` and ``v_of_w.svg``."""
+    """Write ``kernels.json``, ``kernels.md`` and ``v_of_w.svg`` of one target into a new folder; return the folder."""
     parts = [
         "# Kernels",
         "\n".join(f"- {line}" for line in (*card, lines(bench)[0])),
@@ -123,7 +123,7 @@ def write_kernels(root: Path, bench: KernelBench, card: Sequence[str], seed: int
 
 
 def plot(found: Sequence[Curve]) -> str:
-    """v(W) of every curve, up to ``TOP``."""
+    """Return an SVG of v(W) of every curve, up to ``TOP``."""
     most = max((width for curve in found for width in curve.seconds), default=2)
 
     def x(width: int) -> float:

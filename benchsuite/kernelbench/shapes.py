@@ -1,4 +1,4 @@
-"""The work that kernels are timed on: each op at the shapes of one target, with the bytes and operations it takes."""
+"""The work on which kernels are timed: each op at the shapes of one target, with its bytes and operations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from specdec.model import ArenaModel
 from specdec.quantised import GROUP, Quantised
 
 WIDTHS = tuple(range(1, 17))
-"""Rows that ``linear`` is timed at: its v(W) curve."""
+"""Rows at which ``linear`` is timed, for its v(W) curve."""
 
 LENGTHS = (128, 512, 2048)
-"""Cells that ``tree_attention`` looks at."""
+"""Cells over which ``tree_attention`` attends."""
 
 VERIFIED = {
     "cpu": tuple((b, k, None) for b, k in ((1, 4), (1, 8), (8, 8))),
@@ -41,14 +41,14 @@ class Work:
     operations: int
 
     def do(self, ops: Backend) -> None:
-        """Make the calls."""
+        """Make the calls on ``ops``."""
         op = getattr(ops, self.op)
         for arguments in self.calls:
             op(*arguments)
 
 
 class Target:
-    """The shapes of a model, and its own matrices: one ``linear`` work is every product of one forward.
+    """The shapes and the matrices of a model; one ``linear`` work is every matrix product of one forward.
 
     Example: ``for work in Target(model).work("linear"): work.do(ops)``
     """
@@ -65,7 +65,7 @@ class Target:
         self._generator = Generator().manual_seed(0)
 
     def work(self, op: str) -> Iterator[Work]:
-        """Everything that one op is timed on; KeyError for no op."""
+        """Return all work of one op; raises KeyError for an unknown op."""
         makers: dict[str, Callable[[], Iterator[Work]]] = {
             "linear": self._linear,
             "rms_norm": self._norm,
@@ -238,7 +238,7 @@ class Target:
             distribution, q = logits.softmax(dim=-1), logits[:, 1:].softmax(dim=-1)
             window = self._chain(rows, width, vocabulary, q)
             keys = [self._whole(2**62, rows, width) for _ in range(3)]
-            # One row of p and of q are scanned, twice: for a residual at all, and for the draw.
+            # One row of p and one of q are scanned twice: to find whether a residual exists, and to draw.
             moved = rows * 4 * vocabulary * distribution.itemsize
             shape = f"B={rows} K={width - 1} V={vocabulary}"
             yield self._one("rejection_sample", shape, (distribution, window, *keys), moved, 12 * rows * vocabulary)

@@ -1,4 +1,4 @@
-"""Kernels timed: every op on every backend that is here, in turns, against what the machine can do at most."""
+"""Timing of kernels: every op on every available backend, in alternation, compared with the machine's limits."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from specdec.ops import Ops
 Name = TypeVar("Name", bound=Hashable)
 
 ROUNDS = 7
-"""Samples of each timing, one a round, all backends in random order within a round."""
+"""Samples of each timing, one in each round; all backends run in random order within a round."""
 
 SAMPLE_S = 0.002
-"""A sample repeats a call until it takes at least this long, so that the clock and a launch do not drown it."""
+"""Minimum seconds of a sample: the call is repeated, so that clock resolution and launch time do not dominate."""
 
 CONTEXT = 128
-"""Committed tokens under which a whole model's v(W) is taken."""
+"""Committed tokens at which a whole model's v(W) is measured."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One op at one shape on one backend: seconds of a call, what it moved, and how near the machine's limit it came.
+    """One op at one shape on one backend: seconds of a call, bytes moved, operations.
 
-    ``fraction`` is of read bandwidth or of the arithmetic peak, whichever is nearer; ``ratio`` is the
-    reference's seconds over these, the median over rounds, or None where only the reference ran.
+    ``fraction`` is of the machine's read bandwidth or arithmetic peak, whichever is larger. ``ratio`` is the
+    reference's seconds over these, the median over rounds; None where only the reference ran.
     """
 
     op: str
@@ -53,10 +53,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds of W rows, W from 1 on: ``what`` names the op or model, and its backend.
+    """Seconds of W rows, from W = 1: ``what`` names the op or model, and its backend.
 
-    ``of_torch``: the seconds of one row over those of torch's own, for ``linear`` in the target's dtype and for
-    a model in transformers.
+    ``of_torch``: the seconds of one row over those of torch itself, which is the reference's ``linear`` in the target's
+    dtype or, for a model, transformers.
     """
 
     what: str
@@ -70,9 +70,9 @@ class Curve:
 
 
 class KernelBench:
-    """Times the ops over one target, and keeps what it found.
+    """Times the ops over one target, and stores the results.
 
-    ``target`` on the fastest backends here. Example: ``KernelBench(target).time("linear")``
+    ``target`` runs on the fastest backends available. Example: ``KernelBench("tiny", target).time("linear")``
     """
 
     def __init__(self, name: str, target: ArenaModel) -> None:
@@ -89,7 +89,7 @@ class KernelBench:
 
     @torch.inference_mode()
     def time(self, op: str) -> list[Timing]:
-        """Time one op at all its shapes on all backends that take it, the reference always among them."""
+        """Time one op at all its shapes, on the reference and on every backend that takes it."""
         found = self._time(list(self.shapes.work(op)))
         self.timings += found
         if op == "linear":
@@ -103,13 +103,13 @@ class KernelBench:
         return found
 
     def _time(self, works: Sequence[Work]) -> list[Timing]:
-        """All shapes in the same rounds: a machine that slows down meanwhile slows all of them."""
+        """Time all shapes in the same rounds, so that a slower phase of the machine affects all of them."""
         calls: dict[tuple[int, str], Callable[[], object]] = {}
         for index, work in enumerate(works):
             for ops in self.backends:
                 ops.calls.clear()
                 work.do(ops)
-                # The reference's decoder layer is the sum of its parts, which are counted each.
+                # The reference's decoder layer calls other ops, and only these are counted.
                 if ops.ran()[work.op, ops.name] or ops.name == "reference":
                     calls[index, ops.name] = partial(work.do, ops)
         samples = self._samples(calls)
@@ -137,7 +137,7 @@ class KernelBench:
 
     @torch.inference_mode()
     def model_curves(self, widths: Sequence[int] = WIDTHS) -> list[Curve]:
-        """v(W) of the whole model: on our backends, on the reference alone, and transformers' own with its cache."""
+        """Measure v(W) of the whole model: on its backends, on the reference, and in transformers with its cache."""
         forwards: dict[str, Callable[[int], Callable[[], object]]] = {
             f"model, {self.target.ops.name}": _over_arena(self.target, max(widths)),
             "model, transformers": _over_cache(self.target),
@@ -155,12 +155,12 @@ class KernelBench:
         return found
 
     def caches(self) -> list[caches.CacheCost]:
-        """The arena beside transformers' caches, at every length."""
+        """Measure the arena and transformers' caches, at every length."""
         self.costs = caches.measure_caches(self.target)
         return self.costs
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that was found, as plain values."""
+        """Return peak, timings and curves as plain values; ``costs`` is not included."""
         return {
             "target": self.name,
             "device": str(self.target.device),

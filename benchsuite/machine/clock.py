@@ -1,4 +1,4 @@
-"""How long a call takes on a device."""
+"""Timing of calls on a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec.devices import synchronize
 
 
 def seconds(call: Callable[[], object], device: torch.device, times: int = 1) -> float:
-    """Seconds of one call, the mean of ``times`` in a row; the device is waited for before and after."""
+    """Return the seconds of one call, the mean of ``times`` calls in a row; synchronises before and after."""
     synchronize(device)
     start = perf_counter()
     for _ in range(times):

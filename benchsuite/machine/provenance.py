@@ -1,4 +1,4 @@
-"""Where figures come from: commit, command, time, versions, processor."""
+"""Provenance of figures: commit, command, time, versions, processor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("specdec-bench", "torch", "transformers", "tokenizers", "numpy", "py
 
 
 def origin(commit: str | None) -> dict[str, Any]:
-    """What was run, when, on which commit and on which versions."""
+    """Return the command, the time, the commit and the versions of this run."""
     return {
         "command": ["pytest", *sys.argv[1:]],
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -29,13 +29,13 @@ def origin(commit: str | None) -> dict[str, Any]:
 
 
 def commit(root: Path) -> str | None:
-    """The commit checked out there, with ``+`` behind it where tracked files differ; None outside of a checkout."""
+    """Return the commit checked out in ``root``, plus ``+`` if tracked files differ; None outside a checkout."""
     head = git(root, "rev-parse", "HEAD")
     return head and head + ("+" if git(root, "status", "--porcelain", "--untracked-files=no") else "")
 
 
 def git(folder: Path, *words: str) -> str | None:
-    """What ``git <words>`` prints there, without blanks around it; None where it fails, or there is no git.
+    """Return the output of ``git <words>`` in ``folder``, stripped; None if it fails or git is missing.
 
     Example: ``git(Path.cwd(), "rev-parse", "HEAD")``
     """
@@ -49,27 +49,27 @@ def git(folder: Path, *words: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what names the index of a git hook that it may run in."""
+    """Return this process's environment without ``GIT_*``, which inside a git hook names the hook's index."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 
 @cache
 def processor() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     from cpuinfo import get_cpu_info
 
     return str(get_cpu_info().get("brand_raw") or platform.processor() or platform.machine())
 
 
 def device_name(device: torch.device) -> str:
-    """The name of what computes on ``device``: the GPU's own on CUDA, else the processor's."""
+    """Return the name of the hardware of ``device``: the GPU's on CUDA, else the processor's."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def own_commit() -> str | None:
-    """The commit of this project's checkout; None for an installed wheel or where there is no git."""
+    """Return the commit of this project's checkout; None for an installed wheel or without git."""
     root = Path(__file__).parents[2]
     return commit(root) if (root / ".git").exists() else None
 

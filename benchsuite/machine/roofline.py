@@ -1,4 +1,4 @@
-"""What the machine can do at most, measured by the suite itself: bytes read per second, operations per second."""
+"""The machine's limits, measured by the suite itself: bytes read per second, operations per second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from benchsuite.machine import clock
 
 PROBE_BYTES = {"cpu": 256 * 2**20, "mps": 2**30, "cuda": 2**31}
-"""Read by the bandwidth probe: well past any cache, and long enough to time."""
+"""Bytes that the bandwidth probe reads: much larger than any cache, and enough to time."""
 
 SIDE = {"cpu": 1024, "mps": 4096, "cuda": 8192}
 """Rows and columns of the matrices that the arithmetic probe multiplies."""
@@ -19,25 +19,25 @@ SIDE = {"cpu": 1024, "mps": 4096, "cuda": 8192}
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes per second that one read of a large tensor reaches, and floating-point operations per second."""
+    """Bytes per second of one read of a large tensor, and floating-point operations per second."""
 
     bandwidth: float
     arithmetic: float
 
     @staticmethod
     def of(device: torch.device, dtype: torch.dtype) -> Peak:
-        """Measure both here; ``dtype`` is that of the product."""
+        """Measure both on ``device``; ``dtype`` is that of the matrix product."""
         side = SIDE[device.type]
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         return Peak(read_bandwidth(device), 2 * side**3 / _median(lambda: a @ b, device))
 
     def fraction(self, moved: int, operations: int, took: float) -> float:
-        """How much of the nearer of the two limits was reached. Above 1: the bytes came from a cache."""
+        """Return the larger fraction of the two limits that was reached. Above 1: the bytes came from a cache."""
         return max(moved / took / self.bandwidth, operations / took / self.arithmetic)
 
 
 def read_bandwidth(device: torch.device) -> float:
-    """Bytes per second that reading a large tensor once reaches here: the median of seven sums."""
+    """Return the bytes per second of reading a large tensor once: the median of seven sums."""
     size = PROBE_BYTES[device.type]
     data = torch.ones(size // 4, dtype=torch.float32, device=device)
     return size / _median(data.sum, device)

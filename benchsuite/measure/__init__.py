@@ -1,1 +1,1 @@
-"""What is run, and what came of it: settings, runners, paired measurement, contracts, figures."""
+"""Measurement: settings, runners, paired runs, contract checks, and the figures of each row."""

@@ -1,4 +1,4 @@
-"""The card printed before anything is measured: what must move, how fast it can, how long it will take."""
+"""The card printed before a measurement: bytes of the weights, limit of the bandwidth, expected duration."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ def card(
     forward_s: float,
     absent: Sequence[str] = (),
 ) -> list[str]:
-    """The card's lines. ``forward_s`` is one measured forward of one token; ``absent``, backends that cannot run."""
+    """Return the card's lines.
+
+    ``forward_s``: measured seconds of a forward of one token; ``absent``: backends that cannot run, each with its
+    reason.
+    """
     gib = machine.weight_bytes / 2**30
     floor = machine.weight_bytes / machine.bandwidth
     tokens = max(arm.setting.max_new_tokens for arm in arms)
-    # One more plain run of each prompt for drafts that replay it; and a speculative step is slower than a plain
-    # one, though a row may gain nothing by it: 1.6 on average here.
+    # The additional arm is the plain run of each prompt that replaying drafts need. A speculative step is slower
+    # than a plain step, also in a row that gains nothing: 1.6 times on average here.
     expected = (len(arms) + 1) * prompts * tokens * forward_s * 1.6
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     return [

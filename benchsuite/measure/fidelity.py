@@ -1,4 +1,4 @@
-"""How true outputs are that need not equal plain's: a test of their distribution, and what a lossy policy changes."""
+"""Fidelity of outputs that may differ from plain's: a test of their distribution, and the error of a lossy policy."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from specdec.request import Request
 
 BINS = 10
 FALSE_ALARM = 1e-6
-"""The chance that a policy with the target's distribution fails the test of one row."""
+"""The probability that a policy with the target's distribution fails the test of one row."""
 
 
 @dataclass
 class Fidelity:
-    """Outputs beside plain's of the same requests, summed up; two of them can be added.
+    """Sums over outputs, compared with plain's outputs of the same requests; two objects can be added.
 
-    ``bins`` counts probability integral transforms: for each token, how much of the target's distribution lies on
-    likelier tokens, plus a uniform share of its own. If tokens follow the distribution, these are uniform, each given
-    those before it. ``agreed`` of ``tokens`` stand where plain's output has the same; ``surprise`` and
-    ``plain_surprise`` are sums of -log p under the target, in nats.
+    ``bins`` counts probability integral transforms. A token's transform is the probability p of all likelier tokens
+    plus a uniform share of its own probability; it is uniform if the token follows p, given the tokens before it.
+    ``agreed`` of ``tokens`` equal plain's token at the same index. ``surprise`` and ``plain_surprise`` are sums of -log
+    p, in nats.
     """
 
     bins: list[int] = field(default_factory=lambda: [0] * BINS)
@@ -49,12 +49,12 @@ class Fidelity:
 
     @property
     def p_value(self) -> float:
-        """Of Pearson's chi-square over the bins: how often the target's own distribution would look as uneven."""
+        """P-value of Pearson's chi-square over the bins: how often tokens of the target itself would look as uneven."""
         return evenness(self.bins)
 
     @property
     def perplexities(self) -> tuple[float, float]:
-        """Of these outputs and of plain's, under the unmodified target."""
+        """Perplexities of these outputs and of plain's, under the unmodified target."""
         return (
             math.exp(self.surprise / max(self.tokens, 1)),
             math.exp(self.plain_surprise / max(self.plain_tokens, 1)),
@@ -62,7 +62,7 @@ class Fidelity:
 
 
 def evenness(bins: Sequence[int]) -> float:
-    """The p-value of Pearson's chi-square that ``bins`` count a uniform variable."""
+    """Return the p-value of Pearson's chi-square test that ``bins`` count a uniform variable; 1.0 if they are empty."""
     total = sum(bins)
     if not total:
         return 1.0
@@ -73,7 +73,7 @@ def evenness(bins: Sequence[int]) -> float:
 
 
 def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidelity:
-    """One output beside plain's. A forward of the unmodified model, and one more where plain's is new."""
+    """Compare one output with plain's: one forward of the unmodified model, two if plain's output is new."""
     coin = random.Random(f"{request.params.seed} {request.id}")
     bins = [0] * BINS
     logits = judge.after(request.prompt, got)
@@ -91,7 +91,7 @@ def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidel
 
 
 def binned(distribution: Tensor, tokens: Sequence[int], coin: random.Random) -> list[int]:
-    """Into which of ``BINS`` equal bins each token's transform under its row of ``distribution`` [N, V] falls."""
+    """Return each token's bin, of ``BINS`` equal bins, by its transform under its row of ``distribution`` [N, V]."""
     own = distribution.gather(1, torch.tensor(tokens, device=distribution.device)[:, None])
     likelier = (distribution * (distribution > own)).sum(dim=1)
     level = (distribution * (distribution == own)).sum(dim=1)

@@ -1,4 +1,4 @@
-"""The matrix: what is measured, as the product of the options' comma lists."""
+"""The matrix of arms: the product of the options' comma-separated lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS = ("transformers", "transformers_prompt_lookup")
 
 @dataclass(frozen=True)
 class Setting:
-    """What all arms of one comparison share. Arms of different settings are never set against each other."""
+    """Values that all arms of one comparison share. Arms of different settings are never compared."""
 
     target: str
     backend: str
@@ -38,19 +38,19 @@ class Setting:
 
     @property
     def without_workload(self) -> Setting:
-        """The same for any workload: what shares models and engines."""
+        """This setting without its workload; models and engines are shared by this key."""
         return replace(self, workload="")
 
     def sampling(self, eos: tuple[int, ...]) -> SamplingParams:
-        """The sampling parameters of its requests."""
+        """Return the sampling parameters of the setting's requests. Raises SpecdecError for a value out of range."""
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.seed, self.max_new_tokens, eos=eos)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One row of a comparison: a strategy of the engine, plain decoding, or a peer from outside.
+    """One row of a comparison: a strategy of the engine, plain decoding, or a peer (another library).
 
-    ``controller`` is without its K, which is ``k``; None for a controller that takes none.
+    ``controller`` is written without its K, which is ``k``; ``k`` is None for a controller that takes no K.
     """
 
     setting: Setting
@@ -62,7 +62,7 @@ class Arm:
 
     @property
     def plain(self) -> bool:
-        """The baseline: the engine without proposals."""
+        """Whether this is the baseline: the engine without proposals."""
         return self.draft is None and self.peer is None
 
     @property
@@ -89,10 +89,10 @@ class Arm:
 
 
 def build_matrix(config: pytest.Config) -> list[Arm]:
-    """Every arm that the options ask for, those of one setting side by side, plain first.
+    """Return every arm that the options ask for. Arms of one setting are adjacent, with plain first.
 
-    Raises SpecdecError for a value that is not of its kind, and for a controller that does not exist or does not take
-    the K it is given. Other names are checked later, when what exists is known.
+    Raises SpecdecError for a value of the wrong type, and for a controller that does not exist or does not take the K
+    it is given. ``Bench.prepare`` checks the other names.
     """
 
     def texts(name: str) -> list[str]:
@@ -127,7 +127,7 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
     )
     arms = [Arm(setting, **strategy) for setting in settings for strategy in _strategies(setting, strategies, peers)]
     for arm in arms:
-        arm.setting.sampling(())  # refuses what no request may have
+        arm.setting.sampling(())  # raises SpecdecError for a value out of range
     return list(dict.fromkeys(arms))
 
 
@@ -153,7 +153,7 @@ def _product(
 
 
 def _named(config: pytest.Config) -> list[dict[str, Any]]:
-    """The strategies of --specdec-arm."""
+    """The strategies that --specdec-arm names."""
     for name in ("draft", "policy", "controller", "k", "adaptive-k"):
         if options.given(config, name):
             raise SpecdecError(f"--specdec-arm says which strategies run; leave out --specdec-{name}, or --specdec-arm")
@@ -173,7 +173,7 @@ def _named(config: pytest.Config) -> list[dict[str, Any]]:
 
 
 def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str]) -> list[dict[str, Any]]:
-    # transformers decodes one prompt at a time here: its batches are padded, ours are ragged.
+    # Peers run at batch 1 only: transformers pads its batches, the engine's are ragged.
     return [{}, *ours, *({"peer": peer} for peer in peers if setting.batch == 1)]
 
 

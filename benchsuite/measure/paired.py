@@ -1,8 +1,8 @@
 """Paired measurement: all arms of a setting alternate, prompt by prompt, in one process.
 
-The unit is a prompt (a batch of prompts for batch > 1). Within a unit the arms run in random order; each
-arm's pair is (plain, arm) of the same unit, its value the ratio of seconds per token, and a speedup is
-the median of the ratios with a bootstrap interval over units.
+The unit is a prompt (for batch > 1, a batch of prompts). Within a unit the arms run in random order. A pair is (plain,
+arm) of one unit, and its value is the ratio of their seconds per token. A speedup is the median of these ratios, with a
+bootstrap interval over units.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ RESAMPLES = 2000
 
 @dataclass
 class Series:
-    """One arm's outcomes over the units, beside plain's of the same units, and how it kept its contract.
+    """One arm's outcomes over the units, plain's outcomes of the same units, and the result of the contract check.
 
-    ``repeats`` is False where the controller reads the clock: another run of it may propose and count otherwise.
+    ``repeats`` is False where the controller reads the clock: a second run may propose and count differently.
     """
 
     arm: Arm
@@ -49,7 +49,7 @@ class Series:
 
     @property
     def failure(self) -> str | None:
-        """Why the row shows no speed: the arm could not be run, or some output broke its contract."""
+        """Why the row shows no speed: the arm could not run, or an output broke its contract. Otherwise None."""
         bugs = [str(difference) for difference in self.differences if not difference.tie]
         if self.contract == "distribution" and self.fidelity.p_value < FALSE_ALARM:
             bugs.append(
@@ -61,24 +61,24 @@ class Series:
 
     @property
     def checked(self) -> str | None:
-        """What the contract check found."""
+        """The result of the contract check, as text."""
         return checked([self])
 
     @property
     def ratios(self) -> list[float]:
-        """Paired speedups: plain's seconds per token over this arm's, one for each unit that can be timed."""
+        """Paired speedups: plain's seconds per token over this arm's, for each unit in which both decoded tokens."""
         pairs = zip(self.plain, self.outcomes, strict=True)
         return [p.seconds_per_token / o.seconds_per_token for p, o in pairs if p.decoded and o.decoded]
 
 
 def checked(every: Sequence[Series]) -> str | None:
-    """What the contract checks of one arm found, over one or several series."""
-    one = every[0]
-    if one.arm.plain:
+    """Return the result of one arm's contract checks, over one or several series; None if no token was examined."""
+    first = every[0]
+    if first.arm.plain:
         return "baseline"
     if any(series.error for series in every):
         return "FAILED: could not be measured"
-    if one.contract == "exact":
+    if first.contract == "exact":
         differences = [difference for series in every for difference in series.differences]
         compared = sum(series.compared for series in every)
         bugs, ties = (sum(difference.tie is tie for difference in differences) for tie in (False, True))
@@ -88,7 +88,7 @@ def checked(every: Sequence[Series]) -> str | None:
     whole = sum((series.fidelity for series in every), Fidelity())
     if not whole.tokens:
         return None
-    if one.contract == "distribution":
+    if first.contract == "distribution":
         failed = "FAILED: " if any(series.failure for series in every) else ""
         return f"{failed}p={whole.p_value:.2g}"
     ours, plain = whole.perplexities
@@ -96,7 +96,7 @@ def checked(every: Sequence[Series]) -> str | None:
 
 
 def interval(values: Sequence[float], seed: int = 0, level: float = 0.95) -> tuple[float, float, float]:
-    """The median of ``values`` and its percentile-bootstrap interval (seeded; with one value, that value)."""
+    """Return the median of ``values`` and its percentile-bootstrap interval (seeded; for one value, that value)."""
     generator = random.Random(seed)
     medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
     cut = int(RESAMPLES * (1 - level) / 2)
@@ -104,7 +104,7 @@ def interval(values: Sequence[float], seed: int = 0, level: float = 0.95) -> tup
 
 
 def units(prompts: Sequence[tuple[int, ...]], arm: Arm, eos: tuple[int, ...]) -> list[list[Request]]:
-    """One unit for each prompt: a batch that starts at it and goes round; ids are unique over all units."""
+    """Return one unit for each prompt: a batch that starts there and wraps around; ids are unique over all units."""
     params, batch = arm.setting.sampling(eos), arm.setting.batch
     return [
         [Request(first * batch + offset, prompts[(first + offset) % len(prompts)], params) for offset in range(batch)]
@@ -120,13 +120,10 @@ def alternate(
     progress: Callable[[str], None],
     passes: int = 1,
 ) -> Iterator[Series]:
-    """Run every arm on every unit in random order, then check contracts; yields each arm's series.
+    """Run every arm on every unit in random order, then check the contracts. Yields each arm's series.
 
-    ``passes`` times over the same units, for more pairs; each pass begins with drafts that remember nothing of
-    the one before.
-
-    ``prime`` is called with every request before its unit is timed. The outputs that are checked are those
-    that were timed.
+    ``passes`` repeats all units, for more pairs; the drafts forget earlier outputs before each pass. ``prime`` is
+    called with every request before its unit is timed. The timed outputs are the ones that are checked.
     """
     plain = next(arm for arm in runners if arm.plain)
     series = {arm: Series(arm, contract_of(runner), repeats=repeats(runner)) for arm, runner in runners.items()}
@@ -135,7 +132,7 @@ def alternate(
     short = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
     for arm in runners:
         progress(f"warming up {arm.label}")
-        with _kept_apart(series[arm]):
+        with _isolated(series[arm]):
             runners[arm].run([short])
     whole = [*work] * passes
     for number, requests in enumerate(whole):
@@ -150,34 +147,34 @@ def alternate(
         for arm in shuffled:
             progress(f"prompt {number + 1}/{len(whole)}: {arm.label}")
             if not series[arm].error:
-                with _kept_apart(series[arm]):
+                with _isolated(series[arm]):
                     outcomes[arm] = runners[arm].run(requests)
         for arm, outcome in outcomes.items():
             series[arm].outcomes.append(outcome)
             series[arm].plain.append(outcomes[plain])
-    for arm, one in series.items():
+    for arm, measured in series.items():
         progress(f"checking {arm.label}")
-        if not arm.plain and not one.error:
-            with _kept_apart(one):
-                _check(one, runners[plain], runners[arm], whole, judge)
-        yield one
+        if not arm.plain and not measured.error:
+            with _isolated(measured):
+                _check(measured, runners[plain], runners[arm], whole, judge)
+        yield measured
 
 
 @contextmanager
-def _kept_apart(one: Series) -> Iterator[None]:
-    """One arm's failure is noted in its row and takes no other arm along; without plain there is no row at all."""
+def _isolated(series: Series) -> Iterator[None]:
+    """Record an arm's exception in its series, so that the other arms continue; plain's exception is raised."""
     try:
         yield
     except Exception as error:
-        if one.arm.plain:
+        if series.arm.plain:
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = "" if isinstance(error, SpecdecError) else f" ({type(error).__name__}, {where.filename}:{where.lineno})"
-        one.error = f"{one.arm.label} could not be measured: {error}{place}"
+        series.error = f"{series.arm.label} could not be measured: {error}{place}"
 
 
 def contract_of(runner: Runner) -> Contract:
-    """What an arm promises: its policy's contract; a peer's plain greedy output is the same text."""
+    """Return the arm's contract: its policy's or, for a peer, "exact" if greedy and "distribution" if sampled."""
     params = runner.arm.setting.sampling(())
     if isinstance(runner, EngineRunner):
         return runner.engine.policy.contract(params)
@@ -189,11 +186,11 @@ def repeats(runner: Runner) -> bool:
     return not isinstance(runner, EngineRunner) or runner.engine.controller.deterministic
 
 
-def _check(one: Series, plain: Runner, runner: Runner, work: Sequence[list[Request]], judge: Judge) -> None:
-    for requests, theirs, ours in zip(work, one.plain, one.outcomes, strict=True):
+def _check(series: Series, plain: Runner, runner: Runner, work: Sequence[list[Request]], judge: Judge) -> None:
+    for requests, theirs, ours in zip(work, series.plain, series.outcomes, strict=True):
         for request, expected, got in zip(requests, theirs.tokens, ours.tokens, strict=True):
-            one.compared += 1
-            if one.contract != "exact":
-                one.fidelity += fidelity.examine(judge, request, expected, got)
+            series.compared += 1
+            if series.contract != "exact":
+                series.fidelity += fidelity.examine(judge, request, expected, got)
             elif expected != got:
-                one.differences += judge.compare(requests, request, plain, runner, (expected, got))
+                series.differences += judge.compare(requests, request, plain, runner, (expected, got))

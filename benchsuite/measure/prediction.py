@@ -1,4 +1,4 @@
-"""The predicted speedup: what a run should have gained by its times and its acceptance, and what limits it."""
+"""The predicted speedup of a run, from its times and its acceptance, and the part that limits it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from benchsuite.measure.runners import Outcome
 def predicted(
     outcomes: Sequence[Outcome], plain: Sequence[Outcome], arm: Arm, measured: float | None
 ) -> dict[str, Any]:
-    """Predicted speedup: emitted / sum over steps of v(W) + c K, from times measured in this run.
+    """Return the predicted speedup, emitted / sum over steps of v(W) + c K, from times measured in this run.
 
-    A sum over all steps, so it is held against ``measured``, the ratio of tokens per second over all units, and
-    not against the median of the units' ratios.
+    The sum covers all steps. It is therefore compared with ``measured``, the ratio of tokens per second over all units,
+    not with the median of the units' ratios. Empty if there are no steps or plain ran no step of one slot.
     """
     single = _mean_by_width(p.timed for p in plain)
     steps = [pair for outcome in outcomes for pair in outcome.timed]
     if not steps or 1 not in single:
         return {}
-    one = single[1]
+    one_slot = single[1]
     widths = _mean_by_width([steps])
-    verify = {width: seconds / one for width, seconds in widths.items()}
+    verify = {width: seconds / one_slot for width, seconds in widths.items()}
     proposals = sum(step.k for step, _ in steps)
-    cost = sum(times.draft for _, times in steps) / one / proposals if proposals else None
+    cost = sum(times.draft for _, times in steps) / one_slot / proposals if proposals else None
     emitted = sum(step.emitted / step.rows for step, _ in steps)
     asked = [step for step, _ in steps if step.k]
     target = sum(verify[step.width] for step, _ in steps)
@@ -38,7 +38,7 @@ def predicted(
         "overhead": 1 - measured / speedup if measured else None,
     }
     if not arm.plain and proposals and measured:
-        # What the speedup would be if one part alone were free; the largest gain names the limit.
+        # The speedup if this part alone took no time; the part with the largest gain is the limit.
         perfect = sum(step.width for step, _ in steps)
         freed = {
             "acceptance": perfect / (target + draft),

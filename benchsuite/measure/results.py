@@ -1,4 +1,4 @@
-"""Rows: an arm's series turned into the figures that tables and JSON carry."""
+"""Rows: the figures of an arm's series, as tables and JSON show them."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ KEYS = (
     "counters",
     "emitted_digest",
 )
-"""The keys that every benchmark's ``extra_info`` carries; unknown values are null."""
+"""Keys of every benchmark's ``extra_info``; an unknown value is null."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a row needs to know of where it ran: resolved names, bytes a forward reads, and bandwidth."""
+    """Where a row ran: resolved names, bytes that a forward reads, bytes per second, and peak memory in bytes."""
 
     target: str
     backend: str
@@ -67,10 +67,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Text:
-    """What a workload's plain output is like: how much of it copies what stood before, and how sure the target is.
+    """Properties of a workload's plain output.
 
-    ``copy_rate`` as in ``workloads.copy_rate``; ``entropy_bits``, the mean entropy of the target's distribution per
-    token.
+    ``copy_rate`` as in ``workloads.copy_rate``; ``entropy_bits``: mean entropy of p per token, in bits.
     """
 
     copy_rate: float
@@ -79,9 +78,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the results: the arm's figures by their public names, and what else the tables show.
+    """One row of the results: the arm's figures by their public names, and the other values that tables show.
 
-    ``ratios`` are the paired speedups that ``n`` counts; ``seconds`` each unit's decoding time.
+    ``ratios`` are the ``n`` paired speedups; ``seconds`` has each unit's decoding time.
     """
 
     arm: Arm
@@ -97,17 +96,17 @@ class Row:
 
     @property
     def n(self) -> int:
-        """How many pairs the speedup rests on."""
+        """The number of pairs behind the speedup."""
         return len(self.ratios)
 
 
-def make_row(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, text: Text | None) -> Row:
-    """The row of one arm over one workload, or pooled over several series of the same strategy."""
-    failures = [series.failure for series in one if series.failure]
+def make_row(arm: Arm, pool: Sequence[Series], machine: Machine, workload: str, text: Text | None) -> Row:
+    """Return the row of one arm over one workload, or pooled over several series of the same strategy."""
+    failures = [series.failure for series in pool if series.failure]
     failed = bool(failures)
-    outcomes = [outcome for series in one for outcome in series.outcomes]
-    plain = [outcome for series in one for outcome in series.plain]
-    ratios = [] if failed else [ratio for series in one for ratio in series.ratios]
+    outcomes = [outcome for series in pool for outcome in series.outcomes]
+    plain = [outcome for series in pool for outcome in series.plain]
+    ratios = [] if failed else [ratio for series in pool for ratio in series.ratios]
     info: dict[str, Any] = dict.fromkeys(KEYS)
     info |= {
         "draft": arm.peer or arm.draft,
@@ -120,8 +119,8 @@ def make_row(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, t
         "workload": workload,
         "num_speculative_tokens": arm.k if arm.draft else None if arm.peer else 0,
         "peak_memory_bytes": machine.peak_memory_bytes,
-        "contract": one[0].contract,
-        "contract_checked": checked(one),
+        "contract": pool[0].contract,
+        "contract_checked": checked(pool),
         "emitted_digest": digest(outcomes),
     }
     steps: list[dict[str, Any]] = []
@@ -147,14 +146,14 @@ def make_row(arm: Arm, one: Sequence[Series], machine: Machine, workload: str, t
         text,
         machine.target,
         "\n".join(failures) or None,
-        tuple(str(d) for series in one for d in series.differences if d.tie),
+        tuple(str(d) for series in pool for d in series.differences if d.tie),
         steps,
         sum(rest) / total if total else None,
     )
 
 
 def digest(outcomes: Sequence[Outcome]) -> str:
-    """Sixteen hexadecimal digits that tell one set of emitted ids from another."""
+    """Return 16 hexadecimal digits of the SHA-256 of all emitted ids."""
     ids = ";".join(",".join(map(str, tokens)) for outcome in outcomes for tokens in outcome.tokens)
     return hashlib.sha256(ids.encode()).hexdigest()[:16]
 
@@ -194,7 +193,7 @@ def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def summed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The counters of several runs together; allocations are those of the run with most."""
+    """Return the sums of the counters of several runs; for allocations, the largest value."""
     stats = [outcome.stats for outcome in outcomes if outcome.stats]
     counters: dict[str, Any] = {}
     for name in stats[0].counters() if stats else ():

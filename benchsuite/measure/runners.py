@@ -1,4 +1,4 @@
-"""Runners: one arm at work on requests, the engine's or a peer's, timed the same way."""
+"""Runners: each runs an arm of the engine or of a peer on requests; all are timed in the same way."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from specdec.request import Request
 from specdec.stats import Stats, Step, StepTimes
 
 PEER_PROPOSALS = 4
-"""Tokens that transformers' prompt lookup proposes when no arm of ours says another K."""
+"""Proposals of a step of transformers' prompt lookup, if no arm of the engine gives another K."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of one unit: what came out, in request order, and the time of decoding it.
+    """One run of one unit: the outputs in request order, and their decoding time in seconds.
 
-    ``decode_s`` leaves prefill out and covers ``decoded`` tokens. ``ttft_s`` and ``tpot_s`` are per
-    request; ``forwards`` are those of decoding, over ``mean_length`` tokens of context each. ``stats`` is
-    None for a peer.
+    ``decode_s`` excludes prefill and covers ``decoded`` tokens. ``ttft_s`` (to the first token) and ``tpot_s`` (per
+    further token) are per request. ``forwards`` counts decoding forwards, over ``mean_length`` tokens of context each.
+    ``stats`` is None for a peer.
     """
 
     tokens: list[Tokens]
@@ -43,36 +43,36 @@ class Outcome:
 
     @property
     def seconds_per_token(self) -> float:
-        """Decoding time per token, batch rows counted together."""
+        """Decoding seconds per token; the tokens of all rows of a batch count."""
         return self.decode_s / self.decoded
 
     @property
     def timed(self) -> list[tuple[Step, StepTimes]]:
-        """Every step of ours with its times; none of a peer."""
+        """Every step of the engine with its times; empty for a peer."""
         return [(step, self.stats.times(step)) for step in self.stats.steps] if self.stats else []
 
 
 class Runner(TokenSource, Protocol):
-    """An arm that can be run and timed, and asked for its logits where it is to be judged."""
+    """Runs and times an arm, and returns its logits where an output must be judged."""
 
     arm: Arm
 
     def run(self, requests: Sequence[Request]) -> Outcome:
-        """Decode requests and take the time."""
+        """Decode requests and measure the time."""
 
     def forget(self) -> None:
-        """Forget what earlier runs taught."""
+        """Drop everything that the draft has learnt from earlier runs."""
 
 
 class EngineRunner(EngineSource):
-    """An engine with one strategy; ``draft=None`` is plain decoding."""
+    """An engine with one strategy; without a draft, plain decoding."""
 
     def __init__(self, arm: Arm, engine: Engine) -> None:
         super().__init__(engine)
         self.arm = arm
 
     def run(self, requests: Sequence[Request]) -> Outcome:
-        """Decode requests; the decoding time is the run's without its prefills."""
+        """Decode requests; the decoding time is the run's time minus its prefills."""
         device = self.engine.target.device
         synchronize(device)
         start = time.perf_counter()
@@ -91,19 +91,22 @@ class EngineRunner(EngineSource):
         )
 
     def forget(self) -> None:
-        """Let the draft forget."""
+        """Call ``forget`` of the draft."""
         if self.engine.draft:
             self.engine.draft.forget()
 
 
 class TransformersRunner:
-    """transformers' own ``generate``, plain or with prompt lookup, on the same weights."""
+    """transformers' own ``generate``, plain or with prompt lookup, on the same weights.
+
+    Resets the generation config of ``model`` and adds a hook that counts its forwards.
+    """
 
     def __init__(self, arm: Arm, model: PreTrainedModel, proposals: int) -> None:
         self.arm, self.model = arm, model
         self.lookup = {"prompt_lookup_num_tokens": proposals} if arm.peer == "transformers_prompt_lookup" else {}
         self.forwards = 0
-        # The model's own defaults (a repetition penalty, say) would decode something else than asked.
+        # The model's own defaults, for example a repetition penalty, would change the output.
         model.generation_config = GenerationConfig()
         model.register_forward_pre_hook(self._count)
 
@@ -138,7 +141,7 @@ class TransformersRunner:
         )
 
     def run(self, requests: Sequence[Request]) -> Outcome:
-        """Generate each request; the decoding time begins when its first token is out."""
+        """Generate each request; the decoding time begins after its first token."""
         tokens, ttft, tpot = [], [], []
         seconds, decoded, forwards = 0.0, 0, 0
         for request in requests:
@@ -165,10 +168,10 @@ class TransformersRunner:
         return self.run(requests).tokens
 
     def forget(self) -> None:
-        """Nothing is kept between prompts."""
+        """Do nothing: no state is kept between prompts."""
 
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
-        """Generate again and keep the logits of one step (plain generate only)."""
+        """Generate again and return the logits [V] of one step (plain generate only); None if the run ends before."""
         chosen = next(r for r in requests if r.id == request)
         out = self._generate(chosen, output_logits=True, return_dict_in_generate=True)
         return out.logits[index][0].float() if index < len(out.logits) else None
@@ -179,7 +182,7 @@ def _mean_length(requests: Sequence[Request], tokens: Sequence[tuple[int, ...]])
 
 
 class _Marks:
-    """A stopping criterion that never stops: it is called after each forward, and notes the first time."""
+    """A stopping criterion that never stops. It is called after each forward and records the time of its first call."""
 
     def __init__(self, prompt: int, wait: Callable[[], None]) -> None:
         self.prompt, self.wait = prompt, wait

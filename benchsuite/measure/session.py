@@ -1,4 +1,4 @@
-"""One run of the suite: what is loaded, and measured when a row of it is asked for."""
+"""One run of the suite: loads models, builds engines, and measures a workload when its first row is asked for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 @dataclass
 class Stage:
-    """Everything that one target needs on one device: made in the preflight, before anything is timed."""
+    """Everything that one target needs on one device; built before anything is timed."""
 
     target: ArenaModel
     tokenizer: PreTrainedTokenizerBase
@@ -44,10 +44,10 @@ class Stage:
 
 
 class Bench:
-    """Measures arms, a workload at a time, when the first row of the workload is asked for.
+    """Measures the arms of a workload when its first row is asked for.
 
-    Raises SpecdecError from ``prepare`` for anything that cannot be run: names, values, devices, models,
-    prompts that do not fit. Nothing is measured before every arm of the run could be built.
+    ``prepare`` raises SpecdecError for anything that cannot run: names, values, devices, models, prompts that do not
+    fit. All arms of the run are built before the first measurement.
     """
 
     def __init__(self, prompts: int | None = None, pairs: int = 1) -> None:
@@ -64,7 +64,7 @@ class Bench:
         self._loaded: dict[tuple[object, ...], tuple[ArenaModel, catalog.Loaded]] = {}
 
     def prepare(self, arms: Sequence[Arm]) -> None:
-        """Load and build everything that ``arms`` need; each setting's plain arm is always among them."""
+        """Load and build everything that ``arms`` need; each setting's plain arm is added."""
         plain = [Arm(setting) for setting in dict.fromkeys(arm.setting for arm in arms)]
         self._arms = list(dict.fromkeys((*plain, *arms)))
         for name in dict.fromkeys(arm.setting.workload for arm in self._arms):
@@ -130,7 +130,7 @@ class Bench:
     def _load(
         self, setting: Setting, ops: Ops, device: torch.device, dtype: torch.dtype
     ) -> tuple[ArenaModel, catalog.Loaded]:
-        """The setting's target, loaded once for all settings that share it."""
+        """The setting's target; settings that share it load it once."""
         bits = BITS.get(setting.dtype)
         key = (setting.target, setting.backend, device, dtype, bits)
         if key not in self._loaded:
@@ -155,7 +155,7 @@ class Bench:
 
     @property
     def ticks(self) -> int:
-        """How often ``progress`` will be called in all, for a bar."""
+        """The total number of calls of ``progress``, for a progress bar."""
         ticks = 0
         for setting in dict.fromkeys(arm.setting for arm in self._arms):
             group = [arm for arm in self._arms if arm.setting == setting]
@@ -164,16 +164,16 @@ class Bench:
         return ticks
 
     def _passes(self, prompts: int) -> int:
-        """How often a workload's prompts are gone through to have the pairs that were asked for."""
+        """The number of passes over a workload's prompts that gives the requested number of pairs."""
         return -(-self._pairs // prompts)
 
     def row(self, arm: Arm, progress: Progress) -> Row:
-        """The arm's row; the first of a setting measures all of the setting's arms together."""
+        """Return the arm's row; the first row of a setting measures all its arms. Raises the error if plain failed."""
         if arm.setting not in self._failed and arm not in self._rows:
             try:
                 self._measure(arm.setting, progress)
             except Exception as error:
-                # Plain itself failed: told to every arm of the workload, not met again by each.
+                # Plain failed: every arm of the workload raises this error, and none runs again.
                 self._failed[arm.setting] = error
         if arm.setting in self._failed:
             raise self._failed[arm.setting]
@@ -181,7 +181,7 @@ class Bench:
 
     @property
     def rows(self) -> list[Row]:
-        """What has been measured, in the order of measuring."""
+        """The rows measured so far, in the order of measurement."""
         return list(self._rows.values())
 
     def _measure(self, setting: Setting, progress: Progress) -> None:
@@ -216,25 +216,25 @@ class Bench:
 
     @property
     def device(self) -> str | None:
-        """The accelerator that rows ran on, by name; None for the processor."""
+        """Names of the accelerators that rows ran on; None for the CPU."""
         found = {stage.target.device for stage in self._stages.values() if stage.target.device.type != "cpu"}
         return ", ".join(sorted(provenance.device_name(device) for device in found)) or None
 
     def compared(self) -> Iterator[tuple[dict[Arm, paired.Series], int]]:
-        """For each measured setting: the series of its arms, and the number of units in one pass over its prompts."""
+        """For each measured setting, yield the series of its arms and the number of units in one pass over prompts."""
         for setting in dict.fromkeys(arm.setting for arm in self._series):
-            series = {arm: one for arm, one in self._series.items() if arm.setting == setting}
+            series = {arm: found for arm, found in self._series.items() if arm.setting == setting}
             yield series, len(self._texts[setting.workload].prompts)
 
     def engines(self) -> Iterator[tuple[Arm, Engine]]:
-        """Every engine that was built, with the arm that it runs."""
+        """Yield every engine that was built, with its arm."""
         for stage in self._stages.values():
             for arm, runner in stage.runners.items():
                 if isinstance(runner, EngineRunner):
                     yield arm, runner.engine
 
     def pooled(self) -> list[list[Row]]:
-        """For each setting but its workload, the rows of each strategy over all measured workloads."""
+        """For each setting apart from its workload, return the rows of each strategy over all measured workloads."""
         groups: dict[Setting, dict[Arm, list[paired.Series]]] = {}
         for arm, series in self._series.items():
             setting = arm.setting.without_workload

@@ -1,4 +1,4 @@
-"""Where outputs come from, so that they can be made again, and the logits that a token of them was drawn from."""
+"""Sources of outputs: they repeat a decoding, and return the logits from which a token was drawn."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ Tokens = tuple[int, ...]
 
 
 class TokenSource(Protocol):
-    """What decodes requests, the same way each time."""
+    """Decodes requests, with the same result each time."""
 
     def tokens(self, requests: Sequence[Request]) -> list[Tokens]:
-        """Decode requests; their outputs in the order given."""
+        """Decode requests; return their outputs in the given order."""
 
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
-        """Raw logits [V] from which output token ``index`` of the request with that id was drawn, by running
-        the same requests again; None if the run ends before."""
+        """Return raw logits [V] from which output token ``index`` of the request with id ``request`` was drawn.
+
+        Runs the same requests again; None if the run ends before.
+        """
 
 
 class EngineSource:
@@ -35,11 +37,11 @@ class EngineSource:
         self.engine = engine
 
     def tokens(self, requests: Sequence[Request]) -> list[Tokens]:
-        """Run the engine."""
+        """Run the engine; return the outputs in request order."""
         return [completion.tokens for completion in self.engine.run(requests)]
 
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
-        """Run again with the engine's tracer and keep one row of logits."""
+        """Run again with the engine's tracer and return one row of logits, float32 [V]; None if the run ends before."""
         prompt = {r.id: len(r.prompt) for r in requests}[request]
         found: list[Tensor] = []
 

@@ -1,10 +1,10 @@
-"""Certified ties: the only excuse for a difference between two arms that should agree.
+"""Certified ties: the only permitted difference between two arms that must agree.
 
-Two float32 forwards of different width differ by some 1e-5; where two tokens are that close, either may
-win. A difference is a tie only if the unmodified model, without the arena, says so: both arms' logits lie
-within a bound of its logits, and each arm's token follows from its own logits. The bound is four times
-what the unmodified model differs from itself between one and eight tokens at once, so a corrupt arena
-cannot certify itself.
+Two float32 forwards of different width differ by about 1e-5. Where the logits of two tokens are that close, either
+token may be chosen. A difference is a tie only if the unmodified model, which runs without the arena, confirms it: both
+arms' logits lie within a bound of its logits, and each arm's token follows from its own logits. The bound is four times
+the difference of the unmodified model from itself between one and eight tokens at once. It does not depend on the
+arena, so a corrupt arena cannot certify itself.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from specdec.request import Request
 from specdec.sampling import Purpose, StackedParams
 
 MARGIN = 4
-"""The bound, in units of the unmodified model's own difference between W = 1 and W = 8."""
+"""The bound as a multiple of the unmodified model's own difference between W = 1 and W = 8."""
 
 MOST_FLOAT32 = 1e-3
-"""The bound is never more than this in float32."""
+"""The upper limit of the bound in float32 and float64."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two outputs part, and the verdict: a tie, or a bug with its reason.
+    """The first token at which two outputs differ, and the verdict: a tie, or a bug with its reason.
 
-    ``index`` counts output tokens; the logits are of (plain's token, the other's token), as each of plain,
-    the other arm and the unmodified model saw them.
+    ``index`` counts output tokens. ``plain``, ``other`` and ``reference`` are logits of (plain's token, the other's
+    token) in plain, in the other arm and in the unmodified model.
     """
 
     request: int
@@ -59,7 +59,7 @@ class Difference:
 
 
 def surprise(logits: Tensor, tokens: Sequence[int]) -> float:
-    """Sum of -log p, in nats, of tokens under the distribution of their rows of ``logits`` [N, V]."""
+    """Return the sum of -log p, in nats, of tokens under the softmax of their rows of ``logits`` [N, V]."""
     distribution = logits.log_softmax(dim=-1)
     return -float(distribution.gather(1, torch.tensor(tokens, device=distribution.device)[:, None]).double().sum())
 
@@ -69,18 +69,18 @@ def _show(pair: tuple[float, float] | None) -> str:
 
 
 class Judge:
-    """Compares outputs over one target. ``probe`` is some text of at least 16 tokens to measure the bound on."""
+    """Compares outputs of one target. The bound is measured on the token ids ``probe``, repeated up to 24 if fewer."""
 
     def __init__(self, target: ArenaModel, probe: Sequence[int]) -> None:
         self.model: PreTrainedModel = target.twin()
-        # Long enough to hold eight tokens after a context, however short the prompts are.
+        # Long enough for eight tokens after a context, also if the prompts are short.
         self._probe = tuple(islice(cycle(probe), max(24, len(probe))))
         self._bound: float | None = None
         self._surprises: dict[tuple[Tokens, Tokens], float] = {}
 
     @property
     def bound(self) -> float:
-        """How far logits may lie from the unmodified model's; measured once, when first asked for."""
+        """The largest permitted distance of logits from the unmodified model's; measured once, at the first use."""
         if self._bound is None:
             measured = MARGIN * self._own_difference()
             wide = self.model.dtype in (torch.float32, torch.float64)
@@ -100,30 +100,30 @@ class Judge:
         difference = float((rows[0] - rows[1]).abs().max())
         if self.model.dtype in (torch.float32, torch.float64):
             return difference
-        # Half-precision logits are so coarse that eight positions may agree by luck; one rounding step is the least.
+        # Half-precision logits are coarse: eight positions may agree by chance. One rounding step is the minimum.
         return max(difference, torch.finfo(self.model.dtype).eps * float(rows[0].abs().max()))
 
     @torch.inference_mode()
     def logits(self, prefix: Sequence[int]) -> Tensor:
-        """The unmodified model's logits [V] after a prefix, in one forward without any cache."""
+        """Return the unmodified model's logits, float32 [V], after a prefix, in one forward without a cache."""
         ids = torch.tensor([prefix], device=self.model.device)
         out: Tensor = self.model(ids, use_cache=False).logits[0, -1]
         return out.float()
 
     def entropy(self, prompt: Sequence[int], output: Sequence[int]) -> float:
-        """Mean entropy, in bits, of the model's own distribution at each token of an output."""
+        """Return the mean entropy, in bits, of the model's own distribution at each token of an output."""
         distribution = self.after(prompt, output).log_softmax(dim=-1)
         return float(-(distribution.exp() * distribution).sum(dim=-1).mean()) / math.log(2)
 
     def surprise(self, prompt: Tokens, output: Tokens) -> float:
-        """Sum of -log p of an output's tokens, in nats; remembered, for every arm is set beside plain's."""
+        """Return the sum of -log p of an output's tokens, in nats; cached, because every arm is compared with plain."""
         if (prompt, output) not in self._surprises:
             self._surprises[prompt, output] = surprise(self.after(prompt, output), output)
         return self._surprises[prompt, output]
 
     @torch.inference_mode()
     def after(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-        """Logits [N, V] of the unmodified model before each token of an output, in one forward."""
+        """Return the unmodified model's logits, float32 [N, V], before each token of an output, in one forward."""
         ids = torch.tensor([[*prompt, *output[:-1]]], device=self.model.device)
         out: Tensor = self.model(ids, use_cache=False).logits[0, -len(output) :]
         return out.float()
@@ -136,10 +136,10 @@ class Judge:
         other: TokenSource,
         outputs: tuple[Tokens, Tokens],
     ) -> list[Difference]:
-        """Every difference between two outputs of one request, each with its verdict; stops at a bug.
+        """Return every difference between two outputs of one request, each with its verdict; stop at a bug.
 
-        ``requests`` is the batch that both ran, so that it can be run again. After a tie both arms
-        continue alone from plain's prefix.
+        ``requests`` is the batch that both arms ran, so that it can run again. After a tie both arms continue from
+        plain's prefix, without the rest of the batch.
         """
         differences: list[Difference] = []
         done = 0
@@ -206,7 +206,7 @@ class Judge:
 
 
 def stacked_alone(request: Request, device: torch.device) -> StackedParams:
-    """A request's parameters as the engine would stack them, alone."""
+    """Return the parameters of one request as the engine stacks them in a batch of one."""
     params = request.params
     return StackedParams(
         sampling.stream(torch.tensor([params.seed], device=device), torch.tensor([request.id], device=device)),

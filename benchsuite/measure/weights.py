@@ -1,4 +1,4 @@
-"""What rounding a target's weights saves and costs: bytes, and perplexity on the suite's own prompts."""
+"""The effect of quantising a target: bytes, and perplexity on the suite's own prompts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from benchsuite.measure import workloads
 
 @dataclass(frozen=True)
 class Weights:
-    """One quantised target beside the same weights before they were rounded.
+    """One quantised target, compared with the same weights before rounding.
 
-    ``bytes`` and ``float_bytes`` as a forward reads them; the perplexities are of ``tokens`` predictions.
+    ``bytes`` and ``float_bytes``: bytes that a forward reads. Both perplexities are over ``tokens`` predictions.
     """
 
     target: str
@@ -29,13 +29,13 @@ class Weights:
 
 
 def texts(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
-    """The fixed text that perplexity is taken of: the prompts of the six built-in workloads."""
+    """Return the token ids of the prompts of the six built-in workloads: the fixed text for perplexity."""
     return [prompt for kind in workloads.KINDS for prompt in workloads.load_workload(kind).encode(tokenizer)]
 
 
 @torch.inference_mode()
 def perplexity(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> float:
-    """exp of the mean negative log-likelihood of every token of every prompt but its first, in one forward each."""
+    """Return exp of the mean negative log-likelihood of all prompt tokens except each first; one forward per prompt."""
     total, tokens = 0.0, 0
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)

@@ -1,1 +1,1 @@
-"""The museum of shipped bugs: what the suite is measured by."""
+"""The museum of shipped bugs: the suite must find each of them."""

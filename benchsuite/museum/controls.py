@@ -1,4 +1,4 @@
-"""What is odd but lossless: no layer may find anything."""
+"""Controls: unusual but lossless changes, in which no layer may find anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DRAWN = "tokens = context.propose_token(logits, position)"
 CONTROLS = (
     control(
         "EAGLE#183, #110, #221",
-        "siblings that were drawn are called certain and tried one after another",
+        "drawn siblings are declared certain and tried one after another",
         (f"{TABLE}.__init__", "distribution, shape, certain", "distribution, shape, True"),
     ),
     control(
@@ -31,7 +31,7 @@ CONTROLS = (
     ),
     control(
         "pegainfer#670",
-        "a proposal is kept if the target's own draw equals it, under a policy that has a q",
+        "a proposal is kept if the target's own draw equals it, under a policy that uses q",
         (
             "specdec_plugins.policies.rejection:Rejection.accept",
             POSITION,
@@ -41,7 +41,7 @@ CONTROLS = (
     ),
     control(
         "garbage",
-        "uniform proposals whatever the text: q is exact and poor",
+        "proposals are uniform for every text: q is correct but far from p",
         (
             f"{TABLE}.propose",
             "own = self._shape.without_elders(distribution,",
@@ -60,7 +60,7 @@ CONTROLS = (
     ),
     control(
         "a tie",
-        "logits of wide windows that differ in their last bits",
+        "the logits of wide windows differ in their last bits",
         (
             "specdec.model:ArenaModel.forward",
             "return out.logits, seen[0]",

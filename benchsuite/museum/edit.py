@@ -1,4 +1,4 @@
-"""A mutation of our own code: a few lines of one function, replaced while a test runs."""
+"""Mutations of our own code: a few lines of one function are replaced while a test runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 
 
 class NotApplicable(AssertionError):
-    """The code that a mutant changes is no longer there: the mutant must be rewritten, not dropped."""
+    """The code that a mutant changes no longer exists: the mutant must be rewritten, not dropped."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """In the function ``where`` ("module:Class.function") the text ``old``, found exactly once, becomes ``new``.
+    """In the function ``where`` ("module:Class.function"), ``new`` replaces ``old``, which must occur exactly once.
 
     Example: ``Edit("specdec.arena:Arena.commit", "verdict.num_accepted + 1", "1")``
     """
@@ -29,7 +29,7 @@ class Edit:
 
 
 def apply(edits: Sequence[Edit], patch: pytest.MonkeyPatch) -> None:
-    """Put changed functions in their places until the patch is undone; NotApplicable where ``old`` is not found."""
+    """Replace functions until the patch is undone. Raises NotApplicable if ``old`` does not occur exactly once."""
     for where in dict.fromkeys(edit.where for edit in edits):
         module, _, path = where.partition(":")
         *parents, name = path.split(".")

@@ -1,7 +1,7 @@
-"""What the museum holds: mutants, controls, and bugs whose part is still to come.
+"""Entries of the museum: mutants, controls, and bugs in features that do not exist here yet.
 
-``source`` is where it shipped; ``sentence`` what was wrong there, or with "analogue:" what stands for it where
-we lack the part. ``layer`` is the one that must find it.
+``source`` names where the bug shipped. ``sentence`` says what was wrong there; after "analogue:" it describes the
+closest fault in our code, which has no such part. ``layer`` is the layer that must find it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specdec import Completion, SamplingParams
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug: ``edits`` make our code wrong and ``layer`` must say so."""
+    """A bug: ``edits`` make our code wrong, and ``layer`` must find it."""
 
     source: str
     sentence: str
@@ -25,7 +25,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Control:
-    """Odd, but lossless: no layer may find anything."""
+    """An unusual but lossless change: no layer may find anything."""
 
     source: str
     sentence: str
@@ -33,13 +33,13 @@ class Control:
 
     @property
     def of_a_table(self) -> bool:
-        """Whether only ``TableDraft`` is changed, which no transformers model drafts with."""
+        """Whether only ``TableDraft`` is changed, which no transformers model uses."""
         return bool(self.edits) and all(edit.where.startswith(TABLE) for edit in self.edits)
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A bug of a part that we do not have yet; ``needs`` names the field that it will arrive with."""
+    """A bug in a feature that does not exist here yet; ``needs`` names the field that the feature will add."""
 
     source: str
     sentence: str
@@ -47,15 +47,15 @@ class Waiting:
 
     @property
     def arrived(self) -> bool:
-        """Whether the part exists by now."""
+        """Whether the feature exists now."""
         return self.needs in {field.name for kind in (SamplingParams, Completion) for field in fields(kind)}
 
 
 def mutant(source: str, sentence: str, layer: str, *edits: tuple[str, str, str]) -> Mutant:
-    """A mutant of edits given as (where, old, new)."""
+    """Return a mutant of edits given as (where, old, new)."""
     return Mutant(source, sentence, layer, tuple(Edit(*edit) for edit in edits))
 
 
 def control(source: str, sentence: str, *edits: tuple[str, str, str]) -> Control:
-    """A control of edits given as (where, old, new)."""
+    """Return a control of edits given as (where, old, new)."""
     return Control(source, sentence, tuple(Edit(*edit) for edit in edits))

@@ -1,4 +1,4 @@
-"""A mutant held against a layer, and the table of what came of it."""
+"""Runs one layer against one mutant, and makes the table of the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchsuite.museum.shipped import WAITING
 
 @dataclass(frozen=True)
 class Kill:
-    """What one layer said of one mutant: ``said`` is None where it found nothing."""
+    """The result of one layer on one mutant: the message ``said``, None where it found nothing."""
 
     entry: Mutant | Control
     layer: str
@@ -28,7 +28,7 @@ class Kill:
 
 
 def hold(entry: Mutant | Control, layer: str, layers: dict[str, Callable[[], None]] = LAYERS) -> Kill:
-    """Run one layer over our code as the entry changes it. NotApplicable if it no longer can."""
+    """Run one layer over our code with the entry's edits. Raises NotApplicable if an edit no longer fits."""
     with pytest.MonkeyPatch.context() as patch:
         apply(entry.edits, patch)
         start, said = time.perf_counter(), None
@@ -37,8 +37,8 @@ def hold(entry: Mutant | Control, layer: str, layers: dict[str, Callable[[], Non
         except NotApplicable:
             raise
         except (Exception, Failed) as error:
-            told = isinstance(error, AssertionError | Failed)
-            said = f"{error}" if told else f"{type(error).__name__}: {error}"
+            is_finding = isinstance(error, AssertionError | Failed)
+            said = f"{error}" if is_finding else f"{type(error).__name__}: {error}"
         return Kill(entry, layer, said, time.perf_counter() - start)
 
 
@@ -49,7 +49,7 @@ def _short(said: str | None) -> str:
 
 
 def kills_table(kills: Sequence[Kill]) -> str:
-    """Every mutant with the layer that was to find it, how fast it did, and the smallest example it gave."""
+    """Return the table of every mutant with the layer that must find it, the seconds, and the example it reports."""
     rows = [
         (
             kill.entry.source,

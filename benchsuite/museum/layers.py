@@ -1,7 +1,7 @@
-"""The layers of proof, small enough to be held against every mutant.
+"""The layers of proof, small enough to run against every mutant.
 
-Each is a function that returns where it finds nothing and raises where it does. They are the suite's own
-parts: what they leave out is size, not kind.
+Each is a function that raises if it finds a bug and returns otherwise. They use the suite's own parts; only the sizes
+are smaller.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24)
 FORK, DEEP = Shape((-1, 0, 0)), Shape((-1, 0, 0, 1, 2))
 RARE = 1e-8
-"""The chance of a false alarm of one of the few tests by samples here."""
+"""The false-alarm probability of each of the few sampling tests here."""
 
 
 def distribution() -> None:
-    """Whole runs enumerated: processors, ends, rows, rings, chains and trees, drawn and certain."""
+    """Whole runs are enumerated: processors, ends, rows, rings, chains and trees, drawn and certain."""
     batch = [Request(i, PROMPTS[i], replace(one(1)[0].params, max_new_tokens=n)) for i, n in enumerate((1, 2, 1))]
     cases: list[tuple[str, int, Shape, list[Request], dict[str, Any]]] = [
         *((policy, 2, chain(2), one(3), {}) for policy in ("rejection", "block", "tree_rejection", "match")),
@@ -50,7 +50,7 @@ def distribution() -> None:
         ("match", 3, chain(1), one(2, top_k=2, top_p=0.7), {}),
         *((policy, 2, shape, one(3), {}) for policy in ("tree_rejection", "match") for shape in (FORK, DEEP)),
         ("tree_rejection", 2, FORK, one(2), {"certain": True}),
-        # With three tokens a residual that is not normalised goes unseen, by an accident of the algebra.
+        # With three tokens, by coincidence, a residual that is not normalised leaves the distribution unchanged.
         ("tree_rejection", 4, FORK, one(3), {}),
         ("rejection", 2, chain(2), one(3, eos=(1,)), {}),
         ("rejection", 2, chain(1), batch, {"rows": 2}),
@@ -64,7 +64,7 @@ def distribution() -> None:
 
 
 class _Spy(Reference):
-    """Notes the keys of every draw and coin."""
+    """Records the keys of every draw and coin."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
@@ -80,7 +80,7 @@ class _Spy(Reference):
 
 
 def streams() -> None:
-    """No noise is used for two purposes of one step, nor by two requests."""
+    """No noise key is used for two purposes of one step, nor by two requests."""
     distributions = random_table("p", 3), random_table("q", 3)
     for policy in ("rejection", "block", "tree_rejection"):
         spy = _Spy()
@@ -104,15 +104,14 @@ def streams() -> None:
 
 
 def draws_and_coins() -> None:
-    """Draws and coins of the ops against their distributions, by 200,000 samples (docs/proof.md)."""
+    """Draws and coins of the ops follow their distributions, tested with 200,000 samples (docs/proof.md)."""
     ops, keys = tiny.registry().backend("reference"), sampling.mix(torch.arange(200_000))
     for shares in ([0.5, 0.25, 0.125, 0.125], [0.3, 0.3, 0.399, 0.001]):
-        distribution = (
-            torch.tensor(shares).log() + 20
-        )  # an offset changes no distribution, but what half precision makes of it
+        # The offset leaves the softmax unchanged, but not its rounding in half precision.
+        logits = torch.tensor(shares).log() + 20
         asked = context(ops, sampling.stream(torch.zeros(2, dtype=torch.int64), torch.arange(2)))
         position = torch.arange(100_000).expand(2, -1)
-        drawn = asked.choose(distribution.expand(2, 100_000, 4), position, sampling.Purpose.TARGET)
+        drawn = asked.choose(logits.expand(2, 100_000, 4), position, sampling.Purpose.TARGET)
         counts = torch.bincount(drawn.flatten(), minlength=4).double()
         expected = torch.tensor(shares, dtype=torch.float64) * len(keys)
         statistic = float(((counts - expected) ** 2 / expected).sum())
@@ -127,7 +126,7 @@ def draws_and_coins() -> None:
 
 
 def rollback() -> None:
-    """The state machines over the arena and over the engine, a few runs of each, without shrinking."""
+    """The state machines over the arena and the engine, a few runs of each, without shrinking."""
     few = settings(
         max_examples=12,
         stateful_step_count=25,
@@ -143,7 +142,7 @@ def rollback() -> None:
 
 
 def equality() -> None:
-    """Speculative is plain over tiny models: full layers and rings, rows that come and go, greedy and sampled."""
+    """Speculative outputs equal plain's on tiny models: full layers and rings, changing rows, greedy and sampled."""
     for family in ("llama", "gemma3"):
         build = tiny.assembly(family, max_rows=3, backend="reference")
         for params in (GREEDY, SAMPLED):
@@ -157,7 +156,7 @@ def equality() -> None:
 
 
 def stops() -> None:
-    """Ends inside an accepted block, wherever they fall; nothing past them is emitted or counted."""
+    """Every kind of end at many places of an accepted block; nothing past it is emitted or counted."""
     build = tiny.assembly(backend="reference")
     base = Request(0, tiny.prompts(1)[0], SamplingParams(max_new_tokens=30))
     full = build.plain(base)
@@ -184,11 +183,11 @@ def stops() -> None:
 
 
 def counters() -> None:
-    """What a step reads, copies and counts, exactly."""
+    """The exact numbers of what a step reads, copies and counts."""
     build = tiny.assembly(max_rows=2, backend="reference")
     engine, work = build.engine("oracle(0.8)", k=4), tiny.requests(GREEDY)
     guarded_steps(build.engine("oracle(0.8)", k=4), work, 6)
-    object.__setattr__(engine.ops, "kv_compact", None)  # calling it would fail: a chain moves nothing
+    object.__setattr__(engine.ops, "kv_compact", None)  # a call would fail: a chain must move nothing
     done = engine.run(work)
     stats, counts = engine.stats, engine.stats.counts
     accepted = sum(c.kinds.count("accepted") for c in done)
@@ -204,7 +203,7 @@ def counters() -> None:
 
 
 def drafting() -> None:
-    """A draft that is the target itself is always accepted; what drafts propose follows from the text."""
+    """A draft that is the target itself is always accepted; proposals of drafts depend on the text only."""
     with tempfile.TemporaryDirectory() as folder:
         itself = tiny.save_target("llama", Path(folder))
         build = tiny.assembly("llama", max_rows=3, backend="reference")
@@ -233,7 +232,7 @@ def drafting() -> None:
 
 
 def ties() -> None:
-    """A corrupt arena cannot certify itself, and a difference within the bound can."""
+    """The bound of a tie is small, and a corrupt arena cannot certify itself."""
     build = tiny.assembly(backend="reference")
     judge = Judge(build.target, range(40))
     assert judge.bound < 1e-3, f"the bound is {judge.bound:.1e}"
@@ -244,7 +243,7 @@ def ties() -> None:
         logits, hidden = forward(*given)
         top = logits.topk(2, dim=-1)
         gap = top.values[..., :1] - top.values[..., 1:]
-        # The runner-up wins wherever a window is wide: every token follows from the arm's own logits.
+        # In wide windows the runner-up wins, so every token follows from the arm's own logits.
         if logits.shape[1] > 1:
             logits = logits.scatter_add(2, top.indices[..., 1:], gap * 2 + 1e-2)
         return logits, hidden

@@ -1,4 +1,4 @@
-"""Bugs of our own finding, each as a mutant of our code."""
+"""Bugs that we found ourselves, each as a mutant of our code."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ OURS = (
     ),
     mutant(
         "ours",
-        "an accepted branch is not moved to where it belongs",
+        "an accepted branch is not compacted",
         "distribution",
         (STEP, "compact=self.draft is not None and self.draft.branches", "compact=False"),
     ),
     mutant(
         "ours",
-        "uniforms of eight bits: a coin of 0.999 never shows its other side",
+        "uniforms have eight bits only: a coin of 0.999 always succeeds",
         "power",
         (
             "specdec.sampling:uniform",
@@ -64,7 +64,7 @@ OURS = (
     ),
     mutant(
         "ours",
-        "requests of one seed draw with the same noise",
+        "requests with the same seed draw with the same noise",
         "streams",
         ("specdec.sampling:stream", "request * _GOLDEN", "request * 0"),
     ),
@@ -80,9 +80,9 @@ OURS = (
     ),
     mutant(
         "ours",
-        "a row that moves leaves its stream of noise behind",
+        "the noise stream of a row is not moved with the row",
         "equality",
-        ("specdec.rows:Rows.move", "self.limit, self.stream, self.top_k", "self.limit, self.top_k"),
+        ("specdec.rows:Rows.move", "            self.stream,\n", ""),
     ),
     mutant(
         "ours",
@@ -92,7 +92,7 @@ OURS = (
     ),
     mutant(
         "ours",
-        "what was accepted past a stop is counted",
+        "tokens accepted past a stop are counted",
         "stops",
         ("specdec.engine:Engine._absorb", "stats.accepted(min(accepted, kept))", "stats.accepted(accepted)"),
     ),
@@ -104,13 +104,13 @@ OURS = (
     ),
     mutant(
         "ours",
-        "a chain is compacted although its path lies where it belongs",
+        "a chain is compacted although its path is already in place",
         "counters",
         (STEP, "compact=self.draft is not None and self.draft.branches", "compact=True"),
     ),
     mutant(
         "ours",
-        "a step looks at the device a second time",
+        "a step reads the device a second time",
         "counters",
         (
             STEP,
@@ -126,13 +126,13 @@ OURS = (
     ),
     mutant(
         "ours",
-        "the judge takes an arm's logits for granted, however far they lie from the model's",
+        "the judge does not compare the distance of an arm's logits with the bound",
         "ties",
         ("benchsuite.measure.ties:Judge._judge", "> self.bound", "> 1e9"),
     ),
     mutant(
         "ours",
-        "the judge does not ask whether a token follows from its own arm's logits",
+        "the bound of a tie is 1e9, whatever the judge measures",
         "ties",
         ("benchsuite.measure.ties:Judge.bound", "min(measured, MOST_FLOAT32) if wide else measured", "1e9"),
     ),

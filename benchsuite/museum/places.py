@@ -1,4 +1,4 @@
-"""Places in our code, and lines of it, that several entries change."""
+"""Functions and lines of our code that several entries change."""
 
 from __future__ import annotations
 

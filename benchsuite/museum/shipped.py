@@ -8,7 +8,7 @@ from benchsuite.museum.places import CHAIN, COMMIT, DRAFT_MODEL, GIVEN, KEPT, PO
 SHIPPED = (
     mutant(
         "transformers#32867",
-        "the draft token is an argmax, its softmax is taken as q",
+        "the draft token is the argmax, but the softmax is returned as q",
         "drafting",
         (
             CHAIN,
@@ -18,7 +18,7 @@ SHIPPED = (
     ),
     mutant(
         "transformers#47932",
-        "drawn from processed logits, the raw distribution is returned as q",
+        "tokens are drawn from processed logits, but the raw softmax is returned as q",
         "drafting",
         (CHAIN, "self._widened(processed.softmax(dim=-1), 0.0)", "self._widened(logits.softmax(dim=-1), 0.0)"),
     ),
@@ -30,13 +30,13 @@ SHIPPED = (
     ),
     mutant(
         "vllm#42744, sglang#10617",
-        "processors reach the bonus token only",
+        "processors are applied to the bonus token only",
         "distribution",
         (STEP, GIVEN, f"given = torch.cat([logits[:, :-1], {PROCESS}[:, -1:]], dim=1)"),
     ),
     mutant(
         "vllm#47386",
-        "the noise that picked the draft token draws again after its rejection",
+        "the noise that drew the draft token is used again after its rejection",
         "streams",
         (
             "specdec_plugins.policies.rejection:Rejection.accept",
@@ -66,7 +66,7 @@ SHIPPED = (
     ),
     mutant(
         "DeepSpec#31",
-        "tokens are drawn in bfloat16, q and p computed in float32",
+        "tokens are drawn in bfloat16, but q and p are computed in float32",
         "power",
         (
             "specdec.messages:Context.choose",
@@ -76,13 +76,13 @@ SHIPPED = (
     ),
     mutant(
         "vllm-ascend#13608",
-        "what is drawn depends on how much was proposed",
+        "the target's draw depends on the number of proposals",
         "equality",
         ("specdec_plugins.policies.match:Match.accept", POSITION, f"{POSITION} + window.tokens.shape[1]"),
     ),
     mutant(
         "sglang#36173",
-        "top-p is taken of the distribution before top-k",
+        "top-p uses the distribution before top-k",
         "distribution",
         (
             "specdec.sampling:_filter",
@@ -94,7 +94,7 @@ SHIPPED = (
     ),
     mutant(
         "EAGLE#50",
-        "sampled siblings are tried against a distribution that was not made one again",
+        "sampled siblings are tried against a residual that is not normalised",
         "distribution",
         (
             "specdec_plugins.policies.tree_rejection:TreeRejection.accept",
@@ -104,13 +104,13 @@ SHIPPED = (
     ),
     mutant(
         "lattice#243",
-        "the first proposal is kept without a look",
+        "the first proposal is always kept",
         "equality",
         (f"{REFERENCE}.verify_prefix", "good[:, 0] = True", "good[:, :2] = True"),
     ),
     mutant(
         "openvino.genai#4190",
-        "the token after a rejection comes from the row after it",
+        "the token after a rejection is drawn from the next slot's distribution",
         "distribution",
         (
             f"{REFERENCE}.rejection_sample",
@@ -137,19 +137,19 @@ SHIPPED = (
     ),
     mutant(
         "mlx-swift-lm#424, mlx-lm#1427",
-        "a ring too small for a window, which overwrites what it sees",
+        "the ring is too small: a window overwrites cells that it sees",
         "rollback",
         ("specdec.arena:Arena.__init__", "min(full, span + max_window - 1)", "min(full, max(span, max_window))"),
     ),
     mutant(
         "mlx-vlm#1155",
-        "in a ragged batch every row advances as far as the luckiest",
+        "in a ragged batch every row advances by the largest number of accepted tokens",
         "equality",
         (COMMIT, KEPT, "committed += verdict.num_accepted.max() + 1"),
     ),
     mutant(
         "aprender#2014",
-        "a rejection resets the row's length on the device alone",
+        "a rejection resets the row's length, on the device only",
         "equality",
         (
             COMMIT,
@@ -159,13 +159,13 @@ SHIPPED = (
     ),
     mutant(
         "transformers#30042",
-        "the position advances by one, however many were accepted",
+        "the position advances by one for any number of accepted tokens",
         "equality",
         (COMMIT, KEPT, "committed += 1"),
     ),
     mutant(
         "vllm#39273",
-        "analogue: a head continues the state of slot 0, not of the last slot kept",
+        "analogue: a head continues from the state of slot 0, not of the last kept slot",
         "drafting",
         (
             "specdec.messages:Verdict.last",
@@ -175,7 +175,7 @@ SHIPPED = (
     ),
     mutant(
         "llama.cpp#26695",
-        "analogue: a reset reports success and leaves the row as it was",
+        "analogue: a reset reports success but leaves the row unchanged",
         "rollback",
         ("specdec.arena:Arena.reset", "self.committed[row] = 0", "self.committed[row] += 0"),
     ),
@@ -193,13 +193,13 @@ SHIPPED = (
     ),
     mutant(
         "vllm#26498",
-        "after full acceptance the draft's lengths are stale: only acceptance suffers",
+        "the draft's lengths are stale after full acceptance: only the acceptance rate falls",
         "drafting",
         (f"{DRAFT_MODEL}.observe", "self._behind = 2", "self._behind = 1"),
     ),
     mutant(
         "sglang#8409",
-        "a drafted node sees the slot before it in place of its parent",
+        "a drafted node sees the previous slot instead of its parent",
         "drafting",
         (
             "specdec_plugins.growth:Forest.window",
@@ -209,7 +209,7 @@ SHIPPED = (
     ),
     mutant(
         "speculators#897",
-        "an additive mask of zeros and ones: 0 means attend",
+        "an additive mask has zeros and ones, where 0 means attend",
         "rollback",
         ("specdec.arena:Arena._mask", 'mask.masked_fill_(~sees, float("-inf"))', "mask.masked_fill_(~sees, 1.0)"),
     ),
@@ -225,13 +225,13 @@ SHIPPED = (
     ),
     mutant(
         "sglang#23802",
-        "stop strings are looked for in too short a tail of the output",
+        "stop strings are searched in a tail of the output that is too short",
         "stops",
         ("specdec.stops:StopWatcher.__init__", "4 * max(map(len, params.stop), default=0) + 4", "1"),
     ),
     mutant(
         "vllm#47616",
-        "the output goes on past the stop to the end of its block",
+        "the output continues past the stop to the end of its block",
         "stops",
         (
             "specdec.rows:Rows.absorb",
@@ -243,7 +243,7 @@ SHIPPED = (
     ),
     mutant(
         "vllm#42533",
-        "proposals run past the budget of tokens",
+        "proposals exceed the token budget",
         "stops",
         ("specdec.rows:Rows.context", "max_proposals=room.clamp(max=k)", "max_proposals=torch.full_like(room, k)"),
         (
@@ -266,7 +266,7 @@ SHIPPED = (
 
 WAITING = (
     Waiting("vllm#18902, TensorRT-LLM#17701", "penalties are silently ignored while speculating", "repetition_penalty"),
-    Waiting("vllm#42744", "min-p reaches the bonus token only", "min_p"),
-    Waiting("sglang#10617", "logit bias reaches the bonus token only", "logit_bias"),
+    Waiting("vllm#42744", "min-p is applied to the bonus token only", "min_p"),
+    Waiting("sglang#10617", "logit bias is applied to the bonus token only", "logit_bias"),
     Waiting("llama.cpp#27972, vllm#17876, vllm#34497", "logprobs are 0.0 or wrong with speculation", "logprobs"),
 )

@@ -1,1 +1,1 @@
-"""Proof: enumeration, table targets, samples with a stated power, state machines, tiny models."""
+"""Proofs: enumeration, table targets, samples with a stated power, state machines, tiny models."""

@@ -1,8 +1,8 @@
-"""A state machine over the whole engine: rows come, are proposed anything, stop inside blocks, and go.
+"""A state machine over the whole engine: requests arrive, get any proposals, stop inside blocks, and leave.
 
-The target is a table that remembers through the arena alone (``benchsuite.prove.table_target``), so what it decodes
-shows whether every committed cell, position, mask and move is right. The model is a list of tokens for each
-request: the greedy chain of the table.
+The target is a table whose only memory is the arena (``benchsuite.prove.table_target``), so its output shows whether
+every committed cell, position, mask and move is right. The model is a list of tokens for each request: the greedy chain
+of the table.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from specdec_kernels.reference import Reference
 ROWS, LONGEST, MOST, VOCABULARY = 3, 40, 5, 5
 
 Shape = tuple[list[int], list[bool]]
-"""Parents of a row's window, and of each slot whether its token is the target's."""
+"""Parents of a row's window, and for each slot whether its token is the target's."""
 
 
 @dataclass
 class ScriptedDraft(Draft):
-    """Proposes what it is told to: ``proposals`` gives tokens and parents for a row's text and its shape."""
+    """Proposes from a script: ``propose_for`` maps a row, its text and its room to tokens and parents."""
 
     propose_for: Callable[[int, list[int], int], tuple[list[int], list[int]]]
     branches = True
 
     def propose(self, context: Context) -> Window:
-        """A tree for each row."""
-        told = [
+        """Return a window with a tree for each row."""
+        trees = [
             self.propose_for(
                 row, context.history[row, : context.length_host[row]].tolist(), int(context.max_proposals_host[row])
             )
             for row in range(context.rows)
         ]
-        return Window.ragged(context, [tokens for tokens, _ in told], [parents for _, parents in told])
+        return Window.ragged(context, [tokens for tokens, _ in trees], [parents for _, parents in trees])
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Up to three live rows of a sliding or full target, under ``match``, greedy."""
+    """Up to three live rows of a full or sliding target, greedy, under ``match``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(span=st.sampled_from([None, 1, 3]), seed=st.integers(0, 9))
     def build(self, span: int | None, seed: int) -> None:
-        """An engine, and the table that it decodes."""
+        """Build an engine and the table that it decodes."""
         self.distribution, self.span = random_table(seed, VOCABULARY, parts=30), span
         self.engine = Engine(
             Tabular(self.distribution, VOCABULARY, Reference(), span),
@@ -69,19 +69,19 @@ class EngineMachine(RuleBasedStateMachine):
         self.steps.append(f"span {span}, seed {seed}")
 
     def best(self, text: list[int]) -> int:
-        """The target's token after a text."""
+        """Return the target's greedy token after a text."""
         distribution = self.distribution(tuple(text if self.span is None else text[-self.span :]))
         return max(range(VOCABULARY), key=distribution.__getitem__)
 
     def proposals(self, row: int, text: list[int], room: int) -> tuple[list[int], list[int]]:
-        """A row's tree of at most ``room`` nodes: right where its shape says so, else wrong."""
+        """Return a row's tree of at most ``room`` nodes: right tokens where its shape says so, else wrong ones."""
         parents, right = self.shapes[row]
         size = min(len(parents), room + 1)
         paths = [text]
         for slot in range(1, size):
             before = paths[parents[slot]]
             token = self.best(before)
-            # Siblings that are wrong are wrong in ways of their own.
+            # Wrong siblings get different tokens.
             paths.append([*before, token if right[slot] else (token + 1 + slot % (VOCABULARY - 1)) % VOCABULARY])
         return [path[-1] for path in paths[1:]], parents[1:size]
 
@@ -91,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         eos=st.sets(st.integers(0, VOCABULARY - 1), max_size=1),
     )
     def enter(self, prompt: list[int], most: int, eos: set[int]) -> None:
-        """A request comes, and takes a row if one is free."""
+        """Submit a request; it takes a row if one is free."""
         identity = len(self.expected)
         params = SamplingParams(max_new_tokens=most, eos=tuple(eos))
         out: list[int] = []
@@ -104,7 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.engine.rows.live)
     def verify(self, data: st.DataObject) -> None:
-        """One step; every row is proposed a tree with right and wrong nodes, or a chain, or next to nothing."""
+        """Run one step; every row gets a tree or a chain of right and wrong nodes, or none at all."""
         self.shapes = []
         for _ in self.engine.rows.live:
             size = data.draw(st.integers(1, MOST + 1))
@@ -116,7 +116,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_was_emitted_is_the_targets_own(self) -> None:
-        """Live rows hold a beginning of it, finished requests all of it."""
+        """A live row's tokens are a prefix of the expected output; a finished request's are all of it."""
         for live in self.engine.rows.live if self.expected else []:
             expected = self.expected[live.request.id]
             assert tuple(live.tokens) == expected[: len(live.tokens)], (live.request, live.tokens, expected, self.steps)
@@ -126,7 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_arena_holds_all_but_the_pending_token(self) -> None:
-        """Of every live row; and storage never moves (I1)."""
+        """The arena has committed all tokens of a live row except the pending one, and its storage never moves (I1)."""
         rows = self.engine.rows
         for row, live in enumerate(rows.live):
             length = len(live.request.prompt) + len(live.tokens)
@@ -136,7 +136,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def counters_add_up(self) -> None:
-        """One read and one forward a step; emitted tokens are those of the rows."""
+        """A step makes one read and one forward; the emitted tokens are those of the rows."""
         counts, rows = self.engine.stats.counts, self.engine.rows
         emitted = sum(len(live.tokens) for live in rows.live)
         emitted += sum(len(done.tokens) for done in self.engine.finished.values())

@@ -1,7 +1,7 @@
-"""Every outcome of a round on a tiny vocabulary, with its probability; nothing is sampled.
+"""Enumeration of every outcome of a round on a tiny vocabulary, with its probability; nothing is sampled.
 
-A scripted backend takes the place of ``sample`` and ``accept``: it asks a script for each outcome and
-multiplies up the probability, and the real policy code runs once for each leaf.
+A scripted backend replaces ``sample`` and ``accept``: it takes each outcome from a script and multiplies the
+probabilities. The real policy code runs once for each leaf.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ Distribution = dict[tuple[int, ...], float]
 
 
 LARGEST = 10**6
-"""Two fractions with no larger denominators are at least 1e-12 apart: float64 says which one is meant."""
+"""Fractions with denominators up to this differ by at least 1e-12, so a float64 identifies its fraction."""
 
 
 @dataclass
 class Script(Reference):
-    """Outcomes taken from ``path``; past its end the first outcome, remembering how many there were.
+    """Takes outcomes from ``path`` and, past its end, the first possible outcome.
 
-    ``exact`` reads every probability as the fraction that float64 has rounded, so that weights are fractions too.
+    ``sizes`` has the number of possible outcomes of each decision, ``weight`` the probability of the path. ``exact``
+    converts every float64 probability to the fraction that it rounds, so that ``weight`` is a fraction too.
     """
 
     path: list[int] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Script(Reference):
             self.weight = Fraction(1)
 
     def decide(self, distribution: list[float]) -> int:
-        """The scripted outcome of one decision with these probabilities."""
+        """Return the scripted outcome of one decision with these probabilities."""
         index = len(self.sizes)
         possible = [outcome for outcome, chance in enumerate(distribution) if chance > 0]
         self.sizes.append(len(possible))
@@ -62,20 +63,20 @@ class Script(Reference):
         return chosen
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
-        """A scripted draw from each row of logits."""
+        """Return a scripted draw from each row of ``logits`` [..., V], as int64 [...]."""
         distributions = logits.softmax(dim=-1).flatten(0, -2)
         return torch.tensor([self.decide(distribution.tolist()) for distribution in distributions]).view(
             logits.shape[:-1]
         )
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
-        """A scripted coin for each probability."""
+        """Return a scripted coin for each probability, as bool of the same shape."""
         outcomes = [self.decide([min(1.0, p), 1 - min(1.0, p)]) == 0 for p in probability.flatten().tolist()]
         return torch.tensor(outcomes, dtype=torch.bool).view(probability.shape)
 
 
 def leaves(exact: bool = False) -> Iterator[Script]:
-    """Scripts that together take every path once: the caller runs each to its end before the next."""
+    """Yield scripts that together take every path once; the caller runs each to its end before the next."""
     path: list[int] = []
     while True:
         script = Script(path=path, exact=exact)
@@ -89,7 +90,7 @@ def leaves(exact: bool = False) -> Iterator[Script]:
 
 
 def context(ops: Backend, stream: Tensor | None = None) -> Context:
-    """Sampled rows after a prompt of one token each: one for each of ``stream`` int64 [B], by default one."""
+    """Return sampled rows after a prompt of one token: a row for each of ``stream`` int64 [B], by default one."""
     stream = torch.ones(1, dtype=torch.int64) if stream is None else stream
     one, host = torch.ones_like(stream), np.ones(len(stream), dtype=np.int64)
     params = StackedParams(stream, one.float(), one * 0, one.float(), greedy=False, filtered=False)
@@ -102,21 +103,24 @@ Distributions = dict[tuple[int, ...], list[float]]
 
 @dataclass(frozen=True)
 class Shape:
-    """The tree that a draft proposes: slot i's parent is ``parents[i]`` (slot 0, the root, has -1)."""
+    """The tree that a draft proposes: the parent of slot i is ``parents[i]`` (-1 for slot 0, the root)."""
 
     parents: tuple[int, ...]
 
     @property
     def depth(self) -> int:
-        """Of its deepest slot."""
+        """Depth of the deepest slot."""
         return max(len(self.ancestry(slot)) for slot in range(len(self.parents)))
 
     def ancestry(self, slot: int) -> list[int]:
-        """The slots from the root's child down to ``slot``."""
+        """Return the slots from the root's child down to ``slot``; empty for the root."""
         return [] if slot == 0 else [*self.ancestry(self.parents[slot]), slot]
 
     def without_elders(self, distribution: Sequence[float], slots: Sequence[int], slot: int) -> list[float]:
-        """The distribution that ``slot`` is drawn from once its elder siblings, tokens ``slots``, are taken out."""
+        """Return ``distribution`` without the tokens of the elder siblings of ``slot``, normalised.
+
+        ``slots`` has the token of each slot. All shares are 0 if nothing is left.
+        """
         left = list(distribution)
         for elder in range(1, slot):
             if self.parents[elder] == self.parents[slot]:
@@ -126,9 +130,9 @@ class Shape:
 
 
 def drawn_trees(shape: Shape, q: Distributions, certain: bool) -> Iterator[tuple[float, list[int], list[list[float]]]]:
-    """Every tree that a draft with distribution q[path] may draw, siblings without replacement: weight, tokens, q rows.
+    """Yield every tree that a draft with distributions q[path] can draw: weight, tokens, rows of q.
 
-    A certain draft proposes the same trees and calls each token certain.
+    Siblings are drawn without replacement. A certain draft proposes the same trees without rows of q.
     """
     vocabulary = len(q[()])
     for tokens in itertools.product(range(vocabulary), repeat=len(shape.parents) - 1):
@@ -146,7 +150,7 @@ def drawn_trees(shape: Shape, q: Distributions, certain: bool) -> Iterator[tuple
 def rounds(
     policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Every outcome of a round of the real policy: its probability and the tokens it emits."""
+    """Yield every outcome of a round of the real policy: its probability and the tokens it emits."""
     size = len(shape.parents)
     for weight, tokens, rows in drawn_trees(shape, q, certain):
         slots = [-1, *tokens]
@@ -168,8 +172,7 @@ def rounds(
 def emitted_distribution(
     policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool
 ) -> Distribution:
-    """The distribution of depth + 1 emitted tokens: a round of the real policy, completed by the target's own
-    distribution."""
+    """Return the distribution of depth + 1 tokens: those of a round of the real policy, then tokens drawn from p."""
     vocabulary, distribution = len(q[()]), defaultdict[tuple[int, ...], float](float)
     for chance, out in rounds(policy, p, q, shape, certain):
         for rest in itertools.product(range(vocabulary), repeat=shape.depth + 1 - len(out)):
@@ -181,7 +184,7 @@ def emitted_distribution(
 
 
 def round_distance(policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool) -> float:
-    """Total variation between the emitted tokens and the target's chain rule."""
+    """Return the total variation between the emitted tokens and the target's chain rule."""
     got = emitted_distribution(policy, p, q, shape, certain)
     expected = chain_rule(p, shape.depth + 1, len(q[()]))
     assert abs(sum(got.values()) - 1) < 1e-12
@@ -191,7 +194,7 @@ def round_distance(policy: Policy, p: Distributions, q: Distributions, shape: Sh
 def random_distributions(
     generator: np.random.Generator, vocabulary: int, depth: int, zeros: bool = False
 ) -> Distributions:
-    """A random distribution after every prefix of up to ``depth`` tokens."""
+    """Return a random distribution after every prefix of up to ``depth`` tokens."""
     return {
         prefix: random_distribution(generator, vocabulary, zeros)
         for length in range(depth + 1)
@@ -200,12 +203,12 @@ def random_distributions(
 
 
 def chain(depth: int) -> Shape:
-    """The shape whose every slot continues the one before."""
+    """Return the shape in which every slot is the child of the previous slot."""
     return Shape(tuple(range(-1, depth)))
 
 
 def chain_rule(p: Distributions, length: int, vocabulary: int) -> Distribution:
-    """The target's own distribution of ``length`` tokens."""
+    """Return the target's own distribution of ``length`` tokens."""
     return {
         tokens: float(np.prod([p[tokens[:i]][token] for i, token in enumerate(tokens)]))
         for tokens in itertools.product(range(vocabulary), repeat=length)
@@ -213,7 +216,7 @@ def chain_rule(p: Distributions, length: int, vocabulary: int) -> Distribution:
 
 
 def random_distribution(generator: np.random.Generator, vocabulary: int, zeros: bool) -> list[float]:
-    """A distribution whose probabilities are multiples of 1/64; with ``zeros`` some tokens are impossible."""
+    """Return a distribution of fractions with a common denominator; with ``zeros`` some tokens may be impossible."""
     low = 0 if zeros else 1
     while True:
         parts = generator.integers(low, 40, vocabulary)
@@ -224,7 +227,7 @@ def random_distribution(generator: np.random.Generator, vocabulary: int, zeros: 
 
 
 def completions(run: Callable[[Script], Emitted], exact: bool = False) -> dict[Emitted, float | Fraction]:
-    """The distribution of what ``run`` returns, a script taking the place of every draw and every coin in it."""
+    """Return the distribution of the results of ``run``; a script replaces every draw and every coin in it."""
     distribution: dict[Emitted, float | Fraction] = defaultdict(int)
     for script in leaves(exact):
         outcome = run(script)

@@ -1,6 +1,6 @@
 """The exact distribution of whole runs: engine, arena, draft, policy, processors and stops, every outcome enumerated.
 
-Nothing is sampled, and nothing is put in the place of our code but the two distributions and the dice.
+Nothing is sampled. Only p, q and the random draws are replaced; all other code is the engine's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchsuite.prove.table_target import Always, Table, TableDraft, Tabular, ra
 from specdec import Engine, Policy, Request, SamplingParams
 
 Outputs = tuple[tuple[int, ...], ...]
-"""What requests of a run emitted, in their order."""
+"""Outputs of a run's requests, in their order."""
 
 PROMPTS = ((0, 1), (1,), (1, 1, 0))
 
@@ -31,7 +31,7 @@ def outputs(
     rows: int,
     span: int | None = None,
 ) -> Outputs:
-    """One run of the real engine with scripted dice."""
+    """Run the real engine once with scripted draws; return the outputs."""
     target = Tabular(distributions[0], vocabulary, script, span)
     engine = Engine(
         target,
@@ -46,7 +46,7 @@ def outputs(
 
 
 def warped(distribution: Sequence[float], params: SamplingParams) -> list[float]:
-    """A distribution after temperature, top-k, top-p, written down once more from their definitions."""
+    """Return a distribution after temperature, top-k and top-p, implemented again from their definitions."""
     left = [share ** (1 / params.temperature) for share in distribution]
     order = sorted(range(len(left)), key=lambda token: -left[token])
     for token in order[params.top_k or len(order) :]:
@@ -59,7 +59,7 @@ def warped(distribution: Sequence[float], params: SamplingParams) -> list[float]
 
 
 def output_distribution(distribution: Table, request: Request, vocabulary: int) -> dict[tuple[int, ...], float]:
-    """The distribution of a request's whole output under the target alone."""
+    """Return the distribution of a request's whole output under the target alone."""
     params = request.params
     found: dict[tuple[int, ...], float] = {}
     open_: dict[tuple[int, ...], float] = {(): 1.0}
@@ -85,7 +85,7 @@ def run_distance(
     span: int | None = None,
     seed: int = 0,
 ) -> float:
-    """Total variation between the engine's outputs and independent runs of the target alone."""
+    """Return the total variation between the engine's outputs and independent runs of the target alone."""
     distributions = (
         random_table(("p", seed), vocabulary, zeros=zeros),
         random_table(("q", seed), vocabulary, zeros=zeros),
@@ -106,5 +106,5 @@ def run_distance(
 
 
 def one(tokens: int, **params: Any) -> list[Request]:
-    """One request of so many tokens at temperature 1."""
+    """Return one request of ``tokens`` tokens at temperature 1."""
     return [Request(0, PROMPTS[0], SamplingParams(**{"temperature": 1.0, "max_new_tokens": tokens, **params}))]

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 SPAN = 24
-"""How far back the sliding layers of these models look: short enough that test prompts run past it."""
+"""Span of the sliding layers of these models: shorter than most test prompts."""
 
 _COMMON = {
     "vocab_size": 258,
@@ -51,7 +51,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         sliding_window=SPAN,
         layer_types=_HYBRID,
         query_pre_attn_scalar=8,
-        attn_logit_softcapping=2.0,  # low, so that the caps bend these scores too
+        attn_logit_softcapping=2.0,  # low, so that the caps change these small scores
         final_logit_softcapping=5.0,
     ),
     "gemma3": lambda: Gemma3TextConfig(
@@ -69,11 +69,11 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         pad_token_id=256,
     ),
 }
-"""A config of each family; ``smollm2`` ties its embeddings, ``mistral`` slides in every layer."""
+"""A config of each family; ``smollm2`` ties its embeddings, ``mistral`` has sliding layers only."""
 
 
 def build_model(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A random model of the family, the same for the same seed."""
+    """Return a random model of the family on the CPU; the same seed gives the same model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[family](), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""A guard over a step: the device is read once, and by the engine."""
+"""A guard over steps: only the engine reads the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "
 
 
 class NoReads(TorchFunctionMode):
-    """Forbids reading a tensor from the host, but inside ``allowed``."""
+    """Forbids host reads of tensors while ``allowed`` is False; ``seen`` counts the permitted reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class NoReads(TorchFunctionMode):
 
 @contextmanager
 def only_engine_reads(engine: Engine) -> Iterator[NoReads]:
-    """Within, reading a tensor from the host fails but in ``engine.read``."""
+    """In this context a host read of a tensor fails, except in ``engine.read``; on CUDA, so does any other sync."""
     mode, read = NoReads(), engine.read
 
     def permitted(packed: torch.Tensor) -> Any:
@@ -53,7 +53,7 @@ def only_engine_reads(engine: Engine) -> Iterator[NoReads]:
 
 
 def guarded_steps(engine: Engine, requests: Sequence[Request], steps: int) -> None:
-    """Admit requests, then take steps under the guard; AssertionError for a read that is not the engine's."""
+    """Admit requests, then take steps under the guard; AssertionError for a read outside ``engine.read``."""
     engine.submit(requests)
     with only_engine_reads(engine) as mode:
         for _ in range(steps):

@@ -1,8 +1,8 @@
 """Tokens that a policy emits, sampled in numbers large enough for a stated power.
 
-For what cannot be enumerated: vocabularies of hundreds of tokens, fused kernels, half precision. Every token
-is turned into its probability integral transform under the target's distribution, which is uniform if the token has
-that distribution; Pearson's chi-square over ten bins tells whether it is.
+This covers what cannot be enumerated: vocabularies of hundreds of tokens, fused kernels, half precision. Each token is
+converted to its probability integral transform under the target's distribution, which is uniform if the token has that
+distribution; Pearson's chi-square over ten bins tests whether it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specdec.interfaces import Backend
 from specdec.sampling import Purpose
 
 FALSE_ALARM = 1e-6 / 3
-"""Of one place of a round; each round emits up to three tokens, each place is tested by itself."""
+"""Probability of a false alarm at one depth; a round emits up to three tokens, and each depth is tested separately."""
 
 AT_ONCE = 10_000
 CHAIN = chain(2)
@@ -27,11 +27,10 @@ CHAIN = chain(2)
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of a policy in which every slot has the distribution softmax(``target``) and every proposal
-    softmax(``draft``).
+    """Rounds of a policy in which p is softmax(``target``) in every slot and q is softmax(``draft``).
 
-    ``target`` and ``draft`` [V], of any floating type, on the device that decides. ``shape`` is the tree that is
-    proposed: a chain, or siblings without replacement.
+    ``target`` and ``draft`` [V], of any floating type, on the device under test. ``shape`` is the proposed tree: a
+    chain, or siblings without replacement.
 
     Example: ``Rounds(policy, ops, target, draft).bins(210_000)``
     """
@@ -43,11 +42,10 @@ class Rounds:
     shape: Shape = CHAIN
 
     def bins(self, rounds: int, distribution: Tensor | None = None) -> Tensor:
-        """int64 [D, BINS]: transforms of what is emitted at each depth under ``distribution``, by default the target's
-        own.
+        """Return int64 [D, BINS]: the bins of the transforms of the tokens emitted at each depth.
 
-        What a round leaves out below its end is drawn from ``distribution`` itself, so that each depth counts
-        ``rounds``.
+        ``distribution`` [V], by default the target's own, defines the transforms. Depths that a round does not reach
+        are drawn from it, so that each depth counts ``rounds`` tokens.
         """
         generator = torch.Generator().manual_seed(0)
         own = (self.target.float().softmax(dim=-1) if distribution is None else distribution).double().cpu()
@@ -85,7 +83,7 @@ class Rounds:
         distributions: list[Tensor] = []
         parents = self.shape.parents
         for slot in range(1, len(parents)):
-            if parents[slot] == parents[slot - 1]:  # the younger sibling: its elder is out
+            if parents[slot] == parents[slot - 1]:  # a younger sibling: its elder's token is excluded
                 logits = logits.scatter(2, slots[-1][:, :, None], float("-inf"))
             position = asked.length[:, None] + len(self.shape.ancestry(parents[slot]))
             if asked.coupled:
@@ -101,8 +99,7 @@ class Rounds:
 
 
 def power(rounds: int, shift: float, alarm: float = FALSE_ALARM) -> float:
-    """The chance that the test finds a mass ``shift`` moved from the likelier to the less likely half of the
-    distribution.
+    """Return the probability that the test finds a mass ``shift`` moved from the likelier half to the other half of p.
 
     Pearson's statistic is then noncentral chi-square with ``BINS`` - 1 degrees and noncentrality 4 n shift².
     """

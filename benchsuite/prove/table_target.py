@@ -1,9 +1,8 @@
-"""A target and a draft whose distributions are tables: whole runs of the engine small enough to be enumerated.
+"""A target and a draft whose distributions are tables: whole runs of the engine are small enough to enumerate.
 
-The target's only memory is the arena. It writes each slot's token and position where a layer would write a
-key and a value, and asks for the distribution of whatever the mask then shows a slot. A token that was rolled back
-but is still seen, a position that is off by one, a path that was compacted wrongly: each is another
-history, and so another distribution.
+The target's only memory is the arena. It writes each slot's token and position in place of a key and a value, and
+returns the distribution after the history that the mask shows to a slot. A rolled-back token that is still visible, a
+position that is off by one, or a wrongly compacted path gives another history, and so another distribution.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from specdec.stats import Stats
 
 History = tuple[int, ...]
 Table = Callable[[History], Sequence[float]]
-"""The distribution of the next token after a history, prompt included."""
+"""Maps a history, prompt included, to the distribution of the next token."""
 
 
 def random_table(seed: object, vocabulary: int, parts: int = 16, zeros: bool = False) -> Table:
-    """Distributions drawn from ``seed`` and the history: distinct multiples of 1/``parts``, none of them 0 unless
-    ``zeros``."""
+    """Return a table of distributions that depend on ``seed`` and the history.
+
+    The probabilities are distinct multiples of 1/``parts``, none of them 0 unless ``zeros``.
+    """
 
     def distribution(history: History) -> list[float]:
         generator = random.Random(f"{seed} {history}")
@@ -43,9 +44,10 @@ def random_table(seed: object, vocabulary: int, parts: int = 16, zeros: bool = F
 
 
 class Tabular(ArenaModel):
-    """Stands where a transformers model over the arena stands; float64, on the CPU.
+    """Replaces a transformers model over the arena; float64, on the CPU.
 
-    ``span`` makes its layer a ring that sees the last ``span`` tokens only; its distribution is then of those alone.
+    With ``span`` its layer is a ring that sees the last ``span`` tokens only, and its distribution depends on these
+    alone.
     """
 
     def __init__(self, distribution: Table, vocabulary: int, ops: Backend, span: int | None = None) -> None:
@@ -55,7 +57,7 @@ class Tabular(ArenaModel):
         self.forwards = 0
 
     def forward(self, arena: Arena, window: Window, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
-        """Logits [B, W, V] of the distributions of what each slot sees; hidden states are 0."""
+        """Return logits [B, W, V] of the distribution after the history that each slot sees; hidden states are 0."""
         plan = arena.plan(window, self.ops, rows, longest)
         self._write(plan, window.tokens)
         self.forwards += 1
@@ -63,7 +65,7 @@ class Tabular(ArenaModel):
         return torch.tensor(distributions, dtype=torch.float64).log(), torch.zeros(*window.tokens.shape, 1)
 
     def extend(self, arena: Arena, tokens: Tensor, row: int, start: int) -> Tensor:
-        """Write and commit prompt tokens."""
+        """Write and commit prompt tokens [1, N]; return hidden states of 0."""
         window = Window.chain(tokens[:, 0], tokens[:, 1:], torch.tensor([tokens.shape[1] - 1]))
         self._write(arena.plan(window, self.ops, slice(row, row + 1), start), tokens)
         arena.committed[row] += tokens.shape[1]
@@ -75,7 +77,7 @@ class Tabular(ArenaModel):
         self.ops.kv_append(at.keys, at.values, *new, at.cells)
 
     def _seen(self, plan: Plan) -> Iterator[list[History]]:
-        """Of every slot, the tokens that it sees in the order of their positions; gaps and repeats show as -1."""
+        """For every slot, the visible tokens in the order of their positions; -1 first marks gaps or repeats."""
         at = plan.at(0)
         length = at.mask.shape[-1]
         for row, mask in enumerate((at.mask[:, 0] == 0).tolist()):
@@ -98,18 +100,18 @@ class Always(Controller):
 
     @property
     def max_k(self) -> int:
-        """K."""
+        """The constant K."""
         return self._k
 
     def next_k(self, stats: Stats) -> int:
-        """K."""
+        """Return the constant K."""
         return self._k
 
 
 class TableDraft(Draft):
     """Draws from a table along a shape: a chain as deep as K allows, or a tree of siblings without replacement.
 
-    ``certain`` proposes the same and calls each token certain.
+    ``certain`` proposes the same tokens without q.
     """
 
     def __init__(self, distribution: Table, shape: Shape, certain: bool = False) -> None:
@@ -117,7 +119,7 @@ class TableDraft(Draft):
         self.branches = list(shape.parents) != list(range(-1, len(shape.parents) - 1))
 
     def propose(self, context: Context) -> Window:
-        """A window of the shape's first slots, as many as some row has room for."""
+        """Return a window of the shape's first slots, as many as the row with the most room allows."""
         size = 1 + min(int(context.max_proposals_host.max()), len(self._shape.parents) - 1)
         rows = [context.history[row, : context.length_host[row]].tolist() for row in range(context.rows)]
         slots = [[text[-1]] for text in rows]

@@ -1,4 +1,4 @@
-"""Engines over tiny random models, and work for them: what tests and the conformance kit run on."""
+"""Engines over tiny random models, and requests for them, used by the tests and the conformance kit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Extra = tuple[str, str, Factory]
 
 @cache
 def registry(*extra: Extra) -> Registry:
-    """The installed plugins, and some that are not."""
+    """Return a registry of the installed plugins and of ``extra`` plugins that are not installed."""
     found = Registry()
     for kind, name, factory in extra:
         found.add(kind, name, factory, "the conformance kit")
@@ -29,7 +29,7 @@ def registry(*extra: Extra) -> Registry:
 
 
 def policy_named(text: str) -> Policy:
-    """A policy by name and options; none of the built-in ones asks anything of its environment."""
+    """Return a policy by name and options; no built-in policy needs an environment."""
     entry, options = registry().parse("policy", text)
     built: Policy = entry.factory(None, **options)
     return built
@@ -46,21 +46,24 @@ def assembly(
     backend: str = "auto",
     extra: tuple[Extra, ...] = (),
 ) -> Assembly:
-    """An Assembly over a tiny random model: ``assembly("qwen3", max_rows=2).engine("ngram", k=4)``."""
+    """Return an Assembly over a tiny random model.
+
+    Example: ``assembly("qwen3", max_rows=2).engine("ngram", k=4)``
+    """
     model = families.build_model(family, seed, dtype).to(device)
     target = ArenaModel(model, registry(*extra).backend(backend))
     return Assembly(registry(*extra), target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=max_length)
 
 
 def save_target(family: str, folder: Path) -> str:
-    """The target of a family in a folder, to be a draft of its own: ``draft_model(model=…)`` takes what is returned."""
+    """Save a family's target in a folder; return the quoted path for ``draft_model(model=…)``, to draft with it."""
     families.build_model(family).save_pretrained(folder)
     catalog.byte_tokenizer().save_pretrained(folder)
     return repr(str(folder))
 
 
 def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:
-    """Prompts of different lengths, some with repetition, from 3 to 60 tokens of the byte vocabulary."""
+    """Return prompts of different lengths, some with repetition, from 3 to 60 tokens of the byte vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [37, 3, 60, 18, 29, 44][:count]
     made = [torch.randint(0, 256, (length,), generator=generator).tolist() for length in lengths]
@@ -68,7 +71,7 @@ def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:
 
 
 def requests(params: SamplingParams | None = None, count: int = 4) -> list[Request]:
-    """Requests over ``prompts``, each a little longer than the one before."""
+    """Return requests over ``prompts``, each with five more new tokens than the previous one."""
     base = params or SamplingParams(max_new_tokens=24)
     return [
         Request(i, prompt, SamplingParams(**{**vars(base), "max_new_tokens": base.max_new_tokens + 5 * i}))
@@ -77,13 +80,13 @@ def requests(params: SamplingParams | None = None, count: int = 4) -> list[Reque
 
 
 def ask(engine: Engine, ks: Iterable[int]) -> None:
-    """The engine's controller asks for these K, one a step, in place of its own."""
+    """Make the engine's controller return these K, one for each step. Changes the engine in place."""
     asked = iter(ks)
     object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
 
 
 def replay_past_stops(engine: Engine, full: tuple[int, ...]) -> None:
-    """The engine's oracle proposes ``full`` whatever a request stops at, so that stops lie inside accepted blocks."""
+    """Make the engine's oracle propose ``full`` at every stop condition, so that stops lie inside accepted blocks."""
     assert engine.draft is not None
     env = replace(engine.draft._env, plain=lambda request: full)  # type: ignore[attr-defined]
     object.__setattr__(engine.draft, "_env", env)

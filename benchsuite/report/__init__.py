@@ -1,1 +1,1 @@
-"""What was measured, as tables, files and a terminal's lines."""
+"""Reports of a measurement: tables, files and terminal output."""

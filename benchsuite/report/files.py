@@ -14,9 +14,9 @@ from benchsuite.report import folder, tables
 
 
 def write_comparison(root: Path, bench: Bench, seed: int, complete: bool) -> Path:
-    """Write everything that was measured; returns the folder. Raises OSError if it cannot be written.
+    """Write all results into a new folder of ``root`` and return it. Raises OSError if it cannot be written.
 
-    ``complete`` goes into the manifest: a run that was stopped still writes what it has.
+    ``complete`` goes into the manifest: an interrupted run also writes its results.
     """
     rows, pooled = bench.rows, [row for group in bench.pooled() for row in group]
     card = [*bench.card, *tables.weights_table(bench.weights)]

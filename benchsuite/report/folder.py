@@ -1,4 +1,4 @@
-"""A results folder: ``<time>-<name>/`` with whatever was made, and a manifest that says how."""
+"""A results folder: ``<time>-<name>/`` with the files of a run, and a manifest of how they were made."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from benchsuite.machine import provenance
 def write_folder(
     root: Path, name: str, files: Mapping[str, str], card: Sequence[str], seed: int, complete: bool
 ) -> Path:
-    """Write ``files`` (name to text) and ``MANIFEST.json`` into a new folder of ``root``; returns the folder.
+    """Write ``files`` (name to text) and ``MANIFEST.json`` into a new folder of ``root``; return the folder.
 
-    ``complete`` goes into the manifest: a run that was stopped still writes what it has. Raises OSError
-    if it cannot be written.
+    ``complete`` goes into the manifest: an interrupted run also writes its results. Raises OSError if it cannot be
+    written.
     """
     stamped = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     taken = sum(1 for _ in root.glob(f"{stamped}*"))
@@ -39,12 +39,12 @@ def write_folder(
 
 
 def strict_json(value: Any) -> str:
-    """JSON that every parser reads: raises ValueError for NaN or infinity rather than writing them."""
+    """Return JSON that every parser reads; raises ValueError for NaN or infinity."""
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def template(name: str, **values: Any) -> str:
-    """A template of ``benchsuite/report/templates``, filled in; values are escaped."""
+    """Return a template of ``benchsuite/report/templates`` with ``values`` filled in and escaped."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("benchsuite.report"), autoescape=True)

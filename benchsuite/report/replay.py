@@ -1,4 +1,4 @@
-"""Durations measured elsewhere, handed to pytest-benchmark through its own timer. Imports no torch."""
+"""Measured durations, passed to pytest-benchmark through its own timer. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _now = 0.0
 
 
 def replayed_seconds() -> float:
-    """The timer of replayed benchmarks: stands still but for what ``replay`` adds."""
+    """The timer of replayed benchmarks: it advances only in ``replay``."""
     return _now
 
 
 def replay(benchmark: Any, seconds: Sequence[float], extra_info: dict[str, Any]) -> None:
     """Give pytest-benchmark one round for each duration, and the row's figures as ``extra_info``.
 
-    All arms alternate, so their times are taken before any of them is reported; pytest-benchmark then
-    sees exactly those, not the time of a second run. The item needs ``benchmark(timer=replayed_seconds)``.
+    All arms alternate, so their times are taken before any of them is reported. pytest-benchmark then records exactly
+    these times, not those of a second run. The item needs ``benchmark(timer=replayed_seconds)``.
     """
     benchmark.extra_info.update(extra_info)
     left = list(seconds)

@@ -1,4 +1,4 @@
-"""Tables: the same columns on the terminal, in Markdown, CSV and HTML."""
+"""Tables: the same columns for the terminal, Markdown, CSV and HTML."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from benchsuite.measure.results import Row
 from benchsuite.measure.weights import Weights
 
 BASELINE = "*"
-"""Marks the row that every speedup is against."""
+"""Marks the row that is the denominator of every speedup."""
 
 
 WIDEST = 30
-"""Letters of an arm's name in a table; the middle of a longer one is left out. JSON and test ids have it whole."""
+"""Most characters of an arm's name in a table; a longer name loses its middle. JSON and test ids have it whole."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its header with the unit, how a row fills it, and what it means."""
+    """A column: its header with the unit, the function that fills a cell, and its meaning."""
 
     header: str
     cell: Callable[[Row], str]
@@ -55,7 +55,7 @@ def _speedup(row: Row) -> str:
 
 def _interval(row: Row) -> str:
     low, high = row.info["speedup_low"], row.info["speedup_high"]
-    # One or two ratios bound nothing.
+    # One or two ratios give no interval.
     return "-" if low is None or row.arm.plain or row.n < 3 else f"{low:.2f}-{high:.2f}"
 
 
@@ -95,7 +95,7 @@ SPEED = (
     Column("TPOT ms", _figure("tpot_ms", "{:.1f}"), "median time per output token after the first"),
     Column("contract", _contract, "what is promised, and how many outputs equalled plain's, token by token"),
 )
-"""How fast, and whether it is right."""
+"""Columns of the speed and the contract."""
 
 REASONS = (
     NAME,
@@ -114,11 +114,11 @@ REASONS = (
     Column("outside %", _outside, "engine time outside draft and target forwards"),
     Column("MBU", _figure("mbu", "{:.2f}"), "bytes moved per second / measured read bandwidth"),
 )
-"""Why it is that fast."""
+"""Columns of the causes of the speed."""
 
 
 def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "simple") -> str:
-    """Speedup of each arm on each workload; below, how much plain's output copies and how sure the target was."""
+    """Return the speedup of each arm on each workload and, below, the copy rate and the entropy of plain's output."""
     workloads = list(dict.fromkeys(row.info["workload"] for row in by_workload))
     cells = {(row.arm.label, _policy(row), row.info["workload"]): _speedup(row) for row in by_workload}
     like = {row.info["workload"]: row.text for row in by_workload if row.text}
@@ -138,28 +138,28 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
 
 
 def weights_table(targets: Sequence[Weights]) -> list[str]:
-    """The table of quantised targets, line by line; nothing without one."""
+    """Return the lines of the table of quantised targets; empty without any."""
     if not targets:
         return []
     headers = ["target", "weights", "GiB", "of unrounded", "perplexity", "unrounded", "change %", "tokens"]
     body = [
         [
-            one.target,
-            one.dtype,
-            f"{one.bytes / 2**30:.3f}",
-            f"{one.bytes / one.float_bytes:.2f}",
-            f"{one.perplexity:.3f}",
-            f"{one.float_perplexity:.3f}",
-            f"{(one.perplexity / one.float_perplexity - 1) * 100:+.2f}",
-            str(one.tokens),
+            weights.target,
+            weights.dtype,
+            f"{weights.bytes / 2**30:.3f}",
+            f"{weights.bytes / weights.float_bytes:.2f}",
+            f"{weights.perplexity:.3f}",
+            f"{weights.float_perplexity:.3f}",
+            f"{(weights.perplexity / weights.float_perplexity - 1) * 100:+.2f}",
+            str(weights.tokens),
         ]
-        for one in targets
+        for weights in targets
     ]
     return laid_out(headers, body, "simple").splitlines()
 
 
 def op_lines(rows: Sequence[Row]) -> list[str]:
-    """Which backend ran which op how often, over all of the engine's rows: a line for each backend."""
+    """Return a line for each backend: how often each op ran on it, over all rows of the engine."""
     calls: dict[str, dict[str, int]] = {}
     for row in rows:
         for op, by_backend in (row.info["counters"] or {}).get("ops", {}).items():
@@ -174,16 +174,16 @@ def op_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def render(rows: Sequence[Row], columns: Sequence[Column], style: str = "simple") -> str:
-    """One table of rows; ``style`` is any of tabulate's (``github`` for Markdown, ``html`` …)."""
+    """Return one table of rows; ``style`` is any of tabulate's (``github`` for Markdown, ``html`` …)."""
     body = [[column.cell(row) for column in columns] for row in rows]
     return laid_out([column.header for column in columns], body, style)
 
 
 def laid_out(headers: Sequence[str], body: list[list[str]], style: str) -> str:
-    """Cells under headers in a style of tabulate's; numbers stay as they are written."""
+    """Return a table of cells under headers in a style of tabulate's; the format of numbers is kept."""
     if style != "simple":
         return tabulate(body, headers, tablefmt=style, disable_numparse=True, stralign="left")
-    # tabulate pads headers by two; at 120 columns that room is needed.
+    # tabulate pads headers by two; the tables would exceed 120 columns.
     rule = ["-" * max(map(len, cells)) for cells in zip(headers, *body, strict=True)]
     return tabulate([headers, rule, *body], tablefmt="plain", disable_numparse=True, stralign="left")
 
@@ -193,16 +193,16 @@ LEGEND = (
     "v(W): target time for W slots / for 1; predicted: emitted / sum of v(W) + c K; outside: time outside forwards",
     "MBU: bytes moved / bandwidth; copy rate: output that bigrams guess; entropy: the target's, per token",
 )
-"""What the columns mean, for the foot of the terminal's tables."""
+"""Meanings of the columns, shown below the terminal's tables."""
 
 
 def glossary(columns: Sequence[Column]) -> str:
-    """One line for each column."""
+    """Return one line for each column."""
     return "\n".join(f"{column.header}: {column.meaning}" for column in columns)
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Every figure of every row, one line each, empty where unknown."""
+    """Return every figure of every row, one line for each row; unknown values are empty."""
     out = io.StringIO()
     keys = [key for key in rows[0].info if key not in ("counters", "acceptance_by_position")] if rows else []
     counters = next(

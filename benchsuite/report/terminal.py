@@ -1,4 +1,4 @@
-"""What the terminal shows when the run is over: the tables, their legend, and where the results went."""
+"""The terminal's output at the end of a run: the tables, their legend, and the path of the results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchsuite.report import tables
 
 
 def show(reporter: Any, bench: Bench, outcome: str) -> None:
-    """Write everything that was measured to pytest's terminal reporter."""
+    """Write all results to pytest's terminal reporter, with ``outcome`` as the last line."""
     for group in bench.pooled():
         first = group[0]
         rows = [row for row in bench.rows if row.arm.setting.without_workload == first.arm.setting]

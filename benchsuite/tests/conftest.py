@@ -18,13 +18,13 @@ from benchsuite.tests.rig import KILLS, Make, Run
 from specdec.registry import LOAD_PLUGINS
 
 DEEPER = 50
-"""How many times longer proofs are with --specdec-deep."""
+"""The factor by which --specdec-deep lengthens the proofs."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One hypothesis profile, of either length."""
+    """Register one hypothesis profile, of normal or of deep length."""
     deep = config.getoption("specdec_deep")
-    # The engine's first call in a process is slow and machines are shared: a deadline would time noise.
+    # The engine's first call in a process is slow and machines are shared: a deadline would fail at random.
     settings.register_profile(
         "specdec", max_examples=100 * (DEEPER if deep else 1), deadline=None, derandomize=True, print_blob=True
     )
@@ -33,19 +33,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def only_our_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plugins of others that happen to be installed are not loaded, here and in the processes that a test starts."""
+    """Load no other installed plugins, neither here nor in the processes that a test starts."""
     monkeypatch.setenv(LOAD_PLUGINS, "")
 
 
 @pytest.fixture
 def seeds(pytestconfig: pytest.Config) -> range:
-    """Of the random distributions that a proof is made for."""
+    """Seeds of the random distributions of a proof."""
     return range(DEEPER if pytestconfig.getoption("specdec_deep") else 1)
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Tiny products are faster on one thread, and beside a busy neighbour a hundred times so."""
+    """Run on one thread: tiny products are faster, and a hundred times so beside a busy process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -59,7 +59,7 @@ def assemble(one_thread: None) -> Make:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The museum's table, where it was visited."""
+    """Print the museum's table if its tests ran."""
     kills = config.stash.get(KILLS, [])
     if kills:
         from benchsuite.museum.kills import kills_table
@@ -75,7 +75,7 @@ def run(tmp_path: Path) -> Run:
     def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         env = {"HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
         env |= {"PYTHONPATH": path} if path else {}
-        # What says that the outer run is distributed would switch the inner one's benchmarks off.
+        # xdist's variables would switch off the benchmarks of the inner run.
         outer = {
             name: text for name, text in os.environ.items() if name not in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
         }
@@ -89,7 +89,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def suite(run: Run, tmp_path: Path) -> Suite:
-    """A suite of others whose benchmark takes a second, committed."""
+    """A third party's suite whose benchmark takes a second, committed."""
     made = Suite(tmp_path, run)
     made.write()
     made.commit()

@@ -1,6 +1,6 @@
-"""Suites of others, to be gated: what they hold, and what their runs come to.
+"""Small benchmark suites for tests of the gate: write them, run them, and check the results.
 
-They keep a clock of their own, so that "6 % slower" is exact and no test depends on the machine.
+A suite has its own clock, so that "6 % slower" is exact and no test depends on the machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Done = subprocess.CompletedProcess[str]
 
 @dataclass
 class Suite:
-    """A folder with one benchmark that takes as long as it says, under git."""
+    """A folder under git with one benchmark of a given duration."""
 
     folder: Path
     python: Run
@@ -46,30 +46,30 @@ class Suite:
     def write(
         self, seconds: float = 1.0, name: str = "work", noise: float = 0.0, mark: str = "", body: str = "pass"
     ) -> None:
-        """Say how long the benchmark takes."""
+        """Write the benchmark: its duration in seconds, and the relative noise between launches."""
         text = TESTS.format(seconds=seconds, name=name, noise=noise, mark=mark, body=body)
         (self.folder / "test_theirs.py").write_text(text)
 
     def commit(self) -> None:
-        """Commit what was written."""
+        """Commit all files."""
         for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "a step"]):
             identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
             subprocess.run(["git", *identity, *words], cwd=self.folder, check=True, capture_output=True)
 
     def run(self, *arguments: str) -> Done:
-        """pytest with the gate."""
+        """Run pytest; the environment names the folder that counts launches."""
         launches = self.folder / "launches"
         launches.mkdir(exist_ok=True)
         return self.python("-m", "pytest", *NO_PLUGINS, *arguments, LAUNCHES=str(launches))
 
     def theirs(self, *arguments: str) -> Done:
-        """pytest-benchmark's gate, at one percent, the least it takes."""
+        """Run pytest-benchmark's own gate at 1 %, its smallest threshold."""
         given = ("--benchmark-compare", "--benchmark-compare-fail=mean:1%")
         return self.run("--gate=off", "--benchmark-storage=stored", *given, *arguments)
 
 
 def save_baselines(suite: Suite, launches: int = 1) -> None:
-    """A baseline of both gates; its clock being exact, one launch stands for several."""
+    """Save a baseline of both gates. The clock is exact, so one launch is copied ``launches`` times."""
     done = suite.run("--gate-save", "gate.json", "--benchmark-storage=stored", "--benchmark-autosave")
     assert done.returncode == OK, done.stdout + done.stderr
     assert "1 launches" in done.stdout
@@ -80,12 +80,12 @@ def save_baselines(suite: Suite, launches: int = 1) -> None:
 
 
 def refused(done: Done, code: int, *texts: str) -> None:
-    """The run ended with the code, and says all of the texts on one of its two outputs."""
-    said = " ".join((done.stdout + done.stderr).split())
-    assert done.returncode == code, said
+    """Assert that the run ended with ``code`` and that stdout and stderr contain all ``texts``."""
+    output = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == code, output
     for text in texts:
-        assert text in said, f"{text!r} is not in: {said}"
+        assert text in output, f"{text!r} is not in: {output}"
 
 
 GATED = ("--gate=fail", "--gate-against", "gate.json", "--gate-dedicated", "--gate-launches", "5+2")
-"""The gate of times against a file, on a machine of its own."""
+"""Options that gate times against a file, on a dedicated machine."""

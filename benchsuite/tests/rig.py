@@ -1,4 +1,4 @@
-"""What several test files stand on: types of fixtures, devices, a setting, equality up to certified ties."""
+"""Shared by several test files: types of fixtures, devices, a setting, equality up to certified ties."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DEVICES = [
     pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.gpu]),
     pytest.param("mps", marks=[pytest.mark.mps, pytest.mark.gpu]),
 ]
-"""Every device a test may run on; those that are not here skip with the reason."""
+"""Every device a test may run on; a missing device skips with the reason."""
 
 KILLS = pytest.StashKey[list[Any]]()
-"""What the museum's mutants came to in this run."""
+"""The museum's results for mutants in this run."""
 
 SETTING = Setting("tiny", "auto", "cpu", "float32", 1, 0.0, 0, 1.0, 24, 0, "chat")
-"""One setting of the tiny target, for arms that are made by hand."""
+"""One setting of the tiny target, for arms that a test makes itself."""
 
 SHORT = ("--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny", "--specdec-workload", "chat")
 QUICK = (*SHORT, "--specdec-max-new-tokens", "6", "--specdec-prompts", "1")
@@ -45,7 +45,7 @@ def assert_same(
     work: list[Request],
     expected: list[tuple[int, ...]] | None = None,
 ) -> None:
-    """Equal token for token, or every difference a certified tie; ``expected`` if plain has run already."""
+    """Assert equal tokens, or certified ties at all differences; ``expected`` is plain's output, if known already."""
     outputs = expected or plain.tokens(work), other.tokens(work)
     for request, want, got in zip(work, *outputs, strict=True):
         found = judge.compare(work, request, plain, other, (want, got))

@@ -1,4 +1,4 @@
-"""Every built-in plugin goes through the kit, and plugins with planted faults do not."""
+"""Every built-in plugin passes the checks of the conformance kit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ C = TypeVar("C", bound=type[Checks])
 
 
 def slow(checks: C) -> C:
-    """Marked as slow: the kit of a drafting model takes some ten seconds."""
+    """Mark as slow: the kit of a drafting model takes about ten seconds."""
     checks.pytestmark = [pytest.mark.slow]  # type: ignore[attr-defined]
     return checks
 

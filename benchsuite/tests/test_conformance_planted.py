@@ -1,4 +1,4 @@
-"""Plugins with planted faults: which check of the kit finds each, and what it says."""
+"""Plugins with planted faults: which check of the kit finds each, and its message."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RepeatPending(Draft):
 
 
 class Greedier(DraftModel):
-    """Proposes its likeliest token and calls the softmax that it did not draw from q (transformers#32867)."""
+    """Proposes its likeliest token, but returns the softmax, from which it did not draw, as q (transformers#32867)."""
 
     def propose(self, context: Context) -> Window:
         window = super().propose(context)
@@ -51,7 +51,7 @@ class Greedier(DraftModel):
 
 
 class Flatter(DraftModel):
-    """Draws from the processed distribution and returns one that was not (transformers#47932)."""
+    """Draws from the processed distribution, but returns an unprocessed one as q (transformers#47932)."""
 
     def propose(self, context: Context) -> Window:
         window = super().propose(context)
@@ -62,7 +62,7 @@ class Flatter(DraftModel):
 
 
 class Overrun(RepeatPending):
-    """Proposes K whatever room is left (vllm#42533)."""
+    """Proposes K tokens, also if there is less room (vllm#42533)."""
 
     def propose(self, context: Context) -> Window:
         window = super().propose(context)
@@ -70,7 +70,7 @@ class Overrun(RepeatPending):
 
 
 class Unmoved(Ngram):
-    """Keeps what it knows of a row when another request moves into it."""
+    """Keeps its state of a row when another request moves into the row."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, n_min=1)
@@ -91,7 +91,7 @@ class NeverBack(DraftModel):
 
 
 class DeviceReader(RepeatPending):
-    """Looks at a device tensor from the host."""
+    """Reads a device tensor on the host."""
 
     def propose(self, context: Context) -> Window:
         assert context.length.max().item() > 0
@@ -99,7 +99,7 @@ class DeviceReader(RepeatPending):
 
 
 class Learner(RepeatPending):
-    """Proposes the last token of the request before."""
+    """Proposes the last token of the previous request."""
 
     def __init__(self, env: Any) -> None:
         self._last = 0
@@ -113,7 +113,7 @@ class Learner(RepeatPending):
 
 
 class Brancher(RepeatPending):
-    """Branches, and says that it does not."""
+    """Branches, but declares that it does not."""
 
     def propose(self, context: Context) -> Window:
         window = super().propose(context)
@@ -121,7 +121,7 @@ class Brancher(RepeatPending):
 
 
 class Vandal(RepeatPending):
-    """Writes to the tokens that it was lent."""
+    """Writes to the engine's tokens."""
 
     def propose(self, context: Context) -> Window:
         window = super().propose(context)
@@ -130,7 +130,7 @@ class Vandal(RepeatPending):
 
 
 class Impossible(RepeatPending):
-    """Proposes ids that no tokenizer made."""
+    """Proposes ids outside the vocabulary."""
 
     def propose(self, context: Context) -> Window:
         window = super().propose(context)
@@ -177,7 +177,7 @@ class Cheap(Rejection):
 
 
 class First(Match):
-    """Keeps the first proposal without a look (lattice#243)."""
+    """Always keeps the first proposal (lattice#243)."""
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         position = context.length[:, None] + window.depth
@@ -188,7 +188,7 @@ class First(Match):
 
 
 class Padded(Match):
-    """Keeps padding that happens to agree."""
+    """Keeps padding that happens to agree with the target."""
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         width = torch.full_like(window.width, window.tokens.shape[1])
@@ -196,7 +196,7 @@ class Padded(Match):
 
 
 class Shared(Rejection):
-    """One coin for the whole batch: a row's verdict depends on who stands beside it."""
+    """Uses one coin for the whole batch: a row's verdict depends on its neighbours."""
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         stream = context.params.stream[:1].expand(len(logits))
@@ -212,7 +212,7 @@ class Writer(Match):
 
 
 class Sloppy(Match):
-    """Keeps what is likely enough, and says that it is exact."""
+    """Keeps any proposal that is likely enough, but declares itself exact."""
 
     raw = True
 
@@ -264,14 +264,14 @@ def test_a_faulty_policy_is_found(fault: type[Policy], claims: dict[str, Any], c
 
 
 class Beyond(Fixed):
-    """Asks for one more than it said."""
+    """Asks for one proposal more than its maximum."""
 
     def next_k(self, stats: Any) -> int:
         return self.max_k + 1
 
 
 class Clock(Fixed):
-    """Reads the clock and says that it does not."""
+    """Reads the clock, but declares that it does not."""
 
     def next_k(self, stats: Any) -> int:
         return time.perf_counter_ns() % (self.max_k + 1)

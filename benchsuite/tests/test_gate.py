@@ -1,4 +1,4 @@
-"""The gate as its users meet it: verdicts, baselines, two checkouts, what is written."""
+"""The gate as users run it: verdicts, baselines, two checkouts, and the files that it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not pass the gate: verdict, message and exit code; beside it, what pytest-benchmark's own gate says."""
+"""Cases that do not pass the gate: verdict, message and exit code, next to the result of pytest-benchmark's gate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_renamed_row_fails_with_its_old_name_where_pytest_benchmark_passes(sui
 
 
 def test_a_missing_baseline_is_a_usage_error_that_may_be_made_by_request(suite: Suite) -> None:
-    """pytest-benchmark refuses this one too, since 5.3."""
+    """pytest-benchmark refuses this case too, since 5.3."""
     refused(suite.run(*GATED[:3]), USAGE, "neither a file nor a revision", "--gate-save gate.json")
     refused(
         suite.run(*GATED[:3], "--gate-on-missing=save"),
@@ -136,7 +136,7 @@ def test_a_launch_that_fails_is_told_with_its_last_lines(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--gate",), "--gate needs something to hold this run against"),
+        (("--gate",), "--gate needs something to compare this run with"),
         (("--gate=maybe",), "expected one of off, report, fail"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-tolerance=3"), "0.03 is 3 %"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+x"), "expected FIRST+MORE"),
@@ -203,8 +203,8 @@ def test_a_base_that_would_run_the_heads_code_is_told(suite: Suite) -> None:
     suite.commit()
     live = ("--gate=fail", "--gate-against=HEAD", "--gate-level=0,2", "--gate-launches=5+2")
     environment = {"LAUNCHES": str(suite.folder), "PYTHONPATH": str(source)}
-    told = suite.python("-m", "pytest", *NO_PLUGINS, *live, **environment)
-    refused(told, FAILED, "module 'helper' comes from", "--gate-path")
+    done = suite.python("-m", "pytest", *NO_PLUGINS, *live, **environment)
+    refused(done, FAILED, "module 'helper' comes from", "--gate-path")
     (suite.folder / "pytest.ini").write_text("[pytest]\ngate_path = src\n")
     refused(
         suite.python("-m", "pytest", *NO_PLUGINS, *live, **environment), OK, "PASS", "base and head are the same commit"

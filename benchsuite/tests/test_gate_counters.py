@@ -1,4 +1,4 @@
-"""Level 0: what each difference of two rows comes to."""
+"""Level 0: the finding for each difference between two rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ BASE = GatedRow(digest="d", plain_digest="p", counters=COUNTERS)
         ({"kv_bytes_copied": 4096}, GateVerdict.REGRESSED, "K/V", "was 0 and is 4,096"),
         ({"host_reads": 9}, GateVerdict.IMPROVED, "host", "was 10 and is 9"),
         ({"host_reads": 9, "draft_forwards": 21}, GateVerdict.REGRESSED, "draft", "was 20 and is 21"),
-        ({"rebuilt_caches": 0}, GateVerdict.REGRESSED, "draft", "was 1 and is 0"),  # a draft's own: fewer may be worse
+        # A counter of the draft's own: fewer may be worse.
+        ({"rebuilt_caches": 0}, GateVerdict.REGRESSED, "draft", "was 1 and is 0"),
         ({"host_reads": None}, GateVerdict.REGRESSED, "host", "was 10 and is no longer counted"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The report on the gate: it counts false alarms and what was found, and would show a gate that is wrong."""
+"""The validation report counts false alarms and detections, and shows when the gate is wrong."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COUNT = 20
 
 
 def _launch(coin: random.Random, part: str, slower: float) -> Launch:
-    """A launch of noise 0.5 %, ``slower`` in one part."""
+    """A launch with noise of 0.5 %, slower by the fraction ``slower`` in one part."""
     noise = coin.gauss(0, 0.005)
     parts = dict.fromkeys(PARTS, 0.25) | {part: 0.25 + slower}
     return Launch(0.01, log1p(slower) + noise, parts, 2.0)
 
 
 def _write(folder: Path, planted: float, accepted: int = 8) -> None:
-    """Launches of A, B and P as the validation leaves them; those of B accept so many tokens."""
+    """Write launches A, B and P as the validation does; launches of B accept ``accepted`` tokens."""
     coin = random.Random(0)
     for side in "ABP":
         for number in range(COUNT):
@@ -38,7 +38,7 @@ def _write(folder: Path, planted: float, accepted: int = 8) -> None:
 
 
 def _counted(text: str, level: int, what: str) -> list[tuple[int, int, str]]:
-    """(comparisons, REGRESSED, where right) of the table's lines of a level that begin so."""
+    """(comparisons, REGRESSED, where right) of the table's lines of a level whose comparison starts with ``what``."""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     return [
         (int(line[2]), int(line[6]), line[8]) for line in lines if line[0] == str(level) and line[1].startswith(what)

@@ -1,4 +1,4 @@
-"""The gate's file: read exactly, or refused."""
+"""The baseline file: it is read exactly, or refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ANYTHING = st.recursive(
 
 
 def places(content: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (object, key) and (list, index) in it."""
+    """Every (object, key) and (list, index) in ``content``."""
     inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in inner:
         yield content, key
@@ -76,7 +76,7 @@ def test_a_file_with_anything_in_any_place_is_refused_or_can_be_compared(file: P
 
 
 class Both:
-    """Two records as they are: ``Sides``."""
+    """Two fixed records: a ``Sides``."""
 
     paired = False
 
@@ -84,7 +84,7 @@ class Both:
         self.both = base, head
 
     def at_least(self, count: int) -> tuple[Record, Record]:
-        """Both, whatever the count."""
+        """Both records, for any count."""
         return self.both
 
 
@@ -108,7 +108,7 @@ def test_a_refusal_says_what_was_found(file: Path, old: str, new: str, message: 
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))
-    with pytest.raises(GateError, match="is corrupt") as told:
+    with pytest.raises(GateError, match="is corrupt") as raised:
         Record.load(file)
-    assert message in str(told.value)
-    assert "--gate-save" in str(told.value)
+    assert message in str(raised.value)
+    assert "--gate-save" in str(raised.value)

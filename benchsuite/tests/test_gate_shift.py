@@ -1,4 +1,4 @@
-"""The gate's statistics against brute force, tables, and what they promise."""
+"""The gate's statistics, compared with brute force, published tables and their stated properties."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ def verdict(differences: list[float], final: bool, tolerance: float = 0.03) -> G
     [
         ([0.01, -0.01, 0.02, -0.02, 0.0], False, GateVerdict.PASS),
         ([0.01, -0.01, 0.07, -0.02, 0.0], False, GateVerdict.INCONCLUSIVE),  # twice the tolerance is not excluded
-        ([0.04, 0.05, 0.04, 0.06, 0.05], False, GateVerdict.INCONCLUSIVE),  # for the second stage to say
+        ([0.04, 0.05, 0.04, 0.06, 0.05], False, GateVerdict.INCONCLUSIVE),  # the second stage decides
         ([-0.04, -0.05, -0.04, -0.06, -0.05], False, GateVerdict.INCONCLUSIVE),
         ([-0.04, -0.05, -0.04, -0.06, -0.05, -0.03, -0.04], True, GateVerdict.IMPROVED),
         ([0.04, 0.05, 0.02, 0.06, 0.05, 0.04, 0.01, 0.05], True, GateVerdict.REGRESSED),
         ([0.2, -0.1, 0.1, -0.2, 0.3, 0.1, -0.1, 0.2], True, GateVerdict.INCONCLUSIVE),
-        ([0.02] * 7 + [0.021], True, GateVerdict.PASS),  # slower for certain, within the tolerance
+        ([0.02] * 7 + [0.021], True, GateVerdict.PASS),  # certainly slower, but within the tolerance
         ([-0.02] * 7 + [-0.021], True, GateVerdict.PASS),
     ],
 )
@@ -128,7 +128,7 @@ def test_the_verdict_follows_the_rule(differences: list[float], final: bool, exp
 
 
 def test_a_row_is_held_to_more_where_many_are_tested() -> None:
-    """p = 1/256 is enough for one row at 1 %, not for three that are no better."""
+    """p = 1/256 rejects at 1 % for one row, but not for three rows with the same p."""
     values = [0.04, 0.05, 0.02, 0.06, 0.05, 0.04, 0.01, 0.05]
     side = Side([0.0] * 8, [Launch(1.0)]), Side(values, [Launch(1.0)])
     alone = decide({"a": side}, 2, {"a": 0.03}, 0.01, True, live=True)

@@ -107,13 +107,15 @@ class Last(Draft):
 
 def test_specdec_register_drafts() -> None:
     def register_last(register: Any) -> None:
+        register("last_two", "last(times=2)")  # an alias may come before what it stands for
+        register("noise", "garbage")
         register("last", Last)
-        register("last_two", "last(times=2)")
 
     for draft, most in (("last", 1), ("last(times=3)", 3), ("last_two", 2)):
         engine = engine_with("specdec_register_drafts", register_last, draft=draft)
         assert isinstance(engine.draft, Last)
         assert max(step.proposed for step in engine.stats.steps) == most
+    assert isinstance(engine_with("specdec_register_drafts", register_last, draft="noise").draft, garbage.Garbage)
 
 
 class Never(match.Match):

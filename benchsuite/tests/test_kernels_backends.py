@@ -1,4 +1,4 @@
-"""Every op of every backend against the reference, on the cases of ``opcases``; and which backend ran."""
+"""Every op of every backend agrees with the reference on ``benchsuite.kernelbench.cases``; which backend ran."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HERE = [
 ]
 NOT_TAKEN = {
     "cpu": {"accept"},
-    "triton": {"decoder_layer"},  # and products of float weights, where torch's own are best
+    "triton": {"decoder_layer"},  # and products of float weights, for which torch's own are fastest
     "cuda": {"linear", "tree_attention", "decoder_layer"},
 }
 """Ops that a backend leaves to the reference."""
@@ -66,7 +66,7 @@ def test_an_op_agrees_with_the_reference(name: str, device: str, case: Case) -> 
         assert disagreement(ops, case, dtype, device) is None
         ran = backend.name if taken else "reference"
         if case.op == "decoder_layer" and not taken:
-            assert (case.op, backend.name) not in ops.ran()  # its parts ran, each where it is fastest
+            assert (case.op, backend.name) not in ops.ran()  # its parts ran, each on its fastest backend
         else:
             assert ops.ran() == {(case.op, ran): 1}, "the op ran elsewhere than it should"
 
@@ -78,7 +78,7 @@ def test_every_op_has_cases(op: str) -> None:
 
 
 class Broken(Reference):
-    """The reference with one op whose last result is a little wrong."""
+    """The reference with a small error in the last result of one op."""
 
     name = "broken"
     priority = 99
@@ -94,7 +94,7 @@ class Broken(Reference):
 def _spoilt(op: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         out = op(*arguments)
-        if out is None:  # in place: the last value of the arena's view
+        if out is None:  # in place: change the last value of the arena's view
             _spoil(arguments[1])
         elif isinstance(out, Verdict):
             _spoil(out.next)

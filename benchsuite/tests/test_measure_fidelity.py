@@ -1,4 +1,4 @@
-"""What is said of outputs that need not equal plain's: right where it can be computed, and able to fail."""
+"""Checks of outputs that may differ from plain's: right where the result can be computed, and able to fail."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def whole(assemble: Make, policy: str, drawn: SamplingParams, judged: SamplingPa
 def test_outputs_of_lossless_policies_follow_the_distribution(
     policy: str, filters: dict[str, float], assemble: Make
 ) -> None:
-    """720 tokens; a policy with the target's distribution fails this once in a million seeds, and the seed is fixed."""
+    """720 tokens; a policy with the target's distribution fails for one seed in a million, and the seed is fixed."""
     params = replace(SAMPLED, **filters)  # type: ignore[arg-type]
     found = whole(assemble, policy, params, params)
     assert sum(found.bins) == 12 * 60
@@ -50,10 +50,10 @@ def test_outputs_of_lossless_policies_follow_the_distribution(
 
 
 def test_outputs_of_another_temperature_are_found(assemble: Make) -> None:
-    """Tokens drawn at 1.6 and judged at 1: their transforms lean to the unlikely end.
+    """Tokens drawn at 1.6 and judged at 1: their transforms are too often in the unlikely bins.
 
-    With n tokens a total variation d of the transforms moves the chi-square by at least 4 n d^2.
-    With n = 720 and d = 0.15 that is 65, beside a threshold of 45 at 9 degrees and one in a million.
+    With n tokens a total variation d of the transforms increases the chi-square by at least 4 n d^2. With n = 720 and d
+    = 0.15 this is 65; the threshold is 45 at 9 degrees and one in a million.
     """
     found = whole(assemble, "rejection", replace(SAMPLED, temperature=1.6), SAMPLED)
     assert found.p_value < FALSE_ALARM, found.bins

@@ -1,4 +1,4 @@
-"""Bad input is refused before any work: one message that names the choices or the next step."""
+"""Bad input is refused before any work, with one message that names the choices or the next step."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_draft_with_another_tokenizer_is_refused_with_an_example(tmp_path: Pat
 
 
 def _saved(folder: Path) -> Path:
-    """A tiny model in a folder, as a user would have it."""
+    """A tiny model saved in a folder, like a user's own."""
     loaded = catalog.load("tiny", CPU, torch.float32)
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
@@ -158,7 +158,7 @@ def test_a_model_that_cannot_fit_the_memory_is_refused_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _saved(tmp_path)
-    (tmp_path / "model.safetensors").unlink()  # had it been opened, the message would be another
+    (tmp_path / "model.safetensors").unlink()  # if it were opened, the message would differ
     monkeypatch.setattr(devices, "available_bytes", lambda device: 1000)
     with pytest.raises(SpecdecError, match=r"needs about .* GiB and cpu has 0.00 GiB free; choose a smaller"):
         catalog.load(str(tmp_path), CPU, torch.float32, rows=4, max_length=1024)
@@ -179,7 +179,7 @@ def test_a_shape_is_a_models_config_with_random_weights(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, and a pip that can reach nothing."""
+    """An empty cache folder, and a pip without any index."""
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Figures and tables: computed by hand once, readable always."""
+"""Figures equal those computed by hand; tables stay readable."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_certified_tie_is_counted_and_keeps_the_speed(pair: tuple[Series, Seri
 
 
 def wide(row: Row) -> Row:
-    """The widest a row gets in practice."""
+    """The widest values that a row has in practice."""
     big = {"tokens_per_s": 12345.6, "speedup": 12.34, "speedup_low": 10.01, "speedup_high": 15.99, "ttft_ms": 12345.0}
     info = {**row.info, **big, "contract_checked": "equal 108/108, 12 ties", "limited_by": "verification"}
     info |= {"overhead": -1.23, "acceptance_rate": 1.0, "draft_cost": 12.345, "verify_cost": 12.34}

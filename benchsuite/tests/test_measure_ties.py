@@ -1,4 +1,4 @@
-"""Only the unmodified model can excuse a difference, and a corrupt arena cannot."""
+"""Only the unmodified model can certify a difference as a tie; a corrupt arena cannot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ScriptedSource:
     logits: Tensor | None
 
     def tokens(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-        # After a forced prefix both sides go on alike.
+        # After a forced prefix both sources continue with the same tokens.
         return [self.output[len(requests[0].prompt) - len(REQUEST.prompt) :]]
 
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
@@ -44,7 +44,7 @@ def near_tie(assemble: Make) -> tuple[Judge, tuple[int, ...], Tensor, int]:
 
 
 def _lifted(logits: Tensor, token: int, lift: float) -> Tensor:
-    """Logits whose every entry is the model's but ``token``'s, lifted to ``lift`` above the top."""
+    """The model's logits with ``token``'s set to ``lift`` above the maximum."""
     changed = logits.clone()
     changed[token] = logits.max() + lift
     return changed
@@ -58,7 +58,7 @@ def test_a_difference_is_a_tie_only_within_the_bound(
     lift: float, tie: bool, reason: str, assemble: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, output, logits, second = near_tie(assemble)
-    # The unmodified model itself sees the two nearly level.
+    # In the unmodified model the two logits are nearly equal.
     level = _lifted(logits, second, -1e-6)
     monkeypatch.setattr(judge, "logits", lambda prefix: level)
     other = (*output[:2], second, *output[3:])
@@ -97,7 +97,7 @@ def test_an_output_that_ends_early_is_a_bug(assemble: Make) -> None:
 
 
 class Leaky(Reference):
-    """A planted fault: every query also sees a cell that it must not see."""
+    """A planted fault: every query also sees a cell that must be hidden."""
 
     name = "leaky"
 
@@ -110,7 +110,7 @@ class Leaky(Reference):
 
 
 def test_a_corrupt_arena_cannot_certify_itself(assemble: Make) -> None:
-    build = assemble(backend="reference")  # whose ops no layer has taken for itself
+    build = assemble(backend="reference")  # no op of a whole layer hides its attention
     judge = Judge(build.target, range(40))
     sound, broken = build.engine(None), build.engine(None)
     work = [replace(REQUEST, params=SamplingParams(max_new_tokens=40))]
@@ -119,7 +119,7 @@ def test_a_corrupt_arena_cannot_certify_itself(assemble: Make) -> None:
     got = EngineSource(broken).tokens(work)[0]
     assert expected != got, "the planted fault changed nothing"
     runners = EngineSource(sound), EngineSource(broken)
-    # Both arms now run on the corrupt arena and agree with each other's logits; the model without it does not.
+    # Both arms now run on the corrupt arena and their logits agree; the model without the arena disagrees.
     found = judge.compare(work, work[0], *runners, (expected, got))
     assert not found[-1].tie
     assert "from the unmodified model's" in found[-1].reason or "did not repeat" in found[-1].reason

@@ -1,4 +1,4 @@
-"""The museum: every bug is found by the layer that is there for it, and nothing lossless is."""
+"""The museum: every bug is found by its layer, and no lossless change is flagged."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ MUTANTS = (*SHIPPED, *OURS)
 
 ALONE = {
     "distribution": "block verification uses the token-wise rule",
-    "streams": "the noise that picked the draft token draws again after its rejection",
-    "power": "uniforms of eight bits: a coin of 0.999 never shows its other side",
+    "streams": "the noise that drew the draft token is used again after its rejection",
+    "power": "uniforms have eight bits only: a coin of 0.999 always succeeds",
     "rollback": "keys and values move to new storage in every step",
     "equality": "a greedy row beside sampled ones is sampled",
-    "stops": "stop strings are looked for in too short a tail of the output",
-    "counters": "a chain is compacted although its path lies where it belongs",
-    "drafting": "after full acceptance the draft's lengths are stale: only acceptance suffers",
-    "ties": "the judge takes an arm's logits for granted, however far they lie from the model's",
+    "stops": "stop strings are searched in a tail of the output that is too short",
+    "counters": "a chain is compacted although its path is already in place",
+    "drafting": "the draft's lengths are stale after full acceptance: only the acceptance rate falls",
+    "ties": "the judge does not compare the distance of an arm's logits with the bound",
 }
-"""For each layer a mutant that no other one finds."""
+"""For each layer a mutant that no other layer finds."""
 
 TABLES = ("distribution", "streams")
-"""The layers in which drafts are tables: a control that changes those changes nothing for the others."""
+"""The layers whose drafts are tables; only these are affected by a control that changes those drafts."""
 
 
 def _entry_name(entry: Mutant | Control | Waiting) -> str:
-    """The test's id."""
+    """The entry's test id."""
     return f"{entry.source}: {entry.sentence}"
 
 

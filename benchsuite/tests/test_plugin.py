@@ -1,4 +1,4 @@
-"""The plugin as its users meet it: in a pytest of their own, from a folder of their own."""
+"""The plugin as users run it: in their own pytest process, from their own folder."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run,
 
 @pytest.mark.slow
 def test_what_ran_where_and_what_could_not_is_said(run: Run) -> None:
-    """Nothing is compiled here, so every op must be seen to go to the reference, and the card must say why."""
+    """Nothing is compiled here, so the counters must show every op on the reference, and the card must say why."""
     done = run("-m", "pytest", *QUICK, "--specdec-draft", "garbage", "--specdec-peer", "none", SPECDEC_FORCE_PY="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "without backend cpu: SPECDEC_FORCE_PY=1 forbids compiled kernels" in done.stdout
@@ -188,7 +188,7 @@ def specdec_register_drafts(register):
 
 @pytest.fixture
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A third party's draft as pip would leave it: one module and its entry point, outside the project."""
+    """A third party's draft as pip installs it: one module and its entry point, outside the project."""
     monkeypatch.setenv(LOAD_PLUGINS, "specdec-echo")
     site = tmp_path / "site"
     info = site / "specdec_echo-1.dist-info"
@@ -208,7 +208,7 @@ def test_a_folder_outside_the_project_adds_a_draft_by_name(run: Run, theirs: str
 
 @pytest.mark.slow
 def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: str, tmp_path: Path) -> None:
-    # The first workload takes six steps after five of warm-up; the second meets the planted failure.
+    # The first workload takes six steps after five of warm-up; the planted failure is in the second.
     done = run(
         "-m",
         "pytest",

@@ -1,4 +1,4 @@
-"""Draft-length controllers: the documented rule to the letter, and what the best K would have given."""
+"""Draft-length controllers: they follow the documented rule, and lose little to the best fixed K."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Text = Callable[[int, random.Random], Iterator[bool]]
 
 
 class _Env:
-    """As much of an environment as a controller's bounds ask for."""
+    """The fields of an environment that a controller's bounds need."""
 
     max_length = 100
 
 
 class Simulation:
-    """Steps of one row whose times follow v(W) = 1 + slope (W - 1) and a draft cost, with no clock at all."""
+    """Steps of one row whose times follow v(W) = 1 + slope (W - 1) and a draft cost; no clock is read."""
 
     def __init__(self, slope: float = 0.03, cost: float = 0.02) -> None:
         self.slope, self.cost = slope, cost
@@ -38,7 +38,7 @@ class Simulation:
         self.now = 0.0
 
     def step(self, k: int, kept: int, offered: int) -> None:
-        """One step asked for ``k``, of which ``offered`` were made and ``kept`` kept."""
+        """Add a step that asked for ``k`` proposals, got ``offered`` and kept ``kept``."""
         durations = (0.001 + self.cost * k if k else 0.0, 1 + self.slope * offered, 0.01, 0.0, 0.01)
         marks = []
         for seconds in (0.0, *durations):
@@ -50,7 +50,7 @@ class Simulation:
         self.stats.steps.append(Step(offered, offered + 1, 1, offered, kept, kept + 1, tuple(marks)))
 
     def run(self, next_k: Callable[[Stats], int], steps: int, text: Text, seed: int = 0) -> float:
-        """Tokens a second; ``text(step, coins)`` says of each proposal whether it is right."""
+        """Return tokens per second; ``text(step, coins)`` yields for each proposal whether it is right."""
         coins, tokens = random.Random(seed), 0
         for number in range(steps):
             k, rights, kept = next_k(self.stats), text(number, coins), 0
@@ -99,7 +99,7 @@ def test_adaptive_follows_its_documented_rule(
 
 @pytest.fixture
 def goodput(assemble: Make) -> Goodput:
-    """A controller that was built over a real target and then knows nothing of its times."""
+    """A controller built over a real target, with its measured times replaced by those of ``Simulation``."""
     built: Controller = assemble().engine("garbage", controller="goodput", k=MOST).controller
     assert isinstance(built, Goodput)
     built._verify = Times()
@@ -110,14 +110,14 @@ def goodput(assemble: Make) -> Goodput:
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])
 def test_goodput_loses_little_to_the_best_fixed_k(rate: float, goodput: Goodput) -> None:
-    """1,000 simulated steps, seeded: within 5 % of the best of 0 … 12 in hindsight."""
+    """1,000 simulated steps, seeded: within 5 % of the best fixed K of 0 … 12, found afterwards."""
     ours = Simulation().run(goodput.next_k, 1000, constant(rate))
     best = max(Simulation().run(lambda _, k=k: k, 1000, constant(rate)) for k in range(MOST + 1))  # type: ignore[misc]
     assert ours > 0.95 * best, f"{ours:.3f} tokens a second, the best fixed K gives {best:.3f}"
 
 
 def test_goodput_notices_text_that_becomes_predictable_again(goodput: Goodput) -> None:
-    """After 300 hopeless steps, 95 % of proposals are right: within 40 steps it is near the best fixed K."""
+    """After 300 steps without acceptance, 95 % of proposals are right: within 40 steps K is near the best fixed K."""
     simulation = Simulation()
     simulation.run(goodput.next_k, 300, constant(0.0))
     assert goodput.next_k(simulation.stats) in (0, 1, 2)
@@ -132,7 +132,7 @@ def test_goodput_notices_text_that_becomes_predictable_again(goodput: Goodput) -
 
 
 def test_probes_cost_less_than_one_percent(goodput: Goodput) -> None:
-    """Nothing is ever right: what is lost against plain decoding, once it is known, is the probes."""
+    """No proposal is ever right: once this is known, the loss against plain decoding is the cost of the probes."""
     simulation = Simulation(slope=0.1, cost=0.1)
     for width in (1, 2, 8, MOST + 1):
         for _ in range(9):

@@ -1,4 +1,4 @@
-"""The built-in drafts propose what they say, also where a wrong proposal would change no token."""
+"""The built-in drafts propose what they document, also where a wrong proposal would change no token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_draft_left_alone_for_longer_than_its_widest_window_catches_up(tmp_pat
     draft = f"draft_model(model={save_target('llama', tmp_path)})"
     engine = assemble(max_rows=2, max_length=500).engine(draft, k=4)
     ask(engine, [*[0] * 280, *[4] * 200])
-    # The second row's place is taken late by a third, which is then far less behind than the first.
+    # A third request takes the second row late; it is then far less behind than the first.
     lengths = (400, 270, 60)
     work = [
         Request(i, p, SamplingParams(max_new_tokens=n))
@@ -79,7 +79,7 @@ def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, ass
         ([1, 2, 7, 1, 2, 8, 1, 2], 2, [8, 1]),  # the most recent of two
         ([5, 1, 2, 7, 1, 2, 8, 5, 1, 2], 2, [7, 1]),  # a longer match before a more recent one
         ([1, 2, 3, 4], 4, []),  # nothing repeats
-        ([4, 4, 4, 4], 2, [4]),  # what follows the match ends with the history
+        ([4, 4, 4, 4], 2, [4]),  # the continuation ends with the history
         ([1, 2], 4, []),  # too short to have a past
     ],
 )

@@ -1,4 +1,4 @@
-"""Heads: what was trained is what drafts, files belong to one target, and training can stop and go on."""
+"""Heads: they draft as they were trained, their files belong to one target, and training can resume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDS = torch.arange(0, 258, 2)
 
 
 def noisy(head: training.Head) -> training.Head:
-    """Every weight moved a little, so that nothing is right by being 0 or 1."""
+    """Change every weight a little in place, so that no result is right because a weight is 0 or 1."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -34,7 +34,7 @@ def noisy(head: training.Head) -> training.Head:
 
 
 def _saved(kind: str, build: Assembly, folder: Path) -> str:
-    """A head of a tiny target in a file, untrained but at work; its vocabulary is every other token."""
+    """Save a head of a tiny target, untrained but with noise; its vocabulary is every second token."""
     model, text = build.target.twin(), torch.arange(40).view(2, 20)
     head: training.Head = start.eagle_start(model, text, 0) if kind == "eagle" else start.medusa(model, text, 0, 3, 32)
     noisy(head)
@@ -44,7 +44,7 @@ def _saved(kind: str, build: Assembly, folder: Path) -> str:
 
 
 def _windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list[tuple[Tensor, Window]]:
-    """(tokens of the row so far, its window) for every row of every step that proposed; K follows ``asked``."""
+    """(tokens of the row so far, its window) for every row of every step with proposals; K follows ``asked``."""
     found: list[tuple[Tensor, Window]] = []
 
     def keep(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
@@ -57,14 +57,14 @@ def _windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list
 
     ask(engine, asked * 60)
     engine.trace = keep
-    # `tree_rejection` is not coupled: nothing but the head decides what is proposed.
+    # `tree_rejection` is not coupled: only the head decides the proposals.
     engine.run(requests(SamplingParams(temperature=temperature, max_new_tokens=20), count=6))
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
     return found
 
 
 class Teacher:
-    """The head as training sees it, over whole texts without any arena."""
+    """The head as training runs it: over whole texts, without an arena."""
 
     def __init__(self, build: Assembly, path: str) -> None:
         self.model = build.target.twin()
@@ -79,7 +79,7 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, text: Tensor, path: list[int]) -> Tensor:
-        """Logits [D] of the proposal after ``path`` of proposals, themselves after a whole text."""
+        """Return logits [D] of the proposal that follows a whole text and the proposals ``path``."""
         tokens = torch.cat([text, torch.tensor(path, dtype=torch.int64)])[None]
         hidden = self.model(text[None, :-1], output_hidden_states=True, use_cache=False).hidden_states[-1]
         if isinstance(self.head, MedusaHeads):
@@ -110,7 +110,7 @@ def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Pa
 
 
 def test_a_head_drafts_as_it_was_trained_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
-    """In a hybrid some windows are n-gram's: what the head proposes afterwards must not show it."""
+    """In a hybrid some windows come from n-gram; the head's later proposals must not change."""
     build = assemble("llama", max_rows=3)
     path = _saved("eagle", build, tmp_path)
     teacher = Teacher(build, path)

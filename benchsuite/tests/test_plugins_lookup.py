@@ -1,4 +1,4 @@
-"""Drafts that look up: what they match, what they learn, and that it costs no more than the text is long."""
+"""Lookup drafts: what they match, what they learn, and that their cost is linear in the text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENV: Any = None
 
 
 def grown(*given_texts: list[int]) -> tuple[Automaton, int]:
-    """An automaton of several texts, and the state that the last one ends in."""
+    """An automaton of several texts, and its state after the last one."""
     automaton, state = Automaton(), Automaton.ROOT
     for text in given_texts:
         state = Automaton.ROOT
@@ -145,7 +145,7 @@ def test_a_row_that_moves_or_was_not_asked_still_feeds_its_whole_text(assemble: 
 
 
 def test_hybrid_takes_the_first_source_that_has_something(assemble: Make) -> None:
-    """With a silent suffix it is n-gram alone; with the oracle last, rows without a match are the oracle's."""
+    """If suffix proposes nothing, hybrid equals n-gram; with the oracle last, rows without a match use the oracle."""
     build = assemble(max_rows=3, max_length=160)
     counts = {}
     for text in ("ngram", "hybrid(sources='suffix(min_match=99), ngram')", "hybrid(sources='ngram, oracle(1.0)')"):
@@ -160,7 +160,7 @@ def test_hybrid_takes_the_first_source_that_has_something(assemble: Make) -> Non
 
 
 def test_hybrid_leaves_a_model_right_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
-    """The draft is the target: its own proposals are all kept, also after lookups were verified in their place."""
+    """The draft is the target: all its own proposals are kept, also after steps that verified lookups instead."""
     families.build_model("llama").save_pretrained(tmp_path)
     catalog.byte_tokenizer().save_pretrained(tmp_path)
     build = assemble(max_rows=3, max_length=160)

@@ -1,4 +1,4 @@
-"""The shipped heads and the strategies of a real pair, on the embedded model: acceptance, by counters alone."""
+"""The shipped heads and the strategies of a real pair, on the embedded model: acceptance, measured by counters only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loaded() -> tuple[catalog.Loaded, ArenaModel]:
 
 @cache
 def _build(workload: str) -> tuple[Assembly, tuple[tuple[int, ...], ...]]:
-    """Engines for a workload's prompts; no head has seen them."""
+    """Return engines for a workload's prompts, which no head was trained on."""
     model, target = loaded()
     encoded = tuple(workloads.load_workload(workload).encode(model.tokenizer))
     length = max(map(len, encoded)) + TOKENS
@@ -39,7 +39,7 @@ def _build(workload: str) -> tuple[Assembly, tuple[tuple[int, ...], ...]]:
 def _run(
     workload: str, draft: str, policy: str = "match", k: int = 4, temperature: float = 0.0, tokens: int = TOKENS
 ) -> Stats:
-    """The counters of one strategy over a workload."""
+    """Return the counters of one strategy over a workload."""
     assembly, encoded = _build(workload)
     params = SamplingParams(temperature=temperature, max_new_tokens=tokens, eos=(2,))
     engine = assembly.engine(draft, policy, k=k)
@@ -72,7 +72,7 @@ def test_a_tree_of_16_nodes_is_a_tenth_longer_than_the_chain_of_its_depth(chain:
 
 
 def test_block_verification_keeps_more_than_token_wise_with_a_real_pair() -> None:
-    """Both rules on the very same windows, each in expectation over its coins: no sampling but of the windows."""
+    """Both rules on the same windows, each in expectation over its coins: only the windows are sampled."""
     gains: list[float] = []
 
     def compare(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""Training of heads: what teaches, that it can stop and go on, and the text that it learns from."""
+"""Training of heads: which tokens teach, that training can resume, and the text that it uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}\n{% en
 
 @pytest.fixture
 def text(assemble: Make) -> tuple[Assembly, Corpus]:
-    """A tiny target and a text that can be learnt: eight tokens in a ring, with the target's states of it."""
+    """A tiny target and a text that can be learnt: eight tokens in a cycle, with the target's hidden states."""
     build = assemble("llama")
     tokens = (torch.arange(24)[None] + torch.arange(40)[:, None]) % 8
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_only_tokens_of_answers_teach(kind: str, text: tuple[Assembly, Corpus]) 
     reader = training.Reader(model.get_output_embeddings().weight, torch.arange(258), torch.float32)
     embedded = model.get_input_embeddings()(first.tokens[:, 1:])
     other = first.hidden.float().clone()
-    other[:, -1] = other[:, -1].flip(-1)  # what the last token would teach, and nothing else
+    other[:, -1] = other[:, -1].flip(-1)  # changes only what the last token would teach
 
     def loss(hidden: Tensor, answer: Tensor) -> float:
         return float(training.loss_of(head, OPS, reader, embedded, hidden, answer, 2).detach())
@@ -115,7 +115,7 @@ def test_the_corpus_alternates_turns_and_resumes(tmp_path: Path) -> None:
         assert tokens[: len(opening)] == opening
         at = [i for i in range(90) if tokens[i : i + len(answer)] == answer]
         assert at
-        assert at[0] <= len(opening) + corpus.LONGEST_QUESTION + 40  # words it may begin with
+        assert at[0] <= len(opening) + corpus.LONGEST_QUESTION + 40  # words that a question may begin with
     for tokens, marks in zip(both.tokens.tolist(), both.answer.tolist(), strict=True):
         begin = next(i for i in range(90) if tokens[i : i + len(answer)] == answer) + len(answer)
         end = next((i for i in range(begin, 90) if tokens[i] == answer[0]), 90)

@@ -1,4 +1,4 @@
-"""Trees from the drafts: which nodes they hold, how they are walked, and what they count."""
+"""Trees from the drafts: their nodes, their verification, and their counters."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_the_deepest_slot_counts_valid_ones_only() -> None:
 @pytest.mark.parametrize(
     ("good", "width", "expected"),
     [
-        ([0, 0, 0, 0, 0], 5, [1, 2, 3, 4, 0]),  # nothing is good: every choice stays
+        ([0, 0, 0, 0, 0], 5, [1, 2, 3, 4, 0]),  # no proposal is good: every choice stays
         ([0, 1, 1, 0, 0], 5, [5, 2, 3, 4, 0]),  # the first of two good siblings
         ([0, 0, 1, 0, 1], 5, [6, 2, 7, 4, 0]),  # a good child under a good child
-        ([1, 0, 1, 0, 1], 4, [6, 2, 3, 4, 0]),  # padding is not good, and the root is nobody's child
+        ([1, 0, 1, 0, 1], 4, [6, 2, 3, 4, 0]),  # padding is not good, and the root has no parent
     ],
 )
 def test_the_first_good_child_takes_its_parents_choice(good: list[int], width: int, expected: list[int]) -> None:
@@ -46,8 +46,10 @@ def test_the_first_good_child_takes_its_parents_choice(good: list[int], width: i
 def test_every_node_of_a_models_tree_is_a_likely_child_of_its_parent(
     family: str, tmp_path: Path, assemble: Make
 ) -> None:
-    """The draft is the target, so the target's own logits judge: a stale position, a cousin in the mask or a lost
-    token shows in the distributions, also where it would cost no output."""
+    """The draft is the target, so the target's own logits are the expected ones.
+
+    A stale position, a visible cousin or a lost token changes the distributions, also where no output changes.
+    """
     engine = assemble(family, max_rows=3).engine(f"tree(model={save_target(family, tmp_path)}, beam=3, depth=3)", k=12)
     ask(engine, [12, 12, 0, 12, 0, 0] * 60)
     depths: set[int] = set()
@@ -85,7 +87,7 @@ def test_a_tree_of_the_target_itself_is_kept_to_its_full_depth(
 
 
 def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, assemble: Make) -> None:
-    """3 + 6 + 6 nodes; the draft is the target, so a child is among its parent's likeliest."""
+    """3 + 6 + 6 nodes; the draft is the target, so each child is one of its parent's likeliest tokens."""
     engine = assemble("llama").engine(f"tree(model={save_target('llama', tmp_path)}, widths=3-2-1)", k=15)
     shapes: set[tuple[tuple[int, int], ...]] = set()
 
@@ -129,7 +131,7 @@ def test_a_tree_counts_by_depth_and_copies_its_path_only(tmp_path: Path, assembl
 
 
 def test_improbable_nodes_are_pruned_row_by_row(tmp_path: Path, assemble: Make) -> None:
-    """At least a tenth of probability a path: never more than ten nodes a depth, and rows of different shapes."""
+    """Each path has a probability of at least 0.1: at most ten nodes at a depth, and rows of different shapes."""
     widths = []
     engine = assemble("llama", max_rows=3).engine("tree(beam=4, depth=3, least=0.1)", k=15)
     engine.trace = lambda context, window, logits, verdict: widths.append(tuple(window.width.tolist()))

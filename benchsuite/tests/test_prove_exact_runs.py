@@ -1,4 +1,4 @@
-"""Outputs of whole runs have exactly the distribution that they should have."""
+"""Outputs of whole runs have exactly the promised distribution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORK_DEEP = Shape((-1, 0, 0, 1, 2))
 
 @pytest.fixture
 def distance(seeds: range) -> Distance:
-    """``exact_runs.distance`` of a policy by name, the largest over the seeds."""
+    """``exact_runs.run_distance`` of a policy by name, the largest over the seeds."""
 
     def worst(policy: str, *given: Any, **more: Any) -> float:
         return max(exact_runs.run_distance(built(policy), *given, seed=seed, **more) for seed in seeds)
@@ -78,15 +78,14 @@ def test_an_output_drafted_by_trees_has_the_targets_distribution(policy: str, sh
 
 
 def test_siblings_of_three_and_four_tokens_have_the_targets_distribution(distance: Distance) -> None:
-    """With three tokens a residual that is not made a distribution again goes unseen if drawn, by an accident of the
-    algebra."""
+    """With three tokens, by coincidence, a drawn residual that is not normalised leaves the distribution unchanged."""
     assert distance("tree_rejection", 4, FORK, one(3)) < 1e-12
     assert distance("tree_rejection", 3, FORK, one(3), certain=True) < 1e-12
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_of_a_batch_are_independent(policy: str, distance: Distance) -> None:
-    """Three requests in two rows: one waits, and takes the place of the first that ends."""
+    """Three requests in two rows: one waits, and takes the row of the first that ends."""
     requests = [
         Request(i, PROMPTS[i], SamplingParams(temperature=1.0, max_new_tokens=n)) for i, n in enumerate((1, 2, 1))
     ]
@@ -101,8 +100,7 @@ def test_a_sliding_layer_sees_its_span_and_the_distribution_is_the_targets(polic
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_distribution_of_fractions_is_met_exactly(policy: str, certain: bool) -> None:
-    """Total variation 0: where distributions are fractions, each decision's probability is one, and float64 says
-    which."""
+    """Total variation 0: if p and q are fractions, so is the probability of each decision; float64 identifies it."""
     distributions = random_table("p", 2), random_table("q", 2)
     requests = one(3)
     got = completions(lambda s: outputs(s, built(policy), distributions, 2, chain(2), certain, requests, 1), exact=True)

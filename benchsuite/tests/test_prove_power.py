@@ -1,7 +1,7 @@
-"""Distributions by samples where they cannot be enumerated, with the power that is claimed.
+"""Distributions tested by samples where they cannot be enumerated, with the stated power.
 
-Each round emits up to three tokens; false alarm 1e-6 a policy; a mass of 0.01 that moves from the likelier
-half of the distribution to the other is found with probability 0.99 (``samples.power``).
+Each round emits up to three tokens. The false-alarm probability is 1e-6 for each policy. A mass of 0.01 that moves from
+the likelier half of the distribution to the other is found with probability 0.99 (``samples.power``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WAYS = [
 
 
 def _distributions(dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Logits of a target, falling as words do, and of a draft that is half right."""
+    """Logits of a target, decreasing as word frequencies do, and of a draft: the same with noise."""
     generator = torch.Generator().manual_seed(1)
     target = -torch.arange(1, VOCABULARY + 1).float().log() * 1.1
     draft = target + torch.randn(VOCABULARY, generator=generator)
@@ -43,7 +43,7 @@ def _distributions(dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Ten
 
 
 def unevenness(bins: Tensor) -> float:
-    """The smallest p-value of any depth."""
+    """The smallest p-value of all depths."""
     return min(evenness(depth) for depth in bins.tolist())
 
 
@@ -65,7 +65,7 @@ def test_emitted_tokens_have_the_targets_distribution(
 
 @pytest.mark.parametrize(("name", "shape"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way.parents[-1]))
 def test_a_planted_skew_of_one_in_a_hundred_is_found(name: str, shape: Shape) -> None:
-    """The policy is given a target from which a mass of 0.01 has moved, and held against the true one."""
+    """The policy gets a target from which a mass of 0.01 has moved, and is compared with the true target."""
     target, draft = _distributions(torch.float32)
     distribution = target.softmax(dim=-1)
     likelier = distribution.cumsum(0) <= 0.5

@@ -55,7 +55,7 @@ def test_emitted_tokens_follow_the_targets_distribution(
         *((name, *size) for name in ("rejection", "block", "tree_rejection") for size in ((3, 4), (4, 3))),
         ("rejection", 4, 4),
         ("tree_rejection", 4, 4),
-        ("match", 3, 3),  # it draws at every node: deeper, only two tokens, above
+        ("match", 3, 3),  # it draws at every node, so deeper trees have two tokens only, above
     ],
 )
 def test_tokens_emitted_from_longer_chains_follow_the_targets_distribution(
@@ -68,7 +68,7 @@ def test_tokens_emitted_from_longer_chains_follow_the_targets_distribution(
 
 TREES = [
     Shape((-1, 0, 0)),  # two siblings
-    Shape((-1, 0, 0, 0)),  # every token of three: the last is certain to be kept or worthless
+    Shape((-1, 0, 0, 0)),  # all three tokens: the last is certainly kept or impossible
     Shape((-1, 0, 0, 1, 1)),  # siblings under the elder
     Shape((-1, 0, 0, 1, 2)),  # a child each
     Shape((-1, 0, 1, 0, 3)),  # depth first: the order of slots is not that of depths
@@ -93,7 +93,7 @@ def test_tokens_emitted_from_trees_follow_the_targets_distribution(
 
 
 def one_coin(p: list[float], q: list[float]) -> list[float]:
-    """The first token's distribution if two siblings shared one uniform, integrated over it: a bug that shipped."""
+    """The first token's distribution if two siblings share one uniform, integrated over it: a bug that shipped."""
     distribution = [0.0] * len(p)
     for weight, (first, second), rows in drawn_trees(TREES[0], {(): q}, certain=False):
         a = min(1.0, p[first] / rows[0][first])
@@ -134,7 +134,7 @@ def test_block_verification_keeps_no_fewer_tokens_than_token_wise_in_expectation
 
 
 def test_the_coins_of_block_verification_are_fresh_in_every_step() -> None:
-    """A block looks at coins past its rejection; at the same position the next step must throw others."""
+    """A block uses coins past its rejection; at the same positions the next step must draw new coins."""
     seen: list[set[int]] = []
 
     class Spy(Reference):
@@ -163,7 +163,7 @@ LOSSY = (
 
 @pytest.mark.parametrize("text", LOSSY)
 def test_a_lossy_policys_distance_from_the_target_is_what_enumeration_says(text: str) -> None:
-    """Two tokens of three, K = 1: each distance printed, above 0, and the policy says lossy."""
+    """Two tokens of three, K = 1: each distance is printed and above 0, and the policy declares itself lossy."""
     p: Distributions = {(): [0.5, 0.4, 0.1], **{(t,): [0.6, 0.3, 0.1] for t in range(3)}}
     q: Distributions = {(): [0.2, 0.7, 0.1]}
     policy = policy_of(text)
@@ -183,7 +183,7 @@ def test_a_threshold_that_keeps_too_much_is_as_far_off_as_the_draft_makes_it() -
 
 
 def test_the_enumeration_finds_a_q_that_is_not_what_was_drawn_from() -> None:
-    """transformers#32867: argmax drawn, softmax handed over. p = (.6, .4), q = (.8, .2) yields (.75, .25)."""
+    """transformers#32867: argmax drawn, softmax returned as q. p = (.6, .4), q = (.8, .2) yields (.75, .25)."""
     policy = registry().entry("policy", "rejection").factory(None)
     p = {(): [0.6, 0.4], (0,): [0.5, 0.5], (1,): [0.5, 0.5]}
     first: dict[int, float] = defaultdict(float)
@@ -198,7 +198,7 @@ def test_the_enumeration_finds_a_q_that_is_not_what_was_drawn_from() -> None:
 
 
 def test_the_acceptance_of_one_proposal_is_alpha() -> None:
-    """The chance that a proposal drawn from q survives is sum_x min(p(x), q(x))."""
+    """A proposal drawn from q is kept with probability sum_x min(p(x), q(x))."""
     p, q = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
     policy = registry().entry("policy", "rejection").factory(None)
     kept = 0.0

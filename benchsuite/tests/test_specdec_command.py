@@ -1,4 +1,4 @@
-"""``python -m specdec``: one generation, as its users meet it."""
+"""``python -m specdec``: one generation, as users run it."""
 
 from __future__ import annotations
 

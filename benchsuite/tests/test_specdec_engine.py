@@ -1,4 +1,4 @@
-"""The step's exact distributions: one forward, one read, nothing copied, nothing grown; rows, kinds and counters."""
+"""The step: one forward, one read, no copy, no allocation; rows, kinds and counters."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_the_guard_against_reads_finds_a_planted_one(assemble: Make) -> None:
 def test_counters_are_exact(draft: str, assemble: Make) -> None:
     build = assemble(max_rows=2)
     engine, calls = build.engine(draft, k=4), []
-    object.__setattr__(engine.ops, "kv_compact", None)  # calling it would fail: a chain moves nothing
+    object.__setattr__(engine.ops, "kv_compact", None)  # a call would fail: a chain must move nothing
     for request in requests():
-        build.plain(request)  # what the oracle replays is not this run's work
+        build.plain(request)  # the oracle's plain run must not count in this run
     engine.target.model.register_forward_pre_hook(lambda *_: calls.append(1))
     done = engine.run(requests())
     counters = engine.stats.counters()
@@ -100,7 +100,7 @@ def test_each_kind_of_token_is_told_apart(assemble: Make) -> None:
     build = assemble()
     request = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=11))
     right = build.engine("oracle(1.0)", k=4).run([request])[0]
-    # 11 tokens: two full windows of 4 + bonus, then the last one alone, for which nothing may be proposed.
+    # 11 tokens: two full windows of 4 + bonus, then the last token, for which nothing may be proposed.
     assert right.kinds == (("accepted",) * 4 + ("bonus",)) * 2 + ("plain",)
     wrong = build.engine("oracle(0.0)", k=4).run([request])[0]
     assert set(wrong.kinds) == {"recovered", "plain"}

@@ -1,4 +1,4 @@
-"""Speculation changes nothing: plain decoding, transformers and every exact strategy emit the same tokens."""
+"""Speculation changes no token: plain decoding, transformers and every exact strategy emit the same tokens."""
 
 from __future__ import annotations
 

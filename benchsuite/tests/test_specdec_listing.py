@@ -1,4 +1,4 @@
-"""What there is to choose from is listed with meanings and sources, and chosen in one form everywhere."""
+"""The available choices are listed with meanings and sources, and every option reads them in the same form."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_arms_that_contradict_themselves_are_refused(
 
 
 def lengths(pytester: pytest.Pytester, *options: str) -> list[tuple[str, int | None]]:
-    """Controller and K of the arms that options ask for."""
+    """Controller and K of the arms that the options ask for."""
     config = pytester.parseconfig(
         "--specdec-draft", "ngram", "--specdec-workload", "chat", "--specdec-target", "tiny", *options
     )

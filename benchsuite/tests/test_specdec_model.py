@@ -1,4 +1,4 @@
-"""Which models run over the arena, and which are refused before they decode nonsense."""
+"""Which models run over the arena, and which are refused because their output would be wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend's ops on literal cases: what the reference defines."""
+"""The reference's ops on literal cases; these define the ops."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CHAIN = [-1, 0, 1, 2]
 @pytest.mark.parametrize(
     ("tokens", "parents", "width", "choices", "path", "following"),
     [
-        ([9, 1, 2, 3], CHAIN, 4, [1, 2, 3, 4], [0, 1, 2, 3], 4),  # all kept, then the bonus
-        ([9, 1, 2, 3], CHAIN, 4, [5, 2, 3, 4], [0], 5),  # the first is wrong: the rest is not looked at
+        ([9, 1, 2, 3], CHAIN, 4, [1, 2, 3, 4], [0, 1, 2, 3], 4),  # all are kept, then the bonus
+        ([9, 1, 2, 3], CHAIN, 4, [5, 2, 3, 4], [0], 5),  # the first is wrong: the others do not count
         ([9, 1, 2, 3], CHAIN, 4, [1, 7, 3, 4], [0, 1], 7),  # 3 would be right after a wrong 2
         ([9, 1, 2, 3], CHAIN, 3, [1, 2, 3, 4], [0, 1, 2], 3),  # slot 3 is padding, though it would match
         ([9, 1, 2, 3], CHAIN, 1, [1, 2, 3, 4], [0], 1),  # nothing was proposed
@@ -68,7 +68,7 @@ def test_verify_prefix_is_the_walk_it_describes(seed: int, size: int, rows: int)
 
 
 def test_rejection_never_keeps_padding() -> None:
-    """A padded slot whose token the target is sure of is still not a proposal."""
+    """A padded slot is never a proposal, also if the target is certain of its token."""
     sure = torch.zeros(1, 3, 4)
     sure[..., 2] = 1
     key = torch.zeros(1, 3, dtype=torch.int64)

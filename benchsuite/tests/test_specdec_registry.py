@@ -1,4 +1,4 @@
-"""Names, options and owners: the public door and every refusal at it."""
+"""Names, options and owners: public registration, and every error it raises."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plugin(name: str, factory: Any) -> Any:
 
 
 class Silent(Draft):
-    """The least a draft can be."""
+    """A minimal draft."""
 
     def __init__(self, env: Any, level: int = 1) -> None: ...
 

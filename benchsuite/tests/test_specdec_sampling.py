@@ -1,4 +1,4 @@
-"""Processors are transformers', and the noise is a function of its key with the distribution it claims."""
+"""Processors equal transformers'; the noise is a function of its key and has the stated distribution."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec.sampling import NOISE_RANGE, Purpose, StackedParams, gumbel, key, m
 
 
 def stacked(params: list[SamplingParams]) -> StackedParams:
-    """What the engine would stack for rows of these parameters."""
+    """The parameters of rows as the engine stacks them."""
     return StackedParams(
         stream(torch.tensor([p.seed for p in params]), torch.arange(len(params))),
         torch.tensor([p.temperature for p in params], dtype=torch.float32),
@@ -85,8 +85,8 @@ def test_keys_differ_by_seed_request_position_purpose_and_draw() -> None:
 def test_gumbel_max_draws_from_the_softmax(skew: float) -> None:
     """Chi-square over 8 tokens and 200,000 keys at a false-alarm rate of 1e-6; finds a planted skew of 0.02.
 
-    With n draws a total variation of d moves the statistic by at least 4 n d^2 = 320, far past the
-    threshold of 41.9 (7 degrees of freedom, 1e-6) beside a spread of about sqrt(4 * 320) = 36.
+    With n draws a total variation of d increases the statistic by at least 4 n d^2 = 320. The threshold is 41.9 (7
+    degrees of freedom, 1e-6) and the spread about sqrt(4 * 320) = 36.
     """
     distribution = torch.tensor([0.3, 0.25, 0.15, 0.1, 0.1, 0.05, 0.04, 0.01])
     planted = distribution + skew * torch.tensor([1.0, -1.0, 0, 0, 0, 0, 0, 0])

@@ -41,7 +41,7 @@ def _work(temperature: float = 0.0) -> list[Request]:
 
 @cache
 def plain(temperature: float) -> tuple[EngineSource, list[tuple[int, ...]]]:
-    """Plain decoding of every prompt, in ragged batches, once for each temperature."""
+    """Plain outputs of every prompt, decoded in ragged batches, once for each temperature."""
     runner = EngineSource(smollm2()[0].engine(None))
     return runner, runner.tokens(_work(temperature))
 
@@ -78,7 +78,7 @@ def test_the_converted_model_speaks() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.dtype, seeds: range) -> None:
-    """Plain decoding beside wide windows, on one prompt of every workload; ``-s --specdec-deep`` shows the rates."""
+    """Plain compared with wide windows, on one prompt of every workload; ``-s --specdec-deep`` shows the rates."""
     most = 48 if len(seeds) > 1 else 8
     loaded = catalog.load("smollm2-135m", torch.device("cpu"), dtype, rows=6, max_length=512)
     target = ArenaModel(loaded.model, registry().backend())

@@ -1,4 +1,4 @@
-"""Stops inside an accepted block: nothing past them is emitted, counted or shown."""
+"""Stops inside an accepted block: no token past them is emitted, counted or shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BASE = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=30))
 
 
 def right_and_plain(assemble: Make, params: SamplingParams) -> tuple[Completion, tuple[int, ...], Engine]:
-    """An oracle that is always right (five tokens a step), and what plain decoding emits."""
+    """A completion with an oracle that is always right (five tokens a step), plain's output, and the engine."""
     build = assemble()
     engine = build.engine("oracle(1.0)", k=4)
     replay_past_stops(engine, build.plain(BASE))

@@ -1,4 +1,4 @@
-"""Swapped modules: the same model on our ops, put in and taken out again."""
+"""Swapped modules: the same model on our ops; modules are put in and taken out again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_swapped_model_errs_no_more_than_the_unswapped(family: str, dtype: tor
 
 @pytest.mark.parametrize("family", families.CONFIGS)
 def test_every_part_that_an_op_computes_is_found(family: str) -> None:
-    """By counting calls: each layer's products, norms, rotary and gates, and the head."""
+    """Counts calls: each layer's products, norms, rotary and gates, and the head."""
     model, ops = families.build_model(family), cpu_ops()
     layers = model.config.num_hidden_layers
     swap = Swap(model, ops)
@@ -51,7 +51,7 @@ def test_every_part_that_an_op_computes_is_found(family: str) -> None:
     with torch.inference_mode():
         model(IDS, use_cache=False)
     ran = {op: count for (op, backend), count in ops.ran().items() if backend == "cpu"}
-    if family == "gpt2":  # its products are transposed, its norm and its gate are others
+    if family == "gpt2":  # its products are transposed; its norm and its gate are different functions
         assert ran == {"linear": 1}
         return
     gemma = family.startswith("gemma")
@@ -93,7 +93,7 @@ def test_a_twin_is_unswapped_and_its_target_stays_swapped() -> None:
 @pytest.mark.parametrize("bits", BITS.values())
 @torch.inference_mode()
 def test_a_quantised_model_is_its_rounded_model_on_the_codes(bits: int) -> None:
-    """The unswapped model holds the rounded weights in float, so it is the reference of the codes."""
+    """The unswapped model has the rounded weights in float, so it is the reference for the quantised codes."""
     rounded = families.build_model("llama")
     target = ArenaModel(families.build_model("llama"), cpu_ops(), bits)
     for name, parameter in rounded.named_parameters():

@@ -1,1 +1,1 @@
-"""How often the gate is wrong: the launches that are made, and the comparisons that are drawn from them."""
+"""Validation of the gate: it makes launches, draws comparisons from them, and counts wrong verdicts."""

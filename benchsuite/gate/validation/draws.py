@@ -1,4 +1,4 @@
-"""Comparisons drawn from launches that were made before: how often the gate is right about them."""
+"""Draw comparisons from stored launches, and count how often the gate's verdict is right."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from benchsuite.gate.verdict import Finding, GateVerdict, worst
 TOLERANCE, ALPHA, STAGES = 0.03, 0.01, (5, 8)
 DRAWS = 300
 PLANTED = {"ngram": "host", "suffix": "draft", "oracle(0.8)": "K/V"}
-"""In which part each draft is slowed down, in the launches that are."""
+"""The part in which each draft is slowed down, in launches of side P."""
 
 CONDITIONS = ("quiet", "loaded")
 LOSSES = ("chat", "question_answering", "summarisation", "code_editing", "rewriting", "reasoning")
-"""The workloads in which a hundredth of what is accepted is refused."""
+"""The workloads that are also launched with 1 % of the accepted proposals rejected."""
 
 Values = dict[str, dict[str, dict[str, list[float | None]]]]
 
 
 @dataclass
 class Drawn:
-    """Launches that were made before, in the order in which they are to be used: a ``Sides``."""
+    """Stored launches, in the order of their use: a ``Sides``."""
 
     base: Sequence[Record]
     head: Sequence[Record]
     paired: bool
 
     def at_least(self, count: int) -> tuple[Record, Record]:
-        """The first so many of the live sides; a baseline is whole from the start."""
+        """The first ``count`` launches of each live side; a baseline always has all of its launches."""
         base = self.base[:count] if self.paired else self.base
         return base[0].joined(base[1:]), self.head[0].joined(self.head[1:count])
 
 
 def drawn_sides(bases: Sequence[Record], heads: Sequence[Record], level: int, coin: random.Random, swap: bool) -> Drawn:
-    """One comparison: pairs that were launched next to each other (level 2), or any launches (level 1).
+    """Draw one comparison: pairs that were launched next to each other (level 2), or any launches (level 1).
 
-    ``swap``: the two sides are alike, and which is called base is drawn too.
+    ``swap``: both sides are the same code, so base and head are also assigned at random.
     """
     count = sum(STAGES)
     if level == 2:
@@ -60,7 +60,7 @@ def drawn_sides(bases: Sequence[Record], heads: Sequence[Record], level: int, co
 
 
 def report(folder: Path, count: int) -> tuple[str, Values]:
-    """The tables, in Markdown, and every launch's values by condition, side (A, B, P) and row."""
+    """The tables in Markdown, and the values of all launches by condition, side (A, B, P) and row."""
     parts: list[str] = []
     values: Values = {}
     for condition in CONDITIONS:
@@ -77,7 +77,7 @@ def report(folder: Path, count: int) -> tuple[str, Values]:
 
 
 def _rows(records: Sequence[Record]) -> dict[str, str]:
-    """The rows that are slowed down, with their drafts."""
+    """The rows that are slowed down in P, each with its draft."""
     return {name: draft for draft in PLANTED for name in records[0].rows if f"-{draft}-" in name}
 
 
@@ -135,7 +135,7 @@ def _losses(folder: Path) -> str:
         base, head = map(Record.load, files)
         for name in base.rows:
             kept = [record.rows[name].counters["num_accepted_tokens"] for record in (base, head)]
-            if kept[0] >= 100:  # a hundredth of fewer is nothing
+            if kept[0] >= 100:  # 1 % of fewer is less than one token
                 finding = counters.compare(name, base.rows[name], head.rows[name])
                 table.append((name, *kept, str(finding.verdict), finding.where))
     return tabulate(

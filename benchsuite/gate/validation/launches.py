@@ -1,7 +1,7 @@
-"""The launches that a validation of the gate is made of, each a file in a folder; those that exist are kept.
+"""Make the launches for a validation of the gate, each a file in a folder; existing files are kept.
 
-One suite on ``tiny``, as it is (twice: A and B) and with a known slowdown in each row (P): a busy loop in the step,
-forwards that nothing needs in the draft, copies of keys and values, each twice the tolerance.
+One suite on ``tiny`` is launched as it is (twice: A and B) and with a known slowdown in each row (P): a busy loop in
+the step, unused forward passes in the draft, or copies of keys and values. Each costs twice the tolerance.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SUITE = (
 
 
 def launcher(suite: Sequence[str] = SUITE, pairs: int = PAIRS) -> Launcher:
-    """Of the suite, from the top of the checkout."""
+    """A Launcher of the suite, in the top folder of the checkout."""
     return Launcher(suite, Path(__file__).parents[3], pairs)
 
 
 @contextmanager
 def busy_core(condition: str) -> Iterator[None]:
-    """One core kept busy by another process, if the condition says so."""
+    """Keep one core busy with another process, unless the condition is ``quiet``."""
     if condition == "quiet":
         yield
         return
@@ -54,7 +54,7 @@ def busy_core(condition: str) -> Iterator[None]:
 
 
 def collect(folder: Path, condition: str, count: int) -> None:
-    """Launches A, B and P, ``count`` of each, in random order within each triple; those that exist are kept."""
+    """Make launches A, B and P, ``count`` of each, in random order within each triple; existing files are kept."""
     plants = ",".join(f"{part}={2 * TOLERANCE}@{draft}" for draft, part in PLANTED.items())
     with busy_core(condition):
         for number in range(count):
@@ -66,9 +66,9 @@ def collect(folder: Path, condition: str, count: int) -> None:
 
 
 def losses(folder: Path) -> None:
-    """One launch of each workload as it is and one with a hundredth of what is accepted refused.
+    """Make one launch of each workload as it is, and one with 1 % of the accepted proposals rejected.
 
-    Long outputs of drafts that are often right: a hundredth of a few tokens would be none.
+    Outputs are long and drafts often right, because 1 % of a few accepted tokens would be less than one.
     """
     other = {"ngram, suffix, oracle(0.8)": "oracle(0.5), oracle(0.8), oracle(0.95)/rejection", "32": "160"}
     for workload in LOSSES:
@@ -81,7 +81,7 @@ def losses(folder: Path) -> None:
 
 
 def live(folder: Path, condition: str, count: int) -> None:
-    """Whole gatings of this commit against itself, by the command: half at level 2, half at level 1 from a file."""
+    """Gate this commit against itself with the real command: half at level 2, half at level 1 against a file."""
     baseline = folder / f"{condition}-baseline.json"
     if not baseline.exists():
         records = [Record.load(folder / f"{condition}-A-{number:03}.json") for number in range(sum(STAGES))]

@@ -1,9 +1,9 @@
 """Workloads: named lists of prompts, in the format of Spec-Bench's question files.
 
-Six kinds are measured unless others are named; a seventh, ``recurring``, asks two questions three times, for
-drafts that learn from earlier outputs. All were written for this project (2026, MIT like the rest); no text
-in them comes from elsewhere. They differ in how much of the answer copies the prompt, which the run measures
-and prints, so that a repetitive workload cannot flatter a strategy unseen.
+Six kinds are measured by default; a seventh, ``recurring``, asks two questions three times, for drafts that learn from
+earlier outputs. All prompts were written for this project (2026, MIT like the rest); no text comes from elsewhere. The
+workloads differ in how much of the answer copies the prompt. Each run measures and prints this copy rate, so that a
+speedup that comes from repetition is visible as such.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KINDS = ("chat", "question_answering", "summarisation", "code_editing", "rewriting", "reasoning")
-"""The six kinds that are measured unless others are named."""
+"""The six kinds that are measured by default."""
 
 BUILT_IN = (*KINDS, "recurring")
 
@@ -34,17 +34,17 @@ class Workload:
     prompts: tuple[str, ...]
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
-        """Token ids of each prompt in the tokenizer's chat template, or as plain text where it has none."""
+        """Return the token ids of each prompt, in the tokenizer's chat template or, if it has none, as plain text."""
         from specdec.catalog import chat_ids  # transformers is not needed to list workloads
 
         return [tuple(chat_ids(tokenizer, prompt)) for prompt in self.prompts]
 
 
 def load_workload(name: str) -> Workload:
-    """A built-in kind by name, or a ``.jsonl`` file of lines {"question_id", "category", "turns"}.
+    """Return a built-in kind by name, or read a ``.jsonl`` file of lines {"question_id", "category", "turns"}.
 
-    Of a question with several turns the first is used. Raises SpecdecError for an unknown name, or for
-    a file that cannot be read, naming the line.
+    The prompt is the first turn of a question. Raises SpecdecError for an unknown name, or for a file that cannot be
+    read, naming the line.
     """
     if name in BUILT_IN:
         return Workload(name, _read(name, files(__name__).joinpath(f"{name}.jsonl").read_text(encoding="utf-8")))
@@ -78,11 +78,11 @@ def _read(name: str, text: str) -> tuple[str, ...]:
 
 
 def copy_rate(prompt: Sequence[int], output: Sequence[int]) -> float:
-    """The share of output tokens that follow their two predecessors as they last did before.
+    """Return the share of output tokens that repeat the token after the last occurrence of their two predecessors.
 
-    What prompt lookup with bigrams would guess right; 0 is original text, 1 a copy.
+    Prompt lookup with bigrams would guess these tokens right; 0 is original text, 1 a copy.
 
-    Example: ``copy_rate([1, 2, 3], [1, 2, 3])`` is 1/3: after 1 2 came 3.
+    Example: ``copy_rate([1, 2, 3], [1, 2, 3])`` is 1/3: only the last 3 follows an earlier 1 2.
     """
     text, hits = [*prompt, *output], 0
     last: dict[tuple[int, int], int] = {}
