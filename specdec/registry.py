@@ -1,4 +1,4 @@
-"""Names to factories: what the plugins registered, and how ``name(option=value)`` is read."""
+"""The registered factories by kind and name, and the parser of ``name(option=value)``."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ LOAD_PLUGINS, OWN = "SPECDEC_LOAD_PLUGINS", "specdec-bench"
 class Entry:
     """One registered factory and the plugin that owns it.
 
-    ``given`` are the parameters that the engine fills in. ``alias`` is the text that the name stands for and
-    ``preset`` the options that this text sets; both are empty for a name of its own.
+    ``given`` are the parameters that the engine fills in. For an alias, ``alias`` is the text that it stands for and
+    ``preset`` holds the options that this text sets; both are empty for any other name.
     """
 
     factory: Factory
@@ -53,16 +53,16 @@ class Entry:
 
     @property
     def options(self) -> dict[str, object]:
-        """What the user may set, with its defaults: the factory's parameters but those that the engine gives."""
+        """The options that the user may set, with their defaults: the factory's parameters except ``given``."""
         parameters = inspect.signature(self.factory).parameters.values()
         return {p.name: self.preset.get(p.name, p.default) for p in parameters if p.name not in self.given}
 
     @property
     def meanings(self) -> dict[str, str]:
-        """What each option means: the text in its annotation, ``Annotated[int, "longest run …"]``."""
-        told = self.factory.__init__ if inspect.isclass(self.factory) else self.factory
+        """The meaning of each option: the text in its annotation, ``Annotated[int, "longest run …"]``."""
+        function = self.factory.__init__ if inspect.isclass(self.factory) else self.factory
         try:
-            hints = get_type_hints(told, include_extras=True)
+            hints = get_type_hints(function, include_extras=True)
         except NameError:  # a name that only a type checker imports: shown as not described
             hints = {}
         notes = {name: getattr(hints.get(name), "__metadata__", ()) for name in self.options}
@@ -75,26 +75,26 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Where the idea comes from: the docstring's paragraph that begins with ``Source:``."""
+        """The origin of the idea: the docstring's paragraph that begins with ``Source:``."""
         paragraphs = (inspect.getdoc(self.factory) or "").split("\n\n")
         found = next((text for text in paragraphs if text.startswith("Source:")), "")
         return " ".join(found.removeprefix("Source:").split())
 
     @property
     def described(self) -> str:
-        """The options as a message shows them."""
+        """The options with their defaults, as text for messages."""
         return ", ".join(f"{name}={default!r}" for name, default in self.options.items()) or "none"
 
 
 class Registry:
-    """Everything that was registered, by kind and name.
+    """All registered factories, by kind and name.
 
-    ``Registry()`` loads the entry-point group ``specdec``, the built-ins by the same door as anybody's;
-    ``Registry(plugins)`` holds the given plugin modules or objects only. The environment variable
-    ``SPECDEC_LOAD_PLUGINS`` limits what is loaded to our own and the distributions that it lists.
+    ``Registry()`` loads the entry-point group ``specdec``, which also contains the built-ins;
+    ``Registry(plugins)`` uses only the given plugin modules or objects. The environment variable
+    ``SPECDEC_LOAD_PLUGINS`` limits the loading to our own plugins and the distributions that it lists.
 
-    Raises SpecdecError for a name registered twice (naming both owners), a name that is no name, or a
-    factory whose signature does not begin as its hook says.
+    Raises SpecdecError for a name registered twice (naming both owners), an invalid name, or a factory whose
+    signature does not begin as its hook says.
     """
 
     def __init__(self, plugins: Mapping[str, object] | None = None) -> None:
@@ -109,22 +109,26 @@ class Registry:
             hooks = ", ".join(hook for hook, _ in KINDS.values())
             raise SpecdecError(f"{error}; the hooks are {hooks}") from None
         for kind, (hook, _) in KINDS.items():
-            for implementation in getattr(manager.hook, hook).get_hookimpls():
-                self._call(kind, implementation)
+            registered = [
+                entry for made in getattr(manager.hook, hook).get_hookimpls() for entry in self._registered(kind, made)
+            ]
+            # Aliases last: an alias may name a factory of a plugin that is loaded after its own.
+            for name, factory, owner in sorted(registered, key=lambda entry: isinstance(entry[1], str)):
+                self.add(kind, name, factory, owner)
 
-    def _call(self, kind: str, implementation: pluggy.HookImpl) -> None:
+    @staticmethod
+    def _registered(kind: str, implementation: pluggy.HookImpl) -> list[tuple[str, Factory | str, str]]:
+        """Name, factory or alias, and owner of everything that one implementation of a hook registers."""
         owner = implementation.plugin_name
         if "register" not in implementation.argnames:
             raise SpecdecError(f"the hook {KINDS[kind][0]} of {owner} must take the argument 'register'")
-
-        def register(name: str, factory: Factory | str) -> None:
-            self.add(kind, name, factory, owner)
-
-        implementation.function(register)
+        found: list[tuple[str, Factory | str, str]] = []
+        implementation.function(lambda name, factory: found.append((name, factory, owner)))
+        return found
 
     def add(self, kind: str, name: str, factory: Factory | str, owner: str) -> None:
-        """Register one factory, or the text that a name is short for; refuses, naming ``owner``, what a hook may not
-        register.
+        """Register a factory, or the text that an alias stands for; raises SpecdecError, which names ``owner``, if a
+        hook may not register it.
         """
         if not re.fullmatch(r"[A-Za-z]\w*", name):
             raise SpecdecError(f"{owner} registers the {kind} {name!r}; a name is a letter, then letters, digits and _")
@@ -168,7 +172,7 @@ class Registry:
     def parse(self, kind: str, text: str) -> tuple[Entry, dict[str, Any]]:
         """Read ``name``, ``name(0.8)`` or ``name(rate=0.8)``; SpecdecError if it does not fit the factory.
 
-        Values are Python literals; anything else is taken as text (``draft_model(model=gpt2)``).
+        Values are Python literals; any other value is text (``draft_model(model=gpt2)``).
         Positional values fill the options in the order of the factory's signature.
         """
         match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", text, flags=re.DOTALL)
@@ -191,16 +195,16 @@ class Registry:
         return entry, options
 
     def listing(self, width: int = 120) -> str:
-        """Everything that is registered: each kind's names with summary, options, their defaults, and source."""
+        """Everything that is registered: for each kind the names with summary, options, defaults and source."""
         lines: list[str] = []
         for kind in KINDS:
             lines += [f"{kind}:", ""]
             for name in self.names(kind):
-                lines += [*self._told(self.entry(kind, name), name, width), ""]
+                lines += [*self._entry_lines(self.entry(kind, name), name, width), ""]
         return "\n".join(lines)
 
     @staticmethod
-    def _told(entry: Entry, name: str, width: int) -> list[str]:
+    def _entry_lines(entry: Entry, name: str, width: int) -> list[str]:
         def wrapped(text: str, indent: int) -> list[str]:
             return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2))
 
@@ -222,21 +226,21 @@ class Registry:
         return self._build("policy", text, Policy, env)
 
     def controller(self, text: str, env: Env, k: int | None = None) -> Controller:
-        """Build the controller that ``text`` names; ``k`` is its K, where the user gave it apart."""
+        """Build the controller that ``text`` names; ``k`` is its K if the user gave K separately."""
         bare, chosen = self.split_k(text, k)
         own = {} if chosen is None else {self.k_option(text): chosen}
         return self._build("controller", bare, Controller, env, **own)
 
     def k_option(self, text: str) -> str:
-        """The name of the option that K sets in the controller that ``text`` names; empty if it takes no K."""
+        """The name of the option that K sets in the controller of ``text``; empty if the controller takes no K."""
         entry, _ = self.parse("controller", text)
         return getattr(entry.factory, "k_option", None) or ""
 
     def split_k(self, text: str, k: int | None = None) -> tuple[str, int | None]:
-        """A controller's text without its K, and its K: ``k`` where the user gave it apart, else that of the text, else
-        the default; None for a controller that takes none.
+        """A controller's text without its K, and its K: ``k`` if given, else the K in the text, else the default;
+        None for a controller that takes no K.
 
-        Raises SpecdecError where both are given and differ, or the controller takes no K.
+        Raises SpecdecError if both are given and differ, or if ``k`` is given and the controller takes no K.
 
         Example: ``split_k("goodput(maximum=8, probe=4)")`` is ``("goodput(probe=4)", 8)``.
         """
@@ -257,9 +261,9 @@ class Registry:
         return f"{name}({rest})" if rest else name, chosen
 
     def backend(self, name: str = "auto") -> Ops:
-        """The ops: for every call the backend of highest priority that can run here and takes it.
+        """The ops: each call goes to the backend of highest priority that can run here and takes it.
 
-        A named backend comes first and the reference takes what it does not; ``auto`` lines up all that can
+        A named backend comes first, and the reference takes all other calls; ``auto`` uses all backends that can
         run. Raises SpecdecError for a named backend that cannot run here, with its reason.
         """
         reference = self._build("backend", "reference", Backend)
@@ -293,7 +297,7 @@ class Registry:
 
 
 def _installed() -> dict[str, object]:
-    """The plugins of the entry-point group ``specdec``; a broken one is named rather than met later."""
+    """The plugins of the entry-point group ``specdec``; SpecdecError names a plugin that cannot be imported."""
     found: dict[str, object] = {}
     for point in _chosen(entry_points(group="specdec")):
         try:
@@ -330,7 +334,7 @@ def _canonical(name: str) -> str:
 
 
 def split_list(text: str) -> list[str]:
-    """Split at the commas that are not inside brackets or quotes; empty parts are dropped.
+    """Split at commas outside brackets and quotes; empty parts are dropped.
 
     Example: ``split_list("ngram, oracle(0.8, seed=1)")`` is ``["ngram", "oracle(0.8, seed=1)"]``.
     """
