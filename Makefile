@@ -1,7 +1,9 @@
+# make demo       a comparison on a tiny random model, in seconds
 # make bench      the main job: a comparison table on the embedded model
 # make bench-all  every draft with the policies that suit it, greedy and sampled, one row and four
 # make test       everything that needs no GPU
 # make lint       ruff and mypy
+# make docs       run the commands of README.md and put what they print into it
 # make gate REV=HEAD~1   is this checkout slower than a revision? on the embedded model, at most a quarter of an hour
 # make gate-validate     how often the gate is wrong on this machine: an hour and a half, can be resumed
 # Each sets up what it needs from a bare checkout.
@@ -28,9 +30,13 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-.PHONY: bench bench-all test lint gate gate-validate clean
+.PHONY: demo bench bench-all test lint docs gate gate-validate clean
 
-bench bench-all: export HF_HUB_OFFLINE = 1
+demo bench bench-all docs: export HF_HUB_OFFLINE = 1
+demo: $(READY)
+	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target tiny --specdec-arm "ngram, oracle(0.8), garbage" \
+		--specdec-workload chat,code_editing --specdec-max-new-tokens 32 --benchmark-quiet $(ARGS)
+
 bench: $(READY)
 	@mkdir -p results
 	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m --specdec-arm "$(ARMS)" \
@@ -55,6 +61,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/python docs/paste.py README.md
 
 REV ?= HEAD~1
 
