@@ -29,14 +29,14 @@ class StoredSides:
 
     base: Record
     launcher: Launcher
-    told: Say
+    say: Say
     paired: bool = False
     head: list[Record] = field(default_factory=list)
 
     def at_least(self, count: int) -> tuple[Record, Record]:
         """See ``Sides``."""
         while len(self.head) < count:
-            self.told(f"launch {len(self.head) + 1} of {count}")
+            self.say(f"launch {len(self.head) + 1} of {count}")
             self.head.append(self.launcher.measure())
         return self.base, self.head[0].joined(self.head[1:])
 
@@ -47,7 +47,7 @@ class LiveSides:
 
     launcher: Launcher
     checkout: Path | None
-    told: Say
+    say: Say
     plant: str = ""
     paired: bool = True
     base: list[Record] = field(default_factory=list)
@@ -57,7 +57,7 @@ class LiveSides:
     def at_least(self, count: int) -> tuple[Record, Record]:
         """See ``Sides``."""
         while len(self.head) < count:
-            self.told(f"pair {len(self.head) + 1} of {count}")
+            self.say(f"pair {len(self.head) + 1} of {count}")
             for side in self.order.sample(("base", "head"), 2):
                 if side == "base":
                     self.base.append(self.launcher.measure(self.checkout))

@@ -35,7 +35,7 @@ class Trial:
 
     ``head``: the record of this process; ``findings()`` replaces it by the record of its launches, if it makes any.
     ``wanted``: the rows that the run should measure, each with the reason why it was not measured, or None.
-    ``baseline``: the record of the file; None if a revision is measured live. ``told`` prints a line of progress.
+    ``baseline``: the record of the file; None if a revision is measured live. ``say`` prints a line of progress.
     """
 
     rules: Rules
@@ -44,7 +44,7 @@ class Trial:
     head: Record
     wanted: Mapping[str, str | None]
     baseline: Record | None
-    told: Say
+    say: Say
     limits: Mapping[str, Limit] = field(default_factory=dict)
 
     def findings(self) -> list[Finding]:
@@ -63,12 +63,12 @@ class Trial:
         if rules.self_test:
             return self._self_test()
         if self.baseline:
-            sides: Sides = StoredSides(self.baseline, self.launcher, self.told)
+            sides: Sides = StoredSides(self.baseline, self.launcher, self.say)
             base = self.baseline
         else:
             assert rules.base
             checkout = stack.enter_context(worktree(self.launcher.root(), rules.base))
-            sides = LiveSides(self.launcher, checkout, self.told)
+            sides = LiveSides(self.launcher, checkout, self.say)
             base, _ = sides.at_least(1)
         found = {name: self._known(name, base) for name in self.wanted}
         compared = [name for name, one in found.items() if name in base.rows and one.verdict != GateVerdict.ERROR]
@@ -152,7 +152,7 @@ class Trial:
             ("as it is", "", timed, GateVerdict.PASS),
             (f"{slower:.1%} slower", f"host={slower}", drafted, GateVerdict.REGRESSED),
         ):
-            made = self._timed(LiveSides(self.launcher, None, self.told, plant), 2, rows)
+            made = self._timed(LiveSides(self.launcher, None, self.say, plant), 2, rows)
             for finding in made:
                 verdict = GateVerdict.PASS if finding.verdict == expected else GateVerdict.ERROR
                 message = f"{finding.verdict}; {finding.message}"

@@ -25,8 +25,9 @@ CONTROLS = (
         (f"{TABLE}.propose", DRAWN, "tokens = logits.max(dim=-1).indices"),
         (
             f"{TABLE}.propose",
-            "told[row].append(own)",
-            "told[row].append(own if self.branches else [float(i == own.index(max(own))) for i in range(len(own))])",
+            "drawn_from[row].append(own)",
+            "drawn_from[row].append("
+            "own if self.branches else [float(i == own.index(max(own))) for i in range(len(own))])",
         ),
     ),
     control(

@@ -123,7 +123,7 @@ class TableDraft(Draft):
         size = 1 + min(int(context.max_proposals_host.max()), len(self._shape.parents) - 1)
         rows = [context.history[row, : context.length_host[row]].tolist() for row in range(context.rows)]
         slots = [[text[-1]] for text in rows]
-        told: list[list[list[float]]] = [[] for _ in rows]
+        drawn_from: list[list[list[float]]] = [[] for _ in rows]
         for slot in range(1, size):
             drawn, depth = [], len(self._shape.ancestry(slot))
             for row, text in enumerate(rows):
@@ -131,7 +131,7 @@ class TableDraft(Draft):
                 distribution = self._distribution((*text, *(slots[row][s] for s in path)))
                 own = self._shape.without_elders(distribution, slots[row], slot)
                 drawn.append(own)
-                told[row].append(own)
+                drawn_from[row].append(own)
             logits = torch.tensor(drawn, dtype=torch.float64).log()[:, None]
             position = context.length[:, None] + depth - 1
             if self.branches:
@@ -142,5 +142,5 @@ class TableDraft(Draft):
                 slots[row].append(token)
         tokens = torch.tensor(slots)
         parents = torch.tensor(self._shape.parents[:size]).expand_as(tokens)
-        q = None if self._certain else torch.tensor(told, dtype=torch.float64)
+        q = None if self._certain else torch.tensor(drawn_from, dtype=torch.float64)
         return Window(tokens, parents, context.max_proposals.clamp(max=size - 1) + 1, q)

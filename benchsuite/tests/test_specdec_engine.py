@@ -110,7 +110,7 @@ def test_each_kind_of_token_is_told_apart(assemble: Make) -> None:
 def test_after_warm_up_no_memory_grows_with_the_steps(draft: str | None, assemble: Make) -> None:
     engine = assemble(max_length=4096 if draft is None else 512).engine(draft, k=4)
 
-    def held() -> tuple[int, int]:
+    def tensors_in_use() -> tuple[int, int]:
         gc.collect()
         tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
         return len(tensors), sum(t.nbytes for t in tensors)
@@ -118,10 +118,10 @@ def test_after_warm_up_no_memory_grows_with_the_steps(draft: str | None, assembl
     engine.submit([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=400))])
     for _ in range(10):
         engine.step()
-    before, allocations = held(), engine.stats.counts["allocations"]
+    before, allocations = tensors_in_use(), engine.stats.counts["allocations"]
     for _ in range(60):
         engine.step()
-    assert held() == before
+    assert tensors_in_use() == before
     assert engine.stats.counts["allocations"] == allocations
 
 
