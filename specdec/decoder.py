@@ -1,4 +1,4 @@
-"""A decoder layer of Llama's kind as ops see it: its weights, and what it computes from the other ops."""
+"""A decoder layer of Llama's kind: its weights, and its computation from the other ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DecoderWeights:
     """The weights of one layer.
 
-    ``qkv`` [(heads + 2 heads_kv) d, H] makes queries, keys and values of one input, ``gate_up`` [2 N, H] the
+    ``qkv`` [(heads + 2 heads_kv) d, H] maps an input to queries, keys and values, ``gate_up`` [2 N, H] to the
     two halves of a SwiGLU; a bias may be None. ``norm_offset`` is added to the weights of both norms.
     """
 
@@ -42,7 +42,7 @@ class DecoderWeights:
 
 @dataclass(frozen=True)
 class Cells:
-    """Where a layer writes and what it sees: rows of the arena [B, heads_kv, C, d], cells [B, W], mask [B, 1, W, L]."""
+    """A layer's keys and values [B, heads_kv, C, d], the cells int64 [B, W] that it writes, its mask [B, 1, W, L]."""
 
     keys: Tensor
     values: Tensor
@@ -53,7 +53,7 @@ class Cells:
 def decode(ops: Backend, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
     """h + mlp(norm(h)) with h = x + attention(norm(x)), op by op: x [B, W, H], ``turn`` the rotary's cos and sin.
 
-    In place: the arena's cells.
+    In place: the cells of ``at``.
     """
     batch, width, _ = x.shape
     size, heads, heads_kv = layer.head_dim, layer.heads, layer.heads_kv

@@ -1,4 +1,4 @@
-"""Devices: which one, in which dtype, how much memory, and how time is taken there."""
+"""Devices: the choice of device and dtype, free memory, and time measurement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def why_absent(kind: str) -> str | None:
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """``auto`` is the first of CUDA, MPS, CPU that exists; a named one is refused when it does not."""
+    """``auto`` is the first of CUDA, MPS, CPU that exists; SpecdecError for a named device that cannot be used."""
     if name == "auto":
         return torch.device(next(kind for kind in ORDER if why_absent(kind) is None))
     kind = name.partition(":")[0]
@@ -46,15 +46,15 @@ def pick_device(name: str = "auto") -> torch.device:
             f"the device {name!r} cannot be used: {error}; leave its number out, or name another"
         ) from error
     if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)  # events and allocations without a name go to the current one
+        torch.cuda.set_device(device)  # events and allocations without a device use the current one
     return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """``auto`` is float32 on a CPU, bfloat16 on an accelerator that has it, else float16.
 
-    A named dtype is tried with one small product on the device; one that fails is refused with those
-    that work there. ``int8`` and ``int4`` are of the weights; what they are multiplied with is ``auto``.
+    A named dtype is tested with one small product on the device; if it fails, SpecdecError lists the dtypes that
+    work. ``int8`` and ``int4`` are dtypes of the weights only; the activations then have the dtype of ``auto``.
     """
     if name == "auto" or name in BITS:
         if device.type == "cpu":
@@ -78,7 +78,7 @@ def _multiplies(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that can still be taken on a device."""
+    """Bytes of memory that are free on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type == "mps":
@@ -87,7 +87,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:
-    """Refuse, before anything is loaded, what cannot fit. Raises SpecdecError with both numbers."""
+    """Raise SpecdecError, with both numbers, if ``needed`` bytes do not fit; called before anything is loaded."""
     room = available_bytes(device)
     if needed > room:
         raise SpecdecError(
@@ -110,7 +110,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def be_deterministic(seed: int) -> None:
-    """The one switch: seeds torch and allows deterministic algorithms only."""
+    """Seed torch and allow deterministic algorithms only; nothing else switches this on."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
@@ -118,7 +118,7 @@ def be_deterministic(seed: int) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -127,17 +127,17 @@ def synchronize(device: torch.device) -> None:
 
 @dataclass
 class Stopwatch:
-    """Marks on the device's own time line, turned into seconds when the run is over.
+    """Time marks of a device, converted to seconds when the run is over.
 
-    On CUDA a mark is an event in the stream and costs the host nothing; elsewhere it is the clock (MPS
-    is synchronised first, without which it would time the queueing).
+    On CUDA a mark is an event in the stream and the host does not wait; elsewhere it is a time of the host's clock
+    (MPS is synchronised first, otherwise the marks would measure the queueing).
     """
 
     device: torch.device
     _marks: list[float | torch.cuda.Event] = field(default_factory=list)
 
     def mark(self) -> int:
-        """Take the time; returns the mark's number."""
+        """Record the current time; returns the mark's number."""
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()

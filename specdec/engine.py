@@ -1,9 +1,9 @@
-"""The engine: one loop for every strategy, batch and shape.
+"""The engine: one loop for every strategy, batch size and window shape.
 
-A step is one proposal, one target forward, one acceptance. Plain decoding is a step whose window is the
+A step is one proposal, one target forward and one acceptance. Plain decoding is a step whose window is the
 pending token alone; one sequence is a batch of one row; a chain is a tree that does not branch.
 
-The engine does not know: text (but for stop strings), which strategies exist, pytest.
+The engine knows nothing about text (except stop strings), about which strategies exist, or about pytest.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Tracer = Callable[[Context, Window, Tensor, Verdict], None]
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request: its tokens, what each was, why it ended, and when tokens came.
+    """A finished request: its tokens, the kind of each token, the reason for its end, and the time of each token.
 
     ``times`` are seconds from the start of the request's prefill to the emission of each token;
-    ``prefill_s`` is the prefill's part.
+    ``prefill_s`` is the duration of the prefill, also in seconds.
     """
 
     request: Request
@@ -52,11 +52,11 @@ class Engine:
     """Runs requests over a target with one draft, one policy and one controller.
 
     ``draft=None`` is plain decoding. ``max_rows`` requests run at once, the others wait; ``max_length``
-    bounds prompt and output together. ``finished`` holds the completions of the run so far, by request id.
+    limits prompt and output together, in tokens. ``finished`` holds the completions of the run so far, by request id.
     ``trace``, when set, is called after every acceptance with the context, the window, the raw logits [B, W, V]
-    and the verdict; it may read the device, the step may not.
+    and the verdict; it may read the device, which the step itself must not do.
 
-    Raises SpecdecError for a draft that branches under a policy without trees.
+    Raises SpecdecError for a draft that proposes trees with a policy that reads chains only.
 
     Example: ``Engine(target, draft=None, policy=policy, controller=controller, ops=ops, max_rows=1,
     max_length=256).run([Request(0, prompt)])``
@@ -99,7 +99,7 @@ class Engine:
         self._ops_before = self.ops.ran()
 
     def run(self, requests: Sequence[Request]) -> list[Completion]:
-        """Run requests to their ends; returns completions in the order given. ``stats`` is of this run alone.
+        """Run requests to their ends; returns their completions in the same order. ``stats`` then covers only this run.
 
         Raises SpecdecError as ``submit`` does, before anything runs.
         """
@@ -116,8 +116,8 @@ class Engine:
         return [self.finished[request.id] for request in requests]
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Put requests behind those that wait. As many as there are free rows for are prefilled now; each call of
-        ``step`` then decodes the live rows (``rows.live``) and fills those that become free.
+        """Append requests to the queue. As many as there are free rows are prefilled now; each call of ``step`` then
+        decodes the live rows (``rows.live``) and fills the rows that become free.
 
         Raises SpecdecError, before anything is prefilled, for an empty prompt, a prompt longer than ``max_length`` or
         the model allows, token ids outside the vocabulary, or an id that another request of the run has.
@@ -134,7 +134,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One proposal, one target forward, one acceptance, one read."""
+        """Run one step: one proposal, one target forward, one acceptance, one read."""
         stats, rows = self.stats, self.rows
         live = slice(0, len(rows.live))
         start = stats.stopwatch.mark()
@@ -159,7 +159,7 @@ class Engine:
         self._leave()
 
     def read(self, packed: Tensor) -> npt.NDArray[np.int64]:
-        """The step's one transfer from the device to the host."""
+        """Copy ``packed`` to the host: the only transfer of a step from the device."""
         self.stats.counts["host_reads"] += 1
         return packed.cpu().numpy()
 
@@ -185,7 +185,7 @@ class Engine:
         return k
 
     def _absorb(self, read: npt.NDArray[np.int64], window: Window) -> tuple[int, int, int, int, int, int]:
-        """Host side of a step: cut at stops, count. Returns Step's integers."""
+        """The host side of a step: cut the output at stops and count. Returns the integer fields of ``Step``."""
         stats, counts, now = self.stats, self.stats.counts, time.perf_counter()
         before = counts["num_draft_tokens"], counts["num_accepted_tokens"], counts["num_emitted_tokens"]
         cell = self.arena.bytes_per_token(self.arena.layers, self.target.dtype)
@@ -203,7 +203,7 @@ class Engine:
         return width - 1, width, batch, proposed, accepted, emitted
 
     def _leave(self) -> None:
-        """Finished rows leave; a waiting request or else the last live row takes each place."""
+        """Remove finished rows; a waiting request, or else the last live row, takes each free row."""
         freed = [row for row, live in enumerate(self.rows.live) if live.finish]
         for row in freed:
             live = self.rows.live[row]
@@ -216,7 +216,7 @@ class Engine:
                 self.draft.release(row, (*live.request.prompt, *live.tokens))
         while freed and self._waiting:
             self._admit(freed.pop(0), self._waiting.popleft())
-        # From the end, so that the last row is either the freed one itself or live.
+        # From the end, so that the last row is either the freed row itself or live.
         for row in reversed(freed):
             last = len(self.rows.live) - 1
             if row < last:
@@ -256,9 +256,9 @@ class Engine:
             seen.add(request.id)
 
     def refuse_unfit(self, request: Request) -> None:
-        """Raise SpecdecError for a request that ``run`` would not take, saying what would fit."""
+        """Raise SpecdecError for a request that ``run`` would refuse; the message says what would be accepted."""
         length, most = len(request.prompt), self._longest
-        StopWatcher(request.params, 1, self.tokenizer)  # refuses stop strings that nothing could decode
+        StopWatcher(request.params, 1, self.tokenizer)  # refuses stop strings without a tokenizer
         if length == 0:
             raise SpecdecError(f"the prompt of request {request.id} is empty; give it at least one token")
         if length >= most:

@@ -1,4 +1,4 @@
-"""The one exception that is meant for the person at the keyboard."""
+"""The one exception whose text is meant for the user."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 
 class SpecdecError(Exception):
-    """A refusal: what was got, what was expected, which choices exist, what to do next.
+    """A refusal; its text says what was given, what was expected, which choices exist and what to do next.
 
-    The command line and the pytest plugin print its text without a traceback. Anything else that
-    escapes the engine is a bug and keeps its traceback.
+    The command line and the pytest plugin print the text without a traceback. Any other exception that leaves
+    the engine is a bug and keeps its traceback.
     """
 
 
 def unknown(kind: str, got: str, choices: Iterable[str], hint: str = "") -> SpecdecError:
-    """The refusal of a name that nobody registered.
+    """The error for a name that is not registered.
 
     Example: ``unknown("draft", "ngrm", ["ngram", "oracle"])`` reads ``unknown draft 'ngrm'; did you
     mean 'ngram'? choices: ngram, oracle``.

@@ -36,7 +36,7 @@ def specdec_register_drafts(register: Callable[[str, DraftFactory | str], None])
         The options are the factory's own keyword arguments, each with a default and, for the listing, a meaning
         (``Annotated[float, "share of right proposals"]``): ``--specdec-draft "oracle(rate=0.9)"`` calls
         ``factory(env, rate=0.9)``. A class whose ``__init__`` has that signature is a factory. Instead of a
-        factory, a text makes the name an alias of another, whoever registers that: ``register("vanilla", "draft_model")``.
+        factory, a text makes the name an alias of any registered name: ``register("vanilla", "draft_model")``.
 
     The factory runs once for each engine, before the first token. The tensors that a draft returns
     belong to the engine afterwards; the tensors that it receives belong to the engine and change after the step.

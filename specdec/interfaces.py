@@ -1,7 +1,7 @@
-"""What a plugin implements: Draft, Policy, Controller, Backend.
+"""The interfaces that plugins implement: Draft, Policy, Controller, Backend.
 
-Only what has no default must be written. A plugin is told what it is about through its factory's
-``env`` (an ``Env``) and nothing else; the engine hands it messages and never its own state.
+Only abstract methods must be written. A plugin learns about the engine only from its factory's ``env`` (an
+``Env``); the engine passes messages to it and never its own state.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Contract = Literal["exact", "distribution", "lossy"]
 
 @dataclass(frozen=True)
 class Env:
-    """What a factory may know when it builds a plugin.
+    """The information that a factory gets to build a plugin.
 
-    ``target`` the model whose output counts; ``tokenizer`` its tokenizer; ``ops`` the backend;
-    ``max_rows``, ``max_length`` (tokens) and ``max_window`` (slots) the engine's sizes; ``seed`` for
-    whatever the plugin draws by itself; ``plain(request)`` the tokens plain decoding emits for it, for
-    drafts that replay (computed once and remembered); ``draft(text)`` builds another registered draft for the
-    same engine, for drafts that combine others.
+    ``target``: the target model; ``tokenizer``: its tokenizer; ``ops``: the backend; ``max_rows``, ``max_length``
+    (tokens) and ``max_window`` (slots): the engine's sizes; ``seed``: for the plugin's own random numbers;
+    ``plain(request)``: the tokens that plain decoding emits for a request, for drafts that replay (computed once
+    and remembered); ``draft(text)``: builds another registered draft for the same engine, for drafts that combine
+    others.
     """
 
     target: ArenaModel
@@ -54,8 +54,8 @@ class Draft(ABC):
     """Proposes tokens. One method must be written: ``propose``.
 
     ``needs_hidden`` asks for the target's last hidden states; ``branches`` says that windows may be
-    trees; ``looks_up`` that ``look_up`` answers for a row alone, on the host, so that a draft that combines
-    others knows at once whether this one found something. All are declared, never guessed.
+    trees; ``looks_up`` says that ``look_up`` answers for a single row, on the host, so that a draft that combines
+    others knows at once whether this draft found something. Every draft must declare them correctly.
 
     The smallest draft, which repeats the pending token::
 
@@ -73,16 +73,16 @@ class Draft(ABC):
 
     @abstractmethod
     def propose(self, context: Context) -> Window:
-        """The next window. Called when at least one row may propose; never more than ``max_proposals`` a row."""
+        """The next window, with at most ``max_proposals`` proposals a row; called if at least one row may propose."""
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
-        """A request takes ``row``; ``prompt`` is every token of it so far. Time spent here is prefill."""
+        """A request starts in ``row``; ``prompt`` holds all its tokens so far. Time spent here counts as prefill."""
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
         """The request of ``row`` has ended; ``tokens`` is its prompt and output."""
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """The live request of ``source`` continues in ``row``. By default it is released and admitted anew."""
+        """The live request of ``source`` continues in ``row``. By default it is released and admitted again."""
         self.release(source, tokens)
         self.admit(row, request, tokens)
 
@@ -90,26 +90,26 @@ class Draft(ABC):
         """Hidden states [1, W, H] of prompt tokens [1, W] from position ``start``; only with ``needs_hidden``."""
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """After every step, asked or not: what was verified. ``hidden`` [B, W, H] only with ``needs_hidden``."""
+        """The verified window, after every step, also without ``propose``; ``hidden`` [B, W, H] or None."""
 
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
-        """Continuations of one row, likeliest first, within its room; asked only with ``looks_up``. None by default."""
+        """Continuations of one row, likeliest first, within its room; called only with ``looks_up``. Default: none."""
         return ()
 
     def forget(self) -> None:
-        """Forget what requests that have ended taught; called between runs, with no live row. Nothing by default."""
+        """Delete everything learned from ended requests; called between runs, without live rows. Default: no action."""
 
     def info(self) -> Mapping[str, int]:
-        """Counters to add to the run's: ``draft_forwards`` and whatever else the draft counts."""
+        """Counters to add to the run's counters: ``draft_forwards`` and any others of the draft."""
         return {}
 
 
 class Policy(ABC):
-    """Decides what is kept.
+    """Decides which proposals are accepted.
 
-    ``coupled`` asks drafts to draw with the target's own noise; ``trees`` says that windows which
-    branch are understood; ``raw`` asks for logits before any processor, for policies that look at how
-    likely a proposal is: a greedy row's processed distribution is one-hot and says nothing.
+    ``coupled`` asks drafts to draw with the target's own noise; ``trees`` says that the policy accepts windows that
+    branch; ``raw`` asks for logits before any processor, for policies that use the probability of a proposal: a
+    greedy row's processed distribution is one-hot and has no such information.
     """
 
     coupled: bool = False
@@ -118,13 +118,13 @@ class Policy(ABC):
 
     @abstractmethod
     def contract(self, params: SamplingParams) -> Contract:
-        """``exact``: plain decoding's tokens. ``distribution``: its distribution. ``lossy``: neither."""
+        """``exact``: the tokens of plain decoding. ``distribution``: only their distribution. ``lossy``: neither."""
 
     @abstractmethod
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         """The verdict over ``logits`` float32 [B, W, V]: row b, slot w is the distribution after node w.
 
-        Processed, unless the policy is ``raw``; not to be written to.
+        The logits are processed unless the policy is ``raw``; they must not be changed.
         """
 
 
@@ -132,8 +132,8 @@ class Controller(ABC):
     """Decides how many tokens to propose: one K for the batch.
 
     ``deterministic`` is False for a controller that reads the clock: its counters need not repeat.
-    ``k_option`` names the option of the factory that K sets, where the user gives one apart
-    (``--specdec-k 8``); None: it takes none.
+    ``k_option`` names the factory's option that K sets if the user gives K separately (``--specdec-k 8``); None: the
+    controller takes no K.
     """
 
     deterministic: bool = True
@@ -142,7 +142,7 @@ class Controller(ABC):
     @property
     @abstractmethod
     def max_k(self) -> int:
-        """The largest K that ``next_k`` may return; sizes the arena, so it does not change."""
+        """The largest K that ``next_k`` may return; constant, because the arena is allocated for it."""
 
     @abstractmethod
     def next_k(self, stats: Stats) -> int:
@@ -150,16 +150,16 @@ class Controller(ABC):
 
 
 class Backend(ABC):
-    """The tensor operations that have more than one implementation.
+    """The tensor operations (ops) that have more than one implementation.
 
-    One op has one name everywhere. The reference in plain torch defines what each computes; another
-    backend subclasses it and overrides what it accelerates. Nothing here may read a device from the host.
+    An op has the same name everywhere. The reference in plain torch defines the result of each op; another backend
+    subclasses it and overrides the ops that it accelerates. No op may read a device from the host.
     """
 
     name: str
     priority: int
     devices: tuple[str, ...] = ("cuda", "mps", "cpu")
-    """Kinds of devices that it is meant for: where it cannot run on one of them, the user is told."""
+    """Kinds of devices for which the backend is meant; if it cannot run on one of them, the user gets a message."""
 
     def missing(self) -> str | None:
         """A sentence saying why this backend cannot run here, or None when it can."""
@@ -167,16 +167,16 @@ class Backend(ABC):
 
     @abstractmethod
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
-        """Whether ``op`` runs here on such tensors: asked of device, dtype and shape before every call.
+        """Whether ``op`` runs here on these tensors, by their device, dtype and shape; called before every call.
 
-        ``tensors`` are the op's tensors that decide, in the order of its signature: ``sample`` logits,
+        ``tensors`` are the op's deciding tensors, in the order of its signature: ``sample`` logits,
         ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample`` distribution, ``kv_append`` keys and
         new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight,
         ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layer`` x.
         """
 
     def ran(self) -> Counter[tuple[str, str]]:
-        """Calls of each (op, backend) so far, where they are counted (``specdec.ops.Ops``)."""
+        """Calls of each (op, backend) so far, if they are counted (``specdec.ops.Ops``)."""
         return Counter()
 
     @abstractmethod
@@ -189,32 +189,32 @@ class Backend(ABC):
 
     @abstractmethod
     def verify_prefix(self, window: Window, choices: Tensor) -> Verdict:
-        """The longest path whose every token is the target's choice [B, W] at its parent, and the choice after it."""
+        """The longest path on which each token is the target's choice [B, W] at its parent, and the choice after it."""
 
     @abstractmethod
     def rejection_sample(
         self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
-        """Exact chain rejection of proposals drawn from ``window.q`` under the target's distribution [B, W, V]; keys
-        [B, W]."""
+        """Exact rejection sampling of a chain drawn from ``window.q``, for the target's ``distribution`` float32
+        [B, W, V]; keys int64 [B, W]."""
 
     @abstractmethod
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
-        """In place: [B, heads, W, head_dim] into ``cells`` [B, W] of [B, heads, capacity, head_dim]."""
+        """In place: write [B, heads, W, head_dim] into ``cells`` int64 [B, W] of [B, heads, capacity, head_dim]."""
 
     @abstractmethod
     def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
-        """In place: cells ``source`` [B, D] become cells ``target`` [B, D], all read before any is written."""
+        """In place: copy cells ``source`` [B, D] to cells ``target`` [B, D]; all are read before any is written."""
 
     @abstractmethod
     def tree_attention(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
     ) -> Tensor:
-        """Attention of [B, heads, W, d] over [B, heads_kv, L, d]; additive mask [B, 1, W, L]; [B, W, heads, d]."""
+        """Attention of [B, heads, W, d] over [B, heads_kv, L, d]; added mask [B, 1, W, L]; gives [B, W, heads, d]."""
 
     @abstractmethod
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
-        """x Wᵀ + bias: x [..., K], weight [N, K] in x's dtype, in another float dtype or quantised; [..., N] like x."""
+        """x Wᵀ + bias: x [..., K], weight [N, K] in any float dtype or quantised; returns [..., N] in x's dtype."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
@@ -224,7 +224,7 @@ class Backend(ABC):
     def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary positions on queries and keys [B, heads, W, d], cos and sin [B or 1, W, d]: x cos + half(x) sin.
 
-        ``half`` turns (a, b), the halves of a head, into (-b, a). Returns new tensors.
+        ``half`` maps (a, b), the halves of a head, to (-b, a). Returns new tensors.
         """
 
     @abstractmethod
@@ -233,7 +233,7 @@ class Backend(ABC):
 
     @abstractmethod
     def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
-        """A whole layer of Llama's kind over the arena, x [B, W, H] to the same: see ``specdec.decoder.decode``."""
+        """A whole layer of Llama's kind over the arena, [B, W, H] to [B, W, H]: see ``specdec.decoder.decode``."""
 
 
 OPS = tuple(sorted(Backend.__abstractmethods__ - {"takes"}))

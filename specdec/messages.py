@@ -1,4 +1,4 @@
-"""What crosses a plugin boundary: Context in, Window out, Verdict back.
+"""The messages between engine and plugins: Context in, Window out, Verdict back.
 
 Letters used in every shape below: B rows, W slots of the window, V the target's vocabulary, S the
 longest sequence, D the longest accepted path counted with its root (at most W).
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Window:
-    """The W tokens that one target forward sees: slot 0 the pending token, slots 1… the proposals.
+    """The W tokens of one target forward: slot 0 is the pending token, slots 1… are the proposals.
 
-    ``tokens`` int64 [B, W]; ``parents`` int64 [B, W] with -1 at slot 0 and ``parents[:, i] < i``,
-    siblings in the order in which they were drawn; ``width`` int64 [B], the valid slots of each row
-    (slots from ``width`` on are padding: any token id that exists, parents like any other). ``q`` is
-    float32 [B, W - 1, V] over the target's vocabulary: row i - 1 is the distribution that node i was drawn
-    from given its elder siblings. ``q=None`` says that every proposal was certain (one-hot rows).
+    ``tokens`` int64 [B, W]. ``parents`` int64 [B, W]: -1 at slot 0, else ``parents[:, i] < i``; siblings are in
+    the order in which they were drawn. ``width`` int64 [B]: the number of valid slots of each row; slots from
+    ``width`` on are padding, with any valid token id and parent. ``q`` float32 [B, W - 1, V] over the target's
+    vocabulary: row i - 1 is the distribution from which node i was drawn, given its elder siblings. ``q=None``
+    means that every proposal was certain (one-hot rows).
 
-    All on the engine's device. The engine owns a window from the moment ``propose`` returns it.
+    All tensors are on the engine's device. The engine owns a window from the moment ``propose`` returns it.
     """
 
     tokens: Tensor
@@ -46,9 +46,9 @@ class Window:
 
     @staticmethod
     def chain(pending: Tensor, proposals: Tensor, num_proposals: Tensor, q: Tensor | None = None) -> Window:
-        """A window whose every slot continues the one before.
+        """A window in which every slot continues the slot before it.
 
-        ``pending`` [B]; ``proposals`` [B, K]; ``num_proposals`` [B], how many of each row's K are real.
+        ``pending`` int64 [B]; ``proposals`` int64 [B, K]; ``num_proposals`` int64 [B], the number of valid proposals.
 
         Example: ``Window.chain(torch.tensor([5]), torch.tensor([[6, 7]]), torch.tensor([2]))`` has
         tokens ``[[5, 6, 7]]``, parents ``[[-1, 0, 1]]`` and width ``[3]``.
@@ -63,10 +63,10 @@ class Window:
         proposals: Sequence[Sequence[int] | npt.NDArray[np.int64]],
         parents: Sequence[Sequence[int]] | None = None,
     ) -> Window:
-        """A window from proposals made on the host, one list a row, of any lengths; all certain.
+        """A window from proposals made on the host: one list of any length for each row, all certain.
 
         Without ``parents`` each row is a chain; with them, ``parents[row][i]`` is the slot that proposal i
-        (slot i + 1) continues. As wide as the longest list. The upload does not wait for the device.
+        (slot i + 1) continues. W is 1 + the length of the longest list. The upload does not wait for the device.
         """
         counts = np.array([len(tokens) for tokens in proposals])
         padded = np.zeros((len(proposals), counts.max()), dtype=np.int64)
@@ -89,9 +89,9 @@ class Window:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """bool [B, W, W]: slot j is slot i's ancestor or i itself.
+        """bool [B, W, W]: whether slot j is an ancestor of slot i, or i itself.
 
-        The reflexive, transitive closure of ``parents`` by repeated squaring: log2(W) products.
+        Computed as the reflexive, transitive closure of ``parents`` by repeated squaring: log2(W) products.
         """
         size = self.tokens.shape[1]
         slots = torch.arange(size, device=self.tokens.device)
@@ -104,12 +104,12 @@ class Window:
 
     @cached_property
     def depth(self) -> Tensor:
-        """int64 [B, W]: how many edges lie between a slot and slot 0."""
+        """int64 [B, W]: the number of edges between a slot and slot 0."""
         return self.ancestors.sum(dim=2) - 1
 
     @cached_property
     def deepest(self) -> Tensor:
-        """int64 [B]: the depth of each row's deepest valid slot, 0 where nothing is proposed."""
+        """int64 [B]: the depth of each row's deepest valid slot; 0 without proposals."""
         slots = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return torch.where(slots < self.width[:, None], self.depth, 0).amax(dim=1)
 
@@ -118,17 +118,17 @@ class Window:
         size = self.tokens.shape[1]
         on_path = self.ancestors.gather(1, node[:, None, None].expand(-1, 1, size))[:, 0]
         slots = torch.arange(size, device=node.device)
-        # Depths on a path are distinct, so it can be scattered into order; the rest falls past the end.
+        # Depths on a path are distinct, so a scatter by depth orders its slots; all other slots go past the end.
         place = torch.where(on_path, self.depth, size)
         path = torch.full((len(node), size + 1), -1, dtype=torch.int64, device=node.device)
         return path.scatter(1, place, torch.where(on_path, slots, -1))[:, :-1]
 
     def prefer(self, good: Tensor, choices: Tensor) -> Tensor:
-        """``choices`` [B, W] with the token of a node's first good child in its place, where it has one.
+        """``choices`` int64 [B, W], in which the token of a node's first good child replaces the node's own choice.
 
         ``good`` bool [B, W]. ``ops.verify_prefix(window, window.prefer(good, choices))`` then walks from good
-        child to good child and ends with the choice at the last: the walk of every policy that judges
-        proposals one by one. Returns a new tensor.
+        child to good child and ends with the choice at the last node: the walk of every policy that judges
+        each proposal by itself. Returns a new tensor.
 
         Example: a chain 5 6 7 with good ``[[True, True, False]]`` and choices ``[[1, 2, 3]]`` gives ``[[6, 2, 3]]``.
         """
@@ -141,10 +141,10 @@ class Window:
         return torch.where(first < size, token, choices)
 
     def check(self, rows: int, max_window: int, vocabulary: int, owner: str) -> None:
-        """Refuse a window whose shapes or types do not fit, before it reaches the model.
+        """Refuse a window with wrong shapes or dtypes, before it reaches the model.
 
-        Only what the host knows is checked; values live on the device and are the conformance kit's
-        business. Raises SpecdecError naming the draft.
+        This checks only facts that the host knows; the conformance kit checks the values, which are on the device.
+        Raises SpecdecError, which names the draft.
         """
         size = self.tokens.shape[1] if self.tokens.dim() == 2 else -1
         fits = (
@@ -167,11 +167,11 @@ class Window:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a policy kept of a window.
+    """The part of a window that a policy accepted, and the next token.
 
     ``path`` int64 [B, D]: the accepted slots from the root down, ``path[:, 0] == 0``, -1 past the end;
-    ``num_accepted`` int64 [B], the root not counted; ``next`` int64 [B], the token drawn after them
-    (recovered after a rejection, bonus after full acceptance). All on the engine's device.
+    ``num_accepted`` int64 [B], without the root; ``next`` int64 [B], the token drawn after them (recovered
+    after a rejection, bonus after full acceptance). All tensors are on the engine's device.
     """
 
     path: Tensor
@@ -179,20 +179,20 @@ class Verdict:
     next: Tensor
 
     def last(self, states: Tensor) -> Tensor:
-        """[B, H]: of states [B, W, H] of a window's slots, those of the last slot kept in each row."""
+        """[B, H]: the state of each row's last accepted slot, from ``states`` [B, W, H] of the window's slots."""
         slot = self.path.gather(1, self.num_accepted[:, None])
         return states.gather(1, slot[:, :, None].expand(-1, -1, states.shape[2]))[:, 0]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a step knows, read-only; the tensors are views of the engine's and change after the step.
+    """The read-only input of a step; its tensors are views of the engine's tensors and change after the step.
 
-    ``request`` int64 [B], the ids; ``tokens`` int64 [B, S], prompt and output, valid up to ``length``
-    [B] (the pending token included); ``max_proposals`` [B], the least of K, the token budget and the
-    room; each on the device. ``history``, ``length_host`` and ``max_proposals_host`` are the same on
-    the host, filled from the step's one read: reading them costs nothing, reading a device tensor
-    breaks the step. ``coupled`` says that the policy compares proposals with the target's own draw.
+    On the device: ``request`` int64 [B], the request ids; ``tokens`` int64 [B, S], prompt and output, valid up to
+    ``length`` int64 [B] (the pending token included); ``max_proposals`` int64 [B], the minimum of K, the token
+    budget and the room. On the host: ``history``, ``length_host`` and ``max_proposals_host``, the same values,
+    filled from the step's one read. To read these costs nothing; to read a device tensor breaks the step, because
+    the host waits. ``coupled`` says that the policy compares proposals with the target's own draw.
     """
 
     request: Tensor
@@ -217,28 +217,28 @@ class Context:
         return self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
 
     def process(self, logits: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
-        """The target's processors over logits [B, W, V]: float32 in, float32 out, not in place.
+        """Apply the target's processors to logits [B, W, V]: float32 in, a new float32 tensor out.
 
         ``softmax`` of the result is the distribution p; a greedy row's distribution is one-hot. ``parents`` and
-        ``tokens`` [B, W] give every slot its own history, for processors that look back.
+        ``tokens`` int64 [B, W] give every slot its own history, for processors that use earlier tokens.
         """
         return sampling.process(logits, self.params)
 
     def choose(self, logits: Tensor, position: Tensor, purpose: Purpose, draw: int | Tensor = 0) -> Tensor:
-        """Draw one token per slot from softmax(logits) with the noise of (row, position, purpose, draw).
+        """Draw one token for each slot from softmax(logits) with the noise of (row, position, purpose, draw).
 
-        ``logits`` [B, W, V], processed; ``position`` [B, W], the index in the sequence that the drawn
-        token will take. Returns int64 [B, W]. The same key draws with the same noise on every device
+        ``logits`` float32 [B, W, V], processed; ``position`` int64 [B, W], the index of the drawn token in
+        the sequence. Returns int64 [B, W]. The same key draws with the same noise on every device
         and in every batch layout.
         """
         key = None if self.params.greedy else sampling.key(self.params.stream, position, purpose, draw)
         return self.ops.sample(logits, key)
 
     def propose_token(self, logits: Tensor, position: Tensor) -> Tensor:
-        """``choose`` for a draft: with the target's own noise under a coupled policy, else with its own.
+        """``choose`` for a draft: with the target's noise under a coupled policy, else with the draft's own noise.
 
-        Its own is fresh in every step: a policy that looks at a whole block before it rejects has seen draws at
-        positions that the next step proposes for again.
+        The draft's own noise is new in every step, because a policy that looks at a whole block before it rejects
+        has used the draws at positions for which the next step proposes again.
         """
         if self.coupled:
             return self.choose(logits, position, Purpose.TARGET)
@@ -246,5 +246,5 @@ class Context:
 
     @property
     def step(self) -> Tensor:
-        """int64 [B, 1]: what tells this step of a row from its others, for draws that must be fresh in each."""
+        """int64 [B, 1]: a number that no other step of the row has, for draws that must be new in each step."""
         return self.length[:, None]

@@ -1,8 +1,8 @@
-"""A transformers model run over the arena: no fork, one attention function, no cache object.
+"""Runs a transformers model over the arena: no fork, one attention function, no cache object.
 
-``AttentionInterface`` sends every layer's attention here; the plan of the forward travels through the
-model's keyword arguments, so two arenas can use the same modules. No mask function is registered under
-the name, so transformers builds no mask (read in ``masking_utils.py``, 5.23).
+``AttentionInterface`` sends the attention of every layer to ``_attention``; the plan of a forward is passed through
+the model's keyword arguments, so two arenas can use the same modules. No mask function is registered under the name
+"specdec", so transformers builds no mask (see ``masking_utils.py``, transformers 5.23).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specdec.messages import Window
 from specdec.swap import Swap
 
 PREFILL_CHUNK = 256
-"""Prompt tokens that one prefill forward takes."""
+"""Largest number of prompt tokens in one prefill forward."""
 
 
 def _attention(
@@ -46,7 +46,7 @@ AttentionInterface.register("specdec", _attention)
 
 
 def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
-    """The attention layers of a text model's config; SpecdecError for a kind the arena does not hold."""
+    """The attention layers of a text model's config; SpecdecError for a kind that the arena does not support."""
     config = config.get_text_config(decoder=True)
     if not hasattr(config, "num_attention_heads") or config.is_encoder_decoder:
         raise SpecdecError(
@@ -69,7 +69,7 @@ def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
-    """How many positions the model has; None where every layer slides over rotary positions."""
+    """The model's number of positions; None if every layer has a sliding window and positions are rotary."""
     config = config.get_text_config(decoder=True)
     limit: int | None = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None) is not None
@@ -80,9 +80,9 @@ def position_limit(config: PretrainedConfig) -> int | None:
 class ArenaModel:
     """A causal transformers model whose attention reads and writes an arena.
 
-    The model's attention implementation is switched to ``specdec`` and the parts that ``ops`` computes are
-    swapped (``specdec.swap``); ``twin()`` gives an unmodified copy over the same weights. ``bits`` 8 or 4
-    rounds the weights of its products, in place.
+    In place: the model's attention implementation becomes ``specdec``, and the parts that ``ops`` computes are
+    replaced (``specdec.swap``); ``twin()`` gives an unmodified copy over the same weights. ``bits`` 8 or 4
+    rounds the weights of its products, in place. Raises SpecdecError for a model that cannot run over the arena.
 
     Example: ``ArenaModel(AutoModelForCausalLM.from_pretrained(folder), ops)``
     """
@@ -102,11 +102,11 @@ class ArenaModel:
 
     @torch.inference_mode()
     def _switch(self) -> None:
-        """Send the model's attention to the arena, and refuse a model that does not follow.
+        """Send the model's attention to the arena, and refuse a model for which this changes the logits.
 
-        Some families ignore the switch and some attend with more than queries, keys and values; both would
-        decode fluent nonsense. A few tokens through the arena must give what the model gave before. Layers
-        that only look like Llama's are found out here too, and left to their own forward.
+        Some families ignore the switch, and some attend with more than queries, keys and values; both would emit
+        fluent but wrong text. So a few tokens over the arena must give the model's earlier logits. Layers that only
+        look like Llama's fail this test too; they then keep their own forward, and the test runs again.
         """
         tokens = torch.arange(6, device=self.device)[None] % self.vocabulary
         before = self.model(tokens, use_cache=False).logits.float()
@@ -125,13 +125,13 @@ class ArenaModel:
             )
 
     def _differs(self, tokens: Tensor, before: Tensor) -> str | None:
-        """How the logits [1, W, V] over the arena differ from the model's own, or None."""
+        """How the logits over the arena differ from the model's own, ``before`` [1, W, V], in words; None if equal."""
         half = tokens.shape[1] // 2
         window = Window.chain(tokens[:, half], tokens[:, half + 1 :], tokens.new_full((1,), half - 1))
         arena = self.arena(1, 2 * half, 2 * half)
         before = before[:, half:]
         try:
-            # In two forwards: the second is right only if it sees what the first one wrote.
+            # Two forwards: the second is correct only if it reads the keys and values that the first wrote.
             self.extend(arena, tokens[:, :half], 0, 0)
             after = self.forward(arena, window, slice(0, 1), half)[0].float()
         except TypeError as error:
@@ -142,11 +142,11 @@ class ArenaModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights as a forward reads them, shared ones counted once."""
+        """Bytes of the weights as a forward reads them; shared weights are counted once."""
         return self.swap.weight_bytes
 
     def twin(self, layers: int | None = None) -> PreTrainedModel:
-        """An unmodified model over the same weights: the reference, or its first ``layers`` layers as a draft."""
+        """An unmodified model over the same weights: the reference, or only its first ``layers`` layers, as a draft."""
         memo: dict[int, Any] = {id(p): p for p in self.model.parameters()}
         with self.swap.taken_out():
             model: PreTrainedModel = copy.deepcopy(self.model, memo)
@@ -164,16 +164,16 @@ class ArenaModel:
         return model
 
     def arena(self, rows: int, max_length: int, max_window: int) -> Arena:
-        """An arena of the right shape; its widest window also takes a prefill chunk."""
+        """An arena for this model; its widest window also fits a prefill chunk."""
         widest = max(max_window, min(PREFILL_CHUNK, max_length))
         return Arena(
             self.layers, rows=rows, max_length=max_length, max_window=widest, dtype=self.dtype, device=self.device
         )
 
     def forward(self, arena: Arena, window: Window, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
-        """One forward of a window: logits [B, W, V] in the model's dtype and the hidden states [B, W, H].
+        """One forward of a window: logits [B, W, V] and hidden states [B, W, H], both in the model's dtype.
 
-        ``hidden`` is what the head is given (after the final norm). In place: the arena's cells past
+        The hidden states are the input of the head (after the final norm). In place: the arena's cells past
         ``committed``; nothing is committed. ``longest`` as in ``Arena.plan``.
         """
         plan = arena.plan(window, self.ops, rows, longest, self.limit)
@@ -183,9 +183,9 @@ class ArenaModel:
         return out.logits, seen[0]
 
     def extend(self, arena: Arena, tokens: Tensor, row: int, start: int) -> Tensor:
-        """Feed tokens [1, W] of one row without the head and commit them; returns hidden [1, W, H].
+        """Run tokens int64 [1, W] of one row without the head and commit them; returns hidden states [1, W, H].
 
-        The row must hold ``start`` committed tokens; it is addressed as a view, alone.
+        The row must have ``start`` committed tokens. In place: this row of the arena, through a view.
         """
         zero = torch.zeros(1, dtype=torch.int64, device=tokens.device)
         window = Window.chain(tokens[:, 0], tokens[:, 1:], zero + tokens.shape[1] - 1)
@@ -197,7 +197,7 @@ class ArenaModel:
         return hidden
 
     def prefill(self, arena: Arena, row: int, prompt: tuple[int, ...]) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Commit a prompt but its last token, in chunks; yields (start, tokens [1, W], hidden) for each."""
+        """Commit all prompt tokens except the last, in chunks; yields (start, tokens [1, W], hidden [1, W, H])."""
         arena.reset(row)
         tokens = torch.tensor([prompt[:-1]], dtype=torch.int64, device=self.device)
         for start in range(0, tokens.shape[1], PREFILL_CHUNK):
@@ -207,7 +207,7 @@ class ArenaModel:
 
 @contextmanager
 def _seen_by_head(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    # transformers offers no hook for the last hidden state that costs nothing; the head's input is it.
+    # transformers has no hook that gives the last hidden state at no cost; it is the head's input.
     seen: list[Tensor] = []
     handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     try:

@@ -1,4 +1,4 @@
-"""The ops as the engine sees them: each call goes to the fastest backend that takes it, and is counted."""
+"""The ops that the engine calls: each call goes to the first backend that takes it, and is counted."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from specdec.messages import Verdict, Window
 from specdec.quantised import Quantised
 
 Route = tuple[Callable[..., bool], Callable[..., Any], tuple[str, str]]
-"""Whether a backend takes the tensors that decide, its method, and the name that the call is counted under."""
+"""A backend's check of the deciding tensors, its method, and the name under which the call is counted."""
 
 
 class Ops(Backend):
     """Backends in order of preference; the last takes everything (the reference).
 
-    ``ran`` counts (op, backend) for every call, so that what ran is known and not assumed. ``absent`` are
-    backends that would stand in the chain if they could run here, with the sentences that say why not.
+    ``ran`` counts the calls of each (op, backend). ``absent`` are the backends that would be in the chain if they
+    could run here, each with the reason why it cannot.
 
     Example: ``Ops([Cpu(), Reference()]).sample(logits, None)``
     """
@@ -37,23 +37,23 @@ class Ops(Backend):
         }
 
     def ran(self) -> Counter[tuple[str, str]]:
-        """How often each (op, backend) was called so far."""
+        """The calls of each (op, backend) so far."""
         return Counter(self.calls)
 
     def absent(self, device: str) -> list[str]:
-        """Why the backends that are meant for a kind of device and are not in the chain are not."""
+        """For each backend that is meant for a kind of device and is not in the chain, the reason."""
         return [f"{backend.name}: {reason}" for backend, reason in self._absent if device in backend.devices]
 
     def pick(self, op: str, *tensors: Tensor | Quantised) -> Backend:
-        """The backend that an op on these tensors goes to; not counted."""
+        """The backend that would run ``op`` on these tensors; not counted."""
         return next(backend for backend in self.chain if backend.takes(op, *tensors))
 
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
-        """Always: the last of the chain does."""
+        """Always True, because the last backend takes everything."""
         return True
 
     def _run(self, op: str, deciding: tuple[Tensor | Quantised, ...], *arguments: Any) -> Any:
-        # Some three hundred times a forward: routes are looked up, not made.
+        # Called some 300 times a forward, so the routes are built once, in the constructor.
         for takes, call, name in self._routes[op]:
             if takes(*deciding):
                 self.calls[name] += 1
@@ -114,7 +114,7 @@ class Ops(Backend):
         return turned
 
     def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
-        """See ``Backend``; where no backend has it whole, its ops go where each is fastest."""
+        """See ``Backend``; if no backend has the whole layer, each of its ops goes to its own backend."""
         *fused, _ = self._routes["decoder_layer"]
         for takes, call, name in fused:
             if takes(x):

@@ -1,4 +1,4 @@
-"""Weights in 8 or 4 bits: only the weights, the arithmetic stays in the activations' dtype."""
+"""Weights in 8 or 4 bits; the arithmetic stays in the dtype of the activations."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 from specdec.errors import SpecdecError
 
 GROUP = 32
-"""Inputs that share one scale and offset in 4 bits."""
+"""Number of inputs that share one scale and one offset in 4 bits."""
 
 BITS = {"int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """A matrix [N, K] of whole numbers: w = code · scale (8 bits), w = code · scale + offset (4 bits).
+    """A matrix [N, K] in integer codes: w = code · scale (8 bits), w = code · scale + offset (4 bits).
 
     ``codes``: 8 bits, int8 [N, K] in -127 … 127; 4 bits, uint8 [N, K / 2], where byte j of a group of 32
-    holds input j in its low and input j + 16 in its high half. ``scale``: float32 [N, 1] or [N, K / 32];
+    holds input j in its low and input j + 16 in its high four bits. ``scale``: float32 [N, 1] or [N, K / 32];
     ``offset``: None or float32 like ``scale``.
 
     Example: ``Quantised.of(torch.randn(8, 64), 8).dequantise().shape`` is ``[8, 64]``.
@@ -32,7 +32,7 @@ class Quantised:
 
     @staticmethod
     def of(weight: Tensor, bits: int) -> Quantised:
-        """Round a matrix to the nearest codes. SpecdecError if 4 bits are asked of K not a multiple of 32."""
+        """Round a matrix to the nearest codes. SpecdecError for 4 bits if K is not a multiple of 32."""
         wide = weight.detach().float()
         if bits == 8:
             scale = (wide.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-30)
@@ -54,7 +54,7 @@ class Quantised:
 
     @property
     def device(self) -> torch.device:
-        """Where the codes are."""
+        """The device of the codes."""
         return self.codes.device
 
     @property
@@ -69,7 +69,7 @@ class Quantised:
         return sum(t.numel() * t.element_size() for t in (self.codes, self.scale, self.offset) if t is not None)
 
     def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The matrix [N, K] that the codes stand for."""
+        """The matrix [N, K] that the codes represent, as floats."""
         if self.offset is None:
             return (self.codes.float() * self.scale).to(dtype)
         packed = self.codes.view(self.codes.shape[0], -1, GROUP // 2)

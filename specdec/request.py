@@ -1,4 +1,4 @@
-"""What is asked of the engine: prompts, and how they are decoded."""
+"""Requests to the engine: prompts and their decoding parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specdec.errors import SpecdecError
 
 COLDEST = 1e-6
-"""The lowest temperature but 0: below it, logits over the temperature leave float32."""
+"""The smallest temperature above 0: below it, logits divided by the temperature overflow float32."""
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class SamplingParams:
     """How one request is decoded and when it ends.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 are off; both together are applied in
-    transformers' order (temperature, top-k, top-p). ``eos`` are the token ids that end the request
-    and ``stop`` the strings that do; the ending token is part of the output in both cases.
+    transformers' order (temperature, top-k, top-p). ``eos`` are the token ids that end the request,
+    ``stop`` the strings that end it; the ending token is part of the output in both cases.
 
     Raises SpecdecError, naming the field, when a value is out of range.
 
@@ -67,7 +67,7 @@ def _whole(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to be continued. ``id`` is part of every noise key: equal ids draw equal noise.
+    """One prompt to continue. ``id`` is part of every noise key: equal ids draw equal noise.
 
     ``prompt`` may be given as any sequence of token ids; it is kept as a tuple.
     """

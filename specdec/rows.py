@@ -1,7 +1,7 @@
-"""The live rows: what each request has so far, on the device and on the host.
+"""The live rows: the state of each request, on the device and on the host.
 
-Live rows are 0 … b - 1. The device side is written by the step itself; the host side follows from the
-step's one read.
+Live rows are 0 … b - 1. The step itself writes the device side; the host side is updated from the step's one
+read.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Kind = Literal["accepted", "recovered", "bonus", "plain"]
 
 @dataclass
 class Live:
-    """One request in a row: its stop watcher, the kind of each emitted token and when it came."""
+    """One request in a row: its stop watcher, and the kind and time of each emitted token."""
 
     request: Request
-    limit: int  # tokens that prompt and output may have together
+    limit: int  # largest number of tokens of prompt and output together
     watcher: StopWatcher
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Rows:
         self.allocations = 8
 
     def admit(self, row: int, live: Live) -> None:
-        """Fill a row's state from a request; ``row`` is a freed row or the first one past the live ones."""
+        """Fill a row's state from a request; ``row`` is a freed row or the first row after the live rows."""
         prompt, params = live.request.prompt, live.request.params
         self.history[row, : len(prompt)] = prompt
         self.length_host[row], self.limit_host[row] = len(prompt), live.limit
@@ -69,7 +69,7 @@ class Rows:
         self.live[row : row + 1] = [live]
 
     def move(self, source: int, row: int) -> None:
-        """The last live row continues in a freed one."""
+        """Copy the last live row, ``source``, onto a freed row."""
         for tensor in (
             self.tokens,
             self.length,
@@ -86,7 +86,7 @@ class Rows:
         self.live[row] = self.live[source]
 
     def context(self, k: int, ops: Backend, coupled: bool) -> Context:
-        """The step's context: views of the live rows. K is cut to each row's budget and room."""
+        """The step's context: views of the live rows. K is limited to each row's budget and room."""
         b = len(self.live)
         params = [live.request.params for live in self.live]
         stacked = StackedParams(
@@ -114,10 +114,10 @@ class Rows:
         )
 
     def extend(self, window: Window, verdict: Verdict) -> Tensor:
-        """Write what was kept to the device side; returns the packed integers of the step's read.
+        """Write the emitted tokens to the device side; returns the packed integers of the step's read.
 
-        Packed int64 [B, D + 4]: the D emitted tokens (accepted, then next, then garbage), how many
-        proposals were accepted, how many made, how deep they went, and how many cells a compaction must move.
+        Packed int64 [B, D + 4]: the D emitted tokens (accepted, then next, then garbage), then four numbers: accepted
+        proposals, proposals, their largest depth, and cells that a compaction must move.
         """
         b, path = len(self.live), verdict.path
         step = torch.arange(path.shape[1], device=path.device)
@@ -125,7 +125,7 @@ class Rows:
         emitted = torch.cat([accepted, verdict.next[:, None]], dim=1)
         emitted = emitted.scatter(1, verdict.num_accepted[:, None], verdict.next[:, None])
         length = self.length[:b]
-        # Past the accepted ones this writes garbage past the new length, where nothing looks.
+        # The tokens after ``next`` are garbage; they lie past the new length and are never read.
         self.tokens[:b].scatter_(1, length[:, None] + step, emitted)
         length += verdict.num_accepted + 1
         moved = ((path != step) & (path > 0)).sum(dim=1)
@@ -133,7 +133,7 @@ class Rows:
         return torch.cat([emitted, counts], dim=1)
 
     def absorb(self, row: int, emitted: list[int], accepted: int, proposed: int, now: float) -> int:
-        """Take a row's read into the host side, cut at its stop; returns how many tokens were kept."""
+        """Append a row's emitted tokens on the host, cut at its stop; returns the number of tokens kept."""
         live, start = self.live[row], int(self.length_host[row])
         for index, token in enumerate(emitted):
             last: Kind = "plain" if proposed == 0 else "bonus" if accepted == proposed else "recovered"

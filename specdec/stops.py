@@ -1,4 +1,4 @@
-"""When a request ends: token by token, so that nothing past the stop is ever counted or shown."""
+"""The end of a request, checked token by token, so that no token after the stop is counted or shown."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FinishReason = Literal["eos", "stop", "length"]
 
 
 class StopWatcher:
-    """Watches one request's output. ``limit`` is the number of tokens it may emit.
+    """Watches the output of one request. ``limit`` is the number of tokens that it may emit.
 
     A stop string may begin and end anywhere in the output, also inside one accepted block or one
-    token. The token that completes it is the last one.
+    token. The token that completes it is the last token of the output.
     """
 
     def __init__(self, params: SamplingParams, limit: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
@@ -28,12 +28,12 @@ class StopWatcher:
         self._limit = limit
         self._tokenizer = tokenizer
         self._output: list[int] = []
-        # A token adds at least a byte and a character has at most four: this many tokens hold any stop
-        # string, and four more hold the character that a cut may have torn.
+        # A token adds at least one byte and a character has at most four bytes, so this many tokens contain any stop
+        # string; four more contain the character that the start of the tail may have split.
         self._tail = 4 * max(map(len, params.stop), default=0) + 4
 
     def feed(self, token: int) -> FinishReason | None:
-        """Take the next token; says why the request ends with it, or None to go on."""
+        """Add the next token; returns the reason why the request ends with it, or None if it continues."""
         self._output.append(token)
         if token in self._eos:
             return "eos"

@@ -1,8 +1,8 @@
-"""Parts of a transformers model that run on our ops instead of torch's, put in and taken out again.
+"""Replaces parts of a transformers model by our ops, and removes the replacements again.
 
-As Liger-Kernel does it, but module by module: an instance's ``forward`` hides its class's, so another
-model of the same class is not touched, and taking it out is deleting an attribute. Weights stay the
-model's own parameters; projections of one input are laid side by side so that one product makes them all.
+The method is Liger-Kernel's, applied to instances: a ``forward`` set on a module hides the ``forward`` of its
+class, so other models of the class do not change, and removal deletes the attribute. The weights stay the model's
+own parameters; projections of one input are stored side by side, so that one product computes all of them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Forward = Callable[..., Any]
 
 
 class Swap:
-    """Finds the parts of a model that an op of ``ops`` computes, and swaps them in with ``put_in``.
+    """Finds the parts of a model that an op of ``ops`` computes; ``put_in`` replaces them, ``take_out`` restores them.
 
-    ``bits`` 8 or 4 rounds the weights of all products, in place, and keeps their codes for the ops: the
-    unswapped model is then the same model, in float. Nothing is found where every op would go to the
-    reference: torch's own modules are that.
+    ``bits`` 8 or 4 rounds the weights of all products, in place, and keeps their codes for the ops: the original
+    modules then use the same rounded weights, as floats. Without ``bits``, nothing is found if every op would go to
+    the reference, because torch's own modules compute the same.
 
     Example: ``swap = Swap(model, ops); swap.put_in(); ...; swap.take_out()``
     """
@@ -39,43 +39,43 @@ class Swap:
         self.ops, self.bits = ops, bits
         self._layers: list[tuple[nn.Module, Forward]] = []
         self._forwards: list[tuple[nn.Module, Forward]] = []
-        self._quantised: dict[int, Quantised] = {}  # by the parameter that its codes stand for
-        self._matrices: dict[nn.Module, tuple[Tensor | Quantised, Tensor | None]] = {}  # by the first of their parts
+        self._quantised: dict[int, Quantised] = {}  # by the id of a parameter
+        self._matrices: dict[nn.Module, tuple[Tensor | Quantised, Tensor | None]] = {}  # by the first part
         self._parameters = list(model.parameters())
         with torch.no_grad():
             if bits is not None or _accelerates(ops, self._parameters[0]):
                 self._find(model)
 
     def put_in(self, layers: bool = True) -> None:
-        """From now on the parts run on the ops.
+        """Replace the parts by the ops.
 
-        ``layers`` also swaps whole decoder layers that look like Llama's, for the arena's forwards: the same
-        ops in the same order without the calls of eleven modules between them. Whether such a layer really
-        is Llama's is for the caller to try.
+        ``layers`` also replaces whole decoder layers that look like Llama's in forwards over the arena: the same
+        ops run in the same order, without the calls of eleven modules. The caller must test that the result of
+        such a layer is correct.
         """
         for module, forward in (*self._forwards, *(self._layers if layers else [])):
             module.forward = forward
 
     def take_out(self) -> None:
-        """The model is as transformers made it; quantised weights keep their rounded values."""
+        """Restore the modules that transformers made; quantised weights keep their rounded values."""
         for module, _ in (*self._forwards, *self._layers):
             module.__dict__.pop("forward", None)
 
     @contextmanager
     def taken_out(self) -> Iterator[None]:
-        """Taken out for the length of a block."""
-        held = [(module, module.__dict__.get("forward")) for module, _ in (*self._forwards, *self._layers)]
+        """A context without the replacements; on exit, the parts that were replaced are replaced again."""
+        replaced = [(module, module.__dict__.get("forward")) for module, _ in (*self._forwards, *self._layers)]
         self.take_out()
         try:
             yield
         finally:
-            for module, forward in held:
+            for module, forward in replaced:
                 if forward is not None:
                     module.forward = forward
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that the weights of a forward take, quantised ones in their codes; shared ones counted once."""
+        """Bytes of the weights that a forward reads: codes of quantised weights; shared weights are counted once."""
         plain = (p for p in self._parameters if id(p) not in self._quantised)
         codes = {id(q): q for q in self._quantised.values()}
         floats: int = sum(p.numel() * p.element_size() for p in plain)
@@ -102,20 +102,20 @@ class Swap:
         self._layers = [(module, self._layer(module)) for module in model.modules() if _is_layer(module, forwards)]
 
     def _matrix(self, parts: Sequence[nn.Linear]) -> tuple[Tensor | Quantised, Tensor | None]:
-        """The parts' weights as one, rounded if they are to be, and their biases."""
+        """The weights of ``parts`` as one matrix, quantised if ``bits`` is set, and their biases as one vector."""
         weight: Tensor | Quantised = _stacked([part.weight for part in parts])
         biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
         if self.bits is not None:
             assert isinstance(weight, Tensor)
             whole, weight = weight, Quantised.of(weight, self.bits)
-            whole.copy_(weight.dequantise(whole.dtype))  # the parameters are views of it
+            whole.copy_(weight.dequantise(whole.dtype))  # in place: the parameters are views of it
             self._quantised |= {id(part.weight): weight for part in parts}
         found = weight, torch.cat(biases) if biases else None
         self._matrices[parts[0]] = found
         return found
 
     def _product(self, parts: Sequence[nn.Linear]) -> Forward:
-        """x to the outputs of all parts, one after the other in the last axis."""
+        """A function from x to the outputs of all parts, concatenated along the last axis."""
         linear, (weight, bias) = self.ops.linear, self._matrix(parts)
         return lambda x: linear(x, weight, bias)
 
@@ -131,17 +131,17 @@ class Swap:
         return forward
 
     def _side_by_side(self, parts: Sequence[nn.Linear]) -> list[Forward]:
-        """Each part's forward; the first one computes all, the others find theirs for the same input."""
+        """A forward for each part: the first call with an input computes all outputs, the other calls return theirs."""
         product, sizes = self._product(parts), [part.out_features for part in parts]
-        held: list[Any] = [None, ()]
+        cached: list[Any] = [None, ()]
 
         def nth(index: int) -> Forward:
             def forward(x: Tensor) -> Tensor:
-                if held[0] is not x:
-                    held[:] = x, product(x).split(sizes, dim=-1)
-                out: Tensor = held[1][index]
+                if cached[0] is not x:
+                    cached[:] = x, product(x).split(sizes, dim=-1)
+                out: Tensor = cached[1][index]
                 if index == len(parts) - 1:
-                    held[:] = None, ()
+                    cached[:] = None, ()
                 return out
 
             return forward
@@ -149,13 +149,13 @@ class Swap:
         return [nth(index) for index in range(len(parts))]
 
     def _attention(self, module: nn.Module) -> Forward:
-        """The class's own forward, in which the name of the rotary function means the op."""
+        """The class's own forward with the rotary function replaced by the op."""
         ops, native = self.ops, type(module).forward
 
         usual = native.__globals__["apply_rotary_pos_emb"]
 
         def rotary(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-            whole = cos.shape[-1] == query.shape[-1]  # some families turn a part of each head
+            whole = cos.shape[-1] == query.shape[-1]  # some families rotate only a part of each head
             turned: tuple[Tensor, Tensor] = (ops.rotary if whole else usual)(query, keys, cos, sin)
             return turned
 
@@ -165,7 +165,7 @@ class Swap:
         return MethodType(forward, module)
 
     def _layer(self, module: Any) -> Forward:
-        """The whole layer as one op, over the arena; without a plan, its own forward."""
+        """The whole layer as one op over the arena; a call without a plan runs the layer's own forward."""
         attention, mlp, native = module.self_attn, module.mlp, type(module).forward
         decoder_layer, index = self.ops.decoder_layer, attention.layer_idx
         before, after, size = module.input_layernorm, module.post_attention_layernorm, attention.head_dim
@@ -204,21 +204,21 @@ class Swap:
 
 
 def _accelerates(ops: Backend, weight: Tensor) -> bool:
-    """Whether any op of a decoder's parts goes to another backend than the reference, for this dtype and device."""
+    """Whether a backend other than the reference runs any op of a decoder layer, for this dtype and device."""
     if not isinstance(ops, Ops):
         return False
     row, heads = weight.new_zeros(1, 64), weight.new_zeros(1, 1, 1, 64)
-    asked: tuple[tuple[str, tuple[Tensor, ...]], ...] = (
+    samples: tuple[tuple[str, tuple[Tensor, ...]], ...] = (
         ("linear", (row, weight.new_zeros(64, 64))),
         ("rms_norm", (row,)),
         ("rotary", (heads, heads)),
         ("silu_mul", (row,)),
     )
-    return any(ops.pick(op, *tensors).name != "reference" for op, tensors in asked)
+    return any(ops.pick(op, *tensors).name != "reference" for op, tensors in samples)
 
 
 def _projections(module: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
-    """The linear modules of those names, if all are there, plain, and of one input (but for ``down_proj``)."""
+    """The linear modules ``names`` if all exist, are plain and share one input (except ``down_proj``); else none."""
     parts = [getattr(module, name, None) for name in names]
     linears = [part for part in parts if type(part) is nn.Linear]
     side = [part for part, name in zip(linears, names, strict=False) if name != "down_proj"]
@@ -227,7 +227,7 @@ def _projections(module: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
 
 
 def _stacked(weights: Sequence[Tensor]) -> Tensor:
-    """The matrices as one, of which each is a view; they are moved together unless they lie so already."""
+    """The matrices as one matrix; in place, each becomes a view of it. Adjacent matrices are not copied."""
     first, rows = weights[0], sum(len(weight) for weight in weights)
     ends = [weight.data_ptr() + weight.numel() * weight.element_size() for weight in weights]
     adjacent = all(end == weight.data_ptr() for end, weight in zip(ends, weights[1:], strict=False))
@@ -241,7 +241,7 @@ def _stacked(weights: Sequence[Tensor]) -> Tensor:
 
 
 def _is_layer(module: Any, forwards: dict[nn.Module, Forward]) -> bool:
-    """Whether a module has the parts of Llama's decoder layer, all of them swapped, and no others."""
+    """Whether a module has exactly the parts of Llama's decoder layer, and all of them are replaced."""
     parts = {name: set(dict(child.named_children())) for name, child in module.named_children()}
     attention = parts.get("self_attn", set()) - {"rotary_emb"}
     if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
@@ -257,7 +257,7 @@ def _is_silu(module: Any) -> bool:
 
 
 def _turns(module: nn.Module) -> bool:
-    """Whether the class's forward calls a rotary function of the usual name that does, when tried, what the op does."""
+    """Whether the class's forward calls ``apply_rotary_pos_emb``, and a test call gives the result of the op."""
     native = type(module).forward
     function = getattr(native, "__globals__", {}).get("apply_rotary_pos_emb")
     if function is None or "apply_rotary_pos_emb" not in native.__code__.co_names:
@@ -283,7 +283,7 @@ def _eps(module: Any) -> float:
 
 
 def _norm_offset(module: nn.Module) -> float | None:
-    """0 or 1 for a module that is RMSNorm with that added to its weight, found by trying it; None for any other."""
+    """0 or 1 if a test call shows an RMSNorm that adds this number to its weight; None for any other module."""
     weight = getattr(module, "weight", None)
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not _eps(module):
         return None

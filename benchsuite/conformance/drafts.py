@@ -131,7 +131,7 @@ class DraftChecks(Checks):
             raise Failed(
                 f"{self.text} claims memoryless=True",
                 f"{len(wrong)} of {len(found)} windows are not what it proposes for the same text as a prompt",
-                f"{seen}; asked anew: {list(again.tokens) if again else 'nothing'}",
+                f"{seen}; asked again: {list(again.tokens) if again else 'nothing'}",
             )
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -142,7 +142,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (Flatter, {"sampled": True}, "q_is_the_distribution", "drawn from its q"),
     (Overrun, {}, "well_formed", "proposals where .* were asked for"),
     (Unmoved, {}, "follows_from_the_text", r"claims memoryless=True.*windows are not what it proposes"),
-    (NeverBack, {"sampled": True}, "follows_from_the_text", "asked anew"),
+    (NeverBack, {"sampled": True}, "follows_from_the_text", "asked again"),
     (DeviceReader, {}, "reads_the_device_once", "read the device through item"),
     (Learner, {}, "remembered_only_where_claimed", "has remembers=False.*remembers=True"),
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),

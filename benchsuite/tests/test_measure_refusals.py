@@ -128,7 +128,7 @@ def _saved(folder: Path) -> Path:
 def test_a_truncated_model_file_is_refused(tmp_path: Path) -> None:
     weights = _saved(tmp_path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(SpecdecError, match=r"cannot be loaded: .*missing, truncated or damaged.*fetch the model anew"):
+    with pytest.raises(SpecdecError, match=r"cannot be loaded: .*missing, truncated or damaged.*fetch the model again"):
         catalog.load(str(tmp_path), CPU, torch.float32)
 
 

@@ -94,7 +94,9 @@ def test_adaptive_follows_its_documented_rule(
             expected = min(max(expected + (step if rate_is_enough else -step), 2), 7)
             seen = []
         assert controller.next_k(simulation.stats) == expected
-    assert controller.next_k(Stats(Stopwatch(torch.device("cpu")))) == min(max(start, 2), 7), "a run begins anew"
+    assert controller.next_k(Stats(Stopwatch(torch.device("cpu")))) == min(max(start, 2), 7), (
+        "each run begins with start"
+    )
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""Kernel backends: one op has one name everywhere, and the reference in plain torch defines it."""
+"""Kernel backends: an op has the same name in all of them, and the reference in plain torch defines its result."""

@@ -1,7 +1,7 @@
-"""Compile at first use, keep in the cache folder: one shared library for each hash of source, flags and compiler.
+"""Compiles kernels at first use and caches one shared library for each hash of source, flags and compiler.
 
-A library is written under another name and renamed into place, so what is in the cache is whole, and
-processes that compile at the same time do not meet. No header of torch is used: the kernels take pointers.
+A library is written under a temporary name and then renamed, so the cache never holds a part of a library, and
+processes that compile at the same time do not conflict. No header of torch is used: the kernels take pointers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BuildError(Exception):
 
 
 def forbidden() -> str | None:
-    """Why nothing may be compiled: SPECDEC_FORCE_PY is set, or None."""
+    """The reason why nothing may be compiled, SPECDEC_FORCE_PY, or None."""
     value = os.environ.get("SPECDEC_FORCE_PY", "0")
     return None if value in ("", "0") else f"SPECDEC_FORCE_PY={value} forbids compiled kernels; unset it to have them"
 
@@ -36,7 +36,7 @@ def forbidden() -> str | None:
 def library(name: str, command: tuple[str, ...], suffix: str) -> ctypes.CDLL:
     """Compile ``csrc/*<suffix>`` with ``command`` unless the cache has it, and load it.
 
-    ``command`` is the compiler with its flags, without inputs and output; each file is compiled by itself,
+    ``command`` is the compiler with its flags, without inputs and output; each file is compiled separately,
     as many at once as there are processors. Raises BuildError.
     """
     files = sorted(SOURCES.glob(f"*{suffix}"))

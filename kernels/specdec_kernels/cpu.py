@@ -53,8 +53,8 @@ _SIGNATURES = {
 
 @cache
 def levels() -> tuple[str, ...]:
-    """The levels that this processor can run, the best first."""
-    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch tells one word
+    """The levels that this processor can run, best first."""
+    if not hasattr(torch.cpu, "get_capabilities"):  # an older torch names only one level
         best = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "plain")
         return tuple(LEVELS)[tuple(LEVELS).index(best) :]
     found = torch.cpu.get_capabilities()
@@ -62,7 +62,7 @@ def levels() -> tuple[str, ...]:
 
 
 def cpu_compiler() -> str | None:
-    """CXX, else the first of c++, g++ and clang++ that is on the path."""
+    """CXX if set, else the first of c++, g++ and clang++ that is on the path."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     return next((found for found in map(shutil.which, names) if found), None)
 
@@ -102,7 +102,7 @@ class Layer(ctypes.Structure):
 
 
 def described(layer: DecoderWeights, dtype: torch.dtype) -> Layer:
-    """A layer's weights by their addresses; valid as long as ``layer`` lives."""
+    """The addresses of a layer's weights; valid as long as ``layer`` exists."""
 
     def matrix(weight: Tensor | Quantised, bias: Tensor | None) -> Matrix:
         outputs, inputs = weight.shape
@@ -138,7 +138,7 @@ _WIDE = (torch.float32, torch.bfloat16)
 
 
 class Cpu(Reference):
-    """C++ on the CPU: float32 and bfloat16, and int8 or int4 weights; the rest is the reference's.
+    """C++ on the CPU: float32 and bfloat16, and int8 or int4 weights; the reference runs all other calls.
 
     ``level`` is one of ``levels()``; ``auto`` is the best of them.
     """
@@ -161,7 +161,7 @@ class Cpu(Reference):
                 self._missing = str(error)
 
     def missing(self) -> str | None:
-        """Why the kernels are not here: nothing may be compiled, there is no compiler, or it failed."""
+        """The reason why there are no kernels: compiling is forbidden, there is no compiler, or it failed."""
         return self._missing
 
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
@@ -173,7 +173,7 @@ class Cpu(Reference):
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
         """W is read once for all rows: see csrc/linear.cpp."""
-        # Weights stream through the caches and leave the interpreter's own lines cold, so few of them are touched.
+        # Weights that pass through the caches evict the interpreter's data, so this method runs little Python.
         if not x.is_contiguous():
             x = x.contiguous()
         outputs, inputs = weight.shape
@@ -201,8 +201,8 @@ class Cpu(Reference):
         return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-        """One pass for the squares, one for the product, both from cache."""
-        # Held by name: a temporary would be freed before its pointer is used.
+        """One pass for the squares and one for the product, both over cached data."""
+        # Bound to names: a temporary tensor would be freed before its pointer is used.
         x, weight = x.contiguous(), weight.to(x.dtype)
         y = torch.empty_like(x)
         size = x.shape[-1]
@@ -220,7 +220,7 @@ class Cpu(Reference):
         return y
 
     def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys in one call, read in whatever layout the projections left."""
+        """Queries and keys in one call, read in the layout that the projections left."""
         rows, heads, width, size = query.shape
         cos, sin = cos.contiguous(), sin.contiguous()
         new_query, new_keys = query.new_empty(query.shape), keys.new_empty(keys.shape)
@@ -262,7 +262,7 @@ class Cpu(Reference):
         return y
 
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
-        """Straight copies of whole head vectors, of any dtype."""
+        """Copies whole head vectors, of any dtype."""
         rows, heads, width, size = new_keys.shape
         cells = cells.contiguous()
         self._lib.specdec_kv_append(
@@ -283,7 +283,7 @@ class Cpu(Reference):
         )
 
     def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
-        """The path's cells are held aside, then written; cells that stay where they are are not."""
+        """Copies the path's cells to a buffer, then writes them; cells that stay in place are not written."""
         rows, heads, _, size = keys.shape
         source, target = source.contiguous(), target.contiguous()
         self._lib.specdec_kv_compact(
@@ -303,7 +303,7 @@ class Cpu(Reference):
     def tree_attention(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
     ) -> Tensor:
-        """A key or value is read once for four queries; a cell that a query does not see is not read for it."""
+        """A value is read once for up to four queries, and only if one of them sees its cell."""
         rows, heads, width, size = query.shape
         out = query.new_empty((rows, width, heads, size))
         self._lib.specdec_tree_attention(
@@ -362,7 +362,7 @@ class Cpu(Reference):
         return y
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
-        """Most tokens are passed over without a hash or a logarithm: see csrc/verify.cpp."""
+        """Most tokens are skipped without a hash or a logarithm: see csrc/verify.cpp."""
         size = logits.shape[-1]
         rows = logits.reshape(-1, size)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
@@ -460,7 +460,7 @@ _FITS: dict[str, Callable[..., bool]] = {
     "verify_prefix": lambda choices: True,
     "rejection_sample": lambda distribution: distribution.dtype == torch.float32,
 }
-"""What each op asks of the tensors that decide, once they are on the CPU."""
+"""The condition of each op on its deciding tensors, given that they are on the CPU."""
 
 
 @hookimpl

@@ -1,7 +1,7 @@
 """The cuda backend: CUDA kernels compiled at first use with nvcc, for the GPUs of this machine.
 
 Every op is one launch on the current stream. Nothing is synchronised and no device is read, so an op may be
-captured in a CUDA graph; what is allocated comes from torch.
+captured in a CUDA graph; memory comes from torch's allocator.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MOST_TOKENS = 2**31 - 1
 """The largest vocabulary: csrc/noise_cuda.h packs a token's id in 31 bits."""
 
 MOST_MOVED = 3072
-"""Cells of a row that ``kv_compact`` can hold in shared memory at 16 bytes each; more goes to the reference."""
+"""Most cells of a row that ``kv_compact`` fits into shared memory at 16 bytes each; above it the reference runs."""
 
-_PART = 2048  # tokens that are worth a block of their own
+_PART = 2048  # fewest tokens for which a further block is worthwhile
 _KIND = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # enum Kind of decoder.cu
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {  # without the stream, which comes last
@@ -48,7 +48,7 @@ _SIGNATURES = {  # without the stream, which comes last
 
 
 def architectures() -> tuple[int, ...]:
-    """Compute capabilities to compile for, 90 being 9.0: those of the GPUs here, or 80 and 90 where there is none."""
+    """Compute capabilities to compile for, 90 for 9.0: those of the GPUs here, or 80 and 90 without a GPU."""
     if not torch.cuda.is_available():
         return 80, 90
     found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
@@ -79,7 +79,7 @@ def _library(command: tuple[str, ...]) -> ctypes.CDLL | str:
     try:
         library = build.library("cuda", command, ".cu")
     except build.BuildError as error:
-        return str(error)  # remembered: what failed once is not compiled again at every question
+        return str(error)  # cached, so that a failed build is not repeated at every call
     for name, types in _SIGNATURES.items():
         function = getattr(library, f"specdec_{name}")
         function.argtypes, function.restype = [*types, _POINTER], _INT
@@ -88,17 +88,17 @@ def _library(command: tuple[str, ...]) -> ctypes.CDLL | str:
 
 
 class Cuda(Reference):
-    """CUDA kernels for float32, bfloat16 and float16; attention and products are the reference's."""
+    """CUDA kernels for float32, bfloat16 and float16; the reference runs attention and products."""
 
     name = "cuda"
     priority = 100
     devices = ("cuda",)
 
     def __init__(self) -> None:
-        self._held: dict[tuple[torch.device, int], Tensor] = {}
+        self._zeros: dict[tuple[torch.device, int], Tensor] = {}
 
     def missing(self) -> str | None:
-        """Why the kernels cannot run here: none may be compiled, no GPU, no nvcc, a failed build, an old driver."""
+        """The reason why the kernels cannot run: compiling forbidden, no GPU, no nvcc, failed build or old driver."""
         reason = build.forbidden() or why_absent("cuda")
         if reason:
             return reason
@@ -109,7 +109,7 @@ class Cuda(Reference):
         return f"the CUDA kernels cannot run: {self._words(code)}" if code else None
 
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
-        """CUDA tensors of the dtypes above; for drawing float32, for cells any dtype of 2 or 4 bytes."""
+        """CUDA tensors of the dtypes above; drawing needs float32, cells may have any dtype of 2 or 4 bytes."""
         given = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_cuda]
         if len(given) < len(tensors) or not super().takes(op, *tensors):
             return False
@@ -128,7 +128,7 @@ class Cuda(Reference):
         return first.dtype in _KIND
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
-        """One contest a row; many blocks a row where rows are few."""
+        """One maximum for each row, over several blocks if there are few rows."""
         shape = logits.shape[:-1] if key is None else torch.broadcast_shapes(logits.shape[:-1], key.shape)
         size = logits.shape[-1]
         rows = _dense(logits.expand(*shape, size).reshape(-1, size))
@@ -157,7 +157,7 @@ class Cuda(Reference):
         return accepted
 
     def verify_prefix(self, window: Window, choices: Tensor) -> Verdict:
-        """A thread walks a row."""
+        """One thread walks each row."""
         rows, slots = choices.shape
         verdict = _verdict(rows, slots, choices.device)
         parents = _dense(window.parents)
@@ -180,7 +180,7 @@ class Cuda(Reference):
     def rejection_sample(
         self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
-        """The tests, the residual and the draw in one launch; a q that is not float32 goes the reference's way."""
+        """The tests, the residual and the draw in one launch; the reference handles a q that is not float32."""
         if window.q is not None and window.q.dtype != torch.float32:
             return super().rejection_sample(distribution, window, accept_key, residual_key, bonus_key)
         rows, slots, size = distribution.shape
@@ -210,7 +210,7 @@ class Cuda(Reference):
         return verdict
 
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
-        """Keys and values in one launch, in units of 16 bytes where they lie so."""
+        """Keys and values in one launch, in units of 16 bytes if all addresses allow it."""
         rows, heads, width, size = new_keys.shape
         new_keys, new_values = _dense(new_keys), _dense(new_values)
         self._launch(
@@ -230,7 +230,7 @@ class Cuda(Reference):
         )
 
     def kv_compact(self, keys: Tensor, values: Tensor, source: Tensor, target: Tensor) -> None:
-        """The path's cells are held in shared memory before any is written; cells that stay are not touched."""
+        """Copies the path's cells to shared memory before any is written; cells that stay in place are skipped."""
         rows, heads, _, size = keys.shape
         depth = source.shape[1]
         if depth > MOST_MOVED:
@@ -251,7 +251,7 @@ class Cuda(Reference):
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-        """A block a row."""
+        """One block for each row."""
         size = x.shape[-1]
         rows = _dense(x.reshape(-1, size))
         weight = (weight if weight.dtype == x.dtype else weight.float()).contiguous()
@@ -263,7 +263,7 @@ class Cuda(Reference):
         return y
 
     def rotary(self, query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys in one launch, rounded once; read in whatever layout the projections left."""
+        """Queries and keys in one launch, rounded once; read in the layout that the projections left."""
         rows, heads, width, size = query.shape
         query, keys, cos, sin = _dense(query), _dense(keys), cos.contiguous(), sin.contiguous()
         new_query, new_keys = query.new_empty(query.shape), keys.new_empty(keys.shape)
@@ -304,7 +304,7 @@ class Cuda(Reference):
         return words.decode()
 
     def _launch(self, op: str, device: torch.device, *given: Any) -> None:
-        """Launch an op's kernel on the device's current stream; tensors are given as they are and kept until then."""
+        """Launch an op's kernel on the device's current stream; ``given`` are its arguments, tensors or numbers."""
         function = getattr(self._kernels, f"specdec_{op}")
         plain = (value.data_ptr() if isinstance(value, Tensor) else value for value in given)
         with torch.cuda.device(device):
@@ -313,11 +313,11 @@ class Cuda(Reference):
             raise RuntimeError(f"the CUDA kernel of {op} on {device} failed: {self._words(code)}")
 
     def _meetings(self, rows: int, parts: int, device: torch.device) -> Tensor | None:
-        """Where the blocks of a row meet, all zero, which every launch leaves as it was.
+        """int64 [rows, 2] of zeros in which the blocks of a row combine results; every launch restores the zeros.
 
-        One for each stream, because launches on one stream follow each other. A graph gets its own from the
-        pool it is captured with, zeroed at every replay: it may be replayed on another stream, and one held
-        here could be replaced by a larger one while the graph still points to it.
+        There is one tensor for each stream, because launches on one stream run in order. A graph gets its own tensor
+        from the pool it is captured with, zeroed at every replay: it may be replayed on another stream, and a tensor
+        stored here could be replaced by a larger one while the graph still points to it. None if ``parts`` is 1.
         """
         if parts == 1:
             return None
@@ -326,14 +326,14 @@ class Cuda(Reference):
         if captured:
             return torch.zeros(rows, 2, dtype=torch.int64, device=device)
         place = device, torch.cuda.current_stream(device).cuda_stream
-        held = self._held.get(place)
-        if held is None or len(held) < rows:
-            held = self._held[place] = torch.zeros(rows, 2, dtype=torch.int64, device=device)
-        return held
+        zeros = self._zeros.get(place)
+        if zeros is None or len(zeros) < rows:
+            zeros = self._zeros[place] = torch.zeros(rows, 2, dtype=torch.int64, device=device)
+        return zeros
 
 
 def _parts(rows: int, size: int, device: torch.device) -> int:
-    """Blocks for each row: enough to fill the device, none with less than a block's worth of tokens."""
+    """Blocks for each row: enough to fill the device, each with at least ``_PART`` tokens."""
     fill = 4 * torch.cuda.get_device_properties(device).multi_processor_count // max(rows, 1)
     return max(1, min(fill, size // _PART))
 
@@ -344,7 +344,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _byte_strides(*tensors: Tensor) -> ctypes.Array[ctypes.c_int64]:
-    """Bytes between the elements of the first three axes of each."""
+    """The strides, in bytes, of the first three axes of each tensor."""
     values = [stride * tensor.itemsize for tensor in tensors for stride in tensor.stride()[:3]]
     return (_LONG * len(values))(*values)
 

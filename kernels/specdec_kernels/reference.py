@@ -1,4 +1,4 @@
-"""The reference backend: every op in plain torch, on any device. What it computes is the definition."""
+"""The reference backend: every op in plain torch, on any device. Its results define the ops."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from specdec.quantised import Quantised
 
 
 class Reference(Backend):
-    """Plain torch. Subclass it and override what you accelerate."""
+    """Plain torch. Another backend subclasses it and overrides the ops that it accelerates."""
 
     name = "reference"
     priority = 10
 
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
-        """Everything; a subclass takes the ops that it overrides."""
+        """Everything; a subclass takes only the ops that it overrides."""
         return type(self) is Reference or getattr(type(self), op) is not getattr(Reference, op)
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
@@ -56,7 +56,7 @@ class Reference(Backend):
         good[:, 0] = True
         on_path = ~(window.ancestors & ~good[:, None, :]).any(dim=2)
         num_accepted = on_path.sum(dim=1) - 1
-        # Depths on the path are distinct, so it can be scattered into order; the rest falls past the end.
+        # Depths on the path are distinct, so a scatter by depth orders its slots; all other slots go past the end.
         end = torch.where(on_path, window.depth, slots.numel())
         path = torch.full((len(choices), slots.numel() + 1), -1, dtype=torch.int64, device=choices.device)
         path = path.scatter(1, end, torch.where(on_path, slots, -1))[:, :-1]
@@ -76,7 +76,7 @@ class Reference(Backend):
         slots = torch.arange(proposals.shape[1] + 1, device=distribution.device)
         p = distribution[:, :-1].gather(2, proposals[:, :, None])[:, :, 0]
         q = torch.ones_like(p) if window.q is None else window.q.gather(2, proposals[:, :, None])[:, :, 0]
-        # A proposal that its own q calls impossible proves q wrong; nothing can be kept of it.
+        # A proposal with q(x) = 0 shows that q is wrong; it is never accepted.
         ratio = torch.where(q > 0, p / q, 0.0)
         kept = self.accept(ratio, accept_key[:, :-1]) & (slots[1:] < window.width[:, None])
         num_accepted = kept.long().cumprod(dim=1).sum(dim=1)
@@ -89,7 +89,7 @@ class Reference(Backend):
             else:
                 taken = window.q.gather(1, column[:, :, None].expand(-1, 1, distribution.shape[2]))[:, 0].to(at.dtype)
             residual = (at - taken).clamp(min=0)
-            # p == q up to rounding leaves no residual; then p itself is the distribution.
+            # If p == q up to rounding, the residual is empty; then the draw is from p.
             usable = rejected & (residual.sum(dim=1) > 0)
             at = torch.where(usable[:, None], residual, at)
         next_key = torch.where(rejected[:, None], residual_key, bonus_key).gather(1, num_accepted[:, None])
@@ -127,7 +127,7 @@ class Reference(Backend):
         return out.view(rows, heads, width, size).transpose(1, 2)
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
-        """torch's own product; other weights are first brought to x's dtype."""
+        """torch's own product; weights of another dtype are first converted to x's dtype."""
         wide = weight.dequantise(x.dtype) if isinstance(weight, Quantised) else weight.to(x.dtype)
         return F.linear(x, wide, bias)
 

@@ -1,7 +1,7 @@
-"""The Triton backend: the reference's ops as kernels for a GPU, or, slowly, for Triton's interpreter on a CPU.
+"""The Triton backend: the reference's ops as kernels for a GPU, or for Triton's slow interpreter on a CPU.
 
-Triton is optional and imported with the kernels, at the first call. ``TRITON_INTERPRET=1``, set before that,
-runs the same kernels on CPU tensors: for tests, not for speed.
+Triton is optional and is imported with the kernels, at the first call. With ``TRITON_INTERPRET=1``, set before that,
+the same kernels run on CPU tensors, for tests only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from specdec_kernels.build import forbidden
 from specdec_kernels.reference import Reference
 
 BLOCK = 4096
-"""Vocabulary entries that a program looks at together."""
+"""Number of vocabulary entries that a program processes together."""
 
 MAX_HEAD, MAX_NORM, MAX_LINEAR_ROWS = 256, 16384, 16
-"""The longest head, the longest normed axis and the most rows of a product that a program holds."""
+"""The longest head, the longest normalised axis and the most rows of a product that fit into a program."""
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _DECODER = ("kv_append", "kv_compact", "tree_attention", "linear", "rms_norm", "rotary", "silu_mul")
@@ -34,17 +34,17 @@ _DTYPES = {
     **dict.fromkeys(_DECODER, _FLOATS),
 }
 
-# Fusing a product into a sum is a gain in the sums; where tokens are drawn, every step rounds as in the reference.
+# Fused multiply-adds help in sums; where tokens are drawn, they are off, so that all rounding equals the reference's.
 _FUSED = {"enable_fp_fusion": True}
 _DRAWN = {"enable_fp_fusion": False, "num_warps": 16}
 
 
 class Triton(Reference):
-    """Kernels for CUDA devices; everything is of fixed shape given (B, W, V), and nothing is read by the host.
+    """Kernels for CUDA devices; all shapes follow from (B, W, V), and the host reads nothing.
 
     Integer results equal the reference's; float results are summed in float32 and rounded once.
 
-    Example: ``Triton().missing()`` is None where it can run, else the reason.
+    Example: ``Triton().missing()`` is None if it can run here, else the reason.
     """
 
     name = "triton"
@@ -53,11 +53,11 @@ class Triton(Reference):
     def __init__(self) -> None:
         self.interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
         self._device = "cpu" if self.interpreted else "cuda"
-        # Below the reference: nobody gets the interpreter who did not ask for it by name.
+        # Below the reference, so that the interpreter runs only if the user names this backend.
         self.priority = 5 if self.interpreted else 50
 
     def missing(self) -> str | None:
-        """Forbidden, not installed, or nothing to run on."""
+        """The reason: compiled kernels are forbidden, Triton is not installed, or there is no device."""
         if forbidden():
             return forbidden()
         if find_spec("triton") is None:
@@ -85,7 +85,7 @@ class Triton(Reference):
         return op != "rms_norm" or size <= MAX_NORM
 
     def _out(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        # The interpreter cuts bfloat16 off instead of rounding it; what it returns is rounded by torch.
+        # The interpreter truncates bfloat16 instead of rounding, so it returns float32, which torch then rounds.
         dtype = torch.float32 if self.interpreted else like.dtype
         return torch.empty(shape, dtype=dtype, device=like.device)
 
@@ -158,7 +158,7 @@ class Triton(Reference):
 
         rows, size, vocabulary = distribution.shape
         verdict = _verdict(rows, size, distribution)
-        # Without proposals q has no row to point at.
+        # Without proposals, q has no row for a pointer.
         q = window.q if size > 1 else None
         with torch.cuda.device_of(distribution):
             rejection_sample[(rows,)](
@@ -239,10 +239,10 @@ class Triton(Reference):
         group = heads // heads_kv
         out = self._out((rows, width, heads, size), query)
         block_d = max(16, _power(size))
-        # Float32 lines are multiplied without tensor cores; more than 16 of them leave the registers.
+        # Float32 lines are multiplied without tensor cores; more than 16 do not fit into the registers.
         most = 16 if query.dtype == torch.float32 else min(64, 8192 // block_d)
         block_m = max(16, min(most, _power(group * width)))
-        # A block of keys, and one of values, of 16 KiB: two of each in flight fit the shared memory of any GPU.
+        # Blocks of keys and of values have 16 KiB each: two of each fit the shared memory of any GPU.
         block_l = max(16, min(64, 16384 // (block_d * keys.element_size())))
         mask = mask.expand(rows, -1, width, length)
         with torch.cuda.device_of(query):
@@ -267,7 +267,7 @@ class Triton(Reference):
         return out.to(query.dtype)
 
     def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
-        """x Wᵀ + bias for quantised weights; float ones stay torch's own product."""
+        """x Wᵀ + bias for quantised weights; float weights use torch's own product."""
         if not isinstance(weight, Quantised):
             return super().linear(x, weight, bias)
         from specdec_kernels.triton_decoder import linear
@@ -277,7 +277,7 @@ class Triton(Reference):
         out = self._out((*x.shape[:-1], outputs), x)
         bias = None if bias is None else bias.contiguous()
         offset = weight.scale if weight.offset is None else weight.offset
-        # 256 bytes of x a turn; narrow programs while there are too few of them to fill a device.
+        # Each turn reads 256 bytes of x; programs are narrow if there are too few of them to fill a device.
         block_n, block_k = (16 if outputs <= 8192 else 32), 32 * weight.bits // x.element_size()
         with torch.cuda.device_of(x):
             linear[(-(-outputs // block_n),)](
@@ -358,12 +358,12 @@ class Triton(Reference):
 
 
 def _power(size: int) -> int:
-    """The least power of two that is not below ``size``."""
+    """The smallest power of two that is at least ``size``."""
     return 1 << (size - 1).bit_length()
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[A, B, C, N], so that one kernel walks the rows of any layout; copies only beyond four dimensions."""
+    """x as [A, B, C, N], so that one kernel handles any layout; copies only above four dimensions."""
     x = x if x.dim() <= 4 else x.reshape(-1, *x.shape[-3:])
     return x[(None,) * (4 - x.dim())]
 

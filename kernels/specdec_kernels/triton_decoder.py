@@ -1,7 +1,7 @@
 """The decoder's arithmetic in Triton: arena cells, attention, norms, rotary positions and quantised products.
 
 Operands are float32, bfloat16 or float16, sums are float32 and rounded once. Inputs have any strides, outputs
-are contiguous, and the arena's cells are read and written where they lie.
+are contiguous, and the arena's cells are read and written in place.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def kv_compact(
     columns, value_columns = lanes[None, :] * key_strides[3], lanes[None, :] * value_strides[3]
     moved_keys = tl.load(keys + here[:, None] * key_strides[2] + columns, mask=mask)
     moved_values = tl.load(values + here[:, None] * value_strides[2] + value_columns, mask=mask)
-    # A program owns these columns of this head alone, so once its own threads have read, nobody reads any more.
+    # No other program uses these columns of this head, so after this barrier all reads are done.
     tl.debug_barrier()
     tl.store(keys + there[:, None] * key_strides[2] + columns, moved_keys, mask=mask)
     tl.store(values + there[:, None] * value_strides[2] + value_columns, moved_values, mask=mask)
@@ -107,10 +107,10 @@ def tree_attention(
     """softmax(scaling · q kᵀ + mask) v with grouped heads: a program per (row, key head, BLOCK_M lines).
 
     query [B, heads, W, d], keys and values [B, heads_kv, L, d], mask [B, 1, W, L], out [B, W, heads, d]. The softmax
-    is carried along blocks of cells (Milakov & Gimelshein 1805.02867; Dao et al. 2205.14135), and the query
+    is updated block by block of cells (Milakov & Gimelshein 1805.02867; Dao et al. 2205.14135), and the query
     heads of one key head are lines of one product (Ainslie et al. 2305.13245). CAPPED makes scores softcap ·
     tanh(scores / softcap). A slot that sees nothing gives zeros. WIDE: products of float32 operands (the
-    interpreter would multiply bfloat16 ones as whole numbers). Longer than 60 lines: the running softmax stays
+    interpreter would multiply bfloat16 operands as integers). Longer than 60 lines: the running softmax stays
     in registers from block to block.
     """
     group, width, length, size = sizes
@@ -135,22 +135,24 @@ def tree_attention(
     for start in range(0, length, BLOCK_L):
         cell = start + tl.arange(0, BLOCK_L)
         seen = cell < length
-        held = inside[:, None] & seen[None, :]
-        k = tl.load(keys + cell[None, :] * key_strides[2] + lanes[:, None] * key_strides[3], mask=held, other=0.0)
+        valid = inside[:, None] & seen[None, :]
+        k = tl.load(keys + cell[None, :] * key_strides[2] + lanes[:, None] * key_strides[3], mask=valid, other=0.0)
         bias = tl.load(mask + cell[None, :] * mask_strides[3], mask=live & seen[None, :], other=float("-inf"))
         bias = bias.to(tl.float32)
         scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scaling
         if CAPPED:
             scores = _tanh(scores / softcap) * softcap
-        # Chosen, not added: whatever a hidden cell holds, its score is -inf and its weight 0.
+        # Selected, not added: for any content of a hidden cell, its score is -inf and its weight 0.
         scores = tl.where(bias > float("-inf"), scores + bias, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
-        level = tl.where(higher > float("-inf"), higher, 0.0)  # -inf minus -inf is not a number
+        level = tl.where(higher > float("-inf"), higher, 0.0)  # -inf minus -inf is NaN
         weights = tl.exp(scores - level[:, None])
         fade = tl.exp(top - level)
         total = total * fade + tl.sum(weights, axis=1)
-        held = seen[:, None] & inside[None, :]
-        v = tl.load(values + cell[:, None] * value_strides[2] + lanes[None, :] * value_strides[3], mask=held, other=0.0)
+        valid = seen[:, None] & inside[None, :]
+        v = tl.load(
+            values + cell[:, None] * value_strides[2] + lanes[None, :] * value_strides[3], mask=valid, other=0.0
+        )
         mixed = tl.dot(weights.to(q.dtype), v.to(q.dtype), mixed * fade[:, None], input_precision="ieee")
         top = higher
     mixed /= tl.where(total > 0, total, 1.0)[:, None]
@@ -193,7 +195,7 @@ def _turn(x: T, out: T, cos: T, sin: T, half: T, strides: S, BLOCK: tl.constexpr
 def rotary(
     query: T, keys: T, cos: T, sin: T, query_out: T, keys_out: T, sizes: S, strides: S, BLOCK: tl.constexpr
 ) -> None:
-    """x cos + half(x) sin, half turning (a, b) into (-b, a) (Su et al. 2104.09864): a program per (row, slot), head.
+    """x cos + half(x) sin, half maps (a, b) to (-b, a) (Su et al. 2104.09864): a program per (row, slot), head.
 
     query [B, heads, W, d], keys [B, heads_kv, W, d], cos and sin [B, W, d]; the outputs are contiguous.
     """
@@ -223,7 +225,7 @@ def silu_mul(gate: T, up: T, out: T, sizes: S, gate_strides: S, up_strides: S, B
     inside = lanes < size
     g = tl.load(gate + _row(row, sizes, gate_strides) + lanes * gate_strides[3], mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up + _row(row, sizes, up_strides) + lanes * up_strides[3], mask=inside, other=0.0).to(tl.float32)
-    fall = tl.exp(-tl.abs(g))  # never above 1: no gate overflows it
+    fall = tl.exp(-tl.abs(g))  # at most 1, so no gate overflows it
     out += row * size + lanes
     tl.store(out, (g * tl.where(g < 0, fall, 1.0) / (1 + fall) * u).to(out.dtype.element_ty), mask=inside)
 
@@ -263,7 +265,7 @@ def linear(
     scale += n[None, :] * scale_strides[0]
     total = tl.zeros([16, BLOCK_N], tl.float32)
     if BITS == 8:
-        # One scale an output, and codes that are exact in any of the dtypes: nothing is rounded before the sum.
+        # One scale for each output, and codes are exact in all these dtypes, so nothing is rounded before the sum.
         s = tl.load(scale, mask=known[None, :], other=0.0)
         for start in range(0, inputs, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)

@@ -1,7 +1,7 @@
-"""Drawing and verifying in Triton: one launch for all rows of a batch, a program a row, any vocabulary.
+"""Drawing and verifying in Triton: one launch for all rows of a batch, one program for each row, any vocabulary.
 
-Nothing here is read by the host and every launch has a shape that B, W and V decide, so a step that uses
-these kernels can be captured. Integer results are those of the reference, the keyed noise bit by bit.
+The host reads nothing, and the shape of every launch follows from B, W and V, so a step that uses these kernels can
+be captured. Integer results equal the reference's; the random bits of the keyed noise are identical.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _mix(x: T) -> T:
 
 @jit
 def _gumbel(key: T, ids: T) -> T:
-    # -log(E), E = -log(1 - v) to a unit in the last place: u is 1 - v rounded, what it lost is exact in float32
-    # and added to first order. The maximum only keeps log(0) away, where v is 1.
+    # -log(E), E = -log(1 - v) to a unit in the last place: u is 1 - v rounded; the rounding error is exact in float32
+    # and is added to first order. The maximum only avoids log(0), where v is 1.
     bits = (_mix(key + (ids + 1).to(tl.uint64) * _GOLDEN) >> 32).to(tl.uint32)
     v = (bits.to(tl.float32) + 0.5) * _ATOM
     u = tl.maximum(1.0 - v, 1e-12)
@@ -128,10 +128,10 @@ def verify_prefix(
     choice_strides: S,
     BLOCK: tl.constexpr,
 ) -> None:
-    """From the root to the child that is the choice at its parent, as long as there is one: a program per row.
+    """Walk from the root to the child that is the choice at its parent, while there is one: a program per row.
 
     tokens, parents, choices int64 [B, W]; widths [B]; path int64 [B, W]; num_accepted and following int64
-    [B]. As many turns as the path is long, each one comparison of all W slots.
+    [B]. Each turn of the loop compares all W slots and extends the path by one slot.
     """
     row = tl.program_id(0).to(tl.int64)
     slots = tl.arange(0, BLOCK)
@@ -140,8 +140,8 @@ def verify_prefix(
     token = tl.load(tokens + row * token_strides[0] + slots * token_strides[1], mask=inside, other=0)
     parent = tl.load(parents + row * parent_strides[0] + slots * parent_strides[1], mask=inside, other=-1)
     choices += row * choice_strides[0]
-    # The first child with the chosen token is the next node, so an equal younger sibling is never met. A child
-    # lies after its parent: asking for it bounds the walk whatever the window holds.
+    # The first child with the chosen token is the next node, so a younger sibling with this token is never visited.
+    # A child lies after its parent; to require this bounds the walk for any content of the window.
     choice = tl.load(choices)
     trail = tl.where(slots == 0, 0, -1)
     depth = 0
@@ -182,12 +182,12 @@ def rejection_sample(
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Keep x with probability min(1, p(x)/q(x)); at the first rejection draw from norm(max(p - q, 0)), else from p.
+    """Accept x with probability min(1, p(x)/q(x)); at the first rejection draw from norm(max(p - q, 0)), else from p.
 
-    Longer than 60 lines, of which the arguments are 23: what the passes over V share stays in registers.
+    Longer than 60 lines, of which 23 are arguments, so that values shared by the passes over V stay in registers.
 
     Leviathan et al. 2211.17192, algorithm 1; Chen et al. 2302.01318. A program per row: distribution is p float32
-    [B, W, V], q [B, W - 1, V] (CERTAIN: one-hot proposals, q is not looked at), tokens and keys int64 [B, W].
+    [B, W, V], q [B, W - 1, V] (CERTAIN: one-hot proposals, q is not read), tokens and keys int64 [B, W].
     """
     row = tl.program_id(0).to(tl.int64)
     distribution += row * distribution_strides[0]
@@ -216,8 +216,8 @@ def rejection_sample(
     key = _key(tl.where(rejected, residual_key + other, bonus_key + spare))
     distribution += count.to(tl.int64) * distribution_strides[1]
     q += count.to(tl.int64) * q_strides[1]
-    # The residual and p are drawn from together, by the same noise: only at the end is it known whether the
-    # residual is empty, which is when p == q up to rounding, and then p is the distribution.
+    # One pass draws from the residual and from p, with the same noise, because only its end shows whether the
+    # residual is empty; that is so if p == q up to rounding, and then the draw is from p.
     bound = tl.where(rejected, vocabulary, 0)
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)

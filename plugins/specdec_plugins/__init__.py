@@ -1,1 +1,1 @@
-"""The built-in strategies: one idea a file, registered through the same hooks as anybody's."""
+"""The built-in strategies: one in each file, registered through the same hooks as third-party plugins."""

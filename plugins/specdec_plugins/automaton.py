@@ -1,18 +1,18 @@
-"""A suffix automaton over token ids that grows at many ends."""
+"""A suffix automaton over token ids that several texts can extend."""
 
 from __future__ import annotations
 
 REACH = 32
-"""Suffixes of one position whose counts are raised: a bound, so that a text of one token stays linear too."""
+"""Largest number of suffixes of one position that are counted: it keeps a text of one repeated token linear."""
 
 
 class Automaton:
-    """Every substring of every text fed to it, in at most two states a token (Blumer et al. 1985).
+    """Every substring of every text added to it, in at most two states for each token (Blumer et al. 1985).
 
-    A text is fed token by token: ``state = extend(state, token)``, from ``ROOT``. Several texts may grow at
-    once. ``after[s]`` are the tokens that followed the strings of state s anywhere, ``count[s]`` how often
-    they occurred (longest strings first, see ``REACH``), ``length[s]`` the longest of them, ``link[s]`` the
-    state of their longest suffix that occurred in more places.
+    A text is added token by token: ``state = extend(state, token)``, from ``ROOT``. Several texts may grow at
+    once. For state s, ``after[s]`` maps each token that followed the strings of s to the next state, ``count[s]`` is
+    the number of their occurrences (longest strings first, see ``REACH``), ``length[s]`` the length of the longest
+    string, and ``link[s]`` the state of its longest suffix that occurred in more places.
 
     Memory and time are linear in the text; ``steps`` counts the inner loops, for a test of that.
     """
@@ -27,7 +27,7 @@ class Automaton:
         self.steps = 0
 
     def extend(self, state: int, token: int) -> int:
-        """The state of a text that was in ``state`` and goes on with ``token``."""
+        """Append ``token`` to a text in ``state``; returns the new state of the text."""
         known = self.after[state].get(token)
         if known is None:
             made = self._state(self.length[state] + 1, {}, 0, 0)
@@ -49,13 +49,13 @@ class Automaton:
         return made
 
     def longest(self, state: int) -> int:
-        """The state of the longest suffix of the text in ``state`` that something has followed."""
+        """The state of the longest suffix of the text in ``state`` that some token has followed."""
         while not self.after[state] and state > self.ROOT:
             state = self.link[state]
         return state
 
     def _split(self, state: int, token: int) -> int:
-        """The state for ``token`` after exactly the longest string of ``state``, cut off from a larger one at need."""
+        """The state for ``token`` after exactly the longest string of ``state``, split off a larger state if needed."""
         follower = self.after[state][token]
         if self.length[follower] == self.length[state] + 1:
             return follower

@@ -9,9 +9,9 @@ from specdec import Context, Window
 
 
 class Chain:
-    """Proposals, and the distributions they were drawn from where a policy needs those.
+    """Draws the proposals of a chain; keeps the distributions from which they were drawn if a policy needs them.
 
-    ``vocabulary`` is the target's V. Logits may be over fewer tokens: ``ids`` int64 [D] says which (None: all).
+    ``vocabulary`` is the target's V. Logits may cover fewer tokens: ``ids`` int64 [D] are their ids (None: all).
     """
 
     def __init__(self, context: Context, vocabulary: int, ids: Tensor | None = None) -> None:
@@ -20,7 +20,7 @@ class Chain:
         self._distributions: list[Tensor] = []
 
     def propose(self, logits: Tensor) -> Tensor:
-        """The next proposal of every row, int64 [B, 1], from float32 logits [B, 1, D]."""
+        """Draw the next proposal of every row, int64 [B, 1], from float32 logits [B, 1, D]."""
         context = self._context
         if context.params.greedy:
             token = logits.max(dim=-1).indices
@@ -36,13 +36,13 @@ class Chain:
         return token
 
     def window(self) -> Window:
-        """The chain's window, no row's longer than its room."""
+        """The chain's window; no row has more proposals than room."""
         distributions = torch.cat(self._distributions, dim=1) if self._distributions else None
         proposed = self._context.max_proposals.clamp(max=len(self._tokens))
         return Window.chain(self._context.pending, torch.cat(self._tokens, dim=1), proposed, distributions)
 
     def _widened(self, distribution: Tensor, fill: float) -> Tensor:
-        """[B, 1, D] as [B, 1, V], ``fill`` where no token of the smaller vocabulary is."""
+        """[B, 1, D] as a new [B, 1, V], with ``fill`` for tokens outside the smaller vocabulary."""
         if self._ids is None:
             return distribution
         whole = torch.full(

@@ -1,4 +1,4 @@
-"""What a run so far says of the next step: how many tokens K proposals would give, and what they would cost."""
+"""Predictions from a run so far: how many tokens K proposals would give, and how many seconds they would take."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from statistics import median
 
 KEEP = 0.85
-"""What an observation weighs against the next one of its kind: the last seven or so count."""
+"""Factor by which a new observation reduces the weight of the older ones: about the last seven count."""
 
 TRUST = 1.0
-"""Observations that the depth before is worth, for a depth of which little is known."""
+"""Weight of the prior at each depth, in observations; the prior is the chance at the depth before."""
 
 HOPE = 0.8
-"""The chance that a first proposal is kept, before anything is known: high, for trying is cheap and waiting is not."""
+"""Prior chance that the first proposal is accepted: high, because an attempt costs little and gives data."""
 
 
 class Chances:
-    """For each depth, the chance of going one deeper: a running share that leans on the depth before it."""
+    """For each depth, the chance of reaching it from the depth before: a running share with the prior ``TRUST``."""
 
     def __init__(self) -> None:
         self._hits: list[float] = []
         self._tries: list[float] = []
 
     def seen(self, depth: int, hits: float, tries: float) -> None:
-        """``hits`` of ``tries`` went on from depth - 1 to ``depth`` (from 1)."""
+        """Add an observation: ``hits`` of ``tries`` went from depth - 1 to ``depth``, which counts from 1."""
         while len(self._hits) < depth:
             self._hits.append(0.0)
             self._tries.append(0.0)
@@ -32,12 +32,12 @@ class Chances:
         self._tries[depth - 1] = KEEP * self._tries[depth - 1] + tries
 
     def faded(self, share: float) -> None:
-        """Weigh all that was seen by ``share``: the text has changed."""
+        """Multiply the weight of all observations by ``share``, because the text has changed."""
         self._hits = [hits * share for hits in self._hits]
         self._tries = [tries * share for tries in self._tries]
 
     def reached(self, most: int) -> list[float]:
-        """The chance of reaching depth 1 … ``most``."""
+        """The chances of reaching depths 1 … ``most``."""
         chance, here, out = HOPE, 1.0, []
         for depth in range(most):
             if depth < len(self._hits):
@@ -48,17 +48,17 @@ class Chances:
 
 
 class Times:
-    """Seconds by an integer, medians of the last few; between and beyond known ones a straight line."""
+    """Seconds by integer key: the median of the last nine measurements; linear between and above measured keys."""
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}
 
     def seen(self, key: int, seconds: float) -> None:
-        """One measurement."""
+        """Add one measurement."""
         self._seen.setdefault(key, deque(maxlen=9)).append(seconds)
 
     def at(self, key: int) -> float:
-        """Seconds for ``key``; 0 while nothing is known."""
+        """Seconds for ``key``; 0 before the first measurement."""
         known = sorted(self._seen)
         if key in self._seen:
             return median(self._seen[key])
@@ -81,5 +81,5 @@ class Times:
 
 
 def best(speeds: Sequence[float]) -> int:
-    """The index of the largest; the smallest index among equals."""
+    """The index of the largest value; among equal values the smallest index."""
     return max(range(len(speeds)), key=lambda k: (speeds[k], -k))

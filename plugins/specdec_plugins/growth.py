@@ -1,4 +1,4 @@
-"""A tree of proposals that is grown depth by depth on the device, from what a model finds likely."""
+"""A tree of a model's likeliest proposals, grown depth by depth on the device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from specdec import Context, Window
 from specdec.sampling import Purpose, gumbel, key
 
 STEP = 1e-3
-"""What a depth costs a node's score: a child with probability 1 must not be chosen before its parent."""
+"""Subtracted from the score at each depth, so that a child with probability 1 is not chosen before its parent."""
 
 
 def wanted(context: Context, logits: Tensor, depth: int | Tensor, ids: Tensor | None = None) -> Tensor:
-    """Log-probabilities [B, W, D] that tokens should be proposed, from logits [B, W, D] over ``ids`` [D] (None: all).
+    """Log-probabilities [B, W, D] for proposing tokens, from logits [B, W, D] over ``ids`` int64 [D] (None: all).
 
-    ``depth`` is that of the nodes after which they come (0: the root), one or [W]. Under a coupled policy that
-    samples, the target's own noise is in them: its draw comes first.
+    ``depth`` is the depth of the nodes before the tokens (0: the root), an int or int64 [W]. Under a coupled policy
+    that samples, the logits include the target's noise, so that the token that it would draw ranks first.
     """
     if context.coupled and not context.params.greedy:
         position = context.length[:, None] + depth
@@ -31,15 +31,15 @@ def wanted(context: Context, logits: Tensor, depth: int | Tensor, ids: Tensor | 
 
 
 class Growth:
-    """Nodes with the log-probability of their whole path; the likeliest are verified.
+    """Nodes with the log-probability of their whole path; the likeliest nodes are verified.
 
-    At each depth the ``beam`` likeliest new nodes are expanded into their ``beam`` likeliest children each, and
-    the window takes the best of all nodes (EAGLE-2, Li et al. 2406.16858, section 4). With ``widths`` every node of
+    At each depth, each of the ``beam`` likeliest new nodes is expanded into its ``beam`` likeliest children, and
+    the window takes the best of all nodes (EAGLE-2, Li et al. 2406.16858, section 4). With ``widths``, every node of
     depth i is expanded into ``widths[i]`` children (SpecInfer, Miao et al. 2305.09781, section 3). Nodes are
-    certain: which they are follows from the context alone, so any policy may judge them, sampled or not.
+    certain: they depend on the context alone, so any policy may judge them, greedy or sampled.
 
-    Letters: B rows, D the draft's vocabulary, N nodes so far. ``tokens``, ``parents`` (-1: the root) and
-    ``score`` are [B, N], ``frontier`` [B, F] the nodes to be expanded next.
+    Letters: B rows, D the draft's vocabulary, N nodes so far, F nodes of the frontier. ``tokens``, ``parents`` (-1:
+    the root) and ``score`` are [B, N]; ``frontier`` [B, F] holds the nodes to expand next.
     """
 
     def __init__(self, distribution: Tensor, ids: Tensor | None, beam: int, widths: Sequence[int] = ()) -> None:
@@ -55,7 +55,7 @@ class Growth:
         )
 
     def expand(self, distribution: Tensor) -> None:
-        """One depth more: log-probabilities [B, F, D] after each node of the frontier."""
+        """Add one depth, from log-probabilities [B, F, D] after each node of the frontier."""
         self._add(distribution, self.frontier, self.score.gather(1, self.frontier))
 
     def _add(self, distribution: Tensor, parents: Tensor, score: Tensor) -> None:
@@ -68,16 +68,16 @@ class Growth:
         self.tokens = torch.cat([self.tokens, found.flatten(1)], dim=1)
         self.parents = torch.cat([self.parents, parents[:, :, None].expand_as(found).flatten(1)], dim=1)
         self.score = torch.cat([self.score, scores], dim=1)
-        # In the order of their numbers, so that siblings stay in order.
+        # Sorted by node number, so that siblings stay in order.
         self.frontier = scores.topk(expanded, dim=1).indices.sort(dim=1).values + first
 
     def window(self, context: Context, most: int, least: float) -> Window:
-        """The ``most`` likeliest nodes of each row at most, within its room and not less likely than ``least``."""
+        """A window of each row's likeliest nodes: at most ``most``, within its room, none below ``least``."""
         rows, nodes = self.tokens.shape
         most = min(most, nodes)
         best = self.score.topk(most, dim=1)
         likely = best.values > torch.log(torch.tensor(least)) if least > 0 else best.values.isfinite()
-        # A node's number is above its parent's, so order by number keeps parents first; what is left out goes last.
+        # A node's number is above its parent's, so order by number keeps parents first; nodes left out go last.
         chosen = torch.where(likely, best.indices, nodes).sort(dim=1).values
         inside = chosen < nodes
         chosen = chosen.clamp(max=nodes - 1)
@@ -93,22 +93,22 @@ class Growth:
 
 
 class Forest:
-    """The expanded nodes of a growth, as the window that a drafting model is fed: several roots after one text.
+    """The expanded nodes of a growth as one window for the drafting model, with several roots.
 
-    A model that drafts a tree is fed all expanded nodes again at each depth, which keeps its arena as simple as
-    the target's: what is committed, then one window. ``parents`` are -1 for the children of the pending token.
+    The model processes all expanded nodes again at each depth, which keeps its arena as simple as the target's:
+    committed tokens, then one window. ``parents`` are -1 for the children of the pending token.
     """
 
     def __init__(self) -> None:
         self.nodes: Tensor | None = None
 
     def window(self, growth: Growth) -> Window:
-        """The forest with the growth's frontier added: its last F slots."""
+        """Add the growth's frontier to the forest; returns the window, whose last F slots are the frontier."""
         frontier = growth.frontier
         self.nodes = frontier if self.nodes is None else torch.cat([self.nodes, frontier], dim=1)
         rows, size = self.nodes.shape
         above = growth.parents.gather(1, self.nodes)
-        # The slot of a node's parent: every parent of an expanded node was expanded itself.
+        # The slot of a node's parent: the parent of an expanded node was expanded too.
         same = above[:, :, None] == self.nodes[:, None, :]
         slots = torch.arange(size, device=above.device)
         parents = torch.where(above < 0, -1, (same * slots).sum(dim=2))

@@ -1,4 +1,4 @@
-"""Lossy policies: what those that judge each proposal by the target's own distribution share."""
+"""The base of lossy policies that judge each proposal by the target's distribution."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specdec.interfaces import Contract
 
 
 class Lenient(Policy):
-    """Keeps every proposal that is good enough; where none is, the target's own draw comes.
+    """Accepts every proposal that is good enough; if none is, the target's own draw follows.
 
-    Looks at the target's distribution before temperature and filters, so that it means the same when greedy. One method
-    must be written: ``good``.
+    It uses the target's distribution before temperature and filters, so that the rule is the same when greedy. One
+    method must be written: ``good``.
     """
 
     coupled = True
@@ -22,16 +22,16 @@ class Lenient(Policy):
     raw = True
 
     def contract(self, params: SamplingParams) -> Contract:
-        """Lossy, whatever the temperature: the output is neither plain decoding's nor has its distribution."""
+        """Lossy at any temperature: neither the tokens nor the distribution of plain decoding."""
         return "lossy"
 
     @abstractmethod
     def good(self, distribution: Tensor, window: Window) -> Tensor:
-        """bool [B, W]: whether node w may be kept; row w of ``distribution`` [B, W, V] is the target's distribution at
-        its parent."""
+        """bool [B, W]: whether node w may be accepted; row w of ``distribution`` [B, W, V] is the target's distribution
+        at the parent of w."""
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
-        """Follow the first good child as long as there is one, then draw as plain decoding would."""
+        """Follow the first good child as long as there is one, then draw as plain decoding does."""
         distribution = logits.softmax(dim=-1)
         at_parent = distribution.gather(1, window.parents.clamp(min=0)[:, :, None].expand_as(distribution))
         processed = context.process(logits, window.parents, window.tokens)
@@ -40,7 +40,7 @@ class Lenient(Policy):
 
 
 def probability(distribution: Tensor, window: Window) -> Tensor:
-    """[B, W]: what the distribution at each node's parent gives the node's token."""
+    """[B, W]: the probability of each node's token under the distribution at the node's parent."""
     return distribution.gather(2, window.tokens[:, :, None])[:, :, 0]
 
 

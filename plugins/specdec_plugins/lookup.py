@@ -1,4 +1,4 @@
-"""Drafts that look proposals up on the host: what every one of them shares."""
+"""The base of drafts that look proposals up on the host."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ History = npt.NDArray[np.int64]
 
 
 class Lookup(Draft):
-    """A draft that continues a row's history from what it has seen; a row without a match proposes nothing.
+    """A draft that continues a row's history from text it has seen; a row without a match proposes nothing.
 
-    ``most`` continuations are asked for; several are verified as a tree. One method must be written:
+    ``most`` is the largest number of continuations; several are verified as a tree. One method must be written:
     ``continuations``.
     """
 
@@ -31,7 +31,7 @@ class Lookup(Draft):
         """Up to ``most`` continuations of a row's tokens [length], likeliest first, none longer than ``limit`` >= 1."""
 
     def propose(self, context: Context) -> Window:
-        """A chain or a tree of each row's continuations; as wide as the largest of any row."""
+        """A chain or a tree of each row's continuations; the window is as wide as the largest row needs."""
         return self.window(context, [self.look_up(context, row) for row in range(context.rows)])
 
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
@@ -49,7 +49,7 @@ class Lookup(Draft):
 
 
 def merged(paths: Sequence[Sequence[int]], limit: int) -> tuple[list[int], list[int]]:
-    """Continuations as one tree of at most ``limit`` nodes: shared beginnings once, level by level.
+    """Merge continuations into one tree of at most ``limit`` nodes, level by level; shared beginnings occur once.
 
     Returns the nodes' tokens and the slots of their parents (0 is the root, node i has slot i + 1).
 

@@ -1,4 +1,4 @@
-"""A reduced vocabulary: the rows of the target's head that a head reads its tokens from."""
+"""A reduced vocabulary: the rows of the target's head from which a draft head reads its tokens."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from specdec_plugins.growth import wanted
 
 
 class Reduced:
-    """D of the target's V tokens (FR-Spec, Zhao et al. 2502.14856): what a small head can afford to choose from.
+    """D of the target's V tokens (FR-Spec, Zhao et al. 2502.14856), few enough for the cost of a small head.
 
-    ``ids`` int64 [D]. A token outside is never proposed, which costs acceptance and nothing else: as a distribution
-    over V it has probability 0.
+    ``ids`` int64 [D]. Other tokens are never proposed, which lowers acceptance and changes nothing else: their
+    probability in q over V is 0.
     """
 
     def __init__(self, env: Env, ids: Tensor) -> None:
         self.ids, self.vocabulary, self._ops = ids, env.target.vocabulary, env.ops
-        # Half the bytes: what is lost in precision is far below what a small head does not know.
+        # bfloat16 halves the bytes; its rounding error is far smaller than the error of a small head.
         dtype = torch.bfloat16 if env.target.dtype == torch.float32 else env.target.dtype
         self._rows = env.target.model.get_output_embeddings().weight[ids].to(dtype)
 
     def read_with(self, rows: Tensor) -> None:
-        """Read tokens with other rows [D, H] than the target's own."""
+        """Read tokens with ``rows`` [D, H] instead of the target's own rows."""
         self._rows = rows
 
     def logits(self, state: Tensor) -> Tensor:
-        """float32 [..., D] of estimated hidden states [..., H]."""
+        """Logits float32 [..., D] of estimated hidden states [..., H]."""
         return self._ops.linear(state, self._rows, None).float()
 
     def distribution(self, context: Context, state: Tensor, depth: int | Tensor) -> Tensor:
-        """``growth.wanted`` [B, W, D] of tokens after estimated states [B, W, H]."""
+        """``growth.wanted``, [B, W, D], of the tokens after estimated hidden states [B, W, H]."""
         return wanted(context, self.logits(state), depth, self.ids)

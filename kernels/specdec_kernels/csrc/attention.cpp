@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int QUERIES = 4;
-constexpr long WORTH_THREADS = 1 << 15;  // products; below, starting threads costs more than they bring
+constexpr long WORTH_THREADS = 1 << 15;  // multiplications; below this number, threads cost more than they save
 
 template <class T>
 struct Call {
@@ -37,7 +37,7 @@ inline float dot(const float* a, const T* b, long size) {
 
 inline float capped(float score, float softcap) { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
 
-// Scores of one query over all cells; what the mask hides gets -inf whatever lies there. V vectors make a key, 0: any.
+// Scores of one query over all cells; a masked cell gets -inf for any content. A key has V vectors; V = 0: any size.
 template <int V, class T>
 void score(const Call<T>& c, const float* query, const T* mask, const T* keys, float* out) {
     const long stride = c.stride[5], whole = V ? c.length / LANES * LANES : 0;
@@ -75,7 +75,7 @@ void weigh(const Call<T>& c, const T* values, const float* weights, long count, 
         for (long cell = 0; cell < c.length; cell++) {
             float weight[QUERIES], any = 0;
             for (int q = 0; q < QUERIES; q++) any += weight[q] = weights[q * c.length + cell];
-            if (any == 0) continue;  // nobody sees it: whatever lies there is not even read
+            if (any == 0) continue;  // no query sees this cell, so its value is not read
             const T* value = values + cell * stride + from;
 #pragma GCC unroll 4
             for (int d = 0; d < D; d++) {
@@ -98,7 +98,7 @@ void weigh(const Call<T>& c, const T* values, const float* weights, long count, 
         }
 }
 
-// Scores to weights, in place; returns their sum. Cells that are not seen get weight 0 whatever their score is.
+// In place: scores become weights; returns their sum. Cells with score -inf, which are not seen, get weight 0.
 inline float softmax(float* score, long length) {
     float top = -INFINITY;
     for (long i = 0; i < length; i++) top = std::max(top, score[i]);
@@ -126,7 +126,7 @@ void attend(const Call<T>& c, long b, long kv, long first, long count, float* sc
         for (long i = 0; i < c.size; i++) query[q * c.size + i] = to_float(from[i]) * c.scaling;
         mask[q] = c.mask_at(b, slot);
     }
-    std::fill(scores, scores + QUERIES * c.length, 0.0f);  // weights of the queries that a last block lacks
+    std::fill(scores, scores + QUERIES * c.length, 0.0f);  // weight 0 for queries that the last block lacks
     for (long q = 0; q < count; q++) {
         float* row = scores + q * c.length;
         const float* from = query + q * c.size;

@@ -1,4 +1,4 @@
-// Moving keys and values: bytes of any dtype, cells of an arena that is addressed in place.
+// Moves keys and values, as bytes of any dtype, to and between the cells of the arena.
 
 #include <cstdint>
 #include <cstring>
@@ -32,7 +32,7 @@ extern "C" void specdec_kv_append(
                     memcpy(to[side].at(b, h, cells[b * width + w]), from[side].at(b, h, w), size * item);
 }
 
-// In place: cells source[b, :] become cells target[b, :], all read before any is written.
+// In place: copies cells source[b, :] to cells target[b, :]; all are read before any is written.
 extern "C" void specdec_kv_compact(
     void* keys, void* values, const int64_t* source, const int64_t* target, long batch, long heads, long depth,
     long items, long item, long keys_batch, long keys_head, long keys_cell, long values_batch, long values_head,

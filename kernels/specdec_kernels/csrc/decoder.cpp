@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr long WORTH_THREADS = 1 << 16;  // elements; below, starting threads costs more than they bring
+constexpr long WORTH_THREADS = 1 << 16;  // elements; below this number, threads cost more than they save
 
 template <class T>
 void rms_norm(const T* x, const T* weight, T* y, long rows, long size, float eps, float offset, int threads) {
@@ -27,7 +27,7 @@ void rms_norm(const T* x, const T* weight, T* y, long rows, long size, float eps
     }
 }
 
-// One tensor [B, heads, W, d] with strides in, contiguous out; cos and sin [B, W, d] with a row stride of their own.
+// One tensor [B, heads, W, d] with strides in, contiguous out; cos and sin [B, W, d] with their own row stride.
 template <class T>
 void rotate(
     const T* x, const T* cos, const T* sin, T* y, long batch, long heads, long width, long size, const long* stride,

@@ -1,7 +1,7 @@
-// Decoder layers' small ops and the arena's cells: one launch each, tensors read where and as they lie.
+// The small ops of decoder layers and the ops on the arena's cells: one launch each, over tensors of any layout.
 //
-// Arithmetic is float32 whatever the dtype, rounded once at the end. How a row is summed depends on its length
-// alone, so that no result depends on the batch. Where every address allows it, accesses are of 16 bytes.
+// Arithmetic is float32 for every dtype, rounded once at the end. The order of a row's sum depends only on its length,
+// so no result depends on the batch. If every address allows it, accesses have 16 bytes.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -41,8 +41,8 @@ __global__ void append_cells(
     (second ? values : keys).at<Unit>(b, h, cell)[unit] = moved;
 }
 
-// blockIdx: (columns of a head, head, row and side). A block holds its columns of all source cells in shared memory
-// before it writes one; no other block touches them. Cells that stay where they are are left alone.
+// blockIdx: (columns of a head, head, row and side). A block copies its columns of all source cells to shared memory
+// before it writes any; no other block uses these columns. Cells that stay in place are skipped.
 template <class Unit>
 __global__ void compact_cells(
     View keys, View values, const int64_t* __restrict__ source, const int64_t* __restrict__ target, int depth,
@@ -79,7 +79,7 @@ __device__ void store(T* to, const Pack<T, N>& pack) {
     *(Pack<T, N>*)to = pack;
 }
 
-// The sum over a block of whole warps, the same number in every thread.
+// The sum over a block of whole warps; every thread gets the same number.
 __device__ float block_sum(float sum) {
     __shared__ float warps[MOST_THREADS / 32];
     for (int lanes = 16; lanes; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
@@ -154,7 +154,7 @@ __global__ void silu_rows(
     store<N>(y + int64_t(blockIdx.x) * size + i, pack);
 }
 
-// The largest access, in bytes, that all of these addresses, strides and sizes in bytes are multiples of.
+// Bytes of one access: WIDEST if all of these addresses, strides and sizes in bytes are multiples of it, else `least`.
 int64_t access(std::initializer_list<int64_t> all, int64_t least) {
     int64_t bits = 0;
     for (int64_t one : all) bits |= one;
@@ -165,7 +165,7 @@ int64_t address(const void* pointer) { return int64_t(pointer); }
 
 int64_t bits_of(const View& view) { return address(view.data) | view.batch | view.head | view.cell; }
 
-// f(a T, an access of N elements as a constant) for the dtype of that number.
+// Calls f(a T, N as a constant), where N is the number of elements of one access.
 template <class T, class F>
 void with_access(bool wide, F f) {
     if (wide) f(T(), std::integral_constant<int, WIDEST / sizeof(T)>());
@@ -183,7 +183,7 @@ void with_type(int kind, bool wide, F f) {
     else with_access<__half>(wide, f);
 }
 
-// f(a unit) for cells that are copied in units of so many bytes.
+// Calls f(a unit) with the type of a unit of `bytes` bytes.
 template <class F>
 void with_unit(int64_t bytes, F f) {
     if (bytes == 16) f(uint4());
@@ -197,7 +197,7 @@ View view(const void* data, const int64_t* strides) { return {(char*)data, strid
 
 }  // namespace
 
-// Each returns the launch's error, 0 for none. Pointers are the device's but for `strides`.
+// Each returns the launch's error, 0 for none. All pointers except `strides` point to device memory.
 
 // In place: slot w of row b goes to cell cells[b, w]. strides in bytes: (batch, head, cell) of keys, values, new keys,
 // new values; `size` is the bytes of one head's vector, `element` those of one of its numbers.
@@ -216,7 +216,7 @@ extern "C" int specdec_kv_append(
     return cudaGetLastError();
 }
 
-// In place: cells source[b, :] become cells target[b, :]. As above; at most 3072 cells a row.
+// In place: copies cells source[b, :] to cells target[b, :]. As above; at most 3072 cells a row.
 extern "C" int specdec_kv_compact(
     void* keys, void* values, const int64_t* source, const int64_t* target, int64_t batch, int64_t heads,
     int64_t depth, int64_t size, int64_t element, const int64_t* strides, cudaStream_t stream) {
@@ -254,7 +254,7 @@ extern "C" int specdec_rms_norm(
     return cudaGetLastError();
 }
 
-// query [B, heads, W, d], keys [B, heads_kv, W, d] with strides in bytes (batch, head, slot) of one, then the other;
+// query [B, heads, W, d], keys [B, heads_kv, W, d] with strides in bytes (batch, head, slot) of query, then of keys;
 // cos and sin contiguous [1 or B, W, d], rows `turn` elements apart (0 for 1).
 extern "C" int specdec_rotary(
     int kind, const void* query, const void* keys, const void* cos, const void* sin, void* new_query, void* new_keys,
@@ -274,7 +274,7 @@ extern "C" int specdec_rotary(
     return cudaGetLastError();
 }
 
-// gate and up [rows, size], rows that many elements apart.
+// gate and up [rows, size], with gate_stride and up_stride elements between rows.
 extern "C" int specdec_silu_mul(
     int kind, const void* gate, const void* up, void* y, int64_t rows, int64_t size, int64_t gate_stride,
     int64_t up_stride, cudaStream_t stream) {

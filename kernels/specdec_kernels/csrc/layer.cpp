@@ -1,6 +1,6 @@
-// A decoder layer of Llama's kind in one call: the ops of the other files, one after the other, over buffers that are
-// kept. What it saves is what lies between them: a forward of 30 layers is some 300 calls otherwise, each with a
-// tensor to allocate, while the weights that stream through the caches push the interpreter out of them.
+// A decoder layer of Llama's kind in one call: runs the ops of the other files in order, over reused buffers. This
+// saves the cost between the ops: otherwise a forward of 30 layers makes some 300 calls, each call allocates a tensor,
+// and the weights that pass through the caches evict the interpreter's data.
 
 #include <cstdint>
 #include <vector>

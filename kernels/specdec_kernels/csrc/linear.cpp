@@ -1,9 +1,9 @@
 // y = x W^T (+ bias) for 1 to 16 rows of x, at the cost of reading W once.
 //
-// A block of R rows of W is multiplied with up to 8 rows of x in R * M accumulators. While a block is at
-// work, the next one is prefetched into L2: short rows (SmolLM2's are 2,304 bytes) end before the hardware's
-// streams have warmed up, and without that line four rows cost 1.16 of one row and eight cost 1.5
-// (docs/log.md). More than 8 rows of x are two passes over a block that then lies in L1 or L2.
+// A block of R rows of W is multiplied with up to 8 rows of x in R * M accumulators. During this, the next block is
+// prefetched into L2: short rows (SmolLM2's are 2,304 bytes) end before the hardware prefetcher reaches full speed,
+// and without the prefetch four rows of x cost 1.16 times and eight rows 1.5 times as much as one row (docs/log.md).
+// More than 8 rows of x take two passes over a block, which is then in L1 or L2.
 
 #include <omp.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int GROUP = 32;  // inputs of one int4 group, and of one register of bfloat16 pairs
 constexpr long MOST_ROWS = 8;
-constexpr long WORTH_THREADS = 1 << 15;  // products; below, starting threads costs more than they bring
+constexpr long WORTH_THREADS = 1 << 15;  // multiplications; below this number, threads cost more than they save
 
 // A kind of weights: how GROUP of them become vectors. `Scaled` kinds multiply the sum of a row by its scale.
 template <class T, bool S>
@@ -64,7 +64,7 @@ struct Int4 {
     float one(long, long) const { return 0.0f; }  // inputs are a multiple of 32
 };
 
-// M rows of x against R rows of W; `next` is where the block after this one begins.
+// M rows of x against R rows of W; `next` is the start of the block after this block.
 template <int R, int M, class W>
 inline void block(const W& w, long n, const float* x, float* y, long outputs, const char* next) {
     vec acc[R][M] = {};

@@ -1,7 +1,7 @@
-// Keyed noise and the contest of tokens, one token at a time, for the device and for the host.
+// Keyed noise and the comparison of tokens, one token at a time, for the device and for the host.
 //
-// A drawn token must be the reference's own, so specdec/sampling.py is followed operation by operation in
-// float32: the library's log1pf and logf, no fast intrinsics, and no sum that is fused with what it adds.
+// A drawn token must equal the reference's, so every operation of specdec/sampling.py is repeated in float32, with the
+// library's log1pf and logf, without fast intrinsics, and without a sum fused with a product.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@
 #endif
 
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15u;  // SplitMix64's increment
-constexpr float HIGHEST = 22.9f;                  // no Gumbel is as large
+constexpr float HIGHEST = 22.9f;                  // above every Gumbel value
 constexpr int64_t INDICES = 0x7FFFFFFF;           // the largest token id that a packed score holds
 
 BOTH uint64_t mix(uint64_t x) {
@@ -40,7 +40,7 @@ BOTH float rounded_sum(float a, float b) {
 #endif
 }
 
-// Orders floats as unsigned numbers: NaN above everything, as torch's max has it, and -0 equal to 0.
+// Orders floats as unsigned numbers: NaN above everything, as in torch's max, and -0 equal to 0.
 BOTH uint32_t ordered(float x) {
     if (x != x) return ~0u;
     uint32_t bits;
@@ -67,14 +67,14 @@ struct Best {
         if (other > packed) packed = other, score = other_score, rank = other_rank;
     }
 
-    // A logit with the noise of its token. What cannot win is passed over without a hash.
+    // Takes a logit plus the noise of its token. A token that cannot win is skipped without a hash.
     BOTH void draw(bool other_rank, float logit, uint64_t key, int64_t id) {
         if (other_rank == rank && logit + HIGHEST < score) return;
         take(other_rank, logit > -INFINITY ? rounded_sum(logit, gumbel(key, id)) : logit, id);
     }
 
-    // A token of a distribution p of which `taken` is used up. Where anything is left of any token the draw is from what is
-    // left, else from p: the rank lets both contests run in one pass, each token in the one that it can still win.
+    // A token with probability p, from which `taken` is subtracted. If any token of the row has a remainder, the draw
+    // is from the remainders, else from p. The rank lets one pass run both draws, each token in the draw it can win.
     BOTH void draw_left(float p, float taken, uint64_t key, int64_t id) {
         const float left = p - taken;
         if (left > 0) draw(true, logf(left), key, id);
@@ -82,11 +82,11 @@ struct Best {
     }
 };
 
-// Whether a proposal of probability q is kept under p. One that its own q calls impossible is not.
+// Whether a proposal with draft probability q is accepted under p; never if q is 0.
 BOTH bool keeps(float p, float q, uint64_t key) { return uniform(key) < (q > 0 ? p / q : 0.0f); }
 
-// The walk of one row from the root to the child that is the choice at its parent; a child's slot is past its
-// parent's, so one pass finds it. Writes the path with -1 past its end; returns the number accepted.
+// The walk of one row from the root to the child that is the choice at its parent; a child's slot is after its
+// parent's, so one pass finds the path. Writes the path with -1 past its end; returns the number accepted.
 BOTH int64_t walk(
     const int64_t* tokens, const int64_t* parents, const int64_t* choices, int64_t width, int64_t slots, int64_t* path,
     int64_t* next) {

@@ -77,7 +77,8 @@ struct Given {
     vec reach(long i, float best) const { return exp(load(logits + i) - best); }
 };
 
-// p, or max(p - q, 0) after a rejection, as a distribution to draw from; without q the proposal `taken` has all of its mass.
+// p, or max(p - q, 0) after a rejection, as a distribution to draw from; without q, the proposal `taken` has all
+// the mass of q.
 struct Residual {
     const float *p, *q;
     long taken;
@@ -86,7 +87,8 @@ struct Residual {
     vec reach(long i, float best) const {
         vec left = load(p + i);
         if (q) left -= load(q + i);
-        return left * std::exp(-best);  // negative where nothing is left, and for the proposal one exact score too many
+        // Negative where nothing is left; without q, the exact score of the proposal is never used.
+        return left * std::exp(-best);
     }
     bool empty(long vocabulary) const {
         for (long i = 0; i < vocabulary; i++)
@@ -120,7 +122,7 @@ extern "C" void specdec_sample(
     }
 }
 
-// path [B, W] with -1 past the end; the first child with the chosen token is taken, as long as there is one.
+// path [B, W] with -1 past the end; the walk goes to the first child with the chosen token, while there is one.
 extern "C" void specdec_verify_prefix(
     const int64_t* tokens, const int64_t* parents, const int64_t* width, const int64_t* choices, int64_t* path,
     int64_t* accepted, int64_t* next, long batch, long slots) {
@@ -136,8 +138,8 @@ extern "C" void specdec_verify_prefix(
     }
 }
 
-// Leviathan et al. 2211.17192, algorithm 1, over a chain. distribution [B, W, V]; q [B, W - 1, V] or null for one-hot rows;
-// keys [B, W]. All contiguous.
+// Leviathan et al. 2211.17192, algorithm 1, over a chain. distribution [B, W, V]; q [B, W - 1, V] or null for one-hot
+// rows; keys [B, W]. All contiguous.
 extern "C" void specdec_rejection_sample(
     const float* distribution, const float* q, const int64_t* tokens, const int64_t* width, const int64_t* accept_key,
     const int64_t* residual_key, const int64_t* bonus_key, int64_t* path, int64_t* accepted, int64_t* next, long batch,
@@ -159,7 +161,7 @@ extern "C" void specdec_rejection_sample(
         if (rejected) {
             if (q_row) residual.q = q_row + kept * vocabulary;
             else residual.taken = tokens[b * slots + kept + 1];
-            // p == q up to rounding leaves no residual; then p itself is the distribution.
+            // If p == q up to rounding, the residual is empty; then the draw is from p.
             if (residual.empty(vocabulary)) residual = Residual{at, nullptr, -1};
         }
         const uint64_t key = (rejected ? residual_key : bonus_key)[b * slots + kept];

@@ -1,8 +1,8 @@
 // Drawing and verifying: all rows of a batch in one launch, at any vocabulary.
 //
 // blockIdx.x is a row. Few rows of a large vocabulary would leave most of the device idle, so a row may be cut
-// into gridDim.y parts, one block each. A part's best token is one 64-bit number (noise_cuda.h), the row's is the
-// maximum of its parts', whatever their number and order. The part that comes last writes it.
+// into gridDim.y parts, one block each. A part's best token is one 64-bit number (noise_cuda.h); the row's best token
+// is the maximum over its parts, for any number and order of parts. The part that finishes last writes it.
 
 #include <cuda_runtime.h>
 
@@ -11,9 +11,9 @@
 namespace {
 
 constexpr int THREADS = 512;
-constexpr int WALKERS = 32;  // rows that one block walks: they spread over the device sooner
+constexpr int WALKERS = 32;  // rows of one block; small blocks spread over more of the device
 
-// Where the parts of a row meet. All zero between launches: the last part leaves it so, for the next launch or
+// Combines the results of a row's parts. All zero between launches: the last part resets it for the next launch or
 // the next replay of a graph.
 struct Meeting {
     unsigned long long best, arrived;
@@ -22,13 +22,13 @@ struct Meeting {
 struct Part {
     int64_t from, to;
     __device__ explicit Part(int64_t vocabulary) {
-        const int64_t each = (vocabulary / gridDim.y / 32 + 1) * 32;  // whole warps, and never too few
+        const int64_t each = (vocabulary / gridDim.y / 32 + 1) * 32;  // whole warps; the parts cover the vocabulary
         from = min(blockIdx.y * each, vocabulary);
         to = min(from + each, vocabulary);
     }
 };
 
-// Called by every thread, once in a kernel.
+// Writes the row's best token; every thread calls it once in a kernel.
 __device__ void settle(unsigned long long best, Meeting* meetings, int64_t* next) {
     __shared__ unsigned long long warps[THREADS / 32];
     for (int lanes = 16; lanes; lanes /= 2) {
@@ -42,7 +42,7 @@ __device__ void settle(unsigned long long best, Meeting* meetings, int64_t* next
     if (gridDim.y > 1) {
         Meeting& meeting = meetings[blockIdx.x];
         atomicMax(&meeting.best, best);
-        __threadfence();  // the offer is there before the arrival that announces it
+        __threadfence();  // the maximum must be visible before the arrival is counted
         if (atomicAdd(&meeting.arrived, 1ull) + 1 < gridDim.y) return;
         __threadfence();
         best = atomicExch(&meeting.best, 0ull);
@@ -141,7 +141,7 @@ unsigned blocks(int64_t count, int each) { return unsigned((count + each - 1) / 
 extern "C" int specdec_probe() {
     cudaFuncAttributes attributes;
     const int error = cudaFuncGetAttributes(&attributes, sample_rows);
-    cudaGetLastError();  // asked here, not left for the next launch
+    cudaGetLastError();  // clears the error, so that the next launch does not report it
     return error;
 }
 
@@ -165,7 +165,7 @@ extern "C" int specdec_accept(
     return cudaGetLastError();
 }
 
-// All contiguous [B, W] or [B], but for the parents' rows: those of chains are one row repeated.
+// All contiguous [B, W] or [B], except the rows of parents: chains repeat one row.
 extern "C" int specdec_verify_prefix(
     const int64_t* tokens, const int64_t* parents, const int64_t* width, const int64_t* choices, int64_t* path,
     int64_t* accepted, int64_t* next, int64_t batch, int64_t slots, int64_t parents_stride, cudaStream_t stream) {
@@ -175,14 +175,15 @@ extern "C" int specdec_verify_prefix(
     return cudaGetLastError();
 }
 
-// distribution [B, W, V]; q [B, W - 1, V], or null for one-hot rows; strides (row, slot) of distribution, then of q; the rest contiguous.
+// distribution [B, W, V]; q [B, W - 1, V], or null for one-hot rows; strides (row, slot) of distribution, then of q;
+// all other tensors are contiguous.
 extern "C" int specdec_rejection_sample(
     const float* distribution, const float* q, const int64_t* strides, const int64_t* tokens, const int64_t* width,
     const int64_t* accept_key, const int64_t* residual_key, const int64_t* bonus_key, int64_t* path, int64_t* accepted,
     int64_t* next, void* meetings, int64_t batch, int slots, int64_t vocabulary, int parts, cudaStream_t stream) {
     if (!batch) return 0;
     rejection_rows<<<dim3(batch, parts), THREADS, 0, stream>>>(
-        Distributions{distribution, strides[0], strides[1]}, Distributions{q, strides[2], strides[3]}, tokens, width, accept_key, residual_key,
-        bonus_key, path, accepted, next, (Meeting*)meetings, slots, vocabulary);
+        Distributions{distribution, strides[0], strides[1]}, Distributions{q, strides[2], strides[3]}, tokens, width,
+        accept_key, residual_key, bonus_key, path, accepted, next, (Meeting*)meetings, slots, vocabulary);
     return cudaGetLastError();
 }

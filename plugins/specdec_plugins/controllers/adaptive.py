@@ -1,4 +1,4 @@
-"""adaptive: more proposals while enough are accepted, fewer while not."""
+"""adaptive: raises K while enough proposals are accepted, else lowers it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from specdec.stats import Stats
 
 
 class Adaptive(Controller):
-    """After every ``window`` steps that proposed something: K + step if accepted / proposed over them is at least
-    ``target``, else K - step, kept within minimum and maximum.
+    """After every ``window`` steps with proposals, raises K by ``step`` if accepted / proposed over these steps is at
+    least ``target``, else lowers K by ``step``, within ``minimum`` and ``maximum``.
 
-    A run begins with K = ``start``, moved into the bounds. Steps without proposals do not count.
+    A run begins with K = ``start``, clamped to these bounds. Steps without proposals do not count.
 
-    Source: the rule of transformers' assisted generation (K + 2 after a full acceptance, K - 1 otherwise) on an
-    average instead of on every step.
+    Source: the rule of transformers' assisted generation (K + 2 after a full acceptance, K - 1 otherwise), applied to
+    an average instead of every step.
 
     Example: ``adaptive(window=4, target=0.7, maximum=12)``
     """
@@ -27,10 +27,10 @@ class Adaptive(Controller):
     def __init__(
         self,
         env: Env,
-        start: Annotated[int, "K of a run's first step, moved into the bounds"] = 4,
-        window: Annotated[int, "steps that proposed between two decisions"] = 8,
-        step: Annotated[int, "what K changes by"] = 1,
-        target: Annotated[float, "acceptance rate from which on K grows"] = 0.6,
+        start: Annotated[int, "K of a run's first step, clamped to the bounds"] = 4,
+        window: Annotated[int, "steps with proposals between two decisions"] = 8,
+        step: Annotated[int, "amount by which K changes"] = 1,
+        target: Annotated[float, "smallest acceptance rate at which K grows"] = 0.6,
         minimum: Annotated[int, "smallest K"] = 1,
         maximum: Annotated[int, "largest K"] = 8,
     ) -> None:
@@ -47,11 +47,11 @@ class Adaptive(Controller):
 
     @property
     def max_k(self) -> int:
-        """The maximum."""
+        """The option ``maximum``."""
         return self._bounds[1]
 
     def next_k(self, stats: Stats) -> int:
-        """K by the rule above."""
+        """K by the rule of the class."""
         if stats is not self._stats:
             self._stats, self._k = stats, self._start
             self._seen = self._steps = self._proposed = self._accepted = 0

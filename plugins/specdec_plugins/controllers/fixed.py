@@ -17,12 +17,12 @@ class Fixed(Controller):
 
     Example: ``fixed(k=8)``
 
-    Raises SpecdecError for K below 0 or so long that the window does not fit the longest sequence.
+    Raises SpecdecError for a K below 0, or for a window that does not fit the longest sequence.
     """
 
     k_option = "k"
 
-    def __init__(self, env: Env, k: Annotated[int, "proposals of every step"] = 4) -> None:
+    def __init__(self, env: Env, k: Annotated[int, "proposals in every step"] = 4) -> None:
         self._k = k
         if not 0 <= self._k < env.max_length:
             raise SpecdecError(
@@ -35,7 +35,7 @@ class Fixed(Controller):
         return self._k
 
     def next_k(self, stats: Stats) -> int:
-        """K, whatever happened."""
+        """Always K."""
         return self._k
 
 

@@ -1,4 +1,4 @@
-"""goodput: the K, zero included, that should give the most tokens a second."""
+"""goodput: the K (0 included) with the highest predicted number of tokens per second."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from specdec.stats import Stats, Step
 from specdec_plugins.forecast import Chances, Times, best
 
 CHEAP = 0.003
-"""Share of plain decoding's time that probes may cost while K is 0."""
+"""Largest share of plain decoding's time that probes may cost while K is 0."""
 
 
 class Goodput(Controller):
     """Maximises (1 + expected accepted) / (expected time of a step) over K = 0 … ``maximum``.
 
-    Expected accepted: the product of running chances that a proposal at each depth is made and kept, given that
-    the one before was. Expected time: the target's for the width that K proposals are expected to need, measured
-    on a spare arena when the engine is built and in every step since, and the draft's and the rest's for K.
-    While K is 0 a probe proposes now and then, seldom enough to cost less than one percent, so that text
-    that becomes predictable again is noticed. Trees are proposed whole or not at all.
+    The expected accepted tokens are summed over depths; each term is the product of running chances that a proposal
+    is made and accepted, given that the proposal before it was. The expected time has three parts: the target's time
+    for the expected window width, measured on a spare arena when the engine is built and then in every step, the
+    draft's time for K, and the time of the rest. While K is 0, a probe proposes from time to time, to notice text
+    that becomes predictable again; probes cost less than one percent. Trees are proposed whole or not at all.
 
-    Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times in place of a model of them.
+    Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times instead of a model of them.
 
     Example: ``goodput(maximum=8)``
     """
@@ -37,9 +37,9 @@ class Goodput(Controller):
     def __init__(
         self,
         env: Env,
-        # A window of 16 slots is the widest that kernels read the weights once for.
+        # 16 slots is the widest window for which the kernels read the weights only once.
         maximum: Annotated[int, "largest K"] = 15,
-        probe: Annotated[int, "fewest steps between two probes while K is 0"] = 8,
+        probe: Annotated[int, "smallest number of steps between two probes while K is 0"] = 8,
     ) -> None:
         if not 0 <= maximum < env.max_length or probe < 1:
             raise SpecdecError(
@@ -50,7 +50,7 @@ class Goodput(Controller):
         self._kept, self._made = Chances(), Chances()
         self._verify, self._draft, self._rest = Times(), Times(), Times()
         self._stats: Stats | None = None
-        self._since = 0  # steps since the last that proposed
+        self._since = 0  # steps since the last step with K above 0
         self._tree = False
         self._calibrate(env)
 
@@ -60,7 +60,7 @@ class Goodput(Controller):
         return self._most
 
     def next_k(self, stats: Stats) -> int:
-        """The K of the largest predicted goodput, or a probe."""
+        """The K of the largest predicted goodput, or the K of a probe."""
         if stats is not self._stats:
             self._stats, self._seen = stats, 0
             self._proposed: list[int] = []
@@ -75,13 +75,13 @@ class Goodput(Controller):
         return self._k
 
     def speeds(self) -> list[float]:
-        """Predicted tokens a second of a row for K = 0, 1 …: what ``next_k`` maximises."""
+        """Predicted tokens per second of a row for K = 0, 1 …; ``next_k`` maximises them."""
         kept, made = self._kept.reached(self._most), self._made.reached(self._most)
         out = [1 / (self._verify.at(1) + self._rest.at(0))]
         expected, verify = 1.0, self._verify.at(1)
         for k in range(1, self._most + 1):
             expected += kept[k - 1]
-            # One slot more where a k-th proposal is made at all.
+            # One more slot, weighted by the chance that a k-th proposal is made.
             verify += made[k - 1] * max(0.0, self._verify.at(k + 1) - self._verify.at(k))
             out.append(expected / (verify + self._draft.at(k) + self._rest.at(1)))
         return out
@@ -123,7 +123,7 @@ class Goodput(Controller):
 
     @staticmethod
     def _fresh(now: list[int], before: list[int]) -> list[int]:
-        """What was added to a list of totals, which is then remembered."""
+        """The increase of a list of totals since ``before``, which is updated in place."""
         before += [0] * (len(now) - len(before))
         added = [a - b for a, b in zip(now, before, strict=True)]
         before[:] = now
@@ -131,7 +131,7 @@ class Goodput(Controller):
 
     @torch.inference_mode()
     def _calibrate(self, env: Env) -> None:
-        """The target's time for a few widths, halfway into the longest sequence."""
+        """Measure the target's time for a few widths, at half the length of the longest sequence."""
         target, half = env.target, env.max_length // 2
         arena = target.arena(env.max_rows, env.max_length, self._most + 1)
         arena.committed += half

@@ -16,17 +16,17 @@ from specdec_plugins.chain import Chain
 from specdec_plugins.growth import wanted
 
 DEFAULT_SHARE = 10
-"""One layer in so many drafts when no model is named: untrained early exits agree little at any depth."""
+"""Without a model, 1 in this many layers drafts: untrained early exits agree little at any depth."""
 
 
 class DraftModel(Draft):
     """A causal model with its own arena that shares the target's token ids.
 
-    ``model`` is a name, folder or hub id (the names `--specdec-target` takes); without one, the target's
-    own first ``layers`` layers with its norm and head draft, sharing its weights (early exit; untrained,
-    so expect little). Vocabularies padded to different sizes are fine; a different tokenizer is refused.
+    ``model`` is a name, folder or hub id, as for `--specdec-target`; without it, the target's own first ``layers``
+    layers draft with its norm and head and share its weights (early exit; untrained, so acceptance is low).
+    Vocabularies padded to different sizes are accepted; a different tokenizer is refused.
 
-    A sampled proposal comes from the draft's processed distribution q, which is handed to policies that use it.
+    A sampled proposal is drawn from the draft's processed distribution q, which is passed to policies that use it.
 
     Source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
     """
@@ -53,10 +53,10 @@ class DraftModel(Draft):
                 "choose another draft or shorter prompts and outputs"
             )
         self._vocabulary = env.target.vocabulary
-        # The catch-up window is 2 wide after a speculative step and grows by one for each step not asked.
+        # The catch-up window has 2 slots after a speculative step and grows in each step without a proposal.
         self._arena = self._model.arena(env.max_rows, env.max_length + 2, env.max_window + 1)
-        self._behind = 1  # host-known bound on how many tokens the draft has not seen
-        self._fed = np.zeros(env.max_rows, dtype=np.int64)  # tokens of each row that it had surely seen
+        self._behind = 1  # upper bound, known to the host, on tokens that the draft has not seen
+        self._fed = np.zeros(env.max_rows, dtype=np.int64)  # tokens of each row that it has certainly seen
         self._asked = 0
         self._proposed: Window | None = None
 
@@ -68,12 +68,12 @@ class DraftModel(Draft):
             pass
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """Take the arena row along."""
+        """Move the arena row with the request."""
         self._arena.move(source, row)
         self._fed[row] = self._fed[source]
 
     def propose(self, context: Context) -> Window:
-        """Catch up on what was committed, then draft one token after another."""
+        """Process the newly committed tokens, then draft one token after another."""
         k, rows = int(context.max_proposals_host.max()), slice(0, context.rows)
         longest = int(context.length_host.max())
         logits = self._catch_up(context, rows, longest)
@@ -88,9 +88,9 @@ class DraftModel(Draft):
         return self._proposed
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """Forget what was rejected. The last proposal was never fed, so one or two tokens are missing after.
+        """Roll back rejected proposals. The last proposal was never processed, so one or two tokens are missing then.
 
-        Where another draft's proposals were verified in place of these, only what both begin with is kept.
+        If another draft's proposals were verified instead, only the common beginning is kept.
         """
         if not self._asked:
             self._behind += window.tokens.shape[1]
@@ -114,9 +114,9 @@ class DraftModel(Draft):
         return {"draft_forwards": self._model.forwards}
 
     def _catch_up(self, context: Context, rows: slice, longest: int) -> Tensor:
-        """Feed tokens[committed:length] of every row; logits [B, 1, V] after each row's pending token."""
+        """Process tokens[committed:length] of every row; returns logits [B, 1, V] after each row's pending token."""
         fed = self._fed[rows]
-        # After windows that were another draft's, the row's own length is the better bound.
+        # After windows of another draft, the row's own length gives a tighter bound.
         behind, found = min(self._behind, int((context.length_host - fed).max())), None
         fed[:] = context.length_host
         while behind > 0:
@@ -124,7 +124,7 @@ class DraftModel(Draft):
             logits, missing = self._feed(context, rows, longest, width)
             last = (missing - 1).clamp(min=0)
             picked = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
-            # A row that had caught up before this chunk keeps what it found.
+            # A row that was complete before this chunk keeps its logits.
             found = picked if found is None else torch.where((missing > 0)[:, None, None], picked, found)
             behind -= width
         assert found is not None
@@ -150,7 +150,7 @@ class DraftModel(Draft):
         return wanted(context, self._over_target(logits), depth)
 
     def _known(self, window: Window) -> Window:
-        """A window whose tokens the draft knows: one that it does not costs acceptance, never an output."""
+        """The window with token ids clamped to the draft's vocabulary: this can lower acceptance only."""
         return Window(window.tokens.clamp(max=self._model.vocabulary - 1), window.parents, window.width)
 
     def _over_target(self, logits: Tensor) -> Tensor:

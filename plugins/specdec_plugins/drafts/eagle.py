@@ -1,4 +1,4 @@
-"""eagle: one small layer that continues the target's own hidden states."""
+"""eagle: one small layer that predicts the target's next hidden states."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from specdec_plugins.reduced import Reduced
 class Eagle(Draft):
     """A trained one-layer head with keys and values of its own (EAGLE, Li et al. 2401.15077).
 
-    Entry t of its arena is made of token t + 1 and the target's hidden state t. What it drafts, it feeds to
-    itself; after every step the entries of what was kept are made anew from the target's true states, so its
-    arena never holds a guess. ``beam`` 1 drafts a chain, more a tree of as many nodes as K.
+    Entry t of its arena is computed from token t + 1 and the target's hidden state t. While drafting, the head
+    uses its own estimates; after every step, the entries of accepted tokens are computed again from the target's
+    true states, so committed entries never contain an estimate. ``beam`` 1 drafts a chain, a larger ``beam`` a
+    tree of K nodes.
     """
 
     needs_hidden = True
@@ -48,29 +49,29 @@ class Eagle(Draft):
         )
         self._state = torch.zeros(env.max_rows, shape.hidden, dtype=env.target.dtype, device=device)
         self._prompts: dict[int, Tensor] = {}
-        self._longest, self._most_tokens = 0, env.max_length  # host-known bound on what is committed, and its own
-        self._asked = 0  # how deep the proposals of the window go
+        self._longest, self._most_tokens = 0, env.max_length  # host's bound on committed entries, and its limit
+        self._asked = 0  # largest depth of the window's proposals
         self._proposed: Window | None = None
         self._forwards = 0
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
-        """Keep the prompt: entries need the token after each hidden state."""
+        """Store the prompt, because an entry needs the token after its hidden state."""
         self._arena.reset(row)
         self._state[row] = 0
         self._prompts[row] = torch.tensor([prompt], device=self._state.device)
         self._longest = max(self._longest, len(prompt) - 1)
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
-        """Nothing of it is kept."""
+        """Delete the stored prompt."""
         self._prompts.pop(row, None)
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """Take the arena row and the last estimate along."""
+        """Move the arena row and the last estimate with the request."""
         self._arena.move(source, row)
         self._state[row] = self._state[source]
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """Entries of a prompt's chunk."""
+        """Compute the entries of a chunk of the prompt."""
         size = hidden.shape[1]
         after = self._prompts[row][:, start + 1 : start + 1 + size]
         rows = slice(row, row + 1)
@@ -107,7 +108,7 @@ class Eagle(Draft):
             window = forest.window(growth)
             after = self._forward(window, before, rows, self._longest)
             growth.expand(self._reduced.distribution(context, after[:, -self._beam :], depth))
-            # The hidden states that the next frontier continues are those of its parents.
+            # The next frontier continues the hidden states of its parents.
             parents = growth.parents.gather(1, growth.frontier)
             assert forest.nodes is not None
             place = (parents[:, :, None] == forest.nodes[:, None, :]).to(torch.int64).argmax(dim=2)
@@ -116,7 +117,7 @@ class Eagle(Draft):
         return growth.window(context, k, self._least)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """New entries from true hidden states: each kept slot's, with the token after it."""
+        """Compute new entries from the target's hidden states of the accepted slots and the tokens after them."""
         assert hidden is not None
         rows, size = slice(0, len(verdict.next)), verdict.path.shape[1]
         if window is self._proposed:
@@ -128,7 +129,7 @@ class Eagle(Draft):
         state = self._forward(_chain(following), kept, rows, self._longest)
         self._state[rows] = state.gather(1, last[:, :, None].expand(-1, -1, state.shape[2]))[:, 0]
         self._arena.committed[rows] += verdict.num_accepted + 1
-        # Where another draft was verified for long, the bound would run away from the truth.
+        # Without this limit, the bound would grow far too large while another draft's windows are verified.
         self._longest = min(self._longest + size, self._most_tokens)
 
     def info(self) -> Mapping[str, int]:
@@ -151,17 +152,17 @@ def _chain(tokens: Tensor) -> Window:
 def eagle(
     env: Env,
     head: Annotated[str, "lite: no weights; trained: the shipped head; or a head's file"] = "lite",
-    alpha: Annotated[float, "lite: how far the last difference of hidden states is carried on"] = 0.5,
-    max_draft: Annotated[int, "most proposals of a step, whatever K is; 0 is no limit"] = 0,
+    alpha: Annotated[float, "lite: factor of the last difference of hidden states"] = 0.5,
+    max_draft: Annotated[int, "most proposals of a step, for any K; 0 is no limit"] = 0,
     reset: Annotated[bool, "lite: forget the difference after a rejection"] = True,
     beam: Annotated[int, "trained: nodes expanded at each depth; 1 drafts a chain, more a tree"] = 1,
     depth: Annotated[int, "trained: deepest proposals of a tree"] = 5,
     least: Annotated[float, "trained: smallest probability, by the head, of a tree's node"] = 0.0,
 ) -> Draft:
-    """Hidden states continued, and read by the target's own head.
+    """Predicts the target's next hidden states; the target's own head reads tokens from them.
 
-    ``head=lite`` extrapolates, h' = h + alpha (h - h_before), without any weights: an honest floor, accepted
-    about never. ``head=trained`` is the one-layer head shipped for the embedded target.
+    ``head=lite`` extrapolates, h' = h + alpha (h - h_before), without any weights; it is almost never accepted and
+    serves as a lower bound. ``head=trained`` is the one-layer head shipped for the embedded target.
 
     Source: EAGLE, Li et al. 2401.15077; trees, EAGLE-2, 2406.16858; training, EAGLE-3, 2503.01840.
 

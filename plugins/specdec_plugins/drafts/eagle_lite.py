@@ -1,4 +1,4 @@
-"""EAGLE without weights: the next hidden state, extrapolated."""
+"""EAGLE without weights: it extrapolates the next hidden state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specdec_plugins.chain import Chain
 
 
 class EagleLite(Draft):
-    """h' = h + alpha (h - h_before), step after step, each read by the target's own head.
+    """Extrapolates h' = h + alpha (h - h_before) step by step; the target's own head reads a token from each h'.
 
-    ``max_draft`` above 0 caps the proposals of a step; ``reset`` forgets the difference after a rejection, so
-    that the next step repeats the last hidden state. Untrained: accepted about never, which is the point.
+    ``max_draft`` above 0 limits the proposals of a step; ``reset`` forgets the difference after a rejection, so that
+    the next step repeats the last hidden state. It is untrained and almost never accepted: a lower bound.
     """
 
     needs_hidden = True
@@ -30,20 +30,20 @@ class EagleLite(Draft):
         )
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
-        """Nothing is known yet."""
+        """Set both hidden states to 0."""
         self._last[row] = self._before[row] = 0
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """The two states move along."""
+        """Move both hidden states with the request."""
         self._last[row], self._before[row] = self._last[source], self._before[source]
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """The last two states of a prompt's chunk."""
+        """Store the last two hidden states of a chunk of the prompt."""
         both = torch.cat([self._last[row : row + 1], hidden[0]])
         self._before[row], self._last[row] = both[-2], both[-1]
 
     def propose(self, context: Context) -> Window:
-        """A chain of the head's tokens at extrapolated states."""
+        """A chain of the tokens that the head reads from extrapolated states."""
         k = int(context.max_proposals_host.max())
         k = min(k, self._most) if self._most else k
         rows = slice(0, context.rows)
@@ -55,7 +55,7 @@ class EagleLite(Draft):
         return chain.window()
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """The state of the last kept slot, and of the one before it."""
+        """Store the hidden states of the last accepted slot and of the slot before it."""
         assert hidden is not None
         rows, accepted = slice(0, len(verdict.next)), verdict.num_accepted
         newest, one_less = verdict.last(hidden), replace(verdict, num_accepted=(accepted - 1).clamp(min=0))

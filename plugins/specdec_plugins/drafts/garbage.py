@@ -1,4 +1,4 @@
-"""garbage: random tokens, the worst draft there is. Output must not change."""
+"""garbage: random tokens, the worst possible draft; the output must not change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specdec.sampling import Purpose, key, mix
 
 
 class Garbage(Draft):
-    """Proposes K tokens drawn uniformly over the vocabulary, keyed like everything else.
+    """Proposes K tokens drawn uniformly from the vocabulary, with keyed noise like every other draw.
 
-    Source: this project; a floor and a control.
+    Source: this project; a lower bound and a control.
     """
 
     def __init__(self, env: Env) -> None:

@@ -1,4 +1,4 @@
-"""hybrid: the first source that has something to say: suffix, else n-gram, else a model."""
+"""hybrid: the first source that proposes something: suffix, else n-gram, else a model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from specdec.registry import split_list
 
 
 class Hybrid(Draft):
-    """Each row takes the proposals of the first of its sources that makes any.
+    """Each row takes its proposals from the first source that has any for it.
 
-    All sources but the last look up on the host, where it is known at once whether they found something; the
-    last may be any draft that proposes chains. It is asked only if some row has nothing.
+    All sources except the last look up on the host, which shows at once whether they found something; the last
+    source may be any draft that proposes chains. It is called only if some row has no proposals.
 
     Source: the order of SuffixDecoding's hybrid, Oliaro et al. 2411.04975, section 4.
 
@@ -29,8 +29,8 @@ class Hybrid(Draft):
     def __init__(
         self,
         env: Env,
-        sources: Annotated[str, "drafts in order of trust, separated by commas"] = "suffix, ngram",
-        model_k: Annotated[int, "most proposals of a source that is no lookup"] = 4,
+        sources: Annotated[str, "drafts in order of preference, separated by commas"] = "suffix, ngram",
+        model_k: Annotated[int, "most proposals of a source that is not a lookup"] = 4,
     ) -> None:
         drafts = [env.draft(text) for text in split_list(sources)]
         if not drafts:
@@ -48,28 +48,28 @@ class Hybrid(Draft):
         self.needs_hidden = any(draft.needs_hidden for draft in drafts)
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
-        """All sources take the request."""
+        """All sources admit the request."""
         for source in self._sources:
             source.admit(row, request, prompt)
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
-        """All sources let it go."""
+        """All sources release the request."""
         for source in self._sources:
             source.release(row, tokens)
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """All sources move it."""
+        """All sources move the request."""
         for draft in self._sources:
             draft.move(source, row, request, tokens)
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """Hidden states for whoever asked for them."""
+        """Pass the hidden states to the sources that need them."""
         for source in self._sources:
             if source.needs_hidden:
                 source.prefilled(row, tokens, start, hidden)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """All sources see what became of the window, whosever it was."""
+        """All sources observe the verdict, also if another source proposed the window."""
         for source in self._sources:
             source.observe(window, verdict, hidden if source.needs_hidden else None)
 
@@ -79,11 +79,11 @@ class Hybrid(Draft):
             source.forget()
 
     def info(self) -> Mapping[str, int]:
-        """What all sources count."""
+        """The counters of all sources."""
         return {name: count for source in self._sources for name, count in source.info().items()}
 
     def propose(self, context: Context) -> Window:
-        """Lookups for the rows that have them, the last source's proposals for the others."""
+        """The lookups' proposals for the rows that have some, the last source's proposals for the others."""
         found = [self._look_up(context, row) for row in range(context.rows)]
         looked = Window.ragged(context, found)
         if not self._rest or all(found[row] or context.max_proposals_host[row] < 1 for row in range(context.rows)):
@@ -105,7 +105,7 @@ class Hybrid(Draft):
 
 
 def _joined(looked: Window, drafted: Window, theirs: Tensor) -> Window:
-    """Rows of ``drafted`` where ``theirs`` [B], of ``looked`` elsewhere; both are chains."""
+    """Rows of ``drafted`` where ``theirs`` bool [B] is true, else rows of ``looked``; both are chains."""
     size = max(looked.tokens.shape[1], drafted.tokens.shape[1])
 
     def wide(tokens: Tensor) -> Tensor:

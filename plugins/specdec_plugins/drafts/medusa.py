@@ -1,4 +1,4 @@
-"""medusa: several heads on the last hidden state, each one token further."""
+"""medusa: several heads on the last hidden state; each predicts one token further."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ INITS = ("tie", "copy", "random")
 
 
 class Untrained(nn.Module):
-    """Heads before any training: h + silu(W h), read by the target's head or by one like it.
+    """Heads without training: h + silu(W h), read by the target's head or by a matrix like it.
 
-    ``tie`` shares the target's head and ``copy`` owns a copy of it, both with W = 0, so that every head says
-    what the target's says of the token before; ``random`` draws W and the head from the seed.
+    ``tie`` shares the target's head and ``copy`` owns a copy of it, both with W = 0, so that every head gives the
+    target's logits for the pending token; ``random`` draws W and the head from the seed.
     """
 
     def __init__(self, env: Env, count: int, init: str) -> None:
@@ -47,14 +47,14 @@ class Untrained(nn.Module):
 
 
 class Medusa(Draft):
-    """N heads guess tokens t + 2 … t + N + 1 from hidden state t, all at once (Cai et al. 2401.10774).
+    """N heads predict tokens t + 2 … t + N + 1 from hidden state t, all at once (Cai et al. 2401.10774).
 
-    ``head_init`` names heads without training (tie, copy, random: accepted about never) or trained ones
-    (``trained``: shipped for the embedded target; or a file), which see the pending token as well. A step proposes at
-    most N tokens deep. With ``beam`` above 1 the likeliest paths of the heads' Cartesian product are a tree of K
-    nodes: the sparse pattern is made anew in every step, from what the heads think now.
+    ``head_init`` selects untrained heads (tie, copy, random: almost never accepted) or trained heads (``trained``:
+    shipped for the embedded target; or a file), which also see the pending token. Proposals are at most N tokens
+    deep. With ``beam`` above 1, the likeliest paths of the heads' Cartesian product form a tree of K nodes; each step
+    computes a new sparse pattern from the heads' probabilities.
 
-    Source: Medusa, Cai et al. 2401.10774, sections 2.1 and 2.3; seeing the token, Hydra, Ankner et al. 2402.05109.
+    Source: Medusa, Cai et al. 2401.10774, sections 2.1 and 2.3; the token as input, Hydra, Ankner et al. 2402.05109.
 
     Example: ``medusa(num_heads=4, head_init=tie)``
     """
@@ -64,10 +64,10 @@ class Medusa(Draft):
     def __init__(
         self,
         env: Env,
-        num_heads: Annotated[int, "heads, and so the deepest proposal"] = 4,
+        num_heads: Annotated[int, "number of heads, and so the largest depth"] = 4,
         head_init: Annotated[str, "tie, copy, random; trained: the shipped heads; or a file of heads"] = "tie",
         temperature: Annotated[float, "divides the heads' logits before the request's own temperature"] = 1.0,
-        top_p: Annotated[float, "heads' tokens beyond this mass are not drawn; 1 is off"] = 1.0,
+        top_p: Annotated[float, "a head draws only from its likeliest tokens up to this mass; 1 is off"] = 1.0,
         beam: Annotated[int, "likeliest tokens of a head that are combined; 1 is a chain, more a tree"] = 1,
         least: Annotated[float, "smallest probability, by the heads, of a tree's node"] = 0.0,
     ) -> None:
@@ -76,7 +76,7 @@ class Medusa(Draft):
                 f"medusa was given num_heads={num_heads}, beam={beam}, least={least}; expected num_heads and beam "
                 "1 or more, least from 0 to below 1"
             )
-        SamplingParams(temperature=temperature or -1.0, top_p=top_p)  # refuses what no distribution may be warped by
+        SamplingParams(temperature=temperature or -1.0, top_p=top_p)  # refuses invalid values
         self._ops, self._embed = env.ops, env.target.model.get_input_embeddings()
         self._temperature, self._top_p, self._beam, self._least = temperature, top_p, beam, least
         self.branches = beam > 1
@@ -97,19 +97,19 @@ class Medusa(Draft):
         self._hidden = torch.zeros(env.max_rows, size, dtype=env.target.dtype, device=env.target.device)
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
-        """Nothing is known yet."""
+        """Set the hidden state to 0."""
         self._hidden[row] = 0
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """The hidden state moves along."""
+        """Move the hidden state with the request."""
         self._hidden[row] = self._hidden[source]
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
-        """The last state of a prompt's chunk."""
+        """Store the last hidden state of a chunk of the prompt."""
         self._hidden[row] = hidden[0, -1]
 
     def propose(self, context: Context) -> Window:
-        """All heads at once; a chain of their choices, or the best of their product."""
+        """Run all heads at once; propose a chain of their choices, or the likeliest paths of their product."""
         most = int(context.max_proposals_host.max())
         k = min(most, self._count)
         hidden = self._hidden[: context.rows]
@@ -139,7 +139,7 @@ class Medusa(Draft):
         return logits
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """The state of the last kept slot."""
+        """Store the hidden state of the last accepted slot."""
         assert hidden is not None
         self._hidden[: len(verdict.next)] = verdict.last(hidden)
 

@@ -1,4 +1,4 @@
-"""ngram: prompt lookup. What followed the last time these tokens stood here?"""
+"""ngram: prompt lookup; proposes the tokens that followed the last occurrence of the same n tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specdec_plugins.lookup import History, Lookup
 
 
 class Ngram(Lookup):
-    """Find the most recent earlier occurrence of the last n tokens, n from n_max down to n_min, propose what followed.
+    """Finds the latest earlier occurrence of the last n tokens, n from n_max to n_min; proposes the tokens after it.
 
-    Looks in prompt and output, on the host. A row without a match proposes nothing. With ``branches`` the
-    most recent occurrences that went on differently are proposed as a tree.
+    It searches prompt and output, on the host. A row without a match proposes nothing. With ``branches`` above 1, the
+    most recent occurrences with different continuations are proposed as a tree.
 
     Source: prompt lookup decoding, A. Saxena 2023.
 
@@ -27,7 +27,7 @@ class Ngram(Lookup):
         self,
         env: Env,
         n_max: Annotated[int, "longest run of tokens that is looked for"] = 4,
-        n_min: Annotated[int, "shortest run that is trusted"] = 2,
+        n_min: Annotated[int, "shortest run that is used"] = 2,
         branches: Annotated[int, "continuations proposed; more than 1 makes a tree"] = 1,
     ) -> None:
         if not 1 <= n_min <= n_max:
@@ -38,11 +38,11 @@ class Ngram(Lookup):
         self._sizes = range(n_max, n_min - 1, -1)
 
     def continuations(self, row: int, history: History, limit: int) -> list[list[int]]:
-        """What followed the longest match, most recent first, each beginning with another token."""
+        """The tokens after the longest match, most recent first; each continuation begins with a different token."""
         for n in self._sizes:
             if len(history) <= n:
                 continue
-            # Starts of every window of n tokens but the last, which is the suffix itself.
+            # Starts of all windows of n tokens except the last, which is the suffix itself.
             same = history[: len(history) - n] == history[-n]
             for offset in range(1, n):
                 same &= history[offset : len(history) - n + offset] == history[offset - n]

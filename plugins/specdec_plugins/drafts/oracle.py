@@ -1,4 +1,4 @@
-"""oracle: the target's own output, with a dialled acceptance. What could the engine reach?"""
+"""oracle: the target's own output, with a chosen acceptance rate; shows the upper bound of the engine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from specdec.interfaces import DraftFactory, Env
 
 
 class Oracle(Draft):
-    """Proposes the token that plain decoding emits with probability ``rate``, else a wrong one.
+    """Proposes, with probability ``rate``, the token that plain decoding emits, else a wrong one.
 
-    A proposal at position i is right or wrong by a coin keyed with (seed, request, i), so ``rate`` is the
-    acceptance of each proposal given that those before it were kept; accepted / proposed is lower. Where
-    the output has left plain decoding's (a sampled row under a policy that is not exact) it proposes
-    nothing more for that row.
+    Noise keyed with (seed, request, i) decides whether the proposal at position i is right, so ``rate`` is the
+    acceptance rate of each proposal given that those before it were accepted; accepted / proposed is lower. After the
+    output of a row differs from plain decoding's (a sampled row under a policy that is not exact), the row gets no
+    more proposals.
 
-    Source: this project; a ceiling and a control.
+    Source: this project; an upper bound and a control.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Oracle(Draft):
         self._scripts[row] = self._env.plain(request)
 
     def propose(self, context: Context) -> Window:
-        """Script tokens from the current position on, wrong where the coin says so."""
+        """Tokens of the stored output from the current position on, some of them replaced by wrong tokens."""
         return Window.ragged(context, [self._follow(context, row) for row in range(context.rows)])
 
     def _follow(self, context: Context, row: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""suffix: what followed the longest suffix seen before, in this text or in earlier ones."""
+"""suffix: proposes the tokens that followed the longest suffix seen before, in this text or in earlier texts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specdec_plugins.lookup import History, Lookup
 
 
 class Suffix(Lookup):
-    """Match the longest suffix of the text that occurred before; follow what came after it most often.
+    """Matches the longest suffix of the text that occurred before; proposes the tokens that followed it most often.
 
-    The text is indexed in a suffix automaton, linear in its length, and with ``earlier`` one automaton holds
-    all requests of a run, so that later ones profit from earlier outputs. A proposal is as long as ``factor``
-    times the match and ends where it has become less likely than ``least``, by the counts of what followed.
+    The text is indexed in a suffix automaton of linear size; with ``earlier`` one automaton indexes all requests of
+    a run, so that later requests use earlier outputs. A proposal is at most ``factor`` times as long as the match and
+    ends where its probability, by the counts of the tokens that followed, falls below ``least``.
 
     Source: SuffixDecoding, Oliaro et al. 2411.04975; the automaton, Blumer et al. 1985.
 
@@ -28,7 +28,7 @@ class Suffix(Lookup):
         env: Env,
         factor: Annotated[float, "proposals for each token of the match"] = 2.0,
         least: Annotated[float, "smallest probability, by counts, that a proposal may have"] = 0.3,
-        min_match: Annotated[int, "shortest match that is trusted"] = 2,
+        min_match: Annotated[int, "shortest match that is used"] = 2,
         earlier: Annotated[bool, "learn from the run's earlier requests too"] = True,
         branches: Annotated[int, "continuations proposed; more than 1 makes a tree"] = 1,
     ) -> None:
@@ -54,11 +54,11 @@ class Suffix(Lookup):
         del self._rows[row]
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """The place in the text moves along."""
+        """Move the automaton's state with the request."""
         self._rows[row] = self._rows.pop(source)
 
     def forget(self) -> None:
-        """Begin again with an empty automaton."""
+        """Start with a new, empty automaton."""
         self._shared = Automaton()
 
     def info(self) -> Mapping[str, int]:
@@ -85,10 +85,10 @@ class Suffix(Lookup):
         self._rows[row] = automaton, state, len(tokens)
 
     def _likeliest(self, automaton: Automaton, state: int, most: int) -> list[tuple[int, float]]:
-        """The ``most`` commonest tokens after a state, and their shares; the first seen first among equals."""
+        """The ``most`` most frequent tokens after a state, and their shares; among equals the first seen."""
         after, count = automaton.after[state], automaton.count
         total = sum(count[follower] for follower in after.values())
-        # States near the root can lie beyond the reach of counting: then all followers are equal.
+        # States near the root may have no counts (see REACH); then all followers get the same share.
         ranked = sorted(after.items(), key=lambda pair: -count[pair[1]])[:most]
         return [(token, count[follower] / total if total else 1 / len(after)) for token, follower in ranked]
 

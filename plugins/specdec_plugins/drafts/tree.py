@@ -1,4 +1,4 @@
-"""tree: a model's likeliest continuations, several a token, verified together."""
+"""tree: the likeliest continuations of a draft model, several for each token, verified together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from specdec_plugins.growth import Forest, Growth
 
 
 class Tree(DraftModel):
-    """A draft model that is followed along its ``beam`` likeliest paths; the K likeliest nodes are verified.
+    """Expands the ``beam`` likeliest paths of a draft model; the K likeliest nodes are verified.
 
-    At each depth the likeliest nodes are expanded, to the given depth, or with ``widths`` every node, into as many
-    children as its depth is given; nodes below ``least`` are pruned, so rows differ in shape. The draft's arena
-    keeps what was committed only: the nodes are fed anew at each depth, and what was kept in the next step's
-    first forward.
+    At each depth up to ``depth``, the likeliest nodes are expanded; with ``widths``, every node is expanded into the
+    number of children given for its depth. Nodes below ``least`` are pruned, so rows differ in shape. The draft's arena
+    keeps only committed tokens: nodes are processed again at each depth, and accepted tokens in the next step's first
+    forward.
 
     Source: SpecInfer, Miao et al. 2305.09781; the choice of nodes, EAGLE-2, Li et al. 2406.16858.
 
@@ -38,7 +38,7 @@ class Tree(DraftModel):
         beam: Annotated[int, "nodes expanded at each depth, and children of each"] = 4,
         depth: Annotated[int, "deepest proposals"] = 4,
         least: Annotated[float, "smallest probability, by the draft, of a node; 0 prunes nothing"] = 0.0,
-        widths: Annotated[str, "children of every node at depth 1, 2, …, as 4-2-1; in place of beam and depth"] = "",
+        widths: Annotated[str, "children of every node at depth 1, 2, …, as 4-2-1; replaces beam and depth"] = "",
     ) -> None:
         self._widths = _numbers(str(widths))
         nodes = list(itertools.accumulate(self._widths, operator.mul)) or [beam] * depth
@@ -55,7 +55,7 @@ class Tree(DraftModel):
         self._arena = self._model.arena(env.max_rows, env.max_length + depth + 2, widest)
 
     def propose(self, context: Context) -> Window:
-        """Catch up on what was committed, then grow the tree depth by depth."""
+        """Process the newly committed tokens, then grow the tree depth by depth."""
         rows, longest = slice(0, context.rows), int(context.length_host.max())
         logits = self._catch_up(context, rows, longest)
         most = int(context.max_proposals_host.max())
@@ -67,7 +67,7 @@ class Tree(DraftModel):
         return growth.window(context, most, self._least)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """The nodes were never committed: all that was kept is missing."""
+        """The nodes were never committed, so all accepted tokens are still missing."""
         self._behind += self._asked + 1
         self._asked = 0
 

@@ -1,1 +1,1 @@
-"""Trained draft heads: the text they learn from, their modules, their training, their weights."""
+"""Trained draft heads: training text, modules, training and weights."""

@@ -4,7 +4,7 @@
     python -m specdec_plugins.heads train eagle --corpus corpus --run eagle --out eagle.safetensors
     python -m specdec "Say hello." --draft "eagle(head=eagle.safetensors)"
 
-Both go on where they stopped, if they are started again with the same folders.
+Both commands continue where they stopped if they are started again with the same folders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specdec_plugins.heads import corpus, files, start, training
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The parser of the command line."""
     whole = argparse.ArgumentParser("python -m specdec_plugins.heads", description=__doc__.partition("\n")[0])
     verbs = whole.add_subparsers(dest="verb", required=True)
     write = verbs.add_parser("write", help="let the target write the text that heads learn from")
@@ -71,7 +71,7 @@ def heads_main(arguments: list[str] | None = None) -> None:
 
 
 def _train(given: argparse.Namespace, loaded: catalog.Loaded) -> None:
-    """Train one kind of head; writes its file and beside it a log that says how it was made."""
+    """Train one kind of head; writes its file and, beside it, a log of the training."""
     model = loaded.model.requires_grad_(False)
     text = corpus.Corpus.read(given.corpus)
     ids = training.frequent(text.tokens, given.vocabulary)

@@ -1,8 +1,8 @@
 """The text that heads learn from: conversations that the target writes by itself.
 
-Given the opening of its chat template, an instruction-tuned model writes a user's question, and then
-answers it (Magpie, Xu et al., arXiv 2406.08464). No text from elsewhere is needed, no workload is seen,
-and every token comes with the hidden state that a head will be given when it drafts.
+Given the opening of its chat template, an instruction-tuned model writes a user's question and then answers it
+(Magpie, Xu et al., arXiv 2406.08464). No other text is needed, no workload is used, and every token comes with the
+hidden state that a head will receive when it drafts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from specdec import SpecdecError, Window
 from specdec.model import ArenaModel
 
 TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)
-"""One is drawn for each answer: greedy text repeats itself and sampled text wanders, and a head meets both."""
+"""One is drawn for each answer, because a head drafts both greedy text, which repeats itself, and sampled text."""
 
 QUESTION_TEMPERATURE = 0.8
-"""At 1 a small model's questions wander into nonsense, and answers to nonsense copy it."""
+"""At temperature 1, a small model's questions become nonsense, and so do the answers to them."""
 
 LONGEST_QUESTION = 64
 LONGEST_ANSWER = 96
-"""Tokens. A small model's long answers repeat themselves: easily drafted, and little to learn from."""
+"""In tokens. Long answers of a small model repeat themselves: they are easy to draft and teach a head little."""
 
 OPENINGS = (
     "What is",
@@ -83,15 +83,15 @@ OPENINGS = (
     "Please",
     "In a few sentences,",
 )
-"""Half of the questions begin with one: by itself a model asks for long tasks more often than people do."""
+"""Half of the questions begin with one of these, because a model alone asks for long tasks too often."""
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Conversations side by side: ``tokens`` int64 [N, T], ``hidden`` bfloat16 [N, T, H], ``answer`` bool [N, T].
 
-    ``hidden[:, t]`` is what the target's head is given after token t: it decides token t + 1. ``answer[:, t]``
-    says that token t is part of an answer: what a head learns from and is judged by, for it drafts nothing else.
+    ``hidden[:, t]`` is the input of the target's head after token t: it decides token t + 1. ``answer[:, t]``
+    says that token t is part of an answer; heads train on answers and are evaluated on them, as they draft only these.
     """
 
     tokens: Tensor
@@ -100,7 +100,7 @@ class Corpus:
 
     @staticmethod
     def read(folder: Path) -> Corpus:
-        """Every finished shard of a folder; SpecdecError without one."""
+        """All finished shards of a folder; SpecdecError if there is none."""
         shards = sorted(folder.glob("shard-*.safetensors"))
         if not shards:
             raise SpecdecError(f"{folder} holds no shards; write some with `python -m specdec_plugins.heads write`")
@@ -109,17 +109,17 @@ class Corpus:
         return Corpus(tokens.long(), hidden, answer)
 
     def rows(self, pick: slice | Tensor) -> Corpus:
-        """Some of the conversations."""
+        """The conversations that ``pick`` selects."""
         return Corpus(self.tokens[pick], self.hidden[pick], self.answer[pick])
 
     def split(self, share: float) -> tuple[Corpus, Corpus]:
-        """(training, held out): the last ``share`` of the conversations is held out."""
+        """(training part, held-out part): the last ``share`` of the conversations is held out."""
         cut = len(self.tokens) - max(1, round(len(self.tokens) * share))
         return self.rows(slice(cut)), self.rows(slice(cut, None))
 
 
 class _Script:
-    """Whose turn it is in each conversation, and the tokens of the template that must come next."""
+    """The current speaker of each conversation, and the template's tokens that must come next."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, rows: int, generator: torch.Generator) -> None:
         marks = ("<<question>>", "<<answer>>", "<<again>>")
@@ -135,13 +135,13 @@ class _Script:
         self.end = self.to_answer[0]
         self._generator = generator
         self.forced = [self.opening + self._words() for _ in range(rows)]
-        self.asking = [False] * rows  # turns at the end of what is forced
+        self.asking = [False] * rows  # changes after the last forced token
         self.spoken = [0] * rows
-        self.answering = [False] * rows  # whether the token given last is part of an answer, its end included
+        self.answering = [False] * rows  # whether the last token is part of an answer, end token included
         self.temperature = torch.ones(rows)
 
     def follow(self, drawn: list[int]) -> list[int]:
-        """The tokens that really come next, given those drawn."""
+        """The next tokens: the drawn ones, except where the template or the length limit forces another."""
         out = []
         for row, token in enumerate(drawn):
             forced = self.forced[row]
@@ -173,10 +173,10 @@ class _Script:
 def write_corpus(
     folder: Path, target: ArenaModel, tokenizer: PreTrainedTokenizerBase, shards: int, rows: int, length: int
 ) -> None:
-    """Write shards of ``rows`` conversations of ``length`` tokens; those that exist are kept, so it can be resumed.
+    """Write shards of ``rows`` conversations of ``length`` tokens; existing shards are kept, so it can be resumed.
 
-    A shard is drawn with its own number as the seed. ``target`` is best in bfloat16 and with as many rows as
-    make its products worth their weights' reading.
+    The number of a shard is its seed. ``target`` should be in bfloat16, and ``rows`` so large that the products take
+    longer than reading the weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [n for n in range(shards) if not _path(folder, n).exists()]
@@ -217,7 +217,7 @@ def _shard(
 
 
 def _draw(logits: Tensor, temperature: Tensor, generator: torch.Generator) -> Tensor:
-    """One token a row, by inverse CDF: here nothing depends on which of two near ties is drawn."""
+    """Draw one token a row by inverse CDF; here it does not matter which of two near ties is drawn."""
     scale = temperature.clamp(min=1e-6)[:, None]
     top = logits.max(dim=1, keepdim=True)
     mass = ((logits - top.values) / scale).exp_().cumsum(dim=1)

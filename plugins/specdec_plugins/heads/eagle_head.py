@@ -1,4 +1,4 @@
-"""One decoder layer that continues the target's hidden states: EAGLE's head."""
+"""EAGLE's head: one decoder layer that predicts the target's next hidden states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec.interfaces import Backend
 
 @dataclass(frozen=True)
 class EagleShape:
-    """Sizes of the layer; a head of Llama's kind with its own rotary base."""
+    """Sizes of the layer, a layer of Llama's kind with its own rotary base."""
 
     hidden: int
     intermediate: int
@@ -25,11 +25,11 @@ class EagleShape:
 
 
 class EagleHead(nn.Module):
-    """From (token t + 1, hidden state t) to an estimate of hidden state t + 1 (EAGLE, Li et al. 2401.15077).
+    """Estimates hidden state t + 1 from token t + 1 and hidden state t (EAGLE, Li et al. 2401.15077).
 
-    ``hidden`` is what the target's head is given, and so is the result: the same rows of the target's own
-    head read tokens from it. Everything runs on ``ops``, in training on the reference and when drafting on
-    whatever is fastest, so what was trained is what drafts.
+    ``hidden`` is an input of the target's head, and so is the result: the rows of the target's own head read tokens
+    from it. All arithmetic runs on ``ops``: on the reference in training, on the fastest backend when drafting, so
+    both compute the same function.
 
     Example: ``head(ops, embedded, hidden, head.turn(position, dtype), cells)`` is [B, W, H] like ``hidden``.
     """
@@ -54,7 +54,7 @@ class EagleHead(nn.Module):
         self.down = matrix(size, wide)
 
     def weights(self) -> DecoderWeights:
-        """The layer as the ops take it, over the parameters themselves."""
+        """The parameters, without a copy, in the form that the ops take."""
         shape = self.shape
         return DecoderWeights(
             norm_before=self.norm_before,
@@ -92,9 +92,9 @@ class EagleHead(nn.Module):
         at: Cells,
         layer: DecoderWeights | None = None,
     ) -> Tensor:
-        """Hidden states [B, W, H] one token further; ``embedded`` [B, W, H] are the target's embeddings of the tokens.
+        """Estimate hidden states [B, W, H]; ``embedded`` [B, W, H] are the target's embeddings of the next tokens.
 
-        ``layer`` is ``weights()`` made once, where they do not change. In place: the cells of ``at``.
+        ``layer`` is the result of ``weights()``, if the caller keeps it. In place: the cells of ``at``.
         """
         eps = self.shape.eps
         pair = [ops.rms_norm(embedded, self.token_norm, eps, 0.0), ops.rms_norm(hidden, self.hidden_norm, eps, 0.0)]

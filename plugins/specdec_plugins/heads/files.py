@@ -1,4 +1,4 @@
-"""Head files: one safetensors file holds a head's weights, its vocabulary and which target it belongs to."""
+"""Head files: a safetensors file with a head's weights, its vocabulary and the fingerprint of its target."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SHIPPED = files(__package__) / "weights"
 
 
 def fingerprint(model: nn.Module) -> str:
-    """16 hex digits that tell models apart: of every vector parameter (norms, biases) in bfloat16.
+    """16 hex digits that identify a model: a hash of every vector parameter (norms, biases) in bfloat16.
 
-    Matrices are left out, because a target in int8 is the same target; but where no vector says anything, as in
-    a model with random weights, they are all there is.
+    Matrices are left out, because a target in int8 is the same target; but if all vectors are constant, as in a model
+    with random weights, all parameters are hashed.
     """
     named = sorted(model.named_parameters())
     vectors = [p for _, p in named if p.dim() == 1 and bool((p != p[0]).any())]

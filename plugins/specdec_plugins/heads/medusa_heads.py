@@ -1,4 +1,4 @@
-"""Heads that each guess one token further, all from the same hidden state: Medusa's."""
+"""Medusa's heads: each predicts one token further, all from the same hidden state."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specdec.interfaces import Backend
 class MedusaHeads(nn.Module):
     """Head i estimates hidden state t + i + 1 from hidden state t and token t + 1.
 
-    Medusa (Cai et al. 2401.10774) sees the hidden state alone; the token after it is known when a draft is
-    asked for, and to see it costs one row of a table (Hydra, Ankner et al. 2402.05109, feeds tokens too). The
-    result is read by the same rows of the target's own head for all heads.
+    Medusa (Cai et al. 2401.10774) uses only the hidden state. The token after it is known when the heads draft, and
+    its use costs one row of the embedding table (Hydra, Ankner et al. 2402.05109, uses tokens too). The rows of the
+    target's own head read tokens from the results of all heads.
 
     Example: ``heads(ops, embedded, hidden)`` is [B, N, H] for embedded [B, H] and hidden [B, H].
     """

@@ -1,4 +1,4 @@
-"""Where training begins: heads made of parts of their target."""
+"""Initial heads for training, made of parts of their target."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from specdec_plugins.heads.medusa_heads import MedusaHeads
 def eagle_start(model: PreTrainedModel, tokens: Tensor, seed: int) -> EagleHead:
     """An EAGLE head that begins as the target's last layer over its last hidden state; token weights are random.
 
-    ``tokens`` [B, T] are some text, from which the size of hidden states is measured: a head that begins at the
-    residual stream's own scale learns at once, one at scale 1 hardly (docs/log.md). SpecdecError for a target
-    whose layers are not Llama's.
+    ``tokens`` int64 [B, T] are a text on which the size of hidden states is measured: a head that begins at the
+    residual stream's own scale learns at once, a head at scale 1 hardly learns (docs/log.md). Raises SpecdecError for
+    a target whose layers are not Llama's.
     """
     config, parts = model.config, _last_layer(model)
     attention, mlp = parts.self_attn, parts.mlp
@@ -52,7 +52,7 @@ def eagle_start(model: PreTrainedModel, tokens: Tensor, seed: int) -> EagleHead:
 
 @torch.no_grad()
 def medusa(model: PreTrainedModel, tokens: Tensor, seed: int, count: int, wide: int) -> MedusaHeads:
-    """Medusa heads that begin by repeating the hidden state they are given."""
+    """Medusa heads that initially return their input hidden state."""
     config, gain = model.config, model.base_model.norm.weight
     torch.manual_seed(seed)
     heads = MedusaHeads(config.hidden_size, wide, count, config.rms_norm_eps)
@@ -74,7 +74,7 @@ def _last_layer(model: PreTrainedModel) -> Any:
 
 
 def _sizes(model: PreTrainedModel, tokens: Tensor) -> tuple[float, float]:
-    """Median size of the last hidden state before and after the final norm."""
+    """Median root mean square of the last hidden state, before and after the final norm."""
     seen: list[Tensor] = []
 
     def keep(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Training of heads on the target's own text: seeded, resumable, judged by conversations held out."""
+"""Training of heads on the target's own text: seeded, resumable, evaluated on held-out conversations."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
 
 HELD_OUT = 0.05
-"""Share of the conversations that no step of training sees."""
+"""Share of the conversations that training does not use."""
 
 FADE = 0.8
-"""Weight of each unrolled step against the one before: a later proposal counts only if the earlier ones were kept."""
+"""Weight of each unrolled step relative to the step before: a proposal counts only if all before it are accepted."""
 
 WARM_UP = 100
-"""Steps over which the learning rate rises, or a tenth of them all."""
+"""Steps over which the learning rate rises; at most a tenth of all steps."""
 
 Head = EagleHead | MedusaHeads
 
 
 def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
-    """The head's hidden states [B, T, H] when it has been fed its own estimates for 0, 1 … steps - 1 tokens.
+    """Yields the head's hidden states [B, T, H] after 0, 1 … steps - 1 tokens with its own estimates as input.
 
-    ``embedded`` [B, T, H] of tokens t + 1, ``hidden`` [B, T, H] of tokens t. In the step that has fed itself r
-    times, index j reads true states up to j - r and its own r after that, as it does when it drafts
-    (training-time test, EAGLE-3, Li et al. 2503.01840, figure 5).
+    ``embedded`` [B, T, H] are the embeddings of tokens t + 1, ``hidden`` [B, T, H] the target's states of tokens t.
+    After r such tokens, index j uses the target's states up to j - r and its own r estimates after that, as in
+    drafting (training-time test, EAGLE-3, Li et al. 2503.01840, figure 5).
     """
     batch, length, _ = hidden.shape
     shape = head.shape
@@ -47,7 +47,7 @@ def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tens
     keys = values = empty[:, :, :0]
     layer = head.weights()
     for fed in range(steps):
-        # Fresh tensors: what backward needs of the earlier steps must not be written over.
+        # New tensors, because backward needs the tensors of earlier steps unchanged.
         keys, values = torch.cat([keys, empty], dim=2), torch.cat([values, empty], dim=2)
         blocks = [index[:, None] - index[None, :] >= fed]
         blocks += [index[:, None] - index[None, :] == fed - own for own in range(1, fed + 1)]
@@ -60,14 +60,14 @@ def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tens
 
 
 def unrolled_medusa(heads: MedusaHeads, ops: Backend, embedded: Tensor, hidden: Tensor) -> Iterator[Tensor]:
-    """Head i's states, each moved to the index whose distribution they estimate: [B, T, H], rolled by i."""
+    """Yields the states of head i, [B, T, H], shifted by i to the index whose distribution they estimate."""
     states = heads(ops, embedded.flatten(0, 1), hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
     for i in range(heads.count):
         yield torch.cat([states[:, :i, i], states[:, : states.shape[1] - i, i]], dim=1)
 
 
 class Reader:
-    """The rows of the target's head that a draft may choose from, as teacher and as reader of estimates.
+    """The rows of the target's head for a draft's vocabulary: they give the labels and read the estimates.
 
     ``ids`` int64 [D] are the target's token ids in its reduced vocabulary (FR-Spec, Zhao et al. 2502.14856).
     """
@@ -82,14 +82,14 @@ class Reader:
 
 
 def frequent(tokens: Tensor, size: int) -> Tensor:
-    """The ``size`` most frequent token ids, int64, in ascending order; fewer where fewer were seen."""
+    """The ``size`` most frequent token ids, int64, in ascending order; fewer if fewer ids occur."""
     counts = torch.bincount(tokens.flatten())
     seen = int((counts > 0).sum())
     return counts.argsort(descending=True, stable=True)[: min(size, seen)].sort().values
 
 
 def labels(reader: Reader, hidden: Tensor) -> Tensor:
-    """What an estimate of ``hidden`` should say: half the target's distribution over D, half its likeliest token."""
+    """Labels float32 [..., D] for estimates of ``hidden``: half the target's distribution, half its likeliest token."""
     logits = reader.logits(hidden).float()
     distribution = logits.softmax(dim=-1).mul_(0.5)
     top = logits.argmax(dim=-1, keepdim=True)
@@ -97,7 +97,7 @@ def labels(reader: Reader, hidden: Tensor) -> Tensor:
 
 
 def counted(answer: Tensor, steps: int) -> Tensor:
-    """Which estimates count, bool [B, T - 1]: those of answers' tokens that every unrolled step can make."""
+    """bool [B, T - 1]: whether an estimate counts: it is of an answer's token and exists in every unrolled step."""
     counts = answer[:, 1:].clone()
     counts[:, :steps] = False
     return counts
@@ -116,7 +116,7 @@ def loss_of(
 
 
 def unrolled(head: Head, ops: Backend, embedded: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
-    """States for 1 … ``steps`` tokens ahead, whichever head it is."""
+    """States for 1 … ``steps`` tokens ahead, for either kind of head."""
     if isinstance(head, EagleHead):
         return unrolled_eagle(head, ops, embedded, hidden, steps)
     return unrolled_medusa(head, ops, embedded, hidden)
@@ -126,8 +126,8 @@ def unrolled(head: Head, ops: Backend, embedded: Tensor, hidden: Tensor, steps: 
 def judge(
     head: Head, ops: Backend, reader: Reader, embed: Tensor, corpus: Corpus, steps: int, batch: int = 4
 ) -> dict[str, Any]:
-    """On held-out text: the share of proposals 1 … ``steps`` that are the target's likeliest token, given that those
-    before them were, and the mean acceptance length that makes of a greedy chain."""
+    """On held-out text: the shares of proposals 1 … ``steps`` that are the target's likeliest token, given that all
+    before them are, and the mean acceptance length of a greedy chain that follows from these shares."""
     kept = torch.zeros(steps)
     tried = torch.zeros(steps)
     for pick in torch.arange(len(corpus.tokens)).split(batch):
@@ -168,10 +168,10 @@ def train(
     seed: int,
     patience: int = 3,
 ) -> list[dict[str, Any]]:
-    """Train a head in place and return its log, a line an epoch; what was best on held-out text is what it ends as.
+    """Train a head and return its log, one entry an epoch. In place: the head gets its best weights on held-out text.
 
-    ``folder`` takes a checkpoint and the log after every epoch; a folder that holds a checkpoint is gone on with.
-    Stops early when ``patience`` epochs in a row were no better. Everything random is drawn from ``seed``.
+    ``folder`` receives a checkpoint with the log after every epoch; training continues from a checkpoint found there.
+    It stops early after ``patience`` epochs in a row without improvement. All random numbers come from ``seed``.
     """
     training, held_out = corpus.split(HELD_OUT)
     optimizers = _optimizers(head, rate)
@@ -221,7 +221,7 @@ def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def _descend(head: Head, optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:
-    """One step down the gradients that ``backward`` left, which are then cleared."""
+    """One optimizer step along the gradients of ``backward``, which are then cleared."""
     nn.utils.clip_grad_norm_(head.parameters(), 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -237,7 +237,7 @@ def _copied(head: Head) -> _Weights:
 def _checkpoint(
     folder: Path, head: Head, optimizers: Sequence[torch.optim.Optimizer], best: _Weights, log: list[dict[str, Any]]
 ) -> None:
-    """Everything that a training needs to go on after the last epoch of ``log``."""
+    """Save everything that training needs to continue after the last epoch of ``log``."""
     state = {
         "head": head.state_dict(),
         "best": best,
@@ -251,12 +251,12 @@ def _checkpoint(
 def _resumed(
     folder: Path, head: Head, optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[_Weights, list[dict[str, Any]], int]:
-    """The best weights so far, the log, and the next epoch: of the folder's checkpoint, loaded in place, or of none."""
+    """The best weights, the log and the next epoch, from the folder's checkpoint (loaded in place) if there is one."""
     saved = folder / CHECKPOINT
     if not saved.exists():
         return _copied(head), [], 0
     state = torch.load(saved, weights_only=True)
     head.load_state_dict(state["head"])
-    for optimizer, held in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(held)
+    for optimizer, saved_state in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved_state)
     return state["best"], json.loads(state["log"]), state["epoch"]

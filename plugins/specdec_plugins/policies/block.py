@@ -1,4 +1,4 @@
-"""block: block verification, which weighs a whole chain before it rejects any of it."""
+"""block: block verification, which judges a whole chain before it rejects any part of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specdec.sampling import key
 
 
 class Block(Policy):
-    """Keep the longest prefix i whose coin shows at most h_i; then draw from what is left of the target's distribution.
+    """Accepts the longest prefix i whose uniform draw is below h_i; then draws from the residual distribution.
 
     With r_0 = 1 and r_i = min(1, r_{i-1} p(x_i) / q(x_i)): h_i = s_i / (s_i + 1 - r_i) for s_i = sum_x max(r_i p(x)
-    - q(x), 0) over the next token, and h = r at the last proposal. The next token comes from max(r_i p - q, 0),
-    normalised, or after the whole chain from p. The distribution is the target's, and no fewer tokens are kept in
-    expectation than by token-wise rejection. A coin of one step tells about positions of the next, so coins
-    are fresh in every step.
+    - q(x), 0) over the next token, and h = r at the last proposal. The next token is drawn from max(r_i p -
+    q, 0), normalised, or after the whole chain from p. The output has the target's distribution, and the expected
+    number of accepted tokens is at least that of token-wise rejection. A draw of one step also concerns positions of
+    the next step, so every step uses new draws.
 
     Source: Sun et al. 2403.10444, algorithm 2 and theorem 2.
     """
@@ -59,14 +59,14 @@ class Block(Policy):
 
     @staticmethod
     def stopping(distribution: Tensor, window: Window, kept: Tensor) -> Tensor:
-        """h [B, W], what the coin at each slot is held against; 1 at the root, anything past a row's width."""
+        """h [B, W], the bound of the uniform draw at each slot; 1 at the root, undefined past a row's width."""
         if window.q is None:
             p = distribution[:, :-1].gather(2, window.tokens[:, 1:, None])[:, :, 0]
             left = kept[:, :-1] * (1 - p)  # r p(x) - 1 is never positive at the certain token itself
         else:
             left = (kept[:, :-1, None] * distribution[:, :-1] - window.q).clamp(min=0).sum(dim=2)
         below = left + 1 - kept[:, :-1]
-        # 0 / 0: the draft is the target here, and the next slot decides.
+        # 0 / 0: here q equals p, and the next slot decides.
         inner = torch.where(below > 0, left / below, 1.0)
         last = torch.arange(kept.shape[1], device=distribution.device) == window.width[:, None] - 1
         return torch.where(last, kept, torch.nn.functional.pad(inner, (0, 1)))

@@ -1,4 +1,4 @@
-"""conf_threshold: keep a proposal while the target gives it at least tau."""
+"""conf_threshold: accepts a proposal if the target gives it a probability of at least tau."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from specdec_plugins.lenient import Lenient, probability
 
 
 class ConfThreshold(Lenient):
-    """Accept while p(x) >= tau, p being the target's distribution before temperature and filters.
+    """Accepts while p(x) >= tau, where p is the target's distribution before temperature and filters.
 
     Source: the simplest relaxation in use, for example BiLD's fallback rule, Kim et al. 2302.07863.
 
     Example: ``conf_threshold(tau=0.3)``
     """
 
-    def __init__(self, env: Env, tau: Annotated[float, "smallest probability that is kept, 0 to 1"] = 0.3) -> None:
+    def __init__(self, env: Env, tau: Annotated[float, "smallest probability that is accepted, 0 to 1"] = 0.3) -> None:
         if not 0 < tau <= 1:
             raise SpecdecError(f"tau is {tau!r}; expected a probability above 0 and at most 1")
         self._tau = tau

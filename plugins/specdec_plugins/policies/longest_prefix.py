@@ -1,4 +1,4 @@
-"""longest_prefix: keep the longest prefix that agrees with the target's likeliest tokens."""
+"""longest_prefix: accepts the longest prefix that agrees with the target's likeliest tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specdec.interfaces import Contract, Env, PolicyFactory
 
 
 class LongestPrefix(Policy):
-    """Accept while the proposal is the argmax of the target's processed distribution; then the target draws.
+    """Accepts while the proposal is the argmax of the target's processed distribution; then the target draws.
 
-    Needs no more of the target than its best token at each slot. At temperature 0 that is plain decoding; above
-    it, likely tokens come too often, and the contract says so.
+    It needs only the target's likeliest token at each slot. At temperature 0 the output is plain decoding's; above 0
+    likely tokens occur too often, so the contract is lossy.
 
     Source: greedy verification, Blockwise Parallel Decoding, Stern et al. 1811.03115.
     """
@@ -29,7 +29,7 @@ class LongestPrefix(Policy):
         return "exact" if params.temperature == 0 else "lossy"
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
-        """Node w is kept if its token is the argmax at its parent."""
+        """Node w is accepted if its token is the argmax at its parent."""
         best = logits.max(dim=-1).indices
         good = window.tokens == best.gather(1, window.parents.clamp(min=0))
         drawn = context.choose(logits, context.length[:, None] + window.depth, Purpose.TARGET)

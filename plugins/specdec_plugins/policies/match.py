@@ -1,4 +1,4 @@
-"""match: keep a proposal while it is the token that the target itself draws."""
+"""match: accepts a proposal if it is the token that the target itself draws."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specdec.interfaces import Contract, Env, PolicyFactory
 
 
 class Match(Policy):
-    """Draw the target's token at every node with the noise of its position; follow the tree while it agrees.
+    """Draws the target's token at every node with the noise of its position; follows the tree while tokens agree.
 
-    The noise depends on (seed, request, position) alone, so the output is plain decoding's, greedy or
-    sampled, whatever is proposed. Drafts are asked to draw with the same noise: two distributions then agree on
-    a token far more often than independent draws do.
+    The noise depends on (seed, request, position) alone, so the output is plain decoding's for any proposals, greedy
+    or sampled. Drafts draw with the same noise: two distributions then agree on a token far more often than with
+    independent draws.
 
     Source: Daliri, Musco, Suresh 2408.07978; for argmax drafts, Stern et al. 1811.03115.
     """
@@ -31,7 +31,7 @@ class Match(Policy):
         return "exact"
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
-        """Node w is kept if its token is the target's draw at its parent."""
+        """Node w is accepted if its token is the target's draw at its parent."""
         position = context.length[:, None] + window.depth
         choices = context.choose(logits, position, Purpose.TARGET)
         return context.ops.verify_prefix(window, choices)

@@ -12,10 +12,10 @@ from specdec.sampling import key
 
 
 class Rejection(Policy):
-    """Accept x ~ q with probability min(1, p(x)/q(x)), else draw from the residual norm(max(p - q, 0)).
+    """Accepts x ~ q with probability min(1, p(x)/q(x)), else draws from the residual norm(max(p - q, 0)).
 
-    The output has the target's distribution. Greedy rows have one-hot distributions, for which this keeps exactly the
-    target's own tokens. Draft, acceptance, residual and bonus draw with noise of separate purposes.
+    The output has the target's distribution. Greedy rows have one-hot distributions, for which this accepts exactly
+    the target's own tokens. Draws for draft, acceptance, residual and bonus use noise of separate purposes.
 
     Source: Leviathan et al. 2211.17192, theorem 1; Chen et al. 2302.01318.
     """

@@ -1,4 +1,4 @@
-"""topk_agree: keep a proposal while it is among the target's k likeliest tokens."""
+"""topk_agree: accepts a proposal if it is among the target's k likeliest tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from specdec_plugins.lenient import Lenient, rank_is_below
 
 
 class TopkAgree(Lenient):
-    """Accept while fewer than k tokens are likelier than the proposal.
+    """Accepts while fewer than k tokens are likelier than the proposal.
 
     Source: top-k verification as in Blockwise Parallel Decoding, Stern et al. 1811.03115, section 5.1.
 
     Example: ``topk_agree(k=3)``
     """
 
-    def __init__(self, env: Env, k: Annotated[int, "tokens of the target that are accepted"] = 3) -> None:
+    def __init__(self, env: Env, k: Annotated[int, "number of likeliest tokens that are accepted"] = 3) -> None:
         if k < 1:
             raise SpecdecError(f"k is {k}; expected 1 or more")
         self._k = k

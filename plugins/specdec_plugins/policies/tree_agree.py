@@ -1,4 +1,4 @@
-"""tree_agree: keep a node that several branches of the tree propose and the target finds likely."""
+"""tree_agree: accepts a node whose token several branches propose and the target finds likely."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_plugins.lenient import Lenient, rank_is_below
 
 
 class TreeAgree(Lenient):
-    """Accept a node while at least m nodes of its depth propose its token and it is in the target's top k.
+    """Accepts a node if at least m nodes of its depth propose its token and it is in the target's top k.
 
     The node itself counts, so with m = 1 it is ``topk_agree`` over a tree.
 
@@ -27,7 +27,7 @@ class TreeAgree(Lenient):
         self,
         env: Env,
         m: Annotated[int, "nodes of one depth that must propose the token, itself included"] = 2,
-        k: Annotated[int, "tokens of the target that are accepted"] = 3,
+        k: Annotated[int, "number of the target's likeliest tokens that are accepted"] = 3,
     ) -> None:
         if m < 1 or k < 1:
             raise SpecdecError(f"tree_agree was given m={m}, k={k}; expected 1 or more of both")

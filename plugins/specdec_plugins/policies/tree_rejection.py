@@ -13,11 +13,11 @@ from specdec.sampling import key
 
 
 class TreeRejection(Policy):
-    """Try a node's children in order: accept x with min(1, p(x)/q(x)), else p becomes norm(max(p - q, 0)).
+    """Tries a node's children in order: accepts x with probability min(1, p(x)/q(x)), else p = norm(max(p - q, 0)).
 
-    q is the distribution that a child was drawn from given its elder siblings (drawn without replacement), or one-hot
-    where it was certain. When no child is left the next token comes from what p has become. The distribution is the
-    target's at every node, whatever the tree. Each sibling has a coin of its own.
+    q is the distribution from which a child was drawn, given its elder siblings (without replacement), or one-hot if
+    the child was certain. When no child is left, the next token is drawn from the p that remains. The output has the
+    target's distribution at every node, for any tree. Each sibling has its own uniform draw.
 
     Source: SpecInfer, Miao et al. 2305.09781, algorithm 2; without replacement, EAGLE, Li et al. 2401.15077.
     """
@@ -32,7 +32,7 @@ class TreeRejection(Policy):
         return "exact" if params.temperature == 0 else "distribution"
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
-        """Walk over the slots once; a slot counts if the walk stands at its parent."""
+        """Visit the slots once, in order; a slot is tried if its parent is the last accepted node."""
         distribution, stream = logits.softmax(dim=-1), context.params.stream
         position = context.length[:, None] + window.depth
         at = torch.zeros_like(window.width)
@@ -43,13 +43,13 @@ class TreeRejection(Policy):
             token = window.tokens[:, slot, None]
             p, q = left.gather(1, token), self._drawn_from(window, slot, left)
             ratio = torch.where(here[:, None], p / q.gather(1, token), 0.0)
-            # A proposal that its own q calls impossible proves q wrong; nothing can be kept of it.
+            # A proposal with q(x) = 0 shows that q is wrong; it is never accepted.
             ratio = torch.where(q.gather(1, token) > 0, ratio, 0.0)
             coin = context.ops.accept(ratio, key(stream, position[:, slot, None] - 1, Purpose.ACCEPT, slot))[:, 0]
             kept, refused = here & coin, here & ~coin
             rest = (left - q).clamp(min=0)
             mass = rest.sum(dim=1, keepdim=True)
-            # p == q up to rounding leaves nothing; then p itself stays the distribution.
+            # If p == q up to rounding, nothing is left; then p stays unchanged.
             rest = torch.where(mass > 0, rest / mass, left)
             left = torch.where(kept[:, None], distribution[:, slot], torch.where(refused[:, None], rest, left))
             at = torch.where(kept, slot, at)

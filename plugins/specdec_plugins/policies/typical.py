@@ -1,4 +1,4 @@
-"""typical: keep a proposal that is not surprising where the target is unsure."""
+"""typical: accepts a proposal that is likely enough for the entropy of the target's distribution."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from specdec_plugins.lenient import Lenient, probability
 
 
 class Typical(Lenient):
-    """Accept while p(x) > min(epsilon, delta exp(-H)), H the entropy of the target's distribution in nats.
+    """Accepts while p(x) > min(epsilon, delta exp(-H)), where H is the target's entropy in nats.
 
-    With ``p`` above 0 another rule: x must be in the locally typical set of mass p, the tokens whose surprise
-    is closest to H.
+    With ``p`` above 0, the rule is different: x must be in the locally typical set of mass p, the tokens whose
+    surprise is closest to H.
 
     Source: Medusa, Cai et al. 2401.10774, section 2.3.1; locally typical sets, Meister et al. 2202.00666.
 
@@ -27,9 +27,9 @@ class Typical(Lenient):
     def __init__(
         self,
         env: Env,
-        p: Annotated[float, "mass of the locally typical set; 0 takes epsilon and delta instead"] = 0.0,
-        epsilon: Annotated[float, "a proposal this likely is always kept"] = 0.3,
-        delta: Annotated[float, "share of exp(-entropy) that is enough"] = 0.09,
+        p: Annotated[float, "mass of the locally typical set; 0 uses epsilon and delta instead"] = 0.0,
+        epsilon: Annotated[float, "a proposal this likely is always accepted"] = 0.3,
+        delta: Annotated[float, "sufficient share of exp(-entropy)"] = 0.09,
     ) -> None:
         if not (0 <= p <= 1 and 0 < epsilon <= 1 and delta > 0):
             raise SpecdecError(
