@@ -77,11 +77,11 @@ def filled(page: str) -> str:
         if marker.command not in outputs:
             print(f"running: {marker.command}", flush=True)
             outputs[marker.command] = run(marker.command)
-        commit = (own_commit() or "unknown")[:7]
-        origin = (
-            f"Printed by `{marker.command}` at commit `{commit}` on {date.today()}: {processor()}, "
-            f"{torch.get_num_threads()} threads, torch {torch.__version__}.\n"
-        )
+        commit = own_commit() or "unknown"
+        shown = commit[:7] + ("+" if commit.endswith("+") else "")
+        machine = f"{processor()} ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads, "
+        machine += f"torch {torch.__version__}"
+        origin = f"Printed by `{marker.command}` at commit `{shown}` on {date.today()}: {machine}.\n"
         return f"<!-- paste: {place['marker']} -->\n```\n{marker.cut(outputs[marker.command])}```\n{origin}"
 
     return PLACE.sub(fill, page)

@@ -81,7 +81,7 @@ class Stats:
         return StepTimes(*(self.stopwatch.seconds(a, b) for a, b in itertools.pairwise(step.marks)))
 
     def counters(self) -> dict[str, int | list[int]]:
-        """Every counter of docs/design.md, section 9, by its name."""
+        """Every counter that does not depend on the clock, by its public name."""
         names = (
             "target_forwards",
             "prefill_forwards",

@@ -169,8 +169,7 @@ def stops() -> None:
         stop = text.decode(list(full[place : place + 3]))
         end = next(n for n in range(1, 31) if stop in text.decode(list(full[:n])))
         ways.append((replace(base.params, stop=(stop,)), end))
-    engine = build.engine("oracle(1.0)", k=4)
-    tiny.replay_past_stops(engine, full)
+    engine = tiny.assembly(backend="reference", extra=(tiny.past_stops(full),)).engine("past_stops", k=4)
     for params, end in ways:
         done = engine.run([replace(base, params=params)])[0]
         assert done.tokens == full[:end], f"{len(done.tokens)} tokens where {end} are due, {params.eos or params.stop}"

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from benchsuite.prove import families
-from specdec import Engine, Policy, Registry, Request, SamplingParams, catalog
+from specdec import Draft, Engine, Env, Policy, Registry, Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.interfaces import Factory
 from specdec.model import ArenaModel
+from specdec_plugins.drafts.oracle import Oracle
 
 Extra = tuple[str, str, Factory]
 """(kind, name, factory) of a plugin that is not installed."""
@@ -85,8 +86,11 @@ def ask(engine: Engine, ks: Iterable[int]) -> None:
     object.__setattr__(engine.controller, "next_k", lambda stats: next(asked))
 
 
-def replay_past_stops(engine: Engine, full: tuple[int, ...]) -> None:
-    """Make the engine's oracle propose ``full`` at every stop condition, so that stops lie inside accepted blocks."""
-    assert engine.draft is not None
-    env = replace(engine.draft._env, plain=lambda request: full)  # type: ignore[attr-defined]
-    object.__setattr__(engine.draft, "_env", env)
+def past_stops(full: tuple[int, ...]) -> Extra:
+    """A draft named ``past_stops`` that proposes ``full`` whatever ends a request, so that stops lie inside accepted
+    blocks."""
+
+    def factory(env: Env) -> Draft:
+        return Oracle(replace(env, plain=lambda request: full), rate=1.0)
+
+    return "draft", "past_stops", factory

@@ -67,7 +67,7 @@ def test_every_pasted_block_says_its_command_commit_and_machine() -> None:
     for place in found:
         command = re.escape(place["marker"].splitlines()[0])
         assert re.match(
-            rf"Printed by `{command}` at commit `[0-9a-f]{{7}}` on \d{{4}}-\d\d-\d\d: .+\n$", place["origin"]
+            rf"Printed by `{command}` at commit `[0-9a-f]{{7}}\+?` on \d{{4}}-\d\d-\d\d: .+\n$", place["origin"]
         )
 
 

@@ -29,7 +29,7 @@ POLICIES = (
 )
 
 
-def test_every_strategy_of_the_mission_is_there() -> None:
+def test_every_built_in_strategy_is_there() -> None:
     assert registry().names("draft") == DRAFTS
     assert registry().names("policy") == list(POLICIES)
     assert registry().names("controller") == ["adaptive", "fixed", "goodput"]

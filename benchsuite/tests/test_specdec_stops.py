@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchsuite.prove.tiny import prompts, replay_past_stops
+from benchsuite.prove.tiny import past_stops, prompts
 from benchsuite.tests.rig import Make
 from specdec import Completion, Engine, Request, SamplingParams, SpecdecError
 from specdec.stops import StopWatcher
@@ -15,10 +15,9 @@ BASE = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=30))
 
 
 def right_and_plain(assemble: Make, params: SamplingParams) -> tuple[Completion, tuple[int, ...], Engine]:
-    """A completion with an oracle that is always right (five tokens a step), plain's output, and the engine."""
+    """A completion with a draft that is always right (five tokens a step), plain's output, and the engine."""
     build = assemble()
-    engine = build.engine("oracle(1.0)", k=4)
-    replay_past_stops(engine, build.plain(BASE))
+    engine = assemble(extra=(past_stops(build.plain(BASE)),)).engine("past_stops", k=4)
     request = replace(BASE, params=params)
     return engine.run([request])[0], build.plain(request), engine
 
