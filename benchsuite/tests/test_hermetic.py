@@ -58,6 +58,8 @@ PART = (
     "benchsuite.tests.test_specdec_listing",
     "benchsuite.tests.test_specdec_registry",
     "benchsuite.tests.test_specdec_equality",
+    "-m",
+    "not slow",
     "-k",
     "listing or registry or ragged_batch",
 )
