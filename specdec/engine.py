@@ -121,6 +121,9 @@ class Engine:
 
         Raises SpecdecError, before anything is prefilled, for an empty prompt, a prompt longer than ``max_length`` or
         the model allows, token ids outside the vocabulary, or an id that another request of the run has.
+
+        Example: ``engine.submit([Request(0, prompt)])``, then ``engine.step()`` while ``engine.rows.live``;
+        ``engine.finished[0].tokens`` are its tokens. The counters of ops and of the draft are added by ``run`` alone.
         """
         self._refuse(requests, taken=self._ids)
         self._take(requests)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchsuite.conformance.claims import Checks, Failed, same
-from benchsuite.conformance.records import Proposal, proposals, proposed_from_scratch
+from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
 from benchsuite.measure import fidelity
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge

@@ -85,7 +85,7 @@ class Cache:
         """Discard the whole window."""
 
 
-class OurArena(Cache):
+class ArenaCache(Cache):
     """The arena, on the target's ops."""
 
     name = "arena"
@@ -122,7 +122,7 @@ class OurArena(Cache):
         self.arena.commit(self.kept, slice(0, 1), self.ops, compact=False)
 
 
-class Theirs(Cache):
+class TransformersCache(Cache):
     """A cache of transformers with its attention function ``sdpa``."""
 
     def __init__(self, target: ArenaModel, length: int, heads: int, static: bool) -> None:
@@ -174,8 +174,8 @@ def measure_caches(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list
     order, costs = random.Random(0), []
     for length in lengths:
         caches: list[Cache] = [
-            OurArena(target, length, heads),
-            *(Theirs(target, length, heads, static) for static in (False, True)),
+            ArenaCache(target, length, heads),
+            *(TransformersCache(target, length, heads, static) for static in (False, True)),
         ]
         seconds: dict[str, list[tuple[float, ...]]] = {cache.name: [] for cache in caches}
         for _ in range(ROUNDS + 1):
