@@ -47,6 +47,11 @@ KEYS = (
     "limited_by",
     "counters",
     "emitted_digest",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+    "max_new_tokens",
 )
 """Keys of every benchmark's ``extra_info``; an unknown value is null."""
 
@@ -122,6 +127,11 @@ def make_row(arm: Arm, pool: Sequence[Series], machine: Machine, workload: str, 
         "contract": pool[0].contract,
         "contract_checked": checked(pool),
         "emitted_digest": digest(outcomes),
+        "temperature": arm.setting.temperature,
+        "top_k": arm.setting.top_k,
+        "top_p": arm.setting.top_p,
+        "seed": arm.setting.seed,
+        "max_new_tokens": arm.setting.max_new_tokens,
     }
     steps: list[dict[str, Any]] = []
     if not arm.peer and outcomes:

@@ -233,6 +233,10 @@ class Bench:
                 if isinstance(runner, EngineRunner):
                     yield arm, runner.engine
 
+    def rows_of(self, setting: Setting) -> list[Row]:
+        """The rows measured so far with a setting, whatever their workload."""
+        return [row for row in self.rows if row.arm.setting.without_workload == setting.without_workload]
+
     def pooled(self) -> list[list[Row]]:
         """For each setting apart from its workload, return the rows of each strategy over all measured workloads."""
         groups: dict[Setting, dict[Arm, list[paired.Series]]] = {}

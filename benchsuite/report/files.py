@@ -18,7 +18,9 @@ def write_comparison(root: Path, bench: Bench, seed: int, complete: bool) -> Pat
 
     ``complete`` goes into the manifest: an interrupted run also writes its results.
     """
-    rows, pooled = bench.rows, [row for group in bench.pooled() for row in group]
+    rows, groups = bench.rows, bench.pooled()
+    pooled = [row for group in groups for row in group]
+    sections = [(group, bench.rows_of(group[0].arm.setting)) for group in groups]
     card = [*bench.card, *tables.weights_table(bench.weights)]
     targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
     made = f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {provenance.own_commit() or 'unknown'}"
@@ -26,17 +28,14 @@ def write_comparison(root: Path, bench: Bench, seed: int, complete: bool) -> Pat
         "benchmark.json": folder.strict_json(
             {"rows": [_public(row) for row in rows], "pooled": [_public(r) for r in pooled]}
         ),
-        "table.md": _markdown(pooled, rows, card),
+        "table.md": _markdown(sections, [*card, made]),
         "table.csv": tables.as_csv([*rows, *pooled]),
         "speedup.svg": folder.template("speedup.svg.j2", bars=_bars(pooled)),
         "report.html": folder.template(
             "report.html.j2",
             card=[*card, made],
             bars=_bars(pooled),
-            overview=tables.overview(pooled, rows, "html"),
-            speed=tables.render(pooled, tables.SPEED, "html"),
-            reasons=tables.render(pooled, tables.REASONS, "html"),
-            detail=tables.render(rows, (_workload_column(), *tables.SPEED), "html"),
+            sections=[(tables.section_title(group[0]), _tables(group, own, "html")) for group, own in sections],
             glossary=_meanings(),
             failures=[row.failure for row in rows if row.failure],
             ties=[tie for row in rows for tie in row.ties],
@@ -72,21 +71,27 @@ def _workload_column() -> tables.Column:
     return tables.Column("workload", lambda row: str(row.info["workload"]), "kind of text")
 
 
-def _markdown(pooled: Sequence[Row], rows: Sequence[Row], card: Sequence[str]) -> str:
-    parts = [
-        "# Speculative decoding",
-        "\n".join(f"- {line}" for line in card),
-        "## Speedup over plain by workload",
-        tables.overview(pooled, rows, "github"),
-        "## Speed",
-        tables.render(pooled, tables.SPEED, "github"),
-        "## Why",
-        tables.render(pooled, tables.REASONS, "github"),
-        "## By workload",
-        tables.render(rows, (_workload_column(), *tables.SPEED), "github"),
-        "## Columns",
-        "\n".join(f"- {line}" for line in _meanings()),
-    ]
+Section = tuple[Sequence[Row], Sequence[Row]]
+"""The rows of one setting: pooled over the workloads, and of each workload."""
+
+
+def _tables(pooled: Sequence[Row], rows: Sequence[Row], style: str) -> dict[str, str]:
+    """The tables of one setting, by their headings."""
+    return {
+        "Speedup over plain by workload": tables.overview(pooled, rows, style),
+        "Speed": tables.render(pooled, tables.SPEED, style),
+        "Why": tables.render(pooled, tables.REASONS, style),
+        "Every row": tables.render(rows, (_workload_column(), *tables.SPEED), style),
+    }
+
+
+def _markdown(sections: Sequence[Section], card: Sequence[str]) -> str:
+    parts = ["# Speculative decoding", "\n".join(f"- {line}" for line in card)]
+    for pooled, rows in sections:
+        parts.append(f"## {tables.section_title(pooled[0])}")
+        for heading, table in _tables(pooled, rows, "github").items():
+            parts += [f"### {heading}", table]
+    parts += ["## Columns", "\n".join(f"- {line}" for line in _meanings())]
     return "\n\n".join(parts) + "\n"
 
 
@@ -108,6 +113,7 @@ def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _bar_label(row: Row) -> str:
     setting = row.arm.setting
-    strategy = f", {row.arm.policy} {row.arm.k}" if row.arm.draft else ""
+    k = "" if row.arm.k is None else f" {row.arm.k}"
+    strategy = f", {row.arm.policy}{k}" if row.arm.draft else ""
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
     return row.arm.label + strategy + batch + (f", T {setting.temperature:g}" if setting.temperature else "")

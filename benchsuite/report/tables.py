@@ -67,7 +67,7 @@ def _policy(row: Row) -> str:
     if row.arm.draft is None:
         return "-"
     controller = "" if row.arm.controller == "fixed" else f" {row.arm.controller.partition('(')[0]}"
-    return f"{row.arm.policy}{controller} {row.arm.k}"
+    return f"{row.arm.policy}{controller}" + ("" if row.arm.k is None else f" {row.arm.k}")
 
 
 def _contract(row: Row) -> str:
@@ -117,8 +117,22 @@ REASONS = (
 """Columns of the causes of the speed."""
 
 
+def section_title(row: Row) -> str:
+    """The setting of a row in words, apart from its workload: what all rows of one section share."""
+    setting, info = row.arm.setting, row.info
+    parts = [row.target, info["device"], info["dtype"], f"batch {setting.batch}"]
+    parts += [f"backend {setting.backend}"] if setting.backend != "auto" else []
+    parts += [f"temperature {setting.temperature:g}"] if setting.temperature else []
+    parts += [f"top-k {setting.top_k}"] if setting.top_k else []
+    parts += [f"top-p {setting.top_p:g}"] if setting.top_p < 1 else []
+    return ", ".join([*parts, f"{setting.max_new_tokens} tokens"])
+
+
 def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "simple") -> str:
-    """Return the speedup of each arm on each workload and, below, the copy rate and the entropy of plain's output."""
+    """Return the speedup of each arm on each workload and, below, the copy rate and the entropy of plain's output.
+
+    All rows must be of one setting, apart from the workload.
+    """
     workloads = list(dict.fromkeys(row.info["workload"] for row in by_workload))
     cells = {(row.arm.label, _policy(row), row.info["workload"]): _speedup(row) for row in by_workload}
     like = {row.info["workload"]: row.text for row in by_workload if row.text}

@@ -11,12 +11,8 @@ from benchsuite.report import tables
 def show(reporter: Any, bench: Bench, outcome: str) -> None:
     """Write all results to pytest's terminal reporter, with ``outcome`` as the last line."""
     for group in bench.pooled():
-        first = group[0]
-        rows = [row for row in bench.rows if row.arm.setting.without_workload == first.arm.setting]
-        title = f"{first.target}, {first.info['device']}, {first.info['dtype']}, batch {first.info['batch']}"
-        if first.arm.setting.temperature:
-            title += f", temperature {first.arm.setting.temperature}"
-        reporter.section(f"speculative decoding: {title}", sep="=")
+        rows = bench.rows_of(group[0].arm.setting)
+        reporter.section(f"speculative decoding: {tables.section_title(group[0])}", sep="=")
         lines = [
             "Speedup over plain, median of paired ratios:",
             tables.overview(group, rows),

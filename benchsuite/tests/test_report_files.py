@@ -1,0 +1,87 @@
+"""The files of a comparison: every setting has a section of its own, with its own figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.results import KEYS, Row
+from benchsuite.report import files, tables
+from benchsuite.tests.rig import SETTING
+
+SETTINGS = [
+    replace(SETTING, batch=batch, temperature=temperature, max_new_tokens=tokens)
+    for batch, temperature, tokens in ((1, 0.0, 24), (1, 0.7, 24), (4, 0.0, 24), (1, 0.0, 48))
+]
+
+
+def row(setting: Setting, workload: str, speedup: float) -> Row:
+    """The row of one arm, by its speedup alone."""
+    figures: dict[str, Any] = dict.fromkeys(KEYS)
+    figures |= {"speedup": speedup, "speedup_low": speedup, "speedup_high": speedup, "contract": "exact"}
+    figures |= {"workload": workload, "device": "cpu", "dtype": "float32", "batch": setting.batch}
+    figures |= {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens}
+    arm = Arm(replace(setting, workload=workload), draft="ngram", k=4)
+    return Row(arm, figures, (speedup,) * 3, (1.0,), None, "tiny", None, (), [], None)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A results folder of four settings; setting n reads n.25 on chat, n.75 on reasoning and n.50 over all."""
+    rows = [
+        row(setting, workload, number + share)
+        for number, setting in enumerate(SETTINGS, 1)
+        for workload, share in (("chat", 0.25), ("reasoning", 0.75))
+    ]
+    bench: Any = SimpleNamespace(
+        rows=rows,
+        pooled=lambda: [[row(setting.without_workload, "all", n + 0.5)] for n, setting in enumerate(SETTINGS, 1)],
+        rows_of=lambda setting: [one for one in rows if one.arm.setting.without_workload == setting.without_workload],
+        card=["a card"],
+        weights=[],
+    )
+    return files.write_comparison(tmp_path, bench, 0, complete=True)
+
+
+def test_a_section_of_the_markdown_holds_its_own_settings_figures(written: Path) -> None:
+    sections = re.split(r"^## ", (written / "table.md").read_text(), flags=re.MULTILINE)[1:-1]
+    assert [section.splitlines()[0] for section in sections] == [
+        "tiny, cpu, float32, batch 1, 24 tokens",
+        "tiny, cpu, float32, batch 1, temperature 0.7, 24 tokens",
+        "tiny, cpu, float32, batch 4, 24 tokens",
+        "tiny, cpu, float32, batch 1, 48 tokens",
+    ]
+    for number, section in enumerate(sections, 1):
+        overview = next(line for line in section.splitlines() if line.startswith("| ngram"))
+        assert re.findall(r"[\d.]+x", overview) == [f"{number}.25x", f"{number}.75x", f"{number}.50x"]
+
+
+def test_a_section_of_the_page_holds_its_own_settings_figures(written: Path) -> None:
+    page = (written / "report.html").read_text()
+    sections = re.split(r"<h2>(?=tiny, )", page)[1:]
+    assert len(sections) == len(SETTINGS)
+    for number, section in enumerate(sections, 1):
+        body = section.partition("<h2>")[0]
+        assert {figure[0] for figure in re.findall(r"\d\.\d\dx", body)} == {str(number)}
+
+
+def test_two_settings_differ_in_the_json_and_in_the_csv(written: Path) -> None:
+    keys = ("batch", "temperature", "max_new_tokens")
+    found = json.loads((written / "benchmark.json").read_text())["rows"]
+    assert len({tuple(one[key] for key in keys) for one in found}) == len(SETTINGS)
+    lines = list(csv.DictReader((written / "table.csv").read_text().splitlines()))
+    assert len({tuple(line[key] for key in keys) for line in lines}) == len(SETTINGS)
+
+
+def test_a_controller_without_a_k_shows_none() -> None:
+    without = replace(row(SETTING, "chat", 1.0), arm=Arm(SETTING, draft="ngram", controller="theirs", k=None))
+    assert "match theirs " in tables.render([without], tables.SPEED) + " "
+    assert "None" not in tables.render([without], tables.SPEED)
