@@ -63,7 +63,7 @@ class Marker:
         return "\n".join(found) + "\n"
 
 
-def run(command: str) -> str:
+def printed(command: str) -> str:
     """What a command prints, run from the top of the checkout; CalledProcessError where it fails."""
     return subprocess.run(command, shell=True, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
@@ -76,7 +76,7 @@ def filled(page: str) -> str:
         marker = Marker.parse(place["marker"])
         if marker.command not in outputs:
             print(f"running: {marker.command}", flush=True)
-            outputs[marker.command] = run(marker.command)
+            outputs[marker.command] = printed(marker.command)
         commit = own_commit() or "unknown"
         shown = commit[:7] + ("+" if commit.endswith("+") else "")
         machine = f"{processor()} ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads, "

@@ -61,7 +61,7 @@ PRIVATE_OR_SHARED = re.compile(r"_\w+|specdec_register_\w+|pytest_\w+|test_\w+")
 @cache
 def trees() -> list[tuple[Path, ast.Module]]:
     """Every Python file of the project, parsed."""
-    folders = (*FOLDERS.values(), ROOT / "plugins" / "example_repeat")
+    folders = (*FOLDERS.values(), ROOT / "plugins" / "example_repeat", ROOT / "docs")
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
