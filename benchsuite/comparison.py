@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from benchsuite.measure.session import Bench
 
 
-def measures(item: pytest.Item) -> bool:
-    """Whether an item requests ``specdec_row``."""
-    return "specdec_row" in getattr(getattr(item, "callspec", None), "params", {})
+def row_of(item: pytest.Item) -> str | None:
+    """Return the name of the row that an item asks ``specdec_row`` for; None if it asks for none."""
+    params: dict[str, str] = getattr(getattr(item, "callspec", None), "params", {})
+    return params.get("specdec_row")
 
 
 class ComparisonPlugin:
@@ -66,8 +67,11 @@ class ComparisonPlugin:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
         """Set the timer of pytest-benchmark to ``replayed_seconds`` in items of rows, before any item is deselected."""
         if self._refused is None and self.config.pluginmanager.hasplugin("benchmark"):
-            for item in filter(measures, items):
-                setting = self.arms[item.callspec.params["specdec_row"]].setting  # type: ignore[attr-defined]
+            for item in items:
+                name = row_of(item)
+                if name is None:
+                    continue
+                setting = self.arms[name].setting
                 group = f"{setting.target} {setting.workload}"
                 item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=group))
         return (yield)
@@ -77,7 +81,7 @@ class ComparisonPlugin:
         option = self.config.option
         if self._refused is not None:
             raise pytest.UsageError(str(self._refused))
-        names = [item.callspec.params["specdec_row"] for item in session.items if measures(item)]  # type: ignore[attr-defined]
+        names = [name for item in session.items if (name := row_of(item)) is not None]
         if not names or option.collectonly or getattr(option, "benchmark_skip", False):
             return
         from specdec.errors import SpecdecError

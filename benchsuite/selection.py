@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.comparison import measures
+from benchsuite.comparison import row_of
 
 DEVICE_MARKERS = ("cuda", "mps", "gpu")
 
@@ -75,4 +75,4 @@ class DevicePlugin:
 
 def _is_ours(item: pytest.Item) -> bool:
     module = getattr(getattr(item, "module", None), "__name__", "")
-    return measures(item) or module.startswith("benchsuite.")
+    return row_of(item) is not None or module.startswith("benchsuite.")

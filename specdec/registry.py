@@ -58,6 +58,11 @@ class Entry:
         return {p.name: self.preset.get(p.name, p.default) for p in parameters if p.name not in self.given}
 
     @property
+    def k_option(self) -> str:
+        """The name of the option that K sets, for a controller that takes K (``Controller.k_option``); else empty."""
+        return getattr(self.factory, "k_option", None) or ""
+
+    @property
     def meanings(self) -> dict[str, str]:
         """The meaning of each option: the text in its annotation, ``Annotated[int, "longest run …"]``."""
         function = self.factory.__init__ if inspect.isclass(self.factory) else self.factory
@@ -228,13 +233,9 @@ class Registry:
     def controller(self, text: str, env: Env, k: int | None = None) -> Controller:
         """Build the controller that ``text`` names; ``k`` is its K if the user gave K separately."""
         bare, chosen = self.split_k(text, k)
-        own = {} if chosen is None else {self.k_option(text): chosen}
+        entry, _ = self.parse("controller", bare)
+        own = {} if chosen is None else {entry.k_option: chosen}
         return self._build("controller", bare, Controller, env, **own)
-
-    def k_option(self, text: str) -> str:
-        """The name of the option that K sets in the controller of ``text``; empty if the controller takes no K."""
-        entry, _ = self.parse("controller", text)
-        return getattr(entry.factory, "k_option", None) or ""
 
     def split_k(self, text: str, k: int | None = None) -> tuple[str, int | None]:
         """A controller's text without its K, and its K: ``k`` if given, else the K in the text, else the default;
@@ -245,7 +246,7 @@ class Registry:
         Example: ``split_k("goodput(maximum=8, probe=4)")`` is ``("goodput(probe=4)", 8)``.
         """
         entry, options = self.parse("controller", text)
-        option = self.k_option(text)
+        option = entry.k_option
         if not option:
             if k is not None:
                 raise SpecdecError(f"the controller {text!r} takes no K, got {k}; its options: {entry.described}")
