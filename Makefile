@@ -35,12 +35,12 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 demo bench bench-all docs: export HF_HUB_OFFLINE = 1
 demo: $(READY)
 	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target tiny --specdec-arm "ngram, oracle(0.8), garbage" \
-		--specdec-workload chat,code_editing --specdec-max-new-tokens 32 --benchmark-quiet $(ARGS)
+		--specdec-workload chat,code_editing --specdec-prompts 3 --specdec-max-new-tokens 32 --benchmark-quiet $(ARGS)
 
 bench: $(READY)
 	@mkdir -p results
 	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m --specdec-arm "$(ARMS)" \
-		--specdec-max-new-tokens 48 --specdec-results results \
+		--specdec-prompts 3 --specdec-max-new-tokens 48 --specdec-results results \
 		--benchmark-json results/benchmark.json --benchmark-quiet $(ARGS)
 
 bench-all: $(READY)
@@ -63,7 +63,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 docs: $(READY)
-	$(BIN)/python docs/paste.py README.md
+	$(BIN)/python docs/paste.py README.md docs/measuring.md
 
 REV ?= HEAD~1
 

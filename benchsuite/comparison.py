@@ -17,6 +17,7 @@ from benchsuite.report.replay import replayed_seconds
 
 if TYPE_CHECKING:
     from benchsuite.measure.matrix import Arm
+    from benchsuite.measure.plan import MeasuringPlan
     from benchsuite.measure.results import Row
     from benchsuite.measure.session import Bench
 
@@ -30,20 +31,20 @@ def row_of(item: pytest.Item) -> str | None:
 class ComparisonPlugin:
     """Builds the arms of the run's matrix, measures them with a ``Bench``, and reports the results.
 
-    ``pairs``: the least number of pairs in which each row is timed.
+    ``pairs``: the least number of pairs in which each row is timed. ``gated``: whether the gate compares the rows.
     """
 
-    def __init__(self, config: pytest.Config, pairs: int = 1) -> None:
-        self.config, self.pairs = config, pairs
+    def __init__(self, config: pytest.Config, pairs: int = 1, gated: bool = False) -> None:
+        self.config, self.pairs, self.gated = config, pairs, gated
         self.arms: dict[str, Arm] = {}
         self.bench: Bench | None = None
         self._refused: Exception | None = None  # an invalid option, found where pytest would print a traceback
         self._bar: Any = None
         self._outcome = ""  # the line that says where the results are
 
-    def is_peer(self, name: str) -> bool:
-        """Whether the row of that name is an outside reference."""
-        return self.arms[name].peer is not None
+    def is_control(self, name: str) -> bool:
+        """Whether the row of that name is an outside reference, or plain decoding for the second time."""
+        return self.arms[name].peer is not None or self.arms[name].again
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give every test that requests ``specdec_row`` one item for each arm of the matrix."""
@@ -99,19 +100,54 @@ class ComparisonPlugin:
     def _prepared(self, arms: list[Arm]) -> Bench:
         from benchsuite.measure.session import Bench
         from specdec.devices import be_deterministic
-        from specdec.errors import SpecdecError
 
         config = self.config
-        prompts = options.value(config, "prompts")
-        if prompts and not (prompts.isdigit() and int(prompts)):
-            raise SpecdecError(f"--specdec-prompts is {prompts!r}; expected a whole number, 1 or more")
+        plan = self._plan()
         options.results_root(config)
         if config.option.specdec_deterministic or config.getini("specdec_deterministic"):
             be_deterministic(int(options.value(config, "seed")))
-        bench = Bench(int(prompts) if prompts else None, self.pairs)
+        bench = Bench(plan, self._abandon)
         with uncaptured(config):
             bench.prepare(arms)
         return bench
+
+    def _plan(self) -> MeasuringPlan:
+        """The plan that the options ask for. SpecdecError for a wrong value, and for options that exclude others."""
+        from benchsuite.measure.durations import parse_duration, parse_share
+        from benchsuite.measure.plan import MeasuringPlan
+        from specdec.errors import SpecdecError
+
+        def value(name: str) -> str:
+            return options.value(self.config, name)
+
+        for name in ("prompts", "pairs"):
+            if value(name) and not (value(name).isdigit() and int(value(name))):
+                raise SpecdecError(f"--specdec-{name} is {value(name)!r}; expected a whole number, 1 or more")
+        precision = parse_share(value("precision"), "--specdec-precision") if value("precision") else None
+        budget = parse_duration(value("budget"), "--specdec-budget")
+        if (precision or budget) and value("pairs"):
+            raise SpecdecError(
+                "--specdec-pairs fixes what --specdec-precision and --specdec-budget choose: leave out one or the other"
+            )
+        if (precision or budget) and self.gated:
+            raise SpecdecError(
+                "the gate compares runs of the same work, and --specdec-precision and --specdec-budget choose another "
+                "in every run: leave them out, or fix the work with --specdec-prompts and --specdec-pairs"
+            )
+        return MeasuringPlan(
+            prompts=int(value("prompts")) if value("prompts") else None,
+            pairs=int(value("pairs")) if value("pairs") else 1,
+            least=self.pairs,
+            precision=precision,
+            budget=budget,
+            timeout=parse_duration(value("timeout"), "--specdec-timeout"),
+            baseline=value("baseline"),
+        )
+
+    def _abandon(self, what: str) -> None:
+        """Write what is finished, from the watchdog's thread: the process ends after this."""
+        self._write(complete=False)
+        print(f"\nspecdec-bench: {what}; {self._outcome or 'nothing was finished'}", file=sys.stderr, flush=True)
 
     def row(self, name: str) -> Row:
         """The measured row of an arm; fails the requesting test if its workload cannot be measured."""
@@ -145,19 +181,25 @@ class ComparisonPlugin:
         """Write the results folder."""
         if self._bar is not None:
             self._bar.close()
+        if not self._write(complete=exitstatus == 0):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _write(self, complete: bool) -> bool:
+        """Write the results folder, if one was asked for and there are rows; False if that failed."""
         # If there are results, pytest_collection_finish has already made the folder.
         root = options.results_root(self.config) if self.bench is not None and self.bench.rows else None
         if self.bench is None or root is None:
-            return
+            return True
         from benchsuite.report import files
 
         seed = int(options.value(self.config, "seed"))
         try:
-            folder = files.write_comparison(root, self.bench, seed, complete=exitstatus == 0)
+            folder = files.write_comparison(root, self.bench, seed, complete)
             self._outcome = f"results: {folder}"
         except OSError as error:
             self._outcome = f"the results could not be written to {root}: {error}"
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            return False
+        return True
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""

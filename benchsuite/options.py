@@ -48,7 +48,10 @@ OPTIONS = (
         many=True,
     ),
     Option(
-        "peer", "transformers,transformers_prompt_lookup", "outside references in the same table, or none", many=True
+        "peer",
+        "transformers,transformers_prompt_lookup",
+        "outside references in the same table, with options: transformers_prompt_lookup(k=10); or none",
+        many=True,
     ),
     Option(
         "backend",
@@ -67,7 +70,7 @@ OPTIONS = (
     Option(
         "workload",
         "chat,question_answering,summarisation,code_editing,rewriting,reasoning",
-        "kinds of text, or a .jsonl file in Spec-Bench's format",
+        "kinds of text, or a .jsonl file in Spec-Bench's or SPEED-Bench's format, a column for each category",
         many=True,
     ),
     Option("temperature", "0", "0 is greedy", many=True),
@@ -76,6 +79,16 @@ OPTIONS = (
     Option("max-new-tokens", "64", "tokens that each prompt may be continued by", many=True),
     Option("seed", "0", "seed of sampling, of random weights and of the order of arms"),
     Option("prompts", "", "use only the first VALUE prompts of each workload"),
+    Option("pairs", "", "how often each prompt runs beside the baseline; 1 unless a precision or a budget chooses"),
+    Option(
+        "precision",
+        "",
+        "measure prompts and pairs until the interval of every row over all workloads reaches at most this far to "
+        "either side: 2%",
+    ),
+    Option("budget", "", "measure prompts and pairs for this long, for each setting: 90, 90s, 10min, 1h"),
+    Option("timeout", "10min", "the most time of one run; an arm that takes longer has failed; 0 is off"),
+    Option("baseline", "plain", "the arm that speedups are relative to, as --specdec-arm writes it, or by its name"),
     Option("results", "", "folder for results/<time>-<name>/: tables, JSON, report, manifest"),
 )
 """Every option that takes a value."""

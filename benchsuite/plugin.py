@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     register = config.pluginmanager.register
     try:
         given = rules.parse(config)
-        comparison = ComparisonPlugin(config, given.pairs if given and given.save else 1)
+        comparison = ComparisonPlugin(config, given.pairs if given and given.save else 1, given is not None)
         # pytest prints summaries in reverse order of registration.
         register(DevicePlugin(config), DEVICES)
         register(comparison, COMPARISON)
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if given and not hasattr(config, "workerinput"):
             from benchsuite.gate.plugin import GatePlugin
 
-            register(GatePlugin(config, given, lambda: comparison.bench, comparison.is_peer), GATE)
+            register(GatePlugin(config, given, lambda: comparison.bench, comparison.is_control), GATE)
     except GateError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -74,7 +74,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 @pytest.fixture
 def specdec_row(request: pytest.FixtureRequest) -> Row:
-    """The measured row of one arm: figures in ``info``, paired ``ratios``, and ``failure`` if it broke its contract.
+    """The measured row of one arm: figures in ``info``, ``ratios`` of pairs, ``failure`` if it broke its contract.
 
     A test that requests it gets one item for each arm of the ``--specdec-…`` matrix. All arms of a workload
     are measured together when its first row is requested.
@@ -97,7 +97,7 @@ def specdec_kernels(request: pytest.FixtureRequest) -> KernelBench:
 
 @pytest.fixture
 def specdec_benchmark(specdec_row: Row, benchmark: Any) -> Row:
-    """``specdec_row``; its times and figures are also passed to pytest-benchmark (``--benchmark-json``)."""
-    # A row that broke its contract has no seconds, so no speed is reported for it.
-    replay(benchmark, specdec_row.seconds, specdec_row.info)
+    """``specdec_row``; pytest-benchmark gets its figures, and seconds per token for each pass over the prompts."""
+    # A row that broke its contract has no rounds, so no speed is reported for it.
+    replay(benchmark, specdec_row.rounds, specdec_row.info)
     return specdec_row

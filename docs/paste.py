@@ -68,9 +68,8 @@ def printed(command: str) -> str:
     return subprocess.run(command, shell=True, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def filled(page: str) -> str:
-    """The page with every block printed again."""
-    outputs: dict[str, str] = {}
+def filled(page: str, outputs: dict[str, str]) -> str:
+    """The page with every block printed again; ``outputs`` has what commands have printed, and gets more."""
 
     def fill(place: re.Match[str]) -> str:
         marker = Marker.parse(place["marker"])
@@ -88,6 +87,7 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
+    ran: dict[str, str] = {}
     for name in sys.argv[1:]:
         path = Path(name)
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(filled(path.read_text(encoding="utf-8"), ran), encoding="utf-8")

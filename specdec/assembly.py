@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from specdec.devices import synchronize
 from specdec.engine import Engine
 from specdec.errors import SpecdecError
 from specdec.interfaces import Draft, Env
 from specdec.model import ArenaModel
 from specdec.registry import Registry
 from specdec.request import Request
+
+T = TypeVar("T")
 
 
 class Assembly:
@@ -45,22 +52,41 @@ class Assembly:
     ) -> Engine:
         """An engine with the named strategies; ``draft=None`` is plain decoding.
 
-        Raises SpecdecError for names, options or a K that do not exist or do not fit.
+        Its ``replayed`` counts the calls of ``Env.plain`` by these strategies. Raises SpecdecError for names, options
+        or a K that do not exist or do not fit.
         """
-        env = replace(self._env, max_rows=max_rows or self._env.max_rows)
-        chosen = self.registry.controller(controller, env, k)
-        env = replace(env, max_window=chosen.max_k + 1)
-        env = replace(env, draft=lambda text: self.registry.draft(text, env))
-        return Engine(
+        calls = Counter[str]()
+
+        def plain(request: Request) -> tuple[int, ...]:
+            calls["plain"] += 1
+            return self.plain(request)
+
+        env = replace(self._env, max_rows=max_rows or self._env.max_rows, plain=plain)
+        chosen, controller_s = self._timed(lambda: self.registry.controller(controller, env, k))
+        window = replace(env, max_window=chosen.max_k + 1)
+        whole = replace(window, draft=lambda text: self.registry.draft(text, whole))
+        drafter, draft_s = self._timed(lambda: None if draft is None else self.registry.draft(draft, whole))
+        engine = Engine(
             self.target,
-            draft=None if draft is None else self.registry.draft(draft, env),
-            policy=self.registry.policy(policy, env),
+            draft=drafter,
+            policy=self.registry.policy(policy, whole),
             controller=chosen,
-            ops=env.ops,
-            max_rows=env.max_rows,
-            max_length=env.max_length,
+            ops=whole.ops,
+            max_rows=whole.max_rows,
+            max_length=whole.max_length,
             tokenizer=self.tokenizer,
+            replayed=lambda: calls["plain"],
         )
+        engine.set_up_seconds = {"controller": controller_s, "draft": draft_s}
+        return engine
+
+    def _timed(self, build: Callable[[], T]) -> tuple[T, float]:
+        """What ``build`` returns, and the seconds that it took on host and device."""
+        synchronize(self.target.device)
+        start = time.perf_counter()
+        built = build()
+        synchronize(self.target.device)
+        return built, time.perf_counter() - start
 
     def _no_draft(self, text: str) -> Draft:
         raise SpecdecError(f"the draft {text!r} can be built for an engine only; its window is not known yet")

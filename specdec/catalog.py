@@ -113,11 +113,17 @@ def load(
     return Loaded(name, model.to(device), tokenizer)
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of a text as one user turn of the chat template, or of the text alone without a template."""
+def chat_ids(tokenizer: PreTrainedTokenizerBase, *texts: str) -> list[int]:
+    """Token ids of a conversation in the chat template, ready for the assistant's next turn.
+
+    ``texts`` are the user's and the assistant's turns by turns, the user's first and last; one text is one user turn.
+    Without a template they are joined by newlines. Raises SpecdecError if the last turn is not the user's.
+    """
+    if len(texts) % 2 == 0:
+        raise SpecdecError(f"a conversation of {len(texts)} texts does not end with the user; expected an odd number")
     if not tokenizer.chat_template:
-        return list(tokenizer.encode(text))
-    turns = [{"role": "user", "content": text}]
+        return list(tokenizer.encode("\n".join(texts)))
+    turns = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)]
     encoded: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
     return list(encoded["input_ids"])
 

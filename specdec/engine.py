@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ from specdec.messages import Context, Verdict, Window
 from specdec.model import ArenaModel
 from specdec.request import Request
 from specdec.rows import Kind, Live, Rows
-from specdec.stats import Stats, Step
+from specdec.stats import Call, Marks, RowStep, Stats, Step
 from specdec.stops import FinishReason, StopWatcher
 
 Tracer = Callable[[Context, Window, Tensor, Verdict], None]
@@ -36,8 +37,8 @@ Tracer = Callable[[Context, Window, Tensor, Verdict], None]
 class Completion:
     """A finished request: its tokens, the kind of each token, the reason for its end, and the time of each token.
 
-    ``times`` are seconds from the start of the request's prefill to the emission of each token;
-    ``prefill_s`` is the duration of the prefill, also in seconds.
+    ``times`` are seconds from the submission of the request to the emission of each token, waiting included; tokens
+    of one step have one time. ``prefill_s`` is the duration of the prefill, calls of the draft included, in seconds.
     """
 
     request: Request
@@ -54,7 +55,9 @@ class Engine:
     ``draft=None`` is plain decoding. ``max_rows`` requests run at once, the others wait; ``max_length``
     limits prompt and output together, in tokens. ``finished`` holds the completions of the run so far, by request id.
     ``trace``, when set, is called after every acceptance with the context, the window, the raw logits [B, W, V]
-    and the verdict; it may read the device, which the step itself must not do.
+    and the verdict; it may read the device, which the step itself must not do. ``replayed()`` says how often the draft
+    has asked for plain decoding's output, and ``set_up_seconds`` how long the factories of ``draft`` and
+    ``controller`` took; ``Assembly`` fills in both.
 
     Raises SpecdecError for a draft that proposes trees with a policy that reads chains only.
 
@@ -73,6 +76,7 @@ class Engine:
         max_rows: int,
         max_length: int,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        replayed: Callable[[], int] = lambda: 0,
     ) -> None:
         if draft is not None and draft.branches and not policy.trees:
             raise SpecdecError(
@@ -80,7 +84,8 @@ class Engine:
                 "chains only; choose a policy with trees, for example match"
             )
         self.target, self.draft, self.policy, self.controller, self.ops = target, draft, policy, controller, ops
-        self.tokenizer = tokenizer
+        self.tokenizer, self.replayed = tokenizer, replayed
+        self.set_up_seconds: dict[str, float] = {}
         self.max_rows, self.max_length = max_rows, max_length
         self.max_window = 1 if draft is None else controller.max_k + 1
         self.arena = target.arena(max_rows, max_length, self.max_window)
@@ -93,7 +98,7 @@ class Engine:
         self.stats = Stats(Stopwatch(self.target.device))
         self.stats.counts["allocations"] = self.arena.allocations + self.rows.allocations
         self.finished: dict[int, Completion] = {}
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[tuple[Request, float]] = deque()  # with the time of submission
         self._ids: set[int] = set()
         self._draft_before = dict(self.draft.info()) if self.draft else {}
         self._ops_before = self.ops.ran()
@@ -131,34 +136,47 @@ class Engine:
     @torch.inference_mode()
     def _take(self, requests: Sequence[Request]) -> None:
         self._ids.update(request.id for request in requests)
-        self._waiting.extend(requests)
+        now = time.perf_counter()
+        self._waiting.extend((request, now) for request in requests)
         while self._waiting and len(self.rows.live) < self.max_rows:
-            self._admit(len(self.rows.live), self._waiting.popleft())
+            self._admit(len(self.rows.live), *self._waiting.popleft())
 
     @torch.inference_mode()
     def step(self) -> None:
         """Run one step: one proposal, one target forward, one acceptance, one read."""
         stats, rows = self.stats, self.rows
+        mark = stats.stopwatch.mark
         live = slice(0, len(rows.live))
-        start = stats.stopwatch.mark()
-        context, window = self._propose()
-        drafted = stats.stopwatch.mark()
+        start = mark()
+        k = self._next_k()
+        chosen = mark()
+        context = rows.context(k, self.ops, self.policy.coupled)
+        if self.draft is None or context.max_proposals_host.max() < 1:
+            window = Window.root(context)
+            asked = mark()
+        else:
+            asked = mark()
+            window = self.draft.propose(context)
+            window.check(context.rows, self.max_window, self.target.vocabulary, type(self.draft).__name__)
+        proposed = mark()
         longest = int(rows.length_host[live].max()) - 1
         logits, hidden = self.target.forward(self.arena, window, live, longest)
-        forwarded = stats.stopwatch.mark()
+        forwarded = mark()
         given = logits.float() if self.policy.raw else context.process(logits, window.parents, window.tokens)
         verdict = self.policy.accept(given, window, context)
-        judged = stats.stopwatch.mark()
+        judged = mark()
         self.arena.commit(verdict, live, self.ops, compact=self.draft is not None and self.draft.branches)
-        committed = stats.stopwatch.mark()
+        committed = mark()
         packed = rows.extend(window, verdict)
+        extended = mark()
         if self.draft:
             self.draft.observe(window, verdict, hidden if self.draft.needs_hidden else None)
+        observed = mark()
         if self.trace:
             self.trace(context, window, logits, verdict)
-        emitted = self._absorb(self.read(packed), window)
-        end = stats.stopwatch.mark()
-        stats.steps.append(Step(*emitted, marks=(start, drafted, forwarded, judged, committed, end)))
+        each = self._absorb(self.read(packed), window)
+        marks = Marks(start, chosen, asked, proposed, forwarded, judged, committed, extended, observed, mark())
+        stats.steps.append(Step.of(each, window.tokens.shape[1], marks))
         self._leave()
 
     def read(self, packed: Tensor) -> npt.NDArray[np.int64]:
@@ -166,19 +184,12 @@ class Engine:
         self.stats.counts["host_reads"] += 1
         return packed.cpu().numpy()
 
-    def _propose(self) -> tuple[Context, Window]:
-        rows, stats = self.rows, self.stats
-        stats.batch = len(rows.live)
-        stats.lengths = tuple(int(n) for n in rows.length_host[: stats.batch])
-        k = self._next_k(stats) if self.draft else 0
-        context = rows.context(k, self.ops, self.policy.coupled)
-        if self.draft is None or context.max_proposals_host.max() < 1:
-            return context, Window.root(context)
-        window = self.draft.propose(context)
-        window.check(stats.batch, self.max_window, self.target.vocabulary, type(self.draft).__name__)
-        return context, window
-
-    def _next_k(self, stats: Stats) -> int:
+    def _next_k(self) -> int:
+        stats = self.stats
+        stats.batch = len(self.rows.live)
+        stats.lengths = tuple(int(n) for n in self.rows.length_host[: stats.batch])
+        if self.draft is None:
+            return 0
         k = self.controller.next_k(stats)
         if not 0 <= k < self.max_window:
             raise SpecdecError(
@@ -187,23 +198,28 @@ class Engine:
             )
         return k
 
-    def _absorb(self, read: npt.NDArray[np.int64], window: Window) -> tuple[int, int, int, int, int, int]:
-        """The host side of a step: cut the output at stops and count. Returns the integer fields of ``Step``."""
+    @contextmanager
+    def _booked(self, name: str) -> Iterator[None]:
+        """Book the time of a call into the draft outside a step."""
+        start = self.stats.stopwatch.mark()
+        yield
+        self.stats.calls.append(Call(name, start, self.stats.stopwatch.mark()))
+
+    def _absorb(self, read: npt.NDArray[np.int64], window: Window) -> tuple[RowStep, ...]:
+        """The host side of a step: cut the output at stops and count."""
         stats, counts, now = self.stats, self.stats.counts, time.perf_counter()
-        before = counts["num_draft_tokens"], counts["num_accepted_tokens"], counts["num_emitted_tokens"]
         cell = self.arena.bytes_per_token(self.arena.layers, self.target.dtype)
+        each = []
         for row, (*tokens, accepted, proposed, deepest, moved) in enumerate(read.tolist()):
             kept = self.rows.absorb(row, tokens[: accepted + 1], accepted, proposed, now)
+            each.append(RowStep(proposed, deepest, min(accepted, kept), kept))
             stats.proposed(proposed, deepest)
             stats.accepted(min(accepted, kept))
             counts["num_emitted_tokens"] += kept
             counts["kv_bytes_copied"] += moved * cell
-        batch, width = window.tokens.shape
         counts["target_forwards"] += 1
-        counts["kv_appended_tokens_total"] += batch * width
-        after = counts["num_draft_tokens"], counts["num_accepted_tokens"], counts["num_emitted_tokens"]
-        proposed, accepted, emitted = (b - a for a, b in zip(before, after, strict=True))
-        return width - 1, width, batch, proposed, accepted, emitted
+        counts["kv_appended_tokens_total"] += window.tokens.numel()
+        return tuple(each)
 
     def _leave(self) -> None:
         """Remove finished rows; a waiting request, or else the last live row, takes each free row."""
@@ -211,14 +227,15 @@ class Engine:
         for row in freed:
             live = self.rows.live[row]
             assert live.finish
-            times = tuple(t - live.started for t in live.times)
+            times = tuple(t - live.submitted for t in live.times)
             self.finished[live.request.id] = Completion(
                 live.request, tuple(live.tokens), tuple(live.kinds), live.finish, times, live.prefill_s
             )
             if self.draft:
-                self.draft.release(row, (*live.request.prompt, *live.tokens))
+                with self._booked("release"):
+                    self.draft.release(row, (*live.request.prompt, *live.tokens))
         while freed and self._waiting:
-            self._admit(freed.pop(0), self._waiting.popleft())
+            self._admit(freed.pop(0), *self._waiting.popleft())
         # From the end, so that the last row is either the freed row itself or live.
         for row in reversed(freed):
             last = len(self.rows.live) - 1
@@ -231,21 +248,25 @@ class Engine:
         self.rows.move(source, row)
         live = self.rows.live[row]
         if self.draft:
-            self.draft.move(source, row, live.request, (*live.request.prompt, *live.tokens))
+            with self._booked("move"):
+                self.draft.move(source, row, live.request, (*live.request.prompt, *live.tokens))
 
-    def _admit(self, row: int, request: Request) -> None:
+    def _admit(self, row: int, request: Request, submitted: float) -> None:
+        start = time.perf_counter()
         limit = min(len(request.prompt) + request.params.max_new_tokens, self._longest)
         watcher = StopWatcher(request.params, limit - len(request.prompt), self.tokenizer)
-        live = Live(request, limit, watcher, started=time.perf_counter())
+        live = Live(request, limit, watcher, submitted=submitted)
         if self.draft:
-            self.draft.admit(row, request, request.prompt)
-        for start, tokens, hidden in self.target.prefill(self.arena, row, request.prompt):
+            with self._booked("admit"):
+                self.draft.admit(row, request, request.prompt)
+        for position, tokens, hidden in self.target.prefill(self.arena, row, request.prompt):
             self.stats.counts["prefill_forwards"] += 1
             self.stats.counts["kv_appended_tokens_total"] += tokens.shape[1]
             if self.draft and self.draft.needs_hidden:
-                self.draft.prefilled(row, tokens, start, hidden)
+                with self._booked("prefilled"):
+                    self.draft.prefilled(row, tokens, position, hidden)
         self.rows.admit(row, live)
-        live.prefill_s = time.perf_counter() - live.started
+        live.prefill_s = time.perf_counter() - start
 
     def _refuse(self, requests: Sequence[Request], taken: Collection[int]) -> None:
         for request in requests:

@@ -40,6 +40,7 @@ def specdec_register_drafts(register: Callable[[str, DraftFactory | str], None])
 
     The factory runs once for each engine, before the first token. The tensors that a draft returns
     belong to the engine afterwards; the tensors that it receives belong to the engine and change after the step.
+    Every call of ``env.plain`` is counted, and makes the draft a replay.
 
     Errors: a name that is taken (the message names both owners), an invalid name, or a factory with another
     signature raises SpecdecError when the registry is built; a factory that does not return a Draft raises it when
@@ -79,6 +80,8 @@ def specdec_register_controllers(register: Callable[[str, ControllerFactory | st
         Takes a name and ``factory(env, **options) -> Controller``, with the same rules as for drafts.
         If a factory's attribute ``k_option`` names one of its options, ``--specdec-k`` sets this option, like
         ``--specdec-controller "name(option=K)"``.
+
+    ``Controller.forget`` makes a controller that learns from run to run as it was when built.
 
     Errors: as for drafts; a ``next_k`` that returns a K outside 0 … ``max_k`` ends the run with SpecdecError.
 

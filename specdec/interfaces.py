@@ -35,8 +35,8 @@ class Env:
     ``target``: the target model; ``tokenizer``: its tokenizer; ``ops``: the backend; ``max_rows``, ``max_length``
     (tokens) and ``max_window`` (slots): the engine's sizes; ``seed``: for the plugin's own random numbers;
     ``plain(request)``: the tokens that plain decoding emits for a request, for drafts that replay (computed once
-    and remembered); ``draft(text)``: builds another registered draft for the same engine, for drafts that combine
-    others.
+    and remembered; the engine counts the calls in ``Engine.replayed``, because the speed of a replay means nothing);
+    ``draft(text)``: builds another registered draft for the same engine, for drafts that combine others.
     """
 
     target: ArenaModel
@@ -55,7 +55,10 @@ class Draft(ABC):
 
     ``needs_hidden`` asks for the target's last hidden states; ``branches`` says that windows may be
     trees; ``looks_up`` says that ``look_up`` answers for a single row, on the host, so that a draft that combines
-    others knows at once whether this draft found something. Every draft must declare them correctly.
+    others knows at once whether this draft found something; ``learns`` says that ended requests change its proposals
+    until ``forget``. ``weight_bytes`` is the number of bytes of weights that one of its forwards reads, as ``info``
+    counts them in ``draft_forwards``; a forward that runs the target's head reads that head too. Every draft must
+    declare them correctly.
 
     The smallest draft, which repeats the pending token::
 
@@ -70,6 +73,8 @@ class Draft(ABC):
     needs_hidden: bool = False
     branches: bool = False
     looks_up: bool = False
+    learns: bool = False
+    weight_bytes: int = 0
 
     @abstractmethod
     def propose(self, context: Context) -> Window:
@@ -100,7 +105,7 @@ class Draft(ABC):
         """Delete everything learned from ended requests; called between runs, without live rows. Default: no action."""
 
     def info(self) -> Mapping[str, int]:
-        """Counters to add to the run's counters: ``draft_forwards`` and any others of the draft."""
+        """Counters to add to the run's counters: ``draft_forwards`` (prefill excluded) and any others of the draft."""
         return {}
 
 
@@ -147,6 +152,12 @@ class Controller(ABC):
     @abstractmethod
     def next_k(self, stats: Stats) -> int:
         """K for the next step, 0 … ``max_k``; ``stats`` is the run so far, read-only. The engine refuses another K."""
+
+    def forget(self) -> None:
+        """Delete everything learned from earlier requests; called before a unit is measured, without live rows.
+
+        The controller is then as when it was built. Default: no action.
+        """
 
 
 class Backend(ABC):

@@ -27,7 +27,7 @@ Kind = Literal["accepted", "recovered", "bonus", "plain"]
 
 @dataclass
 class Live:
-    """One request in a row: its stop watcher, and the kind and time of each emitted token."""
+    """One request in a row: its stop watcher, the kind and time of each emitted token, the time of its submission."""
 
     request: Request
     limit: int  # largest number of tokens of prompt and output together
@@ -35,7 +35,7 @@ class Live:
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    started: float = 0.0
+    submitted: float = 0.0
     prefill_s: float = 0.0
     finish: FinishReason | None = None
 

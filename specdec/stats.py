@@ -9,8 +9,38 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specdec.devices import Stopwatch
+
+
+class Marks(NamedTuple):
+    """Stopwatch marks of a step, in order: its start, then the end of each part.
+
+    The controller chose K; the context was made (``asked``); the draft proposed; the target's forward ended; the policy
+    accepted; keys and values were committed; the rows were extended; the draft observed; the step's one read was
+    absorbed (``end``).
+    """
+
+    start: int
+    chosen: int
+    asked: int
+    proposed: int
+    forwarded: int
+    judged: int
+    committed: int
+    extended: int
+    observed: int
+    end: int
+
+
+class RowStep(NamedTuple):
+    """One row of one step: its proposals, the largest depth of one of them, and the accepted and emitted tokens."""
+
+    proposed: int
+    deepest: int
+    accepted: int
+    emitted: int
 
 
 @dataclass(frozen=True)
@@ -18,7 +48,7 @@ class Step:
     """One step.
 
     ``k`` is the largest number of proposals of a row, ``width`` is W and ``rows`` is B. ``proposed``, ``accepted``
-    and ``emitted`` count the tokens of all rows. ``marks`` are stopwatch marks: the start, then the end of each part.
+    and ``emitted`` count the tokens of all rows, ``each`` those of each row.
     """
 
     k: int
@@ -27,13 +57,31 @@ class Step:
     proposed: int
     accepted: int
     emitted: int
-    marks: tuple[int, ...]
+    marks: Marks
+    each: tuple[RowStep, ...] = ()
+
+    @staticmethod
+    def of(each: tuple[RowStep, ...], width: int, marks: Marks) -> Step:
+        """The step of these rows, with a window of ``width`` slots."""
+        proposed, _, accepted, emitted = (sum(counts) for counts in zip(*each, strict=True))
+        return Step(width - 1, width, len(each), proposed, accepted, emitted, marks, each)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call into the draft outside a step: ``name`` is the method's, ``start`` and ``end`` are stopwatch marks."""
+
+    name: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the parts of a step: draft, target forward, acceptance, commit of keys and values, host (the rest)."""
+    """Seconds of the parts of a step: the controller, the draft (``propose`` and ``observe``), the target's forward,
+    acceptance, the commit of keys and values, and the host (the rest)."""
 
+    control: float
     draft: float
     target: float
     accept: float
@@ -41,9 +89,14 @@ class StepTimes:
     host: float
 
     @property
+    def booked(self) -> float:
+        """Seconds of all parts except the host."""
+        return self.control + self.draft + self.target + self.accept + self.commit
+
+    @property
     def rest(self) -> float:
         """Seconds of all parts except draft and target forward."""
-        return self.accept + self.commit + self.host
+        return self.control + self.accept + self.commit + self.host
 
 
 @dataclass
@@ -52,13 +105,15 @@ class Stats:
 
     ``batch`` is the number of live rows and ``lengths`` their lengths in tokens. ``accepted_per_pos[i]`` counts the
     proposals accepted at depth i + 1; ``proposed_per_pos[i]`` counts the pairs of step and row with a proposal at
-    that depth. ``ops`` counts the calls of each (op, backend); it is complete when the run is over.
+    that depth. ``ops`` counts the calls of each (op, backend); it is complete when the run is over. ``calls`` are the
+    calls into the draft outside steps.
     """
 
     stopwatch: Stopwatch
     batch: int = 0
     lengths: tuple[int, ...] = ()
     steps: list[Step] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -78,7 +133,14 @@ class Stats:
 
     def times(self, step: Step) -> StepTimes:
         """The seconds of each part of a step; waits for the device."""
-        return StepTimes(*(self.stopwatch.seconds(a, b) for a, b in itertools.pairwise(step.marks)))
+        control, context, propose, target, accept, commit, extend, observe, absorb = (
+            self.stopwatch.seconds(a, b) for a, b in itertools.pairwise(step.marks)
+        )
+        return StepTimes(control, propose + observe, target, accept, commit, context + extend + absorb)
+
+    def called(self, *names: str) -> float:
+        """The seconds of all calls into the draft of these names outside steps; waits for the device."""
+        return sum(self.stopwatch.seconds(call.start, call.end) for call in self.calls if call.name in names)
 
     def counters(self) -> dict[str, int | list[int]]:
         """Every counter that does not depend on the clock, by its public name."""

@@ -31,6 +31,7 @@ def draft(
     hidden: bool = False,
     remembers: bool = False,
     memoryless: bool = True,
+    replays: bool = False,
     k: int = 4,
     family: str = "llama",
     factory: DraftFactory | None = None,
@@ -39,10 +40,11 @@ def draft(
 
     ``trees``: its windows may branch. ``sampled``: at a temperature above 0 and under a policy that is not coupled, its
     proposals are drawn from q; otherwise they are certain (q None). ``hidden``: it receives the target's hidden states.
-    ``remembers``: finished requests change its proposals until ``forget``. ``memoryless``: its proposals depend only on
-    the request and its text so far, not on the steps that led there. ``k``: proposals of a step, over a tiny random
-    target of ``family`` (the names of ``benchsuite.prove.families``). ``factory``: the factory of a plugin that is not
-    installed.
+    ``remembers``: finished requests change its proposals until ``forget``; the class declares it as ``learns``.
+    ``memoryless``: its proposals depend only on the request and its text so far, not on the steps that led there.
+    ``replays``: it asks ``Env.plain`` for the output that it is to propose. ``k``: proposals of a step, over a tiny
+    random target of ``family`` (the names of ``benchsuite.prove.families``). ``factory``: the factory of a plugin that
+    is not installed.
 
     Example: ``TestMedusa = conformance.draft("medusa", sampled=True, hidden=True)``
     """
@@ -53,6 +55,7 @@ def draft(
         "hidden": hidden,
         "remembers": remembers,
         "memoryless": memoryless,
+        "replays": replays,
         "k": k,
         "family": family,
         "extra": _extra("draft", text, factory),

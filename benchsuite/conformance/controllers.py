@@ -1,9 +1,12 @@
-"""Checks of every controller: its bounds, its claim to be deterministic, and unchanged outputs."""
+"""Checks of every controller: its bounds, its claim to be deterministic, what it forgets, and unchanged outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +17,21 @@ from specdec import Engine
 
 DRAFTS = ("oracle(0.8)", "garbage", "ngram(n_min=1)", "ngram(n_min=1, branches=2)")
 """Good and bad drafts, chains and trees."""
+
+
+@contextmanager
+def _even_clock() -> Iterator[None]:
+    """Make each reading of the host's clock one second later than the reading before."""
+    with patch("time.perf_counter", map(float, itertools.count()).__next__):
+        yield
+
+
+def _equal(claimed: str, draft: str, asked: dict[str, list[Any]]) -> None:
+    """Raise Failed unless two runs, by their names, asked for the same K at each step."""
+    (first, ks), (second, others) = asked.items()
+    if ks != others:
+        step = next(i for i, (k, other) in enumerate(zip(ks, others, strict=False)) if k != other)
+        raise Failed(claimed, f"K {ks[step]} {first}, {others[step]} {second}", f"step {step} of requests by {draft}")
 
 
 class ControllerChecks(Checks):
@@ -48,16 +66,29 @@ class ControllerChecks(Checks):
 
     @pytest.mark.parametrize("draft", DRAFTS)
     def test_it_repeats_where_claimed(self, draft: str) -> None:
-        """``deterministic``: the same run gives the same K at each step, in one engine and in a new engine."""
+        """``deterministic``: the same run gives the same K at each step, after ``forget`` and in a new engine."""
         if not self.deterministic:
             pytest.skip("claimed: deterministic=False")
         engine = self.engine(draft)
-        runs = [self._asked(engine), self._asked(engine), self._asked(self.engine(draft))]
-        for number, other in enumerate(runs[1:], 2):
-            if other != runs[0]:
-                step = next(i for i, pair in enumerate(zip(runs[0], other, strict=False)) if pair[0] != pair[1])
-                measured = f"K {runs[0][step]} in the first run, {other[step]} in run {number}"
-                raise Failed(f"{self.text} has deterministic=True", measured, f"step {step} of requests by {draft}")
+        first = self._asked(engine)
+        engine.controller.forget()
+        claimed = f"{self.text} has deterministic=True"
+        _equal(claimed, draft, {"in the first run": first, "in the second, after forget()": self._asked(engine)})
+        _equal(claimed, draft, {"in the first run": first, "in a new engine": self._asked(self.engine(draft))})
+
+    @pytest.mark.parametrize("draft", DRAFTS)
+    def test_after_forget_it_asks_what_a_new_one_asks(self, draft: str) -> None:
+        """Nothing of a run is left after ``forget``, also of what a controller reads from the clock.
+
+        The clock ticks evenly here. A controller that asks for another K in every new engine even so cannot be checked.
+        """
+        with _even_clock():
+            fresh, used = self._asked(self.engine(draft)), self.engine(draft)
+            if self._asked(used) != fresh:
+                pytest.skip("two new engines differ, although their clock ticks evenly")
+            used.controller.forget()
+            again = self._asked(used)
+        _equal(f"{self.text} forgets", draft, {"by a new controller": fresh, "after a run and forget()": again})
 
     @pytest.mark.parametrize("draft", DRAFTS)
     def test_it_changes_no_output(self, draft: str) -> None:

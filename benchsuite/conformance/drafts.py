@@ -50,6 +50,7 @@ class DraftChecks(Checks):
     hidden: ClassVar[bool]
     remembers: ClassVar[bool]
     memoryless: ClassVar[bool]
+    replays: ClassVar[bool]
     k: ClassVar[int]
     family: ClassVar[str]
     extra: ClassVar[tuple[tiny.Extra, ...]]
@@ -79,11 +80,12 @@ class DraftChecks(Checks):
         return found
 
     def test_it_is_what_it_claims(self) -> None:
-        """The claims ``trees``, ``hidden`` and ``sampled``."""
+        """The claims ``trees``, ``hidden``, ``remembers`` and ``sampled``."""
         draft = self.engine(self.uncoupled).draft
         assert draft is not None
         same(self.text, "trees", self.trees, draft.branches, "the class says so")
         same(self.text, "hidden", self.hidden, draft.needs_hidden, "the class says so")
+        same(self.text, "remembers", self.remembers, draft.learns, "the class says so, as `learns`")
         found = self.records(self.uncoupled, SAMPLED)
         drawn = [seen for seen in found if seen.q is not None]
         same(self.text, "sampled", self.sampled, bool(drawn), str((drawn or found)[0]))
@@ -203,7 +205,8 @@ class DraftChecks(Checks):
 
     def test_what_has_ended_is_remembered_only_where_claimed(self) -> None:
         """``remembers``: proposals depend on earlier requests, until ``forget``."""
-        request = tiny.requests(GREEDY, 1)[0]
+        # No other check has this prompt: a draft could have kept its output, where no `forget` reaches.
+        request = Request(0, tiny.prompts(1, seed=1)[0], GREEDY)
         engine = self.engine(rows=1)
         first = proposals(engine, [request])
         proposals(engine, [replace(request, id=1)])
@@ -213,6 +216,25 @@ class DraftChecks(Checks):
         same(self.text, "remembers", self.remembers, _differ(first, learnt), str(first[0]))
         if _differ(first, forgotten):
             raise Failed(f"{self.text} forgets", "after forget() it proposes something else", str(first[0]))
+
+    def test_it_replays_only_where_claimed(self) -> None:
+        """``replays``: it asks for plain decoding's output. No other claim skips this check."""
+        asked = 0
+        for policy, params in (("match", GREEDY), (self.uncoupled, SAMPLED)):
+            engine = self.engine(policy)
+            engine.run(tiny.requests(params, 6))
+            asked += engine.replayed()
+        same(self.text, "replays", self.replays, asked > 0, f"{asked} calls of Env.plain in two runs of six requests")
+
+    def test_its_forwards_read_weights(self) -> None:
+        """Bytes of a run are ``draft_forwards`` times ``weight_bytes``: a draft that has the one declares the other."""
+        engine = self.engine()
+        engine.run(tiny.requests(GREEDY, 3))
+        assert engine.draft is not None
+        forwards, declared = engine.stats.counts["draft_forwards"], engine.draft.weight_bytes
+        if (forwards > 0) != (declared > 0):
+            measured = f"weight_bytes {declared}, and {forwards} draft_forwards in a run"
+            raise Failed(f"{self.text} declares what its forwards read", measured, "three requests")
 
 
 def _untouched(text: str, method: Callable[..., Any]) -> Callable[..., Any]:

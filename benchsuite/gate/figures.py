@@ -40,7 +40,7 @@ def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, GatedRow]:
     peer = next((result for arm, result in series.items() if arm.peer == "transformers" and not result.failure), None)
     rows = {}
     for arm, result in series.items():
-        if arm.peer or result.failure:
+        if arm.peer or arm.again or result.failure:
             continue
         control = peer if arm.plain else plain
         rows[arm.id] = GatedRow(
@@ -73,7 +73,7 @@ def _parts(outcome: Outcome, unit: float) -> dict[str, float]:
     assert outcome.stats is not None
     times = [outcome.stats.times(step) for step in outcome.stats.steps]
     found = {
-        "draft": sum(t.draft for t in times),
+        "draft": sum(t.draft + t.control for t in times) + outcome.stats.called("release", "move"),
         "verification": sum(t.target + t.accept for t in times),
         "K/V": sum(t.commit for t in times),
     }

@@ -21,11 +21,12 @@ def card(
     prompts: int,
     forward_s: float,
     absent: Sequence[str] = (),
+    peers: Sequence[str] = (),
 ) -> list[str]:
     """Return the card's lines.
 
     ``forward_s``: measured seconds of a forward of one token; ``absent``: backends that cannot run, each with its
-    reason.
+    reason; ``peers``: what each peer runs (``TransformersRunner.described``).
     """
     gib = machine.weight_bytes / 2**30
     floor = machine.weight_bytes / machine.bandwidth
@@ -41,8 +42,13 @@ def card(
         f"measured read bandwidth {machine.bandwidth / 1e9:.1f} GB/s, so no forward can take less than "
         f"{floor * 1e3:.2f} ms; one forward took {forward_s * 1e3:.2f} ms",
         f"{len(arms)} arms x {prompts} prompts x up to {tokens} tokens: about {_minutes(expected)}",
-        *(part for reason in absent for part in textwrap.wrap(f"without backend {reason}", 118)),
+        *_wrapped("peer", peers),
+        *_wrapped("without backend", absent),
     ]
+
+
+def _wrapped(what: str, lines: Sequence[str]) -> list[str]:
+    return [part for line in lines for part in textwrap.wrap(f"{what} {line}", 118)]
 
 
 def _minutes(seconds: float) -> str:

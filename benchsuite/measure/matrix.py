@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import pytest
 
 from benchsuite import options
-from specdec.errors import SpecdecError, unknown
+from benchsuite.measure.peers import parse_peer
+from benchsuite.measure.workloads import workload_names
+from specdec.errors import SpecdecError
 from specdec.registry import Registry, split_list
 from specdec.request import SamplingParams
 
 N = TypeVar("N", int, float)
-
-PEERS = ("transformers", "transformers_prompt_lookup")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Arm:
     """One row of a comparison: a strategy of the engine, plain decoding, or a peer (another library).
 
     ``controller`` is written without its K, which is ``k``; ``k`` is None for a controller that takes no K.
+    ``again``: plain decoding a second time; its speed relative to plain's is what the machine's noise makes of 1.
     """
 
     setting: Setting
@@ -59,23 +60,33 @@ class Arm:
     controller: str = "fixed"
     k: int | None = 0
     peer: str | None = None
+    again: bool = False
 
     @property
     def plain(self) -> bool:
-        """Whether this is the baseline: the engine without proposals."""
-        return self.draft is None and self.peer is None
+        """Whether this is the engine without proposals, and not for the second time (``again``)."""
+        return self.draft is None and self.peer is None and not self.again
 
     @property
     def label(self) -> str:
         """The row's name in tables: ``plain``, ``ngram``, ``transformers prompt lookup`` …"""
-        return (
-            (self.peer or self.draft or "plain").replace("transformers_", "transformers ").replace("_lookup", " lookup")
-        )
+        ours = "plain again" if self.again else self.draft or "plain"
+        return parse_peer(self.peer).label if self.peer else ours
+
+    @property
+    def strategy(self) -> str:
+        """The arm as --specdec-arm or --specdec-peer writes it, ``ngram/match/fixed/4``; or its label."""
+        if self.draft is None:
+            return self.peer or self.label
+        return "/".join([self.draft, self.policy, self.controller, *([] if self.k is None else [str(self.k)])])
 
     @property
     def id(self) -> str:
         """The arm's part of a test id; unique within a matrix."""
         strategy = [self.label.replace(" ", "-")]
+        if self.peer is not None:
+            # -k cannot select by an equals sign.
+            strategy += [part.replace("=", "") for part in parse_peer(self.peer).shown.split(", ") if part]
         if self.draft is not None:
             strategy += [self.policy, *([] if self.k is None else [f"k{self.k}"])]
             strategy += [self.controller] if self.controller != "fixed" else []
@@ -104,10 +115,7 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
     def numbers(name: str, kind: Callable[[str], N], least: N) -> list[N]:
         return [_number(f"--specdec-{name}", text, kind, least) for text in texts(name)]
 
-    peers = [peer for peer in texts("peer") if peer != "none"]
-    for peer in peers:
-        if peer not in PEERS:
-            raise unknown("peer", peer, (*PEERS, "none"))
+    peers = [parse_peer(peer).text for peer in texts("peer") if peer != "none"]
     strategies = _named(config) if options.value(config, "arm") else _product(config, texts, numbers)
     seed = _number("--specdec-seed", options.value(config, "seed"), int, 0)
     settings = (
@@ -122,7 +130,7 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
             numbers("top-k", int, 0),
             numbers("top-p", float, 0.0),
             numbers("max-new-tokens", int, 1),
-            texts("workload"),
+            [name for text in texts("workload") for name in workload_names(text)],
         )
     )
     arms = [Arm(setting, **strategy) for setting in settings for strategy in _strategies(setting, strategies, peers)]
@@ -174,7 +182,7 @@ def _named(config: pytest.Config) -> list[dict[str, Any]]:
 
 def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str]) -> list[dict[str, Any]]:
     # Peers run at batch 1 only: transformers pads its batches, the engine's are ragged.
-    return [{}, *ours, *({"peer": peer} for peer in peers if setting.batch == 1)]
+    return [{}, {"again": True}, *ours, *({"peer": peer} for peer in peers if setting.batch == 1)]
 
 
 def _number(option: str, text: str, kind: Callable[[str], N], least: N) -> N:

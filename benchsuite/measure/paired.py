@@ -1,24 +1,28 @@
-"""Paired measurement: all arms of a setting alternate, prompt by prompt, in one process.
+"""Paired measurement: all arms of a setting alternate, unit by unit, in one process.
 
-The unit is a prompt (for batch > 1, a batch of prompts). Within a unit the arms run in random order. A pair is (plain,
-arm) of one unit, and its value is the ratio of their seconds per token. A speedup is the median of these ratios, with a
-bootstrap interval over units.
+A unit is a prompt (for batch > 1, a batch of different prompts) that every arm runs, in random order. A pair is two
+arms' runs of one unit, and its value is the ratio of their seconds per token. Before each unit a draft and its
+controller forget what they learnt; a draft that declares that it ``learns`` forgets before each pass over the units.
 """
 
 from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from statistics import median
+from math import log
 
-from benchsuite.measure import fidelity
-from benchsuite.measure.fidelity import FALSE_ALARM, Fidelity
+import torch
+
+from benchsuite.measure import fidelity, ties
+from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.runners import EngineRunner, Outcome, Runner
 from benchsuite.measure.ties import Difference, Judge
+from benchsuite.measure.units import Unit
 from specdec.errors import SpecdecError
 from specdec.interfaces import Contract
 from specdec.request import Request
@@ -26,49 +30,50 @@ from specdec.request import Request
 WARM_UP = 8
 """Tokens that every arm decodes before its first timed run of a workload."""
 
-RESAMPLES = 2000
-"""Bootstrap resamples of a median."""
-
 
 @dataclass
 class Series:
     """One arm's outcomes over the units, plain's outcomes of the same units, and the result of the contract check.
 
     ``repeats`` is False where the controller reads the clock: a second run may propose and count differently.
+    ``learns``: the draft declares that ended requests change its proposals; ``learnt``: after ``forget`` it still
+    proposed better for a prompt that it had seen. ``conditions`` as in ``Runner.conditions``.
     """
 
     arm: Arm
     contract: Contract
+    units: list[Unit] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     plain: list[Outcome] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     compared: int = 0
+    equal: int = 0
+    tokens: int = 0
     fidelity: Fidelity = field(default_factory=Fidelity)
     error: str | None = None
     repeats: bool = True
+    learns: bool = False
+    learnt: bool = False
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    checked: int = 0
 
     @property
     def failure(self) -> str | None:
         """Why the row shows no speed: the arm could not run, or an output broke its contract. Otherwise None."""
-        bugs = [str(difference) for difference in self.differences if not difference.tie]
-        if self.contract == "distribution" and self.fidelity.p_value < FALSE_ALARM:
-            bugs.append(
-                f"its {self.fidelity.tokens} tokens do not follow the target's distribution: the probability integral "
-                f"transforms, counted in {len(self.fidelity.bins)} equal bins, are {self.fidelity.bins}; tokens of the "
-                f"target itself would be as uneven with probability {self.fidelity.p_value:.1e}"
-            )
-        return self.error or "\n".join(bugs) or None
+        return self.error or "\n".join(broken([self])) or None
 
-    @property
-    def checked(self) -> str | None:
-        """The result of the contract check, as text."""
-        return checked([self])
 
-    @property
-    def ratios(self) -> list[float]:
-        """Paired speedups: plain's seconds per token over this arm's, for each unit in which both decoded tokens."""
-        pairs = zip(self.plain, self.outcomes, strict=True)
-        return [p.seconds_per_token / o.seconds_per_token for p, o in pairs if p.decoded and o.decoded]
+def broken(every: Sequence[Series]) -> list[str]:
+    """Return every way in which the outputs of one arm, over one or several series, break its contract."""
+    differences = [difference for series in every for difference in series.differences]
+    found = [str(difference) for difference in differences if not difference.tie]
+    if every[0].contract == "exact":
+        certified = sum(difference.tie for difference in differences)
+        found += [ties.too_many(certified, sum(series.tokens for series in every), every[0].dtype) or ""]
+    if every[0].contract == "distribution":
+        found += [sum((series.fidelity for series in every), Fidelity()).failure or ""]
+    return [sentence for sentence in found if sentence]
 
 
 def checked(every: Sequence[Series]) -> str | None:
@@ -78,99 +83,158 @@ def checked(every: Sequence[Series]) -> str | None:
         return "baseline"
     if any(series.error for series in every):
         return "FAILED: could not be measured"
+    failed = "FAILED: " if any(series.failure for series in every) or broken(every) else ""
     if first.contract == "exact":
         differences = [difference for series in every for difference in series.differences]
-        compared = sum(series.compared for series in every)
-        bugs, ties = (sum(difference.tie is tie for difference in differences) for tie in (False, True))
+        compared, equal = (sum(counts) for counts in zip(*((s.compared, s.equal) for s in every), strict=True))
+        bugs, certified = (sum(difference.tie is tie for difference in differences) for tie in (False, True))
         if bugs:
             return f"FAILED: {bugs} of {compared} differ"
-        return f"equal {compared}/{compared}" + (f", {ties} ties" if ties else "")
+        return failed + ties.equal_text(equal, compared, certified)
     whole = sum((series.fidelity for series in every), Fidelity())
     if not whole.tokens:
         return None
     if first.contract == "distribution":
-        failed = "FAILED: " if any(series.failure for series in every) else ""
-        return f"{failed}p={whole.p_value:.2g}"
+        return failed + whole.shown
     ours, plain = whole.perplexities
     return f"{whole.agreed / whole.tokens:.0%} agree; ppl {ours:.2f} for {plain:.2f}"
 
 
-def interval(values: Sequence[float], seed: int = 0, level: float = 0.95) -> tuple[float, float, float]:
-    """Return the median of ``values`` and its percentile-bootstrap interval (seeded; for one value, that value)."""
-    generator = random.Random(seed)
-    medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    cut = int(RESAMPLES * (1 - level) / 2)
-    return median(values), medians[cut], medians[-1 - cut]
+def logs(ours: Series, base: Series, cost: Callable[[Outcome], float]) -> list[float]:
+    """Return ln(cost of base / cost of ours) for each independent unit that both ran, as a mean over its runs.
 
-
-def units(prompts: Sequence[tuple[int, ...]], arm: Arm, eos: tuple[int, ...]) -> list[list[Request]]:
-    """Return one unit for each prompt: a batch that starts there and wraps around; ids are unique over all units."""
-    params, batch = arm.setting.sampling(eos), arm.setting.batch
-    return [
-        [Request(first * batch + offset, prompts[(first + offset) % len(prompts)], params) for offset in range(batch)]
-        for first in range(len(prompts))
-    ]
-
-
-def alternate(
-    runners: dict[Arm, Runner],
-    work: Sequence[list[Request]],
-    judge: Judge,
-    prime: Callable[[Request], object],
-    progress: Callable[[str], None],
-    passes: int = 1,
-) -> Iterator[Series]:
-    """Run every arm on every unit in random order, then check the contracts. Yields each arm's series.
-
-    ``passes`` repeats all units, for more pairs; the drafts forget earlier outputs before each pass. ``prime`` is
-    called with every request before its unit is timed. The timed outputs are the ones that are checked.
+    Example: ``logs(series, plain, lambda outcome: outcome.seconds_per_token)``
     """
-    plain = next(arm for arm in runners if arm.plain)
-    series = {arm: Series(arm, contract_of(runner), repeats=repeats(runner)) for arm, runner in runners.items()}
-    order = random.Random(plain.setting.seed)
-    first = work[0][0]
-    short = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
-    for arm in runners:
-        progress(f"warming up {arm.label}")
-        with _isolated(series[arm]):
-            runners[arm].run([short])
-    whole = [*work] * passes
-    for number, requests in enumerate(whole):
-        if number % len(work) == 0:
-            for runner in runners.values():
+    found: dict[int, list[float]] = defaultdict(list)
+    for unit, mine, theirs in zip(ours.units, ours.outcomes, base.outcomes, strict=False):
+        if mine.decoded and theirs.decoded:
+            found[unit.number].append(log(cost(theirs) / cost(mine)))
+    return [sum(values) / len(values) for values in found.values()]
+
+
+Limit = Callable[[str], AbstractContextManager[None]]
+"""Makes a context that ends a run which takes too long; its argument says what runs."""
+
+
+class Comparison:
+    """All arms of one setting on one workload. ``series`` grows with each call of ``measure``.
+
+    ``prime`` is called with every request before its unit is timed; ``progress`` with a text before each run. The
+    outputs that were timed are the ones that are checked.
+    """
+
+    def __init__(
+        self,
+        runners: Mapping[Arm, Runner],
+        judge: Judge,
+        prime: Callable[[Request], object],
+        progress: Callable[[str], None],
+        limit: Limit = lambda what: nullcontext(),
+    ) -> None:
+        self.runners, self.judge = runners, judge
+        self._prime, self._progress, self._limit = prime, progress, limit
+        self._plain = next(arm for arm in runners if arm.plain)
+        self.series = {
+            arm: Series(
+                arm,
+                contract_of(runner),
+                repeats=repeats(runner),
+                learns=runner.learns,
+                conditions=runner.conditions(),
+                dtype=judge.model.dtype,
+            )
+            for arm, runner in runners.items()
+        }
+        self._order = random.Random(self._plain.setting.seed)
+        self._first: Request | None = None
+        self._accepted: dict[Arm, int] = {}
+
+    def measure(self, units: Sequence[Unit], enough: Callable[[], bool] = lambda: False) -> None:
+        """Run every arm on every unit in random order, then check the contracts; ends early once ``enough`` is true.
+
+        Raises the error of plain decoding; that of another arm fails its series.
+        """
+        if self._first is None:
+            self._warm_up(units[0].requests[0])
+        for arm, runner in self.runners.items():
+            if self.series[arm].learns:
                 runner.forget()
-        for request in requests:
-            prime(request)
-        shuffled = list(runners)
-        order.shuffle(shuffled)
+        for number, unit in enumerate(units):
+            if enough():
+                break
+            self._run(unit, f"prompt {number + 1}/{len(units)}")
+        for arm, measured in self.series.items():
+            self._progress(f"checking {arm.label}")
+            if not arm.plain and not measured.error:
+                with self._isolated(measured):
+                    self._check(measured)
+                    self._ask_again(arm)
+
+    def _run(self, unit: Unit, place: str) -> None:
+        for request in unit.requests:
+            with self._limit(f"plain decoding of {place}"):
+                self._prime(request)
+        shuffled = list(self.runners)
+        self._order.shuffle(shuffled)
         outcomes = {}
         for arm in shuffled:
-            progress(f"prompt {number + 1}/{len(whole)}: {arm.label}")
-            if not series[arm].error:
-                with _isolated(series[arm]):
-                    outcomes[arm] = runners[arm].run(requests)
+            self._progress(f"{place}: {arm.label}")
+            if self.series[arm].error:
+                continue
+            with self._isolated(self.series[arm]):
+                if not self.series[arm].learns:
+                    self.runners[arm].forget()
+                with self._limit(f"{arm.label}, {place}"):
+                    outcomes[arm] = self.runners[arm].run(unit.requests)
         for arm, outcome in outcomes.items():
-            series[arm].outcomes.append(outcome)
-            series[arm].plain.append(outcomes[plain])
-    for arm, measured in series.items():
-        progress(f"checking {arm.label}")
-        if not arm.plain and not measured.error:
-            with _isolated(measured):
-                _check(measured, runners[plain], runners[arm], whole, judge)
-        yield measured
+            series = self.series[arm]
+            series.units.append(unit)
+            series.outcomes.append(outcome)
+            series.plain.append(outcomes[self._plain])
 
+    def _warm_up(self, first: Request) -> None:
+        self._first = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
+        for arm, runner in self.runners.items():
+            self._progress(f"warming up {arm.label}")
+            with self._isolated(self.series[arm]), self._limit(f"{arm.label}, warming up"):
+                if isinstance(runner, EngineRunner) and arm.draft:
+                    self._accepted[arm] = runner.accepted(self._first)
+                else:
+                    runner.run([self._first])
 
-@contextmanager
-def _isolated(series: Series) -> Iterator[None]:
-    """Record an arm's exception in its series, so that the other arms continue; plain's exception is raised."""
-    try:
-        yield
-    except Exception as error:
-        if series.arm.plain:
-            raise
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        place = "" if isinstance(error, SpecdecError) else f" ({type(error).__name__}, {where.filename}:{where.lineno})"
-        series.error = f"{series.arm.label} could not be measured: {error}{place}"
+    def _ask_again(self, arm: Arm) -> None:
+        """Mark a draft that accepts more of a prompt than at first, although it was told to forget it."""
+        runner = self.runners[arm]
+        if isinstance(runner, EngineRunner) and self._first and arm.draft and not runner.learns:
+            with self._limit(f"{arm.label}, asked again"):
+                self.series[arm].learnt |= runner.accepted(self._first) > self._accepted[arm]
+
+    @contextmanager
+    def _isolated(self, series: Series) -> Iterator[None]:
+        """Record an arm's exception in its series, so that the other arms continue; plain's exception is raised."""
+        try:
+            yield
+        except Exception as error:
+            if series.arm.plain:
+                raise
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            known = isinstance(error, SpecdecError)
+            place = "" if known else f" ({type(error).__name__}, {where.filename}:{where.lineno})"
+            series.error = f"{series.arm.label} could not be measured: {error}{place}"
+
+    def _check(self, series: Series) -> None:
+        new = slice(series.checked, None)
+        plain, runner = self.runners[self._plain], self.runners[series.arm]
+        for unit, theirs, ours in zip(series.units[new], series.plain[new], series.outcomes[new], strict=True):
+            for request, expected, got in zip(unit.requests, theirs.tokens, ours.tokens, strict=True):
+                series.compared += 1
+                series.equal += expected == got
+                series.tokens += len(expected)
+                if series.contract != "exact":
+                    series.fidelity += fidelity.examine(self.judge, request, expected, got)
+                elif expected != got:
+                    series.differences += self.judge.compare(unit.requests, request, plain, runner, (expected, got))
+        series.checked = len(series.outcomes)
 
 
 def contract_of(runner: Runner) -> Contract:
@@ -184,13 +248,3 @@ def contract_of(runner: Runner) -> Contract:
 def repeats(runner: Runner) -> bool:
     """Whether the arm's counters are the same whenever its tokens are."""
     return not isinstance(runner, EngineRunner) or runner.engine.controller.deterministic
-
-
-def _check(series: Series, plain: Runner, runner: Runner, work: Sequence[list[Request]], judge: Judge) -> None:
-    for requests, theirs, ours in zip(work, series.plain, series.outcomes, strict=True):
-        for request, expected, got in zip(requests, theirs.tokens, ours.tokens, strict=True):
-            series.compared += 1
-            if series.contract != "exact":
-                series.fidelity += fidelity.examine(judge, request, expected, got)
-            elif expected != got:
-                series.differences += judge.compare(requests, request, plain, runner, (expected, got))

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import exp, log
+from statistics import mean, median, quantiles
 from typing import Any
 
-from benchsuite.measure import prediction
+from benchsuite.measure import guards
+from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.matrix import Arm
-from benchsuite.measure.paired import Series, checked, interval
+from benchsuite.measure.paired import Series, broken, checked, logs
+from benchsuite.measure.parts import PARTS, parts
+from benchsuite.measure.peers import parse_peer
 from benchsuite.measure.runners import Outcome
+from benchsuite.measure.ties import Judge
+from benchsuite.measure.workloads import copy_rate
 from specdec.stats import Step, StepTimes
 
 KEYS = (
@@ -27,24 +33,36 @@ KEYS = (
     "num_speculative_tokens",
     "tokens_per_s",
     "plain_tokens_per_s",
+    "baseline",
     "speedup",
     "speedup_low",
     "speedup_high",
+    "units",
+    "verdict",
+    "marks",
+    "not_comparable",
+    "e2e_s",
+    "e2e_speedup",
     "tau",
     "mean_acceptance_length",
     "acceptance_rate",
     "acceptance_by_position",
     "draft_cost",
     "verify_cost",
-    "predicted_speedup",
+    "sum_of_parts",
+    *(f"{part}_share" for part in PARTS),
     "overhead",
     "ttft_ms",
+    "ttft_draft_ms",
     "tpot_ms",
+    "itl_p50_ms",
+    "itl_p90_ms",
+    "itl_p99_ms",
     "mbu",
     "peak_memory_bytes",
+    "set_up_s",
     "contract",
     "contract_checked",
-    "limited_by",
     "counters",
     "emitted_digest",
     "temperature",
@@ -54,6 +72,12 @@ KEYS = (
     "max_new_tokens",
 )
 """Keys of every benchmark's ``extra_info``; an unknown value is null."""
+
+NAMES = {"target": "verify"}
+"""Parts of a step that are called otherwise in JSON."""
+
+Pool = Mapping[str, Series]
+"""The series of one arm, by workload."""
 
 
 @dataclass(frozen=True)
@@ -85,36 +109,150 @@ class Text:
 class Row:
     """One row of the results: the arm's figures by their public names, and the other values that tables show.
 
-    ``ratios`` are the ``n`` paired speedups; ``seconds`` has each unit's decoding time.
+    ``ratios`` are the paired speedups of the ``n`` independent units, by workload; ``rounds`` are seconds per token of
+    each pass over the units. ``method`` says how the interval was made. ``measured`` has a record of every
+    run, ``steps`` of every step.
     """
 
     arm: Arm
     info: dict[str, Any]
-    ratios: tuple[float, ...]
-    seconds: tuple[float, ...]
+    ratios: dict[str, list[float]]
+    rounds: tuple[float, ...]
     text: Text | None
     target: str
     failure: str | None
+    method: str
     ties: tuple[str, ...]
+    measured: list[dict[str, Any]]
     steps: list[dict[str, Any]]
-    host_share: float | None
 
     @property
     def n(self) -> int:
-        """The number of pairs behind the speedup."""
-        return len(self.ratios)
+        """The number of independent units behind the speedup."""
+        return sum(map(len, self.ratios.values()))
 
 
-def make_row(arm: Arm, pool: Sequence[Series], machine: Machine, workload: str, text: Text | None) -> Row:
-    """Return the row of one arm over one workload, or pooled over several series of the same strategy."""
-    failures = [series.failure for series in pool if series.failure]
-    failed = bool(failures)
-    outcomes = [outcome for series in pool for outcome in series.outcomes]
-    plain = [outcome for series in pool for outcome in series.plain]
-    ratios = [] if failed else [ratio for series in pool for ratio in series.ratios]
+def text_of(plain: Series, judge: Judge) -> Text | None:
+    """Return the properties of plain's output over a workload; each unit counts once."""
+    pairs = dict.fromkeys(
+        (request.prompt, tokens)
+        for unit, outcome in zip(plain.units, plain.outcomes, strict=True)
+        for request, tokens in zip(unit.requests, outcome.tokens, strict=True)
+    )
+    if not pairs:
+        return None
+    return Text(mean(copy_rate(*pair) for pair in pairs), mean(judge.entropy(*pair) for pair in pairs))
+
+
+def contrast(ours: Pool, base: Pool, cost: Callable[[Outcome], float]) -> dict[str, list[float]]:
+    """Return ln(cost of base / cost of ours) of every independent unit, by workload."""
+    found = {name: logs(series, base[name], cost) for name, series in ours.items() if name in base}
+    return {name: values for name, values in found.items() if values}
+
+
+def compared_with(ours: Pool, base: Pool, cost: Callable[[Outcome], float]) -> Estimate | None:
+    """Return the speed of one arm over another's, over all their workloads; None if they share no unit."""
+    found = contrast(ours, base, cost)
+    return estimate(found) if found else None
+
+
+def decoding(outcome: Outcome) -> float:
+    """The cost that speedups are ratios of: decoding seconds per token."""
+    return outcome.seconds_per_token
+
+
+def end_to_end(outcome: Outcome) -> float:
+    """Seconds from prompt to last token, per token."""
+    return outcome.wall_per_token
+
+
+def make_rows(
+    pools: Mapping[Arm, Pool],
+    baseline: Arm,
+    machine: Machine,
+    workload: str,
+    text: Text | None,
+    set_up: Mapping[Arm, float],
+) -> dict[Arm, Row]:
+    """Return the row of each arm over one workload, or over several.
+
+    ``pools``: each arm's series over these workloads, among them plain decoding and plain decoding again, whose ratio
+    is the noise that a verdict must exceed. ``baseline``: the arm that speedups are relative to. ``set_up``: seconds
+    that the factories of an arm's draft and controller took.
+    """
+    plain = next(pool for arm, pool in pools.items() if arm.plain)
+    again = next((pool for arm, pool in pools.items() if arm.again), {})
+    same = compared_with(again, plain, decoding)
+    noise = max(abs(log(same.low)), abs(log(same.high))) if same and same.low and same.high else 0.0
+    return {
+        arm: _row(arm, pool, plain, (baseline, pools[baseline]), noise, machine, workload, text, set_up.get(arm))
+        for arm, pool in pools.items()
+    }
+
+
+def _row(
+    arm: Arm,
+    pool: Pool,
+    plain: Pool,
+    base: tuple[Arm, Pool],
+    noise: float,
+    machine: Machine,
+    workload: str,
+    text: Text | None,
+    set_up: float | None,
+) -> Row:
+    every = list(pool.values())
+    failures = [series.failure for series in every if series.failure]
+    # What each part of a pool leaves open, the whole may show.
+    failures = failures or broken(every)
+    outcomes = [outcome for series in every for outcome in series.outcomes]
     info: dict[str, Any] = dict.fromkeys(KEYS)
-    info |= {
-        "draft": arm.peer or arm.draft,
+    info |= _named(arm, machine, workload) | {
+        "baseline": base[0].label,
+        "set_up_s": set_up,
+        "contract": every[0].contract,
+        "contract_checked": checked(every),
+        "emitted_digest": digest(outcomes),
+    }
+    steps: list[dict[str, Any]] = []
+    if outcomes and outcomes[0].stats:
+        info |= _acceptance(outcomes)
+        steps = [_record(number, *pair) for number, outcome in enumerate(outcomes) for pair in outcome.timed]
+    decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards for o in outcomes)
+    if arm.peer and forwards:
+        info["tau"] = decoded / forwards
+    ratios: dict[str, list[float]] = {}
+    method = ""
+    info["verdict"] = "FAILED" if failures else "baseline" if arm == base[0] else None
+    if not failures and decoded:
+        others = [outcome for series in plain.values() for outcome in series.outcomes]
+        info |= _speed(outcomes, others, arm, machine) | _latency(outcomes) | parts(outcomes, others)
+        found = contrast(pool, base[1], decoding)
+        ratios = {name: [exp(value) for value in values] for name, values in found.items()}
+        info |= _compared(arm, pool, base, found, noise)
+        method = estimate(found).method if found else ""
+    return Row(
+        arm,
+        info,
+        ratios,
+        () if failures else _rounds(every),
+        text,
+        machine.target,
+        "\n".join(failures) or None,
+        method,
+        tuple(str(d) for series in every for d in series.differences if d.tie),
+        [
+            _run_record(name, unit.number, outcome)
+            for name, series in pool.items()
+            for unit, outcome in zip(series.units, series.outcomes, strict=True)
+        ],
+        steps,
+    )
+
+
+def _named(arm: Arm, machine: Machine, workload: str) -> dict[str, Any]:
+    return {
+        "draft": arm.peer or arm.draft or ("plain again" if arm.again else None),
         "policy": arm.policy if arm.draft else None,
         "controller": arm.controller if arm.draft else None,
         "backend": "transformers" if arm.peer else machine.backend,
@@ -122,44 +260,84 @@ def make_row(arm: Arm, pool: Sequence[Series], machine: Machine, workload: str, 
         "dtype": machine.dtype,
         "batch": arm.setting.batch,
         "workload": workload,
-        "num_speculative_tokens": arm.k if arm.draft else None if arm.peer else 0,
+        "num_speculative_tokens": parse_peer(arm.peer).k if arm.peer else arm.k if arm.draft else 0,
         "peak_memory_bytes": machine.peak_memory_bytes,
-        "contract": pool[0].contract,
-        "contract_checked": checked(pool),
-        "emitted_digest": digest(outcomes),
         "temperature": arm.setting.temperature,
         "top_k": arm.setting.top_k,
         "top_p": arm.setting.top_p,
         "seed": arm.setting.seed,
         "max_new_tokens": arm.setting.max_new_tokens,
     }
-    steps: list[dict[str, Any]] = []
-    if not arm.peer and outcomes:
-        info |= _acceptance(outcomes)
-        steps = [_record(step, times) for outcome in outcomes for step, times in outcome.timed]
-    decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards for o in outcomes)
-    if arm.peer and forwards:
-        info["tau"] = decoded / forwards
-    if not failed and decoded:
-        info |= _speed(outcomes, plain, ratios, arm, machine)
-        if not arm.peer:
-            rate, baseline = info["tokens_per_s"], info["plain_tokens_per_s"]
-            info |= prediction.predicted(outcomes, plain, arm, rate / baseline if baseline else None)
-    seconds = () if failed else tuple(outcome.decode_s for outcome in outcomes if outcome.decoded)
-    rest = [step["host_ms"] for step in steps]
-    total = sum(step["draft_ms"] + step["verify_ms"] + step["host_ms"] for step in steps)
-    return Row(
-        arm,
-        info,
-        tuple(ratios),
-        seconds,
-        text,
-        machine.target,
-        "\n".join(failures) or None,
-        tuple(str(d) for series in pool for d in series.differences if d.tie),
-        steps,
-        sum(rest) / total if total else None,
-    )
+
+
+def _compared(
+    arm: Arm, pool: Pool, base: tuple[Arm, Pool], found: dict[str, list[float]], noise: float
+) -> dict[str, Any]:
+    """The speedup over the baseline, its interval, and what may be said of it."""
+    speed = estimate(found) if found else None
+    whole = compared_with(pool, base[1], end_to_end)
+    every = list(pool.values())
+    named = {
+        "learns": any(series.learns or series.learnt for series in every),
+        "replays": any(outcome.replays > 0 for series in every for outcome in series.outcomes),
+        "one prompt": speed is not None and hinges(found, speed),
+    }
+    reason = guards.why_not(every, list(base[1].values()))
+    return {
+        "speedup": speed and speed.ratio,
+        "speedup_low": speed and speed.low,
+        "speedup_high": speed and speed.high,
+        "units": speed.units if speed else 0,
+        "verdict": "baseline" if arm == base[0] else in_words(speed, noise, reason),
+        "marks": [name for name, given in named.items() if given],
+        "not_comparable": reason,
+        "e2e_s": median(outcome.wall_s for series in every for outcome in series.outcomes),
+        "e2e_speedup": whole and whole.ratio,
+    }
+
+
+def in_words(speed: Estimate | None, noise: float, reason: str | None) -> str | None:
+    """Return what may be said of a speedup in words; None without an interval.
+
+    ``~``: the interval holds 1, or the speedup lies within ``noise``, the largest |ln ratio| in the interval of plain
+    decoding measured against itself. ``reason``: why nothing can be compared.
+    """
+    if reason:
+        return "not comparable"
+    if speed is None or speed.low is None or speed.high is None:
+        return None
+    if speed.low <= 1 <= speed.high or abs(log(speed.ratio)) <= noise:
+        return "~"
+    return "faster" if speed.ratio > 1 else "slower"
+
+
+def hinges(found: Mapping[str, Sequence[float]], speed: Estimate) -> bool:
+    """Whether one unit, of at least six, makes more than half of a speedup (as its logarithm) and of its interval.
+
+    ``found`` are logs of ratios by workload. A speedup within 5 % of 1 hinges on nothing.
+    """
+    if speed.half_width is None or abs(log(speed.ratio)) < log(1.05):
+        return False
+    for name, values in found.items():
+        for index in range(len(values)):
+            left = estimate({**found, name: [*values[:index], *values[index + 1 :]]})
+            moved = abs(log(left.ratio) - log(speed.ratio)) > abs(log(speed.ratio)) / 2
+            # Below six units there is no interval to compare with.
+            if moved and (left.half_width is None or left.half_width < speed.half_width / 2):
+                return True
+    return False
+
+
+def _rounds(every: Sequence[Series]) -> tuple[float, ...]:
+    """Seconds per token of each pass over all units: values of the same work, which pytest-benchmark may average."""
+    passes: dict[int, list[Outcome]] = {}
+    for series in every:
+        seen: Counter[object] = Counter()
+        for unit, outcome in zip(series.units, series.outcomes, strict=True):
+            passes.setdefault(seen[unit], []).append(outcome)
+            seen[unit] += 1
+    whole = [runs for runs in passes.values() if len(runs) == len(passes[0]) and any(o.decoded for o in runs)]
+    return tuple(sum(o.decode_s for o in runs) / sum(o.decoded for o in runs) for runs in whole)
 
 
 def digest(outcomes: Sequence[Outcome]) -> str:
@@ -168,16 +346,36 @@ def digest(outcomes: Sequence[Outcome]) -> str:
     return hashlib.sha256(ids.encode()).hexdigest()[:16]
 
 
-def _record(step: Step, times: StepTimes) -> dict[str, Any]:
+def _record(run: int, step: Step, times: StepTimes) -> dict[str, Any]:
+    """A step as JSON has it; ``run`` is the place of its run in the row's records, ``each`` as in ``Step``."""
     return {
+        "run": run,
         "k_used": step.k,
+        "width": step.width,
         "rows": step.rows,
         "proposed_len": step.proposed,
         "accepted_len": step.accepted,
         "emitted": step.emitted,
-        "draft_ms": times.draft * 1e3,
-        "verify_ms": times.target * 1e3,
-        "host_ms": times.rest * 1e3,
+        "each": step.each,
+        **{f"{NAMES.get(part, part)}_ms": getattr(times, part) * 1e3 for part in (*PARTS, "host")},
+    }
+
+
+def _run_record(workload: str, unit: int, outcome: Outcome) -> dict[str, Any]:
+    """A run of one unit as JSON has it: times in seconds, emissions as pairs of seconds and tokens of each request."""
+    stats = outcome.stats
+    return {
+        "workload": workload,
+        "unit": unit,
+        "wall_s": outcome.wall_s,
+        "decode_s": outcome.decode_s,
+        "decoded": outcome.decoded,
+        "forwards": outcome.forwards,
+        "mean_length": outcome.mean_length,
+        "draft_bytes": outcome.draft_bytes,
+        "draft_prefill_s": outcome.draft_prefill_s,
+        "draft_between_s": stats.called("release", "move") if stats else 0.0,
+        "emissions": outcome.emissions,
     }
 
 
@@ -222,23 +420,26 @@ def _by_position(lists: Sequence[list[int]]) -> list[int]:
     return [sum(counts[i] for counts in lists if i < len(counts)) for i in range(longest)]
 
 
-def _speed(
-    outcomes: Sequence[Outcome], plain: Sequence[Outcome], ratios: list[float], arm: Arm, machine: Machine
-) -> dict[str, Any]:
+def _speed(outcomes: Sequence[Outcome], plain: Sequence[Outcome], arm: Arm, machine: Machine) -> dict[str, Any]:
     decoded, seconds = sum(o.decoded for o in outcomes), sum(o.decode_s for o in outcomes)
     plain_decoded, plain_seconds = sum(o.decoded for o in plain), sum(o.decode_s for o in plain)
-    ttft = [t for o in outcomes for t in o.ttft_s]
-    tpot = [t for o in outcomes for t in o.tpot_s]
-    middle, low, high = interval(ratios, arm.setting.seed) if ratios else (None, None, None)
     cache = machine.bytes_per_cell * arm.setting.batch
-    moved = sum(o.forwards * (machine.weight_bytes + cache * o.mean_length) for o in outcomes) / seconds
+    moved = sum(o.forwards * (machine.weight_bytes + cache * o.mean_length) + o.draft_bytes for o in outcomes)
     return {
         "tokens_per_s": decoded / seconds,
         "plain_tokens_per_s": plain_decoded / plain_seconds if plain_decoded else None,
-        "speedup": middle,
-        "speedup_low": low,
-        "speedup_high": high,
-        "ttft_ms": median(ttft) * 1e3 if ttft else None,
-        "tpot_ms": median(tpot) * 1e3 if tpot else None,
-        "mbu": moved / machine.bandwidth,
+        "mbu": moved / seconds / machine.bandwidth,
+    }
+
+
+def _latency(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Medians over requests of times to the first and per further token; percentiles over all gaps of emissions."""
+    first, later = [t for o in outcomes for t in o.ttft_s], [t for o in outcomes for t in o.tpot_s]
+    gaps = [gap for o in outcomes for gap in o.gaps_s]
+    cuts = quantiles(gaps, n=100, method="inclusive") if len(gaps) > 1 else None
+    return {
+        "ttft_ms": median(first) * 1e3,
+        "ttft_draft_ms": median(o.draft_prefill_s for o in outcomes) * 1e3,
+        "tpot_ms": median(later) * 1e3 if later else None,
+        **{f"itl_p{p}_ms": cuts[p - 1] * 1e3 if cuts else None for p in (50, 90, 99)},
     }

@@ -1,67 +1,116 @@
-"""Runners: each runs an arm of the engine or of a peer on requests; all are timed in the same way."""
+"""Runners: each runs an arm on requests, and all are timed alike. This is the engine's; ``peers`` has the others."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from statistics import mean
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
-
-from benchsuite.measure.matrix import Arm
 from benchsuite.measure.sources import EngineSource, Tokens, TokenSource
 from specdec.devices import synchronize
-from specdec.engine import Engine
+from specdec.engine import Completion, Engine
+from specdec.interfaces import Controller
+from specdec.quantised import BITS
 from specdec.request import Request
 from specdec.stats import Stats, Step, StepTimes
 
-PEER_PROPOSALS = 4
-"""Proposals of a step of transformers' prompt lookup, if no arm of the engine gives another K."""
+if TYPE_CHECKING:
+    from benchsuite.measure.matrix import Arm
+
+Emission = tuple[float, int]
+"""Tokens that arrived together: seconds since their request was handed over, and their number."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of one unit: the outputs in request order, and their decoding time in seconds.
+    """One run of one unit: the outputs in request order, and their times in seconds.
 
-    ``decode_s`` excludes prefill and covers ``decoded`` tokens. ``ttft_s`` (to the first token) and ``tpot_s`` (per
-    further token) are per request. ``forwards`` counts decoding forwards, over ``mean_length`` tokens of context each.
-    ``stats`` is None for a peer.
+    ``wall_s``: from handing over the requests to the last token of the last, with everything between: prefill,
+    decoding, every call into the draft. ``decode_s``: the same without prefill; it covers ``decoded`` tokens, of all
+    rows. ``emissions``: of each request. ``forwards`` counts decoding forwards, over ``mean_length`` tokens of context
+    each; ``draft_bytes`` are the weights that the draft's forwards read. ``replays`` counts the draft's questions for
+    plain's output. ``stats`` is None for a peer.
     """
 
     tokens: list[Tokens]
+    wall_s: float
     decode_s: float
     decoded: int
-    ttft_s: list[float]
-    tpot_s: list[float]
+    emissions: list[list[Emission]]
     forwards: int
     mean_length: float
     stats: Stats | None = None
+    draft_bytes: int = 0
+    replays: int = 0
+
+    @property
+    def emitted(self) -> int:
+        """The number of output tokens of all requests."""
+        return sum(map(len, self.tokens))
 
     @property
     def seconds_per_token(self) -> float:
-        """Decoding seconds per token; the tokens of all rows of a batch count."""
+        """Decoding seconds per decoded token."""
         return self.decode_s / self.decoded
+
+    @property
+    def wall_per_token(self) -> float:
+        """Seconds from prompt to last token, per output token."""
+        return self.wall_s / self.emitted
+
+    @property
+    def ttft_s(self) -> list[float]:
+        """Seconds to the first token, of each request."""
+        return [request[0][0] for request in self.emissions if request]
+
+    @property
+    def tpot_s(self) -> list[float]:
+        """Seconds per token after the first emission, of each request that has a second one.
+
+        The tokens that arrive together with the first count with it: nothing was waited for between them.
+        """
+        return [
+            (request[-1][0] - request[0][0]) / sum(count for _, count in request[1:])
+            for request in self.emissions
+            if len(request) > 1
+        ]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds between one emission and the next, of all requests: the latencies between tokens, per emission."""
+        return [b - a for request in self.emissions for (a, _), (b, _) in pairwise(request)]
 
     @property
     def timed(self) -> list[tuple[Step, StepTimes]]:
         """Every step of the engine with its times; empty for a peer."""
         return [(step, self.stats.times(step)) for step in self.stats.steps] if self.stats else []
 
+    @property
+    def draft_prefill_s(self) -> float:
+        """Seconds of the draft's calls before the first step: ``admit`` and ``prefilled``."""
+        return self.stats.called("admit", "prefilled") if self.stats else 0.0
+
 
 class Runner(TokenSource, Protocol):
-    """Runs and times an arm, and returns its logits where an output must be judged."""
+    """Runs and times an arm, and returns its logits where an output must be judged.
+
+    ``learns``: its draft keeps, by its own declaration, what ended requests taught, until ``forget``.
+    """
 
     arm: Arm
+    learns: bool
 
     def run(self, requests: Sequence[Request]) -> Outcome:
         """Decode requests and measure the time."""
 
     def forget(self) -> None:
-        """Drop everything that the draft has learnt from earlier runs."""
+        """Drop everything that draft and controller have learnt from earlier runs; the next run bears its time."""
+
+    def conditions(self) -> dict[str, str]:
+        """What two arms must have in common for their times to be compared: ``dtype`` and ``compile``."""
 
 
 class EngineRunner(EngineSource):
@@ -70,126 +119,79 @@ class EngineRunner(EngineSource):
     def __init__(self, arm: Arm, engine: Engine) -> None:
         super().__init__(engine)
         self.arm = arm
+        self.learns = engine.draft is not None and engine.draft.learns
+        self._forgetting_s = 0.0
 
     def run(self, requests: Sequence[Request]) -> Outcome:
         """Decode requests; the decoding time is the run's time minus its prefills."""
-        device = self.engine.target.device
+        engine, device = self.engine, self.engine.target.device
+        before = engine.replayed()
         synchronize(device)
         start = time.perf_counter()
-        done = self.engine.run(requests)
+        done = engine.run(requests)
         synchronize(device)
         total = time.perf_counter() - start
+        forgetting, self._forgetting_s = self._forgetting_s, 0.0
+        tokens = [completion.tokens for completion in done]
+        reads = engine.stats.counts["draft_forwards"]
         return Outcome(
-            tokens=[completion.tokens for completion in done],
+            tokens=tokens,
+            wall_s=total + forgetting,
             decode_s=total - sum(completion.prefill_s for completion in done),
-            decoded=sum(len(completion.tokens) for completion in done),
-            ttft_s=[completion.times[0] for completion in done],
-            tpot_s=[(c.times[-1] - c.times[0]) / (len(c.tokens) - 1) for c in done if len(c.tokens) > 1],
-            forwards=self.engine.stats.counts["target_forwards"],
-            mean_length=_mean_length(requests, [completion.tokens for completion in done]),
-            stats=self.engine.stats,
+            decoded=sum(map(len, tokens)),
+            emissions=[_emissions(completion, forgetting) for completion in done],
+            forwards=engine.stats.counts["target_forwards"],
+            mean_length=mean_length(requests, tokens),
+            stats=engine.stats,
+            draft_bytes=reads * engine.draft.weight_bytes if engine.draft else 0,
+            replays=engine.replayed() - before,
         )
 
     def forget(self) -> None:
-        """Call ``forget`` of the draft."""
+        """Call ``forget`` of the draft and of the controller."""
+        start = time.perf_counter()
         if self.engine.draft:
             self.engine.draft.forget()
+        self.engine.controller.forget()
+        self._forgetting_s += time.perf_counter() - start
+
+    def accepted(self, request: Request) -> int:
+        """Forget everything, decode ``request`` with as many proposals in each step as the engine has room for, and
+        return how many were accepted: a count that does not depend on the controller. The draft must exist."""
+        engine = self.engine
+        engine.controller, own = _Most(engine.max_window - 1), engine.controller
+        try:
+            self.forget()
+            engine.run([request])
+        finally:
+            engine.controller = own
+            self._forgetting_s = 0.0
+        return engine.stats.counts["num_accepted_tokens"]
+
+    def conditions(self) -> dict[str, str]:
+        """The dtype of the weights that are read; the engine compiles nothing."""
+        given, used = self.arm.setting.dtype, self.engine.target.dtype
+        return {"dtype": given if given in BITS else str(used).removeprefix("torch."), "compile": "no"}
 
 
-class TransformersRunner:
-    """transformers' own ``generate``, plain or with prompt lookup, on the same weights.
+class _Most(Controller):
+    """The same K in every step."""
 
-    Resets the generation config of ``model`` and adds a hook that counts its forwards.
-    """
+    def __init__(self, k: int) -> None:
+        self._k = k
 
-    def __init__(self, arm: Arm, model: PreTrainedModel, proposals: int) -> None:
-        self.arm, self.model = arm, model
-        self.lookup = {"prompt_lookup_num_tokens": proposals} if arm.peer == "transformers_prompt_lookup" else {}
-        self.forwards = 0
-        # The model's own defaults, for example a repetition penalty, would change the output.
-        model.generation_config = GenerationConfig()
-        model.register_forward_pre_hook(self._count)
+    @property
+    def max_k(self) -> int:
+        return self._k
 
-    def _count(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.forwards += 1
-
-    @torch.inference_mode()
-    def _generate(self, request: Request, **options: Any) -> Any:
-        params = request.params
-        ids = torch.tensor([request.prompt], device=self.model.device)
-        sampling: dict[str, Any] = {"do_sample": False}
-        if params.temperature > 0:
-            torch.manual_seed(params.seed + request.id)
-            sampling = {
-                "do_sample": True,
-                "temperature": params.temperature,
-                "top_k": params.top_k,
-                "top_p": params.top_p,
-            }
-        # None would fall back to the model's own end token.
-        end = list(params.eos) or [-1]
-        generate: Any = self.model.generate
-        return generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=params.max_new_tokens,
-            eos_token_id=end,
-            pad_token_id=0,
-            **sampling,
-            **self.lookup,
-            **options,
-        )
-
-    def run(self, requests: Sequence[Request]) -> Outcome:
-        """Generate each request; the decoding time begins after its first token."""
-        tokens, ttft, tpot = [], [], []
-        seconds, decoded, forwards = 0.0, 0, 0
-        for request in requests:
-            marks = _Marks(len(request.prompt), lambda: synchronize(self.model.device))
-            self.forwards = 0
-            synchronize(self.model.device)
-            start = time.perf_counter()
-            out = self._generate(request, stopping_criteria=[marks])
-            synchronize(self.model.device)
-            end = time.perf_counter()
-            output = tuple(out[0, len(request.prompt) :].tolist())
-            tokens.append(output)
-            ttft.append(marks.first - start)
-            forwards += self.forwards - 1
-            after = len(output) - marks.count
-            if after > 0:
-                tpot.append((end - marks.first) / after)
-                seconds += end - marks.first
-                decoded += after
-        return Outcome(tokens, seconds, decoded, ttft, tpot, forwards, _mean_length(requests, tokens))
-
-    def tokens(self, requests: Sequence[Request]) -> list[Tokens]:
-        """Generate each request."""
-        return self.run(requests).tokens
-
-    def forget(self) -> None:
-        """Do nothing: no state is kept between prompts."""
-
-    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
-        """Generate again and return the logits [V] of one step (plain generate only); None if the run ends before."""
-        chosen = next(r for r in requests if r.id == request)
-        out = self._generate(chosen, output_logits=True, return_dict_in_generate=True)
-        return out.logits[index][0].float() if index < len(out.logits) else None
+    def next_k(self, stats: Stats) -> int:
+        return self._k
 
 
-def _mean_length(requests: Sequence[Request], tokens: Sequence[tuple[int, ...]]) -> float:
+def _emissions(completion: Completion, later: float) -> list[Emission]:
+    return [(at + later, len(list(tokens))) for at, tokens in groupby(completion.times)]
+
+
+def mean_length(requests: Sequence[Request], tokens: Sequence[Tokens]) -> float:
+    """Return the mean number of tokens of context over a run: each prompt and half its output."""
     return mean(len(r.prompt) + len(t) / 2 for r, t in zip(requests, tokens, strict=True))
-
-
-class _Marks:
-    """A stopping criterion that never stops. It is called after each forward and records the time of its first call."""
-
-    def __init__(self, prompt: int, wait: Callable[[], None]) -> None:
-        self.prompt, self.wait = prompt, wait
-        self.first, self.count = 0.0, 0
-
-    def __call__(self, ids: Tensor, scores: object, **_: Any) -> Tensor:
-        if not self.first:
-            self.wait()
-            self.first, self.count = time.perf_counter(), ids.shape[1] - self.prompt
-        return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)

@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import mean
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchsuite.machine import clock, provenance, roofline
 from benchsuite.measure import card, paired, results, weights, workloads
+from benchsuite.measure.interval import Estimate
 from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.paired import Comparison
+from benchsuite.measure.peers import TransformersRunner, parse_peer
+from benchsuite.measure.plan import MeasuringPlan, Search
 from benchsuite.measure.results import Machine, Row
-from benchsuite.measure.runners import PEER_PROPOSALS, EngineRunner, Runner, TransformersRunner
+from benchsuite.measure.runners import EngineRunner, Runner
 from benchsuite.measure.ties import Judge
+from benchsuite.measure.units import Batch, Unit, disjoint_batches, make_units
+from benchsuite.measure.watchdog import Watchdog
 from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
 from specdec.engine import Engine
+from specdec.errors import SpecdecError, unknown
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
@@ -44,19 +50,23 @@ class Stage:
 
 
 class Bench:
-    """Measures the arms of a workload when its first row is asked for.
+    """Measures the arms of a workload when its first row is asked for; where the plan chooses how much is measured, the
+    arms of all workloads of a setting.
 
     ``prepare`` raises SpecdecError for anything that cannot run: names, values, devices, models, prompts that do not
-    fit. All arms of the run are built before the first measurement.
+    fit. All arms of the run are built before the first measurement. ``abandon`` is called, from another thread, if a
+    run hangs so that it cannot be ended; the process ends after it. ``said``: what the plan reached, for each setting.
     """
 
-    def __init__(self, prompts: int | None = None, pairs: int = 1) -> None:
+    def __init__(self, plan: MeasuringPlan | None = None, abandon: Callable[[str], None] = lambda what: None) -> None:
         self.registry = Registry()
+        self.plan = plan or MeasuringPlan()
         self.card: list[str] = []
-        self._most, self._pairs = prompts, pairs
+        self.said: list[str] = []
+        self._watchdog = Watchdog(self.plan.timeout, abandon)
         self._stages: dict[Setting, Stage] = {}
         self._arms: list[Arm] = []
-        self._series: dict[Arm, paired.Series] = {}
+        self._comparisons: dict[Setting, Comparison] = {}
         self._rows: dict[Arm, Row] = {}
         self._texts: dict[str, workloads.Workload] = {}
         self._failed: dict[Setting, Exception] = {}
@@ -64,37 +74,53 @@ class Bench:
         self._loaded: dict[tuple[object, ...], tuple[ArenaModel, catalog.Loaded]] = {}
 
     def prepare(self, arms: Sequence[Arm]) -> None:
-        """Load and build everything that ``arms`` need; each setting's plain arm is added."""
-        plain = [Arm(setting) for setting in dict.fromkeys(arm.setting for arm in arms)]
-        self._arms = list(dict.fromkeys((*plain, *arms)))
-        for name in dict.fromkeys(arm.setting.workload for arm in self._arms):
-            whole = workloads.load_workload(name)
-            self._texts[name] = replace(whole, prompts=whole.prompts[: self._most])
+        """Load and build everything that ``arms`` need; each setting's plain arm is added, once and again."""
+        settings = dict.fromkeys(arm.setting for arm in arms)
+        controls = [Arm(setting, again=again) for setting in settings for again in (False, True)]
+        self._arms = list(dict.fromkeys((*controls, *arms)))
+        for name in dict.fromkeys(setting.workload for setting in settings):
+            self._texts[name] = workloads.load_workload(name).first(self.plan.prompts)
+        for setting in settings:
+            disjoint_batches(setting.workload, self._texts[setting.workload].questions, setting.batch)
         for arm in self._arms:
             for kind, text in (("draft", arm.draft), ("policy", arm.policy), ("controller", arm.controller)):
                 if text is not None:
                     self.registry.parse(kind, text)
+            if arm.peer:
+                parse_peer(arm.peer)
         groups: dict[Setting, list[Arm]] = {}
         for arm in self._arms:
             groups.setdefault(arm.setting.without_workload, []).append(arm)
         for setting, group in groups.items():
+            self._baseline(group)
             self._stages[setting] = self._stage(setting, group)
+
+    def _baseline(self, arms: Sequence[Arm]) -> Arm:
+        """The arm that the speedups of one setting are relative to; any workload's."""
+        text = self.plan.baseline
+        exact = [arm for arm in arms if arm.strategy == text]
+        found = {arm.strategy: arm for arm in exact or arms if text in (arm.label, arm.strategy)}
+        if len(found) == 1:
+            return next(iter(found.values()))
+        choices = list(dict.fromkeys(arm.strategy for arm in arms))
+        if found:
+            raise SpecdecError(f"--specdec-baseline {text!r} names {len(found)} arms; name one of {', '.join(found)}")
+        raise unknown("arm", text, choices, "--specdec-baseline names an arm of every setting that is measured.")
 
     def _stage(self, setting: Setting, arms: list[Arm]) -> Stage:
         device = devices.pick_device(setting.device)
         dtype = devices.pick_dtype(setting.dtype, device)
         ops = self.registry.backend(setting.backend)
-        k = max((arm.k or 0 for arm in arms), default=0)
         target, loaded = self._load(setting, ops, device, dtype)
         texts = [self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)]
         encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]
-        longest = max(map(len, encoded)) + setting.max_new_tokens
+        longest = max(text.longest(loaded.tokenizer, setting.max_new_tokens) for text in texts)
         assembly = Assembly(
             self.registry,
             target,
             loaded.tokenizer,
             max_rows=setting.batch,
-            max_length=longest,
+            max_length=longest + setting.max_new_tokens,
             seed=setting.seed,
         )
         judge = Judge(target, max(encoded, key=len))
@@ -102,10 +128,11 @@ class Bench:
         runners: dict[Arm, Runner] = {}
         for arm in strategies:
             if arm.peer:
-                runners[arm] = TransformersRunner(arm, judge.model, k or PEER_PROPOSALS)
+                runners[arm] = TransformersRunner(arm, judge.model, parse_peer(arm.peer))
             else:
                 runners[arm] = EngineRunner(arm, assembly.engine(arm.draft, arm.policy, arm.controller, arm.k))
-        for prompt in encoded:
+        # The longest prompt of a conversation is known by its length alone.
+        for prompt in [*encoded, (0,) * longest]:
             probe = Request(0, prompt, setting.sampling(()))
             for runner in runners.values():
                 if isinstance(runner, EngineRunner):
@@ -122,8 +149,9 @@ class Bench:
         )
         eos = catalog.end_tokens(loaded.model)
         stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
+        peers = [runner.described() for runner in runners.values() if isinstance(runner, TransformersRunner)]
         self.card += card.card(
-            machine, device, strategies, len(encoded), _forward_seconds(stage), ops.absent(device.type)
+            machine, device, strategies, len(encoded), _forward_seconds(stage), ops.absent(device.type), peers
         )
         return stage
 
@@ -154,27 +182,26 @@ class Bench:
         return self._loaded[key]
 
     @property
-    def ticks(self) -> int:
-        """The total number of calls of ``progress``, for a progress bar."""
+    def ticks(self) -> int | None:
+        """The total number of calls of ``progress``, for a progress bar; None if the plan chooses how much runs."""
+        if self.plan.chooses:
+            return None
         ticks = 0
         for setting in dict.fromkeys(arm.setting for arm in self._arms):
             group = [arm for arm in self._arms if arm.setting == setting]
-            prompts = len(self._texts[setting.workload].prompts)
-            ticks += len(group) * (prompts * self._passes(prompts) + 2)
+            batches = self._batches(setting)
+            passes = self.plan.passes(len(batches))
+            ticks += len(group) * (sum(batch.turns for batch in batches) * passes + 1 + passes)
         return ticks
-
-    def _passes(self, prompts: int) -> int:
-        """The number of passes over a workload's prompts that gives the requested number of pairs."""
-        return -(-self._pairs // prompts)
 
     def row(self, arm: Arm, progress: Progress) -> Row:
         """Return the arm's row; the first row of a setting measures all its arms. Raises the error if plain failed."""
         if arm.setting not in self._failed and arm not in self._rows:
-            try:
-                self._measure(arm.setting, progress)
-            except Exception as error:
-                # Plain failed: every arm of the workload raises this error, and none runs again.
-                self._failed[arm.setting] = error
+            if self.plan.chooses:
+                self._search(arm.setting.without_workload, progress)
+            else:
+                passes = self.plan.passes(len(self._batches(arm.setting)))
+                self._guarded(arm.setting, progress, [self._batches(arm.setting)] * passes)
         if arm.setting in self._failed:
             raise self._failed[arm.setting]
         return self._rows[arm]
@@ -184,35 +211,99 @@ class Bench:
         """The rows measured so far, in the order of measurement."""
         return list(self._rows.values())
 
-    def _measure(self, setting: Setting, progress: Progress) -> None:
-        stage = self._stages[setting.without_workload]
-        wanted = {replace(arm, setting=setting.without_workload): arm for arm in self._arms if arm.setting == setting}
+    def _batches(self, setting: Setting) -> list[Batch]:
         text = self._texts[setting.workload]
-        work = paired.units(text.encode(stage.tokenizer), next(iter(wanted)), stage.eos)
-        runners = {arm: stage.runners[arm] for arm in wanted}
-        like: results.Text | None = None
-        for series in paired.alternate(
-            runners,
-            work,
-            stage.judge,
-            stage.assembly.plain,
-            lambda what: progress(f"{text.name}, {what}"),
-            self._passes(len(work)),
-        ):
-            if series.arm.plain:
-                pairs = [
-                    (request.prompt, tokens)
-                    for requests, outcome in zip(work, series.outcomes, strict=False)  # the first pass
-                    for request, tokens in zip(requests, outcome.tokens, strict=True)
-                ]
-                like = results.Text(
-                    mean(workloads.copy_rate(prompt, tokens) for prompt, tokens in pairs),
-                    mean(stage.judge.entropy(prompt, tokens) for prompt, tokens in pairs),
-                )
-            arm = wanted[series.arm]
-            machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
-            self._series[arm] = series
-            self._rows[arm] = results.make_row(arm, [series], machine, text.name, like)
+        return disjoint_batches(setting.workload, text.questions, setting.batch)
+
+    def _guarded(
+        self,
+        setting: Setting,
+        progress: Progress,
+        passes: Sequence[Sequence[Batch]],
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Measure batches of one workload, pass by pass, and make its rows; an error of plain fails the workload."""
+        try:
+            comparison = self._comparison(setting, progress)
+            for batches in passes:
+                comparison.measure(list(self._units(setting, batches)), enough)
+        except Exception as error:
+            # Plain failed: every arm of the workload raises this error, and none runs again.
+            self._failed[setting] = error
+            return
+        self._make_rows(setting)
+
+    def _search(self, setting: Setting, progress: Progress) -> None:
+        """Measure all workloads of a setting until the plan has what it wants."""
+        settings = list(dict.fromkeys(arm.setting for arm in self._arms if arm.setting.without_workload == setting))
+        done = dict.fromkeys(settings, 0)
+
+        def measure(units: int, enough: Callable[[], bool]) -> dict[str, dict[str, list[float]]]:
+            for one in settings:
+                batches = self._batches(one)
+                new = batches[done[one] : units] if units else batches
+                done[one] = max(done[one], units)
+                if new and one not in self._failed:
+                    self._guarded(one, progress, [new], enough)
+            return {
+                arm.strategy: found
+                for arm, pool in self._pools(setting).items()
+                if not arm.plain and (found := self._contrast(pool, setting))
+            }
+
+        search = Search(self.plan, max(len(self._batches(one)) for one in settings), len(settings), measure)
+        search.run()
+        self.said.append(search.said)
+
+    def _contrast(self, pool: results.Pool, setting: Setting) -> dict[str, list[float]]:
+        """The logs of an arm's ratios to the baseline; empty if it failed."""
+        if any(series.failure for series in pool.values()):
+            return {}
+        pools = self._pools(setting)
+        return results.contrast(pool, pools[self._baseline(list(pools))], results.decoding)
+
+    def _units(self, setting: Setting, batches: Sequence[Batch]) -> Iterator[Unit]:
+        stage = self._stages[setting.without_workload]
+        params, questions = setting.sampling(stage.eos), len(self._texts[setting.workload].questions)
+        for batch in batches:
+            yield from make_units(batch, questions, params, stage.tokenizer, stage.assembly.plain)
+
+    def _comparison(self, setting: Setting, progress: Progress) -> Comparison:
+        if setting not in self._comparisons:
+            stage = self._stages[setting.without_workload]
+            wanted = [arm for arm in self._arms if arm.setting == setting]
+            runners = {arm: stage.runners[replace(arm, setting=setting.without_workload)] for arm in wanted}
+            name = self._texts[setting.workload].label
+            self._comparisons[setting] = Comparison(
+                runners,
+                stage.judge,
+                stage.assembly.plain,
+                lambda what: progress(f"{name}, {what}"),
+                self._watchdog.limit,
+            )
+        return self._comparisons[setting]
+
+    def _make_rows(self, setting: Setting) -> None:
+        """Make the rows of one workload anew."""
+        stage, series = self._stages[setting.without_workload], self._comparisons[setting].series
+        name = self._texts[setting.workload].label
+        pools = {arm: {setting.workload: one} for arm, one in series.items() if one.outcomes or one.error}
+        plain = next(one for arm, one in series.items() if arm.plain)
+        text = results.text_of(plain, stage.judge)
+        self._rows |= self._rows_from(pools, name, text)
+
+    def _rows_from(
+        self, pools: dict[Arm, dict[str, paired.Series]], name: str, text: results.Text | None
+    ) -> dict[Arm, Row]:
+        setting = next(iter(pools)).setting.without_workload
+        stage = self._stages[setting]
+        machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
+        set_up = {
+            arm: sum(runner.engine.set_up_seconds.values())
+            for arm in pools
+            if isinstance(runner := stage.runners[replace(arm, setting=setting)], EngineRunner)
+        }
+        return results.make_rows(pools, self._baseline(list(pools)), machine, name, text, set_up)
 
     @property
     def device(self) -> str | None:
@@ -222,9 +313,8 @@ class Bench:
 
     def compared(self) -> Iterator[tuple[dict[Arm, paired.Series], int]]:
         """For each measured setting, yield the series of its arms and the number of units in one pass over prompts."""
-        for setting in dict.fromkeys(arm.setting for arm in self._series):
-            series = {arm: found for arm, found in self._series.items() if arm.setting == setting}
-            yield series, len(self._texts[setting.workload].prompts)
+        for setting, comparison in self._comparisons.items():
+            yield comparison.series, sum(batch.turns for batch in self._batches(setting))
 
     def engines(self) -> Iterator[tuple[Arm, Engine]]:
         """Yield every engine that was built, with its arm."""
@@ -237,19 +327,35 @@ class Bench:
         """The rows measured so far with a setting, whatever their workload."""
         return [row for row in self.rows if row.arm.setting.without_workload == setting.without_workload]
 
+    def _pools(self, setting: Setting) -> dict[Arm, dict[str, paired.Series]]:
+        """The series of each strategy of a setting, by workload; workloads in which plain failed are left out."""
+        pools: dict[Arm, dict[str, paired.Series]] = {}
+        for one, comparison in self._comparisons.items():
+            if one.without_workload == setting and one not in self._failed:
+                for arm, series in comparison.series.items():
+                    pools.setdefault(replace(arm, setting=setting), {})[one.workload] = series
+        return pools
+
     def pooled(self) -> list[list[Row]]:
         """For each setting apart from its workload, return the rows of each strategy over all measured workloads."""
-        groups: dict[Setting, dict[Arm, list[paired.Series]]] = {}
-        for arm, series in self._series.items():
-            setting = arm.setting.without_workload
-            strategies = groups.setdefault(setting, {})
-            strategies.setdefault(replace(arm, setting=setting), []).append(series)
-        out = []
-        for setting, strategies in groups.items():
-            stage = self._stages[setting]
-            machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
-            out.append([results.make_row(arm, found, machine, "all", None) for arm, found in strategies.items()])
-        return out
+        settings = dict.fromkeys(row.arm.setting.without_workload for row in self.rows)
+        return [list(self._rows_from(self._pools(setting), "all", None).values()) for setting in settings]
+
+    def contrasts(self, setting: Setting) -> dict[tuple[Arm, Arm], Estimate]:
+        """The speed of each strategy of a setting over each other's, over all measured workloads; failed ones apart."""
+        setting = setting.without_workload
+        pools = {
+            arm: pool
+            for arm, pool in self._pools(setting).items()
+            if not any(series.failure for series in pool.values())
+        }
+        found = {}
+        for one, ours in pools.items():
+            for other, base in pools.items():
+                speed = results.compared_with(ours, base, results.decoding) if one != other else None
+                if speed is not None:
+                    found[one, other] = speed
+        return found
 
 
 @torch.inference_mode()

@@ -4,7 +4,8 @@ Two float32 forwards of different width differ by about 1e-5. Where the logits o
 token may be chosen. A difference is a tie only if the unmodified model, which runs without the arena, confirms it: both
 arms' logits lie within a bound of its logits, and each arm's token follows from its own logits. The bound is four times
 the difference of the unmodified model from itself between one and eight tokens at once. It does not depend on the
-arena, so a corrupt arena cannot certify itself.
+arena, so a corrupt arena cannot certify itself. An error smaller than the bound still makes ties, and more of them than
+rounding does: ``too_many`` limits their number.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import cycle, islice
 
 import torch
@@ -29,6 +31,15 @@ MARGIN = 4
 
 MOST_FLOAT32 = 1e-3
 """The upper limit of the bound in float32 and float64."""
+
+MEASURED = {"float32 and float64": (0, 12345), "half precision": (5, 567)}
+"""Certified ties and compared tokens of the row of the table in docs/proof.md with the highest ``rate``, by dtypes."""
+
+CONFIDENCE = 0.99
+"""The confidence of the upper limit that ``rate`` is."""
+
+TOO_MANY = 1e-6
+"""The probability with which ties at ``rate`` are called too many, at most."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,66 @@ class Difference:
             f"{self.tokens[1]}; their logits: plain {_show(self.plain)}, other {_show(self.other)}, unmodified model "
             f"{_show(self.reference)}, bound {self.bound:.1e}: {self.reason}"
         )
+
+
+def rate(dtype: torch.dtype) -> float:
+    """Return the rate of certified ties per compared token: the upper limit of ``MEASURED``, Clopper and Pearson's.
+
+    Example: ``rate(torch.bfloat16)``
+    """
+    return upper_limit(*MEASURED[_precision(dtype)])
+
+
+@cache
+def upper_limit(count: int, of: int, confidence: float = CONFIDENCE) -> float:
+    """Return the highest rate at which at most ``count`` events ``of`` as many trials are no rarer than 1 - confidence.
+
+    Source: Clopper and Pearson, Biometrika 26 (1934). Example: ``upper_limit(0, 459)`` is 0.01
+    """
+    low, high = count / of, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - _tails(of, middle)[count + 1] > 1 - confidence else (low, middle)
+    return high
+
+
+def too_many(ties: int, tokens: int, dtype: torch.dtype) -> str | None:
+    """Return why so many certified ties in ``tokens`` compared tokens are not rounding's; None if they may be.
+
+    They are too many if as many would come by ``rate`` with a probability below ``TOO_MANY``. ``dtype`` is the
+    target's.
+
+    Example: ``too_many(40, 144, torch.bfloat16)``
+    """
+    expected = int((_tails(tokens, rate(dtype)) >= TOO_MANY).sum()) - 1
+    if ties <= expected:
+        return None
+    return (
+        f"{ties} certified ties in {tokens} compared tokens, expected are at most {expected}: in {_precision(dtype)} "
+        f'rounding makes at most {rate(dtype):.1e} a token (docs/proof.md, "Equality, and certified ties"), and so '
+        f"many with a probability below {TOO_MANY:.0e}; look for an error smaller than the bound on logits"
+    )
+
+
+def equal_text(equal: int, compared: int, ties: int) -> str:
+    """Return "17/18, 1 tie": the outputs equal token by token, of those compared, and the certified ties in the others.
+
+    An output that differs can hold several ties, because both arms continue after one: "17/18, 2 ties".
+    """
+    return f"{equal}/{compared}" + (f", {ties} tie{'s' * (ties > 1)}" if ties else "")
+
+
+def _precision(dtype: torch.dtype) -> str:
+    wide, half = MEASURED
+    return wide if torch.finfo(dtype).bits >= 32 else half
+
+
+def _tails(trials: int, chance: float) -> Tensor:
+    """Return float64 [trials + 2]: the probability of at least so many events, of 0 … trials + 1."""
+    count = torch.arange(trials + 1, dtype=torch.float64)
+    law = torch.lgamma(count.new_tensor(trials + 1)) - torch.lgamma(count + 1) - torch.lgamma(trials - count + 1)
+    law += torch.xlogy(count, count.new_tensor(chance)) + torch.xlogy(trials - count, count.new_tensor(1 - chance))
+    return torch.nn.functional.pad(law.exp(), (0, 1)).flip(0).cumsum(0).flip(0)
 
 
 def surprise(logits: Tensor, tokens: Sequence[int]) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from benchsuite.measure.fidelity import BINS
+from benchsuite.measure.fidelity import BINS, finding
 from benchsuite.prove.enumerator import Shape, chain, context
 from specdec import Context, Policy, Window, sampling
 from specdec.interfaces import Backend
@@ -98,19 +98,6 @@ class Rounds:
         return replace(window, parents=torch.tensor(parents, device=tokens.device).expand_as(window.parents))
 
 
-def power(rounds: int, shift: float, alarm: float = FALSE_ALARM) -> float:
-    """Return the probability that the test finds a mass ``shift`` moved from the likelier half to the other half of p.
-
-    Pearson's statistic is then noncentral chi-square with ``BINS`` - 1 degrees and noncentrality 4 n shift².
-    """
-    half = torch.tensor((BINS - 1) / 2, dtype=torch.float64)
-    low, high = 0.0, 1000.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if torch.special.gammaincc(half, half.new_tensor(middle / 2)) > alarm else (low, middle)
-        )
-    mean = half.new_tensor(2 * rounds * shift**2)  # half of the noncentrality
-    count = torch.arange(2000, dtype=torch.float64)
-    weights = (count * mean.log() - mean - torch.lgamma(count + 1)).exp()
-    return float((weights * torch.special.gammaincc(half + count, half.new_tensor(low / 2))).sum())
+def power(rounds: int, shift: float) -> float:
+    """Return the probability that the test of one depth finds a mass ``shift`` moved: ``fidelity.finding``."""
+    return finding(rounds, shift, FALSE_ALARM)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchsuite.machine import provenance
+from benchsuite.measure.interval import Estimate
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.peers import parse_peer
 from benchsuite.measure.results import Row
 from benchsuite.measure.session import Bench
 from benchsuite.report import folder, tables
@@ -20,14 +24,17 @@ def write_comparison(root: Path, bench: Bench, seed: int, complete: bool) -> Pat
     """
     rows, groups = bench.rows, bench.pooled()
     pooled = [row for group in groups for row in group]
-    sections = [(group, bench.rows_of(group[0].arm.setting)) for group in groups]
-    card = [*bench.card, *tables.weights_table(bench.weights)]
+    sections = [
+        Section(group, bench.rows_of(group[0].arm.setting), bench.contrasts(group[0].arm.setting)) for group in groups
+    ]
+    card = [*bench.card, *tables.weights_table(bench.weights), *bench.said]
     targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
     made = f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {provenance.own_commit() or 'unknown'}"
     files = {
         "benchmark.json": folder.strict_json(
             {"rows": [_public(row) for row in rows], "pooled": [_public(r) for r in pooled]}
         ),
+        "ratios.json.gz": folder.strict_json([_ratios(row) for row in rows]),
         "table.md": _markdown(sections, [*card, made]),
         "table.csv": tables.as_csv([*rows, *pooled]),
         "speedup.svg": folder.template("speedup.svg.j2", bars=_bars(pooled)),
@@ -35,85 +42,113 @@ def write_comparison(root: Path, bench: Bench, seed: int, complete: bool) -> Pat
             "report.html.j2",
             card=[*card, made],
             bars=_bars(pooled),
-            sections=[(tables.section_title(group[0]), _tables(group, own, "html")) for group, own in sections],
+            baseline=pooled[0].info["baseline"] if pooled else "plain",
+            sections=[(one.title, one.tables("html"), tables.notes(one.pooled, one.rows)) for one in sections],
             glossary=_meanings(),
             failures=[row.failure for row in rows if row.failure],
-            ties=[tie for row in rows for tie in row.ties],
         ),
     }
     return folder.write_folder(root, targets, files, card, seed, complete)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One setting: rows over all workloads, rows of each, and each arm's speed over each other's."""
+
+    pooled: Sequence[Row]
+    rows: Sequence[Row]
+    contrasts: Mapping[tuple[Arm, Arm], Estimate]
+
+    @property
+    def title(self) -> str:
+        """The setting in words."""
+        return tables.section_title(self.pooled[0])
+
+    def tables(self, style: str) -> dict[str, str]:
+        """The tables, by their headings."""
+        workload = tables.Column("workload", lambda row: str(row.info["workload"]), "kind of text")
+        return {
+            f"Speedup over {self.pooled[0].info['baseline']} by workload": tables.overview(
+                self.pooled, self.rows, style
+            ),
+            "Speed": tables.render(self.pooled, tables.SPEED, style),
+            "Contract and latency": tables.render(self.pooled, tables.LATENCY, style),
+            "Why": tables.render(self.pooled, tables.REASONS, style),
+            "Each arm's speed over each other's": tables.contrasts_table(self.contrasts, style),
+            "Every row": tables.render(self.rows, (workload, *tables.SPEED), style),
+        }
+
+
+def _ratios(row: Row) -> dict[str, Any]:
+    """The paired ratios of a row's units to the baseline, and the seconds that they were made of."""
+    return {
+        "arm": row.arm.strategy,
+        "setting": tables.section_title(row),
+        "workload": row.info["workload"],
+        "baseline": row.info["baseline"],
+        "ratios": next(iter(row.ratios.values()), []),
+        "runs": [[run["unit"], run["decode_s"], run["decoded"], run["wall_s"]] for run in row.measured],
+    }
 
 
 def _public(row: Row) -> dict[str, Any]:
     return {
         "target": row.target,
         **row.info,
-        "n": row.n,
         "ratios": row.ratios,
-        "seconds": row.seconds,
+        "rounds": row.rounds,
         "copy_rate": row.text.copy_rate if row.text else None,
         "entropy_bits": row.text.entropy_bits if row.text else None,
         "ties": row.ties,
         "failure": row.failure,
+        "runs": row.measured,
         "steps": row.steps,
     }
 
 
 def _meanings() -> list[str]:
     return [
-        *tables.glossary((*tables.SPEED, *tables.REASONS[1:])).splitlines(),
+        *tables.glossary((*tables.SPEED, *tables.LATENCY[1:], *tables.REASONS[1:])).splitlines(),
         "copy rate: share of plain's output that follows its two predecessors as they last did before",
         "entropy, bits: mean entropy of the target's own distribution at each token of plain's output",
     ]
 
 
-def _workload_column() -> tables.Column:
-    return tables.Column("workload", lambda row: str(row.info["workload"]), "kind of text")
-
-
-Section = tuple[Sequence[Row], Sequence[Row]]
-"""The rows of one setting: pooled over the workloads, and of each workload."""
-
-
-def _tables(pooled: Sequence[Row], rows: Sequence[Row], style: str) -> dict[str, str]:
-    """The tables of one setting, by their headings."""
-    return {
-        "Speedup over plain by workload": tables.overview(pooled, rows, style),
-        "Speed": tables.render(pooled, tables.SPEED, style),
-        "Why": tables.render(pooled, tables.REASONS, style),
-        "Every row": tables.render(rows, (_workload_column(), *tables.SPEED), style),
-    }
-
-
 def _markdown(sections: Sequence[Section], card: Sequence[str]) -> str:
     parts = ["# Speculative decoding", "\n".join(f"- {line}" for line in card)]
-    for pooled, rows in sections:
-        parts.append(f"## {tables.section_title(pooled[0])}")
-        for heading, table in _tables(pooled, rows, "github").items():
+    for section in sections:
+        parts.append(f"## {section.title}")
+        for heading, table in section.tables("github").items():
             parts += [f"### {heading}", table]
+        parts.append("\n".join(f"- {line}" for line in tables.notes(section.pooled, section.rows)))
     parts += ["## Columns", "\n".join(f"- {line}" for line in _meanings())]
     return "\n\n".join(parts) + "\n"
 
 
 def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
     shown = [row for row in pooled if row.info["speedup"] is not None]
-    longest = max((row.info["speedup_high"] for row in shown), default=1.0)
+    lengths = len({row.arm.setting.max_new_tokens for row in shown}) > 1
+    longest = max((row.info["speedup_high"] or row.info["speedup"] for row in shown), default=1.0)
     return [
         {
-            "label": _bar_label(row),
+            "label": _bar_label(row, lengths),
             "speedup": row.info["speedup"],
             "width": 400 * row.info["speedup"] / longest,
-            "low": 400 * row.info["speedup_low"] / longest,
-            "high": 400 * row.info["speedup_high"] / longest,
+            "low": 400 * (row.info["speedup_low"] or row.info["speedup"]) / longest,
+            "high": 400 * (row.info["speedup_high"] or row.info["speedup"]) / longest,
             "one": 400 / longest,
+            "verdict": row.info["verdict"] or "too few",
         }
         for row in shown
     ]
 
 
-def _bar_label(row: Row) -> str:
+def _bar_label(row: Row, lengths: bool) -> str:
+    """``lengths``: whether the rows differ in their budget of tokens."""
     setting = row.arm.setting
     k = "" if row.arm.k is None else f" {row.arm.k}"
-    strategy = f", {row.arm.policy}{k}" if row.arm.draft else ""
+    shown = parse_peer(row.arm.peer).shown if row.arm.peer else f"{row.arm.policy}{k}" if row.arm.draft else ""
+    strategy = f", {shown}" if shown else ""
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
+    batch += f", {setting.max_new_tokens} tokens" if lengths else ""
     return row.arm.label + strategy + batch + (f", T {setting.temperature:g}" if setting.temperature else "")

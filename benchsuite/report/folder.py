@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import platform
@@ -18,6 +19,7 @@ def write_folder(
 ) -> Path:
     """Write ``files`` (name to text) and ``MANIFEST.json`` into a new folder of ``root``; return the folder.
 
+    A file whose name ends in ``.gz`` is compressed, the same text always to the same bytes.
     ``complete`` goes into the manifest: an interrupted run also writes its results. Raises OSError if it cannot be
     written.
     """
@@ -25,14 +27,18 @@ def write_folder(
     taken = sum(1 for _ in root.glob(f"{stamped}*"))
     folder = root / (f"{stamped}-{taken + 1}" if taken else stamped)
     folder.mkdir(parents=True)
-    for file, text in files.items():
-        (folder / file).write_text(text, encoding="utf-8")
+    written = {
+        file: gzip.compress(text.encode(), mtime=0) if file.endswith(".gz") else text.encode()
+        for file, text in files.items()
+    }
+    for file, content in written.items():
+        (folder / file).write_bytes(content)
     manifest = {
         **provenance.origin(provenance.own_commit()),
         "complete": complete,
         "seed": seed,
         "machine": {"platform": platform.platform(), "python": platform.python_version(), "card": list(card)},
-        "sha256": {file: hashlib.sha256(text.encode()).hexdigest() for file, text in files.items()},
+        "sha256": {file: hashlib.sha256(content).hexdigest() for file, content in written.items()},
     }
     (folder / "MANIFEST.json").write_text(strict_json(manifest), encoding="utf-8")
     return folder

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tabulate import tabulate
 
+from benchsuite.measure.interval import Estimate
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.peers import parse_peer
 from benchsuite.measure.results import Row
 from benchsuite.measure.weights import Weights
 
@@ -18,8 +21,16 @@ BASELINE = "*"
 """Marks the row that is the denominator of every speedup."""
 
 
-WIDEST = 30
+WIDEST = 28
 """Most characters of an arm's name in a table; a longer name loses its middle. JSON and test ids have it whole."""
+
+SHORT_NAMES = {"question_answering": "q & a", "summarisation": "summaries", "code_editing": "code"}
+"""Headers of workloads whose names are too wide for a table."""
+
+MARKS = (
+    "~: the interval holds 1, or the noise is as large; !: not comparable, see below; no mark and no interval: too few"
+)
+"""The marks behind a speedup."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +64,25 @@ def _speedup(row: Row) -> str:
     return "-" if row.info["speedup"] is None else f"{row.info['speedup']:.2f}x"
 
 
+def _marked(row: Row) -> str:
+    """The speedup with a mark that says what it is worth: see ``MARKS``."""
+    sign = {"~": " ~", "not comparable": " !"}.get(row.info["verdict"] or "", "")
+    return _speedup(row) + sign
+
+
 def _interval(row: Row) -> str:
     low, high = row.info["speedup_low"], row.info["speedup_high"]
-    # One or two ratios give no interval.
-    return "-" if low is None or row.arm.plain or row.n < 3 else f"{low:.2f}-{high:.2f}"
+    return "-" if low is None or row.info["verdict"] == "baseline" else f"{low:.2f}-{high:.2f}"
 
 
-def _text(key: str) -> Callable[[Row], str]:
-    return lambda row: str(row.info[key] or "-")
+def _verdict(row: Row) -> str:
+    marks = [mark for mark in row.info["marks"] or () if mark != "one prompt"]
+    return (row.info["verdict"] or "too few") + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _policy(row: Row) -> str:
+    if row.arm.peer:
+        return parse_peer(row.arm.peer).shown or "-"
     if row.arm.draft is None:
         return "-"
     controller = "" if row.arm.controller == "fixed" else f" {row.arm.controller.partition('(')[0]}"
@@ -74,45 +93,61 @@ def _contract(row: Row) -> str:
     promised, checked = row.info["contract"], row.info["contract_checked"]
     if checked == "baseline":
         return "baseline"
-    # Ties are listed below the tables.
-    return f"{promised}: {(checked or 'not compared').partition(',')[0]}"
+    return f"{promised}: {checked or 'not compared'}"
 
 
-def _outside(row: Row) -> str:
-    return "-" if row.host_share is None else f"{row.host_share * 100:.1f}"
-
-
-NAME = Column("arm", _name, f"draft strategy or peer; {BASELINE} marks the baseline")
+NAME = Column("arm", _name, f"draft strategy or peer; {BASELINE} marks plain decoding, `plain again` is it once more")
 
 SPEED = (
     NAME,
-    Column("policy K", _policy, "acceptance policy and K, the proposals of a step"),
+    Column("policy K", _policy, "acceptance policy and K, the proposals of a step; a peer's options"),
     Column("tok/s", _figure("tokens_per_s", "{:.1f}"), "decoded tokens per second, prefill excluded"),
-    Column("speedup", _speedup, "median of paired ratios to plain"),
-    Column("interval", _interval, "95 % bootstrap interval of that median"),
-    Column("n", lambda row: str(row.n), "pairs it rests on"),
-    Column("TTFT ms", _figure("ttft_ms", "{:.0f}"), "median time to the first token, prefill included"),
-    Column("TPOT ms", _figure("tpot_ms", "{:.1f}"), "median time per output token after the first"),
-    Column("contract", _contract, "what is promised, and how many outputs equalled plain's, token by token"),
+    Column(
+        "speedup", _speedup, "geometric mean over workloads of the geometric means of paired ratios to the baseline"
+    ),
+    Column("interval", _interval, "95 % interval of that mean; none below six independent units"),
+    Column(
+        "verdict",
+        _verdict,
+        "faster, slower, ~ (the interval holds 1, or the noise of `plain again` is as large), not comparable, too few; "
+        "(learns): from one prompt to the next; (replays): its draft asks for plain's output",
+    ),
+    Column("n", _figure("units", "{:.0f}"), "independent units: prompts, or batches of prompts"),
+    Column("e2e s", _figure("e2e_s", "{:.2f}"), "median time from the prompt to the last token, prefill included"),
+    Column("e2e", _figure("e2e_speedup", "{:.2f}x"), "speedup of that time, per token"),
 )
-"""Columns of the speed and the contract."""
+"""Columns of the speed."""
+
+LATENCY = (
+    NAME,
+    Column("contract", _contract, "what is promised, and outputs that equalled plain's of those compared, with ties"),
+    Column("TTFT ms", _figure("ttft_ms", "{:.0f}"), "median time to the first token, from handing over the prompt"),
+    Column("draft", _figure("ttft_draft_ms", "{:.1f}"), "the draft's part of it: admit and prefilled"),
+    Column("TPOT ms", _figure("tpot_ms", "{:.1f}"), "median time per token after the first emission"),
+    Column(
+        "ITL 50", _figure("itl_p50_ms", "{:.1f}"), "median gap between emissions, each of one or more tokens, in ms"
+    ),
+    Column("90", _figure("itl_p90_ms", "{:.1f}"), "90th percentile of these gaps"),
+    Column("99", _figure("itl_p99_ms", "{:.1f}"), "99th percentile of these gaps"),
+    Column("set-up s", _figure("set_up_s", "{:.2f}"), "building draft and controller, calibration included"),
+)
+"""Columns of the contract and of latencies."""
 
 REASONS = (
     NAME,
     Column("tau", _figure("tau", "{:.2f}"), "emitted tokens / target forwards"),
     Column("acc len", _figure("mean_acceptance_length", "{:.2f}"), "mean acceptance length, 1 + accepted / drafts"),
     Column("acc %", _figure("acceptance_rate", "{:.0f}", 100), "acceptance rate, accepted / proposed"),
-    Column("c", _figure("draft_cost", "{:.3f}"), "draft time per proposal / target time for one slot"),
-    Column("v(W)", _figure("verify_cost", "{:.2f}"), "target time for W slots / for 1"),
-    Column("predicted", _figure("predicted_speedup", "{:.2f}x"), "emitted / sum of v(W) + c K"),
     Column(
-        "overhead %",
-        _figure("overhead", "{:.0f}", 100),
-        "1 - ratio of tok/s to plain's / predicted",
+        "c", _figure("draft_cost", "{:.3f}"), "all draft time while decoding, per proposal / target time for one slot"
     ),
-    Column("limited by", _text("limited_by"), "the part that would gain most if it alone were free"),
-    Column("outside %", _outside, "engine time outside draft and target forwards"),
-    Column("MBU", _figure("mbu", "{:.2f}"), "bytes moved per second / measured read bandwidth"),
+    Column("v(W)", _figure("verify_cost", "{:.2f}"), "target time for W slots / for 1"),
+    Column("parts", _figure("sum_of_parts", "{:.2f}x"), "sum of parts: the speedup if only target and draft took time"),
+    Column("draft %", _figure("draft_share", "{:.1f}", 100), "share of the decoding time in the draft"),
+    Column("target %", _figure("target_share", "{:.1f}", 100), "share in the target's forwards"),
+    Column("policy %", _figure("accept_share", "{:.1f}", 100), "share in the acceptance policy"),
+    Column("overhead %", _figure("overhead", "{:.1f}", 100), "time on the clock less every booked part"),
+    Column("MBU", _figure("mbu", "{:.2f}"), "bytes read per second, the draft's weights included / read bandwidth"),
 )
 """Columns of the causes of the speed."""
 
@@ -134,20 +169,20 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
     All rows must be of one setting, apart from the workload.
     """
     workloads = list(dict.fromkeys(row.info["workload"] for row in by_workload))
-    cells = {(row.arm.label, _policy(row), row.info["workload"]): _speedup(row) for row in by_workload}
+    cells = {(row.arm.label, _policy(row), row.info["workload"]): _marked(row) for row in by_workload}
     like = {row.info["workload"]: row.text for row in by_workload if row.text}
     body = [
         [
             _name(row),
             _policy(row),
             *(cells.get((row.arm.label, _policy(row), w), "-") for w in workloads),
-            _speedup(row),
+            _marked(row),
         ]
         for row in pooled
     ]
     body.append(["copy rate", "", *(f"{like[w].copy_rate:.2f}" if w in like else "-" for w in workloads), ""])
     body.append(["entropy, bits", "", *(f"{like[w].entropy_bits:.2f}" if w in like else "-" for w in workloads), ""])
-    names = [w.replace("_", " ").replace("question answering", "q & a") for w in workloads]
+    names = [SHORT_NAMES.get(w, w.replace("_", " ")) for w in workloads]
     return laid_out(["arm", "policy K", *names, "all"], body, style)
 
 
@@ -203,11 +238,43 @@ def laid_out(headers: Sequence[str], body: list[list[str]], style: str) -> str:
 
 
 LEGEND = (
+    "e2e: prompt to last token; TTFT: to the first; TPOT: per token after the first emission; ITL: gaps of emissions",
     "tau: emitted / target forwards; acc len: 1 + accepted / drafts; c: draft time per proposal / one-slot target time",
-    "v(W): target time for W slots / for 1; predicted: emitted / sum of v(W) + c K; outside: time outside forwards",
-    "MBU: bytes moved / bandwidth; copy rate: output that bigrams guess; entropy: the target's, per token",
+    "v(W): target time for W slots / for 1; parts: speedup by target and draft time alone; overhead: time not booked",
+    "MBU: bytes read / bandwidth; copy rate: output that bigrams guess; entropy: the target's, per token",
 )
 """Meanings of the columns, shown below the terminal's tables."""
+
+
+def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    """Return the lines below a setting's tables: how the intervals are made, and what must be known of single rows."""
+    methods = {row.method for row in pooled if row.method}
+    lines = [f"interval: {method}" for method in sorted(methods)] + [MARKS]
+    whole = {row.arm: row.info["not_comparable"] for row in pooled}
+    for row in (*pooled, *rows):
+        name = f"{row.arm.strategy}, {row.info['workload']}"
+        reason = row.info["not_comparable"]
+        # What is true of a whole row need not be said again of its parts.
+        if reason and (row in pooled or not whole.get(replace(row.arm, setting=row.arm.setting.without_workload))):
+            lines.append(f"{name}: not comparable: {reason}")
+        if row in pooled and "one prompt" in (row.info["marks"] or ()):
+            lines.append(f"{name}: one prompt makes more than half of its speedup")
+    lines += [f"{row.arm.id}: {tie}" for row in rows for tie in row.ties]
+    return [part for line in lines for part in textwrap.wrap(line, 120, subsequent_indent="  ")]
+
+
+def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], style: str) -> str:
+    """Return the speed of each arm (a row) over each other (a column), with a mark where the interval holds 1."""
+    arms = list(dict.fromkeys(arm for pair in speeds for arm in pair))
+
+    def cell(one: Arm, other: Arm) -> str:
+        speed = speeds.get((one, other))
+        if speed is None:
+            return "-"
+        return f"{speed.ratio:.2f}x" + (" ~" if speed.low and speed.high and speed.low <= 1 <= speed.high else "")
+
+    body = [[f"{i} {one.strategy}", *(cell(one, other) for other in arms)] for i, one in enumerate(arms, 1)]
+    return laid_out(["faster than", *map(str, range(1, len(arms) + 1))], body, style)
 
 
 def glossary(columns: Sequence[Column]) -> str:
@@ -218,13 +285,14 @@ def glossary(columns: Sequence[Column]) -> str:
 def as_csv(rows: Sequence[Row]) -> str:
     """Return every figure of every row, one line for each row; unknown values are empty."""
     out = io.StringIO()
-    keys = [key for key in rows[0].info if key not in ("counters", "acceptance_by_position")] if rows else []
+    keys = [key for key in rows[0].info if key not in ("counters", "acceptance_by_position", "marks")] if rows else []
     counters = next(
         ([name for name in row.info["counters"] if name != "ops"] for row in rows if row.info["counters"]), []
     )
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["target", *keys, "n", *counters])
+    writer.writerow(["target", *keys, "marks", *counters])
     for row in rows:
         found: dict[str, Any] = row.info["counters"] or {}
-        writer.writerow([row.target, *(row.info[key] for key in keys), row.n, *(found.get(name) for name in counters)])
+        marks = " ".join(row.info["marks"] or ())
+        writer.writerow([row.target, *(row.info[key] for key in keys), marks, *(found.get(name) for name in counters)])
     return out.getvalue()

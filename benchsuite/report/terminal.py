@@ -14,19 +14,21 @@ def show(reporter: Any, bench: Bench, outcome: str) -> None:
         rows = bench.rows_of(group[0].arm.setting)
         reporter.section(f"speculative decoding: {tables.section_title(group[0])}", sep="=")
         lines = [
-            "Speedup over plain, median of paired ratios:",
+            f"Speedup over {group[0].info['baseline']}, geometric means of paired ratios:",
             tables.overview(group, rows),
             "",
             tables.render(group, tables.SPEED),
+            "",
+            tables.render(group, tables.LATENCY),
             "",
             tables.render(group, tables.REASONS),
             "",
             *tables.LEGEND,
             *tables.op_lines(rows),
             "",
-            *(f"{row.arm.id}: {tie}" for row in rows for tie in row.ties),
+            *tables.notes(group, rows),
         ]
         for line in lines:
             reporter.write_line(line)
-    for line in (*tables.weights_table(bench.weights), *([outcome] if outcome else [])):
+    for line in (*tables.weights_table(bench.weights), *bench.said, *([outcome] if outcome else [])):
         reporter.write_line(line)

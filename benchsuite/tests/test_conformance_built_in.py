@@ -30,7 +30,7 @@ TestMedusa = slow(conformance.draft("medusa(head_init=random)", sampled=True, hi
 TestMedusaTree = slow(conformance.draft("medusa(head_init=random, beam=2)", trees=True, hidden=True, k=6))
 TestEagle = slow(conformance.draft("eagle(reset=False)", sampled=True, hidden=True))
 TestEagleThatResets = slow(conformance.draft("eagle", sampled=True, hidden=True, memoryless=False))
-TestOracle = slow(conformance.draft("oracle(0.8)"))
+TestOracle = slow(conformance.draft("oracle(0.8)", replays=True))
 TestGarbage = slow(conformance.draft("garbage"))
 
 TestMatch = conformance.policy("match", greedy="exact", sampled="exact", trees=True, coupled=True)

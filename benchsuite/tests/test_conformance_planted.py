@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,10 +15,13 @@ from torch import Tensor
 from benchsuite import conformance
 from benchsuite.conformance.claims import failures
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
+from specdec.interfaces import ControllerFactory
 from specdec_kernels.reference import Reference
 from specdec_plugins.controllers.fixed import Fixed
+from specdec_plugins.controllers.goodput import Goodput
 from specdec_plugins.drafts.draft_model import DraftModel
 from specdec_plugins.drafts.ngram import Ngram
+from specdec_plugins.drafts.oracle import Oracle
 from specdec_plugins.policies.match import Match
 from specdec_plugins.policies.rejection import Rejection
 
@@ -112,6 +115,47 @@ class Learner(RepeatPending):
         return replace(window, tokens=torch.cat([window.tokens[:, :1], window.tokens[:, 1:] * 0 + self._last], dim=1))
 
 
+class Archive(RepeatPending):
+    """Keeps every output where ``forget`` does not reach, and proposes it when the prompt comes again."""
+
+    kept: ClassVar[dict[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        self._prompt = request.prompt
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        self.kept[self._prompt] = tokens
+
+    def propose(self, context: Context) -> Window:
+        length, most = int(context.length_host[0]), int(context.max_proposals_host[0])
+        known = self.kept.get(self._prompt, ())[length : length + most] or [1] * most
+        return Window.ragged(context, [list(known)] + [[]] * (context.rows - 1))
+
+
+class Parrot(Oracle):
+    """Replays, and declares all that a check may be skipped for, except that."""
+
+    branches = needs_hidden = learns = True
+    weight_bytes = 1
+
+    def info(self) -> Mapping[str, int]:
+        return {"draft_forwards": 1}
+
+
+class Boaster(RepeatPending):
+    """Declares that it learns."""
+
+    learns = True
+
+
+class Weightless(DraftModel):
+    """Counts forwards, but declares no weights."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.weight_bytes = 0
+
+
 class Brancher(RepeatPending):
     """Branches, but declares that it does not."""
 
@@ -145,6 +189,16 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (NeverBack, {"sampled": True}, "follows_from_the_text", "asked again"),
     (DeviceReader, {}, "reads_the_device_once", "read the device through item"),
     (Learner, {}, "remembered_only_where_claimed", "has remembers=False.*remembers=True"),
+    (Learner, {"memoryless": False}, "remembered_only_where_claimed", "has remembers=False.*remembers=True"),
+    (Boaster, {}, "is_what_it_claims", "has remembers=False.*remembers=True.*learns"),
+    (Oracle, {}, "replays_only_where_claimed", r"has replays=False.*replays=True.*[1-9]\d* calls of Env.plain"),
+    (
+        Parrot,
+        {"trees": True, "sampled": True, "hidden": True, "remembers": True, "memoryless": False},
+        "replays_only_where_claimed",
+        "has replays=False.*replays=True",
+    ),
+    (Weightless, {"sampled": True}, "forwards_read_weights", "weight_bytes 0, and .* draft_forwards"),
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
     (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
     (Impossible, {}, "well_formed", "a token id outside"),
@@ -152,6 +206,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (RepeatPending, {"sampled": True}, "is_what_it_claims", "has sampled=True.*sampled=False"),
     (RepeatPending, {"hidden": True}, "is_what_it_claims", "has hidden=True.*hidden=False"),
     (RepeatPending, {"remembers": True}, "remembered_only_where_claimed", "has remembers=True.*remembers=False"),
+    (RepeatPending, {"replays": True}, "replays_only_where_claimed", "has replays=True.*replays=False"),
 ]
 
 
@@ -160,6 +215,11 @@ def test_a_faulty_draft_is_found(fault: Callable[..., Draft], claims: dict[str, 
     said = next(failures(conformance.draft("planted", factory=fault, **claims), only=check), None)
     assert said, f"{check} finds nothing"
     assert re.search(message, said[1], re.DOTALL), said
+
+
+def test_what_is_kept_where_forget_does_not_reach_is_found_although_other_checks_ran_before() -> None:
+    said = dict(failures(conformance.draft("planted", factory=Archive, memoryless=False)))
+    assert list(said) == ["test_what_has_ended_is_remembered_only_where_claimed"]
 
 
 def test_a_draft_without_fault_is_certified() -> None:
@@ -277,12 +337,38 @@ class Clock(Fixed):
         return time.perf_counter_ns() % (self.max_k + 1)
 
 
+class Hoarder(Fixed):
+    """Asks for one proposal less in each later run, and forgets nothing."""
+
+    _runs = 0
+
+    def next_k(self, stats: Any) -> int:
+        self._runs += 0 if stats.steps else 1
+        return self.max_k + 1 - self._runs
+
+
+class Keeper(Goodput):
+    """Keeps the chances and times of earlier runs."""
+
+    def forget(self) -> None:
+        if not hasattr(self, "_kept"):
+            super().forget()
+
+
 @pytest.mark.parametrize(
-    ("fault", "check", "message"),
-    [(Beyond, "within_its_bounds", "K 5 at step 0, max_k 4"), (Clock, "repeats", "has deterministic=True")],
+    ("fault", "deterministic", "check", "message"),
+    [
+        (Beyond, True, "within_its_bounds", "K 5 at step 0, max_k 4"),
+        (Clock, True, "repeats", "has deterministic=True"),
+        (Hoarder, True, "repeats", "K 4 in the first run, 3 in the second, after forget"),
+        (Hoarder, False, "after_forget", "planted forgets.*K 4 by a new controller, 3 after a run"),
+        (Keeper, False, "after_forget", "planted forgets"),
+    ],
+    ids=name_of,
 )
-def test_a_faulty_controller_is_found(fault: type[Fixed], check: str, message: str) -> None:
-    said = next(failures(conformance.controller("planted", factory=fault), only=check), None)
+def test_a_faulty_controller_is_found(fault: ControllerFactory, deterministic: bool, check: str, message: str) -> None:
+    kit = conformance.controller("planted", deterministic=deterministic, factory=fault)
+    said = next(failures(kit, only=check), None)
     assert said, f"{check} finds nothing"
     assert re.search(message, said[1], re.DOTALL), said
 

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate, groupby
 
 import pytest
 
-from benchsuite.measure.fidelity import FALSE_ALARM, Fidelity, examine
+from benchsuite.measure.fidelity import (
+    BINS,
+    EXACT,
+    FALSE_ALARM,
+    LEAST,
+    Fidelity,
+    chi_square,
+    evenness,
+    examine,
+    finding,
+)
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series, checked
 from benchsuite.measure.ties import Judge
@@ -74,18 +88,117 @@ def test_perplexity_and_agreement_are_those_computed_by_hand(assemble: Make) -> 
     assert sum(two.bins) == 6
 
 
+def fillings(tokens: int, bins: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
+    """Every way to fill bins, up to their order: counts that do not increase."""
+    if bins == 1:
+        if most is None or tokens <= most:
+            yield (tokens,)
+        return
+    for first in range(min(tokens, tokens if most is None else most), -1, -1):
+        if first * bins >= tokens:
+            yield from ((first, *rest) for rest in fillings(tokens - first, bins - 1, first))
+
+
+def ways(filling: tuple[int, ...]) -> int:
+    """How many sequences of tokens fill the bins so, in any order of the bins."""
+    orders = math.factorial(len(filling)) // math.prod(math.factorial(filling.count(c)) for c in set(filling))
+    return orders * math.factorial(sum(filling)) // math.prod(map(math.factorial, filling))
+
+
+def squares(filling: tuple[int, ...]) -> int:
+    """What Pearson's statistic grows with."""
+    return sum(count * count for count in filling)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 10, 23])
+def test_the_p_value_of_few_tokens_is_the_share_of_all_sequences_at_least_as_uneven(tokens: int) -> None:
+    every = sorted(fillings(tokens, BINS), key=squares, reverse=True)
+    as_uneven = rejected = 0
+    for _, alike in groupby(every, key=squares):
+        group = list(alike)
+        as_uneven += sum(map(ways, group))
+        expected = max(float(Fraction(as_uneven, BINS**tokens)), LEAST)
+        assert evenness(group[0][::-1]) == pytest.approx(expected, rel=1e-9, abs=1e-14), group[0]
+        rejected = as_uneven if expected < FALSE_ALARM else rejected
+    assert as_uneven == BINS**tokens
+    assert Fraction(rejected, BINS**tokens) <= FALSE_ALARM
+
+
+def test_six_of_seven_tokens_in_a_bin_are_no_failure_as_chi_square_says() -> None:
+    """Chi-square rejects at 1e-6 what comes by with probability 6.4e-5."""
+    few = Fidelity([6, 1, *[0] * 8])
+    assert chi_square((36 + 1) * 10 / 7 - 7) < FALSE_ALARM
+    assert few.p_value == pytest.approx(6.4e-5, rel=1e-9)
+    assert few.failure is None
+    assert Fidelity([8, *[0] * 9]).failure
+
+
+def test_above_the_switch_chi_square_rejects_1_3_times_too_many() -> None:
+    """The most even bins that chi-square rejects: their exact p-value is how often it rejects the target's tokens."""
+    bins, more = [83, 17, 54, 46, 54, 46, 50, 50, 50, 50], [84, 17, 54, 46, 54, 46, 50, 50, 50, 50]
+    statistics = [sum((count - 50) ** 2 / 50 for count in bins), sum((count - 50.1) ** 2 / 50.1 for count in more)]
+    assert sum(bins) == EXACT
+    assert chi_square(statistics[0]) < FALSE_ALARM < chi_square(statistics[0] - 2 / 50)
+    print(f"chi-square rejects {EXACT} tokens with probability {evenness(bins):.2e}")
+    assert 1.25 < evenness(bins) / FALSE_ALARM < 1.31
+    assert evenness(more) == pytest.approx(chi_square(statistics[1]), rel=1e-9), "from here on"
+
+
 def test_even_bins_have_p_one_and_known_unevenness_its_tabled_value() -> None:
     assert Fidelity([50] * 10).p_value == pytest.approx(1.0)
+    assert Fidelity([500] * 10).p_value == pytest.approx(1.0)
+    assert Fidelity([0] * 10).p_value == 1.0
     # 21.666 is the 1 % point of chi-square with 9 degrees of freedom.
     lean = math.sqrt(21.666 * 100 / 2)
     assert Fidelity([100 + lean, 100 - lean, *[100] * 8]).p_value == pytest.approx(0.01, rel=1e-3)  # type: ignore[list-item]
+    assert Fidelity([200, *[0] * 9]).p_value == Fidelity([2000, *[0] * 9]).p_value == LEAST
+
+
+@pytest.mark.parametrize("shift", [0.1, 0.3, 0.5])
+def test_the_chance_to_find_a_shift_is_the_sum_over_all_fillings(shift: float) -> None:
+    tokens, alarm = 13, 0.01
+    chance = defaultdict[int, Fraction](Fraction)  # of each sum of squares
+    for left in range(tokens + 1):
+        moved = Fraction(round(10 * shift), 10)
+        half = Fraction(1, 2)
+        law = math.comb(tokens, left) * (half - moved) ** left * (half + moved) ** (tokens - left)
+        for a in fillings(left, BINS // 2):
+            for b in fillings(tokens - left, BINS // 2):
+                chance[squares(a + b)] += law * Fraction(ways(a) * ways(b), (BINS // 2) ** tokens)
+    even = sorted(((squares(filling), ways(filling)) for filling in fillings(tokens, BINS)), reverse=True)
+    reached = accumulate(own for _, own in even)
+    accepted = next(total for (total, _), own in zip(even, reached, strict=True) if own >= alarm * BINS**tokens)
+    assert sum(chance.values()) == 1
+    expected = float(sum(own for total, own in chance.items() if total > accepted))
+    assert 0.01 < expected < 0.999
+    assert finding(tokens, shift, alarm) == pytest.approx(expected, rel=1e-8)
+
+
+def test_the_smallest_shift_is_found_99_times_in_100_and_a_smaller_one_is_not() -> None:
+    for tokens in (50, 144, EXACT, EXACT + 1, 3000):
+        shift = Fidelity([tokens, *[0] * 9]).smallest_shift
+        assert shift is not None
+        assert finding(tokens, shift) >= 0.99 > finding(tokens, shift - 2e-4)
+    shown = [Fidelity([tokens, *[0] * 9]).smallest_shift for tokens in (50, 144, 500, 3000, 20000)]
+    assert shown == pytest.approx([0.499, 0.340, 0.188, 0.0775, 0.0300], abs=6e-4)
+
+
+def test_where_no_shift_is_found_none_is_named() -> None:
+    assert [Fidelity([tokens, *[0] * 9]).smallest_shift for tokens in (0, 7, 49)] == [None, None, None]
+    assert Fidelity([5] * 9 + [4]).shown == "p=1, finds nothing"
+
+
+def test_rows_that_pass_can_fail_together() -> None:
+    row = Fidelity([28, 24, 18, 14, 14, 14, 14, 8, 6, 4])
+    assert row.failure is None
+    assert "288 tokens do not follow the target's distribution" in ((row + row).failure or "")
 
 
 def test_a_row_says_what_was_examined() -> None:
     even, steep = Fidelity([10] * 10, 60, 100, 100.0, 100, 50.0), Fidelity([91] + [1] * 9, 60, 100, 100.0, 100, 50.0)
     assert checked([Series(LOSSY, "lossy", fidelity=steep)]) == f"60% agree; ppl {math.e:.2f} for {math.exp(0.5):.2f}"
     assert Series(LOSSY, "lossy", fidelity=steep).failure is None
-    assert checked([Series(LOSSY, "distribution", fidelity=even)]) == "p=1"
+    assert checked([Series(LOSSY, "distribution", fidelity=even)]) == even.shown == "p=1, finds 40 %"
     broken = Series(LOSSY, "distribution", fidelity=steep)
-    assert (checked([broken]) or "").startswith("FAILED: p=")
+    assert (checked([broken]) or "").startswith("FAILED: p<1e-12")
     assert "do not follow the target's distribution" in (broken.failure or "")

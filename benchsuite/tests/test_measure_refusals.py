@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from benchsuite import options
-from benchsuite.measure import workloads
 from benchsuite.measure.matrix import Arm, build_matrix
+from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.tests.rig import SETTING, Make
 from specdec import SpecdecError, catalog, devices, smollm2
@@ -38,6 +38,8 @@ def config(**given: str) -> Any:
         ({"temperature": "nan"}, r"--specdec-temperature is 'nan'; expected numbers"),
         ({"max_new_tokens": "0"}, r"--specdec-max-new-tokens is '0'"),
         ({"peer": "vllm"}, r"unknown peer 'vllm'; choices: none, transformers"),
+        ({"peer": "transformers, transformers_prompt_lookup(kk=2)"}, "does not take kk .*its options: k=10, ngram=2"),
+        ({"peer": "transformers_prompt_lookup(k=0)"}, "k of the peer .* is 0; expected a whole number, 1 or more"),
         ({"draft": " , "}, r"--specdec-draft is empty"),
         ({"temperature": "1e-39"}, r"temperature is 1e-39; expected 0 \(greedy\) or at least 1e-06"),
         ({"top_p": "2"}, r"top_p is 2.0; expected above 0"),
@@ -58,9 +60,19 @@ def test_comma_lists_multiply_into_the_matrix() -> None:
     assert ours[0].id == "tiny-chat-ngram-match-k2"
 
 
+def test_a_peer_is_one_arm_however_it_is_written_and_its_id_has_its_options() -> None:
+    text = "transformers_prompt_lookup, transformers_prompt_lookup(k=10), transformers_prompt_lookup(k=2, ngram=3)"
+    arms = [arm for arm in build_matrix(config(target="tiny", workload="chat", peer=text)) if arm.peer]
+    lookups = ["transformers_prompt_lookup(k=10)", "transformers_prompt_lookup(k=2, ngram=3)"]
+    assert [arm.peer for arm in arms] == lookups
+    names = ["tiny-chat-transformers-prompt-lookup-k10", "tiny-chat-transformers-prompt-lookup-k2-ngram3"]
+    assert [arm.id for arm in arms] == names
+
+
 @pytest.mark.parametrize(
     ("arm", "message"),
     [
+        (Arm(SETTING, peer="vllm"), "unknown peer 'vllm'"),
         (Arm(SETTING, draft="ngrm", k=4), "unknown draft 'ngrm'; did you mean 'ngram'"),
         (Arm(SETTING, draft="ngram", policy="mach", k=4), "unknown policy 'mach'; did you mean 'match'"),
         (Arm(SETTING, draft="ngram", controller="fix", k=4), "unknown controller 'fix'"),
@@ -89,7 +101,7 @@ def test_comma_lists_multiply_into_the_matrix() -> None:
     ],
 )
 def test_an_arm_that_cannot_run_is_refused_before_anything_is_measured(arm: Arm, message: str) -> None:
-    bench = Bench(prompts=1)
+    bench = Bench(MeasuringPlan(prompts=1))
     with pytest.raises(SpecdecError, match=message):
         bench.prepare([arm])
     assert not bench.rows
@@ -237,29 +249,6 @@ def test_a_damaged_cache_is_refused_with_the_folder_to_delete(damage: str, cache
         (ready / "model.safetensors").write_bytes(b"some weightz" if damage == "changed" else b"some")
     with pytest.raises(SpecdecError, match="is damaged .*delete that folder and run again"):
         smollm2.folder()
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("not json", "line 2: expected a JSON object"),
-        ('{"question_id": 1, "turns": []}', "line 2: expected a JSON object"),
-        ('{"question_id": 1, "turns": ["  "]}', "line 2: the first turn is empty"),
-        ('{"question_id": 1, "turns": [7]}', "line 2: the first turn is empty"),
-    ],
-)
-def test_a_workload_file_with_a_bad_line_is_refused_by_its_number(line: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"question_id": 0, "category": "x", "turns": ["a question"]}\n' + line + "\n")
-    with pytest.raises(SpecdecError, match=message):
-        workloads.load_workload(str(path))
-
-
-def test_an_empty_workload_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text("\n")
-    with pytest.raises(SpecdecError, match="has no questions"):
-        workloads.load_workload(str(path))
 
 
 def test_a_prompt_longer_than_the_model_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

@@ -6,159 +6,231 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from math import log
 
 import pytest
 import torch
 
 from benchsuite.measure import workloads
+from benchsuite.measure.interval import estimate
 from benchsuite.measure.matrix import Arm
-from benchsuite.measure.paired import Series, interval, units
-from benchsuite.measure.results import KEYS, Machine, Row, Text, make_row
+from benchsuite.measure.paired import Series
+from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, in_words, make_rows
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.ties import Difference
+from benchsuite.measure.units import Unit
 from benchsuite.measure.weights import Weights, perplexity
 from benchsuite.prove import families
 from benchsuite.report import folder, tables
 from benchsuite.tests.rig import SETTING
-from specdec import catalog
 from specdec.devices import Stopwatch
-from specdec.stats import Stats, Step
+from specdec.stats import Call, Marks, RowStep, Stats, Step
 
 MACHINE = Machine("tiny", "reference", "cpu", "float32", 1000, 10, 1e6, 77)
-PLAIN = Arm(SETTING)
+PLAIN, AGAIN = Arm(SETTING), Arm(SETTING, again=True)
 NGRAM = Arm(SETTING, draft="ngram", k=2)
 
 
-def outcome(steps: list[tuple[int, int, int, int, float, float]], cpu: Stopwatch) -> Outcome:
-    """An outcome of steps (k, proposed, accepted, emitted, draft seconds, target seconds) and 1 s of rest each."""
-    stats = Stats(cpu)
+def outcome(steps: list[tuple[int, int, int, int, float, float]], watch: Stopwatch, between: float = 0.0) -> Outcome:
+    """An outcome of steps (k, proposed, accepted, emitted, draft seconds, target seconds) and 1 s of rest each.
+
+    A quarter of the draft's time is in ``observe``; of the rest 0.1 s is the policy's, 0.15 s the commit's. The draft's
+    ``release`` takes ``between`` seconds.
+    """
+    stats = Stats(watch)
     for k, proposed, accepted, emitted, draft, target in steps:
-        start = len(cpu._marks)
-        now = float(cpu._marks[-1]) if cpu._marks else 0.0  # type: ignore[arg-type]
-        cpu._marks += itertools.accumulate([now, draft, target, 0.25, 0.25, 0.5])
-        stats.steps.append(Step(k, k + 1, 1, proposed, accepted, emitted, tuple(range(start, start + 6))))
+        start = len(watch._marks)
+        now = float(watch._marks[-1]) if watch._marks else 0.0  # type: ignore[arg-type]
+        parts = [0.0, 0.125, 0.75 * draft, target, 0.1, 0.15, 0.25, 0.25 * draft, 0.375]
+        watch._marks += itertools.accumulate([now, *parts])
+        each = (RowStep(proposed, proposed, accepted, emitted),)
+        stats.steps.append(Step.of(each, k + 1, Marks(*range(start, start + 10))))
         stats.proposed(proposed, proposed)
         stats.accepted(accepted)
         stats.counts["num_emitted_tokens"] += emitted
-    total = sum(s[4] + s[5] + 1 for s in steps)
+    watch._marks += [watch._marks[-1], float(watch._marks[-1]) + between]  # type: ignore[arg-type]
+    stats.calls.append(Call("release", len(watch._marks) - 2, len(watch._marks) - 1))
+    total = sum(s[4] + s[5] + 1 for s in steps) + between
     emitted = sum(s[3] for s in steps)
-    return Outcome([tuple(range(emitted))], total, emitted, [0.5], [0.25], len(steps), 20.0, stats)
+    tokens = [tuple(range(emitted))]
+    return Outcome(tokens, total + 0.5, total, emitted, [[(0.5, 1), (1.0, emitted - 1)]], len(steps), 20.0, stats)
+
+
+def rows(series: tuple[Series, Series], text: Text | None = None) -> tuple[Row, Row]:
+    """The rows of plain and of ngram over one workload."""
+    pools = {one.arm: {"chat": one} for one in series}
+    found = make_rows(pools, PLAIN, MACHINE, "chat", text, {NGRAM: 0.125})
+    return found[PLAIN], found[NGRAM]
 
 
 @pytest.fixture
 def pair() -> tuple[Series, Series]:
-    """Plain: 4 tokens of 2 + 1 s. ngram: 2 proposals, both kept; 2 proposals, none kept; none proposed."""
-    watch = Stopwatch(device=__import__("torch").device("cpu"))
+    """Plain: 4 tokens of 2 + 1 s. ngram: 2 proposals, both kept; 2, none kept; none proposed; 1 s at its end."""
+    watch = Stopwatch(device=torch.device("cpu"))
     plain = outcome([(0, 0, 0, 1, 0.0, 2.0)] * 4, watch)
-    fast = outcome([(2, 2, 2, 3, 0.5, 3.0), (2, 2, 0, 1, 0.5, 3.0), (0, 0, 0, 1, 0.0, 2.0)], watch)
-    series = Series(NGRAM, "exact", [fast], [plain], compared=1)
-    return Series(PLAIN, "exact", [plain], [plain]), series
+    fast = outcome([(2, 2, 2, 3, 0.5, 3.0), (2, 2, 0, 1, 0.5, 3.0), (0, 0, 0, 1, 0.0, 2.0)], watch, between=1.0)
+    unit = Unit((), 0)
+    series = Series(NGRAM, "exact", [unit], [fast], [plain], compared=1, equal=1, tokens=4)
+    return Series(PLAIN, "exact", [unit], [plain], [plain]), series
 
 
 def test_a_rows_figures_are_those_computed_by_hand(pair: tuple[Series, Series]) -> None:
-    info = make_row(NGRAM, [pair[1]], MACHINE, "chat", None).info
+    info = rows(pair)[1].info
     assert list(info) == list(KEYS)
-    assert info["speedup"] == pytest.approx((12 / 4) / (12 / 5))
-    assert (info["tokens_per_s"], info["plain_tokens_per_s"]) == pytest.approx((5 / 12, 4 / 12))
+    assert info["speedup"] == pytest.approx((12 / 4) / (13 / 5))
+    assert (info["tokens_per_s"], info["plain_tokens_per_s"]) == pytest.approx((5 / 13, 4 / 12))
+    assert (info["e2e_s"], info["e2e_speedup"]) == pytest.approx((13.5, (12.5 / 4) / (13.5 / 5)))
     assert info["tau"] == 5 / 3
     assert info["mean_acceptance_length"] == 1 + 2 / 2
     assert info["acceptance_rate"] == 2 / 4
     assert info["acceptance_by_position"] == [1 / 2, 1 / 2]
     assert info["verify_cost"] == pytest.approx(3 / 2)
-    assert info["draft_cost"] == pytest.approx(1.0 / 2 / 4)
-    assert info["predicted_speedup"] == pytest.approx(5 / (1.5 + 1.5 + 1 + 0.125 * 4))
-    assert info["overhead"] == pytest.approx(1 - info["speedup"] / info["predicted_speedup"])
-    assert info["mbu"] == pytest.approx(3 * (1000 + 10 * 20) / 12 / 1e6)
-    assert info["contract_checked"] == "equal 1/1"
+    assert info["draft_cost"] == pytest.approx((1.0 + 1.0) / 2 / 4), "propose, observe and release"
+    assert info["sum_of_parts"] == pytest.approx(5 / (1.5 + 1.5 + 1 + 0.25 * 4))
+    shares = [info[f"{part}_share"] for part in ("control", "draft", "target", "accept", "commit")]
+    assert shares == pytest.approx([0, 2 / 13, 8 / 13, 0.3 / 13, 0.45 / 13])
+    assert info["overhead"] == pytest.approx(1 - sum(shares))
+    assert info["mbu"] == pytest.approx(3 * (1000 + 10 * 20) / 13 / 1e6)
+    assert info["contract_checked"] == "1/1"
+    assert (info["verdict"], info["units"], info["speedup_low"], info["set_up_s"]) == (None, 1, None, 0.125)
+
+
+def test_a_drafts_weights_count_into_the_bytes_that_move(pair: tuple[Series, Series]) -> None:
+    pair[1].outcomes[0] = replace(pair[1].outcomes[0], draft_bytes=2400)
+    assert rows(pair)[1].info["mbu"] == pytest.approx((3 * (1000 + 10 * 20) + 2400) / 13 / 1e6)
+
+
+def test_a_block_of_tokens_that_arrives_with_the_first_is_not_free(pair: tuple[Series, Series]) -> None:
+    """Five tokens at 0.5 s, three at 1.1 s: 0.6 s for three tokens, not for seven."""
+    late = replace(pair[1].outcomes[0], emissions=[[(0.5, 5), (1.1, 3)], [(0.3, 8)]])
+    pair[1].outcomes[0] = late
+    info = rows(pair)[1].info
+    assert late.tpot_s == pytest.approx([0.2])
+    assert (info["ttft_ms"], info["tpot_ms"]) == pytest.approx((400, 200))
+    assert late.gaps_s == pytest.approx([0.6])
+    assert info["itl_p50_ms"] is None, "one gap has no percentiles"
 
 
 def test_the_plain_row_is_the_baseline_of_speed_one(pair: tuple[Series, Series]) -> None:
-    info = make_row(PLAIN, [pair[0]], MACHINE, "chat", None).info
-    assert info["speedup"] == info["predicted_speedup"] == info["tau"] == 1
-    assert info["contract_checked"] == "baseline"
+    info = rows(pair)[0].info
+    assert info["speedup"] == info["sum_of_parts"] == info["tau"] == 1
+    assert info["contract_checked"] == info["verdict"] == "baseline"
     assert info["acceptance_rate"] is info["mean_acceptance_length"] is None
 
 
 def test_a_row_that_breaks_its_contract_shows_no_speed(pair: tuple[Series, Series]) -> None:
     bug = Difference(0, 3, (5, 6), (1.0, 0.5), (0.5, 1.0), (1.0, 0.5), 1e-5, False, "the other is wrong")
     pair[1].differences.append(bug)
-    row = make_row(NGRAM, [pair[1]], MACHINE, "chat", None)
-    assert all(row.info[key] is None for key in ("tokens_per_s", "speedup", "speedup_low", "predicted_speedup"))
+    row = rows(pair)[1]
+    assert all(row.info[key] is None for key in ("tokens_per_s", "speedup", "speedup_low", "sum_of_parts", "e2e_s"))
     assert row.info["contract_checked"] == "FAILED: 1 of 1 differ"
     assert row.failure
     assert "the other is wrong" in row.failure
+    assert row.rounds == ()
     assert "FAILED" in tables.render([row], tables.SPEED)
 
 
-def test_a_certified_tie_is_counted_and_keeps_the_speed(pair: tuple[Series, Series]) -> None:
+def test_a_certified_tie_is_shown_and_keeps_the_speed(pair: tuple[Series, Series]) -> None:
     tie = Difference(0, 3, (5, 6), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), 1e-5, True, "both within the bound")
     pair[1].differences.append(tie)
-    row = make_row(NGRAM, [pair[1]], MACHINE, "chat", None)
-    assert row.info["contract_checked"] == "equal 1/1, 1 ties"
+    pair[1].equal = 0
+    row = rows(pair)[1]
+    assert row.info["contract_checked"] == "0/1, 1 tie"
+    assert "0/1, 1 tie" in tables.render([row], tables.LATENCY)
     assert row.failure is None
     assert row.n == 1
+
+
+def over_units(pair: tuple[Series, Series], ratios: list[float], repeated: int = 1) -> Row:
+    """The row of ngram over units in which it is so many times as fast, each run ``repeated`` times."""
+    plain, fast = pair
+    units = [Unit((), number) for _ in range(repeated) for number in range(len(ratios))]
+    ours = [
+        replace(fast.outcomes[0], decode_s=plain.outcomes[0].seconds_per_token / ratio * 5)
+        for _ in range(repeated)
+        for ratio in ratios
+    ]
+    theirs = plain.outcomes * len(units)
+    grown = (
+        Series(PLAIN, "exact", units, theirs, theirs),
+        Series(NGRAM, "exact", units, ours, theirs, compared=len(units), equal=len(units)),
+    )
+    return rows(grown)[1]
+
+
+RATIOS = [1.1, 1.2, 1.15, 1.3, 1.05, 1.22]
+
+
+def test_repeats_of_a_prompt_narrow_no_interval(pair: tuple[Series, Series]) -> None:
+    once, thrice = over_units(pair, RATIOS), over_units(pair, RATIOS, repeated=3)
+    for key in ("speedup", "speedup_low", "speedup_high", "units"):
+        assert thrice.info[key] == pytest.approx(once.info[key])
+    assert once.info["units"] == 6
+    assert over_units(pair, RATIOS[:3], repeated=6).info["speedup_low"] is None, "three prompts have no interval"
+
+
+def test_a_round_is_a_pass_in_seconds_per_token(pair: tuple[Series, Series]) -> None:
+    """pytest-benchmark averages rounds: they must be of the same work, whatever the prompts."""
+    row = over_units(pair, RATIOS, repeated=3)
+    expected = sum(3 / ratio * 5 for ratio in RATIOS) / (5 * len(RATIOS))
+    assert row.rounds == pytest.approx([expected] * 3)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "noise", "reason", "said"),
+    [
+        (RATIOS, 0.0, None, "faster"),
+        ([1 / r for r in RATIOS], 0.0, None, "slower"),
+        ([1.1, 0.9, 1.15, 0.95, 1.05, 0.97], 0.0, None, "~"),
+        (RATIOS, 0.2, None, "~"),
+        (RATIOS, 0.0, "loops: all of it", "not comparable"),
+        (RATIOS[:5], 0.0, None, None),
+    ],
+)
+def test_a_verdict_needs_an_interval_without_1_and_more_than_the_noise(
+    ratios: list[float], noise: float, reason: str | None, said: str | None
+) -> None:
+    assert in_words(estimate({"chat": [log(ratio) for ratio in ratios]}), noise, reason) == said
+
+
+def test_one_odd_prompt_among_many_is_named() -> None:
+    """Eleven prompts gain 1 % and one is a hundred times as fast: the mean of 1.48 is that prompt's."""
+    usual = {f"kind {i}": [log(1.01), log(1.01)] for i in range(5)}
+    odd = {**usual, "odd": [log(1.01), log(100.0)]}
+    assert hinges(odd, estimate(odd))
+    even = {name: [log(1.48), log(1.5)] for name in odd}
+    assert not hinges(even, estimate(even))
 
 
 def wide(row: Row) -> Row:
     """The widest values that a row has in practice."""
     big = {"tokens_per_s": 12345.6, "speedup": 12.34, "speedup_low": 10.01, "speedup_high": 15.99, "ttft_ms": 12345.0}
-    info = {**row.info, **big, "contract_checked": "equal 108/108, 12 ties", "limited_by": "verification"}
-    info |= {"overhead": -1.23, "acceptance_rate": 1.0, "draft_cost": 12.345, "verify_cost": 12.34}
-    arm = replace(NGRAM, draft="transformers_prompt_lookup", policy="rejection", k=16)
-    return replace(row, info=info, arm=arm, ratios=(1.0,) * 108)
+    info = {**row.info, **big, "contract_checked": "105/108, 12 ties", "contract": "exact", "marks": ["replays"]}
+    info |= {"overhead": -0.123, "acceptance_rate": 1.0, "draft_cost": 12.345, "verify_cost": 12.34, "units": 108}
+    info |= {"verdict": "slower", "e2e_s": 123.45, "e2e_speedup": 12.34, "ttft_draft_ms": 1234.5, "set_up_s": 123.45}
+    info |= {"tpot_ms": 1234.5, "itl_p50_ms": 1234.5, "itl_p90_ms": 1234.5, "itl_p99_ms": 1234.5}
+    arm = replace(NGRAM, draft="transformers_prompt_lookup_x", policy="rejection", k=16)
+    return replace(row, info=info, arm=arm)
 
 
 def test_every_table_fits_120_columns_at_its_widest(pair: tuple[Series, Series]) -> None:
-    row = wide(make_row(NGRAM, [pair[1]], MACHINE, "chat", Text(0.5, 1.25)))
-    rows = [replace(row, info={**row.info, "workload": kind}) for kind in workloads.KINDS]
-    found = [tables.render([row], tables.SPEED), tables.render([row], tables.REASONS), tables.overview([row], rows)]
+    row = wide(rows(pair, Text(0.5, 1.25))[1])
+    every = [replace(row, info={**row.info, "workload": kind}) for kind in workloads.KINDS]
+    found = [tables.render([row], columns) for columns in (tables.SPEED, tables.LATENCY, tables.REASONS)]
+    tie = replace(row, info={**row.info, "verdict": "~"})
+    found.append(tables.overview([tie], [replace(one, info={**one.info, "verdict": "~"}) for one in every]))
     assert {max(map(len, table.splitlines())) <= 120 for table in found} == {True}, "\n".join(found)
+    assert max(map(len, tables.LEGEND)) <= 120
 
 
 def test_csv_and_json_of_the_same_rows_agree(pair: tuple[Series, Series]) -> None:
-    rows = [
-        make_row(arm, [series], MACHINE, "chat", Text(0.5, 1.25))
-        for arm, series in zip((PLAIN, NGRAM), pair, strict=True)
-    ]
-    lines = tables.as_csv(rows).splitlines()
+    both = list(rows(pair, Text(0.5, 1.25)))
+    lines = tables.as_csv(both).splitlines()
     header, cells = lines[0].split(","), lines[2].split(",")
-    assert float(cells[header.index("speedup")]) == rows[1].info["speedup"]
-    assert json.loads(folder.strict_json(rows[1].info)) == rows[1].info
+    assert float(cells[header.index("speedup")]) == both[1].info["speedup"]
+    assert json.loads(folder.strict_json(both[1].info)) == both[1].info
     with pytest.raises(ValueError, match="JSON"):
         folder.strict_json({"speedup": float("nan")})
-
-
-def test_an_interval_holds_the_median_and_narrows_with_agreement() -> None:
-    values = [1.1, 1.2, 1.15, 1.3, 1.05, 1.22, 1.18]
-    middle, low, high = interval(values)
-    assert low <= middle == 1.18 <= high
-    assert interval([1.5]) == (1.5, 1.5, 1.5)
-    assert interval(values) == interval(values), "the bootstrap is not seeded"
-    tight = interval([1.18 + (v - 1.18) / 10 for v in values])
-    assert tight[2] - tight[1] < (high - low) / 5
-
-
-def test_units_give_every_request_its_own_id() -> None:
-    arm = replace(PLAIN, setting=replace(SETTING, batch=4))
-    work = units([(1,), (2,), (3,)], arm, ())
-    assert [len(unit) for unit in work] == [4, 4, 4]
-    assert len({request.id for unit in work for request in unit}) == 12
-    assert [request.prompt for request in work[1]] == [(2,), (3,), (1,), (2,)]
-
-
-def test_copy_rate_counts_what_bigram_lookup_would_guess() -> None:
-    assert workloads.copy_rate([1, 2, 3], [1, 2, 3]) == pytest.approx(1 / 3)
-    assert workloads.copy_rate([1, 2, 3], [7, 8, 9]) == 0
-    assert workloads.copy_rate([1, 2] * 4, [1, 2] * 4) == 1
-
-
-@pytest.mark.parametrize("kind", workloads.KINDS)
-def test_each_kind_has_three_prompts_that_fit_the_template(kind: str) -> None:
-    text = workloads.load_workload(kind)
-    assert len(text.prompts) >= 3
-    assert len(set(text.prompts)) == len(text.prompts)
-    for prompt, ids in zip(text.prompts, text.encode(catalog.byte_tokenizer()), strict=True):
-        assert catalog.byte_tokenizer().decode(list(ids)) == f"<|turn|>user: {prompt}<|turn|>"
 
 
 def test_what_ran_is_added_up_over_rows_backend_by_backend(pair: tuple[Series, Series]) -> None:
@@ -166,9 +238,9 @@ def test_what_ran_is_added_up_over_rows_backend_by_backend(pair: tuple[Series, S
         stats = series.outcomes[0].stats
         assert stats
         stats.ops.update({("linear", "cpu"): count, ("linear", "reference"): 1, ("sample", "cpu"): 1000})
-    rows = [make_row(series.arm, [series], MACHINE, "chat", None) for series in pair]
-    assert rows[1].info["counters"]["ops"] == {"linear": {"cpu": 4, "reference": 1}, "sample": {"cpu": 1000}}
-    assert tables.op_lines(rows) == ["ops on cpu: linear 7, sample 2,000", "ops on reference: linear 2"]
+    both = list(rows(pair))
+    assert both[1].info["counters"]["ops"] == {"linear": {"cpu": 4, "reference": 1}, "sample": {"cpu": 1000}}
+    assert tables.op_lines(both) == ["ops on cpu: linear 7, sample 2,000", "ops on reference: linear 2"]
 
 
 def test_the_table_of_weights_sets_them_against_the_unrounded() -> None:

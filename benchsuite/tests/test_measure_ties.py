@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import comb
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from benchsuite.measure.sources import EngineSource
-from benchsuite.measure.ties import MOST_FLOAT32, Judge
-from benchsuite.prove.tiny import prompts
+from benchsuite.measure.ties import MEASURED, MOST_FLOAT32, TOO_MANY, Judge, equal_text, rate, too_many, upper_limit
+from benchsuite.prove.tiny import prompts, registry
 from benchsuite.tests.rig import Make
-from specdec import Request, SamplingParams
+from specdec import Request, SamplingParams, catalog
+from specdec.assembly import Assembly
+from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
+
+PROOF = Path(__file__).parents[2] / "docs" / "proof.md"
+ARMS = (("oracle(0.8)", 6), ("ngram", 1), ("garbage", 4))
+"""A draft and the rows of its batch; its K is 8."""
 
 REQUEST = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=6))
 
@@ -129,3 +140,77 @@ def test_the_bound_is_measured_small_and_capped(assemble: Make) -> None:
     bound = Judge(assemble().target, range(40)).bound
     assert 0 < bound <= MOST_FLOAT32
     assert Judge(assemble(dtype=torch.bfloat16).target, range(40)).bound > bound
+
+
+@pytest.mark.parametrize(("count", "of"), [(0, 50), (3, 50), (50, 50)])
+def test_the_upper_limit_is_where_so_few_events_have_the_probability_left(count: int, of: int) -> None:
+    limit = Fraction(upper_limit(count, of, 0.99))
+    few = sum(comb(of, i) * limit**i * (1 - limit) ** (of - i) for i in range(count + 1))
+    assert float(few) == pytest.approx(1.0 if count == of else 0.01, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [0, 1, 24, 300])
+def test_ties_are_too_many_from_the_count_that_the_rate_makes_rare(tokens: int, dtype: torch.dtype) -> None:
+    chance = Fraction(rate(dtype))
+    least = next(count for count in range(tokens + 2) if count > tokens or too_many(count, tokens, dtype))
+
+    def as_many(count: int) -> Fraction:
+        return sum(comb(tokens, i) * chance**i * (1 - chance) ** (tokens - i) for i in range(count, tokens + 1))  # type: ignore[return-value]
+
+    assert as_many(least) < TOO_MANY <= as_many(least - 1)
+    said = too_many(tokens + 1, tokens, dtype) or ""
+    assert f"{tokens + 1} certified ties in {tokens} compared tokens, expected are at most {least - 1}" in said
+
+
+def test_a_row_says_how_many_outputs_are_equal_and_how_many_ties_the_others_hold() -> None:
+    assert (equal_text(18, 18, 0), equal_text(17, 18, 1), equal_text(17, 18, 2)) == (
+        "18/18",
+        "17/18, 1 tie",
+        "17/18, 2 ties",
+    )
+
+
+@pytest.mark.skipif(not PROOF.exists(), reason="an installed wheel has no documents")
+def test_the_rates_are_those_of_the_documented_table() -> None:
+    """Of each precision the row with the most ties a token; where none has any, all rows together."""
+    table = re.findall(r"^\|.*\| (float32|bfloat16) +\|.*\| +(\d+) \| +(\d+) \|$", PROOF.read_text(), re.MULTILINE)
+    rows = defaultdict[str, list[tuple[int, int]]](list)
+    for dtype, ties, tokens in table:
+        rows[dtype].append((int(ties), int(tokens)))
+    for dtype, documented in zip(("float32", "bfloat16"), MEASURED.values(), strict=True):
+        most = max(Fraction(*row) for row in rows[dtype])
+        chosen = [row for row in rows[dtype] if Fraction(*row) == most]
+        assert documented == tuple(map(sum, zip(*chosen, strict=True))), rows[dtype]
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+def test_ties_of_tiny_models_are_no_more_than_documented(
+    temperature: float, dtype: torch.dtype, backend: str, seeds: range, one_thread: None
+) -> None:
+    """Plain decoding one by one beside ``ARMS``; ``-s --specdec-deep`` prints rows of the table in docs/proof.md.
+
+    Each seed has weights, prompts and one arm of its own: arms over one text would find the same ties.
+    """
+    ties = tokens = 0
+    for seed in seeds:
+        loaded = catalog.load("tiny", torch.device("cpu"), dtype, seed=seed)
+        target = ArenaModel(loaded.model, registry().backend(backend))
+        build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=160)
+        judge, (draft, rows) = Judge(target, range(40)), ARMS[seed % len(ARMS)]
+        plain, other = (
+            EngineSource(build.engine(None, max_rows=1)),
+            EngineSource(build.engine(draft, k=8, max_rows=rows)),
+        )
+        work = [
+            Request(i, prompt, SamplingParams(temperature=temperature, seed=seed, max_new_tokens=20 + 5 * i))
+            for i, prompt in enumerate(prompts(6, seed=seed))
+        ]
+        for request, *pair in zip(work, plain.tokens(work), other.tokens(work), strict=True):
+            found = judge.compare(work, request, plain, other, (pair[0], pair[1]))
+            assert all(difference.tie for difference in found), found[-1]
+            ties, tokens = ties + len(found), tokens + len(pair[0])
+    print(f"| tiny | {dtype} | {temperature:g} | {backend} | {ties} | {tokens} |")
+    assert not too_many(ties, tokens, dtype)

@@ -70,14 +70,24 @@ def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run,
     first_test = next(i for i, line in enumerate(lines) if line.startswith(".") or "test_speculation.py ." in line)
     assert next(i for i, line in enumerate(lines) if "measured read bandwidth" in line) < first_test, "card came late"
     assert max(map(len, lines[first_test + 1 :])) <= 120, "a table is wider than 120 columns"
-    for arm in ("plain *", "ngram", "draft_model", "oracle(0.8)", "garbage", "transformers", "transformers prompt"):
+    arms = (
+        "plain *",
+        "plain again",
+        "ngram",
+        "draft_model",
+        "oracle(0.8)",
+        "garbage",
+        "transformers",
+        "transformers pr",
+    )
+    for arm in arms:
         assert [line for line in lines if line.startswith(arm)], f"no row {arm}"
-    assert done.stdout.count("exact: equal 1/1") == 6
+    assert done.stdout.count("exact: 1/1") == 7
 
     from typing import Any, cast
 
     report = cast(Any, strict(tmp_path / "bench.json"))
-    assert len(report["benchmarks"]) == 7
+    assert len(report["benchmarks"]) == 8
     for benchmark in report["benchmarks"]:
         assert list(benchmark["extra_info"]) == list(KEYS)
         assert benchmark["stats"]["rounds"] == 1
@@ -116,7 +126,9 @@ def test_quantised_targets_show_their_bytes_and_perplexity(run: Run) -> None:
     lines = done.stdout.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("target  weights"))
     assert [line.split()[:2] for line in lines[start + 2 : start + 4]] == [["tiny", "int8"], ["tiny", "int4"]]
-    assert done.stdout.count("exact: equal 1/1") == 6
+    # Both peers run the rounded weights in float32, and read four times the bytes.
+    assert done.stdout.count("exact: 1/1") == 8
+    assert done.stdout.count("not comparable: dtype: float32, the baseline's is int8") == 2
 
 
 @pytest.mark.slow
@@ -130,6 +142,13 @@ def test_quantised_targets_show_their_bytes_and_perplexity(run: Run) -> None:
         (("--specdec-k", "-2"), "--specdec-k is '-2'; expected whole numbers, 0 or more"),
         (("--specdec-results", "/dev/null/x"), "--specdec-results '/dev/null/x' cannot be made: Not a directory"),
         (("--specdec-prompts", "none"), "--specdec-prompts is 'none'; expected a whole number"),
+        (("--specdec-precision", "200%"), "--specdec-precision is '200%'; expected a share above 0 and below 1"),
+        (("--specdec-budget", "soon"), "--specdec-budget is 'soon'; expected a time, for example 90"),
+        (("--specdec-precision", "2%", "--specdec-pairs", "3"), "--specdec-pairs fixes what --specdec-precision"),
+        (("--specdec-budget", "9", "--gate-save", "g.json"), "the gate compares runs of the same work"),
+        (("--specdec-baseline", "sufix"), "unknown arm 'sufix'; choices: draft_model/match/fixed/4"),
+        (("--specdec-batch", "4"), "--specdec-batch 4 takes 4 different prompts at once, and chat has 1"),
+        (("--specdec-peer", "transformers_prompt_lookup(k=0)"), "k of the peer transformers_prompt_lookup is 0"),
     ],
 )
 def test_a_wrong_value_ends_with_one_line_and_code_4(arguments: tuple[str, ...], message: str, run: Run) -> None:
@@ -137,6 +156,39 @@ def test_a_wrong_value_ends_with_one_line_and_code_4(arguments: tuple[str, ...],
     assert done.returncode == 4
     assert message in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_another_baseline_is_the_denominator_of_every_speedup(run: Run, tmp_path: Path) -> None:
+    arguments = (
+        "--specdec-draft",
+        "ngram,oracle(0.8)",
+        "--specdec-baseline",
+        "oracle(0.8)",
+        "--specdec-results",
+        "out",
+    )
+    done = run("-m", "pytest", *QUICK, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Speedup over oracle(0.8), geometric means of paired ratios:" in done.stdout
+    folder = next((tmp_path / "out").iterdir())
+    rows = {row["draft"]: row for row in json.loads((folder / "benchmark.json").read_text())["rows"]}
+    assert {row["baseline"] for row in rows.values()} == {"oracle(0.8)"}
+    assert (rows["oracle(0.8)"]["speedup"], rows["oracle(0.8)"]["verdict"]) == (1.0, "baseline")
+    speed = {name: row["tokens_per_s"] for name, row in rows.items()}
+    assert rows[None]["speedup"] == pytest.approx(speed[None] / speed["oracle(0.8)"])
+    assert "Each arm's speed over each other's" in (folder / "table.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_precision_ends_in_a_sentence_that_says_what_was_reached(run: Run) -> None:
+    arguments = ("--specdec-draft", "oracle(0.8)", "--specdec-peer", "none", "--specdec-max-new-tokens", "6")
+    done = run("-m", "pytest", *SHORT, *arguments, "--specdec-precision", "95%", "--specdec-prompts", "6")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "precision 95 % reached: every interval is within it" in done.stdout
+    done = run("-m", "pytest", *SHORT, *arguments, "--specdec-precision", "0.001%", "--specdec-budget", "0.001")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the budget of 0.001 s is spent" in done.stdout
 
 
 def test_an_unknown_option_is_not_swallowed(run: Run) -> None:
@@ -203,7 +255,7 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_folder_outside_the_project_adds_a_draft_by_name(run: Run, theirs: str) -> None:
     done = run("-m", "pytest", *QUICK, "--specdec-draft", "echo,ngram", "--benchmark-quiet", path=theirs)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith("echo ") and "exact: equal 1/1" in line]
+    assert [line for line in done.stdout.splitlines() if line.startswith("echo ") and "exact: 1/1" in line]
 
 
 @pytest.mark.slow
@@ -229,14 +281,14 @@ def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: s
     assert "Traceback" not in done.stdout + done.stderr
     folder = next((tmp_path / "out").iterdir())
     rows = json.loads((folder / "benchmark.json").read_text())["rows"]
-    assert len(rows) == 8
+    assert len(rows) == 10
     failed = [row for row in rows if row["failure"]]
     assert [(row["draft"], row["workload"]) for row in failed] == [("echo(14)", "reasoning")]
     assert failed[0]["speedup"] is None
-    assert failed[0]["seconds"] == []
+    assert failed[0]["rounds"] == []
     assert all(row["speedup"] for row in rows if row not in failed)
     assert json.loads((folder / "MANIFEST.json").read_text())["complete"] is False
-    assert len(json.loads((tmp_path / "bench.json").read_text())["benchmarks"]) == 7
+    assert len(json.loads((tmp_path / "bench.json").read_text())["benchmarks"]) == 9
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchsuite.prove.tiny import requests, save_target
 from benchsuite.tests.rig import Make
 from specdec import Controller, SpecdecError
 from specdec.devices import Stopwatch
-from specdec.stats import Stats, Step
+from specdec.stats import Marks, Stats, Step
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.controllers.goodput import Goodput
 from specdec_plugins.forecast import Times
@@ -30,24 +33,27 @@ class _Env:
 
 
 class Simulation:
-    """Steps of one row whose times follow v(W) = 1 + slope (W - 1) and a draft cost; no clock is read."""
+    """Steps of one row whose times follow v(W) = 1 + slope (W - 1) and a draft cost; no clock is read.
 
-    def __init__(self, slope: float = 0.03, cost: float = 0.02) -> None:
-        self.slope, self.cost = slope, cost
+    The draft costs ``cost`` a proposal and, in every step, ``observe``.
+    """
+
+    def __init__(self, slope: float = 0.03, cost: float = 0.02, observe: float = 0.0) -> None:
+        self.slope, self.cost, self.observe = slope, cost, observe
         self.stats = Stats(Stopwatch(torch.device("cpu")), batch=1, lengths=(50,))
         self.now = 0.0
 
     def step(self, k: int, kept: int, offered: int) -> None:
         """Add a step that asked for ``k`` proposals, got ``offered`` and kept ``kept``."""
-        durations = (0.001 + self.cost * k if k else 0.0, 1 + self.slope * offered, 0.01, 0.0, 0.01)
+        propose, forward = 0.001 + self.cost * k if k else 0.0, 1 + self.slope * offered
         marks = []
-        for seconds in (0.0, *durations):
+        for seconds in (0.0, 0.0, 0.0, propose, forward, 0.01, 0.0, 0.0, self.observe, 0.01):
             self.now += seconds
             self.stats.stopwatch._marks.append(self.now)
             marks.append(len(self.stats.stopwatch._marks) - 1)
         self.stats.proposed(offered, offered)
         self.stats.accepted(kept)
-        self.stats.steps.append(Step(offered, offered + 1, 1, offered, kept, kept + 1, tuple(marks)))
+        self.stats.steps.append(Step(offered, offered + 1, 1, offered, kept, kept + 1, Marks(*marks)))
 
     def run(self, next_k: Callable[[Stats], int], steps: int, text: Text, seed: int = 0) -> float:
         """Return tokens per second; ``text(step, coins)`` yields for each proposal whether it is right."""
@@ -108,6 +114,51 @@ def goodput(assemble: Make) -> Goodput:
     for width in (1, 2, 8, MOST + 1):
         built._verify.seen(width, 1 + 0.03 * (width - 1))
     return built
+
+
+def _contents(value: Any) -> Any:
+    """Everything that an object of ours holds, as plain values that can be compared."""
+    return {name: _contents(held) for name, held in vars(value).items()} if hasattr(value, "__dict__") else value
+
+
+def test_goodput_forgets_all_but_the_times_measured_when_it_was_built(
+    assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft is the target, as a tree, and the last steps have K = 0: a run changes all that can change."""
+    monkeypatch.setattr(Goodput, "_choose", lambda self: 4 if len(self._stats.steps) < 4 else 0)
+    draft = f"tree(model={save_target('llama', tmp_path)}, beam=2, depth=2)"
+    engine = assemble(max_rows=2).engine(draft, controller="goodput", k=4)
+    controller = engine.controller
+    assert isinstance(controller, Goodput)
+    new, speeds = deepcopy(_contents(controller)), controller.speeds()
+    for _ in range(2):
+        engine.run(requests(count=1))
+        learned = _contents(controller)
+        assert {name for name in new if learned[name] == new[name]} == {"_most", "_probe", "_calibrated", "_k"}
+        controller.forget()
+        assert _contents(controller) == new
+        assert controller.speeds() == speeds
+
+
+def test_goodput_knows_that_a_draft_also_costs_time_in_steps_without_proposals(goodput: Goodput) -> None:
+    """A draft whose ``observe`` takes as long as a forward slows plain decoding too: K = 0 must not look twice as fast.
+
+    Known exactly: in a step without proposals the target takes 1 second, ``observe`` 1 and the rest 0.02.
+    """
+    simulation = Simulation(observe=1.0)
+    simulation.run(goodput.next_k, 200, constant(0.0))
+    assert goodput.speeds()[0] == pytest.approx(1 / 2.02)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=40))
+def test_adaptive_has_nothing_to_forget(steps: list[tuple[int, int]]) -> None:
+    """K follows from the run alone: a controller that saw each step as it came asks for what a new one asks."""
+    env: Any = _Env()
+    used, simulation = Adaptive(env, window=2), Simulation()
+    for offered, kept in steps:
+        used.next_k(simulation.stats)
+        simulation.step(offered, min(offered, kept), offered)
+    assert used.next_k(simulation.stats) == Adaptive(env, window=2).next_k(simulation.stats)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])

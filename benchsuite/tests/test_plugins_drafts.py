@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ from transformers import AutoModelForCausalLM
 from benchsuite.prove import families
 from benchsuite.prove.tiny import ask, prompts, requests, save_target
 from benchsuite.tests.rig import Make
-from specdec import Request, SamplingParams, catalog
+from specdec import Env, Request, SamplingParams, catalog
+from specdec_plugins.controllers.fixed import Fixed
+from specdec_plugins.drafts.garbage import Garbage
 from specdec_plugins.drafts.ngram import Ngram
 
 
@@ -108,6 +113,43 @@ def test_the_oracle_falls_silent_where_the_output_left_its_script(assemble: Make
     left = next(i for i, (a, b) in enumerate(zip(done.tokens, build.plain(work[0]), strict=True)) if a != b)
     assert "accepted" not in done.kinds[left + 1 :]
     assert set(done.kinds[left + 1 :]) == {"plain"}
+
+
+@pytest.mark.parametrize(
+    ("draft", "asked"), [("oracle(0.8)", 2), ("hybrid(sources='ngram, oracle(0.8)')", 2), ("ngram", 0)]
+)
+def test_each_call_for_plains_output_is_counted_in_the_engine_whose_draft_made_it(
+    draft: str, asked: int, assemble: Make
+) -> None:
+    build, work = assemble(), requests(count=2)
+    other, engine = build.engine("oracle(0.8)", k=4), build.engine(draft, k=4)
+    for request in work:
+        build.plain(request)  # as the suite asks; it is no call of a draft
+    other.run(work[:1])
+    engine.run(work)
+    assert (other.replayed(), engine.replayed()) == (1, asked)
+    engine.run(work)
+    assert engine.replayed() == 2 * asked
+    assert build.engine(None, k=0).replayed() == 0
+
+
+def test_an_engine_says_how_long_its_factories_took(assemble: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading of the clock is a second after the last: a factory that reads it n times takes n + 1 seconds."""
+
+    def reading(times: int, factory: Callable[..., Any]) -> Callable[..., Any]:
+        def build(env: Env) -> Any:
+            for _ in range(times):
+                time.perf_counter()
+            return factory(env)
+
+        return build
+
+    extra = (("draft", "slow", reading(5, Garbage)), ("controller", "late", reading(2, Fixed)))
+    build = assemble(extra=extra)
+    monkeypatch.setattr(time, "perf_counter", map(float, itertools.count()).__next__)
+    assert build.engine("slow", controller="late").set_up_seconds == {"controller": 3.0, "draft": 6.0}
+    combined = build.engine("hybrid(sources='ngram, slow')", controller="late")
+    assert combined.set_up_seconds == {"controller": 3.0, "draft": 6.0}
 
 
 def test_garbage_is_accepted_about_never(assemble: Make) -> None:

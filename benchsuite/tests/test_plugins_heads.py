@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,16 +10,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchsuite.prove.tiny import ask, requests
 from benchsuite.tests.rig import Make
-from specdec import Context, Engine, SamplingParams, SpecdecError, Verdict, Window
+from specdec import Context, Draft, Engine, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
+from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
+from specdec_plugins.drafts.eagle import Eagle
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.heads import files, start, training
 from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
+from specdec_plugins.reduced import Reduced
 
 OPS = Reference()
 IDS = torch.arange(0, 258, 2)
@@ -61,6 +67,92 @@ def _windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list
     engine.run(requests(SamplingParams(temperature=temperature, max_new_tokens=20), count=6))
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
     return found
+
+
+class Reading(TorchDispatchMode):
+    """Adds up the bytes of ``weights`` that operations read; rows looked up in an embedding table are left out."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+        self._storages = {weight.untyped_storage().data_ptr() for weight in weights}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation; a result in the storage of a weight is a view of it, and reads nothing."""
+        out = func(*args, **(kwargs or {}))
+        results = {r.untyped_storage().data_ptr() for r in tree_leaves(out) if isinstance(r, Tensor)}
+        if "embedding" not in func.name():
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self._storages - results:
+                    self.bytes += value.nbytes
+        return out
+
+
+def _weights(part: Any) -> list[Tensor]:
+    """Every weight that a draft holds: parameters, rows of a vocabulary, and those of its parts."""
+    if isinstance(part, torch.nn.Module):
+        return [*part.parameters(), *(value for value in vars(part).values() if isinstance(value, Tensor))]
+    if isinstance(part, Reduced):
+        return [part._rows]
+    parts = part if isinstance(part, list) else vars(part).values() if isinstance(part, Draft | ArenaModel) else []
+    return [weight for inner in parts for weight in _weights(inner)]
+
+
+def _read_in_decoding(engine: Engine, draft: Any) -> tuple[int, int]:
+    """Run requests; the bytes of weights that a draft's ``propose`` and ``observe`` read, and the steps in which it was
+    not asked.
+    """
+    reading, calls = Reading(_weights(draft)), Counter[str]()
+
+    def watched(name: str) -> Any:
+        method = getattr(draft, name)
+
+        def call(*arguments: Any) -> Any:
+            calls[name] += 1
+            with reading:
+                return method(*arguments)
+
+        return call
+
+    for name in ("propose", "observe"):
+        object.__setattr__(draft, name, watched(name))
+    engine.run(requests(SamplingParams(max_new_tokens=6), count=2))
+    return reading.bytes, calls["observe"] - calls["propose"]
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("draft_model", "match"),
+        ("tree(beam=2, depth=3)", "match"),
+        ("medusa(head_init=tie)", "rejection"),
+        ("medusa(head_init=copy)", "match"),
+        ("medusa(head_init=random, beam=2)", "match"),
+        ("medusa(num_heads=2, head_init={medusa!r})", "match"),
+        ("eagle(head=lite)", "match"),
+        ("eagle(head={eagle!r})", "rejection"),
+        ("eagle(head={eagle!r}, beam=2, depth=3)", "match"),
+        ("hybrid(sources='ngram(n_min=1), eagle(head={eagle})')", "match"),
+    ],
+)
+def test_a_draft_reads_in_each_forward_the_bytes_that_it_declares(
+    text: str, policy: str, assemble: Make, tmp_path: Path
+) -> None:
+    """Counted weight by weight in every operation: ``draft_forwards`` x ``weight_bytes``, prefill excluded.
+
+    A step in which EAGLE is not asked runs its layer once and reads no vocabulary. The family has one matrix as
+    embedding and head, so that the model of ``draft_model`` has no table of which only rows are read.
+    """
+    build = assemble("smollm2", max_rows=2, backend="reference")
+    heads = {kind: _saved(kind, build, tmp_path) for kind in ("eagle", "medusa")}
+    engine = build.engine(text.format(**heads), policy, k=4)
+    assert engine.draft is not None
+    model = vars(engine.draft).get("_rest", [engine.draft])[0]  # of a hybrid, the source that is no lookup
+    read, unasked = _read_in_decoding(engine, model)
+    if isinstance(model, Eagle):
+        assert unasked > 0, "EAGLE was asked in every step: the case is not covered"
+        read += unasked * model._reduced.weight_bytes
+    assert read == engine.stats.counts["draft_forwards"] * engine.draft.weight_bytes > 0
 
 
 class Teacher:

@@ -119,20 +119,30 @@ def _work(ids: range) -> list[Request]:
     return [Request(i, prompts(1)[0], SamplingParams(max_new_tokens=40)) for i in ids]
 
 
-def test_suffix_learns_from_earlier_outputs_unless_told_not_to_and_can_forget(assemble: Make) -> None:
-    build = assemble(max_length=160)
-    lengths = {}
-    for text in ("suffix", "suffix(earlier=False)"):
-        engine = build.engine(text, k=8)
-        assert engine.draft is not None
-        for name in ("first", "again", "forgotten"):
-            if name == "forgotten":
-                engine.draft.forget()
-            engine.run(_work(range(1)))
-            lengths[text, name] = engine.stats.tau or 0.0
-    assert lengths["suffix", "again"] > 4 > lengths["suffix", "first"]
-    assert lengths["suffix", "forgotten"] == lengths["suffix", "first"]
-    assert len({lengths["suffix(earlier=False)", name] for name in ("first", "again", "forgotten")}) == 1
+@pytest.mark.parametrize(
+    ("text", "learns"),
+    [
+        ("suffix", True),
+        ("suffix(earlier=False)", False),
+        ("hybrid(sources='ngram(n_min=9, n_max=9), suffix')", True),
+        ("hybrid(sources='suffix(earlier=False), ngram')", False),
+    ],
+)
+def test_suffix_learns_from_earlier_outputs_unless_told_not_to_and_can_forget(
+    text: str, learns: bool, assemble: Make
+) -> None:
+    engine = assemble(max_length=160).engine(text, k=8)
+    assert engine.draft is not None
+    assert engine.draft.learns is learns
+    lengths = []
+    for forgotten in (False, False, True):
+        if forgotten:
+            engine.draft.forget()
+        engine.run(_work(range(1)))
+        lengths.append(engine.stats.tau or 0.0)
+    assert (lengths[1] > 4 > lengths[0]) is learns
+    assert lengths[2] == lengths[0]
+    assert learns or lengths[1] == lengths[0]
 
 
 def test_a_row_that_moves_or_was_not_asked_still_feeds_its_whole_text(assemble: Make) -> None:
@@ -142,6 +152,13 @@ def test_a_row_that_moves_or_was_not_asked_still_feeds_its_whole_text(assemble: 
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
     fed = sum(len(c.request.prompt) + len(c.tokens) for c in done)
     assert engine.stats.counts["suffix_indexed_tokens"] == fed
+
+
+def test_hybrid_adds_what_its_sources_count(assemble: Make) -> None:
+    engine = assemble(max_length=160).engine("hybrid(sources='suffix, suffix(min_match=9)')", k=4)
+    done = engine.run(requests(count=2))
+    fed = sum(len(c.request.prompt) + len(c.tokens) for c in done)
+    assert engine.stats.counts["suffix_indexed_tokens"] == 2 * fed
 
 
 def test_hybrid_takes_the_first_source_that_has_something(assemble: Make) -> None:

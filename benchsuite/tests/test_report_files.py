@@ -30,7 +30,7 @@ def row(setting: Setting, workload: str, speedup: float) -> Row:
     figures |= {"workload": workload, "device": "cpu", "dtype": "float32", "batch": setting.batch}
     figures |= {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens}
     arm = Arm(replace(setting, workload=workload), draft="ngram", k=4)
-    return Row(arm, figures, (speedup,) * 3, (1.0,), None, "tiny", None, (), [], None)
+    return Row(arm, figures, {workload: [speedup] * 3}, (1.0,), None, "tiny", None, "t", (), [], [])
 
 
 @pytest.fixture
@@ -45,8 +45,10 @@ def written(tmp_path: Path) -> Path:
         rows=rows,
         pooled=lambda: [[row(setting.without_workload, "all", n + 0.5)] for n, setting in enumerate(SETTINGS, 1)],
         rows_of=lambda setting: [one for one in rows if one.arm.setting.without_workload == setting.without_workload],
+        contrasts=lambda setting: {},
         card=["a card"],
         weights=[],
+        said=["how precise"],
     )
     return files.write_comparison(tmp_path, bench, 0, complete=True)
 

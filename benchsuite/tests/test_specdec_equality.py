@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchsuite.measure.matrix import Arm
-from benchsuite.measure.runners import TransformersRunner
+from benchsuite.measure.peers import TransformersRunner, parse_peer
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families
@@ -39,7 +39,7 @@ def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemb
     build = assemble(family)
     judge = Judge(build.target, range(40))
     ours = source(build.engine(None))
-    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, 4)
+    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, parse_peer("transformers"))
     for request in requests(GREEDY):
         work = [request]
         pair = ours.tokens(work)[0], theirs.tokens(work)[0]

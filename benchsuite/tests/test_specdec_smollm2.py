@@ -9,7 +9,7 @@ import torch
 
 from benchsuite.measure import workloads
 from benchsuite.measure.matrix import Arm
-from benchsuite.measure.runners import TransformersRunner
+from benchsuite.measure.peers import TransformersRunner, parse_peer
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove.tiny import registry
@@ -49,7 +49,7 @@ def plain(temperature: float) -> tuple[EngineSource, list[tuple[int, ...]]]:
 def test_plain_equals_transformers_generate_on_every_prompt() -> None:
     build, judge, _ = smollm2()
     ours = EngineSource(build.engine(None, max_rows=1))
-    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, 4)
+    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, parse_peer("transformers"))
     for request in _work():
         pair = build.plain(request), theirs.run([request]).tokens[0]
         for difference in judge.compare([request], request, ours, theirs, pair):

@@ -27,6 +27,12 @@ class Reduced:
         """Read tokens with ``rows`` [D, H] instead of the target's own rows."""
         self._rows = rows
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the rows, which each call of ``logits`` reads."""
+        size: int = self._rows.nbytes
+        return size
+
     def logits(self, state: Tensor) -> Tensor:
         """Logits float32 [..., D] of estimated hidden states [..., H]."""
         return self._ops.linear(state, self._rows, None).float()

@@ -1,4 +1,4 @@
-"""Workloads: named lists of prompts, in the format of Spec-Bench's question files.
+"""Workloads: named lists of conversations, in the formats of Spec-Bench's and SPEED-Bench's question files.
 
 Six kinds are measured by default; a seventh, ``recurring``, asks two questions three times, for drafts that learn from
 earlier outputs. All prompts were written for this project (2026, MIT like the rest); no text comes from elsewhere. The
@@ -10,71 +10,212 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec.errors import SpecdecError, unknown
-
+# specdec is imported where it is needed, because it imports torch and transformers, which reading files does without.
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from specdec.errors import SpecdecError
 
 KINDS = ("chat", "question_answering", "summarisation", "code_editing", "rewriting", "reasoning")
 """The six kinds that are measured by default."""
 
 BUILT_IN = (*KINDS, "recurring")
 
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+"""What SPEED-Bench publishes in place of a text that it may not hand on."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One conversation: the user's turns, at least one; two with the same turns are equal.
+
+    Example: ``Question(("Name a city.", "Name another.")).prompt(tokenizer, ["Oslo."])`` ends with the second turn.
+    """
+
+    turns: tuple[str, ...]
+
+    def prompt(self, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str]) -> tuple[int, ...]:
+        """Return the token ids of the conversation that ends with user turn number ``len(answers)``, from 0.
+
+        ``answers`` are the texts of the assistant's turns before it, without special tokens. They are tokenized
+        again, so that their ids may differ from those that were decoded. Raises SpecdecError if no turn is left.
+        """
+        from specdec.catalog import chat_ids
+
+        asked = len(answers)
+        if asked >= len(self.turns):
+            raise _refusal(f"{asked} answers were given; expected 0 to {len(self.turns) - 1}, fewer than turns")
+        earlier = [text for pair in zip(self.turns[:asked], answers, strict=True) for text in pair]
+        return tuple(chat_ids(tokenizer, *earlier, self.turns[asked]))
+
 
 @dataclass(frozen=True)
 class Workload:
-    """A name and its prompts, each the first turn of one question."""
+    """A name that ``load_workload`` takes, and the questions it stands for; a question may occur more than once."""
 
     name: str
-    prompts: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+    @property
+    def label(self) -> str:
+        """The header of a column: the kind, the category, or the file's stem; two workloads may share it."""
+        path, category = _split(self.name)
+        return category or Path(path).stem
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The first turn of each question."""
+        return tuple(question.turns[0] for question in self.questions)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
-        """Return the token ids of each prompt, in the tokenizer's chat template or, if it has none, as plain text."""
-        from specdec.catalog import chat_ids  # transformers is not needed to list workloads
+        """Return the token ids of each first turn, in the tokenizer's chat template or, if it has none, as text."""
+        return [question.prompt(tokenizer, ()) for question in self.questions]
 
-        return [tuple(chat_ids(tokenizer, prompt)) for prompt in self.prompts]
+    def first(self, most: int | None) -> Workload:
+        """Return the workload with its first ``most`` questions only, or with all of them for None."""
+        return replace(self, questions=self.questions[:most])
+
+    def longest(self, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> int:
+        """Return the most tokens that the prompt of any turn may have; exact where every question has one turn.
+
+        The prompt is counted with empty answers, and beside it ``max_new_tokens`` for each earlier answer, with the
+        room that their text may need in addition when it is tokenized again (``_room``).
+        """
+        answer = _room(tokenizer, max_new_tokens)
+        return max(
+            len(question.prompt(tokenizer, [""] * asked)) + asked * answer
+            for question in self.questions
+            for asked in range(len(question.turns))
+        )
+
+
+def workload_names(text: str) -> list[str]:
+    """Return the names of the workloads that ``text`` stands for, each of which ``load_workload`` takes.
+
+    A built-in kind and ``file.jsonl:category`` are one; a ``.jsonl`` file is one for each category in it, in order of
+    appearance, or itself if its lines have none. Raises SpecdecError as ``load_workload`` does.
+
+    Example: ``workload_names("question.jsonl")`` is ``["question.jsonl:writing", "question.jsonl:math"]``.
+    """
+    path, category = _split(text)
+    if text in BUILT_IN or category is not None:
+        return [load_workload(text).name]
+    found = dict.fromkeys(kind for kind, _ in _lines(path))
+    return [f"{path}:{kind}" if kind else path for kind in found]
 
 
 def load_workload(name: str) -> Workload:
-    """Return a built-in kind by name, or read a ``.jsonl`` file of lines {"question_id", "category", "turns"}.
+    """Return a built-in kind by its name, or the questions of ``file.jsonl`` or of ``file.jsonl:category``.
 
-    The prompt is the first turn of a question. Raises SpecdecError for an unknown name, or for a file that cannot be
-    read, naming the line.
+    Each line of a file is a JSON object with ``turns``, a list of texts, or with ``messages``, a list of objects with a
+    ``role`` (always "user") and a ``content``; with a ``category`` on every line or on none; other keys are not read.
+    Raises SpecdecError for an unknown name or category, for a file that cannot be read, for a bad line, naming it, and
+    for a file with placeholders in place of texts.
     """
-    if name in BUILT_IN:
-        return Workload(name, _read(name, files(__name__).joinpath(f"{name}.jsonl").read_text(encoding="utf-8")))
-    path = Path(name)
-    if path.suffix != ".jsonl":
-        raise unknown("workload", name, BUILT_IN, "A file of your own must end in .jsonl.")
+    path, category = _split(name)
+    lines = _lines(path)
+    if category is None:
+        return Workload(name, tuple(question for _, question in lines))
+    chosen = tuple(question for kind, question in lines if kind == category)
+    if not chosen:
+        from specdec.errors import unknown
+
+        raise unknown("category", category, {kind for kind, _ in lines if kind}, f"They are those of {path}.")
+    return Workload(name, chosen)
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    """A workload's kind or path, and the category behind it."""
+    stem, colon, category = name.partition(".jsonl:")
+    return (f"{stem}.jsonl", category) if colon else (name, None)
+
+
+def _lines(path: str) -> list[tuple[str, Question]]:
+    """The category, empty if there is none, and the question of every line of a built-in kind or of a file."""
+    if path in BUILT_IN:
+        return _read(path, files(__name__).joinpath(f"{path}.jsonl").read_text(encoding="utf-8"))
+    if Path(path).suffix != ".jsonl":
+        from specdec.errors import unknown
+
+        raise unknown("workload", path, BUILT_IN, "A file of your own must end in .jsonl.")
     try:
-        return Workload(name, _read(name, path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise SpecdecError(f"the workload file {name!r} cannot be read: {error.strerror}") from error
+        return _read(path, Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise _refusal(f"the workload file {path!r} cannot be read: {reason}") from error
 
 
-def _read(name: str, text: str) -> tuple[str, ...]:
-    prompts = []
-    for number, line in enumerate(text.splitlines(), 1):
+def _read(name: str, text: str) -> list[tuple[str, Question]]:
+    lines: list[tuple[str, Question]] = []
+    held: list[int] = []
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines also splits at U+2028, which JSON texts may hold
         if not line.strip():
             continue
-        try:
-            turn = json.loads(line)["turns"][0]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise SpecdecError(
-                f"{name}, line {number}: expected a JSON object with question_id, category and a list of turns; "
-                f"got {line[:60]!r} ({error})"
-            ) from error
+        category, question = _line(f"{name}, line {number}", line)
+        if lines and bool(category) != bool(lines[0][0]):
+            raise _refusal(f"{name}, line {number}: every line must have a category, or none; add or remove some")
+        lines.append((category, question))
+        if any(PLACEHOLDER in turn for turn in question.turns):
+            held.append(number)
+    if held:
+        raise _refusal(
+            f"{name}, line {held[0]}: a placeholder in place of the text, as in {len(held)} of the file's {len(lines)} "
+            "questions; SPEED-Bench is published without the texts of its sources. Run its data preparation, "
+            "nemo_skills/dataset/speed-bench/prepare.py of NeMo-Skills, and name the .jsonl file that it writes; "
+            "examples/specdec_bench/prepare_data.py of NVIDIA Model-Optimizer writes Parquet, to be converted first"
+        )
+    if not lines:
+        raise _refusal(f"the workload {name!r} has no questions; expected one JSON object a line")
+    return lines
+
+
+def _line(where: str, line: str) -> tuple[str, Question]:
+    """The category and the question of one line; ``where`` begins the refusals."""
+    try:
+        row = json.loads(line)
+        category = row.get("category") or ""
+        if "messages" in row:
+            roles = [message["role"] for message in row["messages"]]
+            turns = [message["content"] for message in row["messages"]]
+        else:
+            roles, turns = [], row["turns"]
+        if not (isinstance(category, str) and isinstance(turns, list) and turns):
+            raise TypeError("the category must be a text and the list not empty")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise _refusal(
+            f"{where}: expected a JSON object with question_id, category and a list of turns; "
+            f"got {line[:60]!r} ({error})"
+        ) from error
+    if any(role != "user" for role in roles):
+        raise _refusal(f"{where}: messages of the roles {roles}; expected the user's alone, answers are decoded")
+    for index, turn in enumerate(turns, 1):
         if not isinstance(turn, str) or not turn.strip():
-            raise SpecdecError(f"{name}, line {number}: the first turn is empty; give it some text")
-        prompts.append(turn)
-    if not prompts:
-        raise SpecdecError(f"the workload {name!r} has no questions; expected one JSON object a line")
-    return tuple(prompts)
+            which = "the first turn" if index == 1 else f"turn {index}"
+            raise _refusal(f"{where}: {which} is empty; give it some text")
+    return category, Question(tuple(turns))
+
+
+def _refusal(text: str) -> SpecdecError:
+    from specdec.errors import SpecdecError
+
+    return SpecdecError(text)
+
+
+def _room(tokenizer: PreTrainedTokenizerBase, tokens: int) -> int:
+    """The tokens that are kept free for an answer of ``tokens`` tokens, whose text is tokenized again.
+
+    The text may need more tokens than were decoded: the tokens of an answer need not be those that the tokenizer makes
+    of their text, and one that is not whole characters becomes U+FFFD. Where each token is a byte, U+FFFD is three of
+    them, and three times as many tokens always suffice. Of other tokenizers no such law is known. The worst case tried
+    are uniformly random tokens, far from any model's: of SmolLM2, Llama 2 and 3, Gemma 3 and Qwen3, 1 became at most 9,
+    16 at most 27, 64 at most 79 and 256 at most 287. Twice as many and 16 leave room above all of these.
+    """
+    return tokens * max(2, len(tokenizer.encode("\ufffd", add_special_tokens=False))) + 16
 
 
 def copy_rate(prompt: Sequence[int], output: Sequence[int]) -> float:

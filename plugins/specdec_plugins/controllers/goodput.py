@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Annotated
 
 import torch
@@ -25,6 +26,7 @@ class Goodput(Controller):
     for the expected window width, measured on a spare arena when the engine is built and then in every step, the
     draft's time for K, and the time of the rest. While K is 0, a probe proposes from time to time, to notice text
     that becomes predictable again; probes cost less than one percent. Trees are proposed whole or not at all.
+    Chances and times pass from run to run until ``forget``, which keeps only the first measurement of the target.
 
     Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times instead of a model of them.
 
@@ -47,12 +49,21 @@ class Goodput(Controller):
                 f"{env.max_length - 1} (the arena holds sequences of {env.max_length}) and probe 1 or more"
             )
         self._most, self._probe = maximum, probe
+        self._calibrated = self._calibrate(env)
+        self.forget()
+
+    def forget(self) -> None:
+        """Return to the prior chances and to the times that were measured when the controller was built."""
         self._kept, self._made = Chances(), Chances()
-        self._verify, self._draft, self._rest = Times(), Times(), Times()
-        self._stats: Stats | None = None
-        self._since = 0  # steps since the last step with K above 0
+        self._verify, self._draft, self._rest = deepcopy(self._calibrated), Times(), Times()
         self._tree = False
-        self._calibrate(env)
+        self._since = 0  # steps since the last step with K above 0
+        self._begin(None)
+
+    def _begin(self, stats: Stats | None) -> None:
+        self._stats, self._seen, self._k = stats, 0, 0
+        self._proposed: list[int] = []
+        self._accepted: list[int] = []
 
     @property
     def max_k(self) -> int:
@@ -62,12 +73,9 @@ class Goodput(Controller):
     def next_k(self, stats: Stats) -> int:
         """The K of the largest predicted goodput, or the K of a probe."""
         if stats is not self._stats:
-            self._stats, self._seen = stats, 0
-            self._proposed: list[int] = []
-            self._accepted: list[int] = []
+            self._begin(stats)
             self._kept.faded(0.5)
             self._made.faded(0.5)
-            self._k = 0
         for step in stats.steps[self._seen :]:
             self._learn(stats, step)
         self._seen = len(stats.steps)
@@ -103,7 +111,8 @@ class Goodput(Controller):
         times = stats.times(step)
         self._verify.seen(step.width, times.target)
         asked = self._k
-        self._rest.seen(min(asked, 1), times.rest)
+        # Without proposals, the draft's time is that of `observe`: plain decoding with this draft costs it too.
+        self._rest.seen(min(asked, 1), times.rest if asked else times.rest + times.draft)
         proposed = self._fresh(stats.proposed_per_pos, self._proposed)
         accepted = self._fresh(stats.accepted_per_pos, self._accepted)
         if not asked:
@@ -130,8 +139,9 @@ class Goodput(Controller):
         return added
 
     @torch.inference_mode()
-    def _calibrate(self, env: Env) -> None:
-        """Measure the target's time for a few widths, at half the length of the longest sequence."""
+    def _calibrate(self, env: Env) -> Times:
+        """The target's time for a few widths, measured at half the length of the longest sequence."""
+        measured = Times()
         target, half = env.target, env.max_length // 2
         arena = target.arena(env.max_rows, env.max_length, self._most + 1)
         arena.committed += half
@@ -143,7 +153,8 @@ class Goodput(Controller):
                 window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens[:, 0] + width - 1)
                 start = watch.mark()
                 target.forward(arena, window, slice(0, env.max_rows), half)
-                self._verify.seen(width, watch.seconds(start, watch.mark()))
+                measured.seen(width, watch.seconds(start, watch.mark()))
+        return measured
 
 
 @hookimpl

@@ -52,6 +52,7 @@ class DraftModel(Draft):
                 f"the draft {model!r} has {self._model.limit} positions and sequences may reach {env.max_length}; "
                 "choose another draft or shorter prompts and outputs"
             )
+        self.weight_bytes = self._model.weight_bytes
         self._vocabulary = env.target.vocabulary
         # The catch-up window has 2 slots after a speculative step and grows in each step without a proposal.
         self._arena = self._model.arena(env.max_rows, env.max_length + 2, env.max_window + 1)
@@ -110,7 +111,7 @@ class DraftModel(Draft):
         self._asked = 0
 
     def info(self) -> Mapping[str, int]:
-        """The draft's forwards, prefill included."""
+        """The draft's forwards, prefill excluded; each runs all layers and the head."""
         return {"draft_forwards": self._model.forwards}
 
     def _catch_up(self, context: Context, rows: slice, longest: int) -> Tensor:

@@ -52,6 +52,9 @@ class Eagle(Draft):
         self._longest, self._most_tokens = 0, env.max_length  # host's bound on committed entries, and its limit
         self._asked = 0  # largest depth of the window's proposals
         self._proposed: Window | None = None
+        # A step that proposes has as many forwards as readings of the reduced vocabulary, the forward of `observe`
+        # included. A step that does not has that one forward and no reading.
+        self.weight_bytes = sum(weight.nbytes for weight in self._head.parameters()) + self._reduced.weight_bytes
         self._forwards = 0
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
@@ -75,7 +78,7 @@ class Eagle(Draft):
         size = hidden.shape[1]
         after = self._prompts[row][:, start + 1 : start + 1 + size]
         rows = slice(row, row + 1)
-        state = self._forward(_chain(after), hidden, rows, start)
+        state = self._entered(_chain(after), hidden, rows, start)
         self._arena.committed[rows] += size
         self._state[row] = state[0, -1]
 
@@ -133,14 +136,18 @@ class Eagle(Draft):
         self._longest = min(self._longest + size, self._most_tokens)
 
     def info(self) -> Mapping[str, int]:
-        """Forwards of the head's layer."""
+        """Forwards of the head's layer, prefill excluded."""
         return {"draft_forwards": self._forwards}
 
     def _forward(self, window: Window, hidden: Tensor, rows: slice, longest: int) -> Tensor:
+        """``_entered``, counted."""
+        self._forwards += 1
+        return self._entered(window, hidden, rows, longest)
+
+    def _entered(self, window: Window, hidden: Tensor, rows: slice, longest: int) -> Tensor:
         """Estimated hidden states [B, W, H] after the entries (token, hidden state) of a window."""
         plan = self._arena.plan(window, self._ops, rows, longest)
         turn = self._head.turn(plan.position, hidden.dtype)
-        self._forwards += 1
         after: Tensor = self._head(self._ops, self._embed(window.tokens), hidden, turn, plan.at(0), self._layer)
         return after
 

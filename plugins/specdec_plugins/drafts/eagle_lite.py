@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,8 @@ class EagleLite(Draft):
     def __init__(self, env: Env, alpha: float, max_draft: int, reset: bool) -> None:
         self._alpha, self._most, self._reset = alpha, max_draft, reset
         self._head, self._ops = env.target.model.get_output_embeddings(), env.ops
+        self.weight_bytes = self._head.weight.nbytes
+        self._forwards = 0
         size = self._head.weight.shape[1]
         self._last, self._before = (
             torch.zeros(env.max_rows, size, dtype=env.target.dtype, device=env.target.device) for _ in range(2)
@@ -51,6 +54,7 @@ class EagleLite(Draft):
         chain = Chain(context, len(self._head.weight))
         for _ in range(k):
             before, last = last, last + self._alpha * (last - before)
+            self._forwards += 1
             chain.propose(self._ops.linear(last[:, None], self._head.weight, None).float())
         return chain.window()
 
@@ -64,3 +68,7 @@ class EagleLite(Draft):
             rejected = accepted < window.width - 1
             before = torch.where(rejected[:, None], newest, before)
         self._last[rows], self._before[rows] = newest, before
+
+    def info(self) -> Mapping[str, int]:
+        """Products of the target's head, one for each proposal."""
+        return {"draft_forwards": self._forwards}

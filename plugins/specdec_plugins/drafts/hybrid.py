@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated
@@ -46,6 +47,9 @@ class Hybrid(Draft):
             raise SpecdecError(f"model_k is {model_k}; expected 1 or more")
         self._sources, self._model_k = drafts, model_k
         self.needs_hidden = any(draft.needs_hidden for draft in drafts)
+        self.learns = any(draft.learns for draft in drafts)
+        # Lookups have no weights, so this is the last source's number, and so is the count of forwards.
+        self.weight_bytes = sum(draft.weight_bytes for draft in drafts)
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """All sources admit the request."""
@@ -79,8 +83,11 @@ class Hybrid(Draft):
             source.forget()
 
     def info(self) -> Mapping[str, int]:
-        """The counters of all sources."""
-        return {name: count for source in self._sources for name, count in source.info().items()}
+        """The counters of all sources; those of one name are added."""
+        total = Counter[str]()
+        for source in self._sources:
+            total.update(source.info())
+        return total
 
     def propose(self, context: Context) -> Window:
         """The lookups' proposals for the rows that have some, the last source's proposals for the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import torch
@@ -93,6 +93,9 @@ class Medusa(Draft):
             self._reduced, self._count = Reduced(env, ids), num_heads
         else:
             raise unknown("head_init", head_init, (*INITS, "trained"), "Or name a .safetensors file of heads.")
+        heads = [self._untrained.blocks] if self._untrained else list(self._heads.parameters())
+        self.weight_bytes = sum(weight.nbytes for weight in heads) + self._reduced.weight_bytes
+        self._forwards = 0
         size = self._embed.weight.shape[1]
         self._hidden = torch.zeros(env.max_rows, size, dtype=env.target.dtype, device=env.target.device)
 
@@ -113,6 +116,7 @@ class Medusa(Draft):
         most = int(context.max_proposals_host.max())
         k = min(most, self._count)
         hidden = self._hidden[: context.rows]
+        self._forwards += 1
         if self._untrained is None:
             states = self._heads(self._ops, self._embed(context.pending), hidden)
         else:
@@ -142,6 +146,10 @@ class Medusa(Draft):
         """Store the hidden state of the last accepted slot."""
         assert hidden is not None
         self._hidden[: len(verdict.next)] = verdict.last(hidden)
+
+    def info(self) -> Mapping[str, int]:
+        """Forwards of all heads at once, one for each window."""
+        return {"draft_forwards": self._forwards}
 
 
 @hookimpl

@@ -38,14 +38,14 @@ class Suffix(Lookup):
                 "expected factor above 0, least from 0 to 1, min_match and branches 1 or more"
             )
         super().__init__(branches)
-        self._factor, self._least, self._min_match, self._earlier = factor, least, min_match, earlier
+        self._factor, self._least, self._min_match, self.learns = factor, least, min_match, earlier
         self._shared = Automaton()
         self._rows: dict[int, tuple[Automaton, int, int]] = {}  # automaton, state, tokens fed
         self._fed = 0
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Index the prompt."""
-        self._rows[row] = (self._shared if self._earlier else Automaton()), Automaton.ROOT, 0
+        self._rows[row] = (self._shared if self.learns else Automaton()), Automaton.ROOT, 0
         self._feed(row, prompt)
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:

@@ -1,0 +1,70 @@
+"""Guards: conditions under which an arm's speed cannot be compared with another's, whatever the clock says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchsuite.measure.paired import Series
+from benchsuite.measure.runners import Outcome
+from benchsuite.measure.sources import Tokens
+
+UNLIKE = 0.25
+"""The largest share of tokens by which the lengths of two arms' outputs may differ."""
+
+LONGEST_PERIOD = 8
+SHORTEST_LOOP = 12
+"""Tokens: the longest period of a loop, and the shortest half of an output in which one is looked for."""
+
+
+def why_not(ours: Sequence[Series], base: Sequence[Series]) -> str | None:
+    """Return why the speeds of two arms, over the same workloads, cannot be compared; None if they can."""
+    mine, theirs = ours[0].conditions, base[0].conditions
+    for name in sorted(mine.keys() & theirs.keys()):
+        if mine[name] != theirs[name]:
+            return f"{name}: {mine[name]}, the baseline's is {theirs[name]}"
+    outcomes, others = ([o for series in every for o in series.outcomes] for every in (ours, base))
+    return _backend(outcomes, others) or _proposals(ours, outcomes) or _lengths(outcomes, others) or _loops(others)
+
+
+def loops(tokens: Tokens) -> bool:
+    """Whether the second half of an output repeats one piece of at most ``LONGEST_PERIOD`` tokens at least three times.
+
+    Example: ``loops((7,) * 10 + (1, 2) * 6)`` is true; an output of fewer than 24 tokens is never called a loop.
+    """
+    half = tokens[len(tokens) // 2 :]
+    longest = min(LONGEST_PERIOD, len(half) // 3)
+    return len(half) >= SHORTEST_LOOP and any(half[p:] == half[:-p] for p in range(1, longest + 1))
+
+
+def _backend(ours: Sequence[Outcome], base: Sequence[Outcome]) -> str | None:
+    """An op that both ran, on backends that have none in common."""
+    ran, other = ({key for o in every if o.stats for key in o.stats.ops} for every in (ours, base))
+    for op in sorted({name for name, _ in ran} & {name for name, _ in other}):
+        mine, theirs = ({backend for name, backend in keys if name == op} for keys in (ran, other))
+        if not mine & theirs:
+            return f"backend: {op} ran on {', '.join(sorted(mine))}, the baseline's on {', '.join(sorted(theirs))}"
+    return None
+
+
+def _proposals(ours: Sequence[Series], outcomes: Sequence[Outcome]) -> str | None:
+    if ours[0].arm.draft and outcomes and not any(o.stats and o.stats.counts["num_draft_tokens"] for o in outcomes):
+        return "no proposals: its draft never proposed a token, so this is the speed of plain decoding"
+    return None
+
+
+def _lengths(ours: Sequence[Outcome], base: Sequence[Outcome]) -> str | None:
+    pairs = [
+        (len(a), len(b)) for o, p in zip(ours, base, strict=False) for a, b in zip(o.tokens, p.tokens, strict=False)
+    ]
+    apart = sum(abs(a - b) for a, b in pairs) / max(sum(max(pair) for pair in pairs), 1)
+    if apart > UNLIKE:
+        return f"lengths: its outputs and the baseline's differ by {apart:.0%} of their tokens"
+    return None
+
+
+def _loops(base: Sequence[Outcome]) -> str | None:
+    outputs = [tokens for outcome in base for tokens in outcome.tokens]
+    looping = sum(map(loops, outputs))
+    if outputs and 2 * looping >= len(outputs):
+        return f"loops: {looping} of {len(outputs)} outputs repeat a few tokens to their end, which any lookup guesses"
+    return None

@@ -1,0 +1,227 @@
+"""Peers: transformers' own decoding on the same weights, its options, and how it is run and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from benchsuite.measure.runners import Emission, Outcome, mean_length
+from benchsuite.measure.sources import Tokens
+from specdec.devices import Stopwatch, synchronize
+from specdec.errors import SpecdecError, unknown
+from specdec.registry import Entry, Registry
+from specdec.request import Request
+
+if TYPE_CHECKING:
+    from benchsuite.measure.matrix import Arm
+
+CACHES = ("dynamic", "static")
+"""Implementations of transformers' cache that a peer can be given."""
+
+
+def _generate(
+    cache: Annotated[str, "dynamic: it grows with the text; static: allocated at its full length"] = "dynamic",
+) -> dict[str, object]:
+    """transformers' ``generate``, one token a forward."""
+    if cache not in CACHES:
+        raise unknown("cache of the peer transformers", str(cache), CACHES)
+    return {"cache_implementation": cache}
+
+
+def _prompt_lookup(
+    k: Annotated[int, "proposals of a step, prompt_lookup_num_tokens"] = 10,
+    ngram: Annotated[int, "longest run of tokens that is looked up, max_matching_ngram_size"] = 2,
+) -> dict[str, object]:
+    """transformers' ``generate`` with prompt lookup, whose cache is always dynamic. The defaults are transformers'."""
+    for name, value in (("k", k), ("ngram", ngram)):
+        # Without this check generate reads ngram=0 as 2, and meets a wrong k only after its model is loaded.
+        if type(value) is not int or value < 1:
+            raise SpecdecError(
+                f"{name} of the peer transformers_prompt_lookup is {value!r}; expected a whole number, 1 or more"
+            )
+    return {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": ngram}
+
+
+PEERS: Mapping[str, Callable[..., dict[str, object]]] = MappingProxyType(
+    {"transformers": _generate, "transformers_prompt_lookup": _prompt_lookup}
+)
+"""Each peer's function from its options to the arguments of ``generate``; SpecdecError for a value that it refuses."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer and the value of each of its options, defaults included."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    @property
+    def k(self) -> int | None:
+        """K, the proposals of a step; None for a peer that proposes nothing."""
+        return self.options.get("k")
+
+    @property
+    def label(self) -> str:
+        """The name in words: ``transformers prompt lookup``."""
+        return self.name.replace("_", " ")
+
+    @property
+    def shown(self) -> str:
+        """K, and every option that differs from its default: ``k=10``; empty if there is none."""
+        usual = Entry(PEERS[self.name], "", ()).options
+        return ", ".join(f"{n}={value}" for n, value in self.options.items() if n == "k" or value != usual[n])
+
+    @property
+    def text(self) -> str:
+        """The text that ``parse_peer`` reads as this peer, the same however it was written."""
+        return f"{self.name}({self.shown})" if self.shown else self.name
+
+
+class _Names(Registry):
+    """The registry's parser, over the names of ``PEERS``."""
+
+    def entry(self, kind: str, name: str) -> Entry:
+        if name not in PEERS:
+            raise unknown(kind, name, (*PEERS, "none"))
+        return Entry(PEERS[name], "", ())
+
+
+@cache
+def parse_peer(text: str) -> Peer:
+    """Return the peer that ``name`` or ``name(option=value)`` names.
+
+    Raises SpecdecError with the choices for an unknown peer, option or value.
+
+    Example: ``parse_peer("transformers_prompt_lookup(k=4)").text`` is ``transformers_prompt_lookup(k=4)``.
+    """
+    entry, given = _Names({}).parse("peer", text)
+    options = {**entry.options, **given}
+    entry.factory(**options)
+    return Peer(text.partition("(")[0].strip(), MappingProxyType(options))
+
+
+class TransformersRunner:
+    """transformers' own ``generate`` on the same weights, with the peer's options. Its forward is never compiled.
+
+    Resets the generation config of ``model``.
+
+    Example: ``TransformersRunner(arm, judge.model, parse_peer("transformers_prompt_lookup(k=4)")).run(requests)``
+    """
+
+    learns = False
+
+    def __init__(self, arm: Arm, model: PreTrainedModel, peer: Peer) -> None:
+        self.arm, self.model, self.peer = arm, model, peer
+        # The model's own defaults, for example a repetition penalty, would change the output.
+        model.generation_config = GenerationConfig()
+
+    @torch.inference_mode()
+    def _generate(self, request: Request, **more: Any) -> Any:
+        params = request.params
+        ids = torch.tensor([request.prompt], device=self.model.device)
+        sampling: dict[str, Any] = {"do_sample": False}
+        if params.temperature > 0:
+            torch.manual_seed(params.seed + request.id)
+            sampling = {
+                "do_sample": True,
+                "temperature": params.temperature,
+                "top_k": params.top_k,
+                "top_p": params.top_p,
+            }
+        generate: Any = self.model.generate
+        return generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=params.max_new_tokens,
+            eos_token_id=list(params.eos) or None,
+            pad_token_id=0,
+            disable_compile=True,  # on CUDA transformers would compile the forward over a static cache
+            **sampling,
+            **PEERS[self.peer.name](**self.peer.options),
+            **more,
+        )
+
+    def run(self, requests: Sequence[Request]) -> Outcome:
+        """Generate each request; its decoding time begins with its first emission."""
+        device = self.model.device
+        tokens: list[Tokens] = []
+        emissions: list[list[Emission]] = []
+        wall, decoding, decoded, forwards = 0.0, 0.0, 0, 0
+        for request in requests:
+            arrivals = _Arrivals(device)
+            synchronize(device)
+            start = arrivals.watch.mark()
+            out = self._generate(request, stopping_criteria=[arrivals])
+            output = tuple(out[0, len(request.prompt) :].tolist())
+            seconds = arrivals.watch.seconds(start, arrivals.watch.mark())
+            found = arrivals.emissions(start, len(request.prompt), len(output))
+            after = len(output) - found[0][1]
+            tokens.append(output)
+            emissions.append(found)
+            wall += seconds
+            decoding += seconds - found[0][0] if after else 0.0
+            decoded += after
+            forwards += len(arrivals.seen) - 1
+        return Outcome(tokens, wall, decoding, decoded, emissions, forwards, mean_length(requests, tokens))
+
+    def tokens(self, requests: Sequence[Request]) -> list[Tokens]:
+        """Generate each request."""
+        return self.run(requests).tokens
+
+    def forget(self) -> None:
+        """Do nothing: no state is kept between prompts."""
+
+    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
+        """Generate again and return the logits [V] of output token ``index``; None if the run ends before."""
+        chosen = next(r for r in requests if r.id == request)
+        out = self._generate(chosen, output_logits=True, return_dict_in_generate=True)
+        return out.logits[index][0].float() if index < len(out.logits) else None
+
+    def conditions(self) -> dict[str, str]:
+        """What two arms must have in common for their times to be compared: ``dtype`` and ``compile``."""
+        return {"dtype": str(self.model.dtype).removeprefix("torch."), "compile": "no"}
+
+    def described(self) -> str:
+        """The line of the card: version, cache, attention, dtype and, for prompt lookup, its options."""
+        config: Any = self.model.config
+        options = dict(self.peer.options)
+        line = (
+            f"transformers {transformers.__version__} generate: {options.pop('cache', 'dynamic')} cache, "
+            f"{config._attn_implementation} attention, {self.conditions()['dtype']}, not compiled"
+        )
+        lookup = ", ".join(f"{name}={value}" for name, value in options.items())
+        return f"{line}; prompt lookup {lookup}" if lookup else line
+
+
+class _Arrivals:
+    """A stopping criterion that never stops. ``generate`` calls it after each forward, and it notes when and how long
+    the text is: on CUDA by an event, so that the host does not wait.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.watch = Stopwatch(device)
+        self.seen: list[tuple[int, int]] = []
+        self._go_on = torch.zeros(1, dtype=torch.bool, device=device)
+
+    def __call__(self, ids: Tensor, scores: object, **_: Any) -> Tensor:
+        self.seen.append((self.watch.mark(), ids.shape[1]))
+        return self._go_on
+
+    def emissions(self, start: int, prompt: int, output: int) -> list[Emission]:
+        """The emissions of an output of ``output`` tokens, timed from the mark ``start``."""
+        found, before = [], prompt
+        for mark, length in self.seen:
+            # On MPS transformers runs one forward more than it returns tokens of.
+            now = min(length, prompt + output)
+            if now > before:
+                found.append((self.watch.seconds(start, mark), now - before))
+            before = now
+        return found

@@ -1,0 +1,303 @@
+"""Peers: their options are parsed and refused, reach ``generate``, and their tokens are timed as they arrive."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from benchsuite.measure.card import card
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.peers import TransformersRunner, parse_peer
+from benchsuite.measure.results import Machine
+from benchsuite.measure.runners import Outcome
+from benchsuite.measure.sources import EngineSource
+from benchsuite.measure.ties import Judge
+from benchsuite.prove import families
+from benchsuite.prove.tiny import requests
+from benchsuite.tests.rig import SETTING, Make, assert_same
+from specdec import SamplingParams, SpecdecError
+
+EVERY = ("transformers", "transformers(cache=static)", "transformers_prompt_lookup", "transformers_prompt_lookup(k=3)")
+LOOKUPS = [(10, 2), (3, 2), (3, 1), (1, 2)]
+"""(k, ngram) of prompt lookup."""
+
+
+def runner(text: str, model: PreTrainedModel) -> TransformersRunner:
+    """A peer on a model."""
+    return TransformersRunner(Arm(SETTING, peer=text), model, parse_peer(text))
+
+
+def cyclic() -> PreTrainedModel:
+    """A model whose next token depends on the last one alone, so that its output runs into a cycle and is looked up."""
+    model = families.build_model("llama")
+    for name, weight in model.named_parameters():
+        if "o_proj" in name or "down_proj" in name:
+            weight.data.zero_()
+    return model
+
+
+def counts(outcome: Outcome) -> list[list[int]]:
+    """The number of tokens of each emission of each request."""
+    return [[count for _, count in request] for request in outcome.emissions]
+
+
+def test_the_defaults_of_prompt_lookup_are_those_of_transformers() -> None:
+    parameters = inspect.signature(PromptLookupCandidateGenerator).parameters
+    theirs = {"k": parameters["num_output_tokens"].default, "ngram": parameters["max_matching_ngram_size"].default}
+    assert parse_peer("transformers_prompt_lookup").options == theirs
+
+
+@pytest.mark.parametrize(
+    ("text", "same", "label", "k"),
+    [
+        ("transformers", "transformers", "transformers", None),
+        ("transformers()", "transformers", "transformers", None),
+        ("transformers(cache=dynamic)", "transformers", "transformers", None),
+        (" transformers( cache = 'static' ) ", "transformers(cache=static)", "transformers", None),
+        ("transformers_prompt_lookup", "transformers_prompt_lookup(k=10)", "transformers prompt lookup", 10),
+        ("transformers_prompt_lookup(4)", "transformers_prompt_lookup(k=4)", "transformers prompt lookup", 4),
+        (
+            "transformers_prompt_lookup(ngram=3,k=4)",
+            "transformers_prompt_lookup(k=4, ngram=3)",
+            "transformers prompt lookup",
+            4,
+        ),
+    ],
+)
+def test_a_peer_has_one_text_however_it_was_written(text: str, same: str, label: str, k: int | None) -> None:
+    peer = parse_peer(text)
+    assert (peer.text, peer.label, peer.k) == (same, label, k)
+    assert parse_peer(peer.text) == peer
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vllm", r"unknown peer 'vllm'; choices: none, transformers, transformers_prompt_lookup$"),
+        ("transformer", r"unknown peer 'transformer'; did you mean 'transformers'\?"),
+        ("transformers(k=4)", r"the peer 'transformers' does not take k .*; its options: cache='dynamic'$"),
+        (
+            "transformers_prompt_lookup(cache=static)",
+            r"'transformers_prompt_lookup' does not take cache .*; its options: k=10, ngram=2$",
+        ),
+        ("transformers_prompt_lookup(k=4, k=5)", "does not take k "),
+        ("transformers_prompt_lookup(k=4", r"cannot read the peer .*; expected name or name\(option=value, …\)"),
+        ("transformers_prompt_lookup(k=0)", "k of the peer transformers_prompt_lookup is 0; expected a whole number"),
+        ("transformers_prompt_lookup(k=2.5)", "k of .* is 2.5; expected a whole number, 1 or more"),
+        ("transformers_prompt_lookup(k=True)", "k of .* is True; expected a whole number, 1 or more"),
+        ("transformers_prompt_lookup(k=many)", "k of .* is 'many'; expected a whole number, 1 or more"),
+        ("transformers_prompt_lookup(ngram=0)", "ngram of .* is 0; expected a whole number, 1 or more"),
+        (
+            "transformers(cache=sttic)",
+            r"unknown cache of the peer transformers 'sttic'; did you mean 'static'\? choices: dynamic, static$",
+        ),
+        ("transformers(cache=4)", "unknown cache of the peer transformers '4'; choices: dynamic, static$"),
+    ],
+)
+def test_a_peer_or_an_option_that_does_not_exist_is_refused_with_the_choices(text: str, message: str) -> None:
+    with pytest.raises(SpecdecError, match=message):
+        parse_peer(text)
+
+
+@pytest.mark.parametrize("family", families.CONFIGS)
+def test_a_static_cache_and_prompt_lookup_change_no_token_on_tiny(family: str, assemble: Make) -> None:
+    build = assemble(family)
+    judge = Judge(build.target, range(40))
+    plain, work = EngineSource(build.engine(None)), requests(count=2)
+    for text in ("transformers(cache=static)", "transformers_prompt_lookup"):
+        assert_same(judge, plain, runner(text, judge.model), work)
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_only_the_request_ends_an_output_and_says_how_it_is_drawn(text: str) -> None:
+    model = cyclic()
+    request = requests()[0]
+    whole = runner("transformers", model).tokens([request])[0]
+    model.config.eos_token_id = model.generation_config.eos_token_id = whole[2]
+    model.generation_config.repetition_penalty = 9.0
+    peer = runner(text, model)
+    assert peer.tokens([request]) == [whole]
+    ended = peer.run([replace(request, params=replace(request.params, eos=(whole[5],)))])
+    assert ended.tokens == [whole[:6]]
+    assert sum(counts(ended)[0]) == 6
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_sampling_repeats_itself_and_the_request_filters_it(text: str) -> None:
+    peer = runner(text, cyclic())
+    warm = SamplingParams(temperature=2.0, seed=3, max_new_tokens=12)
+    drawn, greedy = (peer.tokens(requests(params, count=2)) for params in (warm, SamplingParams(max_new_tokens=12)))
+    assert peer.tokens(requests(warm, count=2)) == drawn != greedy
+    assert peer.tokens(requests(replace(warm, seed=4), count=2)) != drawn
+    assert peer.tokens(requests(replace(warm, top_k=1), count=2)) == greedy
+    assert peer.tokens(requests(replace(warm, top_p=1e-6), count=2)) == greedy
+    assert peer.tokens(requests(replace(warm, temperature=1e-5), count=2)) == greedy
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_emissions_forwards_and_times_are_those_of_a_clock_that_ticks_with_each_forward(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = cyclic()
+    peer, work = runner(text, model), requests(count=3)
+    done: list[int] = []
+    model.register_forward_hook(lambda module, inputs, output: done.append(1))
+    monkeypatch.setattr("specdec.devices.time", SimpleNamespace(perf_counter=lambda: float(len(done))))
+    outcome = peer.run(work)
+    steps = [len(request) for request in outcome.emissions]
+    assert [[at for at, _ in request] for request in outcome.emissions] == [[*range(1, n + 1)] for n in steps]
+    assert [sum(request) for request in counts(outcome)] == [len(tokens) for tokens in outcome.tokens] == [24, 29, 34]
+    assert outcome.wall_s == sum(steps) == len(done)
+    assert outcome.forwards == outcome.decode_s == sum(steps) - len(work)
+    assert outcome.decoded == sum(sum(request[1:]) for request in counts(outcome))
+    assert outcome.mean_length == sum(len(r.prompt) + len(t) / 2 for r, t in zip(work, outcome.tokens, strict=True)) / 3
+    assert outcome.stats is None
+
+
+def looked_up(prompt: tuple[int, ...], output: tuple[int, ...], k: int, ngram: int) -> list[int]:
+    """The number of tokens of each emission, by the rule of transformers' prompt lookup and its own output.
+
+    The last n tokens, n = ``ngram`` down to 1, are looked up in the text; what followed them at the first place where
+    they stand is proposed, up to ``k`` tokens.
+    """
+    text, whole, found = list(prompt), [*prompt, *output], []
+    while len(text) < len(whole):
+        proposal: list[int] = []
+        for n in range(min(ngram, len(text) - 1), 0, -1):
+            ends = [i + n for i in range(len(text) - n) if text[i : i + n] == text[-n:]]
+            if ends:
+                proposal = text[ends[0] : ends[0] + k]
+                break
+        left = whole[len(text) :]
+        kept = next((i for i, (a, b) in enumerate(zip(proposal, left, strict=False)) if a != b), len(proposal))
+        found.append(min(kept + 1, len(left)))
+        text += left[: found[-1]]
+    return found
+
+
+@pytest.mark.parametrize(("k", "ngram"), LOOKUPS)
+def test_emissions_of_prompt_lookup_are_those_of_its_rule_with_that_k_and_ngram(k: int, ngram: int) -> None:
+    work = requests(SamplingParams(max_new_tokens=50), count=2)
+    got = runner(f"transformers_prompt_lookup(k={k}, ngram={ngram})", cyclic()).run(work)
+    assert counts(got) == [
+        looked_up(request.prompt, output, k, ngram) for request, output in zip(work, got.tokens, strict=True)
+    ]
+
+
+def test_each_k_and_ngram_of_that_test_gives_other_emissions_and_the_same_tokens() -> None:
+    work = requests(SamplingParams(max_new_tokens=50), count=2)
+    found = [runner(f"transformers_prompt_lookup({k}, {ngram})", cyclic()).run(work) for k, ngram in LOOKUPS]
+    assert len({str(counts(outcome)) for outcome in found}) == len(LOOKUPS)
+    assert [max(map(max, counts(outcome))) for outcome in found] == [k + 1 for k, _ in LOOKUPS]
+    plain = runner("transformers", cyclic()).tokens(work)
+    assert all(outcome.tokens == plain for outcome in found)
+
+
+def test_the_first_emission_of_prompt_lookup_has_what_its_first_forward_accepted() -> None:
+    model = cyclic()
+    request = requests(SamplingParams(max_new_tokens=60))[0]
+    whole = runner("transformers", model).tokens([request])[0]
+    # A prompt that ends in the cycle: the first forward has the prompt and the proposals, all of them right.
+    late = replace(request, prompt=whole, params=SamplingParams(max_new_tokens=20))
+    outcome = runner("transformers_prompt_lookup(k=4)", model).run([late])
+    assert counts(outcome)[0] == [5, 5, 5, 5]
+    assert (outcome.forwards, outcome.decoded) == (3, 15)
+
+
+def test_a_forward_past_the_end_of_the_output_emits_nothing() -> None:
+    model = cyclic()
+    peer, generate = runner("transformers_prompt_lookup", model), model.generate
+
+    def longer(ids: Tensor, **given: Any) -> Tensor:
+        out: Tensor = generate(ids, **given)
+        given["stopping_criteria"][0](torch.cat([out, out], dim=1), None)
+        return out
+
+    work = requests(count=1)
+    usual = peer.run(work)
+    model.generate = longer
+    outcome = peer.run(work)
+    assert counts(outcome) == counts(usual)
+    assert outcome.forwards == usual.forwards + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("transformers", DynamicCache),
+        ("transformers(cache=static)", StaticCache),
+        ("transformers_prompt_lookup", DynamicCache),
+    ],
+)
+def test_the_cache_is_the_one_asked_for(text: str, kind: type) -> None:
+    model = cyclic()
+    seen: set[type] = set()
+    model.register_forward_pre_hook(
+        lambda module, inputs, given: seen.add(type(given["past_key_values"])), with_kwargs=True
+    )
+    runner(text, model).run(requests(count=2))
+    assert seen == {kind}
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_logits_are_those_from_which_each_token_was_drawn(text: str) -> None:
+    model = cyclic()
+    peer, work = runner(text, model), requests(count=2)
+    for request, output in zip(work, peer.tokens(work), strict=True):
+        for index in (0, 1, 11, len(output) - 1):
+            logits = peer.logits_at(work, request.id, index)
+            assert logits is not None
+            assert int(logits.argmax()) == output[index]
+        assert peer.logits_at(work, request.id, len(output)) is None
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_a_single_token_is_one_emission_and_no_decoding(text: str) -> None:
+    peer = runner(text, cyclic())
+    outcome = peer.run(requests(SamplingParams(max_new_tokens=1), count=1))
+    assert [count for _, count in outcome.emissions[0]] == [1]
+    assert (outcome.forwards, outcome.decoded, outcome.decode_s) == (0, 0, 0.0)
+
+
+def test_a_model_whose_config_asks_for_compilation_is_not_compiled() -> None:
+    model = families.build_model("llama")
+    peer = runner("transformers(cache=static)", model)
+    asked = CompileConfig()
+    asked._compile_all_devices = True
+    model.generation_config.compile_config = asked
+    model.get_compiled_call = lambda config: pytest.fail("compiled")
+    peer.run(requests(count=1))
+    assert peer.conditions()["compile"] == "no"
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])
+def test_a_peer_says_in_which_dtype_and_how_it_runs(dtype: torch.dtype, name: str) -> None:
+    model = families.build_model("llama", dtype=dtype)
+    version = transformers.__version__
+    lookup, plain = (runner(text, model) for text in ("transformers_prompt_lookup(k=3)", "transformers(cache=static)"))
+    assert lookup.conditions() == plain.conditions() == {"dtype": name, "compile": "no"}
+    assert lookup.described() == (
+        f"transformers {version} generate: dynamic cache, sdpa attention, {name}, not compiled; "
+        "prompt lookup k=3, ngram=2"
+    )
+    assert plain.described() == f"transformers {version} generate: static cache, sdpa attention, {name}, not compiled"
+
+
+def test_the_card_has_a_line_for_each_peer() -> None:
+    machine = Machine("tiny", "cpu", "cpu", "float32", 2**20, 64, 1e9, 0)
+    arms = [Arm(SETTING), Arm(SETTING, peer="transformers")]
+    peers = [runner(text, families.build_model("llama")).described() for text in EVERY]
+    lines = card(machine, torch.device("cpu"), arms, 3, 0.001, ("triton: " + "word " * 40,), peers)
+    assert [line for line in lines if line.startswith("peer transformers")] == [f"peer {line}" for line in peers]
+    assert all(len(line) <= 118 for line in lines if line.startswith(("peer", "without", "word")))
+    wrapped = card(machine, torch.device("cpu"), arms, 3, 0.001, (), [peers[2] + ", more" * 20])
+    assert " ".join(wrapped).count(", more") == 20
