@@ -145,9 +145,20 @@ class ComparisonPlugin:
         )
 
     def _abandon(self, what: str) -> None:
-        """Write what is finished, from the watchdog's thread: the process ends after this."""
+        """Write and show what is finished, from the watchdog's thread: the process ends after this."""
+        if self.bench is not None:
+            self.bench.card.append(f"ended early: {what}")
         self._write(complete=False)
-        print(f"\nspecdec-bench: {what}; {self._outcome or 'nothing was finished'}", file=sys.stderr, flush=True)
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            self.pytest_terminal_summary(reporter)
+            reporter.flush()
+        finished = f"{len(self.bench.rows) if self.bench is not None else 0} rows were finished"
+        print(
+            f"\nspecdec-bench: {what}\n{finished}; {self._outcome or 'no --specdec-results'}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def row(self, name: str) -> Row:
         """The measured row of an arm; fails the requesting test if its workload cannot be measured."""

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field, replace
 from math import log
 
 import torch
+from torch import Tensor
 
 from benchsuite.measure import fidelity, ties
 from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.runners import EngineRunner, Outcome, Runner
+from benchsuite.measure.sources import Tokens
 from benchsuite.measure.ties import Difference, Judge
 from benchsuite.measure.units import Unit
 from specdec.errors import SpecdecError
@@ -117,7 +119,8 @@ Limit = Callable[[str], AbstractContextManager[None]]
 
 
 class Comparison:
-    """All arms of one setting on one workload. ``series`` grows with each call of ``measure``.
+    """All arms of one setting on one workload. ``series`` grows with each call of ``measure``; ``whole`` is False while
+    it runs, and after plain decoding failed: the series then hold outputs that were not checked.
 
     ``prime`` is called with every request before its unit is timed; ``progress`` with a text before each run. The
     outputs that were timed are the ones that are checked.
@@ -148,19 +151,22 @@ class Comparison:
         self._order = random.Random(self._plain.setting.seed)
         self._first: Request | None = None
         self._accepted: dict[Arm, int] = {}
+        self.whole = True
 
     def measure(self, units: Sequence[Unit], enough: Callable[[], bool] = lambda: False) -> None:
         """Run every arm on every unit in random order, then check the contracts; ends early once ``enough`` is true.
 
         Raises the error of plain decoding; that of another arm fails its series.
         """
+        self.whole = False
         if self._first is None:
             self._warm_up(units[0].requests[0])
-        for arm, runner in self.runners.items():
-            if self.series[arm].learns:
-                runner.forget()
+        for arm in self.runners:
+            if self.series[arm].learns and not self.series[arm].error:
+                self._forget(arm)
         for number, unit in enumerate(units):
-            if enough():
+            # A budget ends nothing before there is something to show.
+            if self.series[self._plain].outcomes and enough():
                 break
             self._run(unit, f"prompt {number + 1}/{len(units)}")
         for arm, measured in self.series.items():
@@ -169,6 +175,11 @@ class Comparison:
                 with self._isolated(measured):
                     self._check(measured)
                     self._ask_again(arm)
+        self.whole = True
+
+    def _forget(self, arm: Arm) -> None:
+        with self._isolated(self.series[arm]), self._limit(f"{arm.label}, forgetting"):
+            self.runners[arm].forget()
 
     def _run(self, unit: Unit, place: str) -> None:
         for request in unit.requests:
@@ -181,11 +192,10 @@ class Comparison:
             self._progress(f"{place}: {arm.label}")
             if self.series[arm].error:
                 continue
-            with self._isolated(self.series[arm]):
+            with self._isolated(self.series[arm]), self._limit(f"{arm.label}, {place}"):
                 if not self.series[arm].learns:
                     self.runners[arm].forget()
-                with self._limit(f"{arm.label}, {place}"):
-                    outcomes[arm] = self.runners[arm].run(unit.requests)
+                outcomes[arm] = self.runners[arm].run(unit.requests)
         for arm, outcome in outcomes.items():
             series = self.series[arm]
             series.units.append(unit)
@@ -224,7 +234,7 @@ class Comparison:
 
     def _check(self, series: Series) -> None:
         new = slice(series.checked, None)
-        plain, runner = self.runners[self._plain], self.runners[series.arm]
+        plain, runner = (_Limited(self.runners[arm], self._limit) for arm in (self._plain, series.arm))
         for unit, theirs, ours in zip(series.units[new], series.plain[new], series.outcomes[new], strict=True):
             for request, expected, got in zip(unit.requests, theirs.tokens, ours.tokens, strict=True):
                 series.compared += 1
@@ -235,6 +245,21 @@ class Comparison:
                 elif expected != got:
                     series.differences += self.judge.compare(unit.requests, request, plain, runner, (expected, got))
         series.checked = len(series.outcomes)
+
+
+class _Limited:
+    """A runner as a source of tokens, each of whose runs has the limit."""
+
+    def __init__(self, runner: Runner, limit: Limit) -> None:
+        self._runner, self._limit = runner, limit
+
+    def tokens(self, requests: Sequence[Request]) -> list[Tokens]:
+        with self._limit(f"{self._runner.arm.label}, repeated for the check"):
+            return self._runner.tokens(requests)
+
+    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
+        with self._limit(f"{self._runner.arm.label}, repeated for the check"):
+            return self._runner.logits_at(requests, request, index)
 
 
 def contract_of(runner: Runner) -> Contract:

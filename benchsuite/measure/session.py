@@ -328,10 +328,11 @@ class Bench:
         return [row for row in self.rows if row.arm.setting.without_workload == setting.without_workload]
 
     def _pools(self, setting: Setting) -> dict[Arm, dict[str, paired.Series]]:
-        """The series of each strategy of a setting, by workload; workloads in which plain failed are left out."""
+        """The series of each strategy of a setting, by workload; left out are workloads in which plain failed, and one
+        that is being measured: its outputs are not checked yet."""
         pools: dict[Arm, dict[str, paired.Series]] = {}
         for one, comparison in self._comparisons.items():
-            if one.without_workload == setting and one not in self._failed:
+            if one.without_workload == setting and one not in self._failed and comparison.whole:
                 for arm, series in comparison.series.items():
                     pools.setdefault(replace(arm, setting=setting), {})[one.workload] = series
         return pools
@@ -339,7 +340,8 @@ class Bench:
     def pooled(self) -> list[list[Row]]:
         """For each setting apart from its workload, return the rows of each strategy over all measured workloads."""
         settings = dict.fromkeys(row.arm.setting.without_workload for row in self.rows)
-        return [list(self._rows_from(self._pools(setting), "all", None).values()) for setting in settings]
+        found = [pools for setting in settings if (pools := self._pools(setting))]
+        return [list(self._rows_from(pools, "all", None).values()) for pools in found]
 
     def contrasts(self, setting: Setting) -> dict[tuple[Arm, Arm], Estimate]:
         """The speed of each strategy of a setting over each other's, over all measured workloads; failed ones apart."""

@@ -24,7 +24,7 @@ class RunTimeout(SpecdecError):
 
 
 class Watchdog:
-    """Limits every run to ``seconds``; None or 0 is no limit, and costs nothing.
+    """Limits every run to ``seconds``; None or 0 is no limit, and arms nothing.
 
     What has not ended by then is ended by a ``RunTimeout``, raised wherever its Python code is. What has not ended
     ``grace`` seconds later either (it swallows exceptions, or does not return from C) ends the process: ``abandon`` is

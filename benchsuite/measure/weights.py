@@ -29,8 +29,9 @@ class Weights:
 
 
 def texts(tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
-    """Return the token ids of the prompts of the six built-in workloads: the fixed text for perplexity."""
-    return [prompt for kind in workloads.KINDS for prompt in workloads.load_workload(kind).encode(tokenizer)]
+    """Return the token ids of three prompts of each of the six built-in kinds: the fixed text for perplexity."""
+    kinds = [workloads.load_workload(kind).first(3) for kind in workloads.KINDS]
+    return [prompt for kind in kinds for prompt in kind.encode(tokenizer)]
 
 
 @torch.inference_mode()

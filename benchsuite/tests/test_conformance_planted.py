@@ -116,20 +116,26 @@ class Learner(RepeatPending):
 
 
 class Archive(RepeatPending):
-    """Keeps every output where ``forget`` does not reach, and proposes it when the prompt comes again."""
+    """Keeps every output where ``forget`` does not reach, and proposes it when the request comes again."""
 
-    kept: ClassVar[dict[tuple[int, ...], tuple[int, ...]]] = {}
+    kept: ClassVar[dict[Request, tuple[int, ...]]] = {}
+
+    def __init__(self, env: Any) -> None:
+        self._requests: dict[int, Request] = {}
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
-        self._prompt = request.prompt
+        self._requests[row] = replace(request, id=0)
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
-        self.kept[self._prompt] = tokens
+        request = self._requests[row]
+        self.kept[request] = max(tokens, self.kept.get(request, ()), key=len)
 
     def propose(self, context: Context) -> Window:
-        length, most = int(context.length_host[0]), int(context.max_proposals_host[0])
-        known = self.kept.get(self._prompt, ())[length : length + most] or [1] * most
-        return Window.ragged(context, [list(known)] + [[]] * (context.rows - 1))
+        return Window.ragged(context, [self._known(context, row) for row in range(context.rows)])
+
+    def _known(self, context: Context, row: int) -> list[int]:
+        length, most = int(context.length_host[row]), int(context.max_proposals_host[row])
+        return list(self.kept.get(self._requests[row], ())[length : length + most]) or [1] * most
 
 
 class Parrot(Oracle):

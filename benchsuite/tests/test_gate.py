@@ -103,6 +103,8 @@ TINY = (
     "oracle(0.8)",
     "--specdec-peer",
     "none",
+    "--specdec-prompts",
+    "3",
     "--specdec-max-new-tokens",
     "48",
 )

@@ -163,6 +163,10 @@ def test_ties_are_too_many_from_the_count_that_the_rate_makes_rare(tokens: int, 
     assert f"{tokens + 1} certified ties in {tokens} compared tokens, expected are at most {least - 1}" in said
 
 
+def test_double_precision_ties_as_seldom_as_single_and_half_precision_oftener() -> None:
+    assert rate(torch.float64) == rate(torch.float32) < rate(torch.bfloat16) == rate(torch.float16)
+
+
 def test_a_row_says_how_many_outputs_are_equal_and_how_many_ties_the_others_hold() -> None:
     assert (equal_text(18, 18, 0), equal_text(17, 18, 1), equal_text(17, 18, 2)) == (
         "18/18",

@@ -260,7 +260,7 @@ def test_a_folder_outside_the_project_adds_a_draft_by_name(run: Run, theirs: str
 
 @pytest.mark.slow
 def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: str, tmp_path: Path) -> None:
-    # The first workload takes six steps after five of warm-up; the planted failure is in the second.
+    # The first workload asks less than 24 times, warm-up and second look included; the failure is in the second.
     done = run(
         "-m",
         "pytest",
@@ -269,7 +269,7 @@ def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: s
         "chat,reasoning",
         *QUICK[6:],
         "--specdec-draft",
-        "echo(14)",
+        "echo(24)",
         "--specdec-results",
         "out",
         "--benchmark-json",
@@ -277,13 +277,13 @@ def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: s
         path=theirs,
     )
     assert done.returncode == 1
-    assert "echo(14) could not be measured: echo was told to fail" in done.stdout
+    assert "echo(24) could not be measured: echo was told to fail" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     folder = next((tmp_path / "out").iterdir())
     rows = json.loads((folder / "benchmark.json").read_text())["rows"]
     assert len(rows) == 10
     failed = [row for row in rows if row["failure"]]
-    assert [(row["draft"], row["workload"]) for row in failed] == [("echo(14)", "reasoning")]
+    assert [(row["draft"], row["workload"]) for row in failed] == [("echo(24)", "reasoning")]
     assert failed[0]["speedup"] is None
     assert failed[0]["rounds"] == []
     assert all(row["speedup"] for row in rows if row not in failed)

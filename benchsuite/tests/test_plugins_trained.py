@@ -29,9 +29,9 @@ def loaded() -> tuple[catalog.Loaded, ArenaModel]:
 
 @cache
 def _build(workload: str) -> tuple[Assembly, tuple[tuple[int, ...], ...]]:
-    """Return engines for a workload's prompts, which no head was trained on."""
+    """Return engines for a workload's first three prompts, which no head was trained on."""
     model, target = loaded()
-    encoded = tuple(workloads.load_workload(workload).encode(model.tokenizer))
+    encoded = tuple(workloads.load_workload(workload).first(3).encode(model.tokenizer))
     length = max(map(len, encoded)) + TOKENS
     return Assembly(registry(), target, model.tokenizer, max_rows=1, max_length=length), encoded
 

@@ -24,10 +24,11 @@ TOKENS = 8
 
 @cache
 def smollm2() -> tuple[Assembly, Judge, tuple[tuple[int, ...], ...]]:
-    """The model, a judge over it, and every prompt of the six workloads."""
+    """The model, a judge over it, and three prompts of each of the six workloads."""
     loaded = catalog.load("smollm2-135m", torch.device("cpu"), torch.float32, rows=6, max_length=512)
     target = ArenaModel(loaded.model, registry().backend())
-    encoded = tuple(p for kind in workloads.KINDS for p in workloads.load_workload(kind).encode(loaded.tokenizer))
+    texts = [workloads.load_workload(kind).first(3) for kind in workloads.KINDS]
+    encoded = tuple(prompt for text in texts for prompt in text.encode(loaded.tokenizer))
     length = max(map(len, encoded)) + TOKENS
     build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=length)
     return build, Judge(target, max(encoded, key=len)), encoded

@@ -28,6 +28,8 @@ SUITE = (
     "none",
     "--specdec-arm",
     "ngram, suffix, oracle(0.8)",
+    "--specdec-prompts",
+    "3",
     "--specdec-max-new-tokens",
     "32",
     "--benchmark-quiet",

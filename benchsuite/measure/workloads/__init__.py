@@ -213,7 +213,7 @@ def _room(tokenizer: PreTrainedTokenizerBase, tokens: int) -> int:
     of their text, and one that is not whole characters becomes U+FFFD. Where each token is a byte, U+FFFD is three of
     them, and three times as many tokens always suffice. Of other tokenizers no such law is known. The worst case tried
     are uniformly random tokens, far from any model's: of SmolLM2, Llama 2 and 3, Gemma 3 and Qwen3, 1 became at most 9,
-    16 at most 27, 64 at most 79 and 256 at most 287. Twice as many and 16 leave room above all of these.
+    16 at most 27, 64 at most 79 and 256 at most 288. Twice as many and 16 leave room above all of these.
     """
     return tokens * max(2, len(tokenizer.encode("\ufffd", add_special_tokens=False))) + 16
 
