@@ -31,8 +31,8 @@ class Outcome:
     ``wall_s``: from handing over the requests to the last token of the last, with everything between: prefill,
     decoding, every call into the draft. ``decode_s``: the same without prefill; it covers ``decoded`` tokens, of all
     rows. ``emissions``: of each request. ``forwards`` counts decoding forwards, over ``mean_length`` tokens of context
-    each; ``draft_bytes`` are the weights that the draft's forwards read. ``replays`` counts the draft's questions for
-    plain's output. ``stats`` is None for a peer.
+    each; ``draft_bytes`` are the weights that the draft's forwards read. ``replays`` counts the questions for
+    plain's output that the strategy has asked since it was built: an answer may have been kept. ``stats`` is None for a peer.
     """
 
     tokens: list[Tokens]
@@ -125,7 +125,6 @@ class EngineRunner(EngineSource):
     def run(self, requests: Sequence[Request]) -> Outcome:
         """Decode requests; the decoding time is the run's time minus its prefills."""
         engine, device = self.engine, self.engine.target.device
-        before = engine.replayed()
         synchronize(device)
         start = time.perf_counter()
         done = engine.run(requests)
@@ -144,7 +143,7 @@ class EngineRunner(EngineSource):
             mean_length=mean_length(requests, tokens),
             stats=engine.stats,
             draft_bytes=reads * engine.draft.weight_bytes if engine.draft else 0,
-            replays=engine.replayed() - before,
+            replays=engine.replayed(),
         )
 
     def forget(self) -> None:

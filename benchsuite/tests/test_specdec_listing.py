@@ -115,6 +115,7 @@ def test_arms_are_named_one_by_one(pytester: pytest.Pytester) -> None:
     found = [(arm.draft, arm.policy, arm.controller, arm.k) for arm in build_matrix(config)]
     assert found == [
         (None, "match", "fixed", 0),
+        (None, "match", "fixed", 0),  # plain again
         ("ngram", "match", "fixed", 4),
         ("eagle(head=a/b.safetensors)", "rejection", "fixed", 4),
         ("suffix", "match", "goodput", 15),
