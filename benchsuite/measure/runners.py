@@ -31,8 +31,8 @@ class Outcome:
     ``wall_s``: from handing over the requests to the last token of the last, with everything between: prefill,
     decoding, every call into the draft. ``decode_s``: the same without prefill; it covers ``decoded`` tokens, of all
     rows. ``emissions``: of each request. ``forwards`` counts decoding forwards, over ``mean_length`` tokens of context
-    each; ``draft_bytes`` are the weights that the draft's forwards read. ``replays`` counts the questions for
-    plain's output that the strategy has asked since it was built: an answer may have been kept. ``stats`` is None for a peer.
+    each; ``draft_bytes`` are the weights that the draft's forwards read. ``replays`` counts how often the strategy has
+    asked for plain's output since it was built: an answer may have been kept. ``stats`` is None for a peer.
     """
 
     tokens: list[Tokens]
