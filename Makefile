@@ -46,7 +46,7 @@ bench: $(READY)
 bench-all: $(READY)
 	@mkdir -p results
 	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m --specdec-arm "$(ALL)" \
-		--specdec-temperature 0,1 --specdec-batch 1,4 --specdec-prompts 1 --specdec-max-new-tokens 24 \
+		--specdec-temperature 0,1 --specdec-batch 1,4 --specdec-prompts 4 --specdec-max-new-tokens 16 \
 		--specdec-peer none --specdec-results results --benchmark-json results/benchmark-all.json --benchmark-quiet $(ARGS)
 
 # A process of one thread for each core: several of several threads would wait for each other. Of the main job's own

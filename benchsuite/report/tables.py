@@ -249,7 +249,9 @@ LEGEND = (
 def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     """Return the lines below a setting's tables: how the intervals are made, and what must be known of single rows."""
     methods = {row.method for row in pooled if row.method}
-    lines = [f"interval: {method}" for method in sorted(methods)] + [MARKS]
+    lines = [f"speedup: each workload weighs the same; interval: 95 %, {method}" for method in sorted(methods)] + [
+        MARKS
+    ]
     whole = {row.arm: row.info["not_comparable"] for row in pooled}
     for row in (*pooled, *rows):
         name = f"{row.arm.strategy}, {row.info['workload']}"

@@ -189,7 +189,7 @@ def test_the_rates_are_those_of_the_documented_table() -> None:
         assert documented == tuple(map(sum, zip(*chosen, strict=True))), rows[dtype]
 
 
-def counted(
+def ties_in(
     build: Assembly, arms: tuple[str, int], judge: Judge, work: Sequence[Request], seen: tuple[int, int]
 ) -> tuple[int, int]:
     """Certified ties and tokens of plain decoding one by one beside a draft, added to those seen; no bugs."""
@@ -226,7 +226,7 @@ def test_ties_of_tiny_models_are_no_more_than_documented(
             Request(i, prompt, SamplingParams(temperature=temperature, seed=seed, max_new_tokens=20 + 5 * i))
             for i, prompt in enumerate(prompts(6, seed=seed))
         ]
-        seen = counted(build, ARMS[seed % len(ARMS)], Judge(target, range(40)), work, seen)
+        seen = ties_in(build, ARMS[seed % len(ARMS)], Judge(target, range(40)), work, seen)
     print(f"tiny, {dtype}, temperature {temperature:g}, {backend}: {seen[0]} ties in {seen[1]} tokens")
     assert not too_many(*seen, dtype)
 
@@ -254,6 +254,6 @@ def test_ties_of_smollm2_are_no_more_than_documented(temperature: float, dtype: 
             )
             for i in range(rows)
         ]
-        seen = counted(build, ("oracle(0.8)", rows), judge, work, seen)
+        seen = ties_in(build, ("oracle(0.8)", rows), judge, work, seen)
     print(f"SmolLM2, {dtype}, temperature {temperature:g}: {seen[0]} ties in {seen[1]} tokens, bound {judge.bound:.1e}")
     assert not too_many(*seen, dtype)
