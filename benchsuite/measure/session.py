@@ -215,6 +215,11 @@ class Bench:
         text = self._texts[setting.workload]
         return disjoint_batches(setting.workload, text.questions, setting.batch)
 
+    def _label(self, workload: str) -> str:
+        """The header of a workload's column: its label or, if another has the same, its whole name."""
+        label = self._texts[workload].label
+        return label if [text.label for text in self._texts.values()].count(label) == 1 else workload
+
     def _guarded(
         self,
         setting: Setting,
@@ -273,7 +278,7 @@ class Bench:
             stage = self._stages[setting.without_workload]
             wanted = [arm for arm in self._arms if arm.setting == setting]
             runners = {arm: stage.runners[replace(arm, setting=setting.without_workload)] for arm in wanted}
-            name = self._texts[setting.workload].label
+            name = self._label(setting.workload)
             self._comparisons[setting] = Comparison(
                 runners,
                 stage.judge,
@@ -286,7 +291,7 @@ class Bench:
     def _make_rows(self, setting: Setting) -> None:
         """Make the rows of one workload anew."""
         stage, series = self._stages[setting.without_workload], self._comparisons[setting].series
-        name = self._texts[setting.workload].label
+        name = self._label(setting.workload)
         pools = {arm: {setting.workload: one} for arm, one in series.items() if one.outcomes or one.error}
         plain = next(one for arm, one in series.items() if arm.plain)
         text = results.text_of(plain, stage.judge)
@@ -314,7 +319,8 @@ class Bench:
     def compared(self) -> Iterator[tuple[dict[Arm, paired.Series], int]]:
         """For each measured setting, yield the series of its arms and the number of units in one pass over prompts."""
         for setting, comparison in self._comparisons.items():
-            yield comparison.series, sum(batch.turns for batch in self._batches(setting))
+            if setting not in self._failed and comparison.whole:
+                yield comparison.series, sum(batch.turns for batch in self._batches(setting))
 
     def engines(self) -> Iterator[tuple[Arm, Engine]]:
         """Yield every engine that was built, with its arm."""

@@ -28,6 +28,7 @@ def write_comparison(root: Path, bench: Bench, seed: int, complete: bool) -> Pat
         Section(group, bench.rows_of(group[0].arm.setting), bench.contrasts(group[0].arm.setting)) for group in groups
     ]
     card = [*bench.card, *tables.weights_table(bench.weights), *bench.said]
+    baseline = pooled[0].info["baseline"] if pooled else "plain"
     targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
     made = f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {provenance.own_commit() or 'unknown'}"
     files = {
@@ -37,12 +38,12 @@ def write_comparison(root: Path, bench: Bench, seed: int, complete: bool) -> Pat
         "ratios.json.gz": folder.strict_json([_ratios(row) for row in rows]),
         "table.md": _markdown(sections, [*card, made]),
         "table.csv": tables.as_csv([*rows, *pooled]),
-        "speedup.svg": folder.template("speedup.svg.j2", bars=_bars(pooled)),
+        "speedup.svg": folder.template("speedup.svg.j2", bars=_bars(pooled), baseline=baseline),
         "report.html": folder.template(
             "report.html.j2",
             card=[*card, made],
             bars=_bars(pooled),
-            baseline=pooled[0].info["baseline"] if pooled else "plain",
+            baseline=baseline,
             sections=[(one.title, one.tables("html"), tables.notes(one.pooled, one.rows)) for one in sections],
             glossary=_meanings(),
             failures=[row.failure for row in rows if row.failure],
@@ -151,4 +152,6 @@ def _bar_label(row: Row, lengths: bool) -> str:
     strategy = f", {shown}" if shown else ""
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
     batch += f", {setting.max_new_tokens} tokens" if lengths else ""
-    return row.arm.label + strategy + batch + (f", T {setting.temperature:g}" if setting.temperature else "")
+    return (
+        tables.short(row.arm.label) + strategy + batch + (f", T {setting.temperature:g}" if setting.temperature else "")
+    )

@@ -51,10 +51,13 @@ def _figure(key: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
     return cell
 
 
+def short(label: str) -> str:
+    """Return an arm's name within ``WIDEST`` characters."""
+    return label if len(label) <= WIDEST else f"{label[: WIDEST // 2]}…{label[-(WIDEST // 2 - 1) :]}"
+
+
 def _name(row: Row) -> str:
-    label = row.arm.label
-    if len(label) > WIDEST:
-        label = f"{label[: WIDEST // 2]}…{label[-(WIDEST // 2 - 1) :]}"
+    label = short(row.arm.label)
     return f"{label} {BASELINE}" if row.arm.plain else label
 
 

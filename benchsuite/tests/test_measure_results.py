@@ -7,11 +7,13 @@ import json
 import re
 from dataclasses import replace
 from math import log
+from typing import Any
 
 import pytest
 import torch
 
 from benchsuite.measure import workloads
+from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.interval import estimate
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
@@ -156,6 +158,49 @@ def over_units(pair: tuple[Series, Series], ratios: list[float], repeated: int =
         Series(NGRAM, "exact", units, ours, theirs, compared=len(units), equal=len(units)),
     )
     return rows(grown)[1]
+
+
+def test_more_ties_than_rounding_explains_fail_a_row(pair: tuple[Series, Series]) -> None:
+    tie = Difference(0, 3, (5, 6), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), 1e-5, True, "both within the bound")
+    pair[1].differences += [tie] * 6
+    pair[1].tokens, pair[1].equal = 48, 0
+    row = rows(pair)[1]
+    assert "6 certified ties in 48 compared tokens" in (row.failure or "")
+    assert row.info["contract_checked"] == "FAILED: 0/1, 6 ties"
+    assert row.info["speedup"] is None
+
+
+def test_rows_that_pass_by_themselves_can_fail_together(pair: tuple[Series, Series]) -> None:
+    """The p-value of all rows of an arm is tested like that of each: many small shifts are one large one."""
+    shifted = Fidelity([26, 26, 26, 26, 26, 12, 12, 12, 12, 12], 0, 190, 1.0, 190, 1.0)
+    assert shifted.failure is None
+    names = [f"kind {i}" for i in range(4)]
+    ours = {name: replace(pair[1], contract="distribution", fidelity=shifted) for name in names}
+    pools: dict[Arm, Any] = {PLAIN: dict.fromkeys(names, pair[0]), NGRAM: ours}
+    alone = make_rows(
+        {arm: {names[0]: pool[names[0]]} for arm, pool in pools.items()}, PLAIN, MACHINE, "chat", None, {}
+    )
+    assert alone[NGRAM].failure is None
+    together = make_rows(pools, PLAIN, MACHINE, "all", None, {})[NGRAM]
+    assert "do not follow the target's distribution" in (together.failure or "")
+    assert together.info["verdict"] == "FAILED"
+
+
+def test_the_figure_over_workloads_is_the_mean_of_their_means(pair: tuple[Series, Series]) -> None:
+    """Three prompts twice as fast, two of another kind four times: 2.83, not 2.64 (their mean) nor 2 (their median)."""
+    plain, fast = pair
+    unit = plain.outcomes[0].seconds_per_token
+
+    def sped(*ratios: float) -> tuple[Series, Series]:
+        units = [Unit((), number) for number in range(len(ratios))]
+        ours = [replace(fast.outcomes[0], decode_s=5 * unit / ratio) for ratio in ratios]
+        theirs = plain.outcomes * len(ratios)
+        return Series(PLAIN, "exact", units, theirs, theirs), Series(NGRAM, "exact", units, ours, theirs)
+
+    kinds = {"chat": sped(2.0, 2.0, 2.0), "code": sped(4.0, 4.0)}
+    pools = {arm: {name: both[i] for name, both in kinds.items()} for i, arm in enumerate((PLAIN, NGRAM))}
+    row = make_rows(pools, PLAIN, MACHINE, "all", None, {})[NGRAM]
+    assert row.info["speedup"] == pytest.approx(8**0.5)
 
 
 RATIOS = [1.1, 1.2, 1.15, 1.3, 1.05, 1.22]

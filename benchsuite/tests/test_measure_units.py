@@ -70,6 +70,17 @@ def test_a_file_of_two_categories_is_two_columns_with_their_turns(tmp_path: Path
     assert tables.overview(group, bench.rows).splitlines()[0].split()[-3:] == ["coding", "math", "all"]
 
 
+def test_two_files_with_the_same_category_are_two_columns(tmp_path: Path, one_thread: None) -> None:
+    names = []
+    for stem in ("one", "two"):
+        path = tmp_path / f"{stem}.jsonl"
+        path.write_text(json.dumps({"question_id": 1, "category": "math", "turns": [f"Count to {stem}."]}))
+        names += workload_names(str(path))
+    bench = Bench(MeasuringPlan())
+    bench.prepare([Arm(replace(SETTING, workload=name, max_new_tokens=4), draft="garbage", k=2) for name in names])
+    assert [bench.row(arm, lambda what: None).info["workload"] for arm in bench._arms if arm.draft] == names
+
+
 def test_prompts_that_fill_no_batch_are_left_out() -> None:
     questions = [Question((text,)) for text in "abcde"]
     assert [batch.places for batch in disjoint_batches("mine", questions, 2)] == [(0, 1), (2, 3)]
