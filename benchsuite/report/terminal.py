@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from benchsuite.measure.session import Bench
@@ -30,5 +31,6 @@ def show(reporter: Any, bench: Bench, outcome: str) -> None:
         ]
         for line in lines:
             reporter.write_line(line)
-    for line in (*tables.weights_table(bench.weights), *bench.said, *([outcome] if outcome else [])):
+    said = [part for line in bench.said for part in textwrap.wrap(line, 120, subsequent_indent="  ")]
+    for line in (*tables.weights_table(bench.weights), *said, *([outcome] if outcome else [])):
         reporter.write_line(line)
