@@ -158,7 +158,7 @@ class EngineRunner(EngineSource):
         """Forget everything, decode ``request`` with as many proposals in each step as the engine has room for, and
         return how many were accepted: a count that does not depend on the controller. The draft must exist."""
         engine = self.engine
-        engine.controller, own = _Most(engine.max_window - 1), engine.controller
+        engine.controller, own = Always(engine.max_window - 1), engine.controller
         try:
             self.forget()
             engine.run([request])
@@ -173,7 +173,7 @@ class EngineRunner(EngineSource):
         return {"dtype": given if given in BITS else str(used).removeprefix("torch."), "compile": "no"}
 
 
-class _Most(Controller):
+class Always(Controller):
     """The same K in every step."""
 
     def __init__(self, k: int) -> None:
@@ -181,9 +181,11 @@ class _Most(Controller):
 
     @property
     def max_k(self) -> int:
+        """The constant K."""
         return self._k
 
     def next_k(self, stats: Stats) -> int:
+        """Return the constant K."""
         return self._k
 
 

@@ -250,22 +250,18 @@ class Bench:
                 done[one] = max(done[one], units)
                 if new and one not in self._failed:
                     self._guarded(one, progress, [new], enough)
+            pools = self._pools(setting)
+            whole = {arm: pool for arm, pool in pools.items() if not any(one.failure for one in pool.values())}
             return {
                 arm.strategy: found
-                for arm, pool in self._pools(setting).items()
-                if not arm.plain and (found := self._contrast(pool, setting))
+                for arm, pool in whole.items()
+                if not arm.plain
+                and (found := results.contrast(pool, pools[self._baseline(list(pools))], results.decoding))
             }
 
         search = Search(self.plan, max(len(self._batches(one)) for one in settings), len(settings), measure)
         search.run()
         self.said.append(search.said)
-
-    def _contrast(self, pool: results.Pool, setting: Setting) -> dict[str, list[float]]:
-        """The logs of an arm's ratios to the baseline; empty if it failed."""
-        if any(series.failure for series in pool.values()):
-            return {}
-        pools = self._pools(setting)
-        return results.contrast(pool, pools[self._baseline(list(pools))], results.decoding)
 
     def _units(self, setting: Setting, batches: Sequence[Batch]) -> Iterator[Unit]:
         stage = self._stages[setting.without_workload]

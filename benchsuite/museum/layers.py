@@ -21,6 +21,7 @@ from benchsuite import conformance
 from benchsuite.conformance.claims import Failed, failures
 from benchsuite.conformance.drafts import differ
 from benchsuite.measure.fidelity import evenness
+from benchsuite.measure.runners import Always
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import exact_runs, tiny
 from benchsuite.prove.arena_machine import Rollback
@@ -28,7 +29,7 @@ from benchsuite.prove.engine_machine import EngineMachine
 from benchsuite.prove.enumerator import Shape, chain, context
 from benchsuite.prove.exact_runs import PROMPTS, one
 from benchsuite.prove.read_guard import guarded_steps
-from benchsuite.prove.table_target import Always, TableDraft, Tabular, random_table
+from benchsuite.prove.table_target import TableDraft, Tabular, random_table
 from specdec import Engine, Request, SamplingParams, catalog, sampling
 from specdec_kernels.reference import Reference
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from benchsuite.measure.runners import Always
 from benchsuite.prove import tiny
 from benchsuite.prove.arena_machine import parents_of
-from benchsuite.prove.table_target import Always, Tabular, random_table
+from benchsuite.prove.table_target import Tabular, random_table
 from specdec import Context, Draft, Engine, Request, SamplingParams, Window
 from specdec_kernels.reference import Reference
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from benchsuite.measure.runners import Always
 from benchsuite.prove.enumerator import Script, Shape, completions
-from benchsuite.prove.table_target import Always, Table, TableDraft, Tabular, random_table
+from benchsuite.prove.table_target import Table, TableDraft, Tabular, random_table
 from specdec import Engine, Policy, Request, SamplingParams
 
 Outputs = tuple[tuple[int, ...], ...]

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from benchsuite.prove.enumerator import Shape
-from specdec import Context, Controller, Draft, Window
+from specdec import Context, Draft, Window
 from specdec.arena import Arena, LayerShape, Plan
 from specdec.interfaces import Backend
 from specdec.model import ArenaModel
 from specdec.sampling import Purpose
-from specdec.stats import Stats
 
 History = tuple[int, ...]
 Table = Callable[[History], Sequence[float]]
@@ -90,22 +89,6 @@ class Tabular(ArenaModel):
                 whole = [position for position, _ in seen] == list(range(first, last + 1))
                 histories.append(tuple(int(token) for _, token in seen) if whole else (-1, *(int(t) for _, t in seen)))
             yield histories
-
-
-class Always(Controller):
-    """The same K at every step."""
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-
-    @property
-    def max_k(self) -> int:
-        """The constant K."""
-        return self._k
-
-    def next_k(self, stats: Stats) -> int:
-        """Return the constant K."""
-        return self._k
 
 
 class TableDraft(Draft):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,6 +210,11 @@ def weights_table(targets: Sequence[Weights]) -> list[str]:
     return laid_out(headers, body, "simple").splitlines()
 
 
+def wrapped(lines: Iterable[str]) -> list[str]:
+    """Return lines of at most 120 characters; the rest of a longer one is indented."""
+    return [part for line in lines for part in textwrap.wrap(line, 120, subsequent_indent="  ")]
+
+
 def op_lines(rows: Sequence[Row]) -> list[str]:
     """Return a line for each backend: how often each op ran on it, over all rows of the engine."""
     calls: dict[str, dict[str, int]] = {}
@@ -222,7 +227,7 @@ def op_lines(rows: Sequence[Row]) -> list[str]:
         f"ops on {backend}: " + ", ".join(f"{op} {count:,}" for op, count in sorted(ran.items()))
         for backend, ran in sorted(calls.items())
     ]
-    return [part for line in lines for part in textwrap.wrap(line, 120, subsequent_indent="  ")]
+    return wrapped(lines)
 
 
 def render(rows: Sequence[Row], columns: Sequence[Column], style: str = "simple") -> str:
@@ -265,7 +270,7 @@ def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
         if row in pooled and "one prompt" in (row.info["marks"] or ()):
             lines.append(f"{name}: one prompt makes more than half of its speedup")
     lines += [f"{row.arm.id}: {tie}" for row in rows for tie in row.ties]
-    return [part for line in lines for part in textwrap.wrap(line, 120, subsequent_indent="  ")]
+    return wrapped(lines)
 
 
 def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], style: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 from benchsuite.measure.session import Bench
@@ -31,6 +30,5 @@ def show(reporter: Any, bench: Bench, outcome: str) -> None:
         ]
         for line in lines:
             reporter.write_line(line)
-    said = [part for line in bench.said for part in textwrap.wrap(line, 120, subsequent_indent="  ")]
-    for line in (*tables.weights_table(bench.weights), *said, *([outcome] if outcome else [])):
+    for line in (*tables.weights_table(bench.weights), *tables.wrapped(bench.said), *([outcome] if outcome else [])):
         reporter.write_line(line)

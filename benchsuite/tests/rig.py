@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,18 @@ SETTING = Setting("tiny", "auto", "cpu", "float32", 1, 0.0, 0, 1.0, 24, 0, "chat
 SHORT = ("--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny", "--specdec-workload", "chat")
 QUICK = (*SHORT, "--specdec-max-new-tokens", "6", "--specdec-prompts", "1")
 """pytest's arguments for a short main job on the tiny target."""
+
+
+def as_installed(source: str, folder: Path) -> str:
+    """Write a third party's module ``specdec_echo`` with its entry point, as pip installs it; return the folder for
+    ``PYTHONPATH``. ``LOAD_PLUGINS`` must name ``specdec-echo``."""
+    site = folder / "site"
+    info = site / "specdec_echo-1.dist-info"
+    info.mkdir(parents=True)
+    (site / "specdec_echo.py").write_text(source)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: specdec-echo\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[specdec]\necho = specdec_echo\n")
+    return str(site)
 
 
 def assert_same(

@@ -19,7 +19,7 @@ import pytest
 
 from benchsuite.measure import watchdog
 from benchsuite.measure.watchdog import RunTimeout, Watchdog
-from benchsuite.tests.rig import SHORT, Run
+from benchsuite.tests.rig import SHORT, Run, as_installed
 from specdec import SpecdecError
 from specdec.registry import LOAD_PLUGINS
 
@@ -286,13 +286,7 @@ def specdec_register_drafts(register):
 def hanging_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A third party's drafts, which hang at every prompt after the first ``prompts``, as pip installs them."""
     monkeypatch.setenv(LOAD_PLUGINS, "specdec-echo")
-    site = tmp_path / "site"
-    info = site / "specdec_echo-1.dist-info"
-    info.mkdir(parents=True)
-    (site / "specdec_echo.py").write_text(HANGS)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: specdec-echo\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[specdec]\necho = specdec_echo\n")
-    return str(site)
+    return as_installed(HANGS, tmp_path)
 
 
 Figures = list[dict[str, Any]]

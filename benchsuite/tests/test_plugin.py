@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchsuite.measure.results import KEYS
-from benchsuite.tests.rig import QUICK, SHORT, Run
+from benchsuite.tests.rig import QUICK, SHORT, Run, as_installed
 from specdec.devices import why_absent
 from specdec.registry import LOAD_PLUGINS
 
@@ -242,13 +242,7 @@ def specdec_register_drafts(register):
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A third party's draft as pip installs it: one module and its entry point, outside the project."""
     monkeypatch.setenv(LOAD_PLUGINS, "specdec-echo")
-    site = tmp_path / "site"
-    info = site / "specdec_echo-1.dist-info"
-    info.mkdir(parents=True)
-    (site / "specdec_echo.py").write_text(THEIRS)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: specdec-echo\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[specdec]\necho = specdec_echo\n")
-    return str(site)
+    return as_installed(THEIRS, tmp_path)
 
 
 @pytest.mark.slow
