@@ -89,7 +89,7 @@ class Engine:
         self.max_rows, self.max_length = max_rows, max_length
         self.max_window = 1 if draft is None else controller.max_k + 1
         self.arena = target.arena(max_rows, max_length, self.max_window)
-        self.rows = Rows(max_rows, max_length + self.max_window, target.device)
+        self.rows = Rows(max_rows, max_length + self.max_window, target.vocabulary, target.device)
         self.trace: Tracer | None = None
         self._longest = max_length if target.limit is None else min(max_length, target.limit)
         self._begin()
@@ -110,7 +110,7 @@ class Engine:
         """
         self._refuse(requests, taken=())
         self._begin()
-        self.rows.live = []
+        self.rows.clear()
         self._take(requests)
         while self.rows.live:
             self.step()
@@ -162,7 +162,7 @@ class Engine:
         longest = int(rows.length_host[live].max()) - 1
         logits, hidden = self.target.forward(self.arena, window, live, longest)
         forwarded = mark()
-        given = logits.float() if self.policy.raw else context.process(logits, window.parents, window.tokens)
+        given = logits.float() if self.policy.raw else context.process(logits, window)
         verdict = self.policy.accept(given, window, context)
         judged = mark()
         self.arena.commit(verdict, live, self.ops, compact=self.draft is not None and self.draft.branches)
@@ -241,7 +241,7 @@ class Engine:
             last = len(self.rows.live) - 1
             if row < last:
                 self._move(last, row)
-            self.rows.live.pop()
+            self.rows.drop()
 
     def _move(self, source: int, row: int) -> None:
         self.stats.counts["kv_rows_moved_bytes"] += self.arena.move(source, row)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdec.decoder import Cells, DecoderWeights
 from specdec.messages import Context, Verdict, Window
+from specdec.processors import StackedParams
 from specdec.quantised import Quantised
 from specdec.request import Request, SamplingParams
 
@@ -180,7 +181,7 @@ class Backend(ABC):
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
         """Whether ``op`` runs here on these tensors, by their device, dtype and shape; called before every call.
 
-        ``tensors`` are the op's deciding tensors, in the order of its signature: ``sample`` logits,
+        ``tensors`` are the op's deciding tensors, in the order of its signature: ``process`` and ``sample`` logits,
         ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample`` distribution, ``kv_append`` keys and
         new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight,
         ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layer`` x.
@@ -189,6 +190,10 @@ class Backend(ABC):
     def ran(self) -> Counter[tuple[str, str]]:
         """Calls of each (op, backend) so far, if they are counted (``specdec.ops.Ops``)."""
         return Counter()
+
+    @abstractmethod
+    def process(self, logits: Tensor, params: StackedParams, paths: Tensor | None) -> Tensor:
+        """Each row's processors on raw logits [B, N, V]; a new tensor: see ``specdec.processors.process``."""
 
     @abstractmethod
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from specdec import sampling
 from specdec.errors import SpecdecError
-from specdec.sampling import Purpose, StackedParams
+from specdec.processors import Paths, StackedParams
+from specdec.sampling import Purpose
 
 if TYPE_CHECKING:
     from specdec.interfaces import Backend
@@ -112,6 +113,20 @@ class Window:
         """int64 [B]: the depth of each row's deepest valid slot; 0 without proposals."""
         slots = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return torch.where(slots < self.width[:, None], self.depth, 0).amax(dim=1)
+
+    @cached_property
+    def paths(self) -> Tensor:
+        """int64 [B, W, W - 1]: for each slot the proposals from the root's child to its own, -1 past the end.
+
+        Example: the tree 5 → 6 → 7 and 5 → 8 has the paths ``[[], [6], [6, 7], [8]]``, padded with -1.
+        """
+        rows, size = self.tokens.shape
+        on_path = self.ancestors & (torch.arange(size, device=self.tokens.device) > 0)
+        # Depths on a path are distinct, so a scatter by depth orders its tokens; all others go past the end.
+        place = torch.where(on_path, self.depth[:, None] - 1, size - 1)
+        tokens = torch.where(on_path, self.tokens[:, None], -1)
+        path = torch.full((rows, size, size), -1, dtype=torch.int64, device=tokens.device)
+        return path.scatter(2, place, tokens)[:, :, : size - 1]
 
     def path_to(self, node: Tensor) -> Tensor:
         """int64 [B, W]: the slots from the root to ``node`` [B], -1 past the end."""
@@ -216,13 +231,18 @@ class Context:
         """int64 [B]: each row's last committed token, whose key and value are not in the arena yet."""
         return self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
 
-    def process(self, logits: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
-        """Apply the target's processors to logits [B, W, V]: float32 in, a new float32 tensor out.
+    def process(self, logits: Tensor, after: Paths) -> Tensor:
+        """Apply the target's processors to logits [B, N, V]: float32 (or float64) in and out, a new tensor.
 
-        ``softmax`` of the result is the distribution p; a greedy row's distribution is one-hot. ``parents`` and
-        ``tokens`` int64 [B, W] give every slot its own history, for processors that use earlier tokens.
+        ``softmax`` of the result is the distribution p; a greedy row's distribution is one-hot. ``after`` is the
+        window whose N slots the logits follow, or anything else with ``paths`` int64 [B, N, D]: for each slot its
+        proposals, from the first to its own, -1 past the end. Penalties, bad words and least lengths then see the
+        history that each slot would have.
+
+        Example: ``context.process(logits, window)``
         """
-        return sampling.process(logits, self.params)
+        paths = None if self.params.adjustments is None else after.paths
+        return self.ops.process(logits, self.params, paths)
 
     def choose(self, logits: Tensor, position: Tensor, purpose: Purpose, draw: int | Tensor = 0) -> Tensor:
         """Draw one token for each slot from softmax(logits) with the noise of (row, position, purpose, draw).

@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec.decoder import Cells, DecoderWeights, decode
 from specdec.interfaces import OPS, Backend
 from specdec.messages import Verdict, Window
+from specdec.processors import StackedParams
 from specdec.quantised import Quantised
 
 Route = tuple[Callable[..., bool], Callable[..., Any], tuple[str, str]]
@@ -59,6 +60,11 @@ class Ops(Backend):
                 self.calls[name] += 1
                 return call(*arguments)
         raise AssertionError(f"no backend takes {op}; the last of a chain must take everything")
+
+    def process(self, logits: Tensor, params: StackedParams, paths: Tensor | None) -> Tensor:
+        """See ``Backend``."""
+        processed: Tensor = self._run("process", (logits,), logits, params, paths)
+        return processed
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """See ``Backend``."""

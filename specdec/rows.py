@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec import sampling
+from specdec.ledger import Ledger
 from specdec.messages import Context, Verdict, Window
+from specdec.processors import StackedParams
 from specdec.request import Request
-from specdec.sampling import StackedParams
 from specdec.stops import FinishReason, StopWatcher
 
 if TYPE_CHECKING:
@@ -43,60 +43,61 @@ class Live:
 class Rows:
     """State of up to R rows: tokens [R, S], lengths, parameters, on the device and (history) on the host."""
 
-    def __init__(self, max_rows: int, max_tokens: int, device: torch.device) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
+    def __init__(self, max_rows: int, max_tokens: int, vocabulary: int, device: torch.device) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.int64, device=device)
 
         self.tokens, self.length, self.request = zeros(max_rows, max_tokens), zeros(max_rows), zeros(max_rows)
-        self.limit, self.stream, self.top_k = zeros(max_rows), zeros(max_rows), zeros(max_rows)
-        self.temperature, self.top_p = (zeros(max_rows, dtype=torch.float32) for _ in range(2))
+        self.limit = zeros(max_rows)
+        self.ledger = Ledger(max_rows, vocabulary, device)
         self.history = np.zeros((max_rows, max_tokens), dtype=np.int64)
         self.length_host = np.zeros(max_rows, dtype=np.int64)
         self.limit_host = np.zeros(max_rows, dtype=np.int64)
         self.live: list[Live] = []
-        self.allocations = 8
+        self._stacked: StackedParams | None = None  # of the live rows; None after these have changed
+        self.allocations = 4 + self.ledger.allocations
 
     def admit(self, row: int, live: Live) -> None:
         """Fill a row's state from a request; ``row`` is a freed row or the first row after the live rows."""
-        prompt, params = live.request.prompt, live.request.params
+        prompt = live.request.prompt
         self.history[row, : len(prompt)] = prompt
         self.length_host[row], self.limit_host[row] = len(prompt), live.limit
         self.tokens[row, : len(prompt)] = torch.tensor(prompt, device=self.tokens.device)
         self.length[row], self.limit[row], self.request[row] = len(prompt), live.limit, live.request.id
-        self.temperature[row], self.top_k[row], self.top_p[row] = params.temperature, params.top_k, params.top_p
-        seed = torch.tensor(params.seed, device=self.tokens.device)
-        self.stream[row] = sampling.stream(seed, self.request[row])
+        self.ledger.admit(row, live.request)
         self.live[row : row + 1] = [live]
+        self._stacked = None
 
     def move(self, source: int, row: int) -> None:
         """Copy the last live row, ``source``, onto a freed row."""
-        for tensor in (
-            self.tokens,
-            self.length,
-            self.request,
-            self.limit,
-            self.stream,
-            self.top_k,
-            self.temperature,
-            self.top_p,
-        ):
+        for tensor in (self.tokens, self.length, self.request, self.limit):
             tensor[row] = tensor[source]
         for array in (self.history, self.length_host, self.limit_host):
             array[row] = array[source]
+        self.ledger.move(source, row)
         self.live[row] = self.live[source]
+        self._stacked = None
+
+    def drop(self) -> None:
+        """The last live row is free."""
+        self.live.pop()
+        self._stacked = None
+
+    def clear(self) -> None:
+        """All rows are free."""
+        self.live = []
+        self._stacked = None
+
+    def params(self) -> StackedParams:
+        """The parameters of the live rows, as views."""
+        if self._stacked is None:
+            b, params = len(self.live), [live.request.params for live in self.live]
+            self._stacked = self.ledger.stacked(params, self.tokens[:b], self.length[:b])
+        return self._stacked
 
     def context(self, k: int, ops: Backend, coupled: bool) -> Context:
         """The step's context: views of the live rows. K is limited to each row's budget and room."""
         b = len(self.live)
-        params = [live.request.params for live in self.live]
-        stacked = StackedParams(
-            stream=self.stream[:b],
-            temperature=self.temperature[:b],
-            top_k=self.top_k[:b],
-            top_p=self.top_p[:b],
-            greedy=all(p.temperature == 0 for p in params),
-            filtered=any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params),
-        )
         # A step emits at most one token more than it proposes.
         room = self.limit[:b] - self.length[:b] - 1
         room_host = self.limit_host[:b] - self.length_host[:b] - 1
@@ -108,7 +109,7 @@ class Rows:
             length_host=self.length_host[:b],
             max_proposals=room.clamp(max=k),
             max_proposals_host=np.minimum(room_host, k),
-            params=stacked,
+            params=self.params(),
             ops=ops,
             coupled=coupled,
         )
@@ -128,6 +129,8 @@ class Rows:
         # The tokens after ``next`` are garbage; they lie past the new length and are never read.
         self.tokens[:b].scatter_(1, length[:, None] + step, emitted)
         length += verdict.num_accepted + 1
+        if self.ledger.memory is not None:
+            self.ledger.memory.count(emitted, verdict.num_accepted + 1)
         moved = ((path != step) & (path > 0)).sum(dim=1)
         counts = torch.stack([verdict.num_accepted, window.width - 1, window.deepest, moved], dim=1)
         return torch.cat([emitted, counts], dim=1)

@@ -10,8 +10,10 @@ import torch
 from torch import Generator, Tensor
 
 from specdec.decoder import Cells, DecoderWeights
+from specdec.ledger import stacked
 from specdec.messages import Window
 from specdec.quantised import Quantised
+from specdec.request import Request, SamplingParams
 
 FLOATS = (torch.float32, torch.bfloat16)
 Make = Callable[[Generator, torch.dtype], tuple[Any, ...]]
@@ -209,6 +211,38 @@ def _layer(batch: int, width: int, kind: str = "own", bias: bool = False, size: 
     return make
 
 
+def _process(rows: int, slots: int, vocabulary: int, params: dict[str, tuple[Any, ...]], spread: float = 3.0) -> Make:
+    """Logits after a tree of proposals; the values of each parameter are given to the rows in turn."""
+
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        requests = []
+        for row in range(rows):
+            own = {name: values[row % len(values)] for name, values in params.items()}
+            prompt = tuple(torch.randint(0, vocabulary, (9,), generator=g).tolist())
+            requests.append(Request(row, prompt, SamplingParams(**own), emitted=4))
+        tokens = torch.randint(0, vocabulary, (rows, slots), generator=g)
+        parents = torch.tensor([-1, *(slot // 2 for slot in range(slots - 1))]).expand(rows, slots)
+        window = Window(tokens, parents, torch.full((rows,), slots))
+        logits = _random(g, dtype, rows, slots, vocabulary) * spread
+        return logits, stacked(requests, vocabulary, torch.device("cpu")), window.paths
+
+    return make
+
+
+WARM = {"temperature": (1.0, 0.7, 1.5)}
+EVERY: dict[str, tuple[Any, ...]] = {
+    "temperature": (1.0, 0.0, 0.6),
+    "top_k": (0, 40, 3),
+    "top_p": (0.9, 1.0, 0.5),
+    "min_p": (0.0, 0.05),
+    "repetition_penalty": (1.3, 0.8, 1.0),
+    "frequency_penalty": (0.5, 0.0, -1.0),
+    "presence_penalty": (1.0, -0.5, 0.0),
+    "logit_bias": ({1: 4.0, 3: -4.0}, {}, {0: 90.0}),
+    "bad_words": (((2,), (3, 4)), (), ((1, 2, 3),)),
+    "min_new_tokens": (3, 0),
+    "eos": ((0, 5), (6,)),
+}
 ONE = (torch.float32,)
 CASES = [
     *(Case("linear", f"{m}x{n}x{k}", _linear(m, n, k)) for m in (1, 2, 4, 7, 8, 9, 16) for n, k in ((192, 576),)),
@@ -265,6 +299,17 @@ CASES = [
     *(Case("decoder_layer", kind, _layer(1, 4, kind)) for kind in ("int8", "int4", "bfloat16")),
     Case("decoder_layer", "bias", _layer(2, 3, bias=True)),
     Case("decoder_layer", "odd-heads", _layer(1, 3, size=10)),
+    Case("process", "single", _process(1, 1, 1, WARM), ONE),
+    *(Case("process", f"warm-{v}", _process(3, 4, v, WARM), ONE) for v in (7, 258, 5001)),
+    *(Case("process", f"top-k-{k}", _process(3, 4, 258, {**WARM, "top_k": (k,)}), ONE) for k in (1, 40, 257, 258, 999)),
+    *(Case("process", f"top-p-{p}", _process(3, 4, 5001, {**WARM, "top_p": (p,)}), ONE) for p in (0.001, 0.5, 0.99)),
+    Case("process", "top-p-flat", _process(2, 2, 5001, {**WARM, "top_p": (0.7,)}, 0.001), ONE),
+    Case("process", "top-p-steep", _process(2, 2, 5001, {**WARM, "top_p": (0.99,)}, 40.0), ONE),
+    Case("process", "both", _process(3, 4, 5001, {**WARM, "top_k": (50, 0, 2000), "top_p": (0.8,)}), ONE),
+    *(Case("process", f"min-p-{p}", _process(3, 4, 258, {**WARM, "min_p": (p,)}), ONE) for p in (0.01, 0.3, 1.0)),
+    *(Case("process", f"every-{v}", _process(6, 5, v, EVERY), ONE) for v in (11, 258, 5001)),
+    Case("process", "every-greedy", _process(6, 5, 258, {**EVERY, "temperature": (0.0,)}), ONE),
+    Case("process", "large", _process(8, 5, 49152, EVERY), ONE),
     *(Case("sample", f"{v}", _sample(2, 3, v), ONE) for v in (1, 7, 258, 5001)),
     *(Case("sample", f"{v}-argmax", _sample(2, 3, v, noise=False), ONE) for v in (1, 7, 258, 5001)),
     Case("sample", "large", _sample(1, 1, 49152), ONE),

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from benchsuite.measure.sources import Tokens
-from benchsuite.measure.ties import Judge, stacked_alone, surprise
-from specdec import sampling
+from benchsuite.measure.ties import Judge, surprise
+from specdec import processors
+from specdec.ledger import output_paths, stacked
 from specdec.request import Request
 
 BINS = 10
@@ -238,7 +239,8 @@ def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidel
     coin = random.Random(f"{request.params.seed} {request.id}")
     bins = [0] * BINS
     logits = judge.after(request.prompt, got)
-    distribution = sampling.process(logits[None], stacked_alone(request, logits.device))[0].softmax(dim=-1)
+    params = stacked([request], logits.shape[-1], logits.device)
+    distribution = processors.process(logits[None], params, output_paths(got, logits.device))[0].softmax(dim=-1)
     for place in binned(distribution, got, coin):
         bins[place] += 1
     return Fidelity(

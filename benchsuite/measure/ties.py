@@ -21,10 +21,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from benchsuite.measure.sources import Tokens, TokenSource
-from specdec import sampling
+from specdec import processors, sampling
+from specdec.ledger import output_paths, stacked
 from specdec.model import ArenaModel
 from specdec.request import Request
-from specdec.sampling import Purpose, StackedParams
+from specdec.sampling import Purpose
 
 MARGIN = 4
 """The bound as a multiple of the unmodified model's own difference between W = 1 and W = 8."""
@@ -221,8 +222,7 @@ class Judge:
             left = request.params.max_new_tokens - index - 1
             if not found.tie or index + 1 >= len(outputs[0]) or left < 1:
                 break
-            prompt = (*request.prompt, *outputs[0][: index + 1])
-            request = replace(request, prompt=prompt, params=replace(request.params, max_new_tokens=left))
+            request = request.after(outputs[0][: index + 1])
             requests = [request]
             outputs = plain.tokens(requests)[0], other.tokens(requests)[0]
             done += index + 1
@@ -250,7 +250,7 @@ class Judge:
                 reason = f"{name} did not repeat its own output"
             elif (far := float((logits - reference).abs().max())) > self.bound:
                 reason = f"{name}'s logits lie {far:.1e} from the unmodified model's"
-            elif self._choose(logits, request, index) != token:
+            elif self._choose(logits, request.after(outputs[0][:index])) != token:
                 reason = f"{name}'s token does not follow from its own logits"
 
         def pair(logits: Tensor | None) -> tuple[float, float] | None:
@@ -268,25 +268,13 @@ class Judge:
             reason or "both within the bound, each token follows from its arm's logits",
         )
 
-    def _choose(self, logits: Tensor, request: Request, index: int) -> int:
-        stacked = stacked_alone(request, logits.device)
-        distribution = sampling.process(logits[None, None], stacked)
-        position = torch.tensor([[len(request.prompt) + index]], device=logits.device)
-        noise = sampling.gumbel(sampling.key(stacked.stream, position, Purpose.TARGET), logits.shape[0])
-        return int((distribution if stacked.greedy else distribution + noise).argmax())
-
-
-def stacked_alone(request: Request, device: torch.device) -> StackedParams:
-    """Return the parameters of one request as the engine stacks them in a batch of one."""
-    params = request.params
-    return StackedParams(
-        sampling.stream(torch.tensor([params.seed], device=device), torch.tensor([request.id], device=device)),
-        torch.tensor([params.temperature], device=device),
-        torch.tensor([params.top_k], device=device),
-        torch.tensor([params.top_p], device=device),
-        greedy=params.temperature == 0,
-        filtered=params.top_k > 0 or params.top_p < 1,
-    )
+    def _choose(self, logits: Tensor, request: Request) -> int:
+        """The first token that the engine draws for a request, given the logits [V] after its prompt."""
+        params = stacked([request], len(logits), logits.device)
+        distribution = processors.process(logits[None, None], params, output_paths([0], logits.device))
+        position = torch.tensor([[len(request.prompt)]], device=logits.device)
+        noise = sampling.gumbel(sampling.key(params.stream, position, Purpose.TARGET), len(logits))
+        return int((distribution if params.greedy else distribution + noise).argmax())
 
 
 def _first_difference(a: Tokens, b: Tokens) -> int:

@@ -16,7 +16,7 @@ OURS = (
         "ours",
         "temperature is applied twice",
         "distribution",
-        ("specdec.sampling:process", "warped = logits / scale", "warped = logits / scale / scale"),
+        ("specdec.processors:process", "warped = logits / scale", "warped = logits / scale / scale"),
     ),
     mutant(
         "ours",
@@ -73,7 +73,7 @@ OURS = (
         "a greedy row beside sampled ones is sampled",
         "equality",
         (
-            "specdec.sampling:process",
+            "specdec.processors:process",
             "return torch.where(sampled[:, None, None], warped, _top_only(logits))",
             "return warped",
         ),
@@ -82,7 +82,7 @@ OURS = (
         "ours",
         "the noise stream of a row is not moved with the row",
         "equality",
-        ("specdec.rows:Rows.move", "            self.stream,\n", ""),
+        ("specdec.ledger:Ledger.move", "(self.stream, self.top_k,", "(self.top_k,"),
     ),
     mutant(
         "ours",

@@ -12,7 +12,7 @@ SHIPPED = (
         "drafting",
         (
             CHAIN,
-            'token = context.propose_token(self._widened(processed, float("-inf")), position)',
+            "token = context.propose_token(processed, position)",
             "token = processed.max(dim=-1).indices",
         ),
     ),
@@ -20,7 +20,7 @@ SHIPPED = (
         "transformers#47932",
         "tokens are drawn from processed logits, but the raw softmax is returned as q",
         "drafting",
-        (CHAIN, "self._widened(processed.softmax(dim=-1), 0.0)", "self._widened(logits.softmax(dim=-1), 0.0)"),
+        (CHAIN, "append(processed.softmax(dim=-1))", "append(logits.softmax(dim=-1))"),
     ),
     mutant(
         "vllm#9834",
@@ -85,11 +85,11 @@ SHIPPED = (
         "top-p uses the distribution before top-k",
         "distribution",
         (
-            "specdec.sampling:_filter",
-            """ordered = ordered.masked_fill(ordered < floor, float("-inf"))
+            "specdec.processors:_filter",
+            """ordered = ordered.masked_fill(ordered < floor, NEVER)
     distribution = ordered.softmax(dim=-1)""",
             """distribution = ordered.softmax(dim=-1)
-    ordered = ordered.masked_fill(ordered < floor, float("-inf"))""",
+    ordered = ordered.masked_fill(ordered < floor, NEVER)""",
         ),
     ),
     mutant(

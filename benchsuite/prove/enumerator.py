@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec import Context, Policy, Window
 from specdec.interfaces import Backend
-from specdec.sampling import StackedParams
+from specdec.processors import StackedParams
 from specdec_kernels.reference import Reference
 
 Emitted = TypeVar("Emitted", bound=Hashable)
@@ -93,7 +93,7 @@ def context(ops: Backend, stream: Tensor | None = None) -> Context:
     """Return sampled rows after a prompt of one token: a row for each of ``stream`` int64 [B], by default one."""
     stream = torch.ones(1, dtype=torch.int64) if stream is None else stream
     one, host = torch.ones_like(stream), np.ones(len(stream), dtype=np.int64)
-    params = StackedParams(stream, one.float(), one * 0, one.float(), greedy=False, filtered=False)
+    params = StackedParams(stream, one.float(), one * 0, one.float(), one * 0.0, greedy=False, filtered=False)
     tokens = torch.zeros(len(stream), 8, dtype=torch.int64, device=stream.device)
     return Context(one, tokens, tokens.cpu().numpy(), one, host, one * 9, host * 9, params, ops, coupled=False)
 

@@ -63,7 +63,7 @@ class Rounds:
         asked = self._context(first)
         window = self._window(asked)
         logits = self.target.expand(asked.rows, len(self.shape.parents), -1)
-        given = logits.float() if self.policy.raw else asked.process(logits, window.parents, window.tokens)
+        given = logits.float() if self.policy.raw else asked.process(logits, window)
         verdict = self.policy.accept(given, window, asked)
         kept, path = verdict.num_accepted.cpu(), verdict.path[:, 1:].clamp(min=0)
         tokens = torch.nn.functional.pad(window.tokens.gather(1, path), (0, depths))[:, :depths].cpu()

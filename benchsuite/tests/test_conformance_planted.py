@@ -285,7 +285,7 @@ class Sloppy(Match):
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         good = logits.softmax(dim=-1).gather(1, window.parents.clamp(min=0)[:, :, None].expand_as(logits))
         likely = good.gather(2, window.tokens[:, :, None])[:, :, 0] > 0.002
-        choices = context.choose(context.process(logits, window.parents, window.tokens), window.depth, Purpose.TARGET)
+        choices = context.choose(context.process(logits, window), window.depth, Purpose.TARGET)
         return context.ops.verify_prefix(window, window.prefer(likely, choices))
 
 

@@ -78,7 +78,7 @@ def test_block_verification_keeps_more_than_token_wise_with_a_real_pair() -> Non
     def compare(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
         if int(window.width[0]) < 2:
             return
-        distribution = context.process(logits, window.parents, window.tokens).softmax(dim=-1)
+        distribution = context.process(logits, window).softmax(dim=-1)
         proposals = window.tokens[:, 1:, None]
         assert window.q is not None
         ratio = (distribution[:, :-1].gather(2, proposals) / window.q.gather(2, proposals))[0, :, 0].clamp(max=1)

@@ -21,6 +21,7 @@ from specdec.errors import unknown
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
+from specdec.processors import StackedParams, bans
 from specdec.quantised import Quantised
 from specdec_kernels import build
 from specdec_kernels.reference import Reference
@@ -45,6 +46,7 @@ _SIGNATURES = {
     "kv_compact": [*[_POINTER] * 4, *[_LONG] * 11],
     "tree_attention": [_INT, *[_POINTER] * 5, *[_LONG] * 17, _FLOAT, _FLOAT, _INT],
     "decoder_layer": [*[_POINTER] * 5, _LONG, *[_POINTER] * 4, *[_LONG] * 11, _INT],
+    "process": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
     "rejection_sample": [*[_POINTER] * 10, *[_LONG] * 3, _INT],
@@ -101,6 +103,16 @@ class Layer(ctypes.Structure):
     ]
 
 
+class Processors(ctypes.Structure):
+    """struct Processors of process.cpp."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("temperature", "top_p", "min_p", "top_k", "bias", "seen", "emitted")),
+        *((name, _POINTER) for name in ("repetition", "frequency", "presence", "paths", "banned")),
+        *((name, _LONG) for name in ("depth", "bans", "bias_stride", "seen_stride", "emitted_stride")),
+    ]
+
+
 def described(layer: DecoderWeights, dtype: torch.dtype) -> Layer:
     """The addresses of a layer's weights; valid as long as ``layer`` exists."""
 
@@ -133,6 +145,8 @@ MOST_ROWS = 16
 
 MOST_SLOTS = 64
 """Slots up to which ``tree_attention`` is faster than torch's."""
+
+_TALLY = ("seen", "emitted", "repetition", "frequency", "presence")
 
 _WIDE = (torch.float32, torch.bfloat16)
 
@@ -361,6 +375,43 @@ class Cpu(Reference):
         )
         return y
 
+    def process(self, logits: Tensor, params: StackedParams, paths: Tensor | None) -> Tensor:
+        """One pass over the logits of a slot, without a sort of the vocabulary: see csrc/process.cpp."""
+        parts = params.adjustments
+        if params.greedy and parts is None:
+            return super().process(logits, params, paths)
+        logits, out = logits.contiguous(), torch.empty_like(logits, memory_format=torch.contiguous_format)
+        banned = None if parts is None or paths is None else bans(parts, paths)
+        paths = None if paths is None else paths.contiguous()
+        bias, penalties = (None, None) if parts is None else (parts.bias, parts.penalties)
+        tally = (None,) * 5
+        if penalties is not None:
+            tally = tuple(getattr(penalties, name).data_ptr() for name in _TALLY)
+        banned = None if banned is None else banned.contiguous()
+        values = [t.contiguous() for t in (params.temperature, params.top_p, params.min_p, params.top_k)]
+        given = Processors(
+            *(t.data_ptr() for t in values),
+            None if bias is None else bias.data_ptr(),
+            *tally,
+            None if paths is None else paths.data_ptr(),
+            None if banned is None else banned.data_ptr(),
+            0 if paths is None else paths.shape[2],
+            0 if banned is None else banned.shape[2],
+            0 if bias is None else bias.stride(0),
+            *((0, 0) if penalties is None else (penalties.seen.stride(0), penalties.emitted.stride(0))),
+        )
+        rows, slots, vocabulary = logits.shape
+        self._lib.specdec_process(
+            ctypes.addressof(given),
+            logits.data_ptr(),
+            out.data_ptr(),
+            rows,
+            slots,
+            vocabulary,
+            torch.get_num_threads(),
+        )
+        return out
+
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """Most tokens are skipped without a hash or a logarithm: see csrc/verify.cpp."""
         size = logits.shape[-1]
@@ -456,6 +507,7 @@ _FITS: dict[str, Callable[..., bool]] = {
     "kv_compact": lambda keys: keys.stride(3) == 1,
     "tree_attention": _fits_attention,
     "decoder_layer": lambda x: x.dtype in _WIDE and x.numel() <= MOST_ROWS * x.shape[-1],
+    "process": lambda logits: logits.dtype == torch.float32,
     "sample": lambda logits: logits.dtype == torch.float32,
     "verify_prefix": lambda choices: True,
     "rejection_sample": lambda distribution: distribution.dtype == torch.float32,

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec import sampling
+from specdec import processors, sampling
 from specdec.decoder import Cells, DecoderWeights, decode
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import Backend, BackendFactory
 from specdec.messages import Verdict, Window
+from specdec.processors import StackedParams
 from specdec.quantised import Quantised
 
 
@@ -25,6 +26,10 @@ class Reference(Backend):
     def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
         """Everything; a subclass takes only the ops that it overrides."""
         return type(self) is Reference or getattr(type(self), op) is not getattr(Reference, op)
+
+    def process(self, logits: Tensor, params: StackedParams, paths: Tensor | None) -> Tensor:
+        """Bias, penalties, bans, temperature, top-k, top-p and min-p, in this order."""
+        return processors.process(logits, params, paths)
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """argmax_x logits[x] + Gumbel(key, x): a draw from softmax(logits) (Gumbel-max)."""

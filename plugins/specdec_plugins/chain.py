@@ -22,16 +22,15 @@ class Chain:
     def propose(self, logits: Tensor) -> Tensor:
         """Draw the next proposal of every row, int64 [B, 1], from float32 logits [B, 1, D]."""
         context = self._context
-        if context.params.greedy:
+        if context.params.greedy and context.params.adjustments is None:
             token = logits.max(dim=-1).indices
             token = token if self._ids is None else self._ids[token]
         else:
-            nothing = torch.full_like(context.pending[:, None], -1)
-            processed = context.process(logits, nothing, context.pending[:, None])
+            processed = context.process(widened(logits, self._ids, self._vocabulary), self)
             position = context.length[:, None] + len(self._tokens)
-            token = context.propose_token(self._widened(processed, float("-inf")), position)
+            token = context.propose_token(processed, position)
             if not context.coupled:
-                self._distributions.append(self._widened(processed.softmax(dim=-1), 0.0))
+                self._distributions.append(processed.softmax(dim=-1))
         self._tokens.append(token)
         return token
 
@@ -41,11 +40,16 @@ class Chain:
         proposed = self._context.max_proposals.clamp(max=len(self._tokens))
         return Window.chain(self._context.pending, torch.cat(self._tokens, dim=1), proposed, distributions)
 
-    def _widened(self, distribution: Tensor, fill: float) -> Tensor:
-        """[B, 1, D] as a new [B, 1, V], with ``fill`` for tokens outside the smaller vocabulary."""
-        if self._ids is None:
-            return distribution
-        whole = torch.full(
-            (*distribution.shape[:-1], self._vocabulary), fill, dtype=distribution.dtype, device=distribution.device
-        )
-        return whole.index_copy_(-1, self._ids, distribution)
+    @property
+    def paths(self) -> Tensor:
+        """int64 [B, 1, D]: the D proposals so far, which the next one follows."""
+        drawn = self._tokens or [self._context.pending[:, None][:, :0]]
+        return torch.cat(drawn, dim=1)[:, None]
+
+
+def widened(logits: Tensor, ids: Tensor | None, vocabulary: int) -> Tensor:
+    """Logits [B, N, D] of the tokens ``ids`` int64 [D] (None: all) as [B, N, V]; other tokens are impossible."""
+    if ids is None:
+        return logits
+    whole = logits.new_full((*logits.shape[:-1], vocabulary), float("-inf"))
+    return whole.index_copy_(-1, ids, logits)

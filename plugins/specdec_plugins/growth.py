@@ -9,24 +9,41 @@ import torch
 from torch import Tensor
 
 from specdec import Context, Window
+from specdec.processors import adjusted
 from specdec.sampling import Purpose, gumbel, key
+from specdec_plugins.chain import widened
 
 STEP = 1e-3
 """Subtracted from the score at each depth, so that a child with probability 1 is not chosen before its parent."""
 
 
-def wanted(context: Context, logits: Tensor, depth: int | Tensor, ids: Tensor | None = None) -> Tensor:
-    """Log-probabilities [B, W, D] for proposing tokens, from logits [B, W, D] over ``ids`` int64 [D] (None: all).
+def wanted(
+    context: Context,
+    logits: Tensor,
+    depth: int | Tensor,
+    paths: Tensor | None = None,
+    ids: Tensor | None = None,
+    vocabulary: int = 0,
+) -> Tensor:
+    """Log-probabilities [B, W, D] for proposing tokens, from logits [B, W, D] over ``ids`` int64 [D] (None: all V).
 
-    ``depth`` is the depth of the nodes before the tokens (0: the root), an int or int64 [W]. Under a coupled policy
-    that samples, the logits include the target's noise, so that the token that it would draw ranks first.
+    ``depth`` is the depth of the nodes before the tokens (0: the root), an int or int64 [W]; ``paths`` int64
+    [B, W, depth] are the proposals on the way to them (None: unknown). Under a coupled policy that samples, the logits
+    include the target's noise, so that the token that it would draw ranks first.
     """
-    if context.coupled and not context.params.greedy:
+    params, noisy = context.params, context.coupled and not context.params.greedy
+    if noisy or params.adjustments is not None:
+        paths = logits.new_zeros((*logits.shape[:2], 0), dtype=torch.int64) if paths is None else paths
+        whole = widened(logits.float(), ids, vocabulary)
+        if noisy:
+            whole = context.ops.process(whole, params, paths)
+        elif params.adjustments is not None:
+            whole = adjusted(whole, params.adjustments, paths)
+        logits = whole if ids is None else whole.index_select(-1, ids)
+    if noisy:
         position = context.length[:, None] + depth
         tokens = torch.arange(logits.shape[-1], device=logits.device) if ids is None else ids
-        noise = gumbel(key(context.params.stream, position, Purpose.TARGET), tokens)
-        nothing = torch.full_like(position, -1)
-        logits = context.process(logits, nothing, nothing) + noise
+        logits = logits + gumbel(key(params.stream, position, Purpose.TARGET), tokens)
     return logits.float().log_softmax(dim=-1)
 
 
@@ -39,7 +56,8 @@ class Growth:
     certain: they depend on the context alone, so any policy may judge them, greedy or sampled.
 
     Letters: B rows, D the draft's vocabulary, N nodes so far, F nodes of the frontier. ``tokens``, ``parents`` (-1:
-    the root) and ``score`` are [B, N]; ``frontier`` [B, F] holds the nodes to expand next.
+    the root) and ``score`` are [B, N]; ``frontier`` [B, F] holds the nodes to expand next, and ``paths`` int64
+    [B, F, depth] the tokens on the way to each.
     """
 
     def __init__(self, distribution: Tensor, ids: Tensor | None, beam: int, widths: Sequence[int] = ()) -> None:
@@ -47,7 +65,7 @@ class Growth:
         rows = distribution.shape[0]
         none = torch.zeros(rows, 0, dtype=torch.int64, device=distribution.device)
         self.tokens, self.parents, self.score = none, none, none.to(distribution.dtype)
-        self.frontier = none[:, :1]
+        self.frontier, self.paths = none[:, :1], none[:, None]
         self._add(
             distribution[:, None],
             torch.full((rows, 1), -1, device=distribution.device),
@@ -69,7 +87,11 @@ class Growth:
         self.parents = torch.cat([self.parents, parents[:, :, None].expand_as(found).flatten(1)], dim=1)
         self.score = torch.cat([self.score, scores], dim=1)
         # Sorted by node number, so that siblings stay in order.
-        self.frontier = scores.topk(expanded, dim=1).indices.sort(dim=1).values + first
+        chosen = scores.topk(expanded, dim=1).indices.sort(dim=1).values
+        self.frontier = chosen + first
+        before = (chosen // children)[:, :, None].expand(-1, -1, self.paths.shape[2])
+        tokens = found.flatten(1).gather(1, chosen)
+        self.paths = torch.cat([self.paths.gather(1, before), tokens[:, :, None]], dim=2)
 
     def window(self, context: Context, most: int, least: float) -> Window:
         """A window of each row's likeliest nodes: at most ``most``, within its room, none below ``least``."""

@@ -34,7 +34,7 @@ class Lenient(Policy):
         """Follow the first good child as long as there is one, then draw as plain decoding does."""
         distribution = logits.softmax(dim=-1)
         at_parent = distribution.gather(1, window.parents.clamp(min=0)[:, :, None].expand_as(distribution))
-        processed = context.process(logits, window.parents, window.tokens)
+        processed = context.process(logits, window)
         drawn = context.choose(processed, context.length[:, None] + window.depth, Purpose.TARGET)
         return context.ops.verify_prefix(window, window.prefer(self.good(at_parent, window), drawn))
 

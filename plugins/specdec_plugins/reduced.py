@@ -37,6 +37,6 @@ class Reduced:
         """Logits float32 [..., D] of estimated hidden states [..., H]."""
         return self._ops.linear(state, self._rows, None).float()
 
-    def distribution(self, context: Context, state: Tensor, depth: int | Tensor) -> Tensor:
+    def distribution(self, context: Context, state: Tensor, depth: int | Tensor, paths: Tensor | None = None) -> Tensor:
         """``growth.wanted``, [B, W, D], of the tokens after estimated hidden states [B, W, H]."""
-        return wanted(context, self.logits(state), depth, self.ids)
+        return wanted(context, self.logits(state), depth, paths, self.ids, self.vocabulary)

@@ -147,8 +147,8 @@ class DraftModel(Draft):
         window = Window.chain(tokens[:, 0], tokens[:, 1:], width)
         return self._model.forward(self._arena, self._known(window), rows, longest)
 
-    def _distribution(self, context: Context, logits: Tensor, depth: int) -> Tensor:
-        return wanted(context, self._over_target(logits), depth)
+    def _distribution(self, context: Context, logits: Tensor, depth: int, paths: Tensor | None = None) -> Tensor:
+        return wanted(context, self._over_target(logits), depth, paths)
 
     def _known(self, window: Window) -> Window:
         """The window with token ids clamped to the draft's vocabulary: this can lower acceptance only."""

@@ -110,7 +110,7 @@ class Eagle(Draft):
         for depth in range(1, self._asked):
             window = forest.window(growth)
             after = self._forward(window, before, rows, self._longest)
-            growth.expand(self._reduced.distribution(context, after[:, -self._beam :], depth))
+            growth.expand(self._reduced.distribution(context, after[:, -self._beam :], depth, growth.paths))
             # The next frontier continues the hidden states of its parents.
             parents = growth.parents.gather(1, growth.frontier)
             assert forest.nodes is not None

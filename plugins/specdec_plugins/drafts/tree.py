@@ -63,7 +63,7 @@ class Tree(DraftModel):
         growth, forest = Growth(self._distribution(context, logits, 0)[:, 0], None, self._beam, self._widths), Forest()
         for depth in range(1, self._asked):
             logits, _ = self._model.forward(self._arena, self._known(forest.window(growth)), rows, longest)
-            growth.expand(self._distribution(context, logits[:, -growth.frontier.shape[1] :], depth))
+            growth.expand(self._distribution(context, logits[:, -growth.frontier.shape[1] :], depth, growth.paths))
         return growth.window(context, most, self._least)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:

@@ -1,0 +1,243 @@
+"""Processors give what transformers' classes give, for the history of every slot of chains and trees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from benchsuite.prove.arena_machine import parents_of
+from specdec import Request, SamplingParams, SpecdecError, Window
+from specdec.ledger import Ledger, output_paths, stacked
+from specdec.processors import StackedParams, process
+
+VOCABULARY = 23
+IDS = st.integers(0, VOCABULARY - 1)
+
+
+def drawn_params(temperatures: tuple[float, ...] = (0.0, 0.4, 1.0, 1.7)) -> st.SearchStrategy[SamplingParams]:
+    """Parameters with any of the processors, each of them on or off."""
+    words = st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=3, unique=True).map(tuple)
+
+    def built(bad_words: tuple[tuple[int, ...], ...], eos: tuple[int, ...], **rest: Any) -> SamplingParams:
+        kept = tuple(word for word in bad_words if len(word) > 1 or word[0] not in eos)
+        return SamplingParams(max_new_tokens=12, bad_words=kept, eos=eos, **rest)
+
+    return st.builds(
+        built,
+        temperature=st.sampled_from(temperatures),
+        top_k=st.sampled_from([0, 1, 4, 500]),
+        top_p=st.sampled_from([0.3, 0.9, 1.0]),
+        min_p=st.sampled_from([0.0, 0.05, 0.4]),
+        repetition_penalty=st.sampled_from([1.0, 0.7, 1.3]),
+        presence_penalty=st.sampled_from([0.0, -1.0, 2.0]),
+        frequency_penalty=st.sampled_from([0.0, 0.3, -0.5]),
+        logit_bias=st.dictionaries(IDS, st.sampled_from([-9.0, -1.0, 1.0, 6.0]), max_size=3),
+        bad_words=words,
+        eos=st.lists(IDS, max_size=2, unique=True).map(tuple),
+        min_new_tokens=st.integers(0, 8),
+        seed=st.integers(0, 3),
+    )
+
+
+class OpenAiPenalties:
+    """Frequency and presence penalties by their definition, which transformers has no class for."""
+
+    def __init__(self, frequency: float, presence: float, prompt: int) -> None:
+        self.frequency, self.presence, self.prompt = frequency, presence, prompt
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Subtract the penalties of the output's tokens."""
+        left = scores.clone()
+        for token in ids[0, self.prompt :].tolist():
+            left[0, token] -= self.frequency
+        for token in set(ids[0, self.prompt :].tolist()):
+            left[0, token] -= self.presence
+        return left
+
+
+def reference(request: Request, output: tuple[int, ...], logits: Tensor) -> Tensor:
+    """The distribution [V] of the token after ``output``, from logits [V], by transformers' own classes."""
+    params, prompt = request.params, len(request.prompt)
+    chain = LogitsProcessorList()
+    if params.bias:
+        chain.append(SequenceBiasLogitsProcessor({(token,): value for token, value in params.bias}))
+    if params.repetition_penalty != 1:
+        chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    chain.append(OpenAiPenalties(params.frequency_penalty, params.presence_penalty, prompt))
+    if params.bad_words:
+        chain.append(NoBadWordsLogitsProcessor([list(word) for word in params.bad_words], list(params.eos)))
+    if params.eos and params.min_new_tokens:
+        chain.append(MinNewTokensLengthLogitsProcessor(prompt, params.min_new_tokens, list(params.eos)))
+    if params.temperature > 0:
+        chain.append(TemperatureLogitsWarper(params.temperature))
+        if params.top_k:
+            chain.append(TopKLogitsWarper(params.top_k))
+        if params.top_p < 1:
+            chain.append(TopPLogitsWarper(params.top_p))
+        if params.min_p > 0:
+            chain.append(MinPLogitsWarper(params.min_p))
+    scores = chain(torch.tensor([[*request.prompt, *output]]), logits[None].clone())[0]
+    if params.temperature == 0:
+        return torch.nn.functional.one_hot(scores.argmax(), len(scores)).to(scores.dtype)
+    distribution: Tensor = scores.softmax(dim=-1)
+    return distribution
+
+
+@given(data=st.data(), seed=st.integers(0, 10_000))
+def test_every_slot_of_ragged_rows_has_the_distribution_of_transformers_classes(data: st.DataObject, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows, size = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
+    requests, outputs = [], []
+    for row in range(rows):
+        prompt = tuple(data.draw(st.lists(IDS, min_size=1, max_size=7)))
+        requests.append(Request(row, prompt, data.draw(drawn_params())))
+        outputs.append(tuple(data.draw(st.lists(IDS, max_size=5))))
+    parents = [data.draw(parents_of(size)) for _ in range(rows)]
+    tokens = torch.randint(0, VOCABULARY, (rows, size), generator=generator)
+    window = Window(tokens, torch.tensor(parents), torch.full((rows,), size))
+    logits = 3 * torch.randn(rows, size, VOCABULARY, generator=generator, dtype=torch.float64)
+    ours = process(logits, after(requests, outputs), window.paths).softmax(dim=-1)
+    for row in range(rows):
+        for slot in range(size):
+            path: list[int] = []
+            at = slot
+            while at > 0:
+                path.insert(0, int(tokens[row, at]))
+                at = parents[row][at]
+            theirs = reference(requests[row], (*outputs[row], *path), logits[row, slot])
+            torch.testing.assert_close(ours[row, slot], theirs, msg=f"row {row}, slot {slot}, {requests[row].params}")
+
+
+def after(requests: list[Request], outputs: list[tuple[int, ...]]) -> StackedParams:
+    """The parameters of requests after outputs that were counted step by step, as the engine counts them."""
+    ledger = Ledger(len(requests), VOCABULARY, torch.device("cpu"))
+    for row, request in enumerate(requests):
+        ledger.admit(row, request)
+    emitted = torch.zeros(len(requests), max(map(len, outputs)), dtype=torch.int64)
+    for row, output in enumerate(outputs):
+        emitted[row, : len(output)] = torch.tensor(output, dtype=torch.int64)
+    if ledger.memory:
+        ledger.memory.count(emitted, torch.tensor([len(output) for output in outputs]))
+    texts = [[*request.prompt, *output] for request, output in zip(requests, outputs, strict=True)]
+    length = torch.tensor([len(text) for text in texts])
+    padded = torch.tensor([[*text, *[0] * (20 - len(text))] for text in texts])
+    return ledger.stacked([request.params for request in requests], padded, length)
+
+
+@given(params=drawn_params(), output=st.lists(IDS, min_size=1, max_size=8).map(tuple), seed=st.integers(0, 99))
+def test_a_request_after_its_output_is_the_request_that_emitted_it(
+    params: SamplingParams, output: tuple[int, ...], seed: int
+) -> None:
+    logits = torch.randn(1, 1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    request = Request(0, (1, 2), params)
+    cpu = torch.device("cpu")
+    counted = process(logits, after([request], [output]), output_paths([0], cpu))
+    again = process(logits, stacked([request.after(output)], VOCABULARY, cpu), output_paths([0], cpu))
+    assert torch.equal(counted, again)
+
+
+def test_a_greedy_row_has_the_one_hot_distribution_beside_sampled_rows() -> None:
+    logits = torch.randn(2, 1, 50)
+    requests = [Request(0, (1,)), Request(1, (1,), SamplingParams(temperature=1.0))]
+    distribution = process(logits, stacked(requests, 50, torch.device("cpu"))).softmax(dim=-1)
+    assert distribution[0, 0, logits[0, 0].argmax()] == 1
+    torch.testing.assert_close(distribution[1], logits[1].softmax(dim=-1))
+
+
+def test_where_everything_is_forbidden_nothing_is() -> None:
+    words = tuple((token,) for token in range(5))
+    request = Request(0, (1,), SamplingParams(bad_words=words, temperature=1.0))
+    logits = torch.randn(1, 1, 5)
+    found = process(logits, stacked([request], 5, torch.device("cpu")), output_paths([0], torch.device("cpu")))
+    torch.testing.assert_close(found, logits)
+
+
+@given(size=st.integers(1, 7), data=st.data())
+def test_a_window_s_paths_are_the_proposals_on_the_way_to_each_slot(size: int, data: st.DataObject) -> None:
+    parents = data.draw(parents_of(size))
+    tokens = [data.draw(IDS) for _ in range(size)]
+    paths = Window(torch.tensor([tokens]), torch.tensor([parents]), torch.tensor([size])).paths
+    for slot in range(size):
+        way: list[int] = []
+        at = slot
+        while at > 0:
+            way.insert(0, tokens[at])
+            at = parents[at]
+        assert paths[0, slot].tolist() == way + [-1] * (size - 1 - len(way))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", "hot"),
+        ("temperature", 1e-7),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_p", True),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", float("nan")),
+        ("seed", -1),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 2.5),
+        ("eos", 5),
+        ("eos", (-1,)),
+        ("stop", ("",)),
+        ("stop", "END"),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", None),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", float("nan")),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("logit_bias", {3: 101.0}),
+        ("logit_bias", {3: float("-inf")}),
+        ("logit_bias", {"3": 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", ((3, 1.0), (3, 2.0))),
+        ("bad_words", ((),)),
+        ("bad_words", ("no",)),
+        ("bad_words", ((3, -4),)),
+        ("min_new_tokens", -1),
+        ("min_new_tokens", 65),
+        ("logprobs", -1),
+        ("logprobs", 101),
+        ("logprobs", True),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(SpecdecError, match=f"^{field} is .*; expected "):
+        replace(SamplingParams(), **{field: value})  # type: ignore[arg-type]
+
+
+def test_a_bad_word_that_is_an_end_token_is_refused() -> None:
+    with pytest.raises(SpecdecError, match="bad_words is .* forbids 7, which is in eos"):
+        SamplingParams(bad_words=((7,),), eos=(7,))
+
+
+def test_equal_parameters_are_equal_however_the_bias_was_given() -> None:
+    a, b = SamplingParams(logit_bias={5: 1.0, 2: 3.0}), SamplingParams(logit_bias=((2, 3.0), (5, 1.0)))
+    assert a == b
+    assert hash(a) == hash(b)
