@@ -6,6 +6,7 @@ Nothing is sampled. Only p, q and the random draws are replaced; all other code 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -46,9 +47,25 @@ def outputs(
     return tuple(done.tokens for done in engine.run(requests))
 
 
-def warped(distribution: Sequence[float], params: SamplingParams) -> list[float]:
-    """Return a distribution after temperature, top-k and top-p, implemented again from their definitions."""
-    left = [share ** (1 / params.temperature) for share in distribution]
+def warped(distribution: Sequence[float], request: Request, out: tuple[int, ...]) -> list[float]:
+    """Return the distribution of the token after ``out``, after all processors, implemented again from definitions.
+
+    ``distribution`` is the target's, so a logit is the logarithm of a share.
+    """
+    params, text = request.params, (*request.prompt, *out)
+    left = []
+    for token, share in enumerate(distribution):
+        logit = (math.log(share) if share else -math.inf) + dict(params.bias).get(token, 0.0)
+        if token in text:
+            logit = logit * params.repetition_penalty if logit < 0 else logit / params.repetition_penalty
+        logit -= params.frequency_penalty * out.count(token) + params.presence_penalty * (token in out)
+        completed = any((*text, token)[-len(word) :] == word for word in params.bad_words)
+        early = token in params.eos and len(out) < params.min_new_tokens
+        left.append(0.0 if completed or early else math.exp(logit / params.temperature))
+    return _filtered(left, params)
+
+
+def _filtered(left: list[float], params: SamplingParams) -> list[float]:
     order = sorted(range(len(left)), key=lambda token: -left[token])
     for token in order[params.top_k or len(order) :]:
         left[token] = 0.0
@@ -56,6 +73,7 @@ def warped(distribution: Sequence[float], params: SamplingParams) -> list[float]
     for token in order:
         here, left[token] = left[token], left[token] if before < params.top_p * mass else 0.0
         before += here
+    left = [share if share >= params.min_p * left[order[0]] else 0.0 for share in left]
     return [share / sum(left) for share in left]
 
 
@@ -67,7 +85,7 @@ def output_distribution(distribution: Table, request: Request, vocabulary: int) 
     while open_:
         longer: dict[tuple[int, ...], float] = {}
         for out, weight in open_.items():
-            for token, share in enumerate(warped(distribution((*request.prompt, *out)), params)):
+            for token, share in enumerate(warped(distribution((*request.prompt, *out)), request, out)):
                 ends = token in params.eos or len(out) + 1 == params.max_new_tokens
                 (found if ends else longer)[*out, token] = weight * share
         open_ = longer

@@ -107,13 +107,10 @@ def _spoilt(op: Callable[..., Any]) -> Callable[..., Any]:
 
 def _spoil(tensor: Tensor) -> None:
     if tensor.numel():
-        # A processed logit may be -inf, which no factor changes.
-        last = (
-            tensor[(-1,) * tensor.dim()] if tensor.isfinite().all() else tensor[tuple(tensor.isfinite().nonzero()[-1])]
-        )
-        last.copy_(
-            ~last if tensor.dtype == torch.bool else last + 1 if not tensor.is_floating_point() else last * 1.1 + 0.1
-        )
+        # The last finite value: a processed logit may be -inf, which no factor changes.
+        last = tensor[tuple(tensor.isfinite().nonzero()[-1])]
+        spoilt = last * 1.1 + 0.1 if tensor.is_floating_point() else ~last if tensor.dtype == torch.bool else last + 1
+        last.copy_(spoilt)
 
 
 @pytest.mark.parametrize("op", OPS)

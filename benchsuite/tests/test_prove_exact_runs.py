@@ -55,14 +55,72 @@ PROCESSORS = {
     "top-k": {"top_k": 2},
     "top-p": {"top_p": 0.71},
     "top-k, top-p": {"top_k": 2, "top_p": 0.61},
-    "all": {"temperature": 2.0, "top_k": 2, "top_p": 0.81},
+    "min-p": {"min_p": 0.5},
+    "top-p, min-p": {"top_p": 0.71, "min_p": 0.25},
+    "bias": {"logit_bias": {0: 1.5, 2: -0.5}},
+    "all": {"temperature": 2.0, "top_k": 2, "top_p": 0.81, "min_p": 0.125, "logit_bias": {1: 0.5}},
 }
+
+STATEFUL = {
+    "repetition": {"repetition_penalty": 1.5},
+    "repeating": {"repetition_penalty": 0.5},
+    "frequency": {"frequency_penalty": 0.75},
+    "presence": {"presence_penalty": -1.25},
+    "penalties": {"repetition_penalty": 1.25, "frequency_penalty": 0.5, "presence_penalty": 1.0},
+    "bad words": {"bad_words": ((1, 0, 0), (0, 1, 1))},
+    "a bad word begun in the prompt": {"bad_words": ((0, 1, 0),)},
+    "least length": {"eos": (1,), "min_new_tokens": 2},
+    "all": {
+        "temperature": 0.5,
+        "top_p": 0.93,
+        "min_p": 0.0625,
+        "logit_bias": {1: 0.75},
+        "repetition_penalty": 1.25,
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.25,
+        "bad_words": ((0, 1, 0),),
+        "eos": (0,),
+        "min_new_tokens": 2,
+    },
+}
+"""Processors whose result depends on the tokens before."""
 
 
 @pytest.mark.parametrize("params", PROCESSORS.values(), ids=PROCESSORS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_output_has_the_processed_distribution(policy: str, params: dict[str, float], distance: Distance) -> None:
     assert distance(policy, 3, chain(1), one(2, **params)) < 1e-12
+
+
+@pytest.mark.parametrize("params", STATEFUL.values(), ids=STATEFUL)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_processor_sees_the_tokens_before_each_slot_of_a_chain(
+    policy: str, params: dict[str, Any], distance: Distance
+) -> None:
+    assert distance(policy, 2, chain(2), one(3, **params)) < 1e-12
+
+
+@pytest.mark.parametrize("params", STATEFUL.values(), ids=STATEFUL)
+@pytest.mark.parametrize("policy", ["tree_rejection", "match"])
+def test_a_processor_sees_the_branch_of_each_slot_of_a_tree(
+    policy: str, params: dict[str, Any], distance: Distance
+) -> None:
+    assert distance(policy, 2, FORK_DEEP, one(3, **params)) < 1e-12
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rows_of_a_batch_have_processors_of_their_own(policy: str, distance: Distance) -> None:
+    """Three requests in two rows, so that one takes over a row whose parameters were others."""
+    kinds = [
+        {"repetition_penalty": 1.5, "bad_words": ((1, 1),)},
+        {"frequency_penalty": 0.5, "logit_bias": {0: 1.0}},
+        {"temperature": 0.5, "min_p": 0.5},
+    ]
+    requests = [
+        Request(i, PROMPTS[i], SamplingParams(**{"temperature": 1.0, "max_new_tokens": n, **kind}))
+        for i, (n, kind) in enumerate(zip((1, 2, 1), kinds, strict=True))
+    ]
+    assert distance(policy, 2, chain(1), requests, rows=2) < 1e-12
 
 
 @pytest.mark.parametrize("policy", POLICIES)
