@@ -150,8 +150,9 @@ class BeamSearch:
         """Search for every request's best continuations; returns ``beams.returned`` of each, the best first.
 
         Of a request's parameters ``max_new_tokens`` and ``eos`` are used; an output ends where ``max_length`` or the
-        model's positions end, too. There are fewer hypotheses where ``process`` allows fewer texts; transformers then
-        fills up with copies or with empty texts. In place: the arena and ``counts``.
+        model's positions end, too. There are fewer hypotheses where ``process`` allows fewer texts, or where fewer
+        score above ``FLOOR``; transformers then fills up with copies or with unfinished texts. In place: the arena and
+        ``counts``.
 
         Raises SpecdecError, before anything runs, for more beams than the search has rows, for a prompt that does not
         fit, and for parameters that a beam search does not use: temperature, top_k, top_p and stop strings.
@@ -201,8 +202,6 @@ class BeamSearch:
 
     def _prefill(self, prompt: tuple[int, ...]) -> _Beam:
         """Commit all prompt tokens except the last, in row 0 alone; the first beams that share it will copy it."""
-        for row in range(self.width):
-            self.arena.reset(row)
         for _ in self.target.prefill(self.arena, 0, prompt):
             self.counts["prefill_forwards"] += 1
         self._tokens[0, : len(prompt)] = torch.tensor(prompt, device=self._tokens.device)
@@ -211,8 +210,9 @@ class BeamSearch:
     def _place(self, beams: Sequence[_Beam]) -> dict[int, _Beam]:
         """Give every beam a row of its own; returns the beams by row.
 
-        The first beam of an origin stays there. Rows that are copied have a beam and rows that are written had none,
-        so that the order of the copies does not matter. In place: arena and tokens of the written rows.
+        The first beam of an origin stays there, the others take the lowest free rows. Rows that are copied have a beam
+        and rows that are written had none, so that the order of the copies does not matter. In place: arena and tokens
+        of the written rows.
         """
         committed = len(beams[0].tokens) - 1
         free = sorted(set(range(self.width)) - {beam.origin for beam in beams}, reverse=True)
@@ -234,8 +234,8 @@ class BeamSearch:
         """
         length, device = len(next(iter(beams.values())).tokens), self._tokens.device
         rows = slice(0, 1 + max(beams))
-        # A row without a beam is in the forward too, with a likelihood of zero; there are such rows only if
-        # ``process`` or the vocabulary allows fewer continuations than there are beams.
+        # A row without a beam is in the forward too, with a likelihood of zero. There are such rows only if ``process``
+        # or the vocabulary allows fewer continuations than there are beams; each had a beam of this request before.
         pending, before = [0] * rows.stop, [float("-inf")] * rows.stop
         for row, beam in beams.items():
             pending[row], before[row] = beam.tokens[-1], beam.log_probability
