@@ -185,9 +185,16 @@ class Arena:
         """Empty a row. Nothing is cleared, because cells that are not committed are not visible."""
         self.committed[row] = 0
 
-    def move(self, source: int, row: int) -> int:
-        """Copy row ``source`` onto ``row``; returns the bytes copied."""
+    def move(self, source: int, row: int, cells: int | None = None) -> int:
+        """Copy row ``source`` onto ``row``; returns the bytes copied.
+
+        ``cells``, when given, is the number of committed cells of ``source``, and no other cell is copied; a ring
+        that is shorter is copied whole.
+        """
+        copied = 0
         for tensor in (*self.keys, *self.values):
-            tensor[row].copy_(tensor[source])
+            part = tensor[source, :, :cells]
+            tensor[row, :, :cells].copy_(part)
+            copied += part.numel() * part.element_size()
         self.committed[row] = self.committed[source]
-        return self.row_bytes
+        return copied

@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from specdec import Engine, Request
+from specdec.beam import BeamSearch
 
 READS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__", "nonzero"}
 
@@ -30,8 +31,8 @@ class NoReads(TorchFunctionMode):
 
 
 @contextmanager
-def only_engine_reads(engine: Engine) -> Iterator[NoReads]:
-    """In this context a host read of a tensor fails, except in ``engine.read``; on CUDA, so does any other sync."""
+def only_engine_reads(engine: Engine | BeamSearch) -> Iterator[NoReads]:
+    """In this context a host read of a tensor fails, except in its ``read``; on CUDA, so does any other sync."""
     mode, read = NoReads(), engine.read
 
     def permitted(packed: torch.Tensor) -> Any:
