@@ -16,7 +16,7 @@ section 7, in transformers' form: score / length ** penalty.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,8 +26,10 @@ import torch
 from torch import Tensor
 
 from specdec.errors import SpecdecError
+from specdec.ledger import adjusts, stacked
 from specdec.messages import Window
 from specdec.model import ArenaModel
+from specdec.processors import adjusted
 from specdec.request import Request
 
 FLOOR = -1e9
@@ -35,10 +37,6 @@ FLOOR = -1e9
 
 STEEPEST = 5.0
 """The largest length penalty, either way: 100,000 tokens to this power are 1e25, so that scores stay in float32."""
-
-Process = Callable[[Tensor, Tensor], Tensor]
-"""From log-probabilities float32 [B, V] and the tokens before them int64 [B, S], prompt included, to log-probabilities
-of the same shape; -inf forbids a token. The tokens must not be changed."""
 
 
 @dataclass(frozen=True)
@@ -119,16 +117,23 @@ class _Beam:
     log_probability: float
 
 
-def _unchanged(log_probs: Tensor, tokens: Tensor) -> Tensor:
-    return log_probs
+UNUSED: tuple[tuple[str, object], ...] = (
+    ("temperature", 0),
+    ("top_k", 0),
+    ("top_p", 1),
+    ("min_p", 0),
+    ("stop", ()),
+    ("logprobs", None),
+)
+"""Parameters that a beam search has no use for, with the values that it accepts."""
 
 
 class BeamSearch:
     """Runs requests by beam search, one after the other, the beams of one request as the rows of one forward.
 
     ``width`` is the largest number of beams, ``max_length`` the longest prompt and output together, in tokens. The
-    arena, of ``width`` rows, is allocated here, once. ``process`` changes the log-probabilities of every beam before
-    they are added up, as transformers' logits processors do in its beam search.
+    arena, of ``width`` rows, is allocated here, once. A request's bias, penalties, bad words and least length change
+    the log-probabilities of every beam before they are added up, as in transformers' beam search.
 
     ``counts`` covers the last run: ``target_forwards`` (one a step, for all beams), ``prefill_forwards``,
     ``host_reads`` (one a step), ``kv_beam_rows_copied`` and ``kv_beam_bytes_copied`` (bytes that were really copied).
@@ -136,10 +141,10 @@ class BeamSearch:
     Example: ``BeamSearch(target, width=4, max_length=256).run([Request(0, prompt)], Beams(width=4))[0][0].tokens``
     """
 
-    def __init__(self, target: ArenaModel, *, width: int, max_length: int, process: Process = _unchanged) -> None:
+    def __init__(self, target: ArenaModel, *, width: int, max_length: int) -> None:
         if type(width) is not int or width < 1:
             raise SpecdecError(f"width is {width!r}; expected a whole number, 1 or more")
-        self.target, self.width, self.max_length, self.process = target, width, max_length, process
+        self.target, self.width, self.max_length = target, width, max_length
         self.arena = target.arena(width, max_length, 1)
         self.counts: Counter[str] = Counter()
         self._longest = max_length if target.limit is None else min(max_length, target.limit)
@@ -149,13 +154,12 @@ class BeamSearch:
     def run(self, requests: Sequence[Request], beams: Beams) -> list[tuple[Hypothesis, ...]]:
         """Search for every request's best continuations; returns ``beams.returned`` of each, the best first.
 
-        Of a request's parameters ``max_new_tokens`` and ``eos`` are used; an output ends where ``max_length`` or the
-        model's positions end, too. There are fewer hypotheses where ``process`` allows fewer texts, or where fewer
-        score above ``FLOOR``; transformers then fills up with copies or with unfinished texts. In place: the arena and
-        ``counts``.
+        An output ends where ``max_length`` or the model's positions end, too. There are fewer hypotheses where the
+        request's parameters allow fewer texts, or where fewer score above ``FLOOR``; transformers then fills up with
+        copies or with unfinished texts. In place: the arena and ``counts``.
 
         Raises SpecdecError, before anything runs, for more beams than the search has rows, for a prompt that does not
-        fit, and for parameters that a beam search does not use: temperature, top_k, top_p and stop strings.
+        fit, and for parameters that a beam search does not use: temperature, top_k, top_p, min_p, stop and logprobs.
         """
         if beams.width > self.width:
             raise SpecdecError(f"width is {beams.width}; expected 1 to {self.width}, the rows of this beam search")
@@ -167,7 +171,7 @@ class BeamSearch:
     def _refuse_unfit(self, request: Request) -> None:
         params, prompt = request.params, request.prompt
         whose = f"of request {request.id}"
-        for name, unused in (("temperature", 0), ("top_k", 0), ("top_p", 1), ("stop", ())):
+        for name, unused in UNUSED:
             got = getattr(params, name)
             if got != unused:
                 raise SpecdecError(f"{name} {whose} is {got!r}; a beam search does not use it: expected {unused!r}")
@@ -189,7 +193,7 @@ class BeamSearch:
         keep = beams.width * max(2, 1 + len(ends))
         growing, done = [self._prefill(request.prompt)], list[Hypothesis]()
         for length in range(1, limit + 1):
-            candidates = self._continue(self._place(growing), keep)
+            candidates = self._continue(request, self._place(growing), keep)
             for beam in candidates[: beams.width]:
                 ended, score = beam.tokens[-1] in ends, beams.score(beam.log_probability, length)
                 if (ended or length == limit) and score > FLOOR:
@@ -227,14 +231,14 @@ class BeamSearch:
             placed[row] = beam
         return placed
 
-    def _continue(self, beams: Mapping[int, _Beam], keep: int) -> list[_Beam]:
+    def _continue(self, request: Request, beams: Mapping[int, _Beam], keep: int) -> list[_Beam]:
         """One step: the ``keep`` likeliest continuations of all beams (by row) by one token, the likeliest first.
 
         In place: every beam's pending token is committed in its row.
         """
         length, device = len(next(iter(beams.values())).tokens), self._tokens.device
         rows = slice(0, 1 + max(beams))
-        # A row without a beam is in the forward too, with a likelihood of zero. There are such rows only if ``process``
+        # A row without a beam is in the forward too, with a likelihood of zero. There are such rows only if the request
         # or the vocabulary allows fewer continuations than there are beams; each had a beam of this request before.
         pending, before = [0] * rows.stop, [float("-inf")] * rows.stop
         for row, beam in beams.items():
@@ -246,7 +250,13 @@ class BeamSearch:
         self.counts["target_forwards"] += 1
         self.arena.committed[rows] += 1
         log_probs = logits[:, -1].float().log_softmax(dim=-1)  # float32 for every model, as transformers adds them up
-        log_probs = self.process(log_probs, tokens)
+        if adjusts(request.params):
+            texts = [beams[row].tokens if row in beams else request.prompt for row in range(rows.stop)]
+            given = [request.after(text[len(request.prompt) :]) for text in texts]
+            adjustments = stacked(given, log_probs.shape[1], device).adjustments
+            if adjustments is not None:  # else the least length is reached
+                nothing = tokens[:, None, :0]  # is proposed
+                log_probs = adjusted(log_probs[:, None], adjustments, nothing, strict=True)[:, 0]
         total = log_probs + torch.tensor(before, dtype=torch.float32).to(device, non_blocking=True)[:, None]
         top = total.flatten().topk(min(keep, total.numel()))
         bits, indices = self.read(torch.stack([top.values.view(torch.int32).long(), top.indices]))  # one transfer

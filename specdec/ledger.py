@@ -37,7 +37,7 @@ class Ledger:
         self.top_p[row], self.min_p[row] = params.top_p, params.min_p
         seed, identity = (torch.tensor(number, device=device) for number in (params.seed, request.id))
         self.stream[row] = sampling.stream(seed, identity)
-        if self.memory is None and any(_needs(params)):
+        if self.memory is None and adjusts(params):
             self.memory = Memory(*self._sizes)
         if self.memory is not None:
             self.memory.admit(row, request)
@@ -173,6 +173,11 @@ class Memory:
             self.least[rows] if least else None,
             self.ends[rows] if least else None,
         )
+
+
+def adjusts(params: SamplingParams) -> bool:
+    """Whether a request changes logits before temperature: by a bias, a penalty, bad words or a least length."""
+    return any(_needs(params))
 
 
 def _needs(params: SamplingParams) -> tuple[bool, bool, bool, bool]:

@@ -128,8 +128,11 @@ def process(logits: Tensor, params: StackedParams, paths: Tensor | None = None) 
     return torch.where(sampled[:, None, None], warped, _top_only(logits))
 
 
-def adjusted(logits: Tensor, adjustments: Adjustments, paths: Tensor) -> Tensor:
-    """Apply bias, penalties and bans to float logits [B, N, V]; ``paths`` as in ``process``. Returns a new tensor."""
+def adjusted(logits: Tensor, adjustments: Adjustments, paths: Tensor, strict: bool = False) -> Tensor:
+    """Apply bias, penalties and bans to float logits [B, N, V]; ``paths`` as in ``process``. Returns a new tensor.
+
+    Where everything is forbidden, nothing is; ``strict``: everything stays forbidden (-inf).
+    """
     if adjustments.bias is not None:
         logits = logits + adjustments.bias[:, None]
     if adjustments.penalties is not None:
@@ -142,7 +145,7 @@ def adjusted(logits: Tensor, adjustments: Adjustments, paths: Tensor) -> Tensor:
     ban = logits.new_zeros(*logits.shape[:-1], vocabulary + 1)
     ban.scatter_(-1, torch.where(banned < 0, vocabulary, banned), NEVER)
     left = logits + ban[..., :vocabulary]
-    return torch.where((left == NEVER).all(dim=-1, keepdim=True), logits, left)
+    return left if strict else torch.where((left == NEVER).all(dim=-1, keepdim=True), logits, left)
 
 
 def _penalised(logits: Tensor, penalties: Penalties, paths: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from benchsuite.measure.runners import Emission, Outcome, mean_length
 from benchsuite.measure.sources import Tokens
@@ -108,6 +108,50 @@ def parse_peer(text: str) -> Peer:
     return Peer(text.partition("(")[0].strip(), MappingProxyType(options))
 
 
+class OutputPenalties(LogitsProcessor):  # type: ignore[misc]  # transformers is typed in parts only
+    """Frequency and presence penalties by OpenAI's definition, for ``generate``, which has neither.
+
+    ``prompt`` is the number of tokens before the output.
+    """
+
+    def __init__(self, frequency: float, presence: float, prompt: int) -> None:
+        self.frequency, self.presence, self.prompt = frequency, presence, prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [B, V] less the penalties of each row's output; a new tensor."""
+        output = input_ids[:, self.prompt :]
+        count = torch.zeros_like(scores).scatter_add_(1, output, torch.ones_like(output, dtype=scores.dtype))
+        return scores - self.frequency * count - self.presence * (count > 0)
+
+
+def generate_arguments(request: Request) -> dict[str, Any]:
+    """The arguments with which transformers' ``generate`` decodes a request: length, ends, processors.
+
+    Stop strings are left out, because ``generate`` wants a tokenizer for them.
+    """
+    params, prompt = request.params, len(request.prompt) - request.emitted
+    found: dict[str, Any] = {
+        "max_new_tokens": params.max_new_tokens,
+        "eos_token_id": list(params.eos) or None,
+        "do_sample": params.temperature > 0,
+    }
+    if params.temperature > 0:
+        found |= {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+        found |= {"min_p": params.min_p} if params.min_p else {}
+    if params.bias:
+        found["sequence_bias"] = [[[token], value] for token, value in params.bias]
+    if params.bad_words:
+        found["bad_words_ids"] = [list(word) for word in params.bad_words]
+    if params.repetition_penalty != 1:
+        found["repetition_penalty"] = params.repetition_penalty
+    if params.min_new_tokens and params.eos:
+        found["min_new_tokens"] = params.min_new_tokens
+    if params.frequency_penalty or params.presence_penalty:
+        penalties = OutputPenalties(params.frequency_penalty, params.presence_penalty, prompt)
+        found["logits_processor"] = LogitsProcessorList([penalties])
+    return found
+
+
 class TransformersRunner:
     """transformers' own ``generate`` on the same weights, with the peer's options. Its forward is never compiled.
 
@@ -125,26 +169,16 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def _generate(self, request: Request, **more: Any) -> Any:
-        params = request.params
         ids = torch.tensor([request.prompt], device=self.model.device)
-        sampling: dict[str, Any] = {"do_sample": False}
-        if params.temperature > 0:
-            torch.manual_seed(params.seed + request.id)
-            sampling = {
-                "do_sample": True,
-                "temperature": params.temperature,
-                "top_k": params.top_k,
-                "top_p": params.top_p,
-            }
+        if request.params.temperature > 0:
+            torch.manual_seed(request.params.seed + request.id)
         generate: Any = self.model.generate
         return generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=params.max_new_tokens,
-            eos_token_id=list(params.eos) or None,
             pad_token_id=0,
             disable_compile=True,  # on CUDA transformers would compile the forward over a static cache
-            **sampling,
+            **generate_arguments(request),
             **PEERS[self.peer.name](**self.peer.options),
             **more,
         )

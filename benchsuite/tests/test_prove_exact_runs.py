@@ -111,7 +111,7 @@ def test_a_processor_sees_the_branch_of_each_slot_of_a_tree(
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_of_a_batch_have_processors_of_their_own(policy: str, distance: Distance) -> None:
     """Three requests in two rows, so that one takes over a row whose parameters were others."""
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         {"repetition_penalty": 1.5, "bad_words": ((1, 1),)},
         {"frequency_penalty": 0.5, "logit_bias": {0: 1.0}},
         {"temperature": 0.5, "min_p": 0.5},

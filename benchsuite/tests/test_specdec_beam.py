@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -12,13 +12,11 @@ from torch import Tensor
 from transformers import (
     DynamicCache,
     GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
     PreTrainedModel,
-    RepetitionPenaltyLogitsProcessor,
 )
 
 from benchsuite.measure import workloads
+from benchsuite.measure.peers import generate_arguments
 from benchsuite.prove import families
 from benchsuite.prove.read_guard import only_engine_reads
 from benchsuite.prove.tiny import prompts, registry
@@ -68,9 +66,9 @@ def models(family: str) -> tuple[ArenaModel, PreTrainedModel]:
     return ArenaModel(families.build_model(family, dtype=torch.float64), registry().backend()), theirs
 
 
-def search(family: str, width: int = 4, max_length: int = 128, **more: Any) -> BeamSearch:
+def search(family: str, width: int = 4, max_length: int = 128) -> BeamSearch:
     """A beam search over the family's target."""
-    return BeamSearch(models(family)[0], width=width, max_length=max_length, **more)
+    return BeamSearch(models(family)[0], width=width, max_length=max_length)
 
 
 def request(eos: tuple[int, ...] = (), most: int = TOKENS, prompt: tuple[int, ...] = PROMPT) -> Request:
@@ -79,7 +77,7 @@ def request(eos: tuple[int, ...] = (), most: int = TOKENS, prompt: tuple[int, ..
 
 
 @torch.inference_mode()
-def generate(model: PreTrainedModel, asked: Request, beams: Beams, **more: Any) -> Theirs:
+def generate(model: PreTrainedModel, asked: Request, beams: Beams) -> Theirs:
     """What transformers finds for the request."""
     ids, eos = torch.tensor([asked.prompt]), asked.params.eos
     cache = Parents(config=model.config)
@@ -90,15 +88,12 @@ def generate(model: PreTrainedModel, asked: Request, beams: Beams, **more: Any) 
         past_key_values=cache,
         num_beams=beams.width,
         num_return_sequences=beams.returned,
-        do_sample=False,
         length_penalty=beams.length_penalty,
         early_stopping=beams.early_stopping,
-        max_new_tokens=asked.params.max_new_tokens,
-        eos_token_id=list(eos) or None,
         pad_token_id=0,
         return_dict_in_generate=True,
         output_scores=True,
-        **more,
+        **generate_arguments(asked),
     )
     texts = [row[len(asked.prompt) :] for row in out.sequences.tolist()]
     # After an end token there is only padding.
@@ -246,47 +241,63 @@ def test_a_step_reads_the_device_once() -> None:
     assert guard.seen > 0, "the guard saw no read: it guards nothing"
 
 
-def test_a_process_sees_each_beam_with_its_own_text_as_transformers_processors_do() -> None:
-    penalty = RepetitionPenaltyLogitsProcessor(1.7)
-    ours = search("llama", process=lambda log_probs, tokens: penalty(tokens, log_probs))
-    found = ours.run([request()], Beams(4, 4))[0]
-    assert_equal(found, generate(models("llama")[1], request(), Beams(4, 4), repetition_penalty=1.7), request())
-    assert found != search("llama").run([request()], Beams(4, 4))[0]
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "bias": {"logit_bias": {5: 3.0, 17: -4.0}},
+    "repetition": {"repetition_penalty": 1.7},
+    "frequency": {"frequency_penalty": 0.8},
+    "presence": {"presence_penalty": -1.5},
+    "bad words": {"bad_words": ((4,), (9, 12), (200, 3, 1))},
+    "least length": {"min_new_tokens": 7},
+    "all": {
+        "logit_bias": {5: 3.0},
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.7,
+        "bad_words": ((4,), (9, 12)),
+        "min_new_tokens": 4,
+    },
+}
 
 
-class Few(LogitsProcessor):  # type: ignore[misc]
-    """Allows the first ``each[i]`` tokens alone at step i; ``only`` is a step, and the last token of a text that may
-    go on there."""
+@pytest.mark.parametrize("params", PROCESSORS.values(), ids=PROCESSORS)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "gpt2"])
+def test_a_processor_sees_each_beam_with_its_own_text_as_in_transformers(family: str, params: dict[str, Any]) -> None:
+    asked = request(ends(family))
+    asked = replace(asked, params=replace(asked.params, **params))
+    found = search(family).run([asked], Beams(4, 4))[0]
+    assert_equal(found, generate(models(family)[1], asked, Beams(4, 4)), asked)
 
-    def __init__(self, start: int, *each: int, only: tuple[int, int] = (-1, 0)) -> None:
-        self.start, self.each, self.only = start, each, only
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        step = input_ids.shape[1] - self.start
-        forbidden = torch.arange(scores.shape[1]) >= (self.each[step] if step < len(self.each) else scores.shape[1])
-        if step == self.only[0]:
-            forbidden = forbidden | (input_ids[:, -1:] != self.only[1])
-        return scores.masked_fill(forbidden, float("-inf"))
+def only(*steps: dict[int, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Bad words that leave, at step i, to the text that ends with token t only the tokens ``steps[i][t]``; a text that
+    ends with another token may not go on."""
+    tokens, words = range(families.CONFIGS["llama"]().vocab_size), []
+    befores = [PROMPT[-1:]]
+    for step in steps:
+        for before in befores:
+            words += [(*before, token) for token in tokens if token not in step.get(before[-1], ())]
+        befores = [(*before, token) for before in befores for token in step.get(before[-1], ())]
+    return tuple(words)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_rows_without_a_beam_have_no_part_in_a_search(family: str) -> None:
     """Of four beams only the last may go on, by two tokens: two rows below its own then hold none for a step."""
-    start = len(PROMPT)
-    four = search(family, process=lambda log_probs, tokens: Few(start, 4)(tokens, log_probs))
-    last = four.run([request(most=1)], Beams(4, 4))[0][3].tokens[0]
-    few = Few(start, 4, 2, only=(1, last))
-    ours = search(family, process=lambda log_probs, tokens: few(tokens, log_probs))
-    found = ours.run([request()], Beams(4, 4))[0]
-    theirs = generate(models(family)[1], request(), Beams(4, 4), logits_processor=LogitsProcessorList([few]))
-    assert_equal(found, theirs, request())
+    four, first = request(most=1), {PROMPT[-1]: (0, 1, 2, 3)}
+    four = replace(four, params=replace(four.params, bad_words=only(first)))
+    last = search(family).run([four], Beams(4, 4))[0][3].tokens[0]
+    asked = request()
+    asked = replace(asked, params=replace(asked.params, bad_words=only(first, {last: (0, 1)})))
+    found = search(family).run([asked], Beams(4, 4))[0]
+    assert_equal(found, generate(models(family)[1], asked, Beams(4, 4)), asked)
     assert {one.tokens[0] for one in found} == {last}
 
 
-def test_a_process_that_allows_one_text_gives_one_hypothesis_and_no_copy() -> None:
-    few = Few(len(PROMPT), *[1] * TOKENS)
-    ours = search("llama", process=lambda log_probs, tokens: few(tokens, log_probs))
-    found = ours.run([request()], Beams(4, 4))[0]
+def test_a_request_that_allows_one_text_gives_one_hypothesis_and_no_copy() -> None:
+    asked = request()
+    asked = replace(asked, params=replace(asked.params, bad_words=tuple((token,) for token in range(1, 258))))
+    ours = search("llama")
+    found = ours.run([asked], Beams(4, 4))[0]
     assert [one.tokens for one in found] == [(0,) * TOKENS]
     assert ours.counts["kv_beam_rows_copied"] == 0
 

@@ -22,6 +22,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from benchsuite.measure.peers import OutputPenalties
 from benchsuite.prove.arena_machine import parents_of
 from specdec import Request, SamplingParams, SpecdecError, Window
 from specdec.ledger import Ledger, output_paths, stacked
@@ -56,22 +57,6 @@ def drawn_params(temperatures: tuple[float, ...] = (0.0, 0.4, 1.0, 1.7)) -> st.S
     )
 
 
-class OpenAiPenalties:
-    """Frequency and presence penalties by their definition, which transformers has no class for."""
-
-    def __init__(self, frequency: float, presence: float, prompt: int) -> None:
-        self.frequency, self.presence, self.prompt = frequency, presence, prompt
-
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Subtract the penalties of the output's tokens."""
-        left = scores.clone()
-        for token in ids[0, self.prompt :].tolist():
-            left[0, token] -= self.frequency
-        for token in set(ids[0, self.prompt :].tolist()):
-            left[0, token] -= self.presence
-        return left
-
-
 def reference(request: Request, output: tuple[int, ...], logits: Tensor) -> Tensor:
     """The distribution [V] of the token after ``output``, from logits [V], by transformers' own classes."""
     params, prompt = request.params, len(request.prompt)
@@ -80,7 +65,7 @@ def reference(request: Request, output: tuple[int, ...], logits: Tensor) -> Tens
         chain.append(SequenceBiasLogitsProcessor({(token,): value for token, value in params.bias}))
     if params.repetition_penalty != 1:
         chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    chain.append(OpenAiPenalties(params.frequency_penalty, params.presence_penalty, prompt))
+    chain.append(OutputPenalties(params.frequency_penalty, params.presence_penalty, prompt))
     if params.bad_words:
         chain.append(NoBadWordsLogitsProcessor([list(word) for word in params.bad_words], list(params.eos)))
     if params.eos and params.min_new_tokens:
