@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -268,7 +269,7 @@ def test_a_processor_sees_each_beam_with_its_own_text_as_in_transformers(family:
     assert_equal(found, generate(models(family)[1], asked, Beams(4, 4)), asked)
 
 
-def only(*steps: dict[int, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+def only(*steps: Mapping[int, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """Bad words that leave, at step i, to the text that ends with token t only the tokens ``steps[i][t]``; a text that
     ends with another token may not go on."""
     tokens, words = range(families.CONFIGS["llama"]().vocab_size), []
