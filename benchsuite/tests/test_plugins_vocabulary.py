@@ -23,10 +23,11 @@ from benchsuite.measure.ties import Judge
 from benchsuite.prove import families, tiny
 from benchsuite.prove.tiny import ask, prompts, requests
 from benchsuite.tests.rig import Make, assert_same
-from specdec import Draft, Env, Request, SamplingParams, SpecdecError, Window, catalog
+from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.arena import Arena
 from specdec.assembly import Assembly
 from specdec.catalog import Loaded
+from specdec_plugins.drafts.oracle import Oracle
 from specdec_plugins.drafts.translated import TranslatedDraft
 from specdec_plugins.vocabularies import Spelling, Translation
 
@@ -221,6 +222,41 @@ def test_q_is_the_drafts_own_distribution_over_the_shared_tokens(text: str, one_
             checked += 1
     assert checked > 30, "too few windows: the case is not covered"
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
+
+
+class Alternating(Draft):
+    """Asks a draft in every step; every other window that is verified is the target's own output instead."""
+
+    def __init__(self, env: Env) -> None:
+        self.inner, self.right, self.steps = spelling(env), Oracle(env, rate=1.0), 0
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        self.inner.admit(row, request, prompt)
+        self.right.admit(row, request, prompt)
+
+    def propose(self, context: Context) -> Window:
+        self.steps += 1
+        inner, right = self.inner.propose(context), self.right.propose(context)
+        return inner if self.steps % 2 else right
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        self.inner.observe(window, verdict, hidden)
+        self.right.observe(window, verdict, hidden)
+
+
+def test_proposals_that_were_not_verified_are_not_kept(one_thread: None) -> None:
+    """What another draft's windows made of the text, the draft reads anew."""
+    made = build(rows=1, alternating=Alternating)
+    engine = made.engine("alternating", k=4)
+    assert isinstance(engine.draft, Alternating) and isinstance(engine.draft.inner, TranslatedDraft)
+    translation, model = engine.draft.inner._translation, engine.draft.inner._model.twin()
+    request = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=60))
+    *found, _ = proposals(engine, [request])[::2]
+    assert len(found) > 8
+    for seen in found:
+        text = translation.text((*seen.text, *seen.tokens[:-1]))
+        logits = model(torch.tensor([text]), use_cache=False).logits[0, -len(seen.tokens) :, translation.draft_ids]
+        assert list(seen.tokens) == translation.ids[logits.argmax(dim=1)].tolist()
 
 
 def test_a_row_whose_text_is_too_long_for_the_draft_proposes_no_more(one_thread: None) -> None:
