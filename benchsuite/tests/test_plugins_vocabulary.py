@@ -248,7 +248,8 @@ def test_proposals_that_were_not_verified_are_not_kept(one_thread: None) -> None
     """What another draft's windows made of the text, the draft reads anew."""
     made = build(rows=1, alternating=Alternating)
     engine = made.engine("alternating", k=4)
-    assert isinstance(engine.draft, Alternating) and isinstance(engine.draft.inner, TranslatedDraft)
+    assert isinstance(engine.draft, Alternating)
+    assert isinstance(engine.draft.inner, TranslatedDraft)
     translation, model = engine.draft.inner._translation, engine.draft.inner._model.twin()
     request = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=60))
     *found, _ = proposals(engine, [request])[::2]
@@ -257,6 +258,20 @@ def test_proposals_that_were_not_verified_are_not_kept(one_thread: None) -> None
         text = translation.text((*seen.text, *seen.tokens[:-1]))
         logits = model(torch.tensor([text]), use_cache=False).logits[0, -len(seen.tokens) :, translation.draft_ids]
         assert list(seen.tokens) == translation.ids[logits.argmax(dim=1)].tolist()
+
+
+def test_a_moved_row_takes_its_text_along(one_thread: None) -> None:
+    """The first token after the prompt is one that the draft lacks, so that the prompt's last is processed again, now
+    in another row."""
+    params = SamplingParams(max_new_tokens=12)
+    long, short = prompts(2)
+    first = build().plain(Request(1, long, params))[0]
+    assert first not in (long[-1], 256, 257)
+    made = build(other=lambda env: TranslatedDraft(env, shuffled("llama", without=[first])))
+    work = [Request(0, short, SamplingParams(max_new_tokens=1)), Request(1, long, params)]
+    moved = [seen for seen in proposals(made.engine("other", k=3), work) if seen.request.id == 1]
+    alone = proposals(made.engine("other", k=3, max_rows=1), work[1:])
+    assert [(seen.text, seen.tokens) for seen in moved] == [(seen.text, seen.tokens) for seen in alone]
 
 
 def test_a_row_whose_text_is_too_long_for_the_draft_proposes_no_more(one_thread: None) -> None:
