@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from benchsuite import conformance
-from benchsuite.conformance.claims import Checks
 from benchsuite.conformance.proposals import Proposal, proposals
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
@@ -106,14 +105,8 @@ def shuffled_draft(env: Env) -> Draft:
     return TranslatedDraft(env, shuffled("llama", without=range(0, BYTES, 8)))
 
 
-def slow(checks: type[Checks]) -> type[Checks]:
-    """Mark as slow: the kit of a drafting model takes about ten seconds."""
-    checks.pytestmark = [pytest.mark.slow]  # type: ignore[attr-defined]
-    return checks
-
-
-TestShuffled = slow(conformance.draft("shuffled", sampled=True, factory=shuffled_draft))
-TestSpelling = slow(conformance.draft("spelling", sampled=True, factory=spelling))
+TestShuffled = pytest.mark.slow(conformance.draft("shuffled", sampled=True, factory=shuffled_draft))
+TestSpelling = pytest.mark.slow(conformance.draft("spelling", sampled=True, factory=spelling))
 
 
 def build(family: str = "llama", rows: int = 3, length: int = 192, **drafts: Callable[[Env], Draft]) -> Assembly:
@@ -224,7 +217,7 @@ def test_q_is_the_drafts_own_distribution_over_the_shared_tokens(text: str, one_
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
 
 
-class Alternating(Draft):
+class TakesTurns(Draft):
     """Asks a draft in every step; every other window that is verified is the target's own output instead."""
 
     def __init__(self, env: Env) -> None:
@@ -246,9 +239,9 @@ class Alternating(Draft):
 
 def test_proposals_that_were_not_verified_are_not_kept(one_thread: None) -> None:
     """What another draft's windows made of the text, the draft reads anew."""
-    made = build(rows=1, alternating=Alternating)
-    engine = made.engine("alternating", k=4)
-    assert isinstance(engine.draft, Alternating)
+    made = build(rows=1, turns=TakesTurns)
+    engine = made.engine("turns", k=4)
+    assert isinstance(engine.draft, TakesTurns)
     assert isinstance(engine.draft.inner, TranslatedDraft)
     translation, model = engine.draft.inner._translation, engine.draft.inner._model.twin()
     request = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=60))
@@ -369,7 +362,7 @@ def test_a_text_begins_as_the_drafts_own_texts_do() -> None:
     assert found.more([1]) == [1]
 
 
-def save(loaded: Loaded, folder: Path) -> str:
+def saved_draft(loaded: Loaded, folder: Path) -> str:
     """Save a draft; return the quoted path for ``draft_model(model=…)``."""
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
@@ -377,7 +370,7 @@ def save(loaded: Loaded, folder: Path) -> str:
 
 
 def test_the_option_takes_a_draft_that_is_refused_without_it(tmp_path: Path, assemble: Make) -> None:
-    path, made = save(shuffled("llama"), tmp_path), assemble()
+    path, made = saved_draft(shuffled("llama"), tmp_path), assemble()
     with pytest.raises(SpecdecError, match=r"another tokenizer: 2\d\d tokens differ.*vocabulary=intersection"):
         made.engine(f"draft_model(model={path})", k=2)
     engine = made.engine(f"draft_model(model={path}, vocabulary=intersection)", k=2)
@@ -405,7 +398,7 @@ def test_a_draft_with_nothing_to_choose_from_is_refused(
 ) -> None:
     loaded = Loaded("other", renamed(families.build_model("llama"), [0, 1]), byte_level(vocabulary, special=[]))
     with pytest.raises(SpecdecError, match=rf"258 tokens and the draft 2, with {shared} in common"):
-        assemble().engine(f"draft_model(model={save(loaded, tmp_path)}, vocabulary=intersection)", k=2)
+        assemble().engine(f"draft_model(model={saved_draft(loaded, tmp_path)}, vocabulary=intersection)", k=2)
 
 
 def test_a_tokenizer_that_does_not_say_how_its_tokens_are_spelt_is_refused() -> None:
