@@ -10,13 +10,21 @@ import torch
 from torch import Tensor
 
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, catalog, hookimpl
+from specdec.errors import unknown
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import ArenaModel
 from specdec_plugins.chain import Chain
+from specdec_plugins.drafts.translated import TranslatedDraft
 from specdec_plugins.growth import wanted
 
 DEFAULT_SHARE = 10
 """Without a model, 1 in this many layers drafts: untrained early exits agree little at any depth."""
+
+VOCABULARIES = ("same", "intersection")
+"""What a draft's vocabulary may be: the target's, or any that shares tokens with it."""
+
+ModelName = Annotated[str | None, "name, folder or hub id; none: the target's own first layers"]
+FirstLayers = Annotated[int | None, "without a model: how many of the target's layers draft"]
 
 
 class DraftModel(Draft):
@@ -31,12 +39,7 @@ class DraftModel(Draft):
     Source: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
     """
 
-    def __init__(
-        self,
-        env: Env,
-        model: Annotated[str | None, "name, folder or hub id; none: the target's own first layers"] = None,
-        layers: Annotated[int | None, "without a model: how many of the target's layers draft"] = None,
-    ) -> None:
+    def __init__(self, env: Env, model: ModelName = None, layers: FirstLayers = None) -> None:
         if model is not None and layers is not None:
             raise SpecdecError("draft_model takes model or layers, not both: layers are the target's own")
         if model is None:
@@ -166,13 +169,42 @@ def _require_same_ids(target: Mapping[str, int], draft: Mapping[str, int], name:
         token = different[0]
         raise SpecdecError(
             f"the draft {name!r} has another tokenizer: {len(different)} tokens differ, for example {token!r} is "
-            f"{target.get(token)} in the target and {draft.get(token)} in the draft; "
-            "a draft model must share the target's token ids"
+            f"{target.get(token)} in the target and {draft.get(token)} in the draft; a draft must share the target's "
+            "token ids, or draft only the tokens that both have: draft_model(model=…, vocabulary=intersection)"
         )
+
+
+def draft_model(
+    env: Env,
+    model: ModelName = None,
+    layers: FirstLayers = None,
+    vocabulary: Annotated[
+        str, "same: the model must have the target's token ids; intersection: it drafts the tokens that both have"
+    ] = "same",
+) -> Draft:
+    """A smaller model drafts; without one, the target's own first layers.
+
+    With ``vocabulary=same`` a model with another tokenizer is refused. With ``vocabulary=intersection`` the model reads
+    the text in its own tokens and proposes the tokens that both tokenizers have. Raises SpecdecError for another
+    vocabulary, and for ``intersection`` without a model.
+
+    Source: Leviathan et al. 2211.17192; Chen et al. 2302.01318; intersection, Timor et al. 2502.05202.
+
+    Example: ``draft_model(model=path/to/draft, vocabulary=intersection)``
+    """
+    if vocabulary not in VOCABULARIES:
+        raise unknown("vocabulary", str(vocabulary), VOCABULARIES)
+    if vocabulary == "same":
+        return DraftModel(env, model, layers)
+    if model is None or layers is not None:
+        raise SpecdecError(
+            "vocabulary=intersection is for a model with a tokenizer of its own; give draft_model a model and no layers"
+        )
+    return TranslatedDraft(env, catalog.load(model, env.target.device, env.target.dtype))
 
 
 @hookimpl
 def specdec_register_drafts(register: Callable[[str, DraftFactory | str], None]) -> None:
     """Register ``draft_model``, and ``vanilla`` for ``draft_model``."""
-    register("draft_model", DraftModel)
+    register("draft_model", draft_model)
     register("vanilla", "draft_model")
