@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from specdec import logprobs
 from specdec.devices import Stopwatch
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend, Controller, Draft, Policy
+from specdec.logprobs import TokenLogprobs
 from specdec.messages import Context, Verdict, Window
 from specdec.model import ArenaModel
 from specdec.request import Request
@@ -39,6 +41,7 @@ class Completion:
 
     ``times`` are seconds from the submission of the request to the emission of each token, waiting included; tokens
     of one step have one time. ``prefill_s`` is the duration of the prefill, calls of the draft included, in seconds.
+    ``logprobs`` are those of each token, or empty if the request did not ask for them.
     """
 
     request: Request
@@ -47,6 +50,7 @@ class Completion:
     finish_reason: FinishReason
     times: tuple[float, ...]
     prefill_s: float
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Engine:
@@ -167,14 +171,21 @@ class Engine:
         judged = mark()
         self.arena.commit(verdict, live, self.ops, compact=self.draft is not None and self.draft.branches)
         committed = mark()
+        wanted = rows.most_logprobs
+        chances = None if wanted is None else logprobs.pack(context, logits, window, verdict, wanted)
         packed = rows.extend(window, verdict)
+        size = packed.shape[1]
+        packed = packed if chances is None else torch.cat([packed, chances], dim=1)
         extended = mark()
         if self.draft:
             self.draft.observe(window, verdict, hidden if self.draft.needs_hidden else None)
         observed = mark()
         if self.trace:
             self.trace(context, window, logits, verdict)
-        each = self._absorb(self.read(packed), window)
+        read = self.read(packed)
+        each = self._absorb(read[:, :size], window)
+        if chances is not None:
+            rows.absorb_logprobs(read[:, size:], verdict.path.shape[1])
         marks = Marks(start, chosen, asked, proposed, forwarded, judged, committed, extended, observed, mark())
         stats.steps.append(Step.of(each, window.tokens.shape[1], marks))
         self._leave()
@@ -229,7 +240,13 @@ class Engine:
             assert live.finish
             times = tuple(t - live.submitted for t in live.times)
             self.finished[live.request.id] = Completion(
-                live.request, tuple(live.tokens), tuple(live.kinds), live.finish, times, live.prefill_s
+                live.request,
+                tuple(live.tokens),
+                tuple(live.kinds),
+                live.finish,
+                times,
+                live.prefill_s,
+                tuple(live.logprobs),
             )
             if self.draft:
                 with self._booked("release"):

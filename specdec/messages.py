@@ -193,6 +193,12 @@ class Verdict:
     num_accepted: Tensor
     next: Tensor
 
+    def emitted(self, window: Window) -> Tensor:
+        """int64 [B, D]: the tokens that each row emits, accepted proposals and then ``next``; valid ids past the end."""
+        accepted = window.tokens.gather(1, self.path[:, 1:].clamp(min=0))
+        emitted = torch.cat([accepted, self.next[:, None]], dim=1)
+        return emitted.scatter(1, self.num_accepted[:, None], self.next[:, None])
+
     def last(self, states: Tensor) -> Tensor:
         """[B, H]: the state of each row's last accepted slot, from ``states`` [B, W, H] of the window's slots."""
         slot = self.path.gather(1, self.num_accepted[:, None])

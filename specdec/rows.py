@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from specdec.ledger import Ledger
+from specdec.logprobs import TokenLogprobs, unpack
 from specdec.messages import Context, Verdict, Window
 from specdec.processors import StackedParams
 from specdec.request import Request
@@ -27,7 +29,10 @@ Kind = Literal["accepted", "recovered", "bonus", "plain"]
 
 @dataclass
 class Live:
-    """One request in a row: its stop watcher, the kind and time of each emitted token, the time of its submission."""
+    """One request in a row: its stop watcher, the kind and time of each emitted token, the time of its submission.
+
+    ``logprobs`` stay empty unless the request asks for them.
+    """
 
     request: Request
     limit: int  # largest number of tokens of prompt and output together
@@ -35,6 +40,7 @@ class Live:
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     submitted: float = 0.0
     prefill_s: float = 0.0
     finish: FinishReason | None = None
@@ -95,6 +101,12 @@ class Rows:
             self._stacked = self.ledger.stacked(params, self.tokens[:b], self.length[:b])
         return self._stacked
 
+    @property
+    def most_logprobs(self) -> int | None:
+        """The largest number of alternatives that a live row wants log-probabilities of; None: no row wants any."""
+        wanted = [live.request.params.logprobs for live in self.live]
+        return max((count for count in wanted if count is not None), default=None)
+
     def context(self, k: int, ops: Backend, coupled: bool) -> Context:
         """The step's context: views of the live rows. K is limited to each row's budget and room."""
         b = len(self.live)
@@ -122,9 +134,7 @@ class Rows:
         """
         b, path = len(self.live), verdict.path
         step = torch.arange(path.shape[1], device=path.device)
-        accepted = window.tokens.gather(1, path[:, 1:].clamp(min=0))
-        emitted = torch.cat([accepted, verdict.next[:, None]], dim=1)
-        emitted = emitted.scatter(1, verdict.num_accepted[:, None], verdict.next[:, None])
+        emitted = verdict.emitted(window)
         length = self.length[:b]
         # The tokens after ``next`` are garbage; they lie past the new length and are never read.
         self.tokens[:b].scatter_(1, length[:, None] + step, emitted)
@@ -150,3 +160,9 @@ class Rows:
         self.history[row, start : start + kept] = emitted[:kept]
         self.length_host[row] += len(emitted)
         return kept
+
+    def absorb_logprobs(self, packed: npt.NDArray[np.int64], depth: int) -> None:
+        """Append the log-probabilities of the tokens just absorbed, from the part of the read that ``pack`` made."""
+        for live, part in zip(self.live, packed, strict=True):
+            if (wanted := live.request.params.logprobs) is not None:
+                live.logprobs += unpack(part, depth, wanted)[: len(live.tokens) - len(live.logprobs)]
