@@ -201,6 +201,11 @@ class Engine:
                 self.cancel(mine)
                 self._streams = [others for others in self._streams if others is not mine]
 
+    @property
+    def waiting(self) -> int:
+        """The number of submitted requests that have no row yet."""
+        return len(self._waiting)
+
     @torch.inference_mode()
     def cancel(self, ids: Collection[int]) -> None:
         """Remove requests at once, those in rows and those that wait; they get no completion.
