@@ -247,6 +247,8 @@ class OutFile:
 
     def __init__(self, path: Path, jobs: Sequence[Job]) -> None:
         self.path = path
+        if path.exists() and not path.is_file():
+            raise SpecdecError(f"the results {str(path)!r} are no ordinary file, which could be gone on with; name one")
         try:
             self._file = path.open("a+b", buffering=0)
         except OSError as error:
