@@ -66,7 +66,7 @@ TEXTS = st.text(st.sampled_from("ab \nEND.é日本語🙂👩‍🚀\u0301\ufffd
 
 
 @st.composite
-def outputs(draw: st.DrawFn, name: str) -> tuple[list[int], tuple[str, ...]]:
+def drawn_output(draw: st.DrawFn, name: str) -> tuple[list[int], tuple[str, ...]]:
     """Tokens of a text, or any tokens, with special ones between; and stop strings, most of them of the text."""
     tokenizer, text = tokenizer_named(name), draw(TEXTS)
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -86,7 +86,7 @@ def outputs(draw: st.DrawFn, name: str) -> tuple[list[int], tuple[str, ...]]:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 def test_the_pieces_together_are_the_whole_text_cut_at_the_stop(name: str, data: st.DataObject) -> None:
-    tokenizer, (tokens, stop) = tokenizer_named(name), data.draw(outputs(name))
+    tokenizer, (tokens, stop) = tokenizer_named(name), data.draw(drawn_output(name))
     tokens, reason = ended(tokenizer, tokens, stop)
     stream = TextStream(tokenizer, stop)
     pieces = [stream.feed(token, reason if place == len(tokens) else None) for place, token in enumerate(tokens, 1)]
@@ -224,7 +224,7 @@ def test_a_stream_refuses_at_the_call_and_changes_nothing(request_: Request, mes
         assert joined(list(stream), 0)[0] == build.plain(requests[0])
 
 
-def counted(engine: Engine) -> dict[str, list[int]]:
+def calls_of(engine: Engine) -> dict[str, list[int]]:
     """Count, from now on, the requests that the engine's draft admits and releases itself."""
     calls: dict[str, list[int]] = {"admit": [], "release": []}
     draft = engine.draft
@@ -258,7 +258,7 @@ def test_a_closed_stream_leaves_the_other_requests_as_they_are_without_it(
 ) -> None:
     build = assemble(max_rows=3)
     engine, requests = build.engine(draft, k=3), work(5, temperature=0.7)
-    calls = counted(engine)
+    calls = calls_of(engine)
     streams = [engine.stream([request]) for request in requests]
     items = [next(streams[victim]) for _ in range(after)]
     streams[victim].close()
