@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -407,6 +408,34 @@ def test_a_prompt_in_a_file_gives_what_it_gives_on_the_command_line(
     assert (result["id"], result["index"], result["prompt_tokens"]) == ("x", 0, found["prompt_tokens"])
     assert sum(result["kinds"].values()) == 9
     assert 0 < result["times"]["prefill_s"] <= result["times"]["first_s"] <= result["times"]["last_s"]
+
+
+class Terminal(io.StringIO):
+    """Standard error that may be a terminal."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+@pytest.mark.parametrize(("is_terminal", "quiet"), [(True, False), (True, True), (False, False)])
+def test_a_bar_shows_the_requests_done_and_the_speed_to_a_terminal_alone(
+    is_terminal: bool, quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    terminal = Terminal(is_terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    source = write(tmp_path / "in.jsonl", *some(3, tokens=2))
+    options = ["--target", "tiny", *(["--quiet"] if quiet else [])]
+    assert main(["--requests", str(source), "--out", str(tmp_path / "out"), *options]) == 0
+    if is_terminal and not quiet:
+        assert "3/3" in terminal.getvalue()
+        assert " tok/s" in terminal.getvalue()
+    else:
+        assert terminal.getvalue() == ""
 
 
 def test_a_full_disk_is_a_refusal_that_says_how_to_go_on(read: Any, assemble: Make, tmp_path: Path) -> None:
