@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from benchsuite.prove.tiny import prompts
 from benchsuite.tests.rig import Make
-from specdec import Draft, Engine, Request, SamplingParams, SpecdecError, StreamedToken, TextStream, catalog, smollm2
+from specdec import Draft, Engine, Request, SamplingParams, SpecdecError, StreamedToken, TextStream, catalog
 from specdec.stops import FinishReason, StopWatcher
 from specdec.text import shown_text
 
-TOKENIZERS = ("bytes", "smollm2")
+TOKENIZERS = ("tiny", pytest.param("smollm2-135m", marks=pytest.mark.slow))  # the second needs the model's files
 
 
 @cache
 def tokenizer_named(name: str) -> Any:
-    """A real tokenizer: of bytes, or SmolLM2's."""
-    return catalog.byte_tokenizer() if name == "bytes" else AutoTokenizer.from_pretrained(str(smollm2.folder()))
+    """The tokenizer of a target: of bytes, or SmolLM2's."""
+    return catalog.load_tokenizer(name)
 
 
 def special_of(tokenizer: Any) -> int:
@@ -122,7 +121,7 @@ def test_text_is_shown_as_soon_as_it_is_decided(name: str) -> None:
 
 
 def test_special_tokens_are_not_shown_and_may_be_part_of_a_stop_string() -> None:
-    tokenizer = tokenizer_named("bytes")
+    tokenizer = tokenizer_named("tiny")
     tokens = [*tokenizer.encode("ab"), 257, *tokenizer.encode("c\n"), 256]
     assert shown_text(tokenizer, tokens, "length") == "abc\n" == tokenizer.decode(tokens, skip_special_tokens=True)
     assert shown_text(tokenizer, tokens, "stop", ("\n<|end|>",)) == "abc"
