@@ -1,13 +1,20 @@
 """specdec: speculative decoding as one loop, with drafts, policies, controllers and kernels as plugins."""
 
-from specdec.engine import Completion, Engine
-from specdec.errors import SpecdecError
-from specdec.hookspecs import hookimpl
-from specdec.interfaces import Backend, Controller, Draft, Env, Policy
-from specdec.messages import Context, Verdict, Window
-from specdec.registry import Registry
-from specdec.request import Request, SamplingParams
-from specdec.sampling import Purpose
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specdec.engine import Completion, Engine, StreamedToken
+    from specdec.errors import SpecdecError
+    from specdec.hookspecs import hookimpl
+    from specdec.interfaces import Backend, Controller, Draft, Env, Policy
+    from specdec.messages import Context, Verdict, Window
+    from specdec.registry import Registry
+    from specdec.request import Request, SamplingParams
+    from specdec.sampling import Purpose
+    from specdec.text import TextStream
 
 __all__ = [
     "Backend",
@@ -23,7 +30,31 @@ __all__ = [
     "Request",
     "SamplingParams",
     "SpecdecError",
+    "StreamedToken",
+    "TextStream",
     "Verdict",
     "Window",
     "hookimpl",
 ]
+
+_HOMES = {
+    "engine": "Completion Engine StreamedToken",
+    "errors": "SpecdecError",
+    "hookspecs": "hookimpl",
+    "interfaces": "Backend Controller Draft Env Policy",
+    "messages": "Context Verdict Window",
+    "registry": "Registry",
+    "request": "Request SamplingParams",
+    "sampling": "Purpose",
+    "text": "TextStream",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Imported when first asked for: torch and transformers take seconds, and --help needs neither.
+    for module, names in _HOMES.items():
+        if name in names.split():
+            found: object = getattr(import_module(f"specdec.{module}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module 'specdec' has no attribute {name!r}")

@@ -1,6 +1,8 @@
 """``python -m specdec "prompt"``: generates one completion and shows the kind of each token.
 
-Accepted, recovered and bonus tokens have different colours, or different brackets without colour.
+The text appears as it is generated. Accepted, recovered and bonus tokens have different colours, or different brackets
+without colour. ``--requests file.jsonl --out out.jsonl`` runs a file of requests instead (``specdec.jobs``); after a
+kill the same command goes on where it was.
 Options have the names of the pytest options; ``--draft`` and ``--specdec-draft`` are the same.
 """
 
@@ -9,8 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import fields, replace
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec import Completion, Engine, Request, SamplingParams
+    from specdec.catalog import Loaded
+    from specdec.jobs import Job, OutFile
 
 KINDS = {
     "accepted": ("bold green", "[]", "a proposal that was kept"),
@@ -28,24 +40,28 @@ def main(arguments: list[str] | None = None) -> int:
     from specdec.errors import SpecdecError
 
     try:
-        result = _generate(options)
+        _check_together(options)
+        if options.requests:
+            _run_file(options)
+        else:
+            _run_prompt(options)
     except SpecdecError as error:
         print(f"specdec: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    if options.json:
-        print(json.dumps(result, indent=1, allow_nan=False))
-    else:
-        _show(result)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m specdec", description=__doc__, allow_abbrev=False)
-    parser.add_argument("prompt", help="what to continue; - reads standard input")
+    parser.add_argument("prompt", nargs="?", help="what to continue; - reads standard input")
     parser.add_argument("--json", action="store_true", help="print tokens, metrics and counters as JSON")
-    parser.add_argument("--raw", action="store_true", help="do not put the prompt into the chat template")
+    parser.add_argument("--raw", action="store_true", help="do not put prompts into the chat template")
+    parser.add_argument("--requests", help="in place of a prompt: a file with one JSON object a line")
+    parser.add_argument("--out", help="the file of the results of --requests; what is in it is not run again")
+    parser.add_argument("--batch", type=int, help="with --requests: how many run at once (default: 8)")
+    parser.add_argument("--quiet", action="store_true", help="with --requests: no progress bar and no summary")
     for name, default, kind, text in (
         ("target", "smollm2-135m", str, "tiny, smollm2-135m, shape:<config>, a folder or a hub id"),
         ("draft", "ngram", str, "draft strategy, for example oracle(0.8); none is plain decoding"),
@@ -71,44 +87,113 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _generate(options: argparse.Namespace) -> dict[str, Any]:
-    from specdec import Registry, Request, SamplingParams, catalog, devices
-    from specdec.assembly import Assembly
+def _check_together(options: argparse.Namespace) -> None:
     from specdec.errors import SpecdecError
-    from specdec.model import ArenaModel
-    from specdec.quantised import BITS
+
+    if (options.requests is None) != (options.out is None):
+        there, missing = ("--requests", "--out") if options.out is None else ("--out", "--requests")
+        raise SpecdecError(f"{there} is given without {missing}; a file of requests needs both")
+    if options.requests is None:
+        if options.prompt is None:
+            raise SpecdecError("there is no prompt; give one, or a file of them with --requests and --out")
+        lost = [name for name in ("batch", "quiet") if getattr(options, name)]
+        if lost:
+            raise SpecdecError(f"--{lost[0]} is for a file of requests; leave it out, or give --requests and --out")
+        return
+    if options.prompt is not None:
+        raise SpecdecError("a prompt and --requests are given; leave one of them out")
+    if options.json:
+        raise SpecdecError("--json is for one prompt; the results of --requests are JSON already: leave it out")
+    if options.batch is None:
+        options.batch = 8
+    if options.batch < 1:
+        raise SpecdecError(f"--batch is {options.batch}; expected 1 or more")
+
+
+def _params(options: argparse.Namespace) -> SamplingParams:
+    """The decoding parameters that the options name; an option has the name of its field."""
+    from specdec.request import SamplingParams
+
+    named: dict[str, Any] = {}
+    for name in (f.name for f in fields(SamplingParams) if hasattr(options, f.name)):
+        value = getattr(options, name)
+        named[name] = tuple(value) if isinstance(value, list) else value
+    return SamplingParams(**named)
+
+
+class _Parts:
+    """The strategies that options name, checked at once; the model, loaded when an engine is asked for."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from specdec import Registry, devices
+
+        self.options, self.registry = options, Registry()
+        self.draft = None if options.draft == "none" else options.draft
+        for kind, name in (("draft", self.draft), ("policy", options.policy), ("controller", options.controller)):
+            if name is not None:
+                self.registry.parse(kind, name)
+        self.ops = self.registry.backend(options.backend)
+        self.device = devices.pick_device(options.device)
+        self.dtype = devices.pick_dtype(options.dtype, self.device)
+        if options.deterministic:
+            devices.be_deterministic(options.seed)
+
+    def load(self, rows: int, max_length: int) -> Loaded:
+        """The model with its tokenizer, after a check that it and an arena of this size fit the memory."""
+        from specdec import catalog
+
+        options = self.options
+        return catalog.load(
+            options.target, self.device, self.dtype, rows=rows, max_length=max_length, seed=options.seed
+        )
+
+    def engine(self, loaded: Loaded, rows: int, max_length: int) -> Engine:
+        """An engine of the named strategies over a loaded model."""
+        from specdec.assembly import Assembly
+        from specdec.model import ArenaModel
+        from specdec.quantised import BITS
+
+        options = self.options
+        target = ArenaModel(loaded.model, self.ops, BITS.get(options.dtype))
+        assembly = Assembly(self.registry, target, loaded.tokenizer, max_rows=rows, max_length=max_length)
+        return assembly.engine(self.draft, options.policy, options.controller, options.k)
+
+
+def _run_prompt(options: argparse.Namespace) -> None:
+    from specdec import Request, catalog
+    from specdec.errors import SpecdecError
 
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not text.strip():
         raise SpecdecError("the prompt is empty; give it some text")
-    registry = Registry()
-    draft = None if options.draft == "none" else options.draft
-    for kind, name in (("draft", draft), ("policy", options.policy), ("controller", options.controller)):
-        if name is not None:
-            registry.parse(kind, name)
-    ops = registry.backend(options.backend)
-    device = devices.pick_device(options.device)
-    dtype = devices.pick_dtype(options.dtype, device)
-    if options.deterministic:
-        devices.be_deterministic(options.seed)
-    params = SamplingParams(
-        options.temperature,
-        options.top_k,
-        options.top_p,
-        options.seed,
-        options.max_new_tokens,
-        stop=tuple(options.stop),
-    )
-    loaded = catalog.load(options.target, device, dtype, rows=1, max_length=options.max_new_tokens, seed=options.seed)
+    params, parts = _params(options), _Parts(options)
+    loaded = parts.load(1, options.max_new_tokens)
     tokenizer = loaded.tokenizer
     ids = tokenizer.encode(text) if options.raw else catalog.chat_ids(tokenizer, text)
-    request = Request(0, tuple(ids), SamplingParams(**{**vars(params), "eos": catalog.end_tokens(loaded.model)}))
-    target = ArenaModel(loaded.model, ops, BITS.get(options.dtype))
-    assembly = Assembly(registry, target, tokenizer, max_rows=1, max_length=len(ids) + options.max_new_tokens)
-    engine = assembly.engine(draft, options.policy, options.controller, options.k)
-    done = engine.run([request])[0]
+    request = Request(0, tuple(ids), replace(params, eos=catalog.end_tokens(loaded.model)))
+    engine = parts.engine(loaded, 1, len(ids) + options.max_new_tokens)
+    if options.json:
+        engine.run([request])
+        print(json.dumps(_report(engine, request), indent=1, allow_nan=False))
+    else:
+        _show(engine, request)
+
+
+def _metrics(engine: Engine, done: Completion) -> dict[str, Any]:
     stats = engine.stats
-    decode_s = done.times[-1] - done.prefill_s
+    return {
+        "tokens_per_s": len(done.tokens) / (done.times[-1] - done.prefill_s),
+        "ttft_ms": done.times[0] * 1e3,
+        "tau": stats.tau,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
+        "contract": engine.policy.contract(done.request.params),
+    }
+
+
+def _report(engine: Engine, request: Request) -> dict[str, Any]:
+    done, stats, tokenizer = engine.finished[request.id], engine.stats, engine.tokenizer
+    assert tokenizer
     return {
         "text": tokenizer.decode(list(done.tokens), skip_special_tokens=True),
         "finish_reason": done.finish_reason,
@@ -116,47 +201,111 @@ def _generate(options: argparse.Namespace) -> dict[str, Any]:
             {"id": token, "text": tokenizer.decode([token]), "kind": kind}
             for token, kind in zip(done.tokens, done.kinds, strict=True)
         ],
-        "prompt_tokens": len(ids),
-        "metrics": {
-            "tokens_per_s": len(done.tokens) / decode_s,
-            "ttft_ms": done.times[0] * 1e3,
-            "tau": stats.tau,
-            "mean_acceptance_length": stats.mean_acceptance_length,
-            "acceptance_rate": stats.acceptance_rate,
-            "contract": engine.policy.contract(request.params),
-        },
+        "prompt_tokens": len(request.prompt),
+        "metrics": _metrics(engine, done),
         "counters": stats.counters(),
         "ops": {f"{op} {backend}": count for (op, backend), count in sorted(stats.ops.items())},
     }
 
 
-def _show(result: dict[str, Any]) -> None:
+def _show(engine: Engine, request: Request) -> None:
+    """Print the text as it is generated, then a summary."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
     coloured = console.color_system is not None
-    text = Text()
-    for kind, run in groupby(result["tokens"], key=lambda token: token["kind"]):
-        style, brackets, _ = KINDS[kind]
-        piece = "".join(token["text"] for token in run)
-        text.append(piece if coloured or not brackets else f"{brackets[0]}{piece}{brackets[1]}", style=style)
-    console.print(text, soft_wrap=True)
-    console.print()
+
+    def write(text: str, style: str = "") -> None:
+        console.print(Text(text, style), end="", soft_wrap=True)
+        console.file.flush()
+
+    with closing(engine.stream([request])) as tokens:
+        for kind, run in groupby((token for token in tokens if token.text), key=lambda token: token.kind):
+            style, brackets, _ = KINDS[kind]
+            marks = ("", "") if coloured or not brackets else brackets
+            write(marks[0])
+            for token in run:
+                write(token.text, style)
+            write(marks[1])
+    console.print("\n")
+    done = engine.finished[request.id]
     for kind, (style, brackets, meaning) in KINDS.items():
-        count = sum(token["kind"] == kind for token in result["tokens"])
+        count = done.kinds.count(kind)
         if count:
             name = kind if coloured or not brackets else f"{brackets[0]}{kind}{brackets[1]}"
             console.print(Text.assemble((f"{name:>11}", style), f" {count:4d}  {meaning}"))
-    metrics = result["metrics"]
+    metrics = _metrics(engine, done)
     rate = metrics["acceptance_rate"]
     console.print(
-        f"{len(result['tokens'])} tokens, {metrics['tokens_per_s']:.1f} tok/s, "
+        f"{len(done.tokens)} tokens, {metrics['tokens_per_s']:.1f} tok/s, "
         f"first after {metrics['ttft_ms']:.0f} ms, "
         f"tau {metrics['tau']:.2f}, accepted {'-' if rate is None else f'{rate:.0%}'}, "
-        f"contract {metrics['contract']}, ended by {result['finish_reason']}",
+        f"contract {metrics['contract']}, ended by {done.finish_reason}",
         soft_wrap=True,
     )
+
+
+def _run_file(options: argparse.Namespace) -> None:
+    from specdec.errors import SpecdecError
+    from specdec.jobs import OutFile, read_jobs
+
+    source, target = Path(options.requests), Path(options.out)
+    if target.exists() and source.exists() and target.samefile(source):
+        raise SpecdecError(f"--requests and --out are the same file, {str(source)!r}; name another for the results")
+    names = ("target", "draft", "policy", "controller", "k", "dtype", "raw", "seed")
+    jobs = read_jobs(source, _params(options), {name: getattr(options, name) for name in names})
+    with OutFile(target, jobs) as out:
+        earlier, left = len(out.done), [job for job in jobs if job.index not in out.done]
+        tokens, seconds = _run_jobs(options, left, out) if left else (0, 0.0)
+    if not options.quiet:
+        before = f" ({earlier} of them earlier)" if earlier else ""
+        speed = f", {tokens} tokens, {tokens / seconds:.1f} tok/s" if seconds else ""
+        print(f"{len(jobs)} requests{before}{speed}: {target}")
+
+
+def _run_jobs(options: argparse.Namespace, jobs: list[Job], out: OutFile) -> tuple[int, float]:
+    """Run jobs and write their results; returns the tokens emitted and the seconds that took."""
+    from specdec import catalog
+    from specdec.jobs import Prompts, run_jobs
+    from specdec.model import position_limit
+    from specdec.text import shown_text
+
+    parts = _Parts(options)
+    limit = position_limit(catalog.read_config(options.target))
+    with Prompts(catalog.load_tokenizer(options.target), jobs, options.raw) as prompts:
+        rows, longest = min(options.batch, len(jobs)), prompts.longest(limit)
+        loaded = parts.load(rows, longest)
+        engine = parts.engine(loaded, rows, longest)
+        start, ends = time.perf_counter(), catalog.end_tokens(loaded.model)
+        with _progress(options, out, len(jobs), engine) as show:
+            running = run_jobs(engine, prompts, ends, stepped=show)
+            for job, done in running:
+                stop = done.request.params.stop
+                out.keep(job, done, shown_text(loaded.tokenizer, done.tokens, done.finish_reason, stop))
+        return engine.stats.counts["num_emitted_tokens"], time.perf_counter() - start
+
+
+@contextmanager
+def _progress(options: argparse.Namespace, out: OutFile, left: int, engine: Engine) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error, if that is a terminal; yields what to call after each step."""
+    if options.quiet or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(out.done) + left, completed=len(out.done), speed="")
+        start = time.perf_counter()
+
+        def show() -> None:
+            speed = engine.stats.counts["num_emitted_tokens"] / (time.perf_counter() - start)
+            progress.update(task, completed=len(out.done), speed=f"{speed:.1f} tok/s")
+
+        yield show
+        show()
 
 
 if __name__ == "__main__":

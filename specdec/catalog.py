@@ -90,17 +90,14 @@ def load(
     ``KNOWN``, for missing or damaged files, and for too little memory.
     """
     logging.disable_progress_bar()
+    config = read_config(name)
     if name == "tiny":
-        return _random(name, tiny_config(), byte_tokenizer(), device, dtype, seed)
-    if name.startswith("shape:"):
-        shape = name.removeprefix("shape:")
-        config = _read(name, lambda: AutoConfig.from_pretrained(_source(shape)))
-        _require_room(name, config, device, dtype, rows, max_length)
-        return _random(name, config, byte_tokenizer(), device, dtype, seed)
-    source = _source(name)
-    config = _read(name, lambda: AutoConfig.from_pretrained(source))
+        return _random(name, config, load_tokenizer(name), device, dtype, seed)
     _require_room(name, config, device, dtype, rows, max_length)
-    tokenizer = _read(name, lambda: AutoTokenizer.from_pretrained(source))
+    tokenizer = load_tokenizer(name)
+    if name.startswith("shape:"):
+        return _random(name, config, tokenizer, device, dtype, seed)
+    source = _source(name)
     model, info = _read(
         name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
     )
@@ -111,6 +108,24 @@ def load(
             "the files are incomplete or of another model"
         )
     return Loaded(name, model.to(device), tokenizer)
+
+
+def read_config(name: str) -> PretrainedConfig:
+    """The config of a model by name, without its weights. Raises SpecdecError as ``load`` does."""
+    if name == "tiny":
+        return tiny_config()
+    source = _source(name.removeprefix("shape:"))
+    config: PretrainedConfig = _read(name, lambda: AutoConfig.from_pretrained(source))
+    return config
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model by name, without the model; a new one at each call. Raises SpecdecError as ``load``."""
+    if name == "tiny" or name.startswith("shape:"):
+        return byte_tokenizer()
+    source = _source(name)
+    tokenizer: PreTrainedTokenizerBase = _read(name, lambda: AutoTokenizer.from_pretrained(source))
+    return tokenizer
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, *texts: str) -> list[int]:

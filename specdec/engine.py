@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from specdec.request import Request
 from specdec.rows import Kind, Live, Rows
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 from specdec.stops import FinishReason, StopWatcher
+from specdec.text import TextStream
 
 Tracer = Callable[[Context, Window, Tensor, Verdict], None]
 
@@ -51,6 +53,21 @@ class Completion:
     times: tuple[float, ...]
     prefill_s: float
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True)
+class StreamedToken:
+    """One token of a stream: the id of its request, the token and its kind, and the text that can be shown with it.
+
+    ``text`` is empty while the text is undecided (see ``TextStream``), and always without a tokenizer.
+    ``finish_reason`` is None except at the last token of a request.
+    """
+
+    request_id: int
+    token: int
+    kind: Kind
+    text: str
+    finish_reason: FinishReason | None = None
 
 
 class Engine:
@@ -104,6 +121,7 @@ class Engine:
         self.finished: dict[int, Completion] = {}
         self._waiting: deque[tuple[Request, float]] = deque()  # with the time of submission
         self._ids: set[int] = set()
+        self._streams: list[set[int]] = []  # for each open stream, the ids of which it has not given everything
         self._draft_before = dict(self.draft.info()) if self.draft else {}
         self._ops_before = self.ops.ran()
 
@@ -136,6 +154,82 @@ class Engine:
         """
         self._refuse(requests, taken=self._ids)
         self._take(requests)
+
+    def stream(self, requests: Sequence[Request]) -> Generator[StreamedToken, None, None]:
+        """Submit requests; returns a generator of their tokens as they are committed, those of a step row by row.
+
+        ``next`` takes steps as they are needed. Several streams may be open at once, and steps be taken by hand between
+        them: each yields the tokens of its own requests. Closing the generator cancels those that have not ended.
+        Raises SpecdecError as ``submit`` does, at the call; ``next`` raises it when ``run`` has ended the requests.
+
+        Example: ``for token in engine.stream([Request(0, prompt)]): print(token.text, end="", flush=True)``
+        """
+        self._refuse(requests, taken=self._ids)
+        streamed = self._streamed(requests)
+        next(streamed)  # to its first yield, which gives no token: close() then cancels also what nobody has read
+        return cast(Generator[StreamedToken, None, None], streamed)
+
+    def _streamed(self, requests: Sequence[Request]) -> Generator[StreamedToken | None, None, None]:
+        texts = {r.id: TextStream(self.tokenizer, r.params.stop) if self.tokenizer else None for r in requests}
+        mine, given, run = set(texts), dict.fromkeys(texts, 0), self.finished
+        self._streams.append(mine)
+        try:
+            self._take(requests)
+            yield None
+            while mine:
+                if self.finished is not run:
+                    raise SpecdecError(
+                        f"the engine has begun another run, which ended the requests {sorted(mine)} of this stream; "
+                        "call submit or stream, not run, while a stream is open"
+                    )
+                outputs: list[Live | Completion] = [live for live in self.rows.live if live.request.id in mine]
+                outputs += [run[number] for number in mine if number in run]
+                fresh = False
+                for output in outputs:
+                    number, start = output.request.id, given[output.request.id]
+                    # Slices are copies: a row's lists grow if the reader takes a step of another stream.
+                    tokens, kinds = output.tokens[start:], output.kinds[start:]
+                    given[number] += len(tokens)
+                    for left, token, kind in zip(reversed(range(len(tokens))), tokens, kinds, strict=True):
+                        if number not in mine:
+                            break  # cancelled by the reader
+                        fresh, text = True, texts[number]
+                        reason = output.finish_reason if isinstance(output, Completion) and left == 0 else None
+                        yield StreamedToken(number, token, kind, text.feed(token, reason) if text else "", reason)
+                    if isinstance(output, Completion):
+                        mine.discard(number)
+                if not fresh and mine:
+                    self.step()
+        finally:
+            if self.finished is run:
+                self.cancel(mine)
+                self._streams = [others for others in self._streams if others is not mine]
+
+    @property
+    def waiting(self) -> int:
+        """The number of submitted requests that have no row yet."""
+        return len(self._waiting)
+
+    @torch.inference_mode()
+    def cancel(self, ids: Collection[int]) -> None:
+        """Remove requests at once, those in rows and those that wait; they get no completion.
+
+        A live row leaves as that of an ended request does: the draft releases it, and a waiting request or the last row
+        takes its place. Ids of requests that have ended, or that nobody has submitted, change nothing; a cancelled id
+        may be used again. Not to be called within a step.
+
+        Example: ``engine.cancel([7])``
+        """
+        freed = [row for row, live in enumerate(self.rows.live) if live.request.id in ids]
+        gone = {self.rows.live[row].request.id for row in freed}
+        gone.update(request.id for request, _ in self._waiting if request.id in ids)
+        self._waiting = deque(entry for entry in self._waiting if entry[0].id not in gone)
+        self._ids -= gone
+        for stream in self._streams:
+            stream.difference_update(gone)
+        for row in freed:
+            self._release(row, self.rows.live[row])
+        self._refill(freed)
 
     @torch.inference_mode()
     def _take(self, requests: Sequence[Request]) -> None:
@@ -248,9 +342,16 @@ class Engine:
                 live.prefill_s,
                 tuple(live.logprobs),
             )
-            if self.draft:
-                with self._booked("release"):
-                    self.draft.release(row, (*live.request.prompt, *live.tokens))
+            self._release(row, live)
+        self._refill(freed)
+
+    def _release(self, row: int, live: Live) -> None:
+        if self.draft:
+            with self._booked("release"):
+                self.draft.release(row, (*live.request.prompt, *live.tokens))
+
+    def _refill(self, freed: list[int]) -> None:
+        """Give each freed row, in ascending order, to a waiting request, or else to the last live row."""
         while freed and self._waiting:
             self._admit(freed.pop(0), *self._waiting.popleft())
         # From the end, so that the last row is either the freed row itself or live.

@@ -1,4 +1,4 @@
-"""A state machine over the whole engine: requests arrive, get any proposals, stop inside blocks, and leave.
+"""A state machine over the whole engine: requests arrive, get any proposals, stop inside blocks, leave, are cancelled.
 
 The target is a table whose only memory is the arena (``benchsuite.prove.table_target``), so its output shows whether
 every committed cell, position, mask and move is right. The model is a list of tokens for each request: the greedy chain
@@ -51,6 +51,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.steps: list[str] = []
         self.expected: dict[int, tuple[int, ...]] = {}
+        self.cancelled: dict[int, int] = {}  # how many tokens each cancelled request had
         self.shapes: list[Shape] = []
 
     @initialize(span=st.sampled_from([None, 1, 3]), seed=st.integers(0, 9))
@@ -115,6 +116,21 @@ class EngineMachine(RuleBasedStateMachine):
         self.steps.append(f"verify {self.shapes}")
         self.engine.step()
 
+    @rule(data=st.data())
+    @precondition(lambda self: self.engine.rows.live)
+    def leave(self, data: st.DataObject) -> None:
+        """Cancel requests, of which some run, some wait and some have ended."""
+        chosen = data.draw(st.sets(st.sampled_from(sorted(self.expected)), min_size=1, max_size=3))
+        running = {live.request.id: len(live.tokens) for live in self.engine.rows.live}
+        at_work = {number for number in self.expected if number not in self.engine.finished} - self.cancelled.keys()
+        self.cancelled |= {number: running.get(number, 0) for number in chosen & at_work}
+        self.steps.append(f"leave {sorted(chosen)}")
+        self.engine.cancel(chosen)
+        left = {live.request.id for live in self.engine.rows.live}
+        assert not left & chosen, self.steps
+        assert len(left) == min(ROWS, len(at_work - chosen)), self.steps
+        assert self.engine.waiting == len(at_work - chosen) - len(left), self.steps
+
     @invariant()
     def what_was_emitted_is_the_targets_own(self) -> None:
         """A live row's tokens are a prefix of the expected output; a finished request's are all of it."""
@@ -123,6 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert tuple(live.tokens) == expected[: len(live.tokens)], (live.request, live.tokens, expected, self.steps)
         for identity, done in self.engine.finished.items() if self.expected else []:
             assert done.tokens == self.expected[identity], (done.request, done.tokens, self.steps)
+            assert identity not in self.cancelled, self.steps
             assert (done.finish_reason == "eos") is (done.tokens[-1] in done.request.params.eos), self.steps
 
     @invariant()
@@ -141,5 +158,6 @@ class EngineMachine(RuleBasedStateMachine):
         counts, rows = self.engine.stats.counts, self.engine.rows
         emitted = sum(len(live.tokens) for live in rows.live)
         emitted += sum(len(done.tokens) for done in self.engine.finished.values())
+        emitted += sum(self.cancelled.values())
         assert counts["num_emitted_tokens"] == emitted, self.steps
         assert counts["host_reads"] == counts["target_forwards"] == len(self.engine.stats.steps), self.steps

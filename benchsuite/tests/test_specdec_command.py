@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import sys
+from typing import Any
 
 import pytest
+from rich.control import strip_control_codes
 
 from benchsuite.tests.rig import Run
+from specdec import Engine
+from specdec.__main__ import main
 
 
 @pytest.mark.slow
@@ -45,3 +52,93 @@ def test_the_command_refuses_with_one_line_and_code_2(arguments: tuple[str, ...]
     assert done.stdout == ""
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+class Paper(io.StringIO):
+    """Standard output that keeps what was written, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.events.append(text)
+        return len(text)
+
+
+def test_text_appears_as_it_is_generated(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    paper, step = Paper(), Engine.step
+    monkeypatch.setattr(sys, "stdout", paper)
+
+    def noted(engine: Engine) -> None:
+        step(engine)
+        paper.events.append("STEP")
+
+    monkeypatch.setattr(Engine, "step", noted)
+    assert main(["one two", "--target", "tiny", "--draft", "none", "--max-new-tokens", "30", "--temperature", "1"]) == 0
+    steps = [place for place, event in enumerate(paper.events) if event == "STEP"]
+    assert len(steps) == 30
+    shown = sum(any(paper.events[a + 1 : b]) for a, b in itertools.pairwise(steps))
+    assert shown >= 10, "only a part of a character is held back"
+
+
+@pytest.mark.parametrize("draft", ["none", "oracle(0.8)"])
+def test_the_text_shown_is_that_of_the_json_without_the_stop_string(
+    draft: str, capsys: pytest.CaptureFixture[str], one_thread: None
+) -> None:
+    arguments = ["one two", "--target", "tiny", "--max-new-tokens", "40", "--seed", "2", "--temperature", "1"]
+
+    def said(*options: str) -> Any:
+        assert main([*arguments, *options]) == 0
+        return capsys.readouterr().out
+
+    whole = json.loads(said("--json"))["text"]
+    stop = next(char for char in whole[5:] if char.isalpha() and char not in whole[:5])
+    found = json.loads(said("--json", "--stop", stop, "--draft", draft))
+    assert found["finish_reason"] == "stop"
+    assert found["text"].endswith(stop)
+    shown = said("--stop", stop, "--draft", draft)
+    text, _, summary = shown.partition("\n\n")
+    for mark in "[]{}<>" if draft != "none" else "":
+        text, whole = text.replace(mark, ""), whole.replace(mark, "")
+    assert text == strip_control_codes(whole[: whole.index(stop)]).expandtabs()
+    assert "ended by stop" in summary
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "there is no prompt; give one, or a file of them with --requests and --out"),
+        (("--requests", "x"), "--requests is given without --out; a file of requests needs both"),
+        (("--out", "x"), "--out is given without --requests; a file of requests needs both"),
+        (("hello", "--requests", "x", "--out", "y"), "a prompt and --requests are given; leave one of them out"),
+        (("hello", "--batch", "2"), "--batch is for a file of requests; leave it out"),
+        (("hello", "--quiet"), "--quiet is for a file of requests; leave it out"),
+        (("--requests", "x", "--out", "y", "--batch", "0"), "--batch is 0; expected 1 or more"),
+        (("--requests", "x", "--out", "y", "--json"), "--json is for one prompt"),
+        (("--requests", "x", "--out", "y", "--top-p", "3"), "top_p is 3.0; expected above 0"),
+        (("--requests", "x", "--out", "y"), "the requests 'x' cannot be read"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert len(shown.err.strip().splitlines()) == 1
+    assert shown.out == ""
+
+
+def test_help_and_wrong_requests_are_answered_without_a_slow_import(run: Run) -> None:
+    code = """
+import sys
+from specdec.__main__ import main
+for arguments in (["--help"], ["--requests", "none", "--out", "out"], ["--no-such-option"]):
+    try:
+        print(main(arguments))
+    except SystemExit as end:
+        print(end.code)
+print(sorted({"torch", "transformers", "rich", "numpy"} & set(sys.modules)))
+"""
+    assert run("-c", code).stdout.splitlines()[-4:] == ["0", "2", "2", "[]"]
