@@ -194,7 +194,7 @@ class Verdict:
     next: Tensor
 
     def emitted(self, window: Window) -> Tensor:
-        """int64 [B, D]: the tokens that each row emits, accepted proposals and then ``next``; valid ids past the end."""
+        """int64 [B, D]: the tokens that each row emits, accepted proposals, then ``next``; valid ids past the end."""
         accepted = window.tokens.gather(1, self.path[:, 1:].clamp(min=0))
         emitted = torch.cat([accepted, self.next[:, None]], dim=1)
         return emitted.scatter(1, self.num_accepted[:, None], self.next[:, None])

@@ -61,7 +61,7 @@ def test_a_line_has_its_number_the_defaults_and_every_field_it_names(read: Any) 
 class Richer(SamplingParams):
     """Parameters with a field of each shape that JSON can write."""
 
-    bias: Mapping[int, float] = field(default_factory=dict)
+    weights: Mapping[int, float] = field(default_factory=dict)
     words: tuple[tuple[int, ...], ...] = ()
     pairs: tuple[tuple[int, float], ...] = ()
     top: int | None = None
@@ -71,11 +71,11 @@ class Richer(SamplingParams):
 def test_a_field_that_is_new_in_the_parameters_can_be_named_at_once(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = read({"prompt": "a"})[0].fingerprint
     monkeypatch.setattr(jobs, "SamplingParams", Richer)
-    values = {"bias": {"3": 1}, "words": [[1, 2], []], "pairs": {"4": 0.5}, "top": 5, "flag": True}
+    values = {"weights": {"3": 1}, "words": [[1, 2], []], "pairs": {"4": 0.5}, "top": 5, "flag": True}
     (job,) = read({"prompt": "a", **values}, defaults=Richer())
-    assert job.params == Richer(bias={3: 1.0}, words=((1, 2), ()), pairs=((4, 0.5),), top=5, flag=True)
+    assert job.params == Richer(weights={3: 1.0}, words=((1, 2), ()), pairs=((4, 0.5),), top=5, flag=True)
     assert read({"prompt": "a", "pairs": [[4, 0.5]], "top": None}, defaults=Richer())[0].params.pairs == ((4, 0.5),)
-    for name, wrong in (("bias", {"x": 1}), ("words", [1]), ("pairs", [[1]]), ("top", "5"), ("flag", 1)):
+    for name, wrong in (("weights", {"x": 1}), ("words", [1]), ("pairs", [[1]]), ("top", "5"), ("flag", 1)):
         with pytest.raises(SpecdecError, match=f"^line 1: {name} is .*; expected "):
             read({"prompt": "a", name: wrong}, defaults=Richer())
     assert read({"prompt": "a"}, defaults=Richer())[0].fingerprint == before, "out files outlive new fields"
