@@ -69,6 +69,24 @@ class Plan:
         return Cells(keys, values, self.cells[span], self.mask[span])
 
 
+@dataclass(frozen=True)
+class KeptCells:
+    """A copy of a row's first ``length`` committed cells: keys and values of each layer, [heads, cells, head_dim].
+
+    ``wrapped``: some layer is a ring that has begun to overwrite itself, so that no shorter text can be restored.
+    """
+
+    length: int
+    wrapped: bool
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copy."""
+        return sum(cells.nbytes for cells in (*self.keys, *self.values))
+
+
 class Arena:
     """Keys and values of R rows: for each layer two tensors [R, heads, capacity, head_dim].
 
@@ -197,4 +215,32 @@ class Arena:
             tensor[row, :, :cells].copy_(part)
             copied += part.numel() * part.element_size()
         self.committed[row] = self.committed[source]
+        return copied
+
+    def keep(self, row: int, length: int, window: int) -> KeptCells:
+        """Copy a row's first ``length`` cells, all committed; ``window`` is the widest that was written there."""
+        # A window writes past what is committed, so a ring may have lost its first cells before it is full.
+        wrapped = any(span is not None and length + window > self.capacity[span] for span in self.capacity)
+        keys, values = (
+            tuple(
+                tensor[row, :, : self.capacity[layer.span] if wrapped and layer.span is not None else length].clone()
+                for layer, tensor in zip(self.layers, tensors, strict=True)
+            )
+            for tensors in (self.keys, self.values)
+        )
+        return KeptCells(length, wrapped, keys, values)
+
+    def restore(self, row: int, kept: KeptCells, length: int) -> int:
+        """Write the first ``length`` kept cells into a row and commit them; returns the bytes copied.
+
+        ``length`` is at most that of ``kept``, and equal to it if ``kept`` has wrapped.
+        """
+        copied = 0
+        for layer, *pair in zip(self.layers, self.keys, kept.keys, self.values, kept.values, strict=True):
+            cells = self.capacity[layer.span] if kept.wrapped and layer.span is not None else length
+            for tensor, stored in (pair[:2], pair[2:]):
+                part = stored[:, :cells]
+                tensor[row, :, : part.shape[1]].copy_(part)
+                copied += part.numel() * part.element_size()
+        self.committed[row] = length
         return copied

@@ -93,6 +93,7 @@ class Assembly:
 
     def plain(self, request: Request) -> tuple[int, ...]:
         """The tokens that plain decoding emits for a request; decoded alone at the first call, then remembered."""
+        request = request.alone()
         if request not in self._replayed:
             if self._replayer is None:
                 self._replayer = self.engine(None, k=0, max_rows=1)

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from specdec import logprobs
+from specdec.arena import KeptCells
 from specdec.devices import Stopwatch
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend, Controller, Draft, Policy
@@ -33,6 +34,24 @@ from specdec.rows import Kind, Live, Rows
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 from specdec.stops import FinishReason, StopWatcher
 from specdec.text import TextStream
+
+
+@dataclass(frozen=True)
+class KeptText:
+    """The text of an ended request, and a copy of the keys and values of all its tokens except the last."""
+
+    tokens: tuple[int, ...]
+    cells: KeptCells
+
+    def common(self, prompt: tuple[int, ...]) -> int:
+        """How many cells can be used for ``prompt``: those of the common beginning, without the prompt's last token.
+
+        A ring that has begun to overwrite itself holds the end of its own text only, so none if the texts part earlier.
+        """
+        most = min(self.cells.length, len(prompt) - 1)
+        same = next((i for i in range(most) if self.tokens[i] != prompt[i]), most)
+        return 0 if self.cells.wrapped and same < self.cells.length else same
+
 
 Tracer = Callable[[Context, Window, Tensor, Verdict], None]
 
@@ -74,7 +93,8 @@ class Engine:
     """Runs requests over a target with one draft, one policy and one controller.
 
     ``draft=None`` is plain decoding. ``max_rows`` requests run at once, the others wait; ``max_length``
-    limits prompt and output together, in tokens. ``finished`` holds the completions of the run so far, by request id.
+    limits prompt and output together, in tokens. ``finished`` holds the completions of the run so far, by request id;
+    ``kept``, also across runs, what ended requests with ``keep`` left and no other request has continued yet.
     ``trace``, when set, is called after every acceptance with the context, the window, the raw logits [B, W, V]
     and the verdict; it may read the device, which the step itself must not do. ``replayed()`` says how often the draft
     has asked for plain decoding's output, and ``set_up_seconds`` how long the factories of ``draft`` and
@@ -113,6 +133,7 @@ class Engine:
         self.rows = Rows(max_rows, max_length + self.max_window, target.vocabulary, target.device)
         self.trace: Tracer | None = None
         self._longest = max_length if target.limit is None else min(max_length, target.limit)
+        self.kept: dict[int, KeptText] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -342,8 +363,33 @@ class Engine:
                 live.prefill_s,
                 tuple(live.logprobs),
             )
+            if live.request.keep:
+                self._keep(row, live)
             self._release(row, live)
         self._refill(freed)
+
+    def _keep(self, row: int, live: Live) -> None:
+        text = (*live.request.prompt, *live.tokens)
+        cells = self.arena.keep(row, len(text) - 1, self.max_window)
+        self.stats.counts["kv_kept_bytes_copied"] += cells.nbytes
+        self.kept[live.request.id] = KeptText(text, cells)
+
+    def drop(self, ids: Collection[int]) -> None:
+        """Delete the kept keys and values of ended requests; ids of which none are kept change nothing."""
+        for number in ids:
+            self.kept.pop(number, None)
+
+    def _resumed(self, row: int, request: Request) -> int:
+        """Restore what a continued request left; returns the number of the prompt's tokens whose cells are in place."""
+        if request.continues is None:
+            return 0
+        kept = self.kept.pop(request.continues)
+        if self.draft and self.draft.needs_hidden:
+            return 0  # the draft must see the hidden states of the whole prompt
+        common = kept.common(request.prompt)
+        self.stats.counts["kv_kept_bytes_copied"] += self.arena.restore(row, kept.cells, common) if common else 0
+        self.stats.counts["kv_reused_tokens"] += common
+        return common
 
     def _release(self, row: int, live: Live) -> None:
         if self.draft:
@@ -377,7 +423,8 @@ class Engine:
         if self.draft:
             with self._booked("admit"):
                 self.draft.admit(row, request, request.prompt)
-        for position, tokens, hidden in self.target.prefill(self.arena, row, request.prompt):
+        first = self._resumed(row, request)
+        for position, tokens, hidden in self.target.prefill(self.arena, row, request.prompt, first):
             self.stats.counts["prefill_forwards"] += 1
             self.stats.counts["kv_appended_tokens_total"] += tokens.shape[1]
             if self.draft and self.draft.needs_hidden:
@@ -396,6 +443,16 @@ class Engine:
                     f"two requests have the same id, {request.id}; the noise is keyed by it, so give each its own"
                 )
             seen.add(request.id)
+        continued = [request for request in requests if request.continues is not None]
+        taken = [r.continues for r, _ in self._waiting if r.continues is not None]
+        for request in continued:
+            if request.continues not in self.kept or request.continues in taken:
+                raise SpecdecError(
+                    f"request {request.id} continues {request.continues}, whose keys and values are not here; kept are "
+                    f"those of {sorted(self.kept) or 'no request'}. Ask for them with keep=True; one request may "
+                    "continue another, once, after its end"
+                )
+            taken.append(request.continues)
 
     def refuse_unfit(self, request: Request) -> None:
         """Raise SpecdecError for a request that ``run`` would refuse; the message says what would be accepted."""
@@ -409,9 +466,16 @@ class Engine:
                 f"(the engine was built for {self.max_length}, the model has "
                 f"{self.target.limit or 'unlimited'} positions); shorten it or raise max_length"
             )
-        strange = [t for t in request.prompt if not 0 <= t < self.target.vocabulary]
-        if strange:
-            raise SpecdecError(
-                f"the prompt of request {request.id} has the token id {strange[0]}; the target's vocabulary "
-                f"ends at {self.target.vocabulary - 1}: was it made by another tokenizer?"
-            )
+        params = request.params
+        places = {
+            "prompt": request.prompt,
+            "logit_bias": [token for token, _ in params.bias],
+            "bad_words": [token for word in params.bad_words for token in word],
+        }
+        for name, tokens in places.items():
+            strange = [token for token in tokens if not 0 <= token < self.target.vocabulary]
+            if strange:
+                raise SpecdecError(
+                    f"the {name} of request {request.id} has the token id {strange[0]}; the target's vocabulary "
+                    f"ends at {self.target.vocabulary - 1}: was it made by another tokenizer?"
+                )

@@ -196,11 +196,16 @@ class ArenaModel:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-    def prefill(self, arena: Arena, row: int, prompt: tuple[int, ...]) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Commit all prompt tokens except the last, in chunks; yields (start, tokens [1, W], hidden [1, W, H])."""
-        arena.reset(row)
+    def prefill(
+        self, arena: Arena, row: int, prompt: tuple[int, ...], first: int = 0
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Commit all prompt tokens except the last, in chunks; yields (start, tokens [1, W], hidden [1, W, H]).
+
+        The row's first ``first`` cells are those of the prompt's first tokens already; by default it is emptied.
+        """
+        arena.committed[row] = first
         tokens = torch.tensor([prompt[:-1]], dtype=torch.int64, device=self.device)
-        for start in range(0, tokens.shape[1], PREFILL_CHUNK):
+        for start in range(first, tokens.shape[1], PREFILL_CHUNK):
             chunk = tokens[:, start : start + PREFILL_CHUNK]
             yield start, chunk, self.extend(arena, chunk, row, start)
 

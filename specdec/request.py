@@ -147,25 +147,35 @@ class Request:
     """One prompt to continue. ``id`` is part of every noise key: equal ids draw equal noise.
 
     ``prompt`` may be given as any sequence of token ids; it is kept as a tuple. Its last ``emitted`` tokens are output
-    of the same request, decoded earlier: penalties count them as such.
+    of the same request, decoded earlier: penalties count them as such. ``keep`` asks the engine to keep a copy of the
+    request's keys and values after its end; ``continues`` is the id of such a request, of which this one uses what
+    belongs to the common beginning of both texts (the next turn of a conversation).
 
     Raises SpecdecError if ``emitted`` is not from 0 to the prompt's length.
+
+    Example: ``Request(0, prompt, keep=True)``, then ``Request(1, (*prompt, *output, *question), continues=0)``
     """
 
     id: int
     prompt: tuple[int, ...]
     params: SamplingParams = SamplingParams()
     emitted: int = 0
+    keep: bool = False
+    continues: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(self.prompt))
         if not _whole(self.emitted, 0, len(self.prompt)):
             raise SpecdecError(f"emitted is {self.emitted!r} in request {self.id}; expected 0 to {len(self.prompt)}")
 
+    def alone(self) -> Request:
+        """The same request without other requests: its tokens are the same, and no keys and values are kept."""
+        return replace(self, keep=False, continues=None) if self.keep or self.continues is not None else self
+
     def after(self, output: Sequence[int]) -> Request:
-        """The request that continues this one after ``output``, with the budget that is left (at least 1 token)."""
+        """The same request after ``output``, with the budget that is left (at least 1 token), to be decoded anew."""
         done, params = len(output), self.params
         most = max(params.max_new_tokens - done, 1)
         least = min(max(params.min_new_tokens - done, 0), most)
         params = replace(params, max_new_tokens=most, min_new_tokens=least)
-        return Request(self.id, (*self.prompt, *output), params, self.emitted + done)
+        return replace(self, prompt=(*self.prompt, *output), params=params, emitted=self.emitted + done).alone()
