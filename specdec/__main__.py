@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec import Completion, Engine, Request, SamplingParams
+    from specdec.beam import Beams
     from specdec.catalog import Loaded
     from specdec.jobs import Job, OutFile
+    from specdec.model import ArenaModel
 
 KINDS = {
     "accepted": ("bold green", "[]", "a proposal that was kept"),
@@ -64,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quiet", action="store_true", help="with --requests: no progress bar and no summary")
     for name, default, kind, text in (
         ("target", "smollm2-135m", str, "tiny, smollm2-135m, shape:<config>, a folder or a hub id"),
-        ("draft", "ngram", str, "draft strategy, for example oracle(0.8); none is plain decoding"),
+        ("draft", None, str, "draft strategy, for example oracle(0.8); none is plain decoding (default: ngram)"),
         ("policy", "match", str, "acceptance policy"),
         ("controller", "fixed", str, "draft-length controller"),
         ("k", None, int, "the controller's K, num_speculative_tokens"),
@@ -74,7 +76,13 @@ def _parser() -> argparse.ArgumentParser:
         ("temperature", 0.0, float, "0 is greedy"),
         ("top-k", 0, int, "0 is off"),
         ("top-p", 1.0, float, "1 is off"),
+        ("min-p", 0.0, float, "least share of the likeliest token's probability; 0 is off"),
+        ("presence-penalty", 0.0, float, "subtracted from logits of tokens in the output; -2 to 2"),
+        ("frequency-penalty", 0.0, float, "the same, for each time that the token is there; -2 to 2"),
+        ("repetition-penalty", 1.0, float, "divides positive logits of tokens in prompt or output; 1 is off"),
         ("max-new-tokens", 64, int, "tokens to emit at most"),
+        ("min-new-tokens", 0, int, "tokens to emit before an end token may come"),
+        ("logprobs", None, int, "with --json or --requests: log-probabilities, and those of so many alternatives"),
         ("seed", 0, int, "seed of sampling"),
     ):
         names = (f"--{name}", f"--specdec-{name}")
@@ -82,9 +90,33 @@ def _parser() -> argparse.ArgumentParser:
             *names, default=default, type=kind, help=text if default is None else f"{text} (default: {default})"
         )
     parser.add_argument("--stop", "--specdec-stop", action="append", default=[], help="stop string; may be repeated")
+    parser.add_argument(
+        "--logit-bias",
+        "--specdec-logit-bias",
+        action="append",
+        default=[],
+        type=_bias,
+        metavar="ID=BIAS",
+        help="number from -100 to 100 that is added to a token's logit; may be repeated",
+    )
+    parser.add_argument(
+        "--bad-word", "--specdec-bad-word", action="append", default=[], help="text not to emit; may be repeated"
+    )
+    parser.add_argument("--beams", type=int, help="beam search with so many beams, which takes no draft")
+    parser.add_argument("--length-penalty", type=float, help="with --beams: above 0 favours long texts (default: 1)")
     deterministic = ("--deterministic", "--specdec-deterministic")
     parser.add_argument(*deterministic, action="store_true", help="allow deterministic algorithms only")
     return parser
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, equals, bias = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no token id with a bias; write for example 42=-3.5")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no token id with a bias; write for example 42=-3.5") from None
 
 
 def _check_together(options: argparse.Namespace) -> None:
@@ -93,15 +125,29 @@ def _check_together(options: argparse.Namespace) -> None:
     if (options.requests is None) != (options.out is None):
         there, missing = ("--requests", "--out") if options.out is None else ("--out", "--requests")
         raise SpecdecError(f"{there} is given without {missing}; a file of requests needs both")
+    if options.beams is not None and options.draft not in (None, "none"):
+        raise SpecdecError(
+            f"beam search is not speculative, but a draft, {options.draft!r}, is given with --beams; leave one out"
+        )
+    if options.beams is not None and options.beams < 1:
+        raise SpecdecError(f"--beams is {options.beams}; expected 1 or more")
+    if options.beams is None and options.length_penalty is not None:
+        raise SpecdecError("--length-penalty is for beam search; leave it out, or give --beams")
+    if options.draft is None:
+        options.draft = "ngram" if options.beams is None else "none"
     if options.requests is None:
         if options.prompt is None:
             raise SpecdecError("there is no prompt; give one, or a file of them with --requests and --out")
+        if options.logprobs is not None and not options.json:
+            raise SpecdecError("--logprobs of one prompt are shown with --json; add it, or leave them out")
         lost = [name for name in ("batch", "quiet") if getattr(options, name)]
         if lost:
             raise SpecdecError(f"--{lost[0]} is for a file of requests; leave it out, or give --requests and --out")
         return
     if options.prompt is not None:
         raise SpecdecError("a prompt and --requests are given; leave one of them out")
+    if options.beams is not None:
+        raise SpecdecError("--beams is for one prompt; leave it out, or give a prompt in place of --requests")
     if options.json:
         raise SpecdecError("--json is for one prompt; the results of --requests are JSON already: leave it out")
     if options.batch is None:
@@ -147,14 +193,18 @@ class _Parts:
             options.target, self.device, self.dtype, rows=rows, max_length=max_length, seed=options.seed
         )
 
-    def engine(self, loaded: Loaded, rows: int, max_length: int) -> Engine:
-        """An engine of the named strategies over a loaded model."""
-        from specdec.assembly import Assembly
+    def target(self, loaded: Loaded) -> ArenaModel:
+        """A loaded model over the arena."""
         from specdec.model import ArenaModel
         from specdec.quantised import BITS
 
-        options = self.options
-        target = ArenaModel(loaded.model, self.ops, BITS.get(options.dtype))
+        return ArenaModel(loaded.model, self.ops, BITS.get(self.options.dtype))
+
+    def engine(self, loaded: Loaded, rows: int, max_length: int) -> Engine:
+        """An engine of the named strategies over a loaded model."""
+        from specdec.assembly import Assembly
+
+        options, target = self.options, self.target(loaded)
         assembly = Assembly(self.registry, target, loaded.tokenizer, max_rows=rows, max_length=max_length)
         return assembly.engine(self.draft, options.policy, options.controller, options.k)
 
@@ -167,16 +217,51 @@ def _run_prompt(options: argparse.Namespace) -> None:
     if not text.strip():
         raise SpecdecError("the prompt is empty; give it some text")
     params, parts = _params(options), _Parts(options)
-    loaded = parts.load(1, options.max_new_tokens)
+    if options.beams is not None:
+        _beams(options)  # refuses a wrong value before the model is loaded
+    loaded = parts.load(options.beams or 1, options.max_new_tokens)
     tokenizer = loaded.tokenizer
     ids = tokenizer.encode(text) if options.raw else catalog.chat_ids(tokenizer, text)
-    request = Request(0, tuple(ids), replace(params, eos=catalog.end_tokens(loaded.model)))
+    words = catalog.word_ids(tokenizer, options.bad_word)
+    request = Request(0, tuple(ids), replace(params, eos=catalog.end_tokens(loaded.model), bad_words=words))
+    if options.beams is not None:
+        _search(options, parts, loaded, request)
+        return
     engine = parts.engine(loaded, 1, len(ids) + options.max_new_tokens)
     if options.json:
         engine.run([request])
         print(json.dumps(_report(engine, request), indent=1, allow_nan=False))
     else:
         _show(engine, request)
+
+
+def _beams(options: argparse.Namespace) -> Beams:
+    from specdec.beam import Beams
+
+    penalty = 1.0 if options.length_penalty is None else options.length_penalty
+    return Beams(options.beams, options.beams, penalty)
+
+
+def _search(options: argparse.Namespace, parts: _Parts, loaded: Loaded, request: Request) -> None:
+    """Print what a beam search finds, the best first."""
+    from specdec.beam import BeamSearch
+
+    longest = len(request.prompt) + options.max_new_tokens
+    search = BeamSearch(parts.target(loaded), width=options.beams, max_length=longest)
+    found = [
+        {
+            "score": one.score,
+            "finish_reason": one.finish_reason,
+            "tokens": one.tokens,
+            "text": loaded.tokenizer.decode(list(one.tokens), skip_special_tokens=True),
+        }
+        for one in search.run([request], _beams(options))[0]
+    ]
+    if options.json:
+        print(json.dumps({"beams": found, "counters": search.counts}, indent=1, allow_nan=False))
+        return
+    for one in found:
+        print(f"{one['score']:.4f}  ended by {one['finish_reason']}\n{one['text']}\n")
 
 
 def _metrics(engine: Engine, done: Completion) -> dict[str, Any]:
@@ -198,8 +283,13 @@ def _report(engine: Engine, request: Request) -> dict[str, Any]:
         "text": tokenizer.decode(list(done.tokens), skip_special_tokens=True),
         "finish_reason": done.finish_reason,
         "tokens": [
-            {"id": token, "text": tokenizer.decode([token]), "kind": kind}
-            for token, kind in zip(done.tokens, done.kinds, strict=True)
+            {
+                "id": token,
+                "text": tokenizer.decode([token]),
+                "kind": kind,
+                **({"logprobs": done.logprobs[index].as_json()} if done.logprobs else {}),
+            }
+            for index, (token, kind) in enumerate(zip(done.tokens, done.kinds, strict=True))
         ],
         "prompt_tokens": len(request.prompt),
         "metrics": _metrics(engine, done),
@@ -254,7 +344,8 @@ def _run_file(options: argparse.Namespace) -> None:
     if target.exists() and source.exists() and target.samefile(source):
         raise SpecdecError(f"--requests and --out are the same file, {str(source)!r}; name another for the results")
     names = ("target", "draft", "policy", "controller", "k", "dtype", "raw", "seed")
-    jobs = read_jobs(source, _params(options), {name: getattr(options, name) for name in names})
+    settings = {name: getattr(options, name) for name in names}
+    jobs = read_jobs(source, _params(options), settings, tuple(options.bad_word))
     with OutFile(target, jobs) as out:
         earlier, left = len(out.done), [job for job in jobs if job.index not in out.done]
         tokens, seconds = _run_jobs(options, left, out) if left else (0, 0.0)

@@ -7,7 +7,7 @@ with random weights, and any other name is a folder or a hub id that transformer
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,3 +197,18 @@ def _random(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return Loaded(name, model.to(device=device, dtype=dtype), tokenizer)
+
+
+def word_ids(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The token ids of words that may not be emitted: of each as it stands alone, and as it follows a space.
+
+    A word inside a longer token, or cut otherwise by what precedes it, is not found. Raises SpecdecError for an empty
+    word.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word.strip():
+            raise SpecdecError(f"the bad word {word!r} is empty; give it at least one visible character")
+        for text in (word, f" {word}"):
+            found[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
+    return tuple(ids for ids in found if ids)

@@ -1,7 +1,8 @@
 """A file of requests: read and checked, run in batches, each result written as its request ends.
 
 A line of the file is a JSON object with ``prompt`` (text), ``prompt_ids`` (token ids) or ``messages`` (a chat), perhaps
-an ``id``, and any field of ``SamplingParams``. A run that was killed is gone on with by the same call.
+an ``id``, and any field of ``SamplingParams``; ``bad_words`` may also be texts. A run that was killed is gone on with
+by the same call.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Job:
     """One line of a file of requests.
 
     ``index`` counts lines from 0 and is the request's id in the engine, so that its noise does not depend on what else
-    runs. ``ends`` says that the line has its own ``eos``. ``fingerprint`` is a digest of all that decides its output.
+    runs. ``words`` are bad words given as texts; ``ends`` says that the line has its own ``eos``. ``fingerprint`` is a
+    digest of all that decides its output.
     """
 
     index: int
@@ -57,22 +59,36 @@ class Job:
     params: SamplingParams
     ends: bool = False
     fingerprint: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def line(self) -> int:
         """The number of its line, from 1, as editors and errors count."""
         return self.index + 1
 
-    def request(self, prompt: Sequence[int], eos: Ids = ()) -> Request:
-        """The engine's request for a tokenised prompt; ``eos`` are the ends of a line without its own."""
-        return Request(self.index, tuple(prompt), self.params if self.ends else replace(self.params, eos=eos))
+    def request(
+        self, prompt: Sequence[int], eos: Ids = (), tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> Request:
+        """The engine's request for a tokenised prompt; ``eos`` are the ends of a line without its own.
+
+        ``tokenizer`` turns ``words`` into token ids; a line without any needs none.
+        """
+        params = self.params if self.ends else replace(self.params, eos=eos)
+        if self.words:
+            from specdec.catalog import word_ids
+
+            assert tokenizer
+            params = replace(params, bad_words=(*params.bad_words, *word_ids(tokenizer, self.words)))
+        return Request(self.index, tuple(prompt), params)
 
 
-def read_jobs(path: Path, defaults: SamplingParams, settings: Mapping[str, object]) -> list[Job]:
+def read_jobs(
+    path: Path, defaults: SamplingParams, settings: Mapping[str, object], words: tuple[str, ...] = ()
+) -> list[Job]:
     """All lines of a file of requests, checked; empty lines are skipped. Imports nothing slow.
 
-    ``defaults`` holds the parameters that a line does not name; ``settings`` is what else decides outputs (the model,
-    the strategies), for the fingerprints.
+    ``defaults`` holds the parameters that a line does not name, ``words`` the bad words, as texts, of lines without
+    any; ``settings`` is what else decides outputs (the model, the strategies), for the fingerprints.
     Raises SpecdecError, which begins with the line's number, for what is not a JSON object, unknown fields, values of
     another type or out of range, a line without exactly one prompt, and an id that another line has.
 
@@ -88,7 +104,7 @@ def read_jobs(path: Path, defaults: SamplingParams, settings: Mapping[str, objec
         if not line.strip():
             continue
         try:
-            job = _job(index, _object(line), defaults, settings)
+            job = _job(index, _object(line), defaults, settings, words)
             first = seen.setdefault((type(job.id), job.id), job.line)
             if first != job.line:
                 raise SpecdecError(f"the id {job.id!r} is that of line {first}; give each line its own, or none")
@@ -122,7 +138,13 @@ def _object(line: bytes) -> dict[str, Any]:
     return found
 
 
-def _job(index: int, found: dict[str, Any], defaults: SamplingParams, settings: Mapping[str, object]) -> Job:
+def _job(
+    index: int,
+    found: dict[str, Any],
+    defaults: SamplingParams,
+    settings: Mapping[str, object],
+    words: tuple[str, ...],
+) -> Job:
     kinds = get_type_hints(SamplingParams)
     known = ("id", *PROMPTS, *(f.name for f in fields(SamplingParams)))
     for name in found:
@@ -134,14 +156,19 @@ def _job(index: int, found: dict[str, Any], defaults: SamplingParams, settings: 
     number = found.get("id", index + 1)
     if isinstance(number, bool) or not isinstance(number, str | int):
         raise SpecdecError(f"id is {_short(number)}; expected a text or a whole number")
+    if isinstance(bad := found.get("bad_words"), list):
+        words = tuple(word for word in bad if isinstance(word, str))
+        found["bad_words"] = [word for word in bad if not isinstance(word, str)]
+        if not all(word.strip() for word in words):
+            raise SpecdecError(f"bad_words is {_short(bad)}; expected words of at least one visible character")
     values = {name: _typed(name, kinds[name], found[name]) for name in kinds if name in found}
     params = replace(defaults, **values)
     prompt = _prompt(given[0], found[given[0]])
     changed = {f.name: value for f in fields(params) if (value := getattr(params, f.name)) != _default(f)}
     # Only what is not the default, so that a field that is new some day leaves out files as they are.
-    decides = [dict(settings), index, number, given[0], prompt, changed]
+    decides = [dict(settings), index, number, given[0], prompt, changed, *words]
     digest = sha256(json.dumps(decides, sort_keys=True, default=_plain).encode()).hexdigest()
-    return Job(index, number, prompt, params, "eos" in found, digest[:16])
+    return Job(index, number, prompt, params, "eos" in found, digest[:16], words)
 
 
 def _default(one: Any) -> object:
@@ -320,6 +347,7 @@ class OutFile:
             "text": text,
             "tokens": done.tokens,
             "kinds": Counter(done.kinds),
+            **({"logprobs": [token.as_json() for token in done.logprobs]} if done.logprobs else {}),
             "times": {"prefill_s": done.prefill_s, "first_s": done.times[0], "last_s": done.times[-1]},
         }
         line = json.dumps(result, allow_nan=False).encode() + b"\n"
@@ -511,7 +539,7 @@ def run_jobs(
     for job in prompts.jobs:
         if _is_ids(job.prompt):
             with _at_line(job):
-                engine.refuse_unfit(job.request(job.prompt, eos))
+                engine.refuse_unfit(job.request(job.prompt, eos, engine.tokenizer))
     ready: list[tuple[tuple[int, int], Job, Ids]] = []
     begun: dict[int, Job] = {}
     try:
@@ -522,7 +550,7 @@ def run_jobs(
             while ready and engine.waiting < engine.max_rows:
                 _, job, ids = heapq.heappop(ready)
                 with _at_line(job):
-                    engine.submit([job.request(ids, eos)])
+                    engine.submit([job.request(ids, eos, engine.tokenizer)])
                 begun[job.index] = job
             if not begun:
                 return

@@ -9,6 +9,7 @@ Letters: B rows, W slots, V the vocabulary, D the longest accepted path counted 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,19 @@ class TokenLogprobs:
     processed: float
     top_raw: Ranked
     top_processed: Ranked
+
+    def as_json(self) -> dict[str, object]:
+        """The same in JSON's types, alternatives as pairs of token id and log-probability; None in place of -inf."""
+
+        def number(chance: float) -> float | None:
+            return chance if math.isfinite(chance) else None
+
+        return {
+            "raw": number(self.raw),
+            "processed": number(self.processed),
+            "top_raw": [[token, number(chance)] for token, chance in self.top_raw],
+            "top_processed": [[token, number(chance)] for token, chance in self.top_processed],
+        }
 
 
 def pack(context: Context, logits: Tensor, window: Window, verdict: Verdict, count: int) -> Tensor:

@@ -116,6 +116,25 @@ def test_the_text_shown_is_that_of_the_json_without_the_stop_string(
         (("hello", "--quiet"), "--quiet is for a file of requests; leave it out"),
         (("--requests", "x", "--out", "y", "--batch", "0"), "--batch is 0; expected 1 or more"),
         (("--requests", "x", "--out", "y", "--json"), "--json is for one prompt"),
+        (("--requests", "x", "--out", "y", "--beams", "2"), "--beams is for one prompt"),
+        (
+            ("hello", "--beams", "2", "--draft", "ngram"),
+            "not speculative, but a draft, 'ngram', is given",
+        ),
+        (("hello", "--beams", "0"), "--beams is 0; expected 1 or more"),
+        (("hello", "--length-penalty", "2"), "--length-penalty is for beam search"),
+        (
+            ("hello", "--beams", "2", "--length-penalty", "9"),
+            "length_penalty is 9.0; expected a number from -5.0",
+        ),
+        (("hello", "--logprobs", "2"), "--logprobs of one prompt are shown with --json"),
+        (("hello", "--min-p", "2"), "min_p is 2.0; expected 0"),
+        (("hello", "--frequency-penalty", "3"), "frequency_penalty is 3.0; expected -2 to 2"),
+        (
+            ("hello", "--logit-bias", "3=200"),
+            "logit_bias is ((3, 200.0),); expected a mapping of token ids to numbers from -100 to 100",
+        ),
+        (("hello", "--min-new-tokens", "99"), "min_new_tokens is 99; expected at most max_new_tokens, 64"),
         (("--requests", "x", "--out", "y", "--top-p", "3"), "top_p is 3.0; expected above 0"),
         (("--requests", "x", "--out", "y"), "the requests 'x' cannot be read"),
     ],
@@ -142,3 +161,34 @@ for arguments in (["--help"], ["--requests", "none", "--out", "out"], ["--no-suc
 print(sorted({"torch", "transformers", "rich", "numpy"} & set(sys.modules)))
 """
     assert run("-c", code).stdout.splitlines()[-4:] == ["0", "2", "2", "[]"]
+
+
+def test_beams_are_printed_best_first_without_the_bad_word(
+    capsys: pytest.CaptureFixture[str], one_thread: None
+) -> None:
+    arguments = ("one two", "--target", "tiny", "--beams", "3", "--max-new-tokens", "5", "--json")
+    assert main([*arguments]) == 0
+    found = json.loads(capsys.readouterr().out)["beams"]
+    assert len(found) == 3
+    assert [one["score"] for one in found] == sorted((one["score"] for one in found), reverse=True)
+    banned = found[0]["tokens"][0]
+    assert main([*arguments, "--logit-bias", f"{banned}=-100"]) == 0
+    assert all(banned not in one["tokens"] for one in json.loads(capsys.readouterr().out)["beams"])
+
+
+def test_a_bad_word_given_as_text_is_not_emitted(capsys: pytest.CaptureFixture[str], one_thread: None) -> None:
+    arguments = ["one two", "--target", "tiny", "--max-new-tokens", "40", "--temperature", "1", "--json"]
+
+    def text(*more: str) -> str:
+        assert main([*arguments, *more]) == 0
+        return str(json.loads(capsys.readouterr().out)["text"])
+
+    letter = next(char for char in text() if char.isalpha() and char.isascii())
+    assert letter not in text("--bad-word", letter)
+
+
+def test_logprobs_are_in_the_json(capsys: pytest.CaptureFixture[str], one_thread: None) -> None:
+    assert main(["one", "--target", "tiny", "--max-new-tokens", "4", "--json", "--logprobs", "3"]) == 0
+    for token in json.loads(capsys.readouterr().out)["tokens"]:
+        assert [token["id"], token["logprobs"]["raw"]] == token["logprobs"]["top_raw"][0], "greedy takes the likeliest"
+        assert len(token["logprobs"]["top_processed"]) == 3

@@ -105,6 +105,15 @@ def test_every_parameter_is_a_field_of_a_line(name: str, read: Any) -> None:
         ('{"prompt": "a", "temperature": NaN}', "NaN is no JSON"),
         ('{"prompt": "a", "prompt": "b"}', "the field 'prompt' is there twice"),
         ({"prompt": "\ud800"}, "a text has half of a surrogate pair"),
+        ({"prompt": "a", "min_p": -1}, "min_p is -1.0; expected 0 .off. to 1"),
+        (
+            {"prompt": "a", "logit_bias": {"x": 1}},
+            "logit_bias is .*; expected an object whose names are",
+        ),
+        ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias is .*; expected a mapping of token ids to numbers"),
+        ({"prompt": "a", "bad_words": [" "]}, "bad_words is .*; expected words of at least one visible character"),
+        ({"prompt": "a", "bad_words": [[]]}, "bad_words is .*; expected a tuple of tuples of at least one token id"),
+        ({"prompt": "a", "min_new_tokens": 9, "max_new_tokens": 5}, "min_new_tokens is 9; expected at most"),
         ({"prompt": " "}, 'prompt is " "; expected a text that is not empty'),
         ({"prompt": 1}, "prompt is 1; expected a text"),
         ({"prompt_ids": []}, "prompt_ids is .*; expected at least one token id"),
@@ -482,3 +491,14 @@ def test_a_result_is_on_the_disk_when_the_next_one_runs(
             assert synced[-1] == path.stat().st_size
     assert sorted(set(synced)) == synced
     assert len(synced) == 3
+
+
+def test_bad_words_may_be_texts_beside_token_ids(read: Any) -> None:
+    lines = {"prompt": "a", "bad_words": ["no", [1, 2]]}, {"prompt": "a"}
+    (mixed, bare) = read(*lines)
+    tokenizer = catalog.byte_tokenizer()
+    expected = ((1, 2), *(tuple(tokenizer.encode(text)) for text in ("no", " no")))
+    assert mixed.request((5,), (), tokenizer).params.bad_words == expected
+    assert bare.request((5,), (), tokenizer).params.bad_words == ()
+    changed = read({"prompt": "a", "bad_words": ["nor", [1, 2]]})[0]
+    assert changed.fingerprint != mixed.fingerprint, "the results of another bad word are not these"
