@@ -38,10 +38,12 @@ from specdec.text import TextStream
 
 @dataclass(frozen=True)
 class KeptText:
-    """The text of an ended request, and a copy of the keys and values of all its tokens except the last."""
+    """The text of an ended request, a copy of the keys and values of all its tokens except the last, and what the draft
+    keeps (None: nothing)."""
 
     tokens: tuple[int, ...]
     cells: KeptCells
+    drafted: object = None
 
     def common(self, prompt: tuple[int, ...]) -> int:
         """How many cells can be used for ``prompt``: those of the common beginning, without the prompt's last token.
@@ -372,24 +374,44 @@ class Engine:
         text = (*live.request.prompt, *live.tokens)
         cells = self.arena.keep(row, len(text) - 1, self.max_window)
         self.stats.counts["kv_kept_bytes_copied"] += cells.nbytes
-        self.kept[live.request.id] = KeptText(text, cells)
+        drafted = None
+        if self.draft:
+            with self._booked("keep"):
+                drafted = self.draft.keep(row, text)
+        self.kept[live.request.id] = KeptText(text, cells, drafted)
 
     def drop(self, ids: Collection[int]) -> None:
         """Delete the kept keys and values of ended requests; ids of which none are kept change nothing."""
         for number in ids:
             self.kept.pop(number, None)
 
-    def _resumed(self, row: int, request: Request) -> int:
-        """Restore what a continued request left; returns the number of the prompt's tokens whose cells are in place."""
-        if request.continues is None:
-            return 0
-        kept = self.kept.pop(request.continues)
-        if self.draft and self.draft.needs_hidden:
-            return 0  # the draft must see the hidden states of the whole prompt
-        common = kept.common(request.prompt)
-        self.stats.counts["kv_kept_bytes_copied"] += self.arena.restore(row, kept.cells, common) if common else 0
-        self.stats.counts["kv_reused_tokens"] += common
-        return common
+    def _start(self, row: int, request: Request) -> int:
+        """Tell the draft of a request, and restore what the request that it continues left.
+
+        Returns the number of the prompt's tokens whose cells are in place.
+        """
+        kept = None if request.continues is None else self.kept.pop(request.continues)
+        first = 0 if kept is None else self._usable(kept, request.prompt)
+        if kept is not None and first:
+            self.stats.counts["kv_kept_bytes_copied"] += self.arena.restore(row, kept.cells, first)
+            self.stats.counts["kv_reused_tokens"] += first
+        if self.draft is None:
+            return first
+        if kept is not None and first and kept.drafted is not None:
+            with self._booked("resume"):
+                self.draft.resume(row, request, request.prompt, kept.drafted, first)
+        else:
+            with self._booked("admit"):
+                self.draft.admit(row, request, request.prompt)
+        return first
+
+    def _usable(self, kept: KeptText, prompt: tuple[int, ...]) -> int:
+        common = kept.common(prompt)
+        if self.draft is None or not self.draft.needs_hidden:
+            return common
+        # Such a draft pairs a state with the token after it, so it needs the last common token's state again. A ring
+        # that has overwritten itself cannot be shortened for that.
+        return 0 if kept.drafted is None or kept.cells.wrapped else max(common - 1, 0)
 
     def _release(self, row: int, live: Live) -> None:
         if self.draft:
@@ -420,10 +442,7 @@ class Engine:
         limit = min(len(request.prompt) + request.params.max_new_tokens, self._longest)
         watcher = StopWatcher(request.params, limit - len(request.prompt), self.tokenizer)
         live = Live(request, limit, watcher, submitted=submitted)
-        if self.draft:
-            with self._booked("admit"):
-                self.draft.admit(row, request, request.prompt)
-        first = self._resumed(row, request)
+        first = self._start(row, request)
         for position, tokens, hidden in self.target.prefill(self.arena, row, request.prompt, first):
             self.stats.counts["prefill_forwards"] += 1
             self.stats.counts["kv_appended_tokens_total"] += tokens.shape[1]

@@ -92,6 +92,18 @@ class Draft(ABC):
         self.release(source, tokens)
         self.admit(row, request, tokens)
 
+    def keep(self, row: int, tokens: tuple[int, ...]) -> object:
+        """What the draft needs to go on with the text ``tokens`` of ``row`` in a later request; called before its
+        ``release`` if the request has ``keep``. Default: None, nothing."""
+        return None
+
+    def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
+        """A request starts in ``row`` whose first ``first`` tokens are also the first of a text that ``keep`` returned
+        ``kept`` for, not None. The target does not read those again: with ``needs_hidden``, ``prefilled`` begins at
+        ``first``. Called in place of ``admit``, which is the default.
+        """
+        self.admit(row, request, prompt)
+
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
         """Hidden states [1, W, H] of prompt tokens [1, W] from position ``start``; only with ``needs_hidden``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -101,3 +102,63 @@ def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.
         assert not bugs, bugs[0]
         tokens = sum(map(len, outputs[0]))
         print(f"{dtype}, temperature {temperature}: {len(found)} ties in {tokens} tokens, bound {judge.bound:.1e}")
+
+
+PROCESSED = SamplingParams(
+    max_new_tokens=12,
+    repetition_penalty=1.2,
+    frequency_penalty=0.4,
+    presence_penalty=0.3,
+    logit_bias={28: -2.0, 198: 3.0},
+    bad_words=((260,), (281, 253)),
+    eos=(2, 30, 198),
+    min_new_tokens=6,
+    min_p=0.02,
+    top_p=0.95,
+    top_k=200,
+    seed=3,
+    logprobs=2,
+)
+"""Every processor, with values that change what SmolLM2 says."""
+
+
+def test_greedy_decoding_with_every_processor_equals_transformers_generate() -> None:
+    build, judge, prompts = smollm2()
+    ours = EngineSource(build.engine(None, max_rows=1))
+    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, parse_peer("transformers"))
+    bare = SamplingParams(max_new_tokens=PROCESSED.max_new_tokens, eos=PROCESSED.eos)
+    changed = 0
+    for prompt in prompts[::6]:
+        request = Request(0, prompt, PROCESSED)
+        pair = ours.tokens([request])[0], theirs.tokens([request])[0]
+        found = judge.compare([request], request, ours, theirs, pair)
+        assert all(difference.tie for difference in found), found[-1]
+        changed += pair[0] != ours.tokens([replace(request, params=bare)])[0]
+    assert changed == len(prompts[::6])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "draft", ["eagle(head=trained)", "eagle(head=trained, beam=3)", "medusa(head_init=trained)", "draft_model", "ngram"]
+)
+def test_speculation_with_every_processor_equals_plain(draft: str, temperature: float) -> None:
+    build, judge, prompts = smollm2()
+    params = replace(PROCESSED, temperature=temperature)
+    work = [Request(i, prompt, replace(params, repetition_penalty=1 + i / 10)) for i, prompt in enumerate(prompts[::6])]
+    assert_same(judge, EngineSource(build.engine(None, max_rows=1)), EngineSource(build.engine(draft, k=4)), work)
+
+
+@pytest.mark.parametrize("draft", ["eagle(head=trained)", "draft_model", "medusa(head_init=trained)"])
+def test_a_next_turn_accepts_as_much_as_one_that_is_prefilled_anew(draft: str) -> None:
+    build, _, prompts = smollm2()
+    engine = build.engine(draft, k=4)
+    first = Request(0, prompts[0], SamplingParams(max_new_tokens=12), keep=True)
+    text = (*first.prompt, *engine.run([first])[0].tokens)
+    following = Request(1, (*text, *prompts[1][:9]), SamplingParams(max_new_tokens=24), continues=0)
+    found = []
+    for request in (following, following.alone()):
+        done = engine.run([request])[0]
+        found.append((done.tokens, engine.stats.acceptance_rate))
+        if request.continues is not None:
+            assert engine.stats.counts["kv_reused_tokens"] >= len(text) - 2
+    assert found[0] == found[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,16 @@ from specdec import Engine, Request, SamplingParams, SpecdecError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = ["llama", "gemma3", "mistral", "gpt2"]
-DRAFTS = [None, "ngram(n_min=1)", "oracle(0.8)", "draft_model", "tree(beam=2, depth=3)", "medusa(head_init=random)"]
+DRAFTS = [
+    None,
+    "ngram(n_min=1)",
+    "oracle(0.8)",
+    "draft_model",
+    "tree(beam=2, depth=3)",
+    "medusa(head_init=random)",
+    "eagle",
+    "hybrid(sources='suffix, draft_model')",
+]
 SAMPLED = SamplingParams(temperature=1.0, seed=4, max_new_tokens=9, repetition_penalty=1.2)
 
 
@@ -69,6 +79,20 @@ def test_only_the_tokens_after_the_common_beginning_are_prefilled(family: str, a
     steps = sum(step.width * step.rows for step in engine.stats.steps)
     assert counts["kv_appended_tokens_total"] - steps == len(following.prompt) - 1 - (len(text) - 1)
     assert not engine.kept
+
+
+@pytest.mark.parametrize("parted", [0, 4])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_draft_goes_on_with_its_own_keys_and_values(family: str, parted: int, tmp_path: Path, assemble: Make) -> None:
+    """The target as its own draft is still always accepted, and reads only what is new."""
+    build = assemble(family, dtype=torch.float64)
+    engine = build.engine(f"draft_model(model={tiny.save_target(family, tmp_path)})", k=4)
+    first = turns(engine, tiny.prompts(1)[0], 1)[0]
+    text = (*first.prompt, *engine.finished[0].tokens)
+    assert [call.name for call in engine.stats.calls] == ["admit", "keep", "release"]
+    engine.run([Request(1, (*text[: len(text) - parted], 9, 8, 7), SAMPLED, continues=0)])
+    assert [call.name for call in engine.stats.calls] == ["resume", "release"]
+    assert engine.stats.acceptance_rate == 1
 
 
 def per_token(engine: Engine) -> int:

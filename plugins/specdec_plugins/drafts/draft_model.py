@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, catalog, hookimpl
+from specdec.arena import KeptCells
 from specdec.errors import unknown
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import ArenaModel
@@ -66,10 +67,25 @@ class DraftModel(Draft):
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Prefill the draft's own arena."""
+        self._prefill(row, prompt, 0)
+
+    def _prefill(self, row: int, prompt: tuple[int, ...], first: int) -> None:
         self._fed[row] = len(prompt) - 1
         known = tuple(min(token, self._model.vocabulary - 1) for token in prompt)
-        for _ in self._model.prefill(self._arena, row, known):
+        for _ in self._model.prefill(self._arena, row, known, first):
             pass
+
+    def keep(self, row: int, tokens: tuple[int, ...]) -> object:
+        """The cells of the tokens that the draft has certainly seen."""
+        return self._arena.keep(row, min(int(self._fed[row]), len(tokens) - 1), self._arena.max_window)
+
+    def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
+        """Restore the cells of the common tokens, and prefill the rest."""
+        assert isinstance(kept, KeptCells)
+        usable = 0 if kept.wrapped and kept.length > first else min(kept.length, first)
+        if usable:
+            self._arena.restore(row, kept, usable)
+        self._prefill(row, prompt, usable)
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """Move the arena row with the request."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
-from specdec.arena import Arena, LayerShape
+from specdec.arena import Arena, KeptCells, LayerShape
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import PREFILL_CHUNK
 from specdec_plugins.chain import Chain
@@ -67,6 +67,16 @@ class Eagle(Draft):
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
         """Delete the stored prompt."""
         self._prompts.pop(row, None)
+
+    def keep(self, row: int, tokens: tuple[int, ...]) -> object:
+        """The entries of all tokens except the last."""
+        return self._arena.keep(row, len(tokens) - 1, self._arena.max_window)
+
+    def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
+        """Restore the entries of the common tokens; the target's states of the others follow."""
+        assert isinstance(kept, KeptCells)
+        self.admit(row, request, prompt)
+        self._arena.restore(row, kept, first)
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """Move the arena row and the last estimate with the request."""

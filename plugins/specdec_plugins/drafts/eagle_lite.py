@@ -36,6 +36,10 @@ class EagleLite(Draft):
         """Set both hidden states to 0."""
         self._last[row] = self._before[row] = 0
 
+    def keep(self, row: int, tokens: tuple[int, ...]) -> object:
+        """Nothing but that it can go on: the states of the last common tokens come again."""
+        return ()
+
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """Move both hidden states with the request."""
         self._last[row], self._before[row] = self._last[source], self._before[source]

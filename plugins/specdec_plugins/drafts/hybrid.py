@@ -61,6 +61,21 @@ class Hybrid(Draft):
         for source in self._sources:
             source.release(row, tokens)
 
+    def keep(self, row: int, tokens: tuple[int, ...]) -> object:
+        """What each source keeps; None if one that needs hidden states keeps nothing."""
+        kept = [source.keep(row, tokens) for source in self._sources]
+        lost = any(k is None and source.needs_hidden for k, source in zip(kept, self._sources, strict=True))
+        return None if lost else kept
+
+    def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
+        """Each source resumes with what it kept, or admits the request."""
+        assert isinstance(kept, list)
+        for source, own in zip(self._sources, kept, strict=True):
+            if own is None:
+                source.admit(row, request, prompt)
+            else:
+                source.resume(row, request, prompt, own, first)
+
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """All sources move the request."""
         for draft in self._sources:

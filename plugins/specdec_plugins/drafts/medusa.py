@@ -103,6 +103,10 @@ class Medusa(Draft):
         """Set the hidden state to 0."""
         self._hidden[row] = 0
 
+    def keep(self, row: int, tokens: tuple[int, ...]) -> object:
+        """Nothing but that it can go on: the states of the last common tokens come again."""
+        return ()
+
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
         """Move the hidden state with the request."""
         self._hidden[row] = self._hidden[source]
