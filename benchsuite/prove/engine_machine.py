@@ -191,7 +191,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert rows.ledger.memory is not None
                 counted = rows.ledger.memory.emitted[row].tolist()
                 expected = [live.tokens.count(token) for token in range(VOCABULARY)]
-                assert counted == expected, (live.request, live.tokens, counted, self.steps)
+                assert counted == expected, f"{counted} counted, {expected} emitted: {live.request}, {self.steps}"
 
     @invariant()
     def counters_add_up(self) -> None:
