@@ -7,6 +7,7 @@ are smaller.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import tempfile
@@ -37,6 +38,7 @@ from benchsuite.prove.renamed import shuffled_draft
 from benchsuite.prove.table_target import Table, TableDraft, Tabular, random_table
 from specdec import Completion, Context, Draft, Engine, Request, SamplingParams, TextStream, Window, catalog, sampling
 from specdec.beam import Beams, BeamSearch
+from specdec.jobs import OutFile, Prompts, read_jobs, run_jobs
 from specdec_kernels.reference import Reference
 
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -311,6 +313,7 @@ def _drawn_params(draw: random.Random, vocabulary: int) -> SamplingParams:
     def ids(most: int, least: int = 0) -> tuple[int, ...]:
         return tuple(draw.sample(range(vocabulary), k=draw.randint(least, most)))
 
+    eos, words = ids(2), [ids(3, 1) for _ in range(draw.randrange(4))]
     return SamplingParams(
         temperature=draw.choice((0.0, 0.4, 1.7)),
         top_k=draw.choice((0, 4)),
@@ -320,8 +323,8 @@ def _drawn_params(draw: random.Random, vocabulary: int) -> SamplingParams:
         presence_penalty=draw.choice((0.0, -1.0, 2.0)),
         frequency_penalty=draw.choice((0.0, 0.3, -0.5)),
         logit_bias=dict.fromkeys(ids(2), draw.choice((-9.0, 1.0, 6.0))),
-        bad_words=tuple(ids(3, 2) for _ in range(draw.randrange(4))),
-        eos=ids(2),
+        bad_words=tuple(word for word in words if len(word) > 1 or word[0] not in eos),
+        eos=eos,
         min_new_tokens=draw.randint(0, 8),
         max_new_tokens=12,
     )
@@ -434,7 +437,42 @@ def _greedy(table: Table, request: Request) -> tuple[int, ...]:
     for _ in range(request.params.max_new_tokens):
         shares = table((*request.prompt, *out))
         out.append(max(range(len(shares)), key=shares.__getitem__))
+        if out[-1] in request.params.eos:
+            break
     return tuple(out)
+
+
+def files() -> None:
+    """A run over a file of requests that was killed within a line of its results is gone on with: each line has its
+    own output, once."""
+    tables, ends = (random_table("p", 5), random_table("q", 5)), (3,)
+    asked = [
+        Request(i, PROMPTS[i % 3], SamplingParams(max_new_tokens=8 + i, eos=(4,) if i % 2 else ends)) for i in range(6)
+    ]
+    due = [list(_greedy(tables[0], request)) for request in asked]
+    lines = [
+        {"prompt_ids": r.prompt, "max_new_tokens": r.params.max_new_tokens}
+        | ({"eos": r.params.eos} if r.id % 2 else {})  # the others have the ends that all lines have
+        for r in asked
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        source, path = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
+        source.write_text("\n".join(map(json.dumps, lines)))
+        jobs = read_jobs(source, SamplingParams(), {})
+        for most in (2, len(jobs)):
+            engine = _tabular(tables, 5, chain(2), "match")
+            with OutFile(path, jobs) as out:
+                left = [job for job in jobs if job.index not in out.done]
+                with Prompts(catalog.byte_tokenizer(), left) as prompts:
+                    for job, done in itertools.islice(run_jobs(engine, prompts, ends), most):
+                        out.keep(job, done, "")
+            if most == 2:
+                path.write_bytes(path.read_bytes() + b'{"id": 5, "ind')
+        written = path.read_text().splitlines()
+        assert len(written) == len(jobs), f"{len(written)} lines of results, {len(jobs)} are due"
+        for result in map(json.loads, written):
+            tokens, expected = result["tokens"], due[result["index"]]
+            assert tokens == expected, f"line {result['index'] + 1} has {tokens}, {expected} is due"
 
 
 def beams() -> None:
@@ -484,4 +522,5 @@ LAYERS: dict[str, Callable[[], None]] = {
     "text": text,
     "cancels": cancels,
     "beams": beams,
+    "files": files,
 }

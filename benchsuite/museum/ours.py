@@ -343,4 +343,28 @@ OURS = (
         "drafting",
         (f"{TRANSLATED}._read", "len(tokens) - self._steps", "len(tokens) + self._window"),
     ),
+    mutant(
+        "ours",
+        "a bad word of a single token is not forbidden",
+        "processors",
+        ("specdec.processors:bans", ".all(dim=3)", ".all(dim=3) & (prefix[:, None] >= 0).any(dim=3)"),
+    ),
+    mutant(
+        "ours",
+        "the half line that a kill left in the results stays there",
+        "files",
+        ("specdec.jobs:OutFile._read", "self._file.truncate(sum(len(line) + 1 for line in lines))", "len(rest)"),
+    ),
+    mutant(
+        "ours",
+        "a run that goes on begins again with the first request",
+        "files",
+        ("specdec.jobs:OutFile.__init__", "self.done = self._read(", "self.done = set() and self._read("),
+    ),
+    mutant(
+        "ours",
+        "a line's own end tokens give way to the model's",
+        "files",
+        ("specdec.jobs:Job.request", "self.params if self.ends else replace", "replace"),
+    ),
 )

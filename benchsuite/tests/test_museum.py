@@ -27,15 +27,16 @@ ALONE = {
     "counters": "a chain is compacted although its path is already in place",
     "drafting": "the draft's lengths are stale after full acceptance: only the acceptance rate falls",
     "ties": "the judge does not compare the distance of an arm's logits with the bound",
-    "processors": "the repetition penalty multiplies positive logits too, so that what was said gets likelier",
+    "processors": "a bad word of a single token is not forbidden",
     "logprobs": "the draft's logprobs are reported as the target's",
     "text": "a stream shows half a character",
     "cancels": "the draft is not told that a request was cancelled",
     "beams": "a beam's copy lacks the last committed cell",
+    "files": "the half line that a kill left in the results stays there",
 }
 """For each layer a mutant that no other layer finds."""
 
-TABLES = ("distribution", "streams", "logprobs")
+TABLES = ("distribution", "streams", "logprobs", "files")
 """The layers whose drafts are tables; only these are affected by a control that changes those drafts."""
 
 
