@@ -362,7 +362,7 @@ def _compare_logprobs(done: Completion, table: Table, where: str) -> None:
             assert all(math.isclose(math.exp(chance), shares[other], abs_tol=1e-5) for other, chance in top), where
 
 
-def text() -> None:
+def streamed_text() -> None:
     """A stream shows each character once and whole, and nothing of a stop string, however it is cut into tokens."""
     tokenizer = catalog.byte_tokenizer()
     for said, stop, due in (
@@ -442,7 +442,7 @@ def _greedy(table: Table, request: Request) -> tuple[int, ...]:
     return tuple(out)
 
 
-def files() -> None:
+def request_files() -> None:
     """A run over a file of requests that was killed within a line of its results is gone on with: each line has its
     own output, once."""
     tables, ends = (random_table("p", 5), random_table("q", 5)), (3,)
@@ -519,8 +519,8 @@ LAYERS: dict[str, Callable[[], None]] = {
     "ties": ties,
     "processors": processors,
     "logprobs": logprobs,
-    "text": text,
+    "text": streamed_text,
     "cancels": cancels,
     "beams": beams,
-    "files": files,
+    "files": request_files,
 }
