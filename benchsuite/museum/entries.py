@@ -1,4 +1,4 @@
-"""Entries of the museum: mutants, controls, and bugs in features that do not exist here yet.
+"""Entries of the museum: mutants and controls.
 
 ``source`` names where the bug shipped. ``sentence`` says what was wrong there; after "analogue:" it describes the
 closest fault in our code, which has no such part. ``layer`` is the layer that must find it.
@@ -6,11 +6,10 @@ closest fault in our code, which has no such part. ``layer`` is the layer that m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from benchsuite.museum.edit import Edit
 from benchsuite.museum.places import TABLE
-from specdec import Completion, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -35,20 +34,6 @@ class Control:
     def of_a_table(self) -> bool:
         """Whether only ``TableDraft`` is changed, which no transformers model uses."""
         return bool(self.edits) and all(edit.where.startswith(TABLE) for edit in self.edits)
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A bug in a feature that does not exist here yet; ``needs`` names the field that the feature will add."""
-
-    source: str
-    sentence: str
-    needs: str
-
-    @property
-    def arrived(self) -> bool:
-        """Whether the feature exists now."""
-        return self.needs in {field.name for kind in (SamplingParams, Completion) for field in fields(kind)}
 
 
 def mutant(source: str, sentence: str, layer: str, *edits: tuple[str, str, str]) -> Mutant:

@@ -6,6 +6,10 @@ are smaller.
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
+import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,10 +31,14 @@ from benchsuite.prove import exact_runs, tiny
 from benchsuite.prove.arena_machine import Rollback
 from benchsuite.prove.engine_machine import EngineMachine
 from benchsuite.prove.enumerator import Shape, chain, context
-from benchsuite.prove.exact_runs import PROMPTS, one
+from benchsuite.prove.exact_runs import PROMPTS, one, warped
+from benchsuite.prove.processed import slots_beside_transformers
 from benchsuite.prove.read_guard import guarded_steps
-from benchsuite.prove.table_target import TableDraft, Tabular, random_table
-from specdec import Engine, Request, SamplingParams, catalog, sampling
+from benchsuite.prove.renamed import shuffled_draft
+from benchsuite.prove.table_target import Table, TableDraft, Tabular, random_table
+from specdec import Completion, Context, Draft, Engine, Request, SamplingParams, TextStream, Window, catalog, sampling
+from specdec.beam import Beams, BeamSearch
+from specdec.jobs import OutFile, Prompts, read_jobs, run_jobs
 from specdec_kernels.reference import Reference
 
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -40,10 +48,21 @@ RARE = 1e-8
 """The false-alarm probability of each of the few sampling tests here."""
 
 
+PENALTIES: dict[str, Any] = {"repetition_penalty": 1.25, "frequency_penalty": 0.75, "presence_penalty": 0.5}
+WORDS: dict[str, Any] = {"bad_words": ((1, 0, 0), (0, 1, 1))}
+LEAST: dict[str, Any] = {"eos": (1,), "min_new_tokens": 2}
+
+
 def distribution() -> None:
     """Whole runs are enumerated: processors, ends, rows, rings, chains and trees, drawn and certain."""
     batch = [Request(i, PROMPTS[i], replace(one(1)[0].params, max_new_tokens=n)) for i, n in enumerate((1, 2, 1))]
+    ways: tuple[dict[str, Any], ...] = (PENALTIES, {"frequency_penalty": 0.5}, WORDS)
+    mixed = [replace(r, params=replace(r.params, **way)) for r, way in zip(batch, ways, strict=True)]
     cases: list[tuple[str, int, Shape, list[Request], dict[str, Any]]] = [
+        *(("rejection", 2, chain(2), one(3, **params), {}) for params in (PENALTIES, WORDS, LEAST)),
+        *(("rejection", 3, chain(1), one(2, **params), {}) for params in ({"min_p": 0.5}, {"logit_bias": {0: 1.5}})),
+        ("tree_rejection", 2, DEEP, one(3, **PENALTIES), {}),
+        ("match", 2, chain(1), mixed, {"rows": 2}),
         *((policy, 2, chain(2), one(3), {}) for policy in ("rejection", "block", "tree_rejection", "match")),
         *((policy, 2, chain(2), one(3), {"certain": True}) for policy in ("rejection", "block", "tree_rejection")),
         ("rejection", 3, chain(1), one(2, temperature=0.5), {}),
@@ -81,27 +100,40 @@ class _Spy(Reference):
 
 
 def streams() -> None:
-    """No noise key is used for two purposes of one step, nor by two requests."""
+    """No noise key is used for two purposes of one step, by two requests, or under two seeds."""
     distributions = random_table("p", 3), random_table("q", 3)
     for policy in ("rejection", "block", "tree_rejection"):
-        spy = _Spy()
-        target = Tabular(distributions[0], 3, spy)
-        engine = Engine(
-            target,
-            draft=TableDraft(distributions[1], chain(3)),
-            policy=tiny.policy_named(policy),
-            controller=Always(3),
-            ops=spy,
-            max_rows=2,
-            max_length=40,
-        )
-        marks: list[int] = []
-        engine.trace = lambda *_, spy=spy, marks=marks: marks.append(len(spy.keys))
-        engine.run([Request(i, (0, 1), replace(SAMPLED, max_new_tokens=12)) for i in range(2)])
-        for start, end in zip([0, *marks], marks, strict=False):
-            step = torch.cat(spy.keys[start:end]).tolist()
-            twice = len(step) - len(set(step))
-            assert not twice, f"{policy}: {twice} of {len(step)} keys of a step are used twice"
+        seen: list[set[int]] = []
+        for seed in (3, 4):
+            spy = _Spy()
+            engine = _tabular(distributions, 3, chain(3), policy, ops=spy)
+            marks: list[int] = []
+            engine.trace = lambda *_, spy=spy, marks=marks: marks.append(len(spy.keys))
+            asked = replace(SAMPLED, seed=seed, max_new_tokens=12)
+            engine.run([Request(i, (0, 1), asked) for i in range(2)])
+            for start, end in zip([0, *marks], marks, strict=False):
+                step = torch.cat(spy.keys[start:end]).tolist()
+                twice = len(step) - len(set(step))
+                assert not twice, f"{policy}: {twice} of {len(step)} keys of a step are used twice"
+            seen.append(set(torch.cat(spy.keys).tolist()))
+        both = len(seen[0] & seen[1])
+        assert not both, f"{policy}: {both} of {len(seen[0])} keys are used under two seeds"
+
+
+def _tabular(
+    distributions: tuple[Table, Table], vocabulary: int, shape: Shape, policy: str, ops: Reference | None = None
+) -> Engine:
+    """An engine of two rows whose target and draft are tables, and which always proposes the whole shape."""
+    ops = ops or Reference()
+    return Engine(
+        Tabular(distributions[0], vocabulary, ops),
+        draft=TableDraft(distributions[1], shape),
+        policy=tiny.policy_named(policy),
+        controller=Always(len(shape.parents) - 1),
+        ops=ops,
+        max_rows=2,
+        max_length=40,
+    )
 
 
 def draws_and_coins() -> None:
@@ -224,6 +256,7 @@ def drafting() -> None:
         (conformance.draft("draft_model", sampled=True), "q_is_the_distribution|follows_from_the_text"),
         (conformance.draft("medusa(head_init=random)", sampled=True, hidden=True), "follows_from_the_text"),
         (conformance.draft("suffix(min_match=1)", remembers=True), "remembered"),
+        (conformance.draft("shuffled", sampled=True, factory=shuffled_draft), "follows_from_the_text"),
     )
     for kit, only in kits:
         kit.windows, kit.repeats = 24, 8
@@ -258,6 +291,222 @@ def ties() -> None:
     raise AssertionError("a corrupt arena certified itself")
 
 
+def processors() -> None:
+    """Every slot of drawn chains and trees has the distribution of transformers' classes for its own history."""
+    draw, size, vocabulary = random.Random(0), 5, 7
+    for _ in range(24):
+        texts = [tuple(draw.choices(range(vocabulary), k=draw.randint(1, 6))) for _ in range(6)]
+        requests = [Request(row, texts[row], _drawn_params(draw, vocabulary)) for row in range(3)]
+        tokens = [draw.choices(range(vocabulary), k=size) for _ in requests]
+        parents = [[-1, *(draw.randrange(slot) for slot in range(1, size))] for _ in requests]
+        window = Window(torch.tensor(tokens), torch.tensor(parents), torch.full((3,), size))
+        generator = torch.Generator().manual_seed(draw.randrange(2**32))
+        logits = 3 * torch.randn(3, size, vocabulary, generator=generator, dtype=torch.float64)
+        for place, ours, theirs in slots_beside_transformers(requests, texts[3:], window, logits):
+            far = float((ours - theirs).abs().max())
+            assert far < 1e-6, f"a share is off by {far:.4f}: {place}"
+
+
+def _drawn_params(draw: random.Random, vocabulary: int) -> SamplingParams:
+    """Parameters with any of the processors, each of them on or off."""
+
+    def ids(most: int, least: int = 0) -> tuple[int, ...]:
+        return tuple(draw.sample(range(vocabulary), k=draw.randint(least, most)))
+
+    eos, words = ids(2), [ids(3, 1) for _ in range(draw.randrange(4))]
+    return SamplingParams(
+        temperature=draw.choice((0.0, 0.4, 1.7)),
+        top_k=draw.choice((0, 4)),
+        top_p=draw.choice((0.3, 0.9, 1.0)),
+        min_p=draw.choice((0.0, 0.05, 0.4)),
+        repetition_penalty=draw.choice((1.0, 0.7, 1.3)),
+        presence_penalty=draw.choice((0.0, -1.0, 2.0)),
+        frequency_penalty=draw.choice((0.0, 0.3, -0.5)),
+        logit_bias=dict.fromkeys(ids(2), draw.choice((-9.0, 1.0, 6.0))),
+        bad_words=tuple(word for word in words if len(word) > 1 or word[0] not in eos),
+        eos=eos,
+        min_new_tokens=draw.randint(0, 8),
+        max_new_tokens=12,
+    )
+
+
+def logprobs() -> None:
+    """Logprobs of emitted tokens and of the likeliest are those of the target's table, wherever a token lay in its
+    window."""
+    tables = random_table("p", 4, parts=40), random_table("q", 4, parts=40)
+    ways: tuple[dict[str, Any], ...] = ({}, PENALTIES | WORDS | {"min_p": 0.1})
+    cases = (("match", chain(3)), ("rejection", chain(3)), ("match", DEEP), ("tree_rejection", DEEP))
+    for (policy, shape), way, heat in itertools.product(cases, ways, (0.0, 0.8)):
+        params = SamplingParams(temperature=heat, max_new_tokens=12, logprobs=2, **way)
+        for done in _tabular(tables, 4, shape, policy).run([Request(i, PROMPTS[i], params) for i in range(3)]):
+            _compare_logprobs(done, tables[0], f"{policy}, parents {list(shape.parents)}, temperature {heat}, {way}")
+
+
+def _compare_logprobs(done: Completion, table: Table, where: str) -> None:
+    """Raise if a token's logprobs are not those of the table after the text before the token."""
+    request, params = done.request, done.request.params
+    if params.temperature == 0:  # the distribution before a greedy row becomes one-hot
+        request = replace(request, params=replace(params, temperature=1.0, min_p=0.0))
+    for index, (token, found) in enumerate(zip(done.tokens, done.logprobs, strict=True)):
+        raw = table((*request.prompt, *done.tokens[:index]))
+        for name, ours, top, shares in (
+            ("raw", found.raw, found.top_raw, raw),
+            ("processed", found.processed, found.top_processed, warped(raw, request, done.tokens[:index])),
+        ):
+            likeliest = sorted(shares, reverse=True)[: params.logprobs]
+            pairs = zip((ours, *(chance for _, chance in top)), (shares[token], *likeliest), strict=True)
+            for got, share in pairs:
+                assert math.isclose(math.exp(got), share, abs_tol=1e-5), (
+                    f"{name} logprob {got:.4f}, the target's share is {share:.4f}: token {index} of {where}"
+                )
+            assert all(math.isclose(math.exp(chance), shares[other], abs_tol=1e-5) for other, chance in top), where
+
+
+def streamed_text() -> None:
+    """A stream shows each character once and whole, and nothing of a stop string, however it is cut into tokens."""
+    tokenizer = catalog.byte_tokenizer()
+    for said, stop, due in (
+        ("é 日本語 🙂👩‍🚀!", (), "é 日本語 🙂👩‍🚀!"),
+        ("an EN and the END", ("END",), "an EN and the "),
+        ("a\nb\n\n", ("\n\n", "never"), "a\nb"),
+        ("held to the EN", ("END",), "held to the EN"),
+    ):
+        stream, shown = TextStream(tokenizer, stop), ""
+        *before, last = tokenizer.encode(said, add_special_tokens=False)
+        for token in before:
+            shown += stream.feed(token)
+            assert due.startswith(shown), f"{shown!r} is shown, {due!r} is due"
+        shown += stream.feed(last, "stop" if any(part in said for part in stop) else "length")
+        assert shown == due, f"{shown!r} is shown, {due!r} is due"
+
+
+class _Guests(Draft):
+    """Proposes nothing; keeps the book of which request is in which row, and raises if it is told nonsense."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        assert row not in self.rows, f"row {row} is given to request {request.id}, and {self.rows[row]} is still in it"
+        self.rows[row] = request.id
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        del self.rows[row]
+
+    def propose(self, context: Context) -> Window:
+        return Window.root(context)
+
+
+def cancels() -> None:
+    """Streams that are read in turns, closed and cancelled: each gives its own tokens once, and the draft's rows are
+    those of the engine."""
+    table, guests = random_table("p", 5), _Guests()
+    engine = Engine(
+        Tabular(table, 5, Reference()),
+        draft=guests,
+        policy=tiny.policy_named("match"),
+        controller=Always(1),
+        ops=Reference(),
+        max_rows=2,
+        max_length=40,
+    )
+    work = [Request(i, PROMPTS[i % 3], SamplingParams(max_new_tokens=6 + i)) for i in range(6)]
+    due = {request.id: _greedy(table, request) for request in work}
+    readers = [engine.stream([request]) for request in work]
+    got: dict[int, list[int]] = {request.id: [] for request in work}
+    for turn in range(200):
+        number = turn % 6
+        # Some read less often, so that tokens of several steps wait for them.
+        if number % 2 == 0 or turn % 4 == 1:
+            item = next(readers[number], None)
+            got[number] += [item.token] if item else []
+        if turn == 1:  # of the requests that run one leaves, and of those that wait another
+            readers[1].close()
+            engine.cancel([5])
+        live = {row: live.request.id for row, live in enumerate(engine.rows.live)}
+        assert guests.rows == live, f"the draft has the requests {guests.rows} in its rows, the engine {live}"
+        assert turn < 1 or not {1, 5} & set(live.values()), f"of {live} a request was cancelled"
+    for number, tokens in got.items():
+        expected = due[number][:1] if number == 1 else () if number == 5 else due[number]
+        assert tuple(tokens) == expected, f"request {number} gave {tokens}, {list(expected)} is due"
+
+
+def _greedy(table: Table, request: Request) -> tuple[int, ...]:
+    """The table's own greedy output."""
+    out: list[int] = []
+    for _ in range(request.params.max_new_tokens):
+        shares = table((*request.prompt, *out))
+        out.append(max(range(len(shares)), key=shares.__getitem__))
+        if out[-1] in request.params.eos:
+            break
+    return tuple(out)
+
+
+def request_files() -> None:
+    """A run over a file of requests that was killed within a line of its results is gone on with: each line has its
+    own output, once."""
+    tables, ends = (random_table("p", 5), random_table("q", 5)), (3,)
+    asked = [
+        Request(i, PROMPTS[i % 3], SamplingParams(max_new_tokens=8 + i, eos=(4,) if i % 2 else ends)) for i in range(6)
+    ]
+    due = [list(_greedy(tables[0], request)) for request in asked]
+    lines = [
+        {"prompt_ids": r.prompt, "max_new_tokens": r.params.max_new_tokens}
+        | ({"eos": r.params.eos} if r.id % 2 else {})  # the others have the ends that all lines have
+        for r in asked
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        source, path = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
+        source.write_text("\n".join(map(json.dumps, lines)))
+        jobs = read_jobs(source, SamplingParams(), {})
+        for most in (2, len(jobs)):
+            engine = _tabular(tables, 5, chain(2), "match")
+            with OutFile(path, jobs) as out:
+                left = [job for job in jobs if job.index not in out.done]
+                with Prompts(catalog.byte_tokenizer(), left) as prompts:
+                    for job, done in itertools.islice(run_jobs(engine, prompts, ends), most):
+                        out.keep(job, done, "")
+            if most == 2:
+                path.write_bytes(path.read_bytes() + b'{"id": 5, "ind')
+        written = path.read_text().splitlines()
+        assert len(written) == len(jobs), f"{len(written)} lines of results, {len(jobs)} are due"
+        for result in map(json.loads, written):
+            tokens, expected = result["tokens"], due[result["index"]]
+            assert tokens == expected, f"line {result['index'] + 1} has {tokens}, {expected} is due"
+
+
+def beams() -> None:
+    """As wide as all texts but their last token a beam search is exhaustive: its scores are the best of all texts."""
+    vocabulary, length = 3, 4
+    for seed, way in itertools.product(
+        range(3), ({}, PENALTIES | {"repetition_penalty": 1.7}, {"bad_words": ((1, 2),)})
+    ):
+        table = random_table(seed, vocabulary, parts=40)
+        params = SamplingParams(max_new_tokens=length, **way)
+        request, width = Request(0, PROMPTS[2], params), vocabulary ** (length - 1)
+        search = BeamSearch(Tabular(table, vocabulary, Reference()), width=width, max_length=16)
+        found = search.run([request], Beams(width, width))[0]
+        scores = {
+            out: _log_probability(table, request, out) / length
+            for out in itertools.product(range(vocabulary), repeat=length)
+        }
+        best = sorted(scores.values(), reverse=True)
+        for place, one_found in enumerate(found):
+            own = scores[one_found.tokens]
+            assert math.isclose(one_found.score, own, abs_tol=1e-5), (
+                f"{one_found.tokens} scores {own:.4f}, the search says {one_found.score:.4f}: {way}"
+            )
+            assert math.isclose(own, best[place], abs_tol=1e-5), f"text {place} scores {own:.4f}, not {best[place]:.4f}"
+
+
+def _log_probability(table: Table, request: Request, out: tuple[int, ...]) -> float:
+    """What a beam search adds up: each token's log-probability after processors, which do not make it sum to 1."""
+    return sum(
+        exact_runs.adjusted_logits(table((*request.prompt, *out[:index])), request, out[:index])[token]
+        for index, token in enumerate(out)
+    )
+
+
 LAYERS: dict[str, Callable[[], None]] = {
     "distribution": distribution,
     "streams": streams,
@@ -268,4 +517,10 @@ LAYERS: dict[str, Callable[[], None]] = {
     "counters": counters,
     "drafting": drafting,
     "ties": ties,
+    "processors": processors,
+    "logprobs": logprobs,
+    "text": streamed_text,
+    "cancels": cancels,
+    "beams": beams,
+    "files": request_files,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchsuite.museum.entries import mutant
-from benchsuite.museum.places import COMMIT, KEPT, REFERENCE, STEP
+from benchsuite.museum.places import COMMIT, FILTER, KEPT, MEMORY, PACK, PENALISED, REFERENCE, STEP, TRANSLATED
 
 OURS = (
     mutant(
@@ -135,5 +135,236 @@ OURS = (
         "the bound of a tie is 1e9, whatever the judge measures",
         "ties",
         ("benchsuite.measure.ties:Judge.bound", "min(measured, MOST_FLOAT32) if wide else measured", "1e9"),
+    ),
+    mutant(
+        "ours",
+        "the penalties count one token a step, the last",
+        "rollback",
+        (
+            f"{MEMORY}.count",
+            "device=emitted.device) < num_emitted[:, None]",
+            "device=emitted.device) == num_emitted[:, None] - 1",
+        ),
+    ),
+    mutant(
+        "ours",
+        "the penalties count rejected proposals",
+        "rollback",
+        (
+            "specdec.rows:Rows.extend",
+            "memory.count(emitted, verdict.num_accepted + 1)",
+            "memory.count(emitted, window.width)",
+        ),
+    ),
+    mutant(
+        "ours",
+        "the penalties' counts do not move with the row",
+        "rollback",
+        (
+            f"{MEMORY}.move",
+            "if isinstance(tensor, Tensor):",
+            "if isinstance(tensor, Tensor) and tensor is not self.emitted:",
+        ),
+    ),
+    mutant(
+        "ours",
+        "the next request in a row inherits the penalties' counts",
+        "rollback",
+        (f"{MEMORY}.admit", "self.emitted[row] = ", "self.emitted[row] += "),
+    ),
+    mutant(
+        "ours",
+        "the least length is counted in steps, not in tokens",
+        "distribution",
+        (
+            f"{MEMORY}.count",
+            "new = torch.arange",
+            "self.least[: len(emitted)] += num_emitted - 1\n        new = torch.arange",
+        ),
+    ),
+    mutant(
+        "ours",
+        "the least length does not see the window's own tokens",
+        "distribution",
+        (
+            "specdec.processors:bans",
+            "adjustments.length[:, None] + depth <",
+            "adjustments.length[:, None] + 0 * depth <",
+        ),
+    ),
+    mutant(
+        "ours",
+        "a bad word is completed across an accepted block: the ban does not see the window's own tokens",
+        "distribution",
+        ("specdec.processors:_tail", "place = depth[:, :, None] -", "place = 0 * depth[:, :, None] -"),
+    ),
+    mutant(
+        "ours",
+        "the penalties of a slot do not count the window's own tokens",
+        "distribution",
+        (PENALISED, "valid.to(count.dtype)", "valid.to(count.dtype) * 0"),
+    ),
+    mutant(
+        "ours",
+        "the penalties of a slot count the tokens of a sibling's branch too",
+        "distribution",
+        (
+            PENALISED,
+            "valid.to(count.dtype))",
+            "valid.to(count.dtype))\n    count = count.cummax(dim=1).values",
+        ),
+    ),
+    mutant(
+        "ours",
+        "the frequency penalty counts the prompt's tokens",
+        "processors",
+        (PENALISED, "- frequency * count -", "- frequency * (count + penalties.seen[:, None]) -"),
+    ),
+    mutant(
+        "ours",
+        "the repetition penalty multiplies positive logits too, so that what was said gets likelier",
+        "processors",
+        (PENALISED, "logits / repetition", "logits * repetition"),
+    ),
+    mutant(
+        "ours",
+        "min-p is a probability, not a share of the likeliest token's",
+        "processors",
+        (FILTER, "min_p * distribution[..., :1]", "min_p * torch.ones_like(distribution[..., :1])"),
+    ),
+    mutant(
+        "ours",
+        "a seed is ignored",
+        "streams",
+        ("specdec.ledger:Ledger.admit", "(params.seed, request.id)", "(0, request.id)"),
+    ),
+    mutant(
+        "ours",
+        "the draft's logprobs are reported as the target's",
+        "logprobs",
+        (
+            PACK,
+            "parts = []",
+            "if window.q is not None:\n"
+            "        drafted = window.q.log().float()[:, : processed.shape[1] - 1]\n"
+            "        processed = torch.cat([drafted, processed[:, drafted.shape[1] :]], dim=1)\n"
+            "    parts = []",
+        ),
+    ),
+    mutant(
+        "ours",
+        "logprobs are computed after the step's tokens were counted as output",
+        "logprobs",
+        (
+            STEP,
+            """chances = None if wanted is None else logprobs.pack(context, logits, window, verdict, wanted)
+        packed = rows.extend(window, verdict)""",
+            """packed = rows.extend(window, verdict)
+        chances = None if wanted is None else logprobs.pack(context, logits, window, verdict, wanted)""",
+        ),
+    ),
+    mutant(
+        "ours",
+        "the logprobs of an accepted branch are those of the window's first slots",
+        "logprobs",
+        (PACK, "verdict.path.clamp(min=0)", "torch.arange(verdict.path.shape[1]).expand_as(verdict.path)"),
+    ),
+    mutant(
+        "ours",
+        "a stream shows half a character",
+        "text",
+        ("specdec.text:TextStream.feed", "self._text[sure - 1] == BROKEN", "False"),
+    ),
+    mutant(
+        "ours",
+        "a stream shows the stop string that ends it",
+        "text",
+        ("specdec.text:TextStream._release", 'elif finish == "stop":', 'elif finish == "never":'),
+    ),
+    mutant(
+        "ours",
+        "a stream shows the beginning of a stop string before the rest has come",
+        "text",
+        ("specdec.text:TextStream._release", "if finish is None:", "if finish is None and not held:"),
+    ),
+    mutant(
+        "ours",
+        "the draft is not told that a request was cancelled",
+        "cancels",
+        ("specdec.engine:Engine.cancel", "self._release(row, self.rows.live[row])", "pass"),
+    ),
+    mutant(
+        "ours",
+        "a cancelled request that waits runs all the same",
+        "cancels",
+        ("specdec.engine:Engine.cancel", "if entry[0].id not in gone)", "if True)"),
+    ),
+    mutant(
+        "ours",
+        "a stream that is read late gives some tokens twice",
+        "cancels",
+        ("specdec.engine:Engine._streamed", "given[number] += len(tokens)", "given[number] += min(len(tokens), 1)"),
+    ),
+    mutant(
+        "ours",
+        "a beam's copy lacks the last committed cell",
+        "beams",
+        (
+            "specdec.beam:BeamSearch._place",
+            "self.arena.move(beam.origin, row, committed)",
+            "self.arena.move(beam.origin, row, committed - 1)",
+        ),
+    ),
+    mutant(
+        "ours",
+        "every beam's penalties count the text of one of them",
+        "beams",
+        (
+            "specdec.beam:BeamSearch._continue",
+            "[beams[row].tokens if row in beams",
+            "[beams[min(beams)].tokens if row in beams",
+        ),
+    ),
+    mutant(
+        "ours",
+        "a beam that was copied keeps the text of the beam before it in its row",
+        "beams",
+        ("specdec.beam:BeamSearch._place", "placed[row] = beam", "placed[row] = placed.get(beam.origin, beam)"),
+    ),
+    mutant(
+        "ours",
+        "the lengths of a translated draft are stale after steps without proposals",
+        "drafting",
+        (f"{TRANSLATED}.observe", "self._steps += 1", "self._steps += 0"),
+    ),
+    mutant(
+        "ours",
+        "a translated draft keeps the cells of rejected proposals",
+        "drafting",
+        (f"{TRANSLATED}._read", "len(tokens) - self._steps", "len(tokens) + self._window"),
+    ),
+    mutant(
+        "ours",
+        "a bad word of a single token is not forbidden",
+        "processors",
+        ("specdec.processors:bans", ".all(dim=3)", ".all(dim=3) & (prefix[:, None] >= 0).any(dim=3)"),
+    ),
+    mutant(
+        "ours",
+        "the half line that a kill left in the results stays there",
+        "files",
+        ("specdec.jobs:OutFile._read", "self._file.truncate(sum(len(line) + 1 for line in lines))", "len(rest)"),
+    ),
+    mutant(
+        "ours",
+        "a run that goes on begins again with the first request",
+        "files",
+        ("specdec.jobs:OutFile.__init__", "self.done = self._read(", "self.done = set() and self._read("),
+    ),
+    mutant(
+        "ours",
+        "a line's own end tokens give way to the model's",
+        "files",
+        ("specdec.jobs:Job.request", "self.params if self.ends else replace", "replace"),
     ),
 )

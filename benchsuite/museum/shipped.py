@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from benchsuite.museum.entries import Waiting, mutant
-from benchsuite.museum.places import CHAIN, COMMIT, DRAFT_MODEL, GIVEN, KEPT, POSITION, PROCESS, REFERENCE, STEP
+from benchsuite.museum.entries import mutant
+from benchsuite.museum.places import (
+    ADJUSTED,
+    CHAIN,
+    COMMIT,
+    DRAFT_MODEL,
+    FILTER,
+    GIVEN,
+    KEPT,
+    PACK,
+    POSITION,
+    PROCESS,
+    REFERENCE,
+    STEP,
+)
 
 SHIPPED = (
     mutant(
@@ -85,7 +98,7 @@ SHIPPED = (
         "top-p uses the distribution before top-k",
         "distribution",
         (
-            "specdec.processors:_filter",
+            FILTER,
             """ordered = ordered.masked_fill(ordered < floor, NEVER)
     distribution = ordered.softmax(dim=-1)""",
             """distribution = ordered.softmax(dim=-1)
@@ -262,11 +275,47 @@ SHIPPED = (
             "return 1 + self.steps[-1].accepted if drafts else None",
         ),
     ),
-)
-
-WAITING = (
-    Waiting("vllm#18902, TensorRT-LLM#17701", "penalties are silently ignored while speculating", "repetition_penalty"),
-    Waiting("vllm#42744", "min-p is applied to the bonus token only", "min_p"),
-    Waiting("sglang#10617", "logit bias is applied to the bonus token only", "logit_bias"),
-    Waiting("llama.cpp#27972, vllm#17876, vllm#34497", "logprobs are 0.0 or wrong with speculation", "logprobs"),
+    mutant(
+        "vllm#18902, TensorRT-LLM#17701",
+        "penalties are silently ignored while speculating",
+        "distribution",
+        (
+            ADJUSTED,
+            "if adjustments.penalties is not None:",
+            "if adjustments.penalties is not None and not paths.shape[2]:",
+        ),
+    ),
+    mutant(
+        "vllm#42744",
+        "min-p is applied to the bonus token only",
+        "distribution",
+        (
+            FILTER,
+            "(distribution < min_p * distribution[..., :1])",
+            "(distribution < min_p * distribution[..., :1])"
+            " & (torch.arange(logits.shape[1]) == logits.shape[1] - 1)[:, None]",
+        ),
+    ),
+    mutant(
+        "sglang#10617",
+        "logit bias is applied to the bonus token only",
+        "distribution",
+        (
+            ADJUSTED,
+            "logits + adjustments.bias[:, None]",
+            "logits + adjustments.bias[:, None] * (torch.arange(logits.shape[1]) == logits.shape[1] - 1)[:, None]",
+        ),
+    ),
+    mutant(
+        "llama.cpp#27972",
+        "a greedy token's logprob is that of the one-hot distribution: always 0.0",
+        "logprobs",
+        (PACK, "context.params.ungreedy()", "context.params"),
+    ),
+    mutant(
+        "vllm#17876, vllm#34497",
+        "logprobs are wrong with speculation: all of a window are those of its first slot",
+        "logprobs",
+        (PACK, "verdict.path.clamp(min=0)", "(verdict.path * 0)"),
+    ),
 )

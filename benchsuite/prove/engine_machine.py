@@ -2,13 +2,15 @@
 
 The target is a table whose only memory is the arena (``benchsuite.prove.table_target``), so its output shows whether
 every committed cell, position, mask and move is right. The model is a list of tokens for each request: the greedy chain
-of the table.
+of the table, after processors that are written again from their definitions (``benchsuite.prove.exact_runs.warped``).
+What these remember must be rolled back with the arena.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,14 +18,34 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from benchsuite.measure.runners import Always
 from benchsuite.prove import tiny
 from benchsuite.prove.arena_machine import parents_of
+from benchsuite.prove.exact_runs import warped
 from benchsuite.prove.table_target import Tabular, random_table
 from specdec import Context, Draft, Engine, Request, SamplingParams, Window
+from specdec.ledger import adjusts
 from specdec_kernels.reference import Reference
 
 ROWS, LONGEST, MOST, VOCABULARY = 3, 40, 5, 5
 
 Shape = tuple[list[int], list[bool]]
 """Parents of a row's window, and for each slot whether its token is the target's."""
+
+
+TOKENS = st.integers(0, VOCABULARY - 1)
+
+PROCESSORS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        # No two tokens tie after these, so that rounding decides nothing.
+        "repetition_penalty": st.sampled_from([0.61, 1.37, 2.03]),
+        "frequency_penalty": st.sampled_from([-0.43, 0.29, 1.13]),
+        "presence_penalty": st.sampled_from([-0.83, 0.71]),
+        "logit_bias": st.dictionaries(TOKENS, st.sampled_from([-1.27, 0.57, 2.19]), min_size=1, max_size=2),
+        # Two words forbid at most two of the five tokens, so that never everything is forbidden.
+        "bad_words": st.lists(st.lists(TOKENS, min_size=2, max_size=3).map(tuple), min_size=1, max_size=2).map(tuple),
+        "min_new_tokens": st.integers(1, 6),
+    },
+)
+"""Parameters of a request that change its logits, each given or not."""
 
 
 @dataclass
@@ -70,38 +92,45 @@ class EngineMachine(RuleBasedStateMachine):
         self.pointers = [tensor.data_ptr() for tensor in (*self.engine.arena.keys, *self.engine.arena.values)]
         self.steps.append(f"span {span}, seed {seed}")
 
-    def best(self, text: list[int]) -> int:
-        """Return the target's greedy token after a text."""
+    def best(self, request: Request, text: list[int]) -> int:
+        """Return the request's greedy token after a text, which begins with its prompt."""
         distribution = self.distribution(tuple(text if self.span is None else text[-self.span :]))
-        return max(range(VOCABULARY), key=distribution.__getitem__)
+        # Greedy is the top of what the other processors leave; these have no temperature.
+        whole = replace(request, params=replace(request.params, temperature=1.0))
+        left = warped(distribution, whole, tuple(text[len(request.prompt) :]))
+        return max(range(VOCABULARY), key=left.__getitem__)
 
     def proposals(self, row: int, text: list[int], room: int) -> tuple[list[int], list[int]]:
         """Return a row's tree of at most ``room`` nodes: right tokens where its shape says so, else wrong ones."""
+        request = self.engine.rows.live[row].request
         parents, right = self.shapes[row]
         size = min(len(parents), room + 1)
         paths = [text]
         for slot in range(1, size):
             before = paths[parents[slot]]
-            token = self.best(before)
+            token = self.best(request, before)
             # Wrong siblings get different tokens.
             paths.append([*before, token if right[slot] else (token + 1 + slot % (VOCABULARY - 1)) % VOCABULARY])
         return [path[-1] for path in paths[1:]], parents[1:size]
 
     @rule(
-        prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=7),
+        prompt=st.lists(TOKENS, min_size=1, max_size=7),
         most=st.integers(1, 14),
-        eos=st.sets(st.integers(0, VOCABULARY - 1), max_size=1),
+        eos=st.sets(TOKENS, max_size=1),
+        processors=st.just({}) | PROCESSORS,
     )
-    def enter(self, prompt: list[int], most: int, eos: set[int]) -> None:
+    def enter(self, prompt: list[int], most: int, eos: set[int], processors: dict[str, Any]) -> None:
         """Submit a request; it takes a row if one is free."""
         identity = len(self.expected)
-        params = SamplingParams(max_new_tokens=most, eos=tuple(eos))
+        least = min(processors.get("min_new_tokens", 0), most)
+        params = SamplingParams(**{**processors, "min_new_tokens": least}, max_new_tokens=most, eos=tuple(eos))
+        request = Request(identity, tuple(prompt), params)
         out: list[int] = []
         while len(out) < most and not (out and out[-1] in eos):
-            out.append(self.best([*prompt, *out]))
+            out.append(self.best(request, [*prompt, *out]))
         self.expected[identity] = tuple(out)
-        self.engine.submit([Request(identity, tuple(prompt), params)])
-        self.steps.append(f"enter {prompt}, {most} tokens, end {sorted(eos)}")
+        self.engine.submit([request])
+        self.steps.append(f"enter {prompt}, {most} tokens, end {sorted(eos)}, {processors}")
 
     @rule(data=st.data())
     @precondition(lambda self: self.engine.rows.live)
@@ -151,6 +180,18 @@ class EngineMachine(RuleBasedStateMachine):
             assert int(self.engine.arena.committed[row]) == length - 1 == int(rows.length[row]) - 1, self.steps
         pointers = [tensor.data_ptr() for tensor in (*self.engine.arena.keys, *self.engine.arena.values)]
         assert pointers == self.pointers, self.steps
+
+    @invariant()
+    def penalties_count_what_was_emitted(self) -> None:
+        """Of every row with processors the counts are those of its own output: nothing rejected, nothing of another."""
+        rows = self.engine.rows
+        for row, live in enumerate(rows.live):
+            # Rows without processors may be older than the counts, which begin with the first request that has any.
+            if adjusts(live.request.params):
+                assert rows.ledger.memory is not None
+                counted = rows.ledger.memory.emitted[row].tolist()
+                expected = [live.tokens.count(token) for token in range(VOCABULARY)]
+                assert counted == expected, f"{counted} counted, {expected} emitted: {live.request}, {self.steps}"
 
     @invariant()
     def counters_add_up(self) -> None:

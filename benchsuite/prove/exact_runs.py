@@ -47,10 +47,10 @@ def outputs(
     return tuple(done.tokens for done in engine.run(requests))
 
 
-def warped(distribution: Sequence[float], request: Request, out: tuple[int, ...]) -> list[float]:
-    """Return the distribution of the token after ``out``, after all processors, implemented again from definitions.
+def adjusted_logits(distribution: Sequence[float], request: Request, out: tuple[int, ...]) -> list[float]:
+    """Return the logits of the token after ``out`` after bias, penalties and bans, implemented again from definitions.
 
-    ``distribution`` is the target's, so a logit is the logarithm of a share.
+    ``distribution`` is the target's, so a logit is the logarithm of a share. A forbidden token has -inf.
     """
     params, text = request.params, (*request.prompt, *out)
     left = []
@@ -61,8 +61,14 @@ def warped(distribution: Sequence[float], request: Request, out: tuple[int, ...]
         logit -= params.frequency_penalty * out.count(token) + params.presence_penalty * (token in out)
         completed = any((*text, token)[-len(word) :] == word for word in params.bad_words)
         early = token in params.eos and len(out) < params.min_new_tokens
-        left.append(0.0 if completed or early else math.exp(logit / params.temperature))
-    return _filtered(left, params)
+        left.append(-math.inf if completed or early else logit)
+    return left
+
+
+def warped(distribution: Sequence[float], request: Request, out: tuple[int, ...]) -> list[float]:
+    """Return the distribution of the token after ``out``, after all processors, implemented again from definitions."""
+    left = adjusted_logits(distribution, request, out)
+    return _filtered([math.exp(logit / request.params.temperature) for logit in left], request.params)
 
 
 def _filtered(left: list[float], params: SamplingParams) -> list[float]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, processors
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -20,6 +18,7 @@ from benchsuite.conformance.proposals import Proposal, proposals
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families, tiny
+from benchsuite.prove.renamed import BYTES, LETTERS, SPECIAL, byte_level, renamed, shuffled, shuffled_draft
 from benchsuite.prove.tiny import ask, prompts, requests
 from benchsuite.tests.rig import Make, assert_same
 from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
@@ -29,24 +28,6 @@ from specdec.catalog import Loaded
 from specdec_plugins.drafts.oracle import Oracle
 from specdec_plugins.drafts.translated import TranslatedDraft
 from specdec_plugins.vocabularies import Spelling, Translation
-
-BYTES = 256
-LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
-"""The byte tokenizer's tokens, by id."""
-
-SPECIAL = ("<|end|>", "<|turn|>")
-"""The byte tokenizer's special tokens, from id 256 on."""
-
-
-def byte_level(
-    vocabulary: Sequence[str], merges: Sequence[tuple[str, str]] = (), special: Sequence[str] = SPECIAL
-) -> PreTrainedTokenizerBase:
-    """A byte-level tokenizer of these tokens in this order, then these special ones."""
-    made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=list(merges)))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(list(special))
-    return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
 def pieces(
@@ -64,27 +45,6 @@ def pieces(
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=begin or None)
 
 
-def renamed(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
-    """A copy of a model whose token i is the model's token ``kept[i]``."""
-    made = copy.deepcopy(model)
-    made.resize_token_embeddings(len(kept))
-    made.config.pad_token_id = made.config.eos_token_id = None
-    for new, old in (
-        (made.get_input_embeddings(), model.get_input_embeddings()),
-        (made.get_output_embeddings(), model.get_output_embeddings()),
-    ):
-        new.weight.data = old.weight.data[list(kept)].clone()
-    return made
-
-
-def shuffled(family: str, without: Sequence[int] = ()) -> Loaded:
-    """The family's target with its tokens in another order, and without some of its byte tokens."""
-    kept = [token for token in range(BYTES) if token not in without]
-    random.Random(0).shuffle(kept)
-    tokenizer = byte_level([LETTERS[token] for token in kept], special=SPECIAL[::-1])
-    return Loaded("shuffled", renamed(families.build_model(family), [*kept, 257, 256]), tokenizer)
-
-
 def words() -> PreTrainedTokenizerBase:
     """A tokenizer for the target in which most tokens are several bytes, so that a draft of bytes needs several."""
     alone = LETTERS[:100]
@@ -98,11 +58,6 @@ def spelling(env: Env) -> Draft:
     model = renamed(families.build_model("llama", seed=1), [*kept, 257, 256])
     tokenizer = byte_level([LETTERS[token] for token in kept], special=SPECIAL[::-1])
     return TranslatedDraft(replace(env, tokenizer=words()), Loaded("bytes", model, tokenizer))
-
-
-def shuffled_draft(env: Env) -> Draft:
-    """The target under other ids, and without an eighth of its tokens."""
-    return TranslatedDraft(env, shuffled("llama", without=range(0, BYTES, 8)))
 
 
 TestShuffled = pytest.mark.slow(conformance.draft("shuffled", sampled=True, factory=shuffled_draft))

@@ -9,24 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from benchsuite.measure.peers import OutputPenalties
 from benchsuite.prove.arena_machine import parents_of
+from benchsuite.prove.processed import counted_params, slots_beside_transformers
 from specdec import Request, SamplingParams, SpecdecError, Window
-from specdec.ledger import Ledger, output_paths, stacked
-from specdec.processors import StackedParams, process
+from specdec.ledger import output_paths, stacked
+from specdec.processors import process
 
 VOCABULARY = 23
 IDS = st.integers(0, VOCABULARY - 1)
@@ -57,34 +45,6 @@ def drawn_params(temperatures: tuple[float, ...] = (0.0, 0.4, 1.0, 1.7)) -> st.S
     )
 
 
-def reference(request: Request, output: tuple[int, ...], logits: Tensor) -> Tensor:
-    """The distribution [V] of the token after ``output``, from logits [V], by transformers' own classes."""
-    params, prompt = request.params, len(request.prompt)
-    chain = LogitsProcessorList()
-    if params.bias:
-        chain.append(SequenceBiasLogitsProcessor({(token,): value for token, value in params.bias}))
-    if params.repetition_penalty != 1:
-        chain.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    chain.append(OutputPenalties(params.frequency_penalty, params.presence_penalty, prompt))
-    if params.bad_words:
-        chain.append(NoBadWordsLogitsProcessor([list(word) for word in params.bad_words], list(params.eos)))
-    if params.eos and params.min_new_tokens:
-        chain.append(MinNewTokensLengthLogitsProcessor(prompt, params.min_new_tokens, list(params.eos)))
-    if params.temperature > 0:
-        chain.append(TemperatureLogitsWarper(params.temperature))
-        if params.top_k:
-            chain.append(TopKLogitsWarper(params.top_k))
-        if params.top_p < 1:
-            chain.append(TopPLogitsWarper(params.top_p))
-        if params.min_p > 0:
-            chain.append(MinPLogitsWarper(params.min_p))
-    scores = chain(torch.tensor([[*request.prompt, *output]]), logits[None].clone())[0]
-    if params.temperature == 0:
-        return torch.nn.functional.one_hot(scores.argmax(), len(scores)).to(scores.dtype)
-    distribution: Tensor = scores.softmax(dim=-1)
-    return distribution
-
-
 @given(data=st.data(), seed=st.integers(0, 10_000))
 def test_every_slot_of_ragged_rows_has_the_distribution_of_transformers_classes(data: st.DataObject, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -98,32 +58,8 @@ def test_every_slot_of_ragged_rows_has_the_distribution_of_transformers_classes(
     tokens = torch.randint(0, VOCABULARY, (rows, size), generator=generator)
     window = Window(tokens, torch.tensor(parents), torch.full((rows,), size))
     logits = 3 * torch.randn(rows, size, VOCABULARY, generator=generator, dtype=torch.float64)
-    ours = process(logits, after(requests, outputs), window.paths).softmax(dim=-1)
-    for row in range(rows):
-        for slot in range(size):
-            path: list[int] = []
-            at = slot
-            while at > 0:
-                path.insert(0, int(tokens[row, at]))
-                at = parents[row][at]
-            theirs = reference(requests[row], (*outputs[row], *path), logits[row, slot])
-            torch.testing.assert_close(ours[row, slot], theirs, msg=f"row {row}, slot {slot}, {requests[row].params}")
-
-
-def after(requests: list[Request], outputs: list[tuple[int, ...]]) -> StackedParams:
-    """The parameters of requests after outputs that were counted step by step, as the engine counts them."""
-    ledger = Ledger(len(requests), VOCABULARY, torch.device("cpu"))
-    for row, request in enumerate(requests):
-        ledger.admit(row, request)
-    emitted = torch.zeros(len(requests), max(map(len, outputs)), dtype=torch.int64)
-    for row, output in enumerate(outputs):
-        emitted[row, : len(output)] = torch.tensor(output, dtype=torch.int64)
-    if ledger.memory:
-        ledger.memory.count(emitted, torch.tensor([len(output) for output in outputs]))
-    texts = [[*request.prompt, *output] for request, output in zip(requests, outputs, strict=True)]
-    length = torch.tensor([len(text) for text in texts])
-    padded = torch.tensor([[*text, *[0] * (20 - len(text))] for text in texts])
-    return ledger.stacked([request.params for request in requests], padded, length)
+    for place, ours, theirs in slots_beside_transformers(requests, outputs, window, logits):
+        torch.testing.assert_close(ours, theirs, msg=place)
 
 
 @given(params=drawn_params(), output=st.lists(IDS, min_size=1, max_size=8).map(tuple), seed=st.integers(0, 99))
@@ -133,7 +69,7 @@ def test_a_request_after_its_output_is_the_request_that_emitted_it(
     logits = torch.randn(1, 1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
     request = Request(0, (1, 2), params)
     cpu = torch.device("cpu")
-    counted = process(logits, after([request], [output]), output_paths([0], cpu))
+    counted = process(logits, counted_params([request], [output], VOCABULARY), output_paths([0], cpu))
     again = process(logits, stacked([request.after(output)], VOCABULARY, cpu), output_paths([0], cpu))
     assert torch.equal(counted, again)
 
