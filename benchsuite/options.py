@@ -152,6 +152,16 @@ def value(config: pytest.Config, name: str, group: str = "specdec") -> str:
     return str(config.getini(key)) if given is None else str(given)
 
 
+def count(config: pytest.Config, name: str) -> int | None:
+    """The whole number of an option, 1 or more; None if it is empty. SpecdecError for anything else."""
+    text = value(config, name)
+    if text and not (text.isdigit() and int(text)):
+        from specdec.errors import SpecdecError
+
+        raise SpecdecError(f"--specdec-{name} is {text!r}; expected a whole number, 1 or more")
+    return int(text) if text else None
+
+
 def given(config: pytest.Config, name: str) -> bool:
     """Whether the user set an option, on the command line or in the ini file."""
     key = key_of(name, "specdec")

@@ -128,7 +128,7 @@ def test_a_static_cache_and_prompt_lookup_change_no_token_on_tiny(family: str, a
     ids=lambda penalties: ", ".join(penalties),
 )
 def test_prompt_lookup_draws_with_the_penalties_of_each_token_it_accepts(
-    penalties: dict[str, float], assemble: Make
+    penalties: dict[str, Any], assemble: Make
 ) -> None:
     """Proposals of one forward are each judged after those before them, also where they repeat."""
     build = assemble()
