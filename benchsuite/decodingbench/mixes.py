@@ -12,7 +12,7 @@ from specdec.request import SamplingParams
 REQUESTS = 200
 """Requests of one queue."""
 
-PROMPT, OUTPUT = (8, 56), (2, 14)
+PROMPT, OUTPUT = (4, 28), (2, 10)
 """The shortest and the longest prompt and output of ragged requests, in tokens; their means lie in the middle."""
 
 ALIKE = {

@@ -43,6 +43,7 @@ def queues_family(assembly: Assembly, text: Sequence[int], count: int = REQUESTS
             f"equal: {sum(PROMPT) // 2} and {sum(OUTPUT) // 2} tokens each, {values}",
             "grouped: the longest prompt and output first, of the same requests",
         ],
+        partial(run, ragged[: 2 * ROWS]),
     )
 
 

@@ -40,12 +40,14 @@ class Contrast:
 class Family:
     """Arms that alternate, each a function that runs it once, and the rows made of them.
 
-    ``legend`` says, in lines of the terminal, what the arms run and what the figures are.
+    ``legend`` says, in lines of the terminal, what the arms run and what the figures are. ``warm_up`` runs before
+    anything is timed; without it every arm runs once.
     """
 
     arms: Mapping[str, Callable[[], Sample]]
     rows: Sequence[Contrast]
     legend: Sequence[str]
+    warm_up: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,14 @@ class Ratio:
 
 
 def alternated(family: Family, rounds: int, seed: int = 0) -> Iterator[Ratio]:
-    """Run every arm once to warm up, then once in each round, in random order; yield the rows.
+    """Warm up, then run every arm once in each round, in random order; yield the rows.
 
     Raises SpecdecError if the two arms of a row did not run equal tokens, or an arm not the same ones in each round.
 
     Example: ``list(alternated(family, rounds=6))[0].estimate.ratio``
     """
     order, samples = random.Random(seed), defaultdict[str, list[Sample]](list)
-    for run in family.arms.values():
+    for run in [family.warm_up] if family.warm_up else family.arms.values():
         run()
     for _ in range(rounds):
         names = list(family.arms)
@@ -95,5 +97,5 @@ def alternated(family: Family, rounds: int, seed: int = 0) -> Iterator[Ratio]:
             raise SpecdecError(
                 f"{row.arm} over {row.over}: the runs have {sorted(work)} prompt and output tokens; expected equal ones"
             )
-        figures = (tuple(sample.figures[row.figure] for sample in arm) for arm in (ours, base))
-        yield Ratio(row, *figures, work.pop())
+        mine, theirs = (tuple(sample.figures[row.figure] for sample in arm) for arm in (ours, base))
+        yield Ratio(row, mine, theirs, work.pop())

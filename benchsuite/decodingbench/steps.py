@@ -19,7 +19,7 @@ ROWS, K = 8, 4
 DRAFT = "oracle(0.8)"
 """The draft, whose acceptance depends on no processor."""
 
-PROMPT_TOKENS, BUDGET = 48, 40
+PROMPT_TOKENS, BUDGET = 32, 32
 """Tokens of each prompt and of each output."""
 
 

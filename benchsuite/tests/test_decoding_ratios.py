@@ -72,7 +72,7 @@ def test_arms_alternate_in_every_round_after_one_run_each_to_warm_up() -> None:
         return Sample({"s": 1.0}, (1, 1))
 
     arms = {name: (lambda name=name: arm(name)) for name in "abc"}
-    list(alternated(Family(arms, [Contrast("a", "b", "s", "s")], []), rounds=5))  # type: ignore[arg-type]
+    list(alternated(Family(arms, [Contrast("a", "b", "s", "s")], []), rounds=5))
     rounds = [ran[i : i + 3] for i in range(0, len(ran), 3)]
     assert len(rounds) == 6
     assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
@@ -91,6 +91,7 @@ def test_ragged_and_equal_requests_have_equal_tokens_in_all() -> None:
     for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
         assert len({getattr(job.params, name) for job in ragged}) > 2, name
     assert len({len(job.prompt) for job in ragged}) > 20
+    assert len({job.params.max_new_tokens for job in ragged}) == 9
 
 
 def test_no_processor_keeps_a_request_from_its_whole_budget(bench: DecodingBench) -> None:
@@ -141,7 +142,7 @@ def test_the_share_of_a_step_is_what_passes_outside_the_forwards(
     clock.tick_with(monkeypatch, engine, "read", 1.0)
     sample = stepped(engine, work)
     assert sample.figures == {"rest_share": pytest.approx(0.3), "step_ms": pytest.approx(10_000)}
-    assert sample.work == (8 * 48, 8 * 24)
+    assert sample.work == (8 * 32, 8 * 24)
 
 
 def test_a_run_without_a_full_step_is_refused(bench: DecodingBench) -> None:
@@ -158,7 +159,7 @@ def test_queues_see_the_cells_that_grouping_saves(bench: DecodingBench, monkeypa
     assert rows["ragged, grouped"].each[0] > 1.05
     assert rows["ragged again"].each == [1.0]
     assert rows["ragged"].each[0] < 1
-    assert {row.work for row in rows.values()} == {(40 * 32, 40 * 8)}
+    assert {row.work for row in rows.values()} == {(40 * 16, 40 * 6)}
 
 
 def test_the_table_and_the_files_have_every_row(bench: DecodingBench, tmp_path: Path) -> None:
