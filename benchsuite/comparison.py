@@ -120,12 +120,10 @@ class ComparisonPlugin:
         def value(name: str) -> str:
             return options.value(self.config, name)
 
-        for name in ("prompts", "pairs"):
-            if value(name) and not (value(name).isdigit() and int(value(name))):
-                raise SpecdecError(f"--specdec-{name} is {value(name)!r}; expected a whole number, 1 or more")
+        prompts, pairs = (options.count(self.config, name) for name in ("prompts", "pairs"))
         precision = parse_share(value("precision"), "--specdec-precision") if value("precision") else None
         budget = parse_duration(value("budget"), "--specdec-budget")
-        if (precision or budget) and value("pairs"):
+        if (precision or budget) and pairs:
             raise SpecdecError(
                 "--specdec-pairs fixes what --specdec-precision and --specdec-budget choose: leave out one or the other"
             )
@@ -135,8 +133,8 @@ class ComparisonPlugin:
                 "in every run: leave them out, or fix the work with --specdec-prompts and --specdec-pairs"
             )
         return MeasuringPlan(
-            prompts=int(value("prompts")) if value("prompts") else None,
-            pairs=int(value("pairs")) if value("pairs") else 1,
+            prompts=prompts,
+            pairs=pairs or 1,
             least=self.pairs,
             precision=precision,
             budget=budget,

@@ -76,6 +76,15 @@ OPTIONS = (
     Option("temperature", "0", "0 is greedy", many=True),
     Option("top-k", "0", "keep the k most likely tokens; 0 is off", many=True),
     Option("top-p", "1", "keep the likeliest tokens up to this mass; 1 is off", many=True),
+    Option("min-p", "0", "drop tokens less likely than this share of the likeliest one; 0 is off", many=True),
+    Option("presence-penalty", "0", "taken from logits of tokens that the output has, -2 to 2; 0 is off", many=True),
+    Option("frequency-penalty", "0", "the same for each time that the output has them, -2 to 2; 0 is off", many=True),
+    Option(
+        "repetition-penalty",
+        "1",
+        "divides positive and multiplies negative logits of tokens in prompt or output, above 0; 1 is off",
+        many=True,
+    ),
     Option("max-new-tokens", "64", "tokens that each prompt may be continued by", many=True),
     Option("seed", "0", "seed of sampling, of random weights and of the order of arms"),
     Option("prompts", "", "use only the first VALUE prompts of each workload"),
@@ -141,6 +150,16 @@ def value(config: pytest.Config, name: str, group: str = "specdec") -> str:
     key = key_of(name, group)
     given = config.getoption(key)
     return str(config.getini(key)) if given is None else str(given)
+
+
+def count(config: pytest.Config, name: str) -> int | None:
+    """The whole number of an option, 1 or more; None if it is empty. SpecdecError for anything else."""
+    text = value(config, name)
+    if text and not (text.isdigit() and int(text)):
+        from specdec.errors import SpecdecError
+
+        raise SpecdecError(f"--specdec-{name} is {text!r}; expected a whole number, 1 or more")
+    return int(text) if text else None
 
 
 def given(config: pytest.Config, name: str) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from benchsuite import options
 from benchsuite.comparison import ComparisonPlugin
+from benchsuite.decodingbench.plugin import DecodingPlugin
 from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
 from benchsuite.kernelbench.plugin import KernelPlugin
@@ -15,6 +16,7 @@ from benchsuite.report.replay import replay
 from benchsuite.selection import DevicePlugin
 
 if TYPE_CHECKING:
+    from benchsuite.decodingbench.bench import DecodingBench
     from benchsuite.kernelbench.timing import KernelBench
     from benchsuite.measure.results import Row
 
@@ -23,12 +25,14 @@ MARKERS = (
     "mps: needs an Apple GPU",
     "gpu: needs a GPU of either kind",
     "kernels: times the kernels and the key/value arena; run it alone, `-m kernels`",
+    "decoding: measures decoding as users run it: processors, queues, log-probabilities; run it alone, `-m decoding`",
     "museum: known bugs, each put into our code and found by the layer that is there for it",
     "gate(tolerance, level): the slowdown that --gate lets through here, a fraction; the only level it gates at",
     "slow: takes more than a few seconds on two cores, or needs the embedded model",
 )
 
 COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "specdec-kernels", "specdec-gate"
+DECODING = "specdec-decoding"
 """The names under which the plugin's objects are registered."""
 
 
@@ -50,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         register(DevicePlugin(config), DEVICES)
         register(comparison, COMPARISON)
         register(KernelPlugin(config), KERNELS)
+        register(DecodingPlugin(config), DECODING)
         if given and not hasattr(config, "workerinput"):
             from benchsuite.gate.plugin import GatePlugin
 
@@ -92,6 +97,17 @@ def specdec_kernels(request: pytest.FixtureRequest) -> KernelBench:
     """
     plugin: Any = request.config.pluginmanager.get_plugin(KERNELS)
     bench: KernelBench = plugin.bench(request.param)
+    return bench
+
+
+@pytest.fixture(scope="session")
+def specdec_decoding(request: pytest.FixtureRequest) -> DecodingBench:
+    """Decoding as users run it on one target: see ``benchsuite.decodingbench.bench.DecodingBench``.
+
+    A test that requests it gets one item for each ``--specdec-target``.
+    """
+    plugin: Any = request.config.pluginmanager.get_plugin(DECODING)
+    bench: DecodingBench = plugin.bench(request.param)
     return bench
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -15,9 +16,12 @@ from benchsuite.measure.peers import parse_peer
 from benchsuite.measure.workloads import workload_names
 from specdec.errors import SpecdecError
 from specdec.registry import Registry, split_list
-from specdec.request import SamplingParams
+from specdec.request import RANGES, SamplingParams
 
 N = TypeVar("N", int, float)
+
+RANGED = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Fields of ``Setting`` whose values ``specdec.request.RANGES`` limits from both sides."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,10 @@ class Setting:
     max_new_tokens: int
     seed: int
     workload: str
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
 
     @property
     def without_workload(self) -> Setting:
@@ -43,7 +51,18 @@ class Setting:
 
     def sampling(self, eos: tuple[int, ...]) -> SamplingParams:
         """Return the sampling parameters of the setting's requests. Raises SpecdecError for a value out of range."""
-        return SamplingParams(self.temperature, self.top_k, self.top_p, self.seed, self.max_new_tokens, eos=eos)
+        return SamplingParams(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.seed,
+            self.max_new_tokens,
+            eos=eos,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+        )
 
 
 @dataclass(frozen=True)
@@ -118,21 +137,21 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
     peers = [parse_peer(peer).text for peer in texts("peer") if peer != "none"]
     strategies = _named(config) if options.value(config, "arm") else _product(config, texts, numbers)
     seed = _number("--specdec-seed", options.value(config, "seed"), int, 0)
-    settings = (
-        Setting(target, backend, device, dtype, batch, temperature, top_k, top_p, tokens, seed, workload)
-        for target, backend, device, dtype, batch, temperature, top_k, top_p, tokens, workload in itertools.product(
-            texts("target"),
-            texts("backend"),
-            texts("device"),
-            texts("dtype"),
-            numbers("batch", int, 1),
-            numbers("temperature", float, 0.0),
-            numbers("top-k", int, 0),
-            numbers("top-p", float, 0.0),
-            numbers("max-new-tokens", int, 1),
-            [name for text in texts("workload") for name in workload_names(text)],
-        )
-    )
+    lists: dict[str, Sequence[object]] = {
+        "target": texts("target"),
+        "backend": texts("backend"),
+        "device": texts("device"),
+        "dtype": texts("dtype"),
+        "batch": numbers("batch", int, 1),
+        "temperature": numbers("temperature", float, 0.0),
+        "top_k": numbers("top-k", int, 0),
+        "top_p": numbers("top-p", float, 0.0),
+        **{name: [_within(name, text) for text in texts(name.replace("_", "-"))] for name in RANGED},
+        "max_new_tokens": numbers("max-new-tokens", int, 1),
+        "workload": [name for text in texts("workload") for name in workload_names(text)],
+    }
+    products = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
+    settings: Iterator[Setting] = (Setting(seed=seed, **cast(Any, values)) for values in products)
     arms = [Arm(setting, **strategy) for setting in settings for strategy in _strategies(setting, strategies, peers)]
     for arm in arms:
         arm.setting.sampling(())  # raises SpecdecError for a value out of range
@@ -183,6 +202,19 @@ def _named(config: pytest.Config) -> list[dict[str, Any]]:
 def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str]) -> list[dict[str, Any]]:
     # Peers run at batch 1 only: transformers pads its batches, the engine's are ragged.
     return [{}, {"again": True}, *ours, *({"peer": peer} for peer in peers if setting.batch == 1)]
+
+
+def _within(name: str, text: str) -> float:
+    """The value of a parameter that may be negative or has an upper end; SpecdecError, with its range, outside."""
+    fits, expected = RANGES[name]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not fits(value):
+        option = name.replace("_", "-")
+        raise SpecdecError(f"--specdec-{option} is {text!r}; expected numbers, each {expected}, separated by commas")
+    return value
 
 
 def _number(option: str, text: str, kind: Callable[[str], N], least: N) -> N:

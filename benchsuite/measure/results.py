@@ -68,6 +68,10 @@ KEYS = (
     "temperature",
     "top_k",
     "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
     "seed",
     "max_new_tokens",
 )
@@ -265,6 +269,10 @@ def _named(arm: Arm, machine: Machine, workload: str) -> dict[str, Any]:
         "temperature": arm.setting.temperature,
         "top_k": arm.setting.top_k,
         "top_p": arm.setting.top_p,
+        "min_p": arm.setting.min_p,
+        "presence_penalty": arm.setting.presence_penalty,
+        "frequency_penalty": arm.setting.frequency_penalty,
+        "repetition_penalty": arm.setting.repetition_penalty,
         "seed": arm.setting.seed,
         "max_new_tokens": arm.setting.max_new_tokens,
     }

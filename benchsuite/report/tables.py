@@ -163,6 +163,10 @@ def section_title(row: Row) -> str:
     parts += [f"temperature {setting.temperature:g}"] if setting.temperature else []
     parts += [f"top-k {setting.top_k}"] if setting.top_k else []
     parts += [f"top-p {setting.top_p:g}"] if setting.top_p < 1 else []
+    parts += [f"min-p {setting.min_p:g}"] if setting.min_p else []
+    for name in ("presence", "frequency", "repetition"):
+        penalty = getattr(setting, f"{name}_penalty")
+        parts += [f"{name} penalty {penalty:g}"] if penalty != (name == "repetition") else []
     return ", ".join([*parts, f"{setting.max_new_tokens} tokens"])
 
 

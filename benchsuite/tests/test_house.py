@@ -22,17 +22,20 @@ ARROWS = {
     "machine": "",
     "measure": "options machine",
     "report": "measure machine",
-    "kernelbench": "options machine report",
+    "targets": "options machine",
+    "kernelbench": "machine report targets",
+    "decodingbench": "options machine measure report targets",
     "prove": "measure",
     "conformance": "prove measure kernelbench",
     "museum": "conformance prove measure",
     "gate": "options capture machine measure report",
     "comparison": "options capture measure report",
     "selection": "comparison",
-    "plugin": "options comparison selection gate kernelbench measure report",
+    "plugin": "options comparison selection gate decodingbench kernelbench measure report",
     "test_speculation": "measure",
     "test_kernels": "kernelbench",
-    "tests": "options measure report kernelbench prove conformance museum gate",
+    "test_decoding": "decodingbench",
+    "tests": "options measure report kernelbench decodingbench prove conformance museum gate",
 }
 """Every room and module of benchsuite, and the others that it imports."""
 

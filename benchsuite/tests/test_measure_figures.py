@@ -32,6 +32,7 @@ STRATEGIES: list[dict[str, Any]] = [
 NOT_RECOMPUTED = {
     *("draft", "policy", "controller", "backend", "device", "dtype", "batch", "workload", "num_speculative_tokens"),
     *("temperature", "top_k", "top_p", "seed", "max_new_tokens", "baseline"),  # given, not measured
+    *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("contract", "contract_checked", "emitted_digest", "marks", "not_comparable", "verdict"),  # words
     *("peak_memory_bytes", "set_up_s"),  # read once
 }

@@ -117,6 +117,30 @@ def test_a_static_cache_and_prompt_lookup_change_no_token_on_tiny(family: str, a
         assert_same(judge, plain, runner(text, judge.model), work)
 
 
+@pytest.mark.parametrize(
+    "penalties",
+    [
+        {"presence_penalty": 1.0},
+        {"frequency_penalty": -0.5},
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": -0.5, "frequency_penalty": 1.0, "repetition_penalty": 0.8},
+    ],
+    ids=lambda penalties: ", ".join(penalties),
+)
+def test_prompt_lookup_draws_with_the_penalties_of_each_token_it_accepts(
+    penalties: dict[str, Any], assemble: Make
+) -> None:
+    """Proposals of one forward are each judged after those before them, also where they repeat."""
+    build = assemble()
+    judge = Judge(build.target, range(40))
+    base = SamplingParams(max_new_tokens=40)
+    ours, work = EngineSource(build.engine(None)), requests(replace(base, **penalties), count=3)
+    expected = ours.tokens(work)
+    assert expected != ours.tokens(requests(base, count=3)), "the penalties change nothing here"
+    for text in ("transformers", "transformers_prompt_lookup", "transformers_prompt_lookup(k=3, ngram=1)"):
+        assert_same(judge, ours, runner(text, judge.model), work, expected)
+
+
 @pytest.mark.parametrize("text", EVERY)
 def test_only_the_request_ends_an_output_and_says_how_it_is_drawn(text: str) -> None:
     model = cyclic()

@@ -43,6 +43,12 @@ def config(**given: str) -> Any:
         ({"draft": " , "}, r"--specdec-draft is empty"),
         ({"temperature": "1e-39"}, r"temperature is 1e-39; expected 0 \(greedy\) or at least 1e-06"),
         ({"top_p": "2"}, r"top_p is 2.0; expected above 0"),
+        ({"min_p": "1.5"}, r"--specdec-min-p is '1.5'; expected numbers, each 0 \(off\) to 1, separated"),
+        ({"min_p": "little"}, r"--specdec-min-p is 'little'; expected numbers, each 0 \(off\) to 1"),
+        ({"presence_penalty": "0, -3"}, r"--specdec-presence-penalty is '-3'; expected numbers, each -2 to 2"),
+        ({"frequency_penalty": "2.1"}, r"--specdec-frequency-penalty is '2.1'; expected numbers, each -2 to 2"),
+        ({"repetition_penalty": "0"}, r"--specdec-repetition-penalty is '0'; expected numbers, each a finite number"),
+        ({"repetition_penalty": "inf"}, r"--specdec-repetition-penalty is 'inf'; .* above 0 \(1 is off\)"),
         ({"seed": "18446744073709551616"}, r"seed is 18446744073709551616; expected a whole number from 0 to"),
     ],
 )
@@ -58,6 +64,22 @@ def test_comma_lists_multiply_into_the_matrix() -> None:
     assert len({arm.id for arm in arms}) == len(arms)
     assert {arm.peer for arm in arms if arm.setting.batch == 4} == {None}
     assert ours[0].id == "tiny-chat-ngram-match-k2"
+
+
+def test_penalties_and_min_p_make_settings_whose_ids_name_them_only_where_they_are_on() -> None:
+    lists = {"min_p": "0, 0.1", "presence_penalty": "-0.5", "frequency_penalty": "0,1", "repetition_penalty": "1,1.2"}
+    arms = build_matrix(config(target="tiny", workload="chat", draft="ngram", peer="none", **lists))
+    assert len({arm.setting for arm in arms}) == 2 * 2 * 2
+    assert len({arm.id for arm in arms}) == len(arms) == 8 * 3
+    ours = [arm.id for arm in arms if arm.draft]
+    assert ours[0] == "tiny-chat-ngram-match-k4-presence_penalty-0.5"
+    assert ours[-1] == (
+        "tiny-chat-ngram-match-k4-min_p0.1-presence_penalty-0.5-frequency_penalty1.0-repetition_penalty1.2"
+    )
+    given = arms[-1].setting.sampling(())
+    assert (given.min_p, given.presence_penalty, given.frequency_penalty, given.repetition_penalty) == (
+        *(0.1, -0.5, 1.0, 1.2),
+    )
 
 
 def test_a_peer_is_one_arm_however_it_is_written_and_its_id_has_its_options() -> None:

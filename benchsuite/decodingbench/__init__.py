@@ -1,0 +1,1 @@
+"""Decoding as users run it, as ratios of arms that alternate: `pytest -m decoding`."""
