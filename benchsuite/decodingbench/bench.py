@@ -11,6 +11,7 @@ from benchsuite.decodingbench.mixes import OUTPUT, PROMPT
 from benchsuite.decodingbench.queues import queues_family
 from benchsuite.decodingbench.ratios import Family, Ratio, alternated
 from benchsuite.decodingbench.steps import BUDGET, PROMPT_TOKENS, ROWS, steps_family
+from benchsuite.decodingbench.turns import turns_family
 from benchsuite.measure import workloads
 from specdec import Registry, catalog
 from specdec.assembly import Assembly
@@ -74,6 +75,7 @@ FAMILIES: Mapping[str, Callable[[DecodingBench], Family]] = MappingProxyType(
     {
         "steps": lambda bench: steps_family(bench.assembly, bench.text, bench.ends),
         "queues": lambda bench: queues_family(bench.assembly, bench.text),
+        "turns": lambda bench: turns_family(bench.assembly, bench.text),
     }
 )
 """Each family by its name; a new one is a line here, a new row a ``Contrast`` in its family."""

@@ -18,6 +18,7 @@ from benchsuite.decodingbench.mixes import equal_jobs, every_processor, ragged_j
 from benchsuite.decodingbench.queues import queues_family
 from benchsuite.decodingbench.ratios import Contrast, Family, Ratio, Sample, alternated
 from benchsuite.decodingbench.steps import K, eight, stepped
+from benchsuite.decodingbench.turns import ANSWER, FIRST, QUESTION
 from specdec import Engine, SamplingParams, SpecdecError, catalog
 from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
@@ -175,3 +176,24 @@ def test_the_table_and_the_files_have_every_row(bench: DecodingBench, tmp_path: 
     assert written["rows"][0]["pairs"][0] == [0.125, 0.1]
     assert written["rows"][0]["output_tokens"] == 1600
     assert "| all processors | greedy |" in (folder / "decoding.md").read_text()
+
+
+def test_a_kept_first_turn_leaves_the_second_question_to_read(bench: DecodingBench) -> None:
+    """The clock counts the tokens that the target reads, so that the ratio is exact."""
+    family = FAMILIES["turns"](bench)
+    read: list[int] = []
+    forwards = (ArenaModel.extend, ArenaModel.forward)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def extend(target: ArenaModel, arena: Any, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+            read.append(tokens.shape[1])
+            return forwards[0](target, arena, tokens, *rest)
+
+        patch.setattr(ArenaModel, "extend", extend)
+        family.arms["second turn, anew"]()
+        whole = sum(read[-4:])
+        read.clear()
+        family.arms["second turn, kept"]()
+        conversation = FIRST + ANSWER + QUESTION
+        assert whole == conversation - 1
+        assert sum(read) == FIRST - 1 + QUESTION, "the first turn, and of the second what is new with its last token"

@@ -43,7 +43,7 @@ def turns(engine: Engine, prompt: tuple[int, ...], count: int, parted: int = 0) 
     return asked
 
 
-def outputs(engine: Engine, asked: list[Request]) -> list[tuple[int, ...]]:
+def anew(engine: Engine, asked: list[Request]) -> list[tuple[int, ...]]:
     """The outputs of the same requests, each prefilled anew."""
     return [engine.run([request.alone()])[0].tokens for request in asked]
 
@@ -58,7 +58,7 @@ def test_a_turn_that_continues_equals_one_that_is_prefilled_anew(
     build = assemble(family, dtype=torch.float64)
     engine = build.engine(draft, k=None if draft is None else 4)
     asked = turns(engine, tiny.prompts(1)[0], 3, parted)
-    found = outputs(build.engine(None), asked)
+    found = anew(build.engine(None), asked)
     again = build.engine(draft, k=None if draft is None else 4)
     for request in asked:
         assert again.run([request])[0].tokens == found[request.id]
@@ -106,7 +106,7 @@ def test_a_ring_that_overwrote_itself_is_used_by_texts_that_do_not_part_alone(as
         asked = turns(engine, tiny.prompts(3)[2] * 5, 2, parted)
         assert len(asked[0].prompt) > engine.arena.capacity[families.SPAN]
         alone = assemble("mistral", max_length=500, dtype=torch.float64).engine(None)
-        assert engine.finished[1].tokens == outputs(alone, asked)[1]
+        assert engine.finished[1].tokens == anew(alone, asked)[1]
         assert (engine.stats.counts["kv_reused_tokens"] > 0) is used
 
 
@@ -119,7 +119,7 @@ def test_rows_of_a_batch_continue_their_own_texts_in_any_order(assemble: Make) -
     texts = [(*r.prompt, *done.tokens) for r, done in zip(firsts, engine.run(firsts), strict=True)]
     work = [Request(10 + i, (*texts[i], 7, 8, i), SAMPLED, continues=i) for i in (3, 0, 4, 1, 2)]
     done = [completion.tokens for completion in engine.run(work)]
-    assert done == outputs(plain, work)
+    assert done == anew(plain, work)
     assert engine.stats.counts["kv_reused_tokens"] == sum(len(text) - 1 for text in texts)
 
 
