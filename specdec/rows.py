@@ -61,6 +61,7 @@ class Rows:
         self.limit_host = np.zeros(max_rows, dtype=np.int64)
         self.live: list[Live] = []
         self._stacked: StackedParams | None = None  # of the live rows; None after these have changed
+        self.most_logprobs: int | None = None  # alternatives that a row of the last context wants; None: none wants any
         self.allocations = 4 + self.ledger.allocations
 
     def admit(self, row: int, live: Live) -> None:
@@ -99,13 +100,8 @@ class Rows:
         if self._stacked is None:
             b, params = len(self.live), [live.request.params for live in self.live]
             self._stacked = self.ledger.stacked(params, self.tokens[:b], self.length[:b])
+            self.most_logprobs = max((p.logprobs for p in params if p.logprobs is not None), default=None)
         return self._stacked
-
-    @property
-    def most_logprobs(self) -> int | None:
-        """The largest number of alternatives that a live row wants log-probabilities of; None: no row wants any."""
-        wanted = [live.request.params.logprobs for live in self.live]
-        return max((count for count in wanted if count is not None), default=None)
 
     def context(self, k: int, ops: Backend, coupled: bool) -> Context:
         """The step's context: views of the live rows. K is limited to each row's budget and room."""

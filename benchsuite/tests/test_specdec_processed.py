@@ -58,6 +58,13 @@ DRAFTS = (
     "tree(beam=2, depth=3)",
     "medusa(head_init=random, beam=3)",
 )
+FAST = ("draft_model", "ngram(n_min=1, branches=3)")
+EACH_DRAFT = [draft if draft in FAST else pytest.param(draft, marks=pytest.mark.slow) for draft in DRAFTS]
+FAMILIES = [
+    "llama",
+    "gemma3",
+    *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2", "qwen3", "gemma2", "mistral", "gpt2")),
+]
 ROWS, KS = (1, 3, 8), (1, 3, 7)
 
 
@@ -89,7 +96,7 @@ def works(params: SamplingParams, count: int) -> tuple[Request, ...]:
 
 
 @pytest.mark.parametrize("params", EACH.values(), ids=EACH)
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", EACH_DRAFT)
 def test_a_processor_changes_plain_and_speculative_outputs_alike_on_tiny(draft: str, params: dict[str, Any]) -> None:
     _, judge, plain = built()
     for index, (rows, k) in enumerate(zip(ROWS, KS, strict=True)):
@@ -116,7 +123,7 @@ def mixed(draw: st.DrawFn) -> SamplingParams:
     return SamplingParams(**params, max_new_tokens=most, seed=draw(st.integers(0, 5)))
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", EACH_DRAFT)
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_ragged_rows_with_any_mix_of_processors_equal_plain_on_tiny(draft: str, data: st.DataObject) -> None:
@@ -128,7 +135,7 @@ def test_ragged_rows_with_any_mix_of_processors_equal_plain_on_tiny(draft: str, 
 
 
 @pytest.mark.parametrize("params", EACH.values(), ids=EACH)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_decoding_with_a_processor_equals_transformers_generate_on_tiny(
     family: str, params: dict[str, Any]
 ) -> None:

@@ -15,7 +15,7 @@ from specdec import Engine, Request, SamplingParams, SpecdecError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ["llama", "gemma3", "mistral", "gpt2"]
+FAMILIES = ["mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma3", "gpt2"))]
 DRAFTS = [
     None,
     "ngram(n_min=1)",
