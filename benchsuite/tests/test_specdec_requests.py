@@ -21,6 +21,7 @@ import pytest
 from benchsuite.tests.rig import Make
 from specdec import Completion, SamplingParams, SpecdecError, catalog, jobs
 from specdec.__main__ import main
+from specdec.arena import BUCKET
 from specdec.jobs import Job, OutFile, Prompts, read_jobs, run_jobs
 from specdec.text import shown_text
 
@@ -502,3 +503,30 @@ def test_bad_words_may_be_texts_beside_token_ids(read: Any) -> None:
     assert bare.request((5,), (), tokenizer).params.bad_words == ()
     changed = read({"prompt": "a", "bad_words": ["nor", [1, 2]]})[0]
     assert changed.fingerprint != mixed.fingerprint, "the results of another bad word are not these"
+
+
+def test_grouped_by_length_a_file_takes_fewer_forwards_that_read_fewer_cells(assemble: Make, tmp_path: Path) -> None:
+    """Counted, not timed: all rows of a forward read as many cells as the longest of them has."""
+    dice = random.Random(0)
+    lines = [
+        {
+            "prompt_ids": [dice.randint(0, 255) for _ in range(dice.randint(4, 200))],
+            "max_new_tokens": dice.randint(2, 60),
+        }
+        for _ in range(60)
+    ]
+    found = read_jobs(write(tmp_path / "in.jsonl", *lines), SamplingParams(), {})
+    engine, read = assemble("llama", max_rows=8, max_length=300).engine(None), list[int]()
+    engine.trace = lambda context, *_: read.append(context.rows * (int(context.length_host.max()) // BUCKET + 1))
+    costs = []
+    for grouped in (True, False):
+        read.clear()
+        engine.run([])
+        with Prompts(catalog.byte_tokenizer(), found) as prompts:
+            outputs = {job.id: done.tokens for job, done in run_jobs(engine, prompts, grouped=grouped)}
+        costs.append((engine.stats.counts["target_forwards"], sum(read), len(outputs)))
+    (forwards, cells, all_of_them), (more, further, _) = costs
+    print(f"grouped over not: {forwards / more:.2f} of the forwards, {cells / further:.2f} of the cells")
+    assert all_of_them == len(lines)
+    assert forwards < more
+    assert cells < 0.9 * further
