@@ -11,9 +11,11 @@ from torch import Generator, Tensor, nn
 
 from specdec.decoder import Cells, DecoderWeights
 from specdec.interfaces import Backend
+from specdec.ledger import stacked
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.quantised import GROUP, Quantised
+from specdec.request import Request, SamplingParams
 
 WIDTHS = tuple(range(1, 17))
 """Rows at which ``linear`` is timed, for its v(W) curve."""
@@ -27,6 +29,24 @@ VERIFIED = {
     "cuda": tuple((b, k, v) for b in (1, 8, 32) for k in (1, 4, 8) for v in (32_000, 128_000, 152_000)),
 }
 """Rows, proposals and vocabulary (None: the target's) of the ops that draw and verify."""
+
+PROCESSED = {
+    "temperature": SamplingParams(temperature=0.8),
+    "every": SamplingParams(
+        temperature=0.8,
+        top_k=50,
+        top_p=0.95,
+        min_p=0.02,
+        repetition_penalty=1.1,
+        frequency_penalty=0.3,
+        presence_penalty=0.3,
+        logit_bias={1: 2.0},
+        bad_words=((2,), (3, 4)),
+        eos=(0,),
+        min_new_tokens=8,
+    ),
+}
+"""The parameters with which the op ``process`` is timed."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +95,7 @@ class Target:
             "kv_append": self._append,
             "kv_compact": self._compact,
             "tree_attention": self._attention,
+            "process": self._process,
             "sample": self._sample,
             "accept": self._accept,
             "verify_prefix": self._verify,
@@ -208,6 +229,18 @@ class Target:
 
     def _logits(self, rows: int, width: int, vocabulary: int) -> Tensor:
         return 4 * self._random(rows, width, vocabulary, dtype=torch.float32)
+
+    def _process(self) -> Iterator[Work]:
+        for rows, width, vocabulary in self._verified():
+            logits, window = self._logits(rows, width, vocabulary), self._chain(rows, width, vocabulary)
+            shape = f"B={rows} W={width} V={vocabulary}"
+            for name, params in PROCESSED.items():
+                requests = [Request(row, tuple(range(64)), params) for row in range(rows)]
+                given = stacked(requests, vocabulary, self.device)
+                paths = window.paths if given.adjustments else None
+                # Each row's bias, counts and presence in the prompt are read once for all of its slots.
+                moved = 2 * logits.nbytes + (9 * rows * vocabulary if given.adjustments else 0)
+                yield self._one("process", f"{shape} {name}", (logits, given, paths), moved, 20 * logits.numel())
 
     def _sample(self) -> Iterator[Work]:
         for rows, width, vocabulary in self._verified():
