@@ -47,8 +47,8 @@ HERE = [
 ]
 NOT_TAKEN = {
     "cpu": {"accept"},
-    "triton": {"decoder_layer"},  # and products of float weights, for which torch's own are fastest
-    "cuda": {"linear", "tree_attention", "decoder_layer"},
+    "triton": {"process", "decoder_layer"},  # and products of float weights, for which torch's own are fastest
+    "cuda": {"process", "linear", "tree_attention", "decoder_layer"},
 }
 """Ops that a backend leaves to the reference."""
 
