@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from specdec.quantised import Quantised
+from specdec.packed import Weight
 
 if TYPE_CHECKING:
     from specdec.interfaces import Backend
@@ -18,26 +18,32 @@ class DecoderWeights:
     """The weights of one layer.
 
     ``qkv`` [(heads + 2 heads_kv) d, H] maps an input to queries, keys and values, ``gate_up`` [2 N, H] to the
-    two halves of a SwiGLU; a bias may be None. ``norm_offset`` is added to the weights of both norms.
+    two halves of a SwiGLU; a bias may be None. ``norm_offset`` is added to the weights of both norms. All four matrices
+    are of one kind.
     """
 
     norm_before: Tensor
     eps_before: float
-    qkv: Tensor | Quantised
+    qkv: Weight
     qkv_bias: Tensor | None
-    out: Tensor | Quantised
+    out: Weight
     out_bias: Tensor | None
     norm_after: Tensor
     eps_after: float
-    gate_up: Tensor | Quantised
+    gate_up: Weight
     gate_up_bias: Tensor | None
-    down: Tensor | Quantised
+    down: Weight
     down_bias: Tensor | None
     norm_offset: float
     heads: int
     heads_kv: int
     head_dim: int
     scaling: float
+
+    def packed(self, ops: Backend) -> DecoderWeights:
+        """The layer with its matrices as ``ops`` reads them fastest: see ``Backend.pack``."""
+        names = ("qkv", "out", "gate_up", "down")
+        return replace(self, **{name: ops.pack(getattr(self, name)) for name in names})
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from specdec.decoder import Cells, DecoderWeights
 from specdec.messages import Context, Verdict, Window
+from specdec.packed import Weight
 from specdec.processors import StackedParams
-from specdec.quantised import Quantised
 from specdec.request import Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -190,14 +190,21 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
+    def takes(self, op: str, *tensors: Weight) -> bool:
         """Whether ``op`` runs here on these tensors, by their device, dtype and shape; called before every call.
 
         ``tensors`` are the op's deciding tensors, in the order of its signature: ``process`` and ``sample`` logits,
         ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample`` distribution, ``kv_append`` keys and
         new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight,
-        ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layer`` x.
+        ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layer`` x and the layer's ``qkv``.
         """
+
+    def pack(self, weight: Weight) -> Weight:
+        """A matrix in the form in which ``linear`` and ``decoder_layer`` read it fastest; by default itself.
+
+        Called once for each matrix that stays as it is: a copy does not follow later changes of ``weight``.
+        """
+        return weight
 
     def ran(self) -> Counter[tuple[str, str]]:
         """Calls of each (op, backend) so far, if they are counted (``specdec.ops.Ops``)."""
@@ -241,8 +248,8 @@ class Backend(ABC):
         """Attention of [B, heads, W, d] over [B, heads_kv, L, d]; added mask [B, 1, W, L]; gives [B, W, heads, d]."""
 
     @abstractmethod
-    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
-        """x Wᵀ + bias: x [..., K], weight [N, K] in any float dtype or quantised; returns [..., N] in x's dtype."""
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        """x Wᵀ + bias: x [..., K], weight [N, K] of any float dtype, quantised or packed; gives [..., N] in x's dtype."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 from specdec.decoder import Cells, DecoderWeights, decode
 from specdec.interfaces import OPS, Backend
 from specdec.messages import Verdict, Window
+from specdec.packed import Weight
 from specdec.processors import StackedParams
-from specdec.quantised import Quantised
 
 Route = tuple[Callable[..., bool], Callable[..., Any], tuple[str, str]]
 """A backend's check of the deciding tensors, its method, and the name under which the call is counted."""
@@ -45,15 +45,19 @@ class Ops(Backend):
         """For each backend that is meant for a kind of device and is not in the chain, the reason."""
         return [f"{backend.name}: {reason}" for backend, reason in self._absent if device in backend.devices]
 
-    def pick(self, op: str, *tensors: Tensor | Quantised) -> Backend:
+    def pick(self, op: str, *tensors: Weight) -> Backend:
         """The backend that would run ``op`` on these tensors; not counted."""
         return next(backend for backend in self.chain if backend.takes(op, *tensors))
 
-    def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
+    def takes(self, op: str, *tensors: Weight) -> bool:
         """Always True, because the last backend takes everything."""
         return True
 
-    def _run(self, op: str, deciding: tuple[Tensor | Quantised, ...], *arguments: Any) -> Any:
+    def pack(self, weight: Weight) -> Weight:
+        """In the form of the first backend that has one of its own for this matrix."""
+        return next((packed for b in self.chain if (packed := b.pack(weight)) is not weight), weight)
+
+    def _run(self, op: str, deciding: tuple[Weight, ...], *arguments: Any) -> Any:
         # Called some 300 times a forward, so the routes are built once, in the constructor.
         for takes, call, name in self._routes[op]:
             if takes(*deciding):
@@ -104,7 +108,7 @@ class Ops(Backend):
         out: Tensor = self._run("tree_attention", (query, keys), query, keys, values, mask, scaling, softcap)
         return out
 
-    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """See ``Backend``."""
         out: Tensor = self._run("linear", (x, weight), x, weight, bias)
         return out
@@ -123,7 +127,7 @@ class Ops(Backend):
         """See ``Backend``; if no backend has the whole layer, each of its ops goes to its own backend."""
         *fused, _ = self._routes["decoder_layer"]
         for takes, call, name in fused:
-            if takes(x):
+            if takes(x, layer.qkv):
                 self.calls[name] += 1
                 out: Tensor = call(x, layer, turn, at)
                 return out

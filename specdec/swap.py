@@ -18,8 +18,10 @@ from transformers import PreTrainedModel
 
 from specdec.arena import Plan
 from specdec.decoder import DecoderWeights
+from specdec.devices import available_bytes
 from specdec.interfaces import Backend
 from specdec.ops import Ops
+from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
 
 Forward = Callable[..., Any]
@@ -39,9 +41,10 @@ class Swap:
         self.ops, self.bits = ops, bits
         self._layers: list[tuple[nn.Module, Forward]] = []
         self._forwards: list[tuple[nn.Module, Forward]] = []
-        self._quantised: dict[int, Quantised] = {}  # by the id of a parameter
-        self._matrices: dict[nn.Module, tuple[Tensor | Quantised, Tensor | None]] = {}  # by the first part
+        self._matrices: dict[nn.Module, tuple[Weight, Tensor | None]] = {}  # by the first part
+        self._codes: dict[int, Quantised | Packed] = {}  # by the id of a parameter
         self._parameters = list(model.parameters())
+        self._packs, self.unpacked = self._room(model)
         with torch.no_grad():
             if bits is not None or _accelerates(ops, self._parameters[0]):
                 self._find(model)
@@ -76,11 +79,29 @@ class Swap:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a forward reads: codes of quantised weights; shared weights are counted once."""
-        plain = (p for p in self._parameters if id(p) not in self._quantised)
-        codes = {id(q): q for q in self._quantised.values()}
+        plain = (p for p in self._parameters if id(p) not in self._codes)
+        codes = {id(q): q for q in self._codes.values()}
         floats: int = sum(p.numel() * p.element_size() for p in plain)
         quantised: int = sum(q.nbytes for q in codes.values())
         return floats + quantised
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the copies that ``ops`` reads in place of the model's own floats, which stay beside them."""
+        found = (weight for weight, _ in self._matrices.values())
+        return 0 if self.bits else sum(weight.nbytes for weight in found if isinstance(weight, Packed))
+
+    def _room(self, model: PreTrainedModel) -> tuple[bool, str | None]:
+        """Whether copies of the products' weights fit the memory, and a line that says it if they do not."""
+        weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+        sample = self._parameters[0].new_zeros(1, 1)
+        needed = sum(weight.numel() * weight.element_size() for weight in weights)
+        if self.bits is not None or self.ops.pack(sample) is sample or needed <= available_bytes(sample.device):
+            return True, None
+        return False, (
+            f"the weights are not packed: a copy needs {needed / 2**30:.2f} GiB and "
+            f"{available_bytes(sample.device) / 2**30:.2f} GiB are free; products run in torch, slower"
+        )
 
     def _find(self, model: PreTrainedModel) -> None:
         done: set[nn.Module] = set()
@@ -101,15 +122,19 @@ class Swap:
         forwards = dict(self._forwards)
         self._layers = [(module, self._layer(module)) for module in model.modules() if _is_layer(module, forwards)]
 
-    def _matrix(self, parts: Sequence[nn.Linear]) -> tuple[Tensor | Quantised, Tensor | None]:
-        """The weights of ``parts`` as one matrix, quantised if ``bits`` is set, and their biases as one vector."""
-        weight: Tensor | Quantised = _stacked([part.weight for part in parts])
+    def _matrix(self, parts: Sequence[nn.Linear]) -> tuple[Weight, Tensor | None]:
+        """The weights of ``parts`` as one matrix, rounded if ``bits`` is set, and their biases as one vector."""
+        whole = _stacked([part.weight for part in parts])
         biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
+        weight: Weight = whole
         if self.bits is not None:
-            assert isinstance(weight, Tensor)
-            whole, weight = weight, Quantised.of(weight, self.bits)
-            whole.copy_(weight.dequantise(whole.dtype))  # in place: the parameters are views of it
-            self._quantised |= {id(part.weight): weight for part in parts}
+            rounded = Quantised.of(whole, self.bits)
+            whole.copy_(rounded.dequantise(whole.dtype))  # in place: the parameters are views of it
+            weight = codes = self.ops.pack(rounded)
+            assert not isinstance(codes, Tensor)
+            self._codes |= {id(part.weight): codes for part in parts}
+        elif self._packs:
+            weight = self.ops.pack(whole)
         found = weight, torch.cat(biases) if biases else None
         self._matrices[parts[0]] = found
         return found
@@ -208,8 +233,8 @@ def _accelerates(ops: Backend, weight: Tensor) -> bool:
     if not isinstance(ops, Ops):
         return False
     row, heads = weight.new_zeros(1, 64), weight.new_zeros(1, 1, 1, 64)
-    samples: tuple[tuple[str, tuple[Tensor, ...]], ...] = (
-        ("linear", (row, weight.new_zeros(64, 64))),
+    samples: tuple[tuple[str, tuple[Weight, ...]], ...] = (
+        ("linear", (row, ops.pack(weight.new_zeros(64, 64)))),
         ("rms_norm", (row,)),
         ("rotary", (heads, heads)),
         ("silu_mul", (row,)),

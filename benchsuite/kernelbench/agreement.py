@@ -25,7 +25,7 @@ EXACT = ("sample", "accept", "verify_prefix", "rejection_sample", "kv_append", "
 def disagreement(backend: Backend, case: Case, dtype: torch.dtype, device: str = "cpu") -> str | None:
     """Return what is wrong with a backend's result on a case, or None."""
     arguments = case.make(Generator().manual_seed(7), dtype)
-    got = run_op(backend, case.op, to(arguments, device=device))
+    got = run_op(backend, case.op, packed(backend, case.op, to(arguments, device=device)))
     expected = run_op(Reference(), case.op, arguments)
     for index, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
         mine = mine.cpu()
@@ -52,6 +52,17 @@ def _error(got: Tensor, truth: Tensor) -> float:
 def _largest(truth: Tensor) -> float:
     finite = truth[truth.isfinite()]  # a processed logit may be -inf
     return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def packed(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return an op's arguments with their matrices in the backend's own form."""
+    if op == "linear":
+        x, weight, bias = arguments
+        return x, backend.pack(weight), bias
+    if op == "decoder_layer":
+        x, layer, *rest = arguments
+        return x, layer.packed(backend), *rest
+    return arguments
 
 
 def run_op(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:

@@ -12,11 +12,11 @@ from benchsuite.kernelbench.timing import Curve, KernelBench, Timing
 from benchsuite.report import folder
 from benchsuite.report.tables import laid_out
 
-SHOWN = (1, 2, 4, 8, 9, 16)
+SHOWN = (1, 2, 4, 8, 9, 12, 16, 32, 64, 256, 512)
 """Widths that a table shows; the JSON and the plot have all widths."""
 
-TOP = 4.0
-"""The largest v(W) of the plot."""
+TOP, WIDEST = 4.0, 32
+"""The largest v(W) and the largest W of the plot."""
 
 COLOURS = ("#3b7dd8", "#b8752c", "#2f8f5b", "#8a4fbf", "#c2405a", "#4a4f57", "#149c9c", "#a89000")
 
@@ -123,8 +123,8 @@ def write_kernels(root: Path, bench: KernelBench, card: Sequence[str], seed: int
 
 
 def plot(found: Sequence[Curve]) -> str:
-    """Return an SVG of v(W) of every curve, up to ``TOP``."""
-    most = max((width for curve in found for width in curve.seconds), default=2)
+    """Return an SVG of v(W) of every curve, up to ``TOP`` and ``WIDEST``."""
+    most = WIDEST
 
     def x(width: int) -> float:
         return 50 + 500 * (width - 1) / (most - 1)
@@ -135,12 +135,14 @@ def plot(found: Sequence[Curve]) -> str:
     drawn: list[dict[str, Any]] = [
         {
             "label": curve.what,
-            "points": " ".join(f"{x(width):.1f},{y(v):.1f}" for width, v in curve.v.items()),
+            "points": " ".join(
+                f"{x(width):.1f},{y(v):.1f}" for width, v in sorted(curve.v.items()) if width <= WIDEST
+            ),
             "colour": COLOURS[index % len(COLOURS)],
             "dash": "6 3" if "reference" in curve.what else "2 2" if "transformers" in curve.what else "none",
         }
         for index, curve in enumerate(found)
     ]
     ticks = [{"y": y(step / 2), "label": f"{step / 2:g}"} for step in range(int(TOP * 2) + 1)]
-    marks = [{"x": x(width), "label": str(width)} for width in range(1, most + 1)]
+    marks = [{"x": x(width), "label": str(width)} for width in (1, *range(4, most + 1, 4))]
     return folder.template("curves.svg.j2", lines=drawn, ticks=ticks, marks=marks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +17,14 @@ from specdec.model import ArenaModel
 from specdec.quantised import GROUP, Quantised
 from specdec.request import Request, SamplingParams
 
-WIDTHS = tuple(range(1, 17))
-"""Rows at which ``linear`` is timed, for its v(W) curve."""
+WIDTHS = (*range(1, 17), 32)
+"""Rows at which a whole model is timed, for its v(W) curve."""
 
-LENGTHS = (128, 512, 2048)
+ROWS = {"float32": (*WIDTHS, 24, 48, 64, 128, 256, 512), "bfloat16": (*WIDTHS, 64, 256, 512)}
+CODE_ROWS = (1, 2, 4, 8, 9, 12, 16, 32, 64, 256, 512)
+"""Rows at which ``linear`` is timed, by the kind of its weights: windows, ragged batches and prefill chunks."""
+
+LENGTHS = (128, 512, 2048, 4096)
 """Cells over which ``tree_attention`` attends."""
 
 VERIFIED = {
@@ -59,6 +63,21 @@ class Work:
     calls: tuple[tuple[Any, ...], ...]
     moved: int
     operations: int
+
+    def on(self, ops: Backend, kept: dict[int, tuple[Any, Any]]) -> Work:
+        """The same work with its matrices in the backend's own form; ``kept`` holds those packed so far, by their id."""
+
+        def packed(argument: Any) -> Any:
+            matrix = isinstance(argument, DecoderWeights | Quantised) or (self.op == "linear" and id(argument) in found)
+            if not matrix:
+                return argument
+            if id(argument) not in kept:
+                mine = argument.packed(ops) if isinstance(argument, DecoderWeights) else ops.pack(argument)
+                kept[id(argument)] = argument, mine
+            return kept[id(argument)][1]
+
+        found = {id(arguments[1]) for arguments in self.calls}
+        return replace(self, calls=tuple(tuple(map(packed, arguments)) for arguments in self.calls))
 
     def do(self, ops: Backend) -> None:
         """Make the calls on ``ops``."""
@@ -126,7 +145,7 @@ class Target:
         for kind, change in kinds.items():
             weights = [change(matrix) for matrix in self.matrices]
             dtype = torch.bfloat16 if kind == "bfloat16" else self.dtype
-            for width in WIDTHS if kind in (own, "bfloat16") else (1, 4, 8, 16):
+            for width in ROWS.get(kind, CODE_ROWS):
                 inputs = {k: self._random(width, k, dtype=dtype) for k in {m.shape[1] for m in self.matrices}}
                 ends = sum(sum(matrix.shape) for matrix in self.matrices) * width * dtype.itemsize
                 yield Work(

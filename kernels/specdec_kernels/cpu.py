@@ -22,6 +22,7 @@ from specdec.hookspecs import hookimpl
 from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
 from specdec.processors import StackedParams, bans
+from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
 from specdec_kernels import build
 from specdec_kernels.reference import Reference
@@ -35,17 +36,17 @@ LEVELS: dict[str, dict[str, str]] = {
 }
 """Each level's instruction sets, by torch's names and by the compiler's; the best level first."""
 
-CODE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # enum Kind of linear.cpp
+CODE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # enum Kind of packed.h
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
-    "linear": [_INT, _INT, *[_POINTER] * 6, *[_LONG] * 3, _INT],
+    "linear": [_INT, *[_POINTER] * 3, _INT, *[_POINTER] * 2, *[_LONG] * 3, _INT],
     "rms_norm": [_INT, *[_POINTER] * 3, _LONG, _LONG, _FLOAT, _FLOAT, _INT],
     "rotary": [_INT, *[_POINTER] * 6, *[_LONG] * 12],
     "silu_mul": [_INT, *[_POINTER] * 3, *[_LONG] * 4, _INT],
     "kv_append": [*[_POINTER] * 5, *[_LONG] * 17],
     "kv_compact": [*[_POINTER] * 4, *[_LONG] * 11],
     "tree_attention": [_INT, *[_POINTER] * 5, *[_LONG] * 17, _FLOAT, _FLOAT, _INT],
-    "decoder_layer": [*[_POINTER] * 5, _LONG, *[_POINTER] * 4, *[_LONG] * 11, _INT],
+    "decoder_layer": [_POINTER, _INT, *[_POINTER] * 4, *[_LONG] * 2, _INT],
     "process": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
@@ -84,10 +85,10 @@ def load_cpu_library(level: str) -> ctypes.CDLL:
 
 
 class Matrix(ctypes.Structure):
-    """struct Matrix of layer.cpp."""
+    """struct Matrix of packed.h."""
 
     _fields_ = [
-        *((name, _POINTER) for name in ("weight", "scale", "offset", "bias")),
+        *((name, _POINTER) for name in ("weight", "scale", "bias")),
         *((name, _LONG) for name in ("kind", "inputs", "outputs")),
     ]
 
@@ -98,9 +99,25 @@ class Layer(ctypes.Structure):
     _fields_ = [
         *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
         *((name, _POINTER) for name in ("norm_before", "norm_after")),
-        *((name, _LONG) for name in ("narrow", "heads", "heads_kv", "size")),
+        *((name, _LONG) for name in ("heads", "heads_kv", "size")),
         *((name, _FLOAT) for name in ("eps_before", "eps_after", "norm_offset", "scaling")),
     ]
+
+
+class ArenaCells(ctypes.Structure):
+    """struct Cells of layer.cpp."""
+
+    _fields_ = [
+        *((name, _POINTER) for name in ("keys", "values", "cells", "mask")),
+        ("length", _LONG),
+        *((name, _LONG * count) for name, count in (("keys_stride", 3), ("values_stride", 3), ("mask_stride", 2))),
+    ]
+
+
+class Turn(ctypes.Structure):
+    """struct Turn of layer.cpp."""
+
+    _fields_ = [("cos", _POINTER), ("sin", _POINTER), ("stride", _LONG)]
 
 
 class Processors(ctypes.Structure):
@@ -113,35 +130,36 @@ class Processors(ctypes.Structure):
     ]
 
 
-def described(layer: DecoderWeights, dtype: torch.dtype) -> Layer:
-    """The addresses of a layer's weights; valid as long as ``layer`` exists."""
+class Described:
+    """The addresses of a layer's weights, for C++, and the tensors that must live as long."""
 
-    def matrix(weight: Tensor | Quantised, bias: Tensor | None) -> Matrix:
+    def __init__(self, layer: DecoderWeights) -> None:
+        self._kept: list[Tensor] = []
+        self.layer = Layer(
+            self._matrix(layer.qkv, layer.qkv_bias),
+            self._matrix(layer.out, layer.out_bias),
+            self._matrix(layer.gate_up, layer.gate_up_bias),
+            self._matrix(layer.down, layer.down_bias),
+            layer.norm_before.data_ptr(),
+            layer.norm_after.data_ptr(),
+            layer.heads,
+            layer.heads_kv,
+            layer.head_dim,
+            layer.eps_before,
+            layer.eps_after,
+            layer.norm_offset,
+            layer.scaling,
+        )
+        self.address = ctypes.addressof(self.layer)
+
+    def _matrix(self, weight: Weight, bias: Tensor | None) -> Matrix:
+        assert isinstance(weight, Packed)
         outputs, inputs = weight.shape
-        parts = (weight.codes, weight.scale, weight.offset) if isinstance(weight, Quantised) else (weight, None, None)
-        pointers = [None if part is None else part.data_ptr() for part in (*parts, bias)]
-        return Matrix(*pointers, CODE[parts[0].dtype], inputs, outputs)
+        wide = None if bias is None else bias.float().contiguous()
+        self._kept += [weight.data] if wide is None else [weight.data, wide]
+        pointers = [None if t is None else t.data_ptr() for t in (weight.data, weight.scale, wide)]
+        return Matrix(*pointers, CODE[weight.data.dtype], inputs, outputs)
 
-    return Layer(
-        matrix(layer.qkv, layer.qkv_bias),
-        matrix(layer.out, layer.out_bias),
-        matrix(layer.gate_up, layer.gate_up_bias),
-        matrix(layer.down, layer.down_bias),
-        layer.norm_before.data_ptr(),
-        layer.norm_after.data_ptr(),
-        CODE[dtype],
-        layer.heads,
-        layer.heads_kv,
-        layer.head_dim,
-        layer.eps_before,
-        layer.eps_after,
-        layer.norm_offset,
-        layer.scaling,
-    )
-
-
-MOST_ROWS = 16
-"""Rows of x up to which ``linear`` is faster than torch's product."""
 
 MOST_SLOTS = 64
 """Slots up to which ``tree_attention`` is faster than torch's."""
@@ -154,18 +172,21 @@ _WIDE = (torch.float32, torch.bfloat16)
 class Cpu(Reference):
     """C++ on the CPU: float32 and bfloat16, and int8 or int4 weights; the reference runs all other calls.
 
-    ``level`` is one of ``levels()``; ``auto`` is the best of them.
+    ``level`` is one of ``levels()``; ``auto`` is the best of them. Products are of packed weights: copies of floats
+    beside the model's own, codes in place of the codes. ``pack`` False leaves out the copies of floats, and torch
+    multiplies with the model's own.
     """
 
     name = "cpu"
     priority = 30
     devices = ("cpu",)
 
-    def __init__(self, level: str = "auto") -> None:
+    def __init__(self, level: str = "auto", pack: bool = True) -> None:
         if level not in ("auto", *levels()):
             raise unknown("level", level, ("auto", *levels()), "These are what this processor can run.")
         self.level = levels()[0] if level == "auto" else level
-        self._layers: WeakKeyDictionary[DecoderWeights, Layer] = WeakKeyDictionary()
+        self._packs = pack
+        self._layers: WeakKeyDictionary[DecoderWeights, Described] = WeakKeyDictionary()
         self._missing = build.forbidden()
         if self._missing is None:
             try:
@@ -178,34 +199,38 @@ class Cpu(Reference):
         """The reason why there are no kernels: compiling is forbidden, there is no compiler, or it failed."""
         return self._missing
 
-    def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
-        """CPU tensors of the dtypes above; ``linear`` up to 16 rows, ``tree_attention`` up to 64 slots."""
+    def pack(self, weight: Weight) -> Weight:
+        """CPU matrices of float32, bfloat16 and codes; see ``Packed``."""
+        if isinstance(weight, Packed) or weight.device.type != "cpu":
+            return weight
+        if isinstance(weight, Tensor) and not (self._packs and weight.dtype in _WIDE):
+            return weight
+        return Packed.of(weight)
+
+    def takes(self, op: str, *tensors: Weight) -> bool:
+        """CPU tensors of the dtypes above; ``linear`` with packed weights, ``tree_attention`` up to 64 slots."""
         fits: Callable[..., bool] | None = _FITS.get(op)
         first = tensors[0]
         assert isinstance(first, Tensor)
         return first.is_cpu and fits is not None and fits(*tensors)
 
-    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
-        """W is read once for all rows: see csrc/linear.cpp."""
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        """W is read once for a pass of rows: see csrc/packed.h."""
         # Weights that pass through the caches evict the interpreter's data, so this method runs little Python.
+        assert isinstance(weight, Packed)
         if not x.is_contiguous():
             x = x.contiguous()
+        if bias is not None:
+            bias = bias.float()
         outputs, inputs = weight.shape
         y = x.new_empty((*x.shape[:-1], outputs))
-        scale = offset = None
-        if isinstance(weight, Quantised):
-            codes, scale = weight.codes, weight.scale.data_ptr()
-            offset = None if weight.offset is None else weight.offset.data_ptr()
-        else:
-            codes = weight
         self._linear(
-            CODE[codes.dtype],
-            CODE[x.dtype],
-            codes.data_ptr(),
-            scale,
-            offset,
-            x.data_ptr(),
+            CODE[weight.data.dtype],
+            weight.data.data_ptr(),
+            None if weight.scale is None else weight.scale.data_ptr(),
             None if bias is None else bias.data_ptr(),
+            CODE[x.dtype],
+            x.data_ptr(),
             y.data_ptr(),
             y.numel() // outputs,
             inputs,
@@ -345,32 +370,35 @@ class Cpu(Reference):
         return out
 
     def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
-        """The same ops in one call: see csrc/layer.cpp."""
-        addresses = self._layers.get(layer)
-        if addresses is None:
-            addresses = self._layers[layer] = described(layer, x.dtype)
-        x, (cos, sin), (keys, values, mask) = x.contiguous(), turn, (at.keys, at.values, at.mask)
-        cos, sin, cells = cos.contiguous(), sin.contiguous(), at.cells.contiguous()
+        """The same ops in one parallel region: see csrc/layer.cpp."""
+        described = self._layers.get(layer)
+        if described is None:
+            described = self._layers[layer] = Described(layer)
+        x, cells = x.contiguous(), at.cells.contiguous()
+        cos, sin = (angle.contiguous() for angle in turn)
+        keys, values, mask = at.keys, at.values, at.mask
         y = torch.empty_like(x)
         rows, width, _ = x.shape
         self._lib.specdec_decoder_layer(
-            ctypes.addressof(addresses),
+            described.address,
+            CODE[x.dtype],
             x.data_ptr(),
             y.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            width * layer.head_dim if cos.shape[0] > 1 else 0,
-            keys.data_ptr(),
-            values.data_ptr(),
-            cells.data_ptr(),
-            mask.data_ptr(),
+            ctypes.byref(Turn(cos.data_ptr(), sin.data_ptr(), width * layer.head_dim if cos.shape[0] > 1 else 0)),
+            ctypes.byref(
+                ArenaCells(
+                    keys.data_ptr(),
+                    values.data_ptr(),
+                    cells.data_ptr(),
+                    mask.data_ptr(),
+                    mask.shape[3],
+                    keys.stride()[:3],
+                    values.stride()[:3],
+                    (mask.stride(0), mask.stride(2)),
+                )
+            ),
             rows,
             width,
-            mask.shape[3],
-            *keys.stride()[:3],
-            *values.stride()[:3],
-            mask.stride(0),
-            mask.stride(2),
             torch.get_num_threads(),
         )
         return y
@@ -478,14 +506,6 @@ class Cpu(Reference):
         return Verdict(path, accepted, following)
 
 
-def _fits_linear(x: Tensor, weight: Tensor | Quantised) -> bool:
-    if x.dtype not in _WIDE or x.numel() > MOST_ROWS * x.shape[-1]:
-        return False
-    if isinstance(weight, Quantised):
-        return True
-    return weight.is_contiguous() and (weight.dtype == x.dtype or weight.dtype == torch.bfloat16)
-
-
 def _fits_attention(query: Tensor, keys: Tensor) -> bool:
     return query.dtype in _WIDE and query.shape[2] <= MOST_SLOTS and query.stride(3) == keys.stride(3) == 1
 
@@ -499,14 +519,14 @@ def _fits_append(keys: Tensor, new_keys: Tensor) -> bool:
 
 
 _FITS: dict[str, Callable[..., bool]] = {
-    "linear": _fits_linear,
+    "linear": lambda x, weight: x.dtype in _WIDE and isinstance(weight, Packed),
     "rms_norm": lambda x: x.dtype in _WIDE,
     "rotary": _fits_rotary,
     "silu_mul": lambda gate: gate.dtype in _WIDE and gate.stride(-1) == 1,
     "kv_append": _fits_append,
     "kv_compact": lambda keys: keys.stride(3) == 1,
     "tree_attention": _fits_attention,
-    "decoder_layer": lambda x: x.dtype in _WIDE and x.numel() <= MOST_ROWS * x.shape[-1],
+    "decoder_layer": lambda x, qkv: x.dtype in _WIDE and isinstance(qkv, Packed),
     "process": lambda logits: logits.dtype == torch.float32,
     "sample": lambda logits: logits.dtype == torch.float32,
     "verify_prefix": lambda choices: True,

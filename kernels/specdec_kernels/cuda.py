@@ -21,7 +21,7 @@ from specdec.devices import why_absent
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
-from specdec.quantised import Quantised
+from specdec.packed import Weight
 from specdec_kernels import build
 from specdec_kernels.reference import Reference
 
@@ -108,7 +108,7 @@ class Cuda(Reference):
             return str(error)
         return f"the CUDA kernels cannot run: {self._words(code)}" if code else None
 
-    def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
+    def takes(self, op: str, *tensors: Weight) -> bool:
         """CUDA tensors of the dtypes above; drawing needs float32, cells may have any dtype of 2 or 4 bytes."""
         given = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_cuda]
         if len(given) < len(tensors) or not super().takes(op, *tensors):

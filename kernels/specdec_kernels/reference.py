@@ -13,8 +13,8 @@ from specdec.decoder import Cells, DecoderWeights, decode
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import Backend, BackendFactory
 from specdec.messages import Verdict, Window
+from specdec.packed import Weight
 from specdec.processors import StackedParams
-from specdec.quantised import Quantised
 
 
 class Reference(Backend):
@@ -23,7 +23,7 @@ class Reference(Backend):
     name = "reference"
     priority = 10
 
-    def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
+    def takes(self, op: str, *tensors: Weight) -> bool:
         """Everything; a subclass takes only the ops that it overrides."""
         return type(self) is Reference or getattr(type(self), op) is not getattr(Reference, op)
 
@@ -131,9 +131,9 @@ class Reference(Backend):
         out = torch.matmul(weights.view(rows, keys.shape[1], -1, weights.shape[-1]), values)
         return out.view(rows, heads, width, size).transpose(1, 2)
 
-    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """torch's own product; weights of another dtype are first converted to x's dtype."""
-        wide = weight.dequantise(x.dtype) if isinstance(weight, Quantised) else weight.to(x.dtype)
+        wide = weight.to(x.dtype) if isinstance(weight, Tensor) else weight.dequantise(x.dtype)
         return F.linear(x, wide, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
+from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
 from specdec_kernels.build import forbidden
 from specdec_kernels.reference import Reference
@@ -66,16 +67,16 @@ class Triton(Reference):
             return "there is no CUDA device; TRITON_INTERPRET=1 runs its kernels on the CPU, slowly"
         return None
 
-    def takes(self, op: str, *tensors: Tensor | Quantised) -> bool:
+    def takes(self, op: str, *tensors: Weight) -> bool:
         """See ``Backend``; CUDA tensors (CPU tensors when interpreted) of the dtypes and sizes that fit a program."""
         first, other = tensors[0], tensors[-1]
-        if isinstance(first, Quantised) or first.dtype not in _DTYPES.get(op, ()):
+        if not isinstance(first, Tensor) or isinstance(other, Packed) or first.dtype not in _DTYPES.get(op, ()):
             return False
         if first.device.type != self._device or other.device != first.device:
             return False
         if op == "linear":
             return isinstance(other, Quantised) and first.numel() <= MAX_LINEAR_ROWS * first.shape[-1]
-        if isinstance(other, Quantised) or other.dtype != first.dtype:
+        if not isinstance(other, Tensor) or other.dtype != first.dtype:
             return False
         size = first.shape[-1]
         if op == "tree_attention":
@@ -266,7 +267,7 @@ class Triton(Reference):
             )
         return out.to(query.dtype)
 
-    def linear(self, x: Tensor, weight: Tensor | Quantised, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """x Wᵀ + bias for quantised weights; float weights use torch's own product."""
         if not isinstance(weight, Quantised):
             return super().linear(x, weight, bias)

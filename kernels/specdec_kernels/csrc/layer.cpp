@@ -1,91 +1,125 @@
-// A decoder layer of Llama's kind in one call: runs the ops of the other files in order, over reused buffers. This
-// saves the cost between the ops: otherwise a forward of 30 layers makes some 300 calls, each call allocates a tensor,
-// and the weights that pass through the caches evict the interpreter's data.
+// A decoder layer of Llama's kind in one parallel region: threads start once, and wait for each other nine times. Apart
+// from the arena's cells, everything between x and y is float32 (bfloat16 where the processor multiplies bfloat16).
 
 #include <cstdint>
-#include <vector>
 
-#include "vec.h"
-
-extern "C" {
-void specdec_rms_norm(int, const void*, const void*, void*, long, long, float, float, int);
-void specdec_linear(
-    int, int, const void*, const float*, const float*, const void*, const void*, void*, long, long, long, int);
-void specdec_rotary(
-    int, const void*, const void*, const void*, const void*, void*, void*, long, long, long, long, long, long, long,
-    long, long, long, long, long);
-void specdec_silu_mul(int, const void*, const void*, void*, long, long, long, long, int);
-void specdec_kv_append(
-    void*, void*, void*, void*, const int64_t*, long, long, long, long, long, long, long, long, long, long, long, long,
-    long, long, long, long, long);
-void specdec_tree_attention(
-    int, const void*, const void*, const void*, const void*, void*, long, long, long, long, long, long, long, long,
-    long, long, long, long, long, long, long, long, long, float, float, int);
-}
-
-struct Matrix {  // as specdec_linear takes it
-    const void* weight;
-    const float *scale, *offset;
-    const void* bias;
-    long kind, inputs, outputs;
-};
+#include "attention.h"
+#include "parts.h"
 
 struct Layer {
     Matrix qkv, out, gate_up, down;
     const void *norm_before, *norm_after;
-    long narrow, heads, heads_kv, size;
+    long heads, heads_kv, size;
     float eps_before, eps_after, norm_offset, scaling;
+};
+
+struct Cells {  // of the arena: strides of batch, head and cell; of the mask's batch and slot
+    void *keys, *values;
+    const int64_t* cells;  // [batch, width]
+    const void* mask;
+    long length, keys_stride[3], values_stride[3], mask_stride[2];
+};
+
+struct Turn {  // cos and sin [batch or 1, width, size] contiguous
+    const void *cos, *sin;
+    long stride;  // of the batch
 };
 
 namespace {
 
-void add(int narrow, const void* a, void* to, long count) {
-    for (long i = 0; i < count; i++)
-        if (narrow) put((bf16*)to + i, to_float(((const bf16*)a)[i]) + to_float(((bf16*)to)[i]));
-        else ((float*)to)[i] += ((const float*)a)[i];
+// Memory between the parts of a layer, kept from call to call.
+struct Scratch {
+    std::vector<float> wide, turned, middle;
+    std::vector<char> ready;  // the input of the next product
+
+    void fit(long rows, const Layer& l) {
+        const long query = l.heads * l.size, inner = l.down.inputs, hidden = l.qkv.inputs;
+        grow(wide, rows * std::max(l.qkv.outputs, l.gate_up.outputs));
+        grow(turned, rows * query);
+        grow(middle, rows * hidden);
+        grow(ready, rows * std::max(std::max(hidden, inner), query) * sizeof(float));
+    }
+
+    template <class T>
+    static void grow(std::vector<T>& buffer, size_t size) {
+        if (buffer.size() < size) buffer.resize(size);
+    }
+};
+
+// T: x, y, the arena, norms and angles; X: the inputs of products.
+template <class T, class X>
+void run(
+    const Layer& l, const T* x, T* y, const Turn& turn, const Cells& at, long batch, long width, Scratch& s,
+    const Team& team) {
+    const long rows = batch * width, hidden = l.qkv.inputs, inner = l.down.inputs;
+    const long all = l.qkv.outputs, query = l.heads * l.size, key = l.heads_kv * l.size;
+    const auto [from, to] = team.share(rows);
+    float *wide = s.wide.data(), *middle = s.middle.data();
+    X* ready = (X*)s.ready.data();
+
+    for (long row = from; row < to; row++)
+        rms_norm_row(
+            x + row * hidden, (const T*)l.norm_before, ready + row * hidden, hidden, l.eps_before, l.norm_offset);
+    team.wait();
+    multiply(l.qkv, ready, rows, Ends{wide, nullptr, nullptr, false}, team);
+    team.wait();
+    for (long row = from; row < to; row++) {
+        const long b = row / width, w = row % width, angle = b * turn.stride + w * l.size, cell = at.cells[row];
+        const T *cos = (const T*)turn.cos + angle, *sin = (const T*)turn.sin + angle;
+        const float* of = wide + row * all;
+        for (long h = 0; h < l.heads; h++)
+            rotate(of + h * l.size, cos, sin, s.turned.data() + row * query + h * l.size, l.size);
+        for (long h = 0; h < l.heads_kv; h++) {
+            const long* k = at.keys_stride;
+            const long* v = at.values_stride;
+            rotate(of + query + h * l.size, cos, sin, (T*)at.keys + b * k[0] + h * k[1] + cell * k[2], l.size);
+            T* value = (T*)at.values + b * v[0] + h * v[1] + cell * v[2];
+            for (long i = 0; i < l.size; i++) put(value + i, of[query + key + h * l.size + i]);
+        }
+    }
+    team.wait();
+    const long stride[11] = {width * query, l.size, query, at.keys_stride[0], at.keys_stride[1], at.keys_stride[2],
+                             at.values_stride[0], at.values_stride[1], at.values_stride[2], at.mask_stride[0],
+                             at.mask_stride[1]};
+    attention(
+        Attention<float, T, X>{s.turned.data(), (const T*)at.keys, (const T*)at.values, (const T*)at.mask, ready, batch,
+                               l.heads, l.heads_kv, width, at.length, l.size, stride, l.scaling, 0.0f},
+        team);
+    team.wait();
+    multiply(l.out, ready, rows, ends_of(middle, x), team);
+    team.wait();
+    for (long row = from; row < to; row++)
+        rms_norm_row(
+            middle + row * hidden, (const T*)l.norm_after, ready + row * hidden, hidden, l.eps_after, l.norm_offset);
+    team.wait();
+    multiply(l.gate_up, ready, rows, Ends{wide, nullptr, nullptr, false}, team);
+    team.wait();
+    constexpr long PART = 256;  // numbers of a row that a thread takes at a time
+    const long parts = (inner + PART - 1) / PART;
+    const auto [first, last] = team.share(rows * parts);
+    for (long part = first; part < last; part++) {
+        const long row = part / parts, i = part % parts * PART;
+        const float* gate = wide + row * 2 * inner + i;
+        silu_mul_row(gate, gate + inner, ready + row * inner + i, std::min(PART, inner - i));
+    }
+    team.wait();
+    multiply(l.down, ready, rows, Ends{y, middle, nullptr, sizeof(T) == 2}, team);
 }
 
 }  // namespace
 
 // y = h + mlp(norm(h)) with h = x + attention(norm(x)); in place: the arena's cells. x and y [batch, width, hidden]
-// contiguous; cos and sin [batch or 1, width, size] contiguous; keys and values with strides of batch, head and cell.
+// contiguous, bfloat16 with `narrow`.
 extern "C" void specdec_decoder_layer(
-    const Layer* layer, const void* x, void* y, const void* cos, const void* sin, long turn_stride, void* keys,
-    void* values, const int64_t* cells, const void* mask, long batch, long width, long length, long keys_batch,
-    long keys_head, long keys_cell, long values_batch, long values_head, long values_cell, long mask_batch,
-    long mask_slot, int threads) {
-    const Layer& l = *layer;
-    const long item = l.narrow ? 2 : 4, rows = batch * width, hidden = l.qkv.inputs, inner = l.down.inputs;
-    const long all = l.qkv.outputs, query = l.heads * l.size, key = l.heads_kv * l.size;
-    thread_local std::vector<char> buffers[5];
-    const long sizes[5] = {hidden, std::max(all, 2 * inner), std::max(query, inner), key, query};
-    for (int i = 0; i < 5; i++)
-        if (long(buffers[i].size()) < rows * sizes[i] * item) buffers[i].resize(rows * sizes[i] * item);
-    char *normed = buffers[0].data(), *wide = buffers[1].data(), *turned = buffers[2].data();
-    char *new_keys = buffers[3].data(), *seen = buffers[4].data();
-
-    auto linear = [&](const Matrix& m, const void* from, void* to) {
-        specdec_linear(
-            m.kind, l.narrow, m.weight, m.scale, m.offset, from, m.bias, to, rows, m.inputs, m.outputs, threads);
-    };
-    specdec_rms_norm(l.narrow, x, l.norm_before, normed, rows, hidden, l.eps_before, l.norm_offset, threads);
-    linear(l.qkv, normed, wide);
-    specdec_rotary(
-        l.narrow, wide, wide + query * item, cos, sin, turned, new_keys, batch, l.heads, l.heads_kv, width, l.size,
-        width * all, l.size, all, width * all, l.size, all, turn_stride);
-    specdec_kv_append(
-        keys, values, new_keys, wide + (query + key) * item, cells, item, batch, l.heads_kv, width, l.size, keys_batch,
-        keys_head, keys_cell, values_batch, values_head, values_cell, key * width, width * l.size, l.size, width * all,
-        l.size, all);
-    specdec_tree_attention(
-        l.narrow, turned, keys, values, mask, seen, batch, l.heads, l.heads_kv, width, length, l.size, query * width,
-        width * l.size, l.size, keys_batch, keys_head, keys_cell, values_batch, values_head, values_cell, mask_batch,
-        mask_slot, l.scaling, 0.0f, threads);
-    linear(l.out, seen, y);
-    add(l.narrow, x, y, rows * hidden);
-    specdec_rms_norm(l.narrow, y, l.norm_after, normed, rows, hidden, l.eps_after, l.norm_offset, threads);
-    linear(l.gate_up, normed, wide);
-    specdec_silu_mul(l.narrow, wide, wide + inner * item, turned, rows, inner, 2 * inner, 2 * inner, threads);
-    linear(l.down, turned, normed);
-    add(l.narrow, normed, y, rows * hidden);
+    const Layer* layer, int narrow, const void* x, void* y, const Turn* turn, const Cells* at, long batch, long width,
+    int threads) {
+    thread_local Scratch scratch;
+    scratch.fit(batch * width, *layer);
+    Scratch& s = scratch;
+    together(threads, true, [&](const Team& team) {
+        if (!narrow) run<float, float>(*layer, (const float*)x, (float*)y, *turn, *at, batch, width, s, team);
+        else if (layer->qkv.kind == BFLOAT16 && MULTIPLIES_BF16)
+            run<bf16, bf16>(*layer, (const bf16*)x, (bf16*)y, *turn, *at, batch, width, s, team);
+        else run<bf16, float>(*layer, (const bf16*)x, (bf16*)y, *turn, *at, batch, width, s, team);
+    });
 }

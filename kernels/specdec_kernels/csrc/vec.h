@@ -46,7 +46,7 @@ inline void put(bf16* to, float x) {  // round to nearest even, NaN stays NaN
     to->bits = x != x ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 
-inline vec splat(float x) { return vec{} + x; }
+inline vec splat(float x) { return x - vec{}; }  // 0 + x would be an addition, because of -0
 
 inline vec load(const float* from) {
     vec out;
@@ -71,6 +71,15 @@ inline vec load(const int8_t* from) {
     vec out;
     for (int i = 0; i < LANES; i++) out[i] = from[i];
     return out;
+#endif
+}
+
+// The compiler may not load x again for each use.
+inline void in_register(vec& x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__x86_64__)
+    asm("" : "+x"(x));
 #endif
 }
 
