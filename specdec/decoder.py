@@ -42,8 +42,8 @@ class DecoderWeights:
 
     def packed(self, ops: Backend) -> DecoderWeights:
         """The layer with its matrices as ``ops`` reads them fastest: see ``Backend.pack``."""
-        names = ("qkv", "out", "gate_up", "down")
-        return replace(self, **{name: ops.pack(getattr(self, name)) for name in names})
+        pack = ops.pack
+        return replace(self, qkv=pack(self.qkv), out=pack(self.out), gate_up=pack(self.gate_up), down=pack(self.down))
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ class Backend(ABC):
 
     @abstractmethod
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        """x Wᵀ + bias: x [..., K], weight [N, K] of any float dtype, quantised or packed; gives [..., N] in x's dtype."""
+        """x Wᵀ + bias: x [..., K], weight [N, K] float, quantised or packed; gives [..., N] in x's dtype."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:

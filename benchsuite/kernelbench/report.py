@@ -135,9 +135,7 @@ def plot(found: Sequence[Curve]) -> str:
     drawn: list[dict[str, Any]] = [
         {
             "label": curve.what,
-            "points": " ".join(
-                f"{x(width):.1f},{y(v):.1f}" for width, v in sorted(curve.v.items()) if width <= WIDEST
-            ),
+            "points": " ".join(f"{x(width):.1f},{y(v):.1f}" for width, v in sorted(curve.v.items()) if width <= WIDEST),
             "colour": COLOURS[index % len(COLOURS)],
             "dash": "6 3" if "reference" in curve.what else "2 2" if "transformers" in curve.what else "none",
         }

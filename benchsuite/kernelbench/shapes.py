@@ -65,7 +65,7 @@ class Work:
     operations: int
 
     def on(self, ops: Backend, kept: dict[int, tuple[Any, Any]]) -> Work:
-        """The same work with its matrices in the backend's own form; ``kept`` holds those packed so far, by their id."""
+        """The same work with its matrices in the backend's own form; ``kept`` holds those packed so far, by id."""
 
         def packed(argument: Any) -> Any:
             matrix = isinstance(argument, DecoderWeights | Quantised) or (self.op == "linear" and id(argument) in found)

@@ -93,6 +93,7 @@ def _weights(part: Any) -> list[Tensor]:
     if isinstance(part, torch.nn.Module):
         return [*part.parameters(), *(value for value in vars(part).values() if isinstance(value, Tensor))]
     if isinstance(part, Reduced):
+        assert isinstance(part._rows, torch.Tensor), "packed weights are read where torch does not see it"
         return [part._rows]
     parts = part if isinstance(part, list) else vars(part).values() if isinstance(part, Draft | ArenaModel) else []
     return [weight for inner in parts for weight in _weights(inner)]

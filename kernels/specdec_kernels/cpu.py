@@ -1,7 +1,7 @@
 """The cpu backend: C++ compiled at first use, one source for plain C++, AVX2, AVX-512 and AVX-512 with bfloat16.
 
-The level is the best that this processor has; ``cpu(level=avx2)`` asks for a lower one. Threads are torch's: as many as
-``torch.get_num_threads()``, from the OpenMP library that torch has loaded.
+The level is the best that this processor has; ``cpu(level=avx2)`` asks for a lower one. There are as many threads as
+``torch.get_num_threads()`` says, our own: see csrc/team.h.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from specdec.errors import unknown
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
-from specdec.processors import StackedParams, bans
 from specdec.packed import Packed, Weight
-from specdec.quantised import Quantised
+from specdec.processors import StackedParams, bans
 from specdec_kernels import build
 from specdec_kernels.reference import Reference
 
@@ -76,7 +75,7 @@ def load_cpu_library(level: str) -> ctypes.CDLL:
     if found is None:
         raise build.BuildError("no C++ compiler: looked for CXX, c++, g++ and clang++; install one or set CXX")
     flags = [f"-m{name}" for name in LEVELS[level].values()]
-    command = (found, "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-mtune=native", *flags)
+    command = (found, "-O3", "-std=c++17", "-fPIC", "-pthread", "-mtune=native", *flags)
     library = build.library(f"cpu-{level}", command, ".cpp")
     for name, types in _SIGNATURES.items():
         function = getattr(library, f"specdec_{name}")
@@ -163,6 +162,9 @@ class Described:
 
 MOST_SLOTS = 64
 """Slots up to which ``tree_attention`` is faster than torch's."""
+
+LEAST_SILU = 12_288
+"""Elements from which ``silu_mul`` is faster than torch's two operations, whose calls cost less."""
 
 _TALLY = ("seen", "emitted", "repetition", "frequency", "presence")
 
@@ -522,7 +524,7 @@ _FITS: dict[str, Callable[..., bool]] = {
     "linear": lambda x, weight: x.dtype in _WIDE and isinstance(weight, Packed),
     "rms_norm": lambda x: x.dtype in _WIDE,
     "rotary": _fits_rotary,
-    "silu_mul": lambda gate: gate.dtype in _WIDE and gate.stride(-1) == 1,
+    "silu_mul": lambda gate: gate.dtype in _WIDE and gate.stride(-1) == 1 and gate.numel() >= LEAST_SILU,
     "kv_append": _fits_append,
     "kv_compact": lambda keys: keys.stride(3) == 1,
     "tree_attention": _fits_attention,

@@ -14,24 +14,19 @@ class Reduced:
     """D of the target's V tokens (FR-Spec, Zhao et al. 2502.14856), few enough for the cost of a small head.
 
     ``ids`` int64 [D]. Other tokens are never proposed, which lowers acceptance and changes nothing else: their
-    probability in q over V is 0.
+    probability in q over V is 0. ``weight_bytes``: bytes of the rows, which each call of ``logits`` reads.
     """
 
     def __init__(self, env: Env, ids: Tensor) -> None:
         self.ids, self.vocabulary, self._ops = ids, env.target.vocabulary, env.ops
         # bfloat16 halves the bytes; its rounding error is far smaller than the error of a small head.
         dtype = torch.bfloat16 if env.target.dtype == torch.float32 else env.target.dtype
-        self._rows = env.target.model.get_output_embeddings().weight[ids].to(dtype)
+        self.read_with(env.target.model.get_output_embeddings().weight[ids].to(dtype))
 
     def read_with(self, rows: Tensor) -> None:
         """Read tokens with ``rows`` [D, H] instead of the target's own rows."""
-        self._rows = rows
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the rows, which each call of ``logits`` reads."""
-        size: int = self._rows.nbytes
-        return size
+        self.weight_bytes: int = rows.nbytes
+        self._rows = self._ops.pack(rows)
 
     def logits(self, state: Tensor) -> Tensor:
         """Logits float32 [..., D] of estimated hidden states [..., H]."""

@@ -72,6 +72,34 @@ inline void tile_of_keys(const T* keys, long stride, long cells, long size, floa
         for (long j = 0; j < TILE; j++) to[i * TILE + j] = j < cells ? to_float(keys[j * stride + i]) : 0.0f;
 }
 
+// The scores of a few queries over LANES cells: the sums of `block` over a tile of keys, without the tile in memory.
+template <int M, class T>
+inline void score_few(const T* keys, long stride, long size, const float* query, float* scores, long padded) {
+    vec acc[M] = {};
+    for (long i = 0; i < size; i += LANES) {
+        vec x[LANES];
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++) x[j] = load(keys + j * stride + i);
+        transpose(x);
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++)
+#pragma GCC unroll 8
+            for (int m = 0; m < M; m++) acc[m] += x[j] * splat(query[m * size + i + j]);
+    }
+    for (int m = 0; m < M; m++) store(scores + m * padded, acc[m]);
+}
+
+template <class T>
+inline void score_few(
+    const T* keys, long stride, long size, const float* query, float* scores, long padded, long count) {
+    switch (count) {
+        case 1: return score_few<1>(keys, stride, size, query, scores, padded);
+        case 2: return score_few<2>(keys, stride, size, query, scores, padded);
+        case 3: return score_few<3>(keys, stride, size, query, scores, padded);
+        default: return score_few<4>(keys, stride, size, query, scores, padded);
+    }
+}
+
 // In place: scores, whose number is a multiple of TILE, become weights. Cells with score -inf get weight 0.
 inline void softmax(float* score, long length) {
     vec tops = splat(-INFINITY), totals{};
@@ -104,7 +132,12 @@ void attend(const Attention<Q, T, O>& c, long b, long kv, long first, long count
     }
     const Passes passes(count);
     const T* keys = c.keys + b * c.stride[3] + kv * c.stride[4];
-    for (long cell = 0; cell < c.length; cell += TILE) {
+    constexpr long FEW = 4;
+    long cell = 0;
+    if (count <= FEW && c.size % LANES == 0)
+        for (; cell + LANES <= c.length; cell += LANES)
+            score_few(keys + cell * c.stride[5], c.stride[5], c.size, query, scores + cell, padded, count);
+    for (cell = cell / TILE * TILE; cell < c.length; cell += TILE) {
         tile_of_keys(keys + cell * c.stride[5], c.stride[5], std::min<long>(TILE, c.length - cell), c.size, tile);
         passes.over(Floats{tile, c.size}, 0, 1, 0, c.size, query, c.size, scores + cell, padded);
     }

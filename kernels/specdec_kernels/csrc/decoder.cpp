@@ -6,6 +6,7 @@
 namespace {
 
 constexpr long WORTH_THREADS = 1 << 16;  // elements; below this number, threads cost more than they save
+constexpr long WORTH_THREADS_SILU = 1 << 13;
 
 template <class T>
 void rms_norm(const T* x, const T* weight, T* y, long rows, long size, float eps, float offset, int threads) {
@@ -32,7 +33,7 @@ void turn(
 
 template <class T>
 void silu_mul(const T* gate, const T* up, T* y, long rows, long size, long gate_stride, long up_stride, int threads) {
-    together(threads, rows * size >= WORTH_THREADS, [&](const Team& team) {
+    together(threads, rows * size >= WORTH_THREADS_SILU, [&](const Team& team) {
         const auto [from, to] = team.share(rows);
         for (long row = from; row < to; row++)
             silu_mul_row(gate + row * gate_stride, up + row * up_stride, y + row * size, size);

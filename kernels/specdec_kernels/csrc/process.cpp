@@ -4,11 +4,11 @@
 // lowered until they are enough, and divided at the token where the mass is reached. Equal logits keep the order of
 // their ids, as in specdec/processors.py.
 
-#include <omp.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "team.h"
 #include "vec.h"
 
 namespace {
@@ -179,7 +179,7 @@ void process(const Processors& with, long row, long slot, const float* raw, floa
 // out [B, N, V] from logits [B, N, V], contiguous.
 extern "C" void specdec_process(
     const Processors* with, const float* logits, float* out, long rows, long slots, long vocabulary, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (rows * slots > 1)
-    for (long slot = 0; slot < rows * slots; slot++)
+    in_turns(threads, rows * slots > 1, rows * slots, [&](long slot) {
         process(*with, slot / slots, slot, logits + slot * vocabulary, out + slot * vocabulary, vocabulary);
+    });
 }

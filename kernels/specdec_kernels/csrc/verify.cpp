@@ -4,11 +4,11 @@
 // token beats the best score so far only if v < exp(logit - best), its reach. v is at least 2^-33, so most tokens
 // need no hash either; the few that pass get the exact float32 score of specdec/sampling.py.
 
-#include <omp.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "team.h"
 #include "vec.h"
 
 namespace {
@@ -106,13 +106,12 @@ extern "C" void specdec_sample(
     const long parts = rows < threads && vocabulary >= 4096 ? threads : 1;
     const long each = (vocabulary / LANES / parts + 1) * LANES;
     std::vector<Best> found(rows * parts);
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (rows * vocabulary >= 8192)
-    for (long task = 0; task < rows * parts; task++) {
+    in_turns(threads, rows * vocabulary >= 8192, rows * parts, [&](long task) {
         const long row = task / parts, from = std::min(task % parts * each, vocabulary);
         const long to = std::min(from + each, vocabulary);
         const float* logit = logits + row * stride;
         if (from < to) found[task] = keys ? draw(Given{logit}, keys[row], from, to) : argmax(logit, from, to);
-    }
+    });
     for (long row = 0; row < rows; row++) {
         Best best = found[row * parts];
         for (long part = 1; part < parts; part++)
@@ -144,8 +143,7 @@ extern "C" void specdec_rejection_sample(
     const float* distribution, const float* q, const int64_t* tokens, const int64_t* width, const int64_t* accept_key,
     const int64_t* residual_key, const int64_t* bonus_key, int64_t* path, int64_t* accepted, int64_t* next, long batch,
     long slots, long vocabulary, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (batch > 1)
-    for (long b = 0; b < batch; b++) {
+    in_turns(threads, batch > 1, batch, [&](long b) {
         const float* p = distribution + b * slots * vocabulary;
         const float* q_row = q ? q + b * (slots - 1) * vocabulary : nullptr;
         long kept = 0;
@@ -168,5 +166,5 @@ extern "C" void specdec_rejection_sample(
         next[b] = draw(residual, key, 0, vocabulary).id;
         accepted[b] = kept;
         for (long i = 0; i < slots; i++) path[b * slots + i] = i <= kept ? i : -1;
-    }
+    });
 }

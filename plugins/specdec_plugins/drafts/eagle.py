@@ -34,7 +34,7 @@ class Eagle(Draft):
         self._head, ids = files.load_eagle(head, env.target)
         self._reduced = Reduced(env, ids)
         self._ops, self._embed = env.ops, env.target.model.get_input_embeddings()
-        self._layer = self._head.weights()
+        self._weights = self._head.weights(env.ops)
         self._beam, self._depth, self._most, self._least = beam, depth, max_draft, least
         self.branches = beam > 1
         shape, device = self._head.shape, env.target.device
@@ -158,7 +158,7 @@ class Eagle(Draft):
         """Estimated hidden states [B, W, H] after the entries (token, hidden state) of a window."""
         plan = self._arena.plan(window, self._ops, rows, longest)
         turn = self._head.turn(plan.position, hidden.dtype)
-        after: Tensor = self._head(self._ops, self._embed(window.tokens), hidden, turn, plan.at(0), self._layer)
+        after: Tensor = self._head(self._ops, self._embed(window.tokens), hidden, turn, plan.at(0), self._weights)
         return after
 
 

@@ -24,7 +24,7 @@ class EagleLite(Draft):
 
     def __init__(self, env: Env, alpha: float, max_draft: int, reset: bool) -> None:
         self._alpha, self._most, self._reset = alpha, max_draft, reset
-        self._head, self._ops = env.target.model.get_output_embeddings(), env.ops
+        self._head = env.target.model.get_output_embeddings()
         self.weight_bytes = self._head.weight.nbytes
         self._forwards = 0
         size = self._head.weight.shape[1]
@@ -59,7 +59,7 @@ class EagleLite(Draft):
         for _ in range(k):
             before, last = last, last + self._alpha * (last - before)
             self._forwards += 1
-            chain.propose(self._ops.linear(last[:, None], self._head.weight, None).float())
+            chain.propose(self._head(last[:, None]).float())
         return chain.window()
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:

@@ -91,6 +91,7 @@ class Medusa(Draft):
             if num_heads > self._heads.count:
                 raise SpecdecError(f"num_heads is {num_heads}; {head_init!r} has {self._heads.count}")
             self._reduced, self._count = Reduced(env, ids), num_heads
+            self._weights = self._heads.weights(env.ops)
         else:
             raise unknown("head_init", head_init, (*INITS, "trained"), "Or name a .safetensors file of heads.")
         heads = [self._untrained.blocks] if self._untrained else list(self._heads.parameters())
@@ -122,7 +123,7 @@ class Medusa(Draft):
         hidden = self._hidden[: context.rows]
         self._forwards += 1
         if self._untrained is None:
-            states = self._heads(self._ops, self._embed(context.pending), hidden)
+            states = self._heads(self._ops, self._embed(context.pending), hidden, self._weights)
         else:
             states = self._untrained(hidden)
         if self.branches:

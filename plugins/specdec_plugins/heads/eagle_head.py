@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from specdec.decoder import Cells, DecoderWeights
 from specdec.interfaces import Backend
+from specdec.packed import Weight
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,10 @@ class EagleHead(nn.Module):
         self.gate_up = matrix(2 * wide, size)
         self.down = matrix(size, wide)
 
-    def weights(self) -> DecoderWeights:
-        """The parameters, without a copy, in the form that the ops take."""
+    def weights(self, ops: Backend) -> tuple[Weight, DecoderWeights]:
+        """``enter`` and the layer as ``ops`` reads them fastest; on the reference the parameters, without a copy."""
         shape = self.shape
-        return DecoderWeights(
+        layer = DecoderWeights(
             norm_before=self.norm_before,
             eps_before=shape.eps,
             qkv=self.qkv,
@@ -75,6 +76,7 @@ class EagleHead(nn.Module):
             head_dim=shape.head_dim,
             scaling=shape.head_dim**-0.5,
         )
+        return ops.pack(self.enter), layer.packed(ops)
 
     def turn(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rotary's cos and sin [B, W, d] at positions [B, W]."""
@@ -90,16 +92,17 @@ class EagleHead(nn.Module):
         hidden: Tensor,
         turn: tuple[Tensor, Tensor],
         at: Cells,
-        layer: DecoderWeights | None = None,
+        weights: tuple[Weight, DecoderWeights] | None = None,
     ) -> Tensor:
         """Estimate hidden states [B, W, H]; ``embedded`` [B, W, H] are the target's embeddings of the next tokens.
 
-        ``layer`` is the result of ``weights()``, if the caller keeps it. In place: the cells of ``at``.
+        ``weights`` is the result of ``weights(ops)``, if the caller keeps it. In place: the cells of ``at``.
         """
+        enter, layer = weights or self.weights(ops)
         eps = self.shape.eps
         pair = [ops.rms_norm(embedded, self.token_norm, eps, 0.0), ops.rms_norm(hidden, self.hidden_norm, eps, 0.0)]
-        x = ops.linear(torch.cat(pair, dim=-1), self.enter, None)
-        x = ops.decoder_layer(x, layer or self.weights(), turn, at)
+        x = ops.linear(torch.cat(pair, dim=-1), enter, None)
+        x = ops.decoder_layer(x, layer, turn, at)
         return ops.rms_norm(x, self.norm, eps, 0.0)
 
     def describe(self) -> dict[str, float | int]:

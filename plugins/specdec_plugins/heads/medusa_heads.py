@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.interfaces import Backend
+from specdec.packed import Weight
 
 
 class MedusaHeads(nn.Module):
@@ -26,12 +27,22 @@ class MedusaHeads(nn.Module):
         self.down = nn.Parameter(torch.zeros(count * hidden, wide))
         self.norm = nn.Parameter(torch.ones(hidden))
 
-    def forward(self, ops: Backend, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """Hidden states [B, N, H], head i's at index i; ``embedded`` and ``hidden`` [B, H]."""
+    def weights(self, ops: Backend) -> tuple[Weight, list[Weight]]:
+        """The matrices as ``ops`` reads them fastest: ``up``, and each head's part of ``down``."""
+        down = self.down.view(self.count, self.hidden, self.wide)
+        return ops.pack(self.up), [ops.pack(part) for part in down]
+
+    def forward(
+        self, ops: Backend, embedded: Tensor, hidden: Tensor, weights: tuple[Weight, list[Weight]] | None = None
+    ) -> Tensor:
+        """Hidden states [B, N, H], head i's at index i; ``embedded`` and ``hidden`` [B, H].
+
+        ``weights`` is the result of ``weights(ops)``, if the caller keeps it.
+        """
+        up, down = weights or self.weights(ops)
         wide = ops.rms_norm(hidden, self.hidden_norm, self.eps, 0.0)
         pair = torch.cat([ops.rms_norm(embedded, self.token_norm, self.eps, 0.0), wide], dim=-1)
-        inner = nn.functional.silu(ops.linear(pair, self.up, None)).unflatten(-1, (self.count, self.wide))
-        down = self.down.view(self.count, self.hidden, self.wide)
+        inner = nn.functional.silu(ops.linear(pair, up, None)).unflatten(-1, (self.count, self.wide))
         steps = [ops.linear(inner[:, i], down[i], None) for i in range(self.count)]
         return ops.rms_norm(wide[:, None] + torch.stack(steps, dim=1), self.norm, self.eps, 0.0)
 

@@ -45,7 +45,7 @@ def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tens
     turn = head.turn(index[None], hidden.dtype)
     empty = hidden.new_zeros(batch, shape.heads_kv, length, shape.head_dim)
     keys = values = empty[:, :, :0]
-    layer = head.weights()
+    weights = head.weights(ops)
     for fed in range(steps):
         # New tensors, because backward needs the tensors of earlier steps unchanged.
         keys, values = torch.cat([keys, empty], dim=2), torch.cat([values, empty], dim=2)
@@ -54,7 +54,7 @@ def unrolled_eagle(head: EagleHead, ops: Backend, embedded: Tensor, hidden: Tens
         sees = torch.cat(blocks, dim=1)
         mask = hidden.new_zeros(sees.shape).masked_fill_(~sees, float("-inf"))[None, None].expand(batch, 1, -1, -1)
         cells = (index + fed * length).expand(batch, -1)
-        state = head(ops, embedded, hidden, turn, Cells(keys, values, cells, mask), layer)
+        state = head(ops, embedded, hidden, turn, Cells(keys, values, cells, mask), weights)
         yield state
         hidden = torch.cat([hidden[:, :1], state[:, :-1]], dim=1)
 
