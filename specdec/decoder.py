@@ -1,7 +1,8 @@
-"""A decoder layer of Llama's kind: its weights, and its computation from the other ops."""
+"""Decoder layers of Llama's kind: their weights, and their computation from the other ops."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -56,11 +57,17 @@ class Cells:
     mask: Tensor
 
 
-def decode(ops: Backend, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
-    """h + mlp(norm(h)) with h = x + attention(norm(x)), op by op: x [B, W, H], ``turn`` the rotary's cos and sin.
+def decode(
+    ops: Backend, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
+) -> Tensor:
+    """The layers in order, op by op: x [B, W, H], ``turn`` the rotary's cos and sin. In place: the cells of ``at``."""
+    for layer, cells in zip(layers, at, strict=True):
+        x = _decode(ops, x, layer, turn, cells)
+    return x
 
-    In place: the cells of ``at``.
-    """
+
+def _decode(ops: Backend, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+    """h + mlp(norm(h)) with h = x + attention(norm(x))."""
     batch, width, _ = x.shape
     size, heads, heads_kv = layer.head_dim, layer.heads, layer.heads_kv
     normed = ops.rms_norm(x, layer.norm_before, layer.eps_before, layer.norm_offset)

@@ -196,11 +196,11 @@ class Backend(ABC):
         ``tensors`` are the op's deciding tensors, in the order of its signature: ``process`` and ``sample`` logits,
         ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample`` distribution, ``kv_append`` keys and
         new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight,
-        ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layer`` x and the layer's ``qkv``.
+        ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layers`` x and the first layer's ``qkv``.
         """
 
     def pack(self, weight: Weight) -> Weight:
-        """A matrix in the form in which ``linear`` and ``decoder_layer`` read it fastest; by default itself.
+        """A matrix in the form in which ``linear`` and ``decoder_layers`` read it fastest; by default itself.
 
         Called once for each matrix that stays as it is: a copy does not follow later changes of ``weight``.
         """
@@ -267,7 +267,9 @@ class Backend(ABC):
         """silu(gate) · up, both [..., N] with any strides between rows; a new contiguous tensor."""
 
     @abstractmethod
-    def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+    def decoder_layers(
+        self, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
+    ) -> Tensor:
         """A whole layer of Llama's kind over the arena, [B, W, H] to [B, W, H]: see ``specdec.decoder.decode``."""
 
 

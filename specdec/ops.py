@@ -123,15 +123,17 @@ class Ops(Backend):
         turned: tuple[Tensor, Tensor] = self._run("rotary", (query, cos), query, keys, cos, sin)
         return turned
 
-    def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
-        """See ``Backend``; if no backend has the whole layer, each of its ops goes to its own backend."""
-        *fused, _ = self._routes["decoder_layer"]
+    def decoder_layers(
+        self, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
+    ) -> Tensor:
+        """See ``Backend``; if no backend has whole layers, each of their ops goes to its own backend."""
+        *fused, _ = self._routes["decoder_layers"]
         for takes, call, name in fused:
-            if takes(x, layer.qkv):
+            if takes(x, layers[0].qkv):
                 self.calls[name] += 1
-                out: Tensor = call(x, layer, turn, at)
+                out: Tensor = call(x, layers, turn, at)
                 return out
-        return decode(self, x, layer, turn, at)
+        return decode(self, x, layers, turn, at)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """See ``Backend``."""

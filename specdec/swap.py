@@ -120,7 +120,11 @@ class Swap:
             elif (offset := _norm_offset(module)) is not None:
                 self._forwards.append((module, self._norm(module, offset)))
         forwards = dict(self._forwards)
-        self._layers = [(module, self._layer(module)) for module in model.modules() if _is_layer(module, forwards)]
+        layers = [module for module in model.modules() if _is_layer(module, forwards)]
+        total = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+        whole = [layer.self_attn.layer_idx for layer in layers] == list(range(total or 0))
+        for stack in [layers] if whole else [[layer] for layer in layers]:
+            self._layers += self._stack(stack)
 
     def _matrix(self, parts: Sequence[nn.Linear]) -> tuple[Weight, Tensor | None]:
         """The weights of ``parts`` as one matrix, rounded if ``bits`` is set, and their biases as one vector."""
@@ -189,12 +193,10 @@ class Swap:
         forward.__kwdefaults__ = native.__kwdefaults__
         return MethodType(forward, module)
 
-    def _layer(self, module: Any) -> Forward:
-        """The whole layer as one op over the arena; a call without a plan runs the layer's own forward."""
-        attention, mlp, native = module.self_attn, module.mlp, type(module).forward
-        decoder_layer, index = self.ops.decoder_layer, attention.layer_idx
-        before, after, size = module.input_layernorm, module.post_attention_layernorm, attention.head_dim
-        weights = DecoderWeights(
+    def _weights(self, module: Any) -> DecoderWeights:
+        attention, mlp, size = module.self_attn, module.mlp, module.self_attn.head_dim
+        before, after = module.input_layernorm, module.post_attention_layernorm
+        return DecoderWeights(
             before.weight,
             _eps(before),
             *self._matrices[attention.q_proj],
@@ -210,18 +212,34 @@ class Swap:
             scaling=attention.scaling,
         )
 
-        def forward(
-            hidden_states: Tensor,
-            *arguments: Any,
-            position_embeddings: tuple[Tensor, Tensor],
-            specdec_plan: Plan | None = None,
-            **rest: Any,
-        ) -> Any:
-            if specdec_plan is None:
-                return native(module, hidden_states, *arguments, position_embeddings=position_embeddings, **rest)
-            return decoder_layer(hidden_states, weights, position_embeddings, specdec_plan.at(index))
+    def _stack(self, modules: Sequence[Any]) -> list[tuple[nn.Module, Forward]]:
+        """Consecutive layers as one op over the arena, in the first one's forward; the others return their input.
 
-        return forward
+        A call without a plan runs each layer's own forward.
+        """
+        layers, decoder_layers = [self._weights(module) for module in modules], self.ops.decoder_layers
+        indices = [module.self_attn.layer_idx for module in modules]
+
+        def forward_of(module: Any) -> Forward:
+            native, first = type(module).forward, module is modules[0]
+
+            def forward(
+                hidden_states: Tensor,
+                *arguments: Any,
+                position_embeddings: tuple[Tensor, Tensor],
+                specdec_plan: Plan | None = None,
+                **rest: Any,
+            ) -> Any:
+                if specdec_plan is None:
+                    return native(module, hidden_states, *arguments, position_embeddings=position_embeddings, **rest)
+                if not first:
+                    return hidden_states
+                cells = [specdec_plan.at(index) for index in indices]
+                return decoder_layers(hidden_states, layers, position_embeddings, cells)
+
+            return forward
+
+        return [(module, forward_of(module)) for module in modules]
 
     def _norm(self, module: Any, offset: float) -> Forward:
         rms_norm, weight, eps = self.ops.rms_norm, module.weight, _eps(module)

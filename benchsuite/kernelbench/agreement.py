@@ -59,9 +59,9 @@ def packed(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Any, 
     if op == "linear":
         x, weight, bias = arguments
         return x, backend.pack(weight), bias
-    if op == "decoder_layer":
-        x, layer, *rest = arguments
-        return x, layer.packed(backend), *rest
+    if op == "decoder_layers":
+        x, layers, *rest = arguments
+        return x, [layer.packed(backend) for layer in layers], *rest
     return arguments
 
 
@@ -71,10 +71,11 @@ def run_op(backend: Backend, op: str, arguments: tuple[Any, ...]) -> tuple[Tenso
         copies = tuple(_same_layout(t) for t in arguments[:2])
         getattr(backend, op)(*copies, *arguments[2:])
         return copies
-    if op == "decoder_layer":
-        x, layer, turn, at = arguments
+    if op == "decoder_layers":
+        x, layers, turn, at = arguments
         cells = to(at)
-        return getattr(backend, op)(x, layer, turn, cells), cells.keys, cells.values
+        out = getattr(backend, op)(x, layers, turn, cells)
+        return out, *(t for one in cells for t in (one.keys, one.values))
     out = getattr(backend, op)(*arguments)
     if isinstance(out, Verdict):
         return out.path, out.num_accepted, out.next

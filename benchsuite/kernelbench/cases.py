@@ -171,7 +171,7 @@ def _rejection(rows: int, width: int, vocabulary: int, q: str | None = None, lef
     return make
 
 
-def _layer(batch: int, width: int, kind: str = "own", bias: bool = False, size: int = 16) -> Make:
+def _layers(batch: int, width: int, kind: str = "own", bias: bool = False, size: int = 16, count: int = 1) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         heads, heads_kv, hidden, inner = 4, 2, 96, 160
 
@@ -186,27 +186,31 @@ def _layer(batch: int, width: int, kind: str = "own", bias: bool = False, size: 
         def norm() -> tuple[Tensor, float]:
             return (0.5 + torch.rand(hidden, generator=g)).to(dtype), 1e-5
 
-        weights = DecoderWeights(
-            *norm(),
-            *matrix((heads + 2 * heads_kv) * size, hidden),
-            *matrix(hidden, heads * size),
-            *norm(),
-            *matrix(2 * inner, hidden),
-            *matrix(hidden, inner),
-            norm_offset=1.0 if bias else 0.0,
-            heads=heads,
-            heads_kv=heads_kv,
-            head_dim=size,
-            scaling=size**-0.5,
+        layers = tuple(
+            DecoderWeights(
+                *norm(),
+                *matrix((heads + 2 * heads_kv) * size, hidden),
+                *matrix(hidden, heads * size),
+                *norm(),
+                *matrix(2 * inner, hidden),
+                *matrix(hidden, inner),
+                norm_offset=1.0 if bias else 0.0,
+                heads=heads,
+                heads_kv=heads_kv,
+                head_dim=size,
+                scaling=size**-0.5,
+            )
+            for _ in range(count)
         )
         angle = torch.rand(batch, width, size, generator=g) * 6
-        keys, values = (_random(g, dtype, batch + 2, heads_kv, 70, size)[1:-1] for _ in range(2))
+        arena = [_random(g, dtype, batch + 2, heads_kv, 70, size)[1:-1] for _ in range(2 * count)]
         start = torch.randint(20, 40, (batch, 1), generator=g)
         cells = start + torch.arange(width)
         seen = torch.arange(64) <= cells[:, :, None]
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf"))[:, None]
         turn = angle.cos().to(dtype), angle.sin().to(dtype)
-        return _random(g, dtype, batch, width, hidden), weights, turn, Cells(keys, values, cells, mask)
+        at = tuple(Cells(keys, values, cells, mask) for keys, values in zip(arena[::2], arena[1::2], strict=True))
+        return _random(g, dtype, batch, width, hidden), layers, turn, at
 
     return make
 
@@ -244,6 +248,7 @@ EVERY: dict[str, tuple[Any, ...]] = {
     "eos": ((0, 5), (6,)),
 }
 ONE = (torch.float32,)
+KINDS = ("own", "bfloat16", "int8", "int4")
 CASES = [
     *(Case("linear", f"{m}x{n}x{k}", _linear(m, n, k)) for m in (1, 2, 4, 7, 8, 9, 16) for n, k in ((192, 576),)),
     Case("linear", "empty", _linear(0, 5, 64)),
@@ -254,6 +259,12 @@ CASES = [
     Case("linear", "strided", _linear(3, 37, 64, strided=True)),
     *(Case("linear", f"{kind}-{m}", _linear(m, 50, 96, kind)) for kind in ("int8", "int4") for m in (1, 4, 16)),
     *(Case("linear", f"bfloat16-{m}", _linear(m, 50, 90, "bfloat16")) for m in (1, 8, 16)),
+    # Every number of rows in the last pass of each level, and so many that codes are widened once for all of them.
+    *(Case("linear", f"{kind}-rows-{m}", _linear(m, 53, 352, kind)) for kind in KINDS for m in (*range(1, 14), 33, 77)),
+    *(Case("linear", f"{kind}-tail", _linear(5, 33, 544, kind)) for kind in KINDS),
+    *(Case("linear", f"{kind}-chunk", _linear(256, 200, 288, kind, bias=True)) for kind in KINDS),
+    *(Case("linear", f"{n}x{k}", _linear(7, n, k)) for n, k in ((15, 31), (16, 32), (17, 33), (1, 257), (64, 1))),
+    *(Case("linear", f"bfloat16-{n}x{k}", _linear(7, n, k, "bfloat16")) for n, k in ((15, 31), (17, 33), (1, 257))),
     Case("linear", "int8-odd", _linear(3, 7, 41, "int8", bias=True)),
     Case("rms_norm", "empty", _norm(0, 64)),
     Case("rms_norm", "single", _norm(1, 1)),
@@ -294,13 +305,18 @@ CASES = [
     Case("tree_attention", "small-heads", _attention(2, 3, 29, 10, (4, 4))),
     Case("tree_attention", "large-heads", _attention(1, 3, 48, 128, (8, 1))),
     Case("tree_attention", "odd-heads", _attention(1, 3, 48, 80, (3, 1))),
+    *(Case("tree_attention", f"queries-{w}", _attention(1, w, 83, 64, (3, 3))) for w in (1, 2, 3, 4, 6, 7, 13)),
+    *(Case("tree_attention", f"head-{d}", _attention(2, 3, 51, d, (4, 2))) for d in (8, 16, 24, 40, 256)),
+    Case("tree_attention", "one-cell", _attention(1, 2, 1, 64)),
+    Case("tree_attention", "blocks", _attention(1, 9, 600, 64)),
     Case("tree_attention", "maximal", _attention(1, 64, 128)),
     Case("tree_attention", "softcap", _attention(1, 3, 48, softcap=2.0)),
     Case("tree_attention", "garbage", _attention(2, 2, 70, garbage=1e30, seen=0.1)),
-    *(Case("decoder_layer", f"{b}x{w}", _layer(b, w)) for b, w in ((1, 1), (1, 9), (3, 5))),
-    *(Case("decoder_layer", kind, _layer(1, 4, kind)) for kind in ("int8", "int4", "bfloat16")),
-    Case("decoder_layer", "bias", _layer(2, 3, bias=True)),
-    Case("decoder_layer", "odd-heads", _layer(1, 3, size=10)),
+    *(Case("decoder_layers", f"{b}x{w}", _layers(b, w)) for b, w in ((1, 1), (1, 9), (3, 5), (2, 33))),
+    *(Case("decoder_layers", kind, _layers(1, 4, kind)) for kind in ("int8", "int4", "bfloat16")),
+    Case("decoder_layers", "bias", _layers(2, 3, bias=True)),
+    Case("decoder_layers", "odd-heads", _layers(1, 3, size=10)),
+    Case("decoder_layers", "three", _layers(2, 5, count=3)),
     Case("process", "single", _process(1, 1, 1, WARM), ONE),
     *(Case("process", f"warm-{v}", _process(3, 4, v, WARM), ONE) for v in (7, 258, 5001)),
     *(Case("process", f"top-k-{k}", _process(3, 4, 258, {**WARM, "top_k": (k,)}), ONE) for k in (1, 40, 257, 258, 999)),

@@ -68,16 +68,15 @@ class Work:
         """The same work with its matrices in the backend's own form; ``kept`` holds those packed so far, by id."""
 
         def packed(argument: Any) -> Any:
-            matrix = isinstance(argument, DecoderWeights | Quantised) or (self.op == "linear" and id(argument) in found)
-            if not matrix:
-                return argument
             if id(argument) not in kept:
-                mine = argument.packed(ops) if isinstance(argument, DecoderWeights) else ops.pack(argument)
+                layers = isinstance(argument, tuple)
+                mine = tuple(layer.packed(ops) for layer in argument) if layers else ops.pack(argument)
                 kept[id(argument)] = argument, mine
             return kept[id(argument)][1]
 
-        found = {id(arguments[1]) for arguments in self.calls}
-        return replace(self, calls=tuple(tuple(map(packed, arguments)) for arguments in self.calls))
+        if self.op not in ("linear", "decoder_layers"):
+            return self
+        return replace(self, calls=tuple((x, packed(weights), *rest) for x, weights, *rest in self.calls))
 
     def do(self, ops: Backend) -> None:
         """Make the calls on ``ops``."""
@@ -110,7 +109,7 @@ class Target:
             "rms_norm": self._norm,
             "rotary": self._rotary,
             "silu_mul": self._silu,
-            "decoder_layer": self._layer,
+            "decoder_layers": self._layer,
             "kv_append": self._append,
             "kv_compact": self._compact,
             "tree_attention": self._attention,
@@ -207,8 +206,8 @@ class Target:
             at = Cells(keys, values, torch.arange(width, device=self.device)[None], mask)
             moved = sum(matrix.nbytes for matrix in matrices) + keys.nbytes + values.nbytes
             operations = 2 * width * sum(matrix.numel() for matrix in matrices)
-            arguments = self._random(1, width, hidden), layer, (turn, turn), at
-            yield self._one("decoder_layer", f"W={width} L={length}", arguments, moved, operations)
+            arguments = self._random(1, width, hidden), (layer,), (turn, turn), (at,)
+            yield self._one("decoder_layers", f"W={width} L={length}", arguments, moved, operations)
 
     def _arena(self, length: int) -> tuple[Tensor, Tensor]:
         return self._random(1, self.heads_kv, length, self.head_dim), self._random(

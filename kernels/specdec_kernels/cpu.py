@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from weakref import WeakKeyDictionary
 
@@ -45,7 +45,7 @@ _SIGNATURES = {
     "kv_append": [*[_POINTER] * 5, *[_LONG] * 17],
     "kv_compact": [*[_POINTER] * 4, *[_LONG] * 11],
     "tree_attention": [_INT, *[_POINTER] * 5, *[_LONG] * 17, _FLOAT, _FLOAT, _INT],
-    "decoder_layer": [_POINTER, _INT, *[_POINTER] * 4, *[_LONG] * 2, _INT],
+    "decoder_layers": [_POINTER, _LONG, _INT, *[_POINTER] * 4, *[_LONG] * 2, _INT],
     "process": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "sample": [*[_POINTER] * 3, *[_LONG] * 3, _INT],
     "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
@@ -371,34 +371,38 @@ class Cpu(Reference):
         )
         return out
 
-    def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+    def decoder_layers(
+        self, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
+    ) -> Tensor:
         """The same ops in one parallel region: see csrc/layer.cpp."""
-        described = self._layers.get(layer)
-        if described is None:
-            described = self._layers[layer] = Described(layer)
-        x, cells = x.contiguous(), at.cells.contiguous()
-        cos, sin = (angle.contiguous() for angle in turn)
-        keys, values, mask = at.keys, at.values, at.mask
+        for layer in layers:
+            if layer not in self._layers:
+                self._layers[layer] = Described(layer)
+        x, (cos, sin) = x.contiguous(), (angle.contiguous() for angle in turn)
+        index = [one.cells.contiguous() for one in at]
         y = torch.empty_like(x)
         rows, width, _ = x.shape
-        self._lib.specdec_decoder_layer(
-            described.address,
+        cells = [
+            ArenaCells(
+                one.keys.data_ptr(),
+                one.values.data_ptr(),
+                own.data_ptr(),
+                one.mask.data_ptr(),
+                one.mask.shape[3],
+                one.keys.stride()[:3],
+                one.values.stride()[:3],
+                (one.mask.stride(0), one.mask.stride(2)),
+            )
+            for one, own in zip(at, index, strict=True)
+        ]
+        self._lib.specdec_decoder_layers(
+            (_POINTER * len(layers))(*(self._layers[layer].address for layer in layers)),
+            len(layers),
             CODE[x.dtype],
             x.data_ptr(),
             y.data_ptr(),
-            ctypes.byref(Turn(cos.data_ptr(), sin.data_ptr(), width * layer.head_dim if cos.shape[0] > 1 else 0)),
-            ctypes.byref(
-                ArenaCells(
-                    keys.data_ptr(),
-                    values.data_ptr(),
-                    cells.data_ptr(),
-                    mask.data_ptr(),
-                    mask.shape[3],
-                    keys.stride()[:3],
-                    values.stride()[:3],
-                    (mask.stride(0), mask.stride(2)),
-                )
-            ),
+            ctypes.byref(Turn(cos.data_ptr(), sin.data_ptr(), width * layers[0].head_dim if cos.shape[0] > 1 else 0)),
+            (ArenaCells * len(cells))(*cells),
             rows,
             width,
             torch.get_num_threads(),
@@ -528,7 +532,7 @@ _FITS: dict[str, Callable[..., bool]] = {
     "kv_append": _fits_append,
     "kv_compact": lambda keys: keys.stride(3) == 1,
     "tree_attention": _fits_attention,
-    "decoder_layer": lambda x, qkv: x.dtype in _WIDE and isinstance(qkv, Packed),
+    "decoder_layers": lambda x, qkv: x.dtype in _WIDE and isinstance(qkv, Packed),
     "process": lambda logits: logits.dtype == torch.float32,
     "sample": lambda logits: logits.dtype == torch.float32,
     "verify_prefix": lambda choices: True,

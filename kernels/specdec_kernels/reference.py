@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -152,9 +152,11 @@ class Reference(Backend):
         """SwiGLU's product, Shazeer 2002.05202."""
         return F.silu(gate) * up
 
-    def decoder_layer(self, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+    def decoder_layers(
+        self, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
+    ) -> Tensor:
         """The composition of the ops above."""
-        return decode(self, x, layer, turn, at)
+        return decode(self, x, layers, turn, at)
 
 
 def _half(x: Tensor) -> Tensor:

@@ -77,6 +77,12 @@ template <int M, class T>
 inline void score_few(const T* keys, long stride, long size, const float* query, float* scores, long padded) {
     vec acc[M] = {};
     for (long i = 0; i < size; i += LANES) {
+        if (i && i % CHAIN == 0)
+            for (int m = 0; m < M; m++) {
+                float* sum = scores + m * padded;
+                store(sum, i > CHAIN ? load(sum) + acc[m] : acc[m]);
+                acc[m] = vec{};
+            }
         vec x[LANES];
 #pragma GCC unroll 16
         for (int j = 0; j < LANES; j++) x[j] = load(keys + j * stride + i);
@@ -86,7 +92,10 @@ inline void score_few(const T* keys, long stride, long size, const float* query,
 #pragma GCC unroll 8
             for (int m = 0; m < M; m++) acc[m] += x[j] * splat(query[m * size + i + j]);
     }
-    for (int m = 0; m < M; m++) store(scores + m * padded, acc[m]);
+    for (int m = 0; m < M; m++) {
+        float* sum = scores + m * padded;
+        store(sum, size > CHAIN ? load(sum) + acc[m] : acc[m]);
+    }
 }
 
 template <class T>

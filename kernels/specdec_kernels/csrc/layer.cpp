@@ -1,4 +1,4 @@
-// A decoder layer of Llama's kind in one parallel region: threads start once, and wait for each other nine times. Apart
+// Decoder layers of Llama's kind, one after the other: threads start once, and wait for each other nine times a layer. Apart
 // from the arena's cells, everything between x and y is float32 (bfloat16 where the processor multiplies bfloat16).
 
 #include <cstdint>
@@ -108,18 +108,23 @@ void run(
 
 }  // namespace
 
-// y = h + mlp(norm(h)) with h = x + attention(norm(x)); in place: the arena's cells. x and y [batch, width, hidden]
-// contiguous, bfloat16 with `narrow`.
-extern "C" void specdec_decoder_layer(
-    const Layer* layer, int narrow, const void* x, void* y, const Turn* turn, const Cells* at, long batch, long width,
-    int threads) {
+// y = h + mlp(norm(h)) with h = x + attention(norm(x)), and y is the next layer's x; in place: the arena's cells. x and y
+// [batch, width, hidden] contiguous, bfloat16 with `narrow`; `at` one for each layer. The layers have the same sizes.
+extern "C" void specdec_decoder_layers(
+    const Layer* const* layers, long count, int narrow, const void* x, void* y, const Turn* turn, const Cells* at,
+    long batch, long width, int threads) {
     thread_local Scratch scratch;
-    scratch.fit(batch * width, *layer);
+    scratch.fit(batch * width, *layers[0]);
     Scratch& s = scratch;
     together(threads, true, [&](const Team& team) {
-        if (!narrow) run<float, float>(*layer, (const float*)x, (float*)y, *turn, *at, batch, width, s, team);
-        else if (layer->qkv.kind == BFLOAT16 && MULTIPLIES_BF16)
-            run<bf16, bf16>(*layer, (const bf16*)x, (bf16*)y, *turn, *at, batch, width, s, team);
-        else run<bf16, float>(*layer, (const bf16*)x, (bf16*)y, *turn, *at, batch, width, s, team);
+        for (long i = 0; i < count; i++) {
+            const Layer& layer = *layers[i];
+            const void* from = i ? y : x;  // a layer reads the last of x before it writes y
+            if (i) team.wait();
+            if (!narrow) run<float, float>(layer, (const float*)from, (float*)y, *turn, at[i], batch, width, s, team);
+            else if (layer.qkv.kind == BFLOAT16 && MULTIPLIES_BF16)
+                run<bf16, bf16>(layer, (const bf16*)from, (bf16*)y, *turn, at[i], batch, width, s, team);
+            else run<bf16, float>(layer, (const bf16*)from, (bf16*)y, *turn, at[i], batch, width, s, team);
+        }
     });
 }

@@ -2,7 +2,7 @@
 //
 // A tile is 16 outputs. A vector holds one input of several outputs, so a row of x is broadcast number by number and no
 // sum across lanes is needed. A block of up to four tiles times up to ROWS rows of x stays in registers; the sums of
-// BLOCK inputs are added in memory. More rows take several passes over the same part of the weights, which is in the
+// CHAIN inputs are added in memory. More rows take several passes over the same part of the weights, which is in the
 // caches by then. The sum of an output is formed in the same order for any number of rows: a row's result does not
 // depend on the rows beside it, bit for bit.
 #pragma once
@@ -15,7 +15,8 @@
 
 constexpr int TILE = 16;           // outputs
 constexpr int H = TILE / LANES;    // vectors of a tile
-constexpr long BLOCK = 256;        // inputs; a tile's part in float32 is 16 KiB, half of L1
+constexpr long BLOCK = 256;        // inputs of a pass; a tile's part in float32 is 16 KiB, half of L1
+constexpr long CHAIN = 64;         // inputs that are summed one after the other; of BLOCK, the error would be twice as large
 constexpr int GROUP = 32;          // inputs that share a scale and an offset in int4
 constexpr long AHEAD = 4096;       // bytes that are prefetched ahead of the read
 constexpr long WORTH_THREADS_LINEAR = 1 << 15;  // multiplications; below this number, threads cost more than they save
@@ -131,7 +132,8 @@ constexpr int tiles_of(int rows) {
 
 // y[m, NB tiles] (+)= x[m, k0 .. k1] W^T; `step` is the distance of two rows of `part`, which holds whole tiles.
 template <int NB, int M, class W>
-void block(const W& w, long tile, long k0, long k1, const typename W::X* x, long stride, float* part, long step) {
+__attribute__((noinline)) void chain(  // inlined, gcc 12 would spill
+    const W& w, long tile, long k0, long k1, const typename W::X* x, long stride, float* part, long step) {
     vec acc[NB][H][M] = {};
     const float* group[NB] = {};
     auto some = [&](long k, int wanted) __attribute__((always_inline)) {
@@ -195,9 +197,15 @@ void block(const W& w, long tile, long k0, long k1, const typename W::X* x, long
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
             for (int h = 0; h < H; h++) {
-                float* to = part + m * step + b * TILE + h * LANES;
-                store(to, k0 ? load(to) + acc[b][h][m] : acc[b][h][m]);
+                float* sum = part + m * step + b * TILE + h * LANES;
+                store(sum, k0 ? load(sum) + acc[b][h][m] : acc[b][h][m]);
             }
+}
+
+template <int NB, int M, class W>
+void block(const W& w, long tile, long k0, long k1, const typename W::X* x, long stride, float* part, long step) {
+    for (long k = k0; k < k1; k += CHAIN)
+        chain<NB, M>(w, tile, k, std::min(k + CHAIN, k1), x, stride, part, step);
 }
 
 template <class W>

@@ -19,7 +19,7 @@ namespace {
 
 // Pauses of a wait, some 30 us, and then offers of the core, some 0.3 ms: the parts of a layer differ by less than the
 // first, and Python between two layers takes less than the second. Longer waits sleep.
-constexpr int PAUSES = 10000, OFFERS = 0;
+constexpr int PAUSES = 1000, OFFERS = 0;
 
 class Pool {
   public:

@@ -102,7 +102,7 @@ class EagleHead(nn.Module):
         eps = self.shape.eps
         pair = [ops.rms_norm(embedded, self.token_norm, eps, 0.0), ops.rms_norm(hidden, self.hidden_norm, eps, 0.0)]
         x = ops.linear(torch.cat(pair, dim=-1), enter, None)
-        x = ops.decoder_layer(x, layer, turn, at)
+        x = ops.decoder_layers(x, [layer], turn, [at])
         return ops.rms_norm(x, self.norm, eps, 0.0)
 
     def describe(self) -> dict[str, float | int]:
