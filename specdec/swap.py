@@ -91,11 +91,18 @@ class Swap:
         found = (weight for weight, _ in self._matrices.values())
         return 0 if self.bits else sum(weight.nbytes for weight in found if isinstance(weight, Packed))
 
+    def notes(self) -> list[str]:
+        """What a user should know of the memory: copies beside the weights, or why there are none."""
+        if self.unpacked:
+            return [self.unpacked]
+        copied = self.copied_bytes
+        return [f"{copied / 2**30:.2f} GiB of packed weights beside the model's own"] if copied else []
+
     def _room(self, model: PreTrainedModel) -> tuple[bool, str | None]:
         """Whether copies of the products' weights fit the memory, and a line that says it if they do not."""
         weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
         sample = self._parameters[0].new_zeros(1, 1)
-        needed = sum(weight.numel() * weight.element_size() for weight in weights)
+        needed = sum(weight.numel() * weight.element_size() for weight in weights) * 5 // 4  # and room for an arena
         if self.bits is not None or self.ops.pack(sample) is sample or needed <= available_bytes(sample.device):
             return True, None
         return False, (

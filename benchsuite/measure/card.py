@@ -22,11 +22,13 @@ def card(
     forward_s: float,
     absent: Sequence[str] = (),
     peers: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> list[str]:
     """Return the card's lines.
 
     ``forward_s``: measured seconds of a forward of one token; ``absent``: backends that cannot run, each with its
-    reason; ``peers``: what each peer runs (``TransformersRunner.described``).
+    reason; ``peers``: what each peer runs (``TransformersRunner.described``); ``notes``: on the target's memory and on
+    the machine's load.
     """
     gib = machine.weight_bytes / 2**30
     floor = machine.weight_bytes / machine.bandwidth
@@ -44,6 +46,7 @@ def card(
         f"{len(arms)} arms x {prompts} prompts x up to {tokens} tokens: about {_minutes(expected)}",
         *_wrapped("peer", peers),
         *_wrapped("without backend", absent),
+        *_wrapped("note:", notes),
     ]
 
 

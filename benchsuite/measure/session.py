@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchsuite.machine import clock, provenance, roofline
+from benchsuite.machine.load import Load
 from benchsuite.measure import card, paired, results, weights, workloads
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.matrix import Arm, Setting
@@ -151,7 +152,14 @@ class Bench:
         stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
         peers = [runner.described() for runner in runners.values() if isinstance(runner, TransformersRunner)]
         self.card += card.card(
-            machine, device, strategies, len(encoded), _forward_seconds(stage), ops.absent(device.type), peers
+            machine,
+            device,
+            strategies,
+            len(encoded),
+            _forward_seconds(stage),
+            ops.absent(device.type),
+            peers,
+            [*target.swap.notes(), *Load.measured().lines()],
         )
         return stage
 

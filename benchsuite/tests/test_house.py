@@ -35,7 +35,7 @@ ARROWS = {
     "test_speculation": "measure",
     "test_kernels": "kernelbench",
     "test_decoding": "decodingbench",
-    "tests": "options measure report kernelbench decodingbench prove conformance museum gate",
+    "tests": "options machine measure report kernelbench decodingbench prove conformance museum gate",
 }
 """Every room and module of benchsuite, and the others that it imports."""
 

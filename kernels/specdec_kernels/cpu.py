@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoder import Cells, DecoderWeights
-from specdec.errors import unknown
+from specdec.errors import SpecdecError, unknown
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
@@ -186,6 +186,8 @@ class Cpu(Reference):
     def __init__(self, level: str = "auto", pack: bool = True) -> None:
         if level not in ("auto", *levels()):
             raise unknown("level", level, ("auto", *levels()), "These are what this processor can run.")
+        if not isinstance(pack, bool):
+            raise SpecdecError(f"pack is {pack!r}; expected True or False")
         self.level = levels()[0] if level == "auto" else level
         self._packs = pack
         self._layers: WeakKeyDictionary[DecoderWeights, Described] = WeakKeyDictionary()

@@ -1,8 +1,8 @@
 // A team of threads that work on one op together, and their barrier.
 //
 // The threads are our own and not OpenMP's: its threads spin for milliseconds whenever they wait (libgomp: 300,000
-// pauses), and so take the core that another process, or another thread of the team, needs. Ours spin for microseconds,
-// then offer their core to others, and then sleep.
+// pauses), and so take the core that another process, or another thread of the team, needs. Ours spin for microseconds
+// and then sleep.
 #pragma once
 
 #include <algorithm>

@@ -1,0 +1,132 @@
+"""Packed weights: what a copy holds, and that a row's result does not depend on the rows beside it, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchsuite.kernelbench.cases import CASES, KINDS, Case
+from benchsuite.prove.tiny import registry
+from specdec import SpecdecError
+from specdec.decoder import Cells
+from specdec.ops import Ops
+from specdec.packed import Packed, Weight
+from specdec.quantised import Quantised
+
+
+def _ops() -> Ops:
+    ops = registry().backend("cpu")
+    if ops.chain[0].name != "cpu":
+        pytest.skip("no C++ compiler")
+    return ops
+
+
+def _weight(kind: str, outputs: int, inputs: int) -> Tensor | Quantised:
+    whole = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs + inputs))
+    if kind in ("int8", "int4"):
+        return Quantised.of(whole, 8 if kind == "int8" else 4)
+    return whole.bfloat16() if kind == "bfloat16" else whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(outputs=st.integers(1, 40), groups=st.integers(1, 3), odd=st.integers(0, 31))
+def test_a_packed_matrix_holds_the_same_values(kind: str, outputs: int, groups: int, odd: int) -> None:
+    weight = _weight(kind, outputs, 32 * groups + (0 if kind == "int4" else odd))
+    packed = Packed.of(weight)
+    assert packed.shape == tuple(weight.shape)
+    assert torch.equal(packed.dequantise(), weight.float() if isinstance(weight, Tensor) else weight.dequantise())
+
+
+def test_a_matrix_of_another_dtype_is_refused_by_name_and_left_alone_by_the_backend() -> None:
+    weight = torch.randn(3, 4, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"float64.*expected float32, bfloat16 or Quantised"):
+        Packed.of(weight)
+    assert _ops().pack(weight) is weight
+
+
+def test_copies_of_floats_are_left_out_when_asked_but_codes_are_packed() -> None:
+    ops = registry().backend("cpu(pack=False)")
+    weight: Weight = torch.randn(20, 64)
+    assert ops.pack(weight) is weight
+    assert isinstance(ops.pack(Quantised.of(torch.randn(20, 64), 8)), Packed)
+    with pytest.raises(SpecdecError, match="pack is 'no'; expected True or False"):
+        registry().backend("cpu(pack=no)")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(rows=st.integers(1, 70), outputs=st.integers(1, 50), groups=st.integers(1, 10), data=st.data())
+def test_a_row_of_a_product_is_the_same_beside_any_rows(
+    kind: str, dtype: torch.dtype, rows: int, outputs: int, groups: int, data: st.DataObject
+) -> None:
+    ops = _ops()
+    weight = ops.pack(_weight(kind, outputs, 32 * groups))
+    x = torch.randn(rows, 32 * groups, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    row = data.draw(st.integers(0, rows - 1))
+    assert torch.equal(ops.linear(x, weight, None)[row], ops.linear(x[row], weight, None))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.op == "tree_attention"], ids=lambda case: case.name)
+def test_a_slot_attends_the_same_beside_any_slots_and_cells_that_it_does_not_see(case: Case) -> None:
+    ops = _ops()
+    query, keys, values, mask, *rest = case.make(torch.Generator().manual_seed(3), torch.float32)
+    whole = ops.tree_attention(query, keys, values, mask, *rest)
+    for slot in range(query.shape[2]):
+        own = mask[:, :, slot : slot + 1]
+        length = int((own > float("-inf")).any(dim=(0, 1, 2)).nonzero().max()) + 1
+        given_to = query[:, :, slot : slot + 1], keys[:, :, :length], values[:, :, :length], own[..., :length]
+        assert torch.equal(ops.tree_attention(*given_to, *rest)[:, 0], whole[:, slot])
+
+
+@pytest.mark.parametrize("width", [2, 5, 7, 13])
+def test_a_window_through_layers_is_its_tokens_one_by_one(width: int) -> None:
+    """The same keys, values and results, bit for bit, whether a chain enters the layers at once or token by token."""
+    ops = _ops()
+    case = next(c for c in CASES if c.op == "decoder_layers" and c.name == "three")
+    x, layers, (cos, sin), at = case.make(torch.Generator().manual_seed(5), torch.float32)
+    generator = torch.Generator().manual_seed(width)
+    layers = [layer.packed(ops) for layer in layers]
+    x = torch.randn(len(x), width, x.shape[2], generator=generator)
+    cos, sin = (torch.randn(len(x), width, cos.shape[2], generator=generator) for _ in range(2))
+    cells = (torch.tensor([[21], [34]]) + torch.arange(width))[: len(x)]
+    mask = torch.zeros(len(x), 1, width, 64).masked_fill(torch.arange(64) > cells[:, None, :, None], float("-inf"))
+
+    def arena() -> list[tuple[Tensor, Tensor]]:
+        return [(one.keys.clone(), one.values.clone()) for one in at]
+
+    together, alone = arena(), arena()
+    whole = ops.decoder_layers(x, layers, (cos, sin), [Cells(k, v, cells, mask) for k, v in together])
+    for slot in range(width):
+        part = slice(slot, slot + 1)
+        mine = [Cells(k, v, cells[:, part], mask[:, :, part]) for k, v in alone]
+        one = ops.decoder_layers(x[:, part], layers, (cos[:, part], sin[:, part]), mine)
+        assert torch.equal(one, whole[:, part])
+    for (keys, values), (own_keys, own_values) in zip(together, alone, strict=True):
+        assert torch.equal(keys, own_keys)
+        assert torch.equal(values, own_values)
+
+
+def test_threads_of_a_forked_process_are_its_own() -> None:
+    """A process that forks after its threads have started multiplies as before; its parent too."""
+    import multiprocessing
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ops = _ops()
+        weight, x = ops.pack(torch.randn(300, 600)), torch.randn(3, 600)
+        expected = ops.linear(x, weight, None)
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=lambda: sender.send(torch.equal(ops.linear(x, weight, None), expected)))
+        child.start()
+        assert receiver.poll(60)
+        assert receiver.recv()
+        child.join(60)
+        assert child.exitcode == 0
+        assert torch.equal(ops.linear(x, weight, None), expected)
+    finally:
+        torch.set_num_threads(before)
