@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchsuite.kernelbench.cases import CASES, KINDS, Case
+from benchsuite.prove import families
 from benchsuite.prove.tiny import registry
 from specdec import SpecdecError
 from specdec.decoder import Cells
+from specdec.messages import Window
+from specdec.model import ArenaModel
 from specdec.ops import Ops
 from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
@@ -107,6 +110,30 @@ def test_a_window_through_layers_is_its_tokens_one_by_one(width: int) -> None:
     for (keys, values), (own_keys, own_values) in zip(together, alone, strict=True):
         assert torch.equal(keys, own_keys)
         assert torch.equal(values, own_values)
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@torch.inference_mode()
+def test_the_logits_of_a_chains_window_are_those_of_single_tokens(family: str, bits: int | None) -> None:
+    target = ArenaModel(families.build_model(family), _ops(), bits)
+    tokens = torch.randint(target.vocabulary, (1, 60), generator=torch.Generator().manual_seed(1))
+    wide, single = (target.arena(1, 80, 16) for _ in range(2))
+    start = 20
+    for arena in (wide, single):
+        target.extend(arena, tokens[:, :start], 0, 0)
+    for width in (9, 2, 16, 7):
+        own = tokens[:, start : start + width]
+        window = Window.chain(own[:, 0], own[:, 1:], torch.full((1,), width - 1))
+        logits, hidden = target.forward(wide, window, slice(0, 1), start)
+        wide.committed += width
+        for slot in range(width):
+            one = Window.chain(own[:, slot], own[:, :0], torch.zeros(1, dtype=torch.int64))
+            alone, state = target.forward(single, one, slice(0, 1), start + slot)
+            single.committed += 1
+            assert torch.equal(alone[:, 0], logits[:, slot])
+            assert torch.equal(state[:, 0], hidden[:, slot])
+        start += width
 
 
 def test_threads_of_a_forked_process_are_its_own() -> None:
