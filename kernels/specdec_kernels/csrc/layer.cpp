@@ -116,7 +116,8 @@ extern "C" void specdec_decoder_layers(
     thread_local Scratch scratch;
     scratch.fit(batch * width, *layers[0]);
     Scratch& s = scratch;
-    together(threads, true, [&](const Team& team) {
+    const bool worth = layers[0]->gate_up.inputs * layers[0]->gate_up.outputs * batch * width >= WORTH_THREADS_LINEAR;
+    together(threads, worth, [&](const Team& team) {
         for (long i = 0; i < count; i++) {
             const Layer& layer = *layers[i];
             const void* from = i ? y : x;  // a layer reads the last of x before it writes y
