@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,6 +25,9 @@ Name = TypeVar("Name", bound=Hashable)
 
 ROUNDS = 7
 """Samples of each timing, one in each round; all backends run in random order within a round."""
+
+SETTLE_S = 0.02
+"""Seconds before a sample: torch's threads spin for milliseconds after their work, on the cores of the next backend."""
 
 SAMPLE_S = 0.002
 """Minimum seconds of a sample: the call is repeated, so that clock resolution and launch time do not dominate."""
@@ -134,6 +138,7 @@ class KernelBench:
             names = list(calls)
             self._order.shuffle(names)
             for name in names:
+                time.sleep(SETTLE_S)
                 samples[name].append(clock.seconds(calls[name], device, times[name]))
         return samples
 
