@@ -38,13 +38,14 @@ struct Matrix {  // packed; `scale` is null for floats, bias may be null
 };
 
 // A kind of weights: `STEP` inputs are stored together, `LINE` inputs of a tile are one line of a cache. `read` loads the
-// STEP inputs from k on of one vector of outputs, h; `widen` makes floats of input k + s, with the scales of its `group`. `at` is where they lie.
-// More than DIRECT passes read a copy that was widened once.
-struct Floats {
+// STEP inputs from k on of one vector of outputs, h; `widen` makes floats of input k + s, with the scales of its `group`.
+// `at` is where they lie. More than DIRECT passes read a copy that was widened once.
+template <class T>
+struct Singles {
     using X = float;
     using Raw = vec;
-    static constexpr int STEP = 1, LINE = 1, DIRECT = 1;
-    const float* weight;
+    static constexpr int STEP = 1, LINE = 64 / (TILE * sizeof(T)), DIRECT = 8;
+    const T* weight;
     long inputs;
     const char* at(long tile, long k) const { return (const char*)(weight + (tile * inputs + k) * TILE); }
     Raw read(long tile, long k, int h) const { return load(weight + (tile * inputs + k) * TILE + h * LANES); }
@@ -52,17 +53,8 @@ struct Floats {
     vec widen(Raw raw, const float*, int, int) const { return raw; }
 };
 
-struct Bytes {
-    using X = float;
-    using Raw = vec;
-    static constexpr int STEP = 1, LINE = 4, DIRECT = 8;
-    const int8_t* weight;
-    long inputs;
-    const char* at(long tile, long k) const { return (const char*)(weight + (tile * inputs + k) * TILE); }
-    Raw read(long tile, long k, int h) const { return load(weight + (tile * inputs + k) * TILE + h * LANES); }
-    const float* group(long, long) const { return nullptr; }
-    vec widen(Raw raw, const float*, int, int) const { return raw; }
-};
+using Floats = Singles<float>;
+using Bytes = Singles<int8_t>;
 
 // Two inputs of an output side by side, as AVX-512's bfloat16 products take them.
 struct Halves {
@@ -302,13 +294,12 @@ inline void finish(const Matrix& m, long tile, long tiles, const float* part, lo
 template <class W>
 void widen(const W& w, long tile, long tiles, long k0, long k1, float* to) {
     for (long b = 0; b < tiles; b++)
-        for (long k = k0; k < k1; k += W::STEP) {
+        for (long k = k0; k < k1; k += W::STEP)
             for (int h = 0; h < H; h++) {
                 const auto raw = w.read(tile + b, k, h);
                 for (int s = 0; s < W::STEP; s++)
                     store(to + (b * BLOCK + k - k0 + s) * TILE + h * LANES, w.widen(raw, w.group(tile + b, k), s, h));
             }
-        }
 }
 
 // This thread's part of the outputs. x [rows, inputs] contiguous. The results are in `ends.out` after a barrier.

@@ -8,7 +8,6 @@
 #include <vector>
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
-#include <sched.h>
 #endif
 #if defined(__linux__)
 #include <linux/futex.h>

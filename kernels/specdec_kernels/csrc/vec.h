@@ -12,13 +12,10 @@
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
-constexpr int ACCUMULATORS = 24;  // of 32 registers
 #elif defined(__AVX__)
 constexpr int LANES = 8;
-constexpr int ACCUMULATORS = 12;  // of 16 registers
 #else
 constexpr int LANES = 4;
-constexpr int ACCUMULATORS = 8;
 #endif
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
@@ -102,29 +99,6 @@ inline float sum(vec x) {
 #endif
     y += __builtin_shufflevector(y, y, 2, 3, 0, 1);
     return y[0] + y[1];
-}
-
-// LANES vectors to one: lane i is the sum of vector i. Each stage adds the halves of every block of lanes and lays the
-// results of two vectors side by side.
-template <int BLOCK, int HIGH, int... I>
-inline vec side_by_side(vec a, vec b, std::integer_sequence<int, I...>) {
-    constexpr int half = LANES / BLOCK / 2;  // blocks taken from each vector
-    return __builtin_shufflevector(
-        a, b, ((I / BLOCK < half ? 0 : LANES) + (2 * (I / BLOCK % half) + HIGH) * BLOCK + I % BLOCK)...);
-}
-
-template <int BLOCK = LANES / 2>
-inline vec sums(const vec* x) {
-    if constexpr (BLOCK == 0) {
-        return *x;
-    } else {
-        constexpr auto lanes = std::make_integer_sequence<int, LANES>{};
-        vec half[BLOCK];
-        for (int i = 0; i < BLOCK; i++)
-            half[i] = side_by_side<BLOCK, 0>(x[2 * i], x[2 * i + 1], lanes) +
-                      side_by_side<BLOCK, 1>(x[2 * i], x[2 * i + 1], lanes);
-        return sums<BLOCK / 2>(half);
-    }
 }
 
 inline bool any(ivec x) {
