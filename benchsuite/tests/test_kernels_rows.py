@@ -61,7 +61,12 @@ def test_copies_of_floats_are_left_out_when_asked_but_codes_are_packed() -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@given(rows=st.integers(1, 70), outputs=st.integers(1, 50), groups=st.integers(1, 10), data=st.data())
+@given(
+    rows=st.integers(1, 70) | st.sampled_from((193, 400)),
+    outputs=st.integers(1, 50),
+    groups=st.integers(1, 10),
+    data=st.data(),
+)
 def test_a_row_of_a_product_is_the_same_beside_any_rows(
     kind: str, dtype: torch.dtype, rows: int, outputs: int, groups: int, data: st.DataObject
 ) -> None:

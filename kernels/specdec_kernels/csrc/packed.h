@@ -18,6 +18,7 @@ constexpr int H = TILE / LANES;    // vectors of a tile
 constexpr long BLOCK = 256;        // inputs of a pass; a tile's part in float32 is 16 KiB, half of L1
 constexpr long CHAIN = 64;         // inputs that are summed one after the other; of BLOCK, the error would be twice as large
 constexpr int GROUP = 32;          // inputs that share a scale and an offset in int4
+constexpr long MOST_ROWS = 192;    // rows that share a read of the weights; their x stays in L2
 constexpr long AHEAD = 4096;       // bytes that are prefetched ahead of the read
 constexpr long WORTH_THREADS_LINEAR = 1 << 15;  // multiplications; below this number, threads cost more than they save
 
@@ -254,6 +255,11 @@ struct Ends {
     const float* add;
     const bf16* add_narrow;
     bool narrow;
+
+    Ends after(long numbers) const {
+        void* rest = narrow ? (void*)((bf16*)out + numbers) : (void*)((float*)out + numbers);
+        return {rest, add ? add + numbers : nullptr, add_narrow ? add_narrow + numbers : nullptr, narrow};
+    }
 };
 
 inline Ends ends_of(float* out, const float* add) { return {out, add, nullptr, false}; }
@@ -302,9 +308,8 @@ void widen(const W& w, long tile, long tiles, long k0, long k1, float* to) {
             }
 }
 
-// This thread's part of the outputs. x [rows, inputs] contiguous. The results are in `ends.out` after a barrier.
 template <class W>
-void multiply(const W& w, const Matrix& m, const typename W::X* x, long rows, const Ends& ends, const Team& team) {
+void multiply_few(const W& w, const Matrix& m, const typename W::X* x, long rows, const Ends& ends, const Team& team) {
     const Passes passes(rows);
     constexpr bool may_widen = !std::is_same_v<W, Floats> && std::is_same_v<typename W::X, float>;
     const bool widens = may_widen && passes.count > W::DIRECT;
@@ -325,6 +330,16 @@ void multiply(const W& w, const Matrix& m, const typename W::X* x, long rows, co
             }
         }
         finish(m, tile, tiles, part.data(), rows, ends);
+    }
+}
+
+// This thread's part of the outputs. x [rows, inputs] contiguous. The results are in `ends.out` after a barrier.
+template <class W>
+void multiply(const W& w, const Matrix& m, const typename W::X* x, long rows, const Ends& ends, const Team& team) {
+    const long parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    for (long part = 0; part < parts; part++) {
+        const long from = rows * part / parts, to = rows * (part + 1) / parts;
+        multiply_few(w, m, x + from * m.inputs, to - from, ends.after(from * m.outputs), team);
     }
 }
 
