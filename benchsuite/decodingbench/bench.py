@@ -7,6 +7,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
+from benchsuite.decodingbench.batches import LONGEST, batches_family
 from benchsuite.decodingbench.mixes import OUTPUT, PROMPT
 from benchsuite.decodingbench.queues import queues_family
 from benchsuite.decodingbench.ratios import Family, Ratio, alternated
@@ -21,7 +22,7 @@ from specdec.model import ArenaModel
 ROUNDS = 6
 """Pairs of every row, unless --specdec-pairs says otherwise: the fewest that have an interval."""
 
-LONGEST_ROW = max(PROMPT_TOKENS + BUDGET, PROMPT[1] + OUTPUT[1])
+LONGEST_ROW = max(PROMPT_TOKENS + BUDGET, PROMPT[1] + OUTPUT[1], LONGEST)
 """The most tokens of a row."""
 
 
@@ -74,6 +75,7 @@ class DecodingBench:
 FAMILIES: Mapping[str, Callable[[DecodingBench], Family]] = MappingProxyType(
     {
         "steps": lambda bench: steps_family(bench.assembly, bench.text, bench.ends),
+        "batches": lambda bench: batches_family(bench.assembly, bench.text),
         "queues": lambda bench: queues_family(bench.assembly, bench.text),
         "turns": lambda bench: turns_family(bench.assembly, bench.text),
     }

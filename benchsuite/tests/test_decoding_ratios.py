@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from benchsuite.decodingbench import report
+from benchsuite.decodingbench.batches import BUDGET, batches_family, different
 from benchsuite.decodingbench.bench import FAMILIES, DecodingBench
 from benchsuite.decodingbench.mixes import equal_jobs, every_processor, ragged_jobs
 from benchsuite.decodingbench.queues import queues_family
@@ -161,6 +162,25 @@ def test_queues_see_the_cells_that_grouping_saves(bench: DecodingBench, monkeypa
     assert rows["ragged again"].each == [1.0]
     assert rows["ragged"].each[0] < 1
     assert {row.work for row in rows.values()} == {(40 * 16, 40 * 6)}
+
+
+def test_a_batch_is_as_many_times_as_fast_as_it_has_rows_where_a_forward_costs_what_one_row_costs(
+    bench: DecodingBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SaidTime(monkeypatch)
+    clock.tick_with(monkeypatch, bench.target, "forward", 1.0)
+    rows = {row.contrast.arm: row for row in alternated(batches_family(bench.assembly, bench.text), rounds=1)}
+    assert rows["one batch"].each == [8.0]
+    assert rows["one by one again"].each == [1.0]
+    assert 2 < rows["one by one, drafts"].each[0] < 5, "an oracle of 0.8 with four proposals"
+    assert 1 < rows["one batch, drafts"].each[0] < rows["one by one, drafts"].each[0], "a batch waits for its last row"
+    assert {row.work[1] for row in rows.values()} == {8 * BUDGET}
+
+
+def test_the_requests_of_a_batch_differ_in_text_and_length() -> None:
+    requests = different(TEXT)
+    assert len({request.prompt for request in requests}) == len(requests) == 8
+    assert len({len(request.prompt) for request in requests}) > 4
 
 
 def test_the_table_and_the_files_have_every_row(bench: DecodingBench, tmp_path: Path) -> None:
