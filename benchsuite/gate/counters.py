@@ -25,22 +25,28 @@ PARTS = {
 }
 """The part of a step that each counter measures; a counter that is not listed belongs to the draft."""
 
+REFERENCE = "reference"
+"""The backend in plain torch, which runs what no kernel takes."""
+
 FIRST = ("acceptance", "K/V", "draft", "verification", "host")
 """If several parts changed, the first of these is named: fewer accepted tokens also raise all other counters."""
 
 
-def compare(name: str, base: GatedRow, head: GatedRow) -> Finding:
-    """Compare two rows at level 0.
+def compare(name: str, base: GatedRow, head: GatedRow, same_machine: bool = True) -> Finding:
+    """Compare two rows at level 0; the backends that ran each op are compared only on the ``same_machine``.
 
-    PASS: digests and counters are equal, or digests are equal and the controller of both rows reads the clock.
-    REGRESSED: digests are equal and a changed counter is not better; the message has both values. IMPROVED: every
-    changed counter is better. INCONCLUSIVE: digests differ, the base lacks a counter, or only one of the controllers
-    reads the clock.
+    REGRESSED, whatever the digests: an op left a backend, or the reference runs more calls of it. PASS: digests and
+    counters are equal, or digests are equal and the controller of both rows reads the clock. REGRESSED: digests are
+    equal and a changed counter is not better; the message has both values. IMPROVED: every changed counter is better.
+    INCONCLUSIVE: digests differ, the base lacks a counter, or only one of the controllers reads the clock.
     """
 
     def found(verdict: GateVerdict, message: str, where: str | None = None) -> Finding:
         return Finding(name, 0, verdict, message, where=where)
 
+    lost = sorted(_lost_kernels(base, head)) if same_machine else []
+    if lost:
+        return found(GateVerdict.REGRESSED, "; ".join(lost), "kernels")
     if base.digest != head.digest:
         if base.plain_digest != head.plain_digest:
             return found(
@@ -60,9 +66,9 @@ def compare(name: str, base: GatedRow, head: GatedRow) -> Finding:
             GateVerdict.INCONCLUSIVE,
             f"its controller {now} the clock and {before} before: its counters cannot be compared",
         )
-    lost = sorted((head.counters.keys() - base.counters.keys()) & PARTS.keys())
-    if lost:
-        return found(GateVerdict.INCONCLUSIVE, f"the base does not count {', '.join(lost)}: make the baseline again")
+    unknown = sorted((head.counters.keys() - base.counters.keys()) & PARTS.keys())
+    if unknown:
+        return found(GateVerdict.INCONCLUSIVE, f"the base does not count {', '.join(unknown)}: make the baseline again")
     if not base.deterministic:
         return found(
             GateVerdict.PASS, "the same tokens; its controller reads the clock, so its counters need not repeat"
@@ -75,6 +81,25 @@ def compare(name: str, base: GatedRow, head: GatedRow) -> Finding:
     where = min(parts, key=FIRST.index)
     message = "; ".join(worse or [text for _, text, _ in changes])
     return found(GateVerdict.REGRESSED if worse else GateVerdict.IMPROVED, message, where)
+
+
+def _lost_kernels(base: GatedRow, head: GatedRow) -> Iterator[str]:
+    """Ops that ran on a backend and do not any more, and ops that the reference runs more often.
+
+    Other changes of the counts are no loss: an op may become a part of another. Where the controller reads the clock,
+    the number of steps varies, and so do the reference's calls.
+    """
+    for call, count in base.ops.items():
+        op, _, backend = call.partition(" on ")
+        if call not in head.ops and backend != REFERENCE:
+            now = ", ".join(other for other in head.ops if other.startswith(f"{op} on ")) or f"no {op}"
+            yield f"{call} ran {count:,} times and does not any more (now: {now})"
+    for call, count in head.ops.items():
+        op, _, backend = call.partition(" on ")
+        before = base.ops.get(call, 0)
+        known = any(other.startswith(f"{op} on ") for other in base.ops)
+        if backend == REFERENCE and known and (count > before if base.deterministic else not before):
+            yield f"{call} ran {before:,} times and runs {count:,} times"
 
 
 def _part(counter: str) -> str:

@@ -27,35 +27,48 @@ def as_json(findings: Sequence[Finding], trial: Trial | None) -> str:
         "findings": [finding.record() for finding in findings],
         "head": dict(trial.head.made) if trial else None,
         "base": dict(trial.baseline.made) if trial and trial.baseline else None,
+        "order": trial.order if trial and trial.order else None,
     }
     return strict_json(content)
 
 
 def _bmf(findings: Sequence[Finding], blocks: Blocks) -> str:
-    """Bencher's metric format: the change of seconds per token with bounds; if not timed, 1 for a failure, else 0."""
+    """Bencher's metric format: the change of each figure with bounds; if not timed, 1 for a failure, else 0."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for finding in findings:
         record = finding.record()
-        kind, value = ("fails", float(blocks(finding))) if record["change"] is None else ("change", record["change"])
+        untimed = record["change"] is None
+        kind, value = ("fails", float(blocks(finding))) if untimed else (_slug(finding), record["change"])
         bounds = {"lower_value": record["low"], "upper_value": record["high"]}
         measure = {"value": value, **{k: v for k, v in bounds.items() if v is not None}}
         found.setdefault(record["row"], {})[f"{kind}-level-{record['level']}"] = measure
     return strict_json(found)
 
 
+def _slug(finding: Finding) -> str:
+    """A figure as a name without blanks and slashes: ``s-per-token``."""
+    against = "" if finding.against == "base" else f" {finding.against}"
+    return f"{finding.figure}{against}".lower().replace("/", "-per-").replace(" ", "-")
+
+
 def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str:
-    """github-action-benchmark's ``customSmallerIsBetter``: seconds per token divided by the base's; for a row that was
-    not timed, 2 if it fails and 1 if not."""
+    """github-action-benchmark's ``customSmallerIsBetter``: each figure divided by the base's; for a row that was not
+    timed, 2 if it fails and 1 if not."""
     found = [
         {
-            "name": f"{finding.row} (level {finding.level})",
-            "unit": "x, against the base",
+            "name": f"{finding.row} ({_scope(finding)})",
+            "unit": f"x, against the {finding.against}",
             "value": 1.0 + blocks(finding) if finding.change is None else round(1 + finding.change, 5),
             "extra": finding_sentence(finding),
         }
         for finding in findings
     ]
     return strict_json(found)
+
+
+def _scope(finding: Finding) -> str:
+    parts = [finding.figure, f"level {finding.level}", finding.against if finding.against != "base" else None]
+    return ", ".join(part for part in parts if part)
 
 
 def _markdown(findings: Sequence[Finding], blocks: Blocks) -> str:
@@ -75,7 +88,7 @@ def _junit(findings: Sequence[Finding], blocks: Blocks) -> str:
         "testsuite", name="gate", tests=str(len(findings)), failures=str(len(bad)), errors="0", skipped=str(len(unsure))
     )
     for finding in findings:
-        case = ElementTree.SubElement(suite, "testcase", classname="gate", name=f"{finding.row} level {finding.level}")
+        case = ElementTree.SubElement(suite, "testcase", classname="gate", name=f"{finding.row} {_scope(finding)}")
         kind = "failure" if finding in bad else "skipped" if finding in unsure else None
         # XML allows no other characters.
         message = re.sub(r"[^\x09\x0a\x20-\ud7ff\ue000-\ufffd]", "?", finding_sentence(finding))

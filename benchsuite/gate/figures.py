@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from benchsuite.gate.record import PARTS, GatedRow, Launch
+from benchsuite.gate import inputs
+from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, WHOLE, GatedRow, Launch, Times
 from benchsuite.machine import provenance
 
 if TYPE_CHECKING:
@@ -23,69 +25,123 @@ if TYPE_CHECKING:
 def measured(bench: Bench) -> dict[str, GatedRow]:
     """A row for each of our arms that was measured and did not break its contract."""
     found: dict[str, GatedRow] = {}
-    for series, prompts in bench.compared():
-        found |= compared(series, prompts)
+    weights: dict[int, str] = {}  # settings share a model
+    for one in bench.compared():
+        if id(one.model) not in weights:
+            weights[id(one.model)] = inputs.weights_digest(one.model)
+        read = {
+            "prompts": inputs.prompts_digest(one.workload.questions),
+            "tokenizer": inputs.tokenizer_digest(one.tokenizer),
+            "weights": weights[id(one.model)],
+        }
+        found |= compared(one.series, one.units, read)
     return found
 
 
-def compared(series: Mapping[Arm, Series], prompts: int) -> dict[str, GatedRow]:
+def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]) -> dict[str, GatedRow]:
     """A row for each of our arms over one workload; the first ``prompts`` outcomes are one pass over the prompts.
 
-    A failed arm has no row; the gate then reports that the row was not measured. The control of an arm is plain
-    decoding; the control of plain decoding is transformers, if that was measured.
+    A failed arm has no row; the gate then reports that the row was not measured. The control is transformers, whose
+    time does not change with this code, if it was measured; otherwise it is plain decoding, which has none. ``read``:
+    the row's ``inputs``.
     """
     from benchsuite.measure.results import digest, summed
 
-    plain = next(result for arm, result in series.items() if arm.plain)
-    peer = next((result for arm, result in series.items() if arm.peer == "transformers" and not result.failure), None)
+    plain = next(arm for arm in series if arm.plain)
+    peers = [arm for arm, result in series.items() if arm.peer == "transformers" and not result.failure]
     rows = {}
     for arm, result in series.items():
         if arm.peer or arm.again or result.failure:
             continue
-        control = peer if arm.plain else plain
+        control = peers[0] if peers else None if arm is plain else plain
+        first = result.outcomes[:prompts]
         rows[arm.id] = GatedRow(
             work={"max_new_tokens": arm.setting.max_new_tokens, "prompts": prompts, "seed": arm.setting.seed},
-            digest=digest(result.outcomes[:prompts]),
-            plain_digest=digest(plain.outcomes[:prompts]),
+            inputs=read,
+            control=None if control is None else control.peer or "plain",
+            digest=digest(first),
+            plain_digest=digest(series[plain].outcomes[:prompts]),
             deterministic=result.repeats,
-            counters=summed(result.outcomes[:prompts]),
-            launches=(_launch(result.outcomes, control.outcomes if control else []),),
+            counters=summed(first),
+            ops=_ops(first),
+            launches=(_launch(result.outcomes, series[control].outcomes if control else [], prompts),),
         )
     return rows
 
 
-def _launch(outcomes: Sequence[Outcome], control: Sequence[Outcome]) -> Launch:
-    timed = [o for o in outcomes if o.decoded]
-    seconds = sum(o.decode_s for o in timed) / max(sum(o.decoded for o in timed), 1)
-    pairs = [(ours, theirs) for ours, theirs in zip(outcomes, control, strict=False) if ours.decoded and theirs.decoded]
-    if not pairs:
-        return Launch(seconds)
-    relative = median(log(ours.seconds_per_token / theirs.seconds_per_token) for ours, theirs in pairs)
-    shares = [_parts(ours, theirs.seconds_per_token) for ours, theirs in pairs]
-    emitted, steps = (sum(n) for n in zip(*((o.decoded, len(o.stats.steps)) for o in timed if o.stats), strict=True))
-    return Launch(
-        seconds, relative, {part: median(share[part] for share in shares) for part in PARTS}, emitted / max(steps, 1)
-    )
+def _ops(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    found = sum((outcome.stats.ops for outcome in outcomes if outcome.stats), Counter[tuple[str, str]]())
+    return {f"{op} on {backend}": count for (op, backend), count in sorted(found.items())}
 
 
-def _parts(outcome: Outcome, unit: float) -> dict[str, float]:
-    """Seconds per step of each part, divided by ``unit``; the host part includes the time between steps."""
-    assert outcome.stats is not None
-    times = [outcome.stats.times(step) for step in outcome.stats.steps]
-    found = {
-        "draft": sum(t.draft + t.control for t in times) + outcome.stats.called("release", "move"),
-        "verification": sum(t.target + t.accept for t in times),
-        "K/V": sum(t.commit for t in times),
+COSTS: Mapping[str, Callable[[Outcome], float]] = {
+    DECODE: lambda outcome: outcome.seconds_per_token,
+    FIRST: lambda outcome: mean(outcome.ttft_s),
+    WHOLE: lambda outcome: outcome.wall_per_token,
+}
+"""The seconds of each figure in one run."""
+
+
+def _launch(outcomes: Sequence[Outcome], control: Sequence[Outcome], prompts: int) -> Launch:
+    """One median for each prompt, so that a prompt in a minority counts as much as any other."""
+    whole = [outcome for outcome in outcomes if outcome.decoded]
+    timed = [[outcome for outcome in outcomes[start::prompts] if outcome.decoded] for start in range(prompts)]
+    seconds = {name: tuple(median(map(cost, runs)) for runs in timed if runs) for name, cost in COSTS.items()}
+    pairs = [
+        [
+            (o, c)
+            for o, c in zip(outcomes[start::prompts], control[start::prompts], strict=False)
+            if o.decoded and c.decoded
+        ]
+        for start in range(prompts)
+    ]
+    if not any(pairs):
+        return Launch({name: Times(values) for name, values in seconds.items()})
+    relative = {
+        name: tuple(median(log(cost(ours) / cost(theirs)) for ours, theirs in runs) for runs in pairs if runs)
+        for name, cost in COSTS.items()
     }
-    found["host"] = outcome.decode_s - sum(found.values())
-    return {part: seconds / len(times) / unit for part, seconds in found.items()}
+    shares = [[_parts(ours, theirs) for ours, theirs in runs] for runs in pairs if runs]
+    parts = {
+        figure: {part: mean(median(run[figure][part] for run in runs) for runs in shares) for part in PARTS}
+        for figure in (DECODE, FIRST)
+    }
+    steps = sum(len(outcome.stats.steps) for outcome in whole if outcome.stats)
+    times = {name: Times(seconds[name], relative[name]) for name in COSTS}
+    return Launch(times, parts, sum(outcome.decoded for outcome in whole) / max(steps, 1))
+
+
+def _parts(outcome: Outcome, control: Outcome) -> dict[str, dict[str, float]]:
+    """The parts of decoding, per step and token of the control, and of the time to the first token.
+
+    What lies before the first step (``admit``, ``prefilled``, forgetting) is the draft's, and not part of decoding.
+    """
+    assert outcome.stats is not None
+    stats = outcome.stats
+    times = [stats.times(step) for step in stats.steps]
+    before = stats.called("admit", "resume", "prefilled") + outcome.forgetting_s
+    found = {}
+    for figure, part, whole, unit in (
+        (DECODE, times, outcome.decode_s, control.seconds_per_token * len(times)),
+        (FIRST, times[:1], mean(outcome.ttft_s), mean(control.ttft_s)),
+    ):
+        between = stats.called("release", "move", "keep") if figure == DECODE else before
+        seconds = {
+            "draft": sum(t.draft + t.control for t in part) + between,
+            "prefill": 0.0 if figure == DECODE else max(0.0, outcome.wall_s - outcome.decode_s - before),
+            "verification": sum(t.target + t.accept for t in part),
+            "K/V": sum(t.commit for t in part),
+        }
+        seconds["host"] = whole - sum(seconds.values())
+        found[figure] = {name: value / unit for name, value in seconds.items()}
+    return found
 
 
 def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, GatedRow]:
     """A row for each pytest-benchmark result whose name is in ``names``: seconds per call, no counters."""
     wanted = set(names)
     return {
-        bench.fullname: GatedRow(launches=(Launch(float(bench.stats.median)),))
+        bench.fullname: GatedRow(launches=(Launch({CALL: Times((float(bench.stats.median),))}),))
         for bench in found
         if bench and not bench.has_error and bench.stats.rounds and bench.fullname in wanted and bench.stats.median > 0
     }

@@ -15,7 +15,7 @@ from benchsuite.gate import exports, figures, plants, report, rules
 from benchsuite.gate.launcher import Launcher, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
-from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few
+from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
 
 if TYPE_CHECKING:
@@ -35,8 +35,11 @@ class GatePlugin:
         self.config, self.rules, self._bench, self._peer = config, given, bench, peer
         rules.refuse_what_disables(config)
         self.baseline = Record.load(given.file) if given.file and given.file.exists() else None
+        self.anchor = Record.load(given.anchor) if given.anchor else None
         # The device is unknown until rows have run; until then the baseline's device is assumed.
         self.levels = self._levels((self.baseline.made.get("machine") or {}).get("device") if self.baseline else None)
+        if self.anchor:
+            refuse_unfit_anchor(given, self.anchor)
         self.limits: dict[str, Limit] = {}
         self.wanted: dict[str, str | None] = {}  # the reason why a row was not measured, or None
         self._known: set[str] = set()  # ids of tests that declare the benchmark fixture
@@ -134,7 +137,15 @@ class GatePlugin:
         except GateError as error:
             return [Finding(SUITE, 0, GateVerdict.ERROR, str(error))]
         self.trial = Trial(
-            self.rules, levels, self._launcher(), head, self.wanted, self.baseline, self._print, self.limits
+            self.rules,
+            levels,
+            self._launcher(),
+            head,
+            self.wanted,
+            self.baseline,
+            self._print,
+            self.limits,
+            self.anchor,
         )
         file, lacking = self.rules.file, {name: why for name, why in self.wanted.items() if why}
         if file and self.baseline is None and head.rows:

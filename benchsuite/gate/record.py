@@ -11,12 +11,18 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 LARGEST = 1e100
 """The limit of values in a file: larger values cannot be measurements, and their ratios could overflow."""
-PARTS = ("draft", "verification", "K/V", "host")
-"""The timed parts of a step: proposing; the target's forward and acceptance; the commit of keys and values; and, for
-``host``, everything else: reading, stops, counting."""
+
+DECODE, FIRST, WHOLE, CALL = "s/token", "TTFT", "E2E", "seconds"
+FIGURES = (DECODE, FIRST, WHOLE, CALL)
+"""The times of a row: decoding seconds per token; seconds to the first token; seconds from prompt to last token, per
+token; and, of a plain benchmark, seconds a call."""
+
+PARTS = ("draft", "prefill", "verification", "K/V", "host")
+"""The timed parts of a run: all calls into draft and controller; the target's prefill; the target's forward and
+acceptance; the commit of keys and values; and, for ``host``, everything else: reading, stops, counting."""
 
 
 class GateError(ValueError):
@@ -24,17 +30,28 @@ class GateError(ValueError):
 
 
 @dataclass(frozen=True)
+class Times:
+    """One figure of one row in one process, prompt by prompt.
+
+    ``seconds``: of each prompt, the median over the passes. ``relative``: of each prompt, the median over the passes of
+    ln(seconds / seconds of the control in the same pass); None without a control. A plain benchmark is one prompt.
+    """
+
+    seconds: tuple[float, ...]
+    relative: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Launch:
     """The measurements of one row in one process.
 
-    ``seconds``: per token (per call for a plain benchmark). ``relative``: the median over pairs of ln(seconds per
-    token of the row / seconds per token of its control); None without a control. ``parts``: for each part of a step,
-    the median of its seconds per step / the control's seconds per token. ``tau``: emitted tokens per forward.
+    ``times``: by figure. ``parts``: by figure, the seconds of each part divided by the control's seconds, a mean over
+    prompts: of ``s/token``, seconds per step over the control's seconds per token; of ``TTFT``, seconds over the
+    control's. ``tau``: emitted tokens per forward.
     """
 
-    seconds: float
-    relative: float | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
+    times: Mapping[str, Times]
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tau: float | None = None
 
 
@@ -42,16 +59,21 @@ class Launch:
 class GatedRow:
     """One row of a suite: the values that repeat exactly, and a Launch for each process that timed the row.
 
-    ``work``: the settings of the row; rows are compared only if these are equal. ``digest``, of all emitted ids,
-    ``plain_digest``, of those of plain decoding, and ``counters`` cover one pass over the prompts; a plain benchmark
-    has none. ``deterministic``: False if a controller reads the clock; counters then need not repeat.
+    ``work``: the settings of the row, and ``inputs``: digests of prompts, tokenizer and weights; rows are compared only
+    if these are equal. ``control``: the arm that times are relative to. ``digest``, of all emitted ids,
+    ``plain_digest``, of those of plain decoding, ``counters``, and ``ops``, the calls of each ``op on backend``, cover
+    one pass over the prompts; a plain benchmark has none. ``deterministic``: False if a controller reads the clock;
+    counters then need not repeat.
     """
 
     work: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    control: str | None = None
     digest: str | None = None
     plain_digest: str | None = None
     deterministic: bool = True
     counters: Mapping[str, Any] = field(default_factory=dict)
+    ops: Mapping[str, int] = field(default_factory=dict)
     launches: tuple[Launch, ...] = ()
 
 
@@ -151,6 +173,19 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _counted(value: Any) -> bool:
+    return _whole(value) or (isinstance(value, list) and all(map(_whole, value)))
+
+
+def _shares(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {*PARTS}
+        and all(map(_number, value.values()))
+        and sum(value.values()) > 1 / LARGEST
+    )
+
+
 def _object_or_none(value: Any) -> bool:
     return value is None or isinstance(value, dict)
 
@@ -167,31 +202,34 @@ FILE: dict[str, Check] = {
 }
 ROW: dict[str, Check] = {
     "work": lambda work: isinstance(work, dict),
+    "inputs": lambda inputs: isinstance(inputs, dict) and all(map(_text, inputs.values())),
+    "control": lambda control: control is None or _text(control),
     "digest": lambda digest: digest is None or _text(digest),
     "plain_digest": lambda digest: digest is None or _text(digest),
     "deterministic": lambda fixed: isinstance(fixed, bool),
-    "counters": lambda counters: isinstance(counters, dict),
+    "counters": lambda counters: isinstance(counters, dict) and all(map(_counted, counters.values())),
+    "ops": lambda ops: isinstance(ops, dict) and all(map(_whole, ops.values())),
     "launches": lambda launches: isinstance(launches, list),
 }
 LAUNCH: dict[str, Check] = {
-    "seconds": lambda seconds: _number(seconds) and seconds > 1 / LARGEST,
-    "relative": lambda relative: relative is None or (_number(relative) and abs(relative) < log(LARGEST)),
-    "parts": lambda parts: (
-        parts == {}
-        or (
-            isinstance(parts, dict)
-            and parts.keys() == {*PARTS}
-            and all(map(_number, parts.values()))
-            and sum(parts.values()) > 1 / LARGEST
-        )
-    ),
+    "times": lambda times: isinstance(times, dict) and times != {} and times.keys() <= {*FIGURES},
+    "parts": lambda parts: isinstance(parts, dict) and parts.keys() <= {*FIGURES} and all(map(_shares, parts.values())),
     "tau": lambda tau: tau is None or (_number(tau) and tau > 1 / LARGEST),
 }
-"""The check of the value of each key: of the file, of a row, of a launch."""
-
-
-def _counted(value: Any) -> bool:
-    return _whole(value) or (isinstance(value, list) and all(map(_whole, value)))
+TIMES: dict[str, Check] = {
+    "seconds": lambda seconds: (
+        isinstance(seconds, list) and seconds != [] and all(_number(s) and s > 1 / LARGEST for s in seconds)
+    ),
+    "relative": lambda relative: (
+        relative is None
+        or (
+            isinstance(relative, list)
+            and relative != []
+            and all(_number(r) and abs(r) < log(LARGEST) for r in relative)
+        )
+    ),
+}
+"""The check of the value of each key: of the file, of a row, of a launch, of one figure's times."""
 
 
 def _parsed(content: Any) -> Record:
@@ -205,13 +243,18 @@ def _parsed(content: Any) -> Record:
         _exactly(row, ROW, f"row {name!r}")
         if bool(row["counters"]) is (row["digest"] is None):
             raise GateError(f"row {name!r} has a digest without counters, or counters without a digest")
-        for counter, value in row["counters"].items():
-            if not _counted(value):
-                raise GateError(f"row {name!r} has a {counter} that cannot be: {value!r:.80}")
-        for launch in row["launches"]:
-            _exactly(launch, LAUNCH, f"a launch of {name!r}")
-        rows[name] = GatedRow(**{**row, "launches": tuple(Launch(**launch) for launch in row["launches"])})
+        rows[name] = GatedRow(**{**row, "launches": tuple(_launch(launch, name) for launch in row["launches"])})
     return Record(content["made"], rows)
+
+
+def _launch(content: Any, row: str) -> Launch:
+    _exactly(content, LAUNCH, f"a launch of {row!r}")
+    times = {}
+    for figure, values in content["times"].items():
+        _exactly(values, TIMES, f"{figure} of a launch of {row!r}")
+        relative = values["relative"]
+        times[figure] = Times(tuple(values["seconds"]), None if relative is None else tuple(relative))
+    return Launch(times, content["parts"], content["tau"])
 
 
 def _exactly(got: Any, checks: Mapping[str, Check], owner: str) -> None:

@@ -16,7 +16,7 @@ WIDE = 120
 
 
 def findings_table(findings: Sequence[Finding], style: str = "simple") -> str:
-    """A table with a line for each finding: row, level, verdict, change of seconds per token, bounds, changed part.
+    """A table with a line for each finding: row, level, figure, verdict, change, bounds, changed part.
 
     ``style`` is a format of tabulate. ``simple`` is followed by a sentence for each finding that did not pass, or that
     is about the suite.
@@ -24,8 +24,9 @@ def findings_table(findings: Sequence[Finding], style: str = "simple") -> str:
     columns = {
         "row": [_short(f.row) for f in findings],
         "level": [str(f.level) for f in findings],
+        "of": [_of(f) for f in findings],
         "verdict": [str(f.verdict) for f in findings],
-        "s/token": ["" if f.change is None else percent(f.change) for f in findings],
+        "change": ["" if f.change is None else percent(f.change) for f in findings],
         "bounds": [_bounds(f) for f in findings],
         "where": [f.where or "" for f in findings],
     }
@@ -74,6 +75,12 @@ def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = Tru
         action = f"this machine {tells} a slowdown of {2 * rules.tolerance:.1%} from none"
     shown = "" if rules.mode == "fail" else " (--gate=report: nothing fails)"
     return f"{scope}: {action}{shown}"
+
+
+def _of(finding: Finding) -> str:
+    """The figure that was judged; against the anchor, it says so."""
+    against = "" if finding.against == "base" else finding.against
+    return ", ".join(part for part in (finding.figure, against) if part)
 
 
 def _bounds(finding: Finding) -> str:

@@ -32,7 +32,11 @@ OPTIONS = (
         many=True,
     ),
     Option("tolerance", "0.03", "the slowdown that passes, as a fraction; a slowdown of twice this size is found"),
-    Option("alpha", "0.01", "the chance of a false alarm over all rows of a level, as a fraction"),
+    Option("ttft-tolerance", "0.1", "the slowdown of the first token that passes, as a fraction"),
+    Option(
+        "coarse-tolerance", "0.15", "the slowdown of plain decoding by the clock that passes at level 2, as a fraction"
+    ),
+    Option("alpha", "0.01", "the chance of a false alarm over all rows of one figure of a level, as a fraction"),
     Option("launches", "5+8", "processes on each side, FIRST+MORE: MORE are added if a row is undecided after FIRST"),
     Option("pairs", "10", "pairs (row, control) that a launch times at least"),
     Option(
@@ -41,6 +45,8 @@ OPTIONS = (
     Option("on-mismatch", "fail", "a baseline of another machine: fail, counters (level 0 only), or ignore"),
     Option("inconclusive", "fail", "what cannot be decided: fail, or report"),
     Option("save", "", "write what was measured to a new baseline file"),
+    Option("anchor", "", "a pinned baseline file: slowdowns since then count, however small the step that made them"),
+    Option("order-seed", "", "the seed of the order in which the sides are launched (default: a fresh one)"),
     Option("json", "", "write verdicts and figures to a file"),
     Option("export", "", f"write FORMAT=FILE; formats: {', '.join(FORMATS)}", many=True),
     Option("path", ".", "folders of a revision's checkout that go on Python's path; with blanks between"),
@@ -52,7 +58,7 @@ OPTIONS = (
 )
 
 DEFAULTS = {option.name: option.default for option in OPTIONS}
-IDLE = ("against", "level", "json", "export", "update", "dedicated", "self-test")
+IDLE = ("against", "anchor", "level", "json", "export", "update", "dedicated", "self-test")
 """Options that have no effect without ``--gate``."""
 
 CHOICES = {
@@ -95,6 +101,8 @@ class Rules:
     base: str | None
     levels: tuple[int, ...] | None
     tolerance: float
+    ttft_tolerance: float
+    coarse_tolerance: float
     alpha: float
     launches: tuple[int, int]
     launches_given: bool
@@ -103,6 +111,8 @@ class Rules:
     on_mismatch: str
     inconclusive: str
     save: Path | None
+    anchor: Path | None
+    order_seed: int | None
     json: Path | None
     exports: tuple[tuple[str, Path], ...]
     path: tuple[str, ...]
@@ -168,6 +178,8 @@ def parse(config: pytest.Config) -> Rules | None:
         base=base,
         levels=_levels(text("level")),
         tolerance=_fraction("tolerance", text("tolerance")),
+        ttft_tolerance=_fraction("ttft-tolerance", text("ttft-tolerance")),
+        coarse_tolerance=_fraction("coarse-tolerance", text("coarse-tolerance")),
         alpha=_fraction("alpha", text("alpha")),
         launches=_launches(text("launches")),
         launches_given=text("launches") != DEFAULTS["launches"] or config.getoption("gate_launches") is not None,
@@ -176,6 +188,8 @@ def parse(config: pytest.Config) -> Rules | None:
         on_mismatch=text("on-mismatch"),
         inconclusive=text("inconclusive"),
         save=save,
+        anchor=_anchor(given) if mode != "off" else None,
+        order_seed=_whole("order-seed", text("order-seed")) if text("order-seed") else None,
         json=given.path("json"),
         exports=exports,
         path=tuple(text("path").split()),
@@ -197,6 +211,17 @@ def _written(given: _Given, save: Path | None) -> tuple[tuple[str, Path], ...]:
         if target:
             refuse_unwritable(f"--gate-{name} {given.text(name)}", target)
     return exports
+
+
+def _anchor(given: _Given) -> Path | None:
+    """The anchor's file. GateError if it is not there: an anchor is pinned by hand, never made by a gated run."""
+    file = given.path("anchor")
+    if file is not None and not file.is_file():
+        raise GateError(
+            f"--gate-anchor {given.text('anchor')!r} is no file; pin a baseline of launches with --gate-save "
+            f"{file.name} --gate-launches 13"
+        )
+    return file
 
 
 def _refuse_idle(config: pytest.Config, saving: bool) -> None:

@@ -8,12 +8,15 @@ Statistical Methods, sections 3.1 to 3.3 and 4.1 to 4.3; Holm 1979.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import comb, inf
 from statistics import median
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,9 @@ def _rank_sums(m: int, n: int) -> tuple[float, ...]:
     return tuple(total / comb(m + n, n) for total in accumulate(counts[n]))
 
 
-def holm(p_values: Mapping[str, float], level: float) -> set[str]:
-    """Holm's method: the rows whose null hypothesis is rejected; P(any false rejection) is at most ``level``."""
-    rejected: set[str] = set()
+def holm(p_values: Mapping[Name, float], level: float) -> set[Name]:
+    """Holm's method: the names whose null hypothesis is rejected; P(any false rejection) is at most ``level``."""
+    rejected: set[Name] = set()
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] > level / (len(p_values) - rank):
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,11 @@ class StoredSides:
 
 @dataclass
 class LiveSides:
-    """Two checkouts, or this one without and with ``plant``; the order within each pair of launches is random."""
+    """Two checkouts, or this one without and with ``plant``.
+
+    Of every two pairs of launches the base goes first in one, drawn from ``seed``, a fresh one by default. ``ran`` has
+    the sides in the order in which they ran.
+    """
 
     launcher: Launcher
     checkout: Path | None
@@ -52,13 +57,23 @@ class LiveSides:
     paired: bool = True
     base: list[Record] = field(default_factory=list)
     head: list[Record] = field(default_factory=list)
-    order: random.Random = field(default_factory=lambda: random.Random(0))
+    seed: int | None = None
+    ran: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.seed is None:
+            self.seed = secrets.randbits(32)
+        self._coin = random.Random(self.seed)
+        self._orders: list[tuple[str, str]] = []
 
     def at_least(self, count: int) -> tuple[Record, Record]:
         """See ``Sides``."""
         while len(self.head) < count:
             self.say(f"pair {len(self.head) + 1} of {count}")
-            for side in self.order.sample(("base", "head"), 2):
+            if not self._orders:
+                self._orders = self._coin.sample([("base", "head"), ("head", "base")], 2)
+            for side in self._orders.pop():
+                self.ran.append(side)
                 if side == "base":
                     self.base.append(self.launcher.measure(self.checkout))
                 else:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from math import ceil, comb, log2
 from typing import Any
 
-from benchsuite.gate import counters, speed
+from benchsuite.gate import counters, figures, speed
 from benchsuite.gate.launcher import Launcher, worktree
-from benchsuite.gate.record import GateError, Record
+from benchsuite.gate.record import DECODE, GatedRow, GateError, Record
 from benchsuite.gate.rules import NEEDED, Rules
 from benchsuite.gate.sides import LiveSides, Say, Sides, StoredSides
-from benchsuite.gate.speed import staged
+from benchsuite.gate.speed import Tolerances, staged
 from benchsuite.gate.verdict import Finding, GateVerdict
 
 SUITE = "suite"
@@ -35,7 +35,9 @@ class Trial:
 
     ``head``: the record of this process; ``findings()`` replaces it by the record of its launches, if it makes any.
     ``wanted``: the rows that the run should measure, each with the reason why it was not measured, or None.
-    ``baseline``: the record of the file; None if a revision is measured live. ``say`` prints a line of progress.
+    ``baseline``: the record of the file; None if a revision is measured live. ``anchor``: the record of the pinned
+    file. ``say`` prints a line of progress. ``order``: after ``findings()`` of a revision, the seed of the launches'
+    order, and the order.
     """
 
     rules: Rules
@@ -46,6 +48,8 @@ class Trial:
     baseline: Record | None
     say: Say
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    anchor: Record | None = None
+    order: dict[str, Any] = field(default_factory=dict)
 
     def findings(self) -> list[Finding]:
         """All findings, of every row and level. A failed launch is a finding too."""
@@ -63,12 +67,13 @@ class Trial:
         if rules.self_test:
             return self._self_test()
         if self.baseline:
-            sides: Sides = StoredSides(self.baseline, self.launcher, self.say)
+            sides: StoredSides | LiveSides = StoredSides(self.baseline, self.launcher, self.say)
             base = self.baseline
         else:
             assert rules.base
             checkout = stack.enter_context(worktree(self.launcher.root(), rules.base))
-            sides = LiveSides(self.launcher, checkout, self.say)
+            sides = LiveSides(self.launcher, checkout, self.say, seed=rules.order_seed)
+            self.order = {"seed": sides.seed, "ran": sides.ran}
             base, _ = sides.at_least(1)
         found = {name: self._known(name, base) for name in self.wanted}
         compared = [name for name, one in found.items() if name in base.rows and one.verdict != GateVerdict.ERROR]
@@ -78,6 +83,7 @@ class Trial:
             if names:
                 timed += self._timed(sides, level, names)
                 _, self.head = sides.at_least(1)
+        timed += self._anchored(sides)
         zero = [one for name, one in found.items() if one.verdict != GateVerdict.PASS or self._counted(name, base)]
         return [*zero, *self._absent(base), *self._notes(base), *timed]
 
@@ -87,6 +93,9 @@ class Trial:
         before, now = base.made.get("commit"), self.head.made.get("commit")
         if self.rules.base and before and before == now:
             notes.append(f"base and head are the same commit, {before[:12]}, and nothing is changed")
+        controls = {base.rows[name].control for name in self.wanted if name in base.rows}
+        if self.levels[-1] == 1 and "plain" in controls:
+            notes.append(BLIND)
         versions = _differences(base.made.get("versions") or {}, self.head.made.get("versions") or {})
         if versions:
             notes.append(f"versions differ: {versions}")
@@ -97,7 +106,7 @@ class Trial:
         if limit.level not in (None, level):
             return False
         row = base.rows[name]
-        return bool(speed.values(row, level)) if level else row.digest is not None
+        return bool(speed.cases(name, row, level)) if level else row.digest is not None
 
     def _known(self, name: str, base: Record) -> Finding:
         """The finding on a row at level 0, or the reason why it cannot be compared at any level."""
@@ -113,13 +122,41 @@ class Trial:
             return Finding(name, 0, GateVerdict.PASS, message) if report else _error(name, message)
         if head.work != before.work:
             return _error(name, f"measured otherwise than the baseline: {_differences(before.work, head.work)}")
+        other = self._read_otherwise(name, before, head, base)
+        if other:
+            return other
         if not any(self._comparable(name, base, level) for level in self.levels):
             return _error(
                 name, f"nothing of it can be compared at levels {', '.join(map(str, self.levels))}: {NOTHING}"
             )
         if self._counted(name, base):
-            return counters.compare(name, before, head)
+            return counters.compare(name, before, head, self._same_machine(base))
         return Finding(name, 0, GateVerdict.PASS, "not gated at level 0")
+
+    def _same_machine(self, base: Record) -> bool:
+        return different(base.made, self.head.made) is None
+
+    def _read_otherwise(self, name: str, before: GatedRow, head: GatedRow, base: Record) -> Finding | None:
+        """The finding on a row whose prompts, tokenizer, weights or control are others than the baseline's."""
+        others = sorted(
+            what for what in {*before.inputs, *head.inputs} if before.inputs.get(what) != head.inputs.get(what)
+        )
+        if others == ["weights"] and not self._same_machine(base):
+            message = (
+                "numerics: the weights are others than the baseline's, as random ones may be on another processor; "
+                "counters cannot be compared; make the baseline again where the gate runs"
+            )
+            return Finding(name, 0, GateVerdict.INCONCLUSIVE, message)
+        if others:
+            what = ", ".join(others)
+            return _error(name, f"measured otherwise than the baseline: other {what}; {AGAIN}")
+        if any(self.levels) and before.launches and before.control != head.control:
+            return _error(
+                name,
+                f"its times are relative to {head.control} here and to {before.control} there; run the same "
+                f"--specdec-peer as the baseline, or {AGAIN}",
+            )
+        return None
 
     def _counted(self, name: str, base: Record) -> bool:
         """Whether a row has a finding at level 0: on its counters, or because the base lacks the row."""
@@ -138,13 +175,44 @@ class Trial:
         return [_error(SUITE, f"{what}: {shown}; run them, or let it pass with --gate-on-missing=report{again}")]
 
     def _timed(self, sides: Sides, level: int, names: Sequence[str]) -> list[Finding]:
-        limits = {name: self.limits.get(name, Limit()).tolerance or self.rules.tolerance for name in names}
-        return staged(sides, level, limits, self.rules.alpha, self.rules.launches)
+        rules = self.rules
+        limits = {name: self.limits.get(name, Limit()).tolerance or rules.tolerance for name in names}
+        tolerances = Tolerances(limits, rules.ttft_tolerance, rules.coarse_tolerance)
+        return staged(sides, level, tolerances, rules.alpha, rules.launches)
+
+    def _anchored(self, sides: StoredSides | LiveSides) -> list[Finding]:
+        """The findings against the anchor, at level 1, with the launches of this checkout that are there already.
+
+        Counters may have changed on purpose since the anchor was pinned, and a gain is no news.
+        """
+        anchor = self.anchor
+        if anchor is None:
+            return []
+        found, names = list[Finding](), list[str]()
+        for name, head in self.head.rows.items():
+            row = anchor.rows.get(name)
+            if row is None:
+                found.append(Finding(name, 1, GateVerdict.PASS, "the anchor has no such row", against="anchor"))
+            elif head.work != row.work or head.inputs != row.inputs or head.control != row.control:
+                sentence = f"measured otherwise than the anchor; pin it again with --gate-save {self.rules.anchor}"
+                found.append(replace(_error(name, sentence), level=1, against="anchor"))
+            elif speed.cases(name, row, 1):
+                names.append(name)
+        if not names:
+            return [*found, _error(SUITE, "no row can be held against the anchor: none has times and a control")]
+        pinned = StoredSides(anchor, self.launcher, self.say, head=sides.head)
+        for finding in self._timed(pinned, 1, names):
+            gain = finding.verdict == GateVerdict.IMPROVED
+            verdict = GateVerdict.PASS if gain else finding.verdict
+            found.append(
+                replace(finding, verdict=verdict, message=f"against the anchor, {finding.message}", against="anchor")
+            )
+        return found
 
     def _self_test(self) -> list[Finding]:
         """Compare this code with itself: as it is, and with each row that drafts slowed down by twice the tolerance."""
         found, slower = list[Finding](), 2 * self.rules.tolerance
-        timed = [name for name, row in self.head.rows.items() if speed.values(row, 2)]
+        timed = [name for name, row in self.head.rows.items() if row.control]
         drafted = [name for name in timed if self.head.rows[name].counters.get("num_drafts")]
         if not drafted:
             return [_error(SUITE, "no row has a control and a draft that could be slowed down; select some of ours")]
@@ -152,7 +220,8 @@ class Trial:
             ("as it is", "", timed, GateVerdict.PASS),
             (f"{slower:.1%} slower", f"host={slower}", drafted, GateVerdict.REGRESSED),
         ):
-            made = self._timed(LiveSides(self.launcher, None, self.say, plant), 2, rows)
+            every = self._timed(LiveSides(self.launcher, None, self.say, plant), 2, rows)
+            made = [finding for finding in every if finding.figure == DECODE]
             for finding in made:
                 verdict = GateVerdict.PASS if finding.verdict == expected else GateVerdict.ERROR
                 message = f"{finding.verdict}; {finding.message}"
@@ -162,6 +231,13 @@ class Trial:
             found.append(Finding(SUITE, 2, verdict, f"{name}: {count} of {len(rows)} rows {expected}"))
         return found
 
+
+AGAIN = "make the baseline again with --gate-save"
+
+BLIND = (
+    "level 1 compares each row with plain decoding in the same process: what slows both down alike is not seen; gate "
+    "against a revision, or with --specdec-peer transformers, whose time does not change with this code"
+)
 
 NOTHING = (
     "a plain benchmark has no counters (level 0) and no control in its own process (level 1), and a marker may name "
@@ -215,6 +291,23 @@ def refuse_too_few(rules: Rules, levels: tuple[int, ...], rows: int, base: Recor
         raise GateError(
             f"--gate-launches {first}+{total - first} can show nothing of {rows} rows at --gate-alpha {rules.alpha:g}: "
             f"no exact test of so few reaches that; give at least {NEEDED} first and {least} in all"
+        )
+
+
+def refuse_unfit_anchor(rules: Rules, anchor: Record) -> None:
+    """GateError if times cannot be held against the anchor: too few launches, or another machine."""
+    which = f"--gate-anchor {rules.anchor}"
+    if anchor.launches < NEEDED:
+        raise GateError(
+            f"{which} holds {anchor.launches} launches of a row and takes {NEEDED}; pin it with --gate-save FILE "
+            f"--gate-launches {NEEDED}"
+        )
+    machine = figures.machine((anchor.made.get("machine") or {}).get("device"))
+    mismatch = different(anchor.made, {"machine": machine})
+    if mismatch and rules.on_mismatch != "ignore":
+        raise GateError(
+            f"{which} was made on another machine, whose times cannot be compared ({mismatch}); pin one here, or say "
+            "--gate-on-mismatch=ignore"
         )
 
 

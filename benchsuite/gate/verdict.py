@@ -23,20 +23,22 @@ class GateVerdict(StrEnum):
 class Finding:
     """The verdict on one row at one level, with its details.
 
-    ``change``: the relative change of seconds per token (0.06 is 6 % slower), measured relative to the control arm if
-    the row has one. ``low`` and ``high``: its bounds. All three are None if nothing was timed. ``where``: the part that
-    changed most.
+    ``change``: the relative change of a ``figure`` (0.06 is 6 % slower), measured relative to the control arm if the
+    row has one. ``low`` and ``high``: its bounds. All four are None if nothing was timed. ``where``: the part that
+    changed most. ``against``: "anchor" if the row was held against the anchor.
     """
 
     row: str
     level: int
     verdict: GateVerdict
     message: str
+    figure: str | None = None
     change: float | None = None
     low: float | None = None
     high: float | None = None
     where: str | None = None
     launches: int = 0
+    against: str = "base"
 
     def record(self) -> dict[str, Any]:
         """A dict for JSON; infinite bounds are None."""

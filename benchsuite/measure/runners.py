@@ -32,7 +32,8 @@ class Outcome:
     decoding, every call into the draft. ``decode_s``: the same without prefill; it covers ``decoded`` tokens, of all
     rows. ``emissions``: of each request. ``forwards`` counts decoding forwards, over ``mean_length`` tokens of context
     each; ``draft_bytes`` are the weights that the draft's forwards read. ``replays`` counts how often the strategy has
-    asked for plain's output since it was built: an answer may have been kept. ``stats`` is None for a peer.
+    asked for plain's output since it was built: an answer may have been kept. ``forgetting_s``, part of ``wall_s``, are
+    the seconds in which draft and controller forgot before the run. ``stats`` is None for a peer.
     """
 
     tokens: list[Tokens]
@@ -45,6 +46,7 @@ class Outcome:
     stats: Stats | None = None
     draft_bytes: int = 0
     replays: int = 0
+    forgetting_s: float = 0.0
 
     @property
     def emitted(self) -> int:
@@ -144,6 +146,7 @@ class EngineRunner(EngineSource):
             stats=engine.stats,
             draft_bytes=reads * engine.draft.weight_bytes if engine.draft else 0,
             replays=engine.replayed(),
+            forgetting_s=forgetting,
         )
 
     def forget(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchsuite.machine import clock, provenance, roofline
 from benchsuite.machine.load import Load
@@ -48,6 +48,18 @@ class Stage:
     machine: Machine
     assembly: Assembly
     runners: dict[Arm, Runner]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One measured setting: the series of its arms, the number of units in one pass over its prompts, and what they
+    read. ``model`` has the target's own parameters."""
+
+    series: dict[Arm, paired.Series]
+    units: int
+    workload: workloads.Workload
+    tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel
 
 
 class Bench:
@@ -320,11 +332,18 @@ class Bench:
         found = {stage.target.device for stage in self._stages.values() if stage.target.device.type != "cpu"}
         return ", ".join(sorted(provenance.device_name(device) for device in found)) or None
 
-    def compared(self) -> Iterator[tuple[dict[Arm, paired.Series], int]]:
-        """For each measured setting, yield the series of its arms and the number of units in one pass over prompts."""
+    def compared(self) -> Iterator[Compared]:
+        """Yield what was compared in each measured setting."""
         for setting, comparison in self._comparisons.items():
             if setting not in self._failed and comparison.whole:
-                yield comparison.series, sum(batch.turns for batch in self._batches(setting))
+                stage, units = self._stages[setting.without_workload], self._batches(setting)
+                yield Compared(
+                    comparison.series,
+                    sum(batch.turns for batch in units),
+                    self._texts[setting.workload],
+                    stage.tokenizer,
+                    stage.judge.model,
+                )
 
     def engines(self) -> Iterator[tuple[Arm, Engine]]:
         """Yield every engine that was built, with its arm."""

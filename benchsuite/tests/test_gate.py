@@ -24,7 +24,7 @@ def test_equal_times_pass_and_a_slowdown_fails_with_what_and_how_much(suite: Sui
         suite.run(*GATED),
         FAILED,
         "REGRESSED",
-        "+6.0% seconds per token",
+        "+6.0% seconds a call",
         "beyond the tolerance of 3.0%",
         "FAILED gate::test_theirs.py::test_work",
     )
@@ -33,7 +33,7 @@ def test_equal_times_pass_and_a_slowdown_fails_with_what_and_how_much(suite: Sui
 def test_a_revision_is_measured_live_beside_the_working_tree(suite: Suite) -> None:
     suite.write(seconds=1.06)
     live = ("--gate=fail", "--gate-launches=5+2", "--gate-against")
-    refused(suite.run(*live, "HEAD"), FAILED, "REGRESSED", "+6.0% seconds per token", "7 and 7 launches")
+    refused(suite.run(*live, "HEAD"), FAILED, "REGRESSED", "+6.0% seconds a call", "7 and 7 launches")
     left = subprocess.run(["git", "worktree", "list"], cwd=suite.folder, capture_output=True, text=True, check=True)
     assert len(left.stdout.splitlines()) == 1, "a worktree was left behind"
 
@@ -45,7 +45,7 @@ def test_a_gain_is_never_taken_silently(suite: Suite) -> None:
     refused(suite.run(*GATED), OK, "IMPROVED", "--gate-update")
     assert (suite.folder / "gate.json").read_text() == before
     refused(suite.run(*GATED, "--gate-update"), OK, "the baseline is now this run")
-    assert '"seconds": 0.9' in (suite.folder / "gate.json").read_text()
+    assert "0.9\n" in (suite.folder / "gate.json").read_text()
 
 
 def test_the_marker_gives_a_row_its_own_tolerance_and_level(suite: Suite) -> None:
@@ -75,7 +75,7 @@ def test_verdicts_are_exported_for_other_programs(suite: Suite) -> None:
     chosen = ",".join(f"{kind}={file}" for kind, file in formats.items())
     refused(suite.run(*GATED, f"--gate-export={chosen}", "--gate-json=e.json"), FAILED, "junit:", "verdicts:")
     a, b, c, d, e = ((suite.folder / file).read_text() for file in (*formats.values(), "e.json"))
-    assert json.loads(a)["test_theirs.py::test_work"]["change-level-3"]["value"] == pytest.approx(0.06)
+    assert json.loads(a)["test_theirs.py::test_work"]["seconds-level-3"]["value"] == pytest.approx(0.06)
     assert [one["value"] for one in json.loads(b)] == [pytest.approx(1.06)]
     assert "## Gate: REGRESSED" in c
     assert ElementTree.fromstring(d).get("failures") == "1"
@@ -131,6 +131,9 @@ def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_ca
     )
     refused(gated(*against, "--specdec-peer=transformers"), OK, "PASS")
     refused(gated(*against, "--specdec-prompts=1"), FAILED, "ERROR", "measured otherwise", "prompts 3 there and 1 here")
+    # Without kernels the row is another on the same machine, whatever its tokens.
+    lost = run("-m", "pytest", *NO_PLUGINS, *TINY, "--gate-pairs=1", *against, SPECDEC_FORCE_PY="1")
+    refused(lost, FAILED, "REGRESSED at level 0", "on cpu ran", "does not any more", "where: kernels")
     file = tmp_path / "gate.json"
     content = json.loads(file.read_text())
     for row in content["rows"].values():
@@ -138,3 +141,44 @@ def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_ca
     file.write_text(json.dumps(content))
     refused(gated(*against), FAILED, "INCONCLUSIVE at level 0", "numerics: plain decoding itself emits other tokens")
     refused(gated(*against, "--gate-inconclusive=report"), OK, "INCONCLUSIVE")
+
+
+def test_edited_prompts_are_measured_otherwise(run: Run, tmp_path: Path) -> None:
+    """The same number of prompts with another word: it was called numerics, which CI lets through."""
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"turns": ["Name a river."]}\n{"turns": ["Name a lake."]}\n')
+    short = ("--pyargs", "benchsuite.test_speculation", "--specdec-target=tiny", "--specdec-workload=asked.jsonl")
+    few = ("--specdec-draft=ngram", "--specdec-peer=none", "--specdec-max-new-tokens=4", "--gate-pairs=1")
+    made = run("-m", "pytest", *NO_PLUGINS, *short, *few, "--gate-save=gate.json")
+    assert made.returncode == OK, made.stdout + made.stderr
+    file.write_text(file.read_text().replace("lake", "hill"))
+    gated = run(
+        "-m",
+        "pytest",
+        *NO_PLUGINS,
+        *short,
+        *few,
+        "--gate=fail",
+        "--gate-against=gate.json",
+        "--gate-inconclusive=report",
+    )
+    refused(gated, FAILED, "ERROR", "measured otherwise than the baseline: other prompts")
+
+
+def test_the_order_of_the_launches_is_kept_with_its_seed(suite: Suite) -> None:
+    live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2", "--gate-json=v.json")
+    refused(suite.run(*live), OK, "PASS")
+    order = json.loads((suite.folder / "v.json").read_text())["order"]
+    assert len(order["ran"]) == 10
+    again = suite.run(*live[:3], "--gate-json=w.json", f"--gate-order-seed={order['seed']}")
+    refused(again, OK, "PASS")
+    assert json.loads((suite.folder / "w.json").read_text())["order"] == order
+    refused(suite.run(*live, "--gate-order-seed=x"), USAGE, "--gate-order-seed is 'x'; expected a whole number")
+
+
+def test_an_anchor_is_a_file_of_launches_that_is_there(suite: Suite) -> None:
+    save_baselines(suite, 5)
+    refused(suite.run(*GATED, "--gate-anchor=no.json"), USAGE, "--gate-anchor 'no.json' is no file", "--gate-save")
+    refused(suite.run("--gate-anchor=gate.json"), USAGE, "--gate-anchor without --gate would gate nothing")
+    # A plain benchmark has no control, so that its drift cannot be told from another day's machine.
+    refused(suite.run(*GATED, "--gate-anchor=gate.json"), FAILED, "no row can be held against the anchor")

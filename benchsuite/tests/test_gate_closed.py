@@ -49,9 +49,12 @@ def test_a_missing_baseline_is_a_usage_error_that_may_be_made_by_request(suite: 
     ("spoil", "message"),
     [
         (lambda text: text[: len(text) // 2], "is corrupt"),
-        (lambda text: text.replace('"version": 1', '"version": 2'), "its version is 2, expected 1"),
-        (lambda text: text.replace('"seconds"', '"second"'), "a launch of 'test_theirs.py::test_work' has"),
-        (lambda text: text.replace('"seconds": 1.0', '"seconds": NaN'), "it holds NaN"),
+        (lambda text: text.replace('"version": 2', '"version": 1'), "its version is 1, expected 2"),
+        (
+            lambda text: text.replace('"seconds": [', '"second": ['),
+            "seconds of a launch of 'test_theirs.py::test_work' has",
+        ),
+        (lambda text: text.replace("1.0", "NaN"), "it holds NaN"),
         (lambda text: "{}", "it is not a baseline of this gate"),
     ],
 )

@@ -12,21 +12,42 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchsuite.gate import counters
-from benchsuite.gate.record import PARTS, GatedRow, GateError, Launch, Record
-from benchsuite.gate.speed import staged
+from benchsuite.gate.record import (
+    CALL,
+    DECODE,
+    FIRST,
+    PARTS,
+    WHOLE,
+    GatedRow,
+    GateError,
+    Launch,
+    Record,
+    Times,
+)
+from benchsuite.gate.speed import Tolerances, cases, staged
 
 GOOD = Record(
     {"machine": {"cores": 2, "device": None}, "versions": {"torch": "2"}, "commit": "a", "command": ["pytest"]},
     {
         "ours": GatedRow(
             {"seed": 0},
+            {"prompts": "p1", "tokenizer": "t1", "weights": "w1"},
+            "plain",
             "d1",
             "d2",
             True,
             {"target_forwards": 9, "num_accepted_tokens_per_pos": [3, 1]},
-            tuple(Launch(0.01 * i, 0.5, dict.fromkeys(PARTS, 0.1), 1.8) for i in range(1, 6)),
+            {"linear on cpu": 4},
+            tuple(
+                Launch(
+                    {figure: Times((0.01 * i, 0.02), (0.5, 0.4)) for figure in (DECODE, FIRST, WHOLE)},
+                    {DECODE: dict.fromkeys(PARTS, 0.1)},
+                    1.8,
+                )
+                for i in range(1, 6)
+            ),
         ),
-        "plain": GatedRow(launches=(Launch(1.0),) * 5),
+        "plain": GatedRow(launches=(Launch({CALL: Times((1.0,))}),) * 5),
     },
 )
 
@@ -68,11 +89,11 @@ def test_a_file_with_anything_in_any_place_is_refused_or_can_be_compared(file: P
         return
     for name in read.rows.keys() & GOOD.rows.keys():
         for sides in ((read, GOOD), (GOOD, read)):
-            if all(side.rows[name].launches for side in sides):
-                staged(Both(*sides), 3, {name: 0.03}, 0.01, (5, 0))
+            for level in (1, 2, 3):
+                if cases(name, sides[0].rows[name], level):
+                    staged(Both(*sides), level, Tolerances({name: 0.03}, 0.1, 0.15), 0.01, (5, 0))
             if all(side.rows[name].digest for side in sides):
-                staged(Both(*sides), 1, {name: 0.03}, 0.01, (5, 0))
-                counters.compare(name, *(side.rows[name] for side in sides))
+                counters.compare(name, sides[0].rows[name], sides[1].rows[name])
 
 
 class Both:
@@ -92,14 +113,18 @@ class Both:
     ("old", "new", "message"),
     [
         ('"cores": 2', '"cores": 2, "cores": 4', "it holds 'cores' twice"),
-        ('"seconds": 0.01', '"seconds": 0', "a launch of 'ours' has a seconds that cannot be: 0"),
-        ('"seconds": 0.01', '"seconds": NaN', "it holds NaN"),
-        ('"seconds": 0.01', '"seconds": 1e200', "a launch of 'ours' has a seconds that cannot be: 1e+200"),
+        ("0.01,", "0,", "E2E of a launch of 'ours' has a seconds that cannot be: [0, 0.02]"),
+        ("0.01,", "NaN,", "it holds NaN"),
+        ("0.01,", "1e200,", "E2E of a launch of 'ours' has a seconds that cannot be: [1e+200, 0.02]"),
+        ("0.4", "null", "E2E of a launch of 'ours' has a relative that cannot be: [0.5, None]"),
+        ('"E2E"', '"E3E"', "a launch of 'ours' has a times that cannot be"),
         ('"draft": 0.1', '"draft": -0.5', "a launch of 'ours' has a parts that cannot be"),
         ('"digest": "d1"', '"digest": null', "counters without a digest"),
-        ('"target_forwards": 9', '"target_forwards": "9"', "row 'ours' has a target_forwards that cannot be: '9'"),
-        ('"version": 1', '"version": 2', "its version is 2, expected 1"),
-        ('"target_forwards": 9', '"target_forwards": -9', "row 'ours' has a target_forwards that cannot be: -9"),
+        ('"target_forwards": 9', '"target_forwards": "9"', "row 'ours' has a counters that cannot be"),
+        ('"linear on cpu": 4', '"linear on cpu": -4', "row 'ours' has a ops that cannot be"),
+        ('"prompts": "p1"', '"prompts": 1', "row 'ours' has a inputs that cannot be"),
+        ('"version": 2', '"version": 1', "its version is 1, expected 2"),
+        ('"target_forwards": 9', '"target_forwards": -9', "row 'ours' has a counters that cannot be"),
         ('"cores": 2', '"cores": ' + "[" * 100_000, "recursion"),
         ('"tau"', '"tao"', "'tao'"),
     ],

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.gate.record import Launch
+from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, Launch, Times
 from benchsuite.gate.rules import without_own
 from benchsuite.gate.shift import holm, paired, unpaired
-from benchsuite.gate.speed import Side, decide
+from benchsuite.gate.speed import Case, Side, Tolerances, decide
 from benchsuite.gate.verdict import GateVerdict
 from benchsuite.gate.where import attribution, where
 
@@ -103,10 +103,17 @@ def test_holm_rejects_the_smallest_first_and_stops_at_the_first_that_holds() -> 
     assert holm({"a": 0.03, "b": 0.9}, 0.05) == set()
 
 
-def verdict(differences: list[float], final: bool, tolerance: float = 0.03) -> GateVerdict:
-    sides = Side([0.0] * len(differences), [Launch(1.0)]), Side(differences, [Launch(1.0)])
-    [found] = decide({"row": sides}, 2, {"row": tolerance}, 0.01, final, live=True)
-    return found.verdict
+CALLED = Launch({CALL: Times((1.0,))})
+
+
+def sides(differences: list[float]) -> tuple[Side, Side]:
+    return Side([[0.0]] * len(differences), [CALLED]), Side([[value] for value in differences], [CALLED])
+
+
+def verdict(differences: list[float], final: bool, coarse: bool = False) -> GateVerdict:
+    case = Case("row", DECODE, alone=coarse, coarse=coarse)
+    tolerances = Tolerances({"row": 0.03}, first=0.1, coarse=0.15)
+    return decide({case: sides(differences)}, tolerances, 0.01, final, live=True)[case][0]
 
 
 @pytest.mark.parametrize(
@@ -127,19 +134,40 @@ def test_the_verdict_follows_the_rule(differences: list[float], final: bool, exp
     assert verdict(differences, final) == expected
 
 
-def test_a_row_is_held_to_more_where_many_are_tested() -> None:
+@pytest.mark.parametrize(
+    ("differences", "final", "expected"),
+    [
+        ([0.3, -0.2, 0.1, -0.3, 0.2], False, GateVerdict.PASS),  # excludes nothing, and says so
+        ([-0.3, -0.2, -0.4, -0.3, -0.2, -0.3, -0.3, -0.2], True, GateVerdict.PASS),  # a gain by the clock is no news
+        ([0.3, 0.2, 0.1, 0.3, 0.2], False, GateVerdict.INCONCLUSIVE),
+        ([0.3, 0.2, 0.1, 0.3, 0.2, 0.3, 0.2, 0.3], True, GateVerdict.REGRESSED),
+        ([0.3, 0.2, -0.1, 0.4, 0.2, -0.3, 0.3, 0.5], True, GateVerdict.INCONCLUSIVE),
+    ],
+)
+def test_by_the_clock_only_a_coarse_slowdown_is_told(
+    differences: list[float], final: bool, expected: GateVerdict
+) -> None:
+    assert verdict(differences, final, coarse=True) == expected
+
+
+def test_a_row_is_held_to_more_where_many_are_tested_but_not_where_other_figures_are() -> None:
     """p = 1/256 rejects at 1 % for one row, but not for three rows with the same p."""
-    values = [0.04, 0.05, 0.02, 0.06, 0.05, 0.04, 0.01, 0.05]
-    side = Side([0.0] * 8, [Launch(1.0)]), Side(values, [Launch(1.0)])
-    alone = decide({"a": side}, 2, {"a": 0.03}, 0.01, True, live=True)
-    together = decide(dict.fromkeys("abc", side), 2, dict.fromkeys("abc", 0.03), 0.01, True, live=True)
-    assert [f.verdict for f in alone] == [GateVerdict.REGRESSED]
-    assert {f.verdict for f in together} == {GateVerdict.INCONCLUSIVE}
+    both = sides([0.04, 0.05, 0.02, 0.06, 0.05, 0.04, 0.01, 0.05])
+    tolerances = Tolerances(dict.fromkeys("abc", 0.03), first=0.03, coarse=0.15)
+
+    def verdicts(*tested: Case) -> set[GateVerdict]:
+        found = decide(dict.fromkeys(tested, both), tolerances, 0.01, True, live=True)
+        return {verdict for verdict, _ in found.values()}
+
+    assert verdicts(Case("a", DECODE)) == {GateVerdict.REGRESSED}
+    assert verdicts(*(Case(name, DECODE) for name in "abc")) == {GateVerdict.INCONCLUSIVE}
+    assert verdicts(Case("a", DECODE), Case("a", FIRST)) == {GateVerdict.REGRESSED}
 
 
 def _launch(tau: float = 2.0, **parts: float) -> Launch:
-    shares = {"draft": 0.1, "verification": 1.0, "K/V": 0.05, "host": 0.1} | parts
-    return Launch(0.01, 0.0, shares, tau)
+    shares = dict.fromkeys(PARTS, 0.0) | {"draft": 0.1, "verification": 1.0, "K/V": 0.05, "host": 0.1} | parts
+    first = dict.fromkeys(PARTS, 0.0) | {"prefill": 0.8, "draft": 0.2}
+    return Launch({}, {DECODE: shares, FIRST: first}, tau)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +185,14 @@ def test_where_names_the_part_that_moved_the_time_most(head: Launch, place: str)
     assert where([_launch()] * 3, [head] * 3) == place
 
 
+def test_where_of_the_first_token_is_prefill_or_the_draft() -> None:
+    slower = _launch()
+    slower = Launch({}, {**slower.parts, FIRST: {**slower.parts[FIRST], "draft": 0.4}}, slower.tau)
+    assert where([_launch()], [slower], FIRST) == "draft +18.2 %"
+
+
 def test_what_the_parts_account_for_adds_up_to_the_change() -> None:
     head = _launch(tau=1.9, draft=0.12, host=0.11)
-    change = math.log(sum(head.parts.values()) / 1.9) - math.log(1.25 / 2.0)
+    change = math.log(sum(head.parts[DECODE].values()) / 1.9) - math.log(1.25 / 2.0)
     assert sum(attribution([_launch()], [head]).values()) == pytest.approx(change, abs=1e-4)
-    assert where([Launch(1.0)], [Launch(1.0)]) is None
+    assert where([CALLED], [CALLED]) is None
