@@ -352,6 +352,13 @@ class Bench:
                 if isinstance(runner, EngineRunner):
                     yield arm, runner.engine
 
+    def prompts(self) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+        """Yield each first turn of the run: its workload, its place there from 0, its token ids."""
+        for setting in dict.fromkeys(arm.setting for arm in self._arms):
+            tokenizer = self._stages[setting.without_workload].tokenizer
+            for place, tokens in enumerate(self._texts[setting.workload].encode(tokenizer)):
+                yield setting.workload, place, tokens
+
     def rows_of(self, setting: Setting) -> list[Row]:
         """The rows measured so far with a setting, whatever their workload."""
         return [row for row in self.rows if row.arm.setting.without_workload == setting.without_workload]

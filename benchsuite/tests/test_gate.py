@@ -131,6 +131,8 @@ def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_ca
     )
     refused(gated(*against, "--specdec-peer=transformers"), OK, "PASS")
     refused(gated(*against, "--specdec-prompts=1"), FAILED, "ERROR", "measured otherwise", "prompts 3 there and 1 here")
+    refused(gated(*against, "--gate-plant=acceptance=0.2#2"), FAILED, "REGRESSED at level 0", "where: acceptance")
+    refused(gated(*against, "--gate-plant=acceptance=0.2#9"), USAGE, "would slow down nothing: no such draft, prompt")
     # Without kernels the row is another on the same machine, whatever its tokens.
     lost = run("-m", "pytest", *NO_PLUGINS, *TINY, "--gate-pairs=1", *against, SPECDEC_FORCE_PY="1")
     refused(lost, FAILED, "REGRESSED at level 0", "on cpu ran", "does not any more", "where: kernels")

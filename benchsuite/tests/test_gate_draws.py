@@ -8,65 +8,89 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite.gate.record import PARTS, GatedRow, GateError, Launch, Record
+from benchsuite.gate import plants
+from benchsuite.gate.plants import Plant
+from benchsuite.gate.record import DECODE, PARTS, GatedRow, GateError, Launch, Record, Times
 from benchsuite.gate.validation import draws
-from benchsuite.gate.validation.draws import PLANTED, report
+from benchsuite.gate.validation.draws import report
+from benchsuite.gate.validation.plan import COUNTED, DRAFTS, SIDES
 
-COUNT = 20
+COUNT = 16
+WHERE = dict(zip(DRAFTS, ("host", "draft", "K/V"), strict=True))
 
 
-def _launch(coin: random.Random, part: str, slower: float) -> Launch:
-    """A launch with noise of 0.5 %, slower by the fraction ``slower`` in one part."""
+def _launch(coin: random.Random, part: str, slower: tuple[float, ...]) -> Launch:
+    """A launch with noise of 0.5 %, whose prompts are slower by these fractions, in one part."""
     noise = coin.gauss(0, 0.005)
-    parts = dict.fromkeys(PARTS, 0.25) | {part: 0.25 + slower}
-    return Launch(0.01, log1p(slower) + noise, parts, 2.0)
+    parts = dict.fromkeys(PARTS, 0.25) | {part: 0.25 + sum(slower) / 3}
+    relative = tuple(log1p(one) + noise for one in slower)
+    return Launch({DECODE: Times((0.01, 0.01, 0.01), relative)}, {DECODE: parts}, 2.0)
 
 
-def _write(folder: Path, planted: float, accepted: int = 8) -> None:
-    """Write launches A, B and P as the validation does; launches of B accept ``accepted`` tokens."""
+def _write(folder: Path, planted: dict[str, tuple[float, ...]], accepted: int = 8) -> None:
+    """Write launches of A, B and the planted sides; launches of B accept ``accepted`` tokens."""
     coin = random.Random(0)
-    for side in "ABP":
+    for side in ("A", "B", *planted):
         for number in range(COUNT):
-            counters = {"num_accepted_tokens": accepted if side == "B" else 8}
+            counters = {"num_accepted_tokens": accepted if side == "B" else 8, "num_drafts": 4}
             rows = {
                 f"tiny-chat-{draft}-match-k4": GatedRow(
-                    {}, "d", "p", True, counters, (_launch(coin, part, planted if side == "P" else 0.0),)
+                    control="plain",
+                    digest="d",
+                    plain_digest="p",
+                    counters=counters,
+                    launches=(_launch(coin, part, planted.get(side, (0.0, 0.0, 0.0))),),
                 )
-                for draft, part in PLANTED.items()
+                for draft, part in WHERE.items()
             }
-            Record({}, rows).save(folder / f"quiet-{side}-{number:03}.json")
+            Record({"time": f"2026-01-01T{number // 6:02}:00"}, rows).save(folder / f"quiet-{side}-{number:03}.json")
 
 
-def _counted(text: str, level: int, what: str) -> list[tuple[int, int, str]]:
-    """(comparisons, REGRESSED, where right) of the table's lines of a level whose comparison starts with ``what``."""
+def _lines(text: str, *starts: str) -> list[list[str]]:
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    return [
-        (int(line[2]), int(line[6]), line[8]) for line in lines if line[0] == str(level) and line[1].startswith(what)
-    ]
+    return [line for line in lines if line[: len(starts)] == [*starts]]
 
 
 @pytest.fixture(autouse=True)
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "DRAWS", 30)
+    monkeypatch.setattr(draws, "DRAWS", 20)
 
 
 def test_alike_sides_raise_no_alarm_and_a_slowdown_is_found_in_its_part(tmp_path: Path) -> None:
-    _write(tmp_path, planted=0.06)
+    _write(tmp_path, {"parts": (0.06,) * 3, "prompt-1.2x": (0.2, 0.0, 0.0), "all-6%": (0.06,) * 3})
     text, values = report(tmp_path, COUNT)
-    assert _counted(text, 0, "A/A") == [(30, 0, "")]
-    for level in (1, 2):
-        assert _counted(text, level, "A/A") == [(30, 0, "")]
-        assert _counted(text, level, "6%") == [(30, 30, "100%")] * len(PLANTED)
+    assert _lines(text, "0", "A/A, drawn")[0][3:] == ["0", "20", "0", "0", "0"]
+    for level in ("1", "2"):
+        assert _lines(text, level, "A/A, drawn")[0][3:] == ["0", "20", "0", "0", "0"]
+        assert _lines(text, level, SIDES["parts"].what)[0][3:] == ["100.0%", "100.0%", "0"]
+        found = _lines(text, level, SIDES["prompt-1.2x"].what)[0]
+        assert found[3] == "100.0%"
+        assert found[4] == "33.3%", "it must be in the host, and was planted in another part of two of three drafts"
+        assert _lines(text, level, "0%")[0][3:] == ["0.0%"] * 4
+        assert _lines(text, level, "6%")[0][3] == "100.0%"
+    assert "Launched in 3 different hours" in text
     assert len(values["quiet"]["A"]["tiny-chat-ngram-match-k4"]) == COUNT
 
 
 def test_what_is_not_slower_is_not_found(tmp_path: Path) -> None:
-    _write(tmp_path, planted=0.0)
+    _write(tmp_path, {"parts": (0.0,) * 3})
     text, _ = report(tmp_path, COUNT)
-    assert _counted(text, 1, "6%") == _counted(text, 2, "6%") == [(30, 0, "0%")] * len(PLANTED)
+    assert [_lines(text, level, SIDES["parts"].what)[0][3] for level in ("1", "2")] == ["0.0%", "0.0%"]
 
 
 def test_launches_whose_counters_do_not_repeat_are_refused(tmp_path: Path) -> None:
-    _write(tmp_path, planted=0.06, accepted=7)
+    _write(tmp_path, {}, accepted=7)
     with pytest.raises(GateError, match="do not repeat"):
         report(tmp_path, COUNT)
+
+
+def test_every_side_can_be_planted() -> None:
+    texts = [side.plant for side in SIDES.values() if side.plant] + [plant for _, plant, _ in COUNTED.values() if plant]
+    assert {Plant.of(entry).kind for text in texts for entry in text.split(",")} == {*plants.KINDS}
+
+
+@pytest.mark.parametrize("text", ["host", "host=x", "brake=0.1", "host=0.1#one", "=0.1", "host=0.1@ngram@suffix"])
+def test_a_plant_that_is_not_understood_is_refused_with_the_kinds(text: str) -> None:
+    with pytest.raises(GateError, match=r"expected KIND=AMOUNT@DRAFT#PROMPT~WORKLOAD, with a kind of host, draft"):
+        Plant.of(text)
+    assert Plant.of("host=0.06@ngram#1~chat") == Plant("host", 0.06, "ngram", 1, "chat")

@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import fmean, mean, stdev
 
 from tabulate import tabulate
 
-from benchsuite.gate import counters, speed
-from benchsuite.gate.record import Record
-from benchsuite.gate.speed import staged
+from benchsuite.gate import counters
+from benchsuite.gate.record import DECODE, Record
+from benchsuite.gate.speed import Tolerances, staged
+from benchsuite.gate.validation.plan import ALPHA, COARSE, CONDITIONS, COUNTED, CURVE, SIDES, STAGES, TOLERANCE, TTFT
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
 
-TOLERANCE, ALPHA, STAGES = 0.03, 0.01, (5, 8)
 DRAWS = 300
-PLANTED = {"ngram": "host", "suffix": "draft", "oracle(0.8)": "K/V"}
-"""The part in which each draft is slowed down, in launches of side P."""
-
-CONDITIONS = ("quiet", "loaded")
-LOSSES = ("chat", "question_answering", "summarisation", "code_editing", "rewriting", "reasoning")
-"""The workloads that are also launched with 1 % of the accepted proposals rejected."""
-
-Values = dict[str, dict[str, dict[str, list[float | None]]]]
+Values = dict[str, dict[str, dict[str, list[float]]]]
+Launches = Mapping[str, Sequence[Record]]
 
 
 @dataclass
@@ -44,7 +38,7 @@ class Drawn:
 
 
 def drawn_sides(bases: Sequence[Record], heads: Sequence[Record], level: int, coin: random.Random, swap: bool) -> Drawn:
-    """Draw one comparison: pairs that were launched next to each other (level 2), or any launches (level 1).
+    """Draw one comparison: pairs that were launched in one round (level 2), or any launches (level 1).
 
     ``swap``: both sides are the same code, so base and head are also assigned at random.
     """
@@ -59,85 +53,121 @@ def drawn_sides(bases: Sequence[Record], heads: Sequence[Record], level: int, co
     return Drawn(coin.sample(list(bases), count), coin.sample(list(heads), count), paired=False)
 
 
+def drawn(launches: Launches, name: str, level: int, coin: random.Random) -> list[Finding]:
+    """The findings of one drawn comparison of side A with another; B is the same code."""
+    sides = drawn_sides(launches["A"], launches[name], level, coin, swap=name == "B")
+    rows = dict.fromkeys(launches["A"][0].rows, TOLERANCE)
+    related = rows if level == 2 else {row: t for row, t in rows.items() if launches["A"][0].rows[row].control}
+    return staged(sides, level, Tolerances(related, TTFT, COARSE), ALPHA, STAGES)
+
+
 def report(folder: Path, count: int) -> tuple[str, Values]:
-    """The tables in Markdown, and the values of all launches by condition, side (A, B, P) and row."""
+    """The tables in Markdown, and the log-ratios of decoding of all launches by condition, side and row."""
     parts: list[str] = []
     values: Values = {}
     for condition in CONDITIONS:
-        files = {side: sorted(folder.glob(f"{condition}-{side}-*.json"))[:count] for side in "ABP"}
-        if all(len(side) > sum(STAGES) for side in files.values()):
-            sides = {side: [Record.load(file) for file in found] for side, found in files.items()}
+        names = [name for name, side in SIDES.items() if condition in side.conditions]
+        files = {name: sorted(folder.glob(f"{condition}-{name}-[0-9]*.json"))[:count] for name in names}
+        launches = {name: [Record.load(file) for file in found] for name, found in files.items() if found}
+        whole = {name: found for name, found in launches.items() if len(found) > sum(STAGES)}
+        if {"A", "B"} <= whole.keys():
+            least = min(map(len, whole.values()))
+            whole = {name: found[:least] for name, found in whole.items()}
             alive = [json.loads(f.read_text())["verdict"] for f in sorted(folder.glob(f"{condition}-live-*.json"))]
-            parts += [f"## {condition.capitalize()}", _noise(sides), _verdicts(sides, alive)]
+            parts += [f"## {condition.capitalize()}", _noise(whole), *_verdicts(whole, alive)]
             values[condition] = {
-                side: {name: [_value(record, name) for record in records] for name in _rows(records)}
-                for side, records in sides.items()
+                side: {name: _values(found, name) for name in found[0].rows if found[0].rows[name].control}
+                for side, found in whole.items()
             }
-    return "\n\n".join([*parts, "## Acceptance", _losses(folder)]) + "\n", values
+    return "\n\n".join([*parts, "## Counters", _counted(folder)]) + "\n", values
 
 
-def _rows(records: Sequence[Record]) -> dict[str, str]:
-    """The rows that are slowed down in P, each with its draft."""
-    return {name: draft for draft in PLANTED for name in records[0].rows if f"-{draft}-" in name}
+def _values(records: Sequence[Record], name: str) -> list[float]:
+    times = [record.rows[name].launches[0].times[DECODE].relative for record in records]
+    return [fmean(relative) for relative in times if relative]
 
 
-def _value(record: Record, name: str) -> float:
-    return (speed.values(record.rows[name], 1) or [float("nan")])[0]
-
-
-def _noise(sides: dict[str, list[Record]]) -> str:
+def _noise(launches: Launches) -> str:
     table = []
-    for name in _rows(sides["A"]):
-        a, b, planted = ([_value(record, name) for record in sides[side]] for side in "ABP")
-        pairs = [y - x for x, y in zip(a, b, strict=True)]
-        table.append((name, len(a), f"{stdev(a):.2%}", f"{stdev(pairs):.2%}", f"{mean(planted) - mean(a):+.2%}"))
-    head = ("row", "launches a side", "s, launch", "s, difference of a pair", "mean change of P")
-    return tabulate(table, head, "github", disable_numparse=True)
+    hours = sorted({str(record.made.get("time", ""))[:13] for found in launches.values() for record in found})
+    for name, row in launches["A"][0].rows.items():
+        if row.control:
+            a, b = (_values(launches[side], name) for side in "AB")
+            table.append((name, len(a), f"{stdev(a):.2%}", f"{stdev(y - x for x, y in zip(a, b, strict=True)):.2%}"))
+    head = ("row", "launches a side", "s, launch", "s, difference of a pair")
+    shown = tabulate(table, head, "github", disable_numparse=True)
+    return f"{shown}\n\nLaunched in {len(hours)} different hours, from {hours[0]} to {hours[-1]}."
 
 
-def _verdicts(sides: dict[str, list[Record]], alive: Sequence[str]) -> str:
-    a, b, planted = (sides[side] for side in "ABP")
-    rows, coin = _rows(a), random.Random(0)
-    tolerances = dict.fromkeys(rows, TOLERANCE)
-    pairs = [coin.sample([*a, *b], 2) for _ in range(DRAWS)]
+def _verdicts(launches: Launches, alive: Sequence[str]) -> list[str]:
+    coin = random.Random(0)
+    pairs = [coin.sample([*launches["A"], *launches["B"]], 2) for _ in range(DRAWS)]
     zero = [worst(counters.compare(name, x.rows[name], y.rows[name]).verdict for name in x.rows) for x, y in pairs]
-    table = [_line("0", "A/A, drawn", zero)]
+    alike = [_line("0", "A/A, drawn", zero)]
+    found, curve = [], []
     for level in (1, 2):
-        alike, found = [], list[Finding]()
-        for _ in range(DRAWS):
-            same = staged(drawn_sides(a, b, level, coin, swap=True), level, tolerances, ALPHA, STAGES)
-            alike.append(worst(finding.verdict for finding in same))
-            found += staged(drawn_sides(a, planted, level, coin, swap=False), level, tolerances, ALPHA, STAGES)
-        table.append(_line(str(level), "A/A, drawn", alike))
-        for name, draft in rows.items():
-            own = [finding for finding in found if finding.row == name]
-            caught = [finding for finding in own if finding.verdict == GateVerdict.REGRESSED]
-            right = sum((finding.where or "").startswith(PLANTED[draft]) for finding in caught)
-            what = f"{2 * TOLERANCE:.0%} in {PLANTED[draft]} of {draft}, drawn"
-            table.append(_line(str(level), what, [f.verdict for f in own], f"{right / max(len(caught), 1):.0%}"))
-    table.append(_line("1 or 2", "A/A, live", alive))
-    return tabulate(
-        table, ("level", "comparison", "n", *map(str, GateVerdict), "where right"), "github", disable_numparse=True
+        every = {name: [drawn(launches, name, level, coin) for _ in range(DRAWS)] for name in SIDES if name in launches}
+        every.pop("A")
+        alike.append(
+            _line(str(level), "A/A, drawn", [worst(one.verdict for one in findings) for findings in every["B"]])
+        )
+        found += [_found(name, level, every[name]) for name in every if SIDES[name].found]
+        curve += [_curve(level, p, every) for p in (0.0, *CURVE) if p == 0 or f"all-{p:.0%}" in every]
+    alike.append(_line("1 or 2", "A/A, live", alive))
+    tables = (
+        (alike, ("level", "comparison", "n", *map(str, GateVerdict))),
+        (found, ("level", "planted", "n", "found", "where right", "draws with a row IMPROVED")),
+        (
+            curve,
+            ("level", "slowdown", "n", "every prompt: REGRESSED", "not PASS", "one in three: REGRESSED", "not PASS"),
+        ),
     )
+    return [tabulate(rows, head, "github", disable_numparse=True) for rows, head in tables if rows]
 
 
-def _line(level: str, what: str, verdicts: Sequence[str], right: str = "") -> tuple[object, ...]:
+def _line(level: str, what: str, verdicts: Sequence[str]) -> tuple[object, ...]:
     counted = Counter(map(str, verdicts))
-    return level, what, len(verdicts), *(counted[str(verdict)] for verdict in GateVerdict), right
+    return level, what, len(verdicts), *(counted[str(verdict)] for verdict in GateVerdict)
 
 
-def _losses(folder: Path) -> str:
+def _found(name: str, level: int, draws: Sequence[Sequence[Finding]]) -> tuple[object, ...]:
+    """The share of draws and places in which a side is found where it must be; level 1 does not see plain's seconds."""
+    wanted = SIDES[name].found
+    hits = [
+        one
+        for findings in draws
+        for part, figure, _ in wanted
+        for one in findings
+        if part in one.row and one.figure == figure
+    ]
+    caught = [one for one in hits if one.verdict == GateVerdict.REGRESSED]
+    right = [one for one in caught if any(p in one.row and (one.where or "").startswith(w) for p, _, w in wanted)]
+    improved = sum(any(one.verdict == GateVerdict.IMPROVED for one in findings) for findings in draws)
+    shares = [
+        f"{len(part) / len(whole):.1%}" if whole else "not seen" for part, whole in ((caught, hits), (right, caught))
+    ]
+    return level, SIDES[name].what, len(draws), *shares, improved
+
+
+def _curve(level: int, slowdown: float, every: Mapping[str, Sequence[Sequence[Finding]]]) -> tuple[object, ...]:
+    cells: list[str] = []
+    for kind in ("all", "third"):
+        draws = every.get(f"{kind}-{slowdown:.0%}" if slowdown else "B", [])
+        verdicts = [one.verdict for findings in draws for one in findings if one.figure == DECODE]
+        for wanted in ({GateVerdict.REGRESSED}, {*GateVerdict} - {GateVerdict.PASS, GateVerdict.IMPROVED}):
+            cells.append(f"{mean(verdict in wanted for verdict in verdicts):.1%}" if verdicts else "-")
+    return level, f"{slowdown:.0%}", DRAWS, *cells
+
+
+def _counted(folder: Path) -> str:
     table = []
-    for workload in LOSSES:
-        files = [folder / f"{side}-{workload}.json" for side in ("as-it-is", "loss")]
-        if not all(file.exists() for file in files):
-            continue
-        base, head = map(Record.load, files)
-        for name in base.rows:
-            kept = [record.rows[name].counters["num_accepted_tokens"] for record in (base, head)]
-            if kept[0] >= 100:  # 1 % of fewer is less than one token
-                finding = counters.compare(name, base.rows[name], head.rows[name])
-                table.append((name, *kept, str(finding.verdict), finding.where))
-    return tabulate(
-        table, ("row", "accepted", "with a loss of 1 %", "level 0", "where"), "github", disable_numparse=True
-    )
+    base = folder / "counted-as-it-is.json"
+    for name, (what, _, where) in COUNTED.items():
+        file = folder / f"counted-{name}.json"
+        if base.exists() and file.exists():
+            before, now = Record.load(base), Record.load(file)
+            for row in before.rows:
+                if name == "kernels" or before.rows[row].counters["num_accepted_tokens"]:
+                    found = counters.compare(row, before.rows[row], now.rows[row])
+                    table.append((what, row, str(found.verdict), found.where, found.where == where))
+    return tabulate(table, ("planted", "row", "level 0", "where", "right"), "github", disable_numparse=True)

@@ -1,11 +1,8 @@
-"""Make the launches for a validation of the gate, each a file in a folder; existing files are kept.
-
-One suite on ``tiny`` is launched as it is (twice: A and B) and with a known slowdown in each row (P): a busy loop in
-the step, unused forward passes in the draft, or copies of keys and values. Each costs twice the tolerance.
-"""
+"""Make the launches for a validation of the gate, each a file in a folder; existing files are kept."""
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -15,25 +12,7 @@ from pathlib import Path
 
 from benchsuite.gate.launcher import Launcher
 from benchsuite.gate.record import Record
-from benchsuite.gate.validation.draws import LOSSES, PLANTED, STAGES, TOLERANCE
-
-PAIRS = 10
-SUITE = (
-    "benchsuite/test_speculation.py",
-    "--specdec-target",
-    "tiny",
-    "--specdec-workload",
-    "chat",
-    "--specdec-peer",
-    "none",
-    "--specdec-arm",
-    "ngram, suffix, oracle(0.8)",
-    "--specdec-prompts",
-    "3",
-    "--specdec-max-new-tokens",
-    "32",
-    "--benchmark-quiet",
-)
+from benchsuite.gate.validation.plan import COUNTED, PAIRS, SIDES, STAGES, SUITE
 
 
 def launcher(suite: Sequence[str] = SUITE, pairs: int = PAIRS) -> Launcher:
@@ -56,30 +35,30 @@ def busy_core(condition: str) -> Iterator[None]:
 
 
 def collect(folder: Path, condition: str, count: int) -> None:
-    """Make launches A, B and P, ``count`` of each, in random order within each triple; existing files are kept."""
-    plants = ",".join(f"{part}={2 * TOLERANCE}@{draft}" for draft, part in PLANTED.items())
+    """Make ``count`` launches of each side, in rounds of one of each, in random order; existing files are kept."""
+    names = [name for name, side in SIDES.items() if condition in side.conditions]
     with busy_core(condition):
         for number in range(count):
-            for side in random.Random(number).sample("ABP", 3):
-                file = folder / f"{condition}-{side}-{number:03}.json"
+            for name in random.Random(number).sample(names, len(names)):
+                file = folder / f"{condition}-{name}-{number:03}.json"
                 if not file.exists():
-                    launcher().measure(plant=plants if side == "P" else "").save(file)
+                    launcher().measure(plant=SIDES[name].plant).save(file)
                     print(file.name, flush=True)
 
 
-def losses(folder: Path) -> None:
-    """Make one launch of each workload as it is, and one with 1 % of the accepted proposals rejected.
-
-    Outputs are long and drafts often right, because 1 % of a few accepted tokens would be less than one.
-    """
-    other = {"ngram, suffix, oracle(0.8)": "oracle(0.5), oracle(0.8), oracle(0.95)/rejection", "32": "160"}
-    for workload in LOSSES:
-        suite = [{**other, "chat": workload}.get(argument, argument) for argument in SUITE]
-        for side, plant in (("as-it-is", ""), ("loss", "acceptance=0.01")):
-            file = folder / f"{side}-{workload}.json"
-            if not file.exists():
+def count_once(folder: Path) -> None:
+    """Make one launch of each side that counters must find; outputs are long, so that some proposals are rejected."""
+    suite = ["160" if argument == "32" else argument for argument in SUITE]
+    for name, plant in {"as-it-is": "", **{name: plant for name, (_, plant, _) in COUNTED.items()}}.items():
+        file = folder / f"counted-{name}.json"
+        if not file.exists():
+            if name == "kernels":
+                os.environ["SPECDEC_FORCE_PY"] = "1"
+            try:
                 launcher(suite, pairs=1).measure(plant=plant).save(file)
-                print(file.name, flush=True)
+            finally:
+                os.environ.pop("SPECDEC_FORCE_PY", None)
+            print(file.name, flush=True)
 
 
 def live(folder: Path, condition: str, count: int) -> None:
