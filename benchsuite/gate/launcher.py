@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchsuite.gate.processes import held_signals, run_group
 from benchsuite.gate.record import GateError, Record
 from benchsuite.machine.provenance import environment, git
 
@@ -57,9 +58,7 @@ class Launcher:
             variables[OTHER] = str(root) if checkout else ""
             variables[OWN] = os.pathsep.join([*ahead, str(top), str(top / "src")])
             try:
-                done = subprocess.run(
-                    command, cwd=folder, env=variables, capture_output=True, text=True, timeout=LONGEST, check=False
-                )
+                done = run_group(command, folder, variables, LONGEST)
             except subprocess.TimeoutExpired:
                 raise GateError(f"a launch took longer than {LONGEST} s: {' '.join(command)}") from None
             if done.returncode or not file.exists():
@@ -75,19 +74,30 @@ class Launcher:
 
 @contextmanager
 def worktree(folder: Path, commit: str) -> Iterator[Path]:
-    """A temporary git worktree of ``commit``, removed on exit. GateError if git fails."""
-    with tempfile.TemporaryDirectory(prefix="specdec-gate-base-") as temporary:
+    """A temporary git worktree of ``commit``, removed on exit and if SIGTERM ends pytest. GateError if git fails."""
+    # A git that a signal kills leaves a locked entry, which no later prune removes: signals wait until it is done.
+    with held_signals() as signals, tempfile.TemporaryDirectory(prefix="specdec-gate-base-") as temporary:
         checkout = Path(temporary).resolve() / "base"
         _git(folder, "worktree", "prune")  # removes entries of an interrupted run
         _git(folder, "worktree", "add", "--detach", str(checkout), commit)
         try:
-            yield checkout
+            with signals.allowed():
+                yield checkout
         finally:
             _git(folder, "worktree", "remove", "--force", str(checkout))
 
 
 def _git(folder: Path, *words: str) -> None:
-    done = subprocess.run(["git", *words], cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    # Its own session: a terminal's Ctrl-C would kill it.
+    done = subprocess.run(
+        ["git", *words],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
     if done.returncode:
         raise GateError(f"git {' '.join(words)} failed: {done.stderr.strip()}")
 
