@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchsuite.gate.figures import record_origin
 from benchsuite.gate.processes import held_signals, run_group
 from benchsuite.gate.record import GateError, Record
 from benchsuite.machine.provenance import environment, git
@@ -21,14 +24,24 @@ LONGEST = 3600
 OTHER, OWN = "SPECDEC_GATE_OTHER", "SPECDEC_GATE_OWN"
 """Environment variables of a launch: the checkout that it must not import from, and the folders of its own code."""
 
+USAGE_ERROR = 4
+"""pytest's exit code if an argument is wrong: also if there is no such file, test or module."""
+
+NO_BENCHMARKS = "this run has no benchmarks"
+"""Part of the message of a launch that selects no benchmark."""
+
+NOT_FOUND = re.compile(r"^ERROR: (?:.*not found:|found no collectors for) (.+?)(?: \(missing __init__\.py\?\))?$", re.M)
+"""pytest's messages about a file, test or module that is not there."""
+
 
 @dataclass
 class Launcher:
     """Runs ``pytest`` with ``arguments`` in ``folder``, each launch in a new process.
 
     ``pairs``: how many pairs a launch times at least. ``path``: folders, relative to the top of the measured checkout,
-    that go to the front of Python's path. GateError with the last lines of output if a launch or one of its tests
-    fails.
+    that go to the front of Python's path. ``names``: the files, tests and modules among the arguments; those that the
+    base turns out to lack are left out of its launches, and listed in ``lacking``. GateError with the last lines of
+    output if a launch or one of its tests fails.
 
     Example: ``Launcher(["benchsuite/test_speculation.py"], Path.cwd(), pairs=10).measure()``
     """
@@ -37,20 +50,28 @@ class Launcher:
     folder: Path
     pairs: int
     path: Sequence[str] = (".",)
+    names: Sequence[str] = ()
+    lacking: list[str] = field(default_factory=list)
 
     def measure(self, checkout: Path | None = None, plant: str = "") -> Record:
-        """Launch this checkout, or ``checkout`` of the same repository; ``plant``: the text for ``plants.plant_in``."""
+        """Launch this checkout, or ``checkout`` of the same repository; ``plant``: the text for ``plants.plant_in``.
+
+        The record has no rows if the checkout has nothing of what the arguments select.
+        """
         root = self.root()
         top = checkout or root
         folder = top / self.folder.resolve().relative_to(root)
         if not folder.is_dir():
             raise GateError(f"the base has no folder {folder.relative_to(top)}: start pytest where both sides have one")
+        if checkout and self.names and not self._kept():
+            return Record(record_origin(top, None), {})  # without names, pytest would collect everything
         with tempfile.TemporaryDirectory(prefix="specdec-gate-") as temporary:
             file = Path(temporary) / "launch.json"
             # `addopts=`: the arguments already have the run's addopts, except those that a launch must not repeat.
             given = ["-o", "addopts=", "--gate=off", f"--gate-save={file}", f"--gate-pairs={self.pairs}"]
-            given += ["--gate-launches=1", f"--gate-plant={plant}"]
-            command = [sys.executable, "-m", "pytest", *self.arguments, "-q", "-p", "no:cacheprovider", *given]
+            given += ["--gate-launches=1", f"--gate-plant={plant}", "--color=no"]
+            arguments = self._arguments_of_base() if checkout else self.arguments
+            command = [sys.executable, "-m", "pytest", *arguments, "-q", "-p", "no:cacheprovider", *given]
             variables = environment()
             variables.pop("PYTEST_ADDOPTS", None)
             ahead = [str((top / part).resolve()) for part in self.path]
@@ -61,15 +82,52 @@ class Launcher:
                 done = run_group(command, folder, variables, LONGEST)
             except subprocess.TimeoutExpired:
                 raise GateError(f"a launch took longer than {LONGEST} s: {' '.join(command)}") from None
+            if checkout and done.returncode == USAGE_ERROR:
+                if NO_BENCHMARKS in done.stdout + done.stderr:
+                    return Record(record_origin(top, None), {})
+                if self._found_lacking(done.stdout + done.stderr, folder):
+                    return self.measure(checkout, plant)
             if done.returncode or not file.exists():
                 end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
                 which = f"of the base ({checkout})" if checkout else "of this checkout"
                 raise GateError(f"a launch {which} ended with {done.returncode}; its last lines:\n{end}")
             return Record.load(file)
 
+    def _kept(self) -> list[str]:
+        return list((Counter(self.names) - Counter(self.lacking)).elements())
+
+    def _arguments_of_base(self) -> list[str]:
+        """The arguments without those that the base lacks; from the end, where an option's value is not the last."""
+        kept = [*reversed(self.arguments)]
+        for name in self.lacking:
+            kept.remove(name)
+        return kept[::-1]
+
+    def _found_lacking(self, output: str, folder: Path) -> bool:
+        """Add the names that pytest did not find in ``folder`` to ``lacking``; whether there are any."""
+        known = len(self.lacking)
+        kept = [name for name in self._kept() if name in self.arguments]  # pytest takes names from @files too
+        for said in dict.fromkeys(NOT_FOUND.findall(output)):
+            meant = {name for name in kept if _means(said, name, folder)}
+            if len(meant) == 1:
+                self.lacking += meant
+        return len(self.lacking) > known
+
     def root(self) -> Path:
         """The top folder of the checkout that contains ``folder``."""
         return Path(git(self.folder, "rev-parse", "--show-toplevel") or self.folder).resolve()
+
+
+def _means(said: str, name: str, folder: Path) -> bool:
+    """Whether pytest's words for what it did not find mean the argument ``name``.
+
+    pytest repeats the argument, or, for a test in a file that is there, says path::test, without a parametrisation.
+    """
+    path, _, test = name.partition("::")
+    said_path, _, said_test = said.partition("::")
+    module = ".".join(Path(said_path).with_suffix("").parts).removesuffix(".__init__")
+    there = said_path == os.path.normpath(folder / path) or module.endswith(f".{path}")
+    return said == name or (there and said_test in (test, test.partition("[")[0]))
 
 
 @contextmanager

@@ -87,6 +87,10 @@ class Trial:
         before, now = base.made.get("commit"), self.head.made.get("commit")
         if self.rules.base and before and before == now:
             notes.append(f"base and head are the same commit, {before[:12]}, and nothing is changed")
+        if not base.rows:
+            notes.append("the base has none of the rows of this run: every row is new")
+        elif self.launcher.lacking:
+            notes.append(f"the base lacks {', '.join(self.launcher.lacking)}")
         versions = _differences(base.made.get("versions") or {}, self.head.made.get("versions") or {})
         if versions:
             notes.append(f"versions differ: {versions}")
