@@ -36,7 +36,10 @@ OPTIONS = (
     Option("launches", "5+8", "processes on each side, FIRST+MORE: MORE are added if a row is undecided after FIRST"),
     Option("pairs", "10", "pairs (row, control) that a launch times at least"),
     Option(
-        "on-missing", "fail", "rows that one side lacks: fail, report; save: make the baseline file if there is none"
+        "on-missing",
+        "fail",
+        "rows that one side lacks: fail; new: those that the baseline lacks pass; report: vanished ones pass too; "
+        "save: make the baseline file if there is none",
     ),
     Option("on-mismatch", "fail", "a baseline of another machine: fail, counters (level 0 only), or ignore"),
     Option("inconclusive", "fail", "what cannot be decided: fail, or report"),
@@ -56,7 +59,7 @@ IDLE = ("against", "level", "json", "export", "update", "dedicated", "self-test"
 """Options that have no effect without ``--gate``."""
 
 CHOICES = {
-    "on-missing": ("fail", "report", "save"),
+    "on-missing": ("fail", "new", "report", "save"),
     "on-mismatch": ("fail", "counters", "ignore"),
     "inconclusive": ("fail", "report"),
 }

@@ -12,7 +12,7 @@ import pytest
 from benchsuite.gate import launcher
 from benchsuite.gate.launcher import Launcher
 from benchsuite.gate.record import GateError, Record
-from benchsuite.tests.gate_rig import FAILED, Done, Suite, refused
+from benchsuite.tests.gate_rig import FAILED, GATED, OK, Done, Suite, refused, save_baselines
 
 LIVE = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+3")
 
@@ -58,6 +58,35 @@ def test_a_run_of_new_rows_alone_says_that_every_row_is_new(suite: Suite, names:
     done = suite.python("-m", "pytest", "-q", *LIVE, *names, LAUNCHES=str(suite.folder))
     refused(done, FAILED, "the baseline has no such row", "every row is new")
     assert "a launch of the base" not in done.stdout
+
+
+@pytest.mark.slow
+def test_new_rows_alone_pass_on_request_and_say_that_they_are_compared_with_nothing(suite: Suite) -> None:
+    _add(suite, "more/test_new.py")
+    done = suite.run(*LIVE, "more/test_new.py", "--gate-on-missing=new")
+    refused(done, OK, "every row is new", "1 rows are new, and compared with nothing: more/test_new.py::test_work")
+
+
+@pytest.mark.slow
+def test_new_rows_pass_on_request_without_letting_vanished_ones_through(suite: Suite) -> None:
+    def write(*names: str) -> None:
+        end, timed = "\n    benchmark.pedantic(work, rounds=5)\n", "@pytest.mark.benchmark(timer=clock)\n"
+        more = "".join(f"{end}{timed}def test_{name}(benchmark):\n    pass" for name in names)
+        suite.write(body=f"pass{more}")
+
+    write("old")
+    save_baselines(suite, 5)
+    before = (suite.folder / "gate.json").read_text()
+    told = "1 rows are new, and compared with nothing: test_theirs.py::test_new"
+    gone = "1 rows of the baseline are gone: test_theirs.py::test_old"
+    write("new")
+    refused(suite.run(*GATED), FAILED, "let new rows pass with --gate-on-missing=new", gone)
+    for update in ((), ("--gate-update",)):
+        done = suite.run(*GATED, "--gate-on-missing=new", *update)
+        refused(done, FAILED, told, gone, "test_theirs.py::test_work 3 PASS", "1 failed")
+        assert (suite.folder / "gate.json").read_text() == before
+    write("old", "new")
+    refused(suite.run(*GATED, "--gate-on-missing=new"), OK, told, "test_theirs.py::test_old 3 PASS")
 
 
 @pytest.fixture
