@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchsuite.gate.environment import PinnedLayer
 from benchsuite.gate.figures import record_origin
 from benchsuite.gate.processes import held_signals, run_group
 from benchsuite.gate.record import GateError, Record
@@ -22,7 +23,8 @@ LONGEST = 3600
 """Timeout of a launch, in seconds."""
 
 OTHER, OWN = "SPECDEC_GATE_OTHER", "SPECDEC_GATE_OWN"
-"""Environment variables of a launch: the checkout that it must not import from, and the folders of its own code."""
+"""Environment variables of a launch: the checkout that it must not import from, and the folders of its own code,
+its layer included."""
 
 USAGE_ERROR = 4
 """pytest's exit code if an argument is wrong: also if there is no such file, test or module."""
@@ -40,8 +42,9 @@ class Launcher:
 
     ``pairs``: how many pairs a launch times at least. ``path``: folders, relative to the top of the measured checkout,
     that go to the front of Python's path. ``names``: the files, tests and modules among the arguments; those that the
-    base turns out to lack are left out of its launches, and listed in ``lacking``. GateError with the last lines of
-    output if a launch or one of its tests fails.
+    base turns out to lack are left out of its launches, and listed in ``lacking``. ``layers``: packages of the base and
+    of this checkout that go before those that are installed. GateError with the last lines of output if a launch or one
+    of its tests fails.
 
     Example: ``Launcher(["benchsuite/test_speculation.py"], Path.cwd(), pairs=10).measure()``
     """
@@ -51,6 +54,7 @@ class Launcher:
     pairs: int
     path: Sequence[str] = (".",)
     names: Sequence[str] = ()
+    layers: tuple[PinnedLayer, PinnedLayer] = (PinnedLayer(), PinnedLayer())
     lacking: list[str] = field(default_factory=list)
 
     def measure(self, checkout: Path | None = None, plant: str = "") -> Record:
@@ -75,9 +79,12 @@ class Launcher:
             variables = environment()
             variables.pop("PYTEST_ADDOPTS", None)
             ahead = [str((top / part).resolve()) for part in self.path]
-            variables["PYTHONPATH"] = os.pathsep.join([*ahead, *filter(None, [os.environ.get("PYTHONPATH")])])
+            layer = self.layers[0 if checkout else 1].folder
+            installed = [str(layer)] if layer else []
+            inherited = filter(None, [os.environ.get("PYTHONPATH")])
+            variables["PYTHONPATH"] = os.pathsep.join([*ahead, *installed, *inherited])
             variables[OTHER] = str(root) if checkout else ""
-            variables[OWN] = os.pathsep.join([*ahead, str(top), str(top / "src")])
+            variables[OWN] = os.pathsep.join([*ahead, str(top), str(top / "src"), *installed])
             try:
                 done = run_group(command, folder, variables, LONGEST)
             except subprocess.TimeoutExpired:
@@ -171,11 +178,12 @@ def refuse_foreign_modules() -> None:
             continue
         found = Path(file).resolve()
         outside = not found.is_relative_to(prefix)  # of the environment, which may itself be inside a checkout
-        foreign = bool(other) and outside and found.is_relative_to(other or "")
+        ours = any(found.is_relative_to(folder) for folder in folders)
+        foreign = bool(other) and outside and found.is_relative_to(other or "") and not ours
         in_checkout = "." not in name and any(
             (f / name / "__init__.py").exists() or (f / f"{name}.py").exists() for f in folders
         )
-        installed = in_checkout and not (outside and any(found.is_relative_to(folder) for folder in folders))
+        installed = in_checkout and not (outside and ours)
         if foreign or installed:
             raise GateError(
                 f"a launch would measure other code than its checkout's: module {name!r} comes from {found}; list the "

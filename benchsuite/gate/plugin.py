@@ -12,6 +12,7 @@ import pytest
 
 from benchsuite.capture import uncaptured
 from benchsuite.gate import exports, figures, plants, report, rules
+from benchsuite.gate.environment import PinnedLayer, layers
 from benchsuite.gate.launcher import NO_BENCHMARKS, Launcher, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
@@ -44,6 +45,7 @@ class GatePlugin:
         self.trial: Trial | None = None
         self.wrote: list[str] = []
         self.compared = True
+        self._layers = (PinnedLayer(), PinnedLayer())
 
     def _levels(self, device: str | None) -> tuple[int, ...]:
         base = self.baseline
@@ -89,6 +91,8 @@ class GatePlugin:
         if self.rules.gating:
             try:
                 refuse_too_few(self.rules, self.levels, len(self.wanted), self.baseline)
+                if self.rules.own_environment and self.rules.base:
+                    self._layers = layers(self._launcher().root(), self.rules.base)
             except GateError as error:
                 raise pytest.UsageError(str(error)) from None
 
@@ -172,7 +176,7 @@ class GatePlugin:
         # Otherwise the arguments are the ini file's testpaths, or the folder where pytest was started.
         named = self.config.args_source == pytest.Config.ArgsSource.ARGS
         names = self.config.args if named else ()
-        return Launcher(given, params.dir, self.rules.pairs, self.rules.path, names)
+        return Launcher(given, params.dir, self.rules.pairs, self.rules.path, names, self._layers)
 
     def _measured(self) -> Record:
         bench = self._bench()

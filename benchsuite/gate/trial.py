@@ -69,7 +69,9 @@ class Trial:
             assert rules.base
             checkout = stack.enter_context(worktree(self.launcher.root(), rules.base))
             sides = LiveSides(self.launcher, checkout, self.say)
-            base, _ = sides.at_least(1)
+            base, head = sides.at_least(1)
+            if rules.own_environment:
+                self.head = head  # this process has measured with what is installed
         found = {name: self._known(name, base) for name in self.wanted}
         compared = [name for name, one in found.items() if name in base.rows and one.verdict != GateVerdict.ERROR]
         timed: list[Finding] = []
@@ -87,6 +89,9 @@ class Trial:
         before, now = base.made.get("commit"), self.head.made.get("commit")
         if self.rules.base and before and before == now:
             notes.append(f"base and head are the same commit, {before[:12]}, and nothing is changed")
+        if self.rules.own_environment:
+            sides = zip(("the base", "this checkout"), self.launcher.layers, strict=True)
+            notes += [f"environment of {side}: {layer}" for side, layer in sides]
         if not base.rows:
             notes.append("the base has none of the rows of this run: every row is new")
         elif self.launcher.lacking:
