@@ -25,7 +25,7 @@ def batches_family(assembly: Assembly, text: Sequence[int]) -> Family:
     """The arms whose speeds are compared: the same ``ROWS`` requests, in one batch or each on its own."""
     plain, wide = assembly.engine(None, k=0, max_rows=1), assembly.engine(None, k=0, max_rows=ROWS)
     drafted, drafted_wide = (assembly.engine(DRAFT, k=K, max_rows=rows) for rows in (1, ROWS))
-    requests = different(text)
+    requests = different_requests(text)
     speed = ("tokens_per_s", "tokens/s")
     return Family(
         {
@@ -49,7 +49,7 @@ def batches_family(assembly: Assembly, text: Sequence[int]) -> Family:
     )
 
 
-def different(text: Sequence[int]) -> list[Request]:
+def different_requests(text: Sequence[int]) -> list[Request]:
     """Requests of different lengths from different places of ``text``, the same in every run; none has end tokens."""
     lengths = spread(ROWS, PROMPT, Random(0))
     return [

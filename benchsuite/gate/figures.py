@@ -12,7 +12,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from benchsuite.gate import inputs
-from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, WHOLE, GatedRow, Launch, Times
+from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, WHOLE, FigureTimes, GatedRow, Launch
 from benchsuite.machine import provenance
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _launch(outcomes: Sequence[Outcome], control: Sequence[Outcome], prompts: in
         for start in range(prompts)
     ]
     if not any(pairs):
-        return Launch({name: Times(values) for name, values in seconds.items()})
+        return Launch({name: FigureTimes(values) for name, values in seconds.items()})
     relative = {
         name: tuple(median(log(cost(ours) / cost(theirs)) for ours, theirs in runs) for runs in pairs if runs)
         for name, cost in COSTS.items()
@@ -107,7 +107,7 @@ def _launch(outcomes: Sequence[Outcome], control: Sequence[Outcome], prompts: in
         for figure in (DECODE, FIRST)
     }
     steps = sum(len(outcome.stats.steps) for outcome in whole if outcome.stats)
-    times = {name: Times(seconds[name], relative[name]) for name in COSTS}
+    times = {name: FigureTimes(seconds[name], relative[name]) for name in COSTS}
     return Launch(times, parts, sum(outcome.decoded for outcome in whole) / max(steps, 1))
 
 
@@ -141,7 +141,7 @@ def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, GatedRow
     """A row for each pytest-benchmark result whose name is in ``names``: seconds per call, no counters."""
     wanted = set(names)
     return {
-        bench.fullname: GatedRow(launches=(Launch({CALL: Times((float(bench.stats.median),))}),))
+        bench.fullname: GatedRow(launches=(Launch({CALL: FigureTimes((float(bench.stats.median),))}),))
         for bench in found
         if bench and not bench.has_error and bench.stats.rounds and bench.fullname in wanted and bench.stats.median > 0
     }

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchsuite.gate.environment import PinnedLayer
+from benchsuite.gate.figures import record_origin
+from benchsuite.gate.processes import held_signals, run_group
 from benchsuite.gate.record import GateError, Record
 from benchsuite.machine.provenance import environment, git
 
@@ -18,7 +23,17 @@ LONGEST = 3600
 """Timeout of a launch, in seconds."""
 
 OTHER, OWN = "SPECDEC_GATE_OTHER", "SPECDEC_GATE_OWN"
-"""Environment variables of a launch: the checkout that it must not import from, and the folders of its own code."""
+"""Environment variables of a launch: the checkout that it must not import from, and the folders of its own code,
+its layer included."""
+
+USAGE_ERROR = 4
+"""pytest's exit code if an argument is wrong: also if there is no such file, test or module."""
+
+NO_BENCHMARKS = "this run has no benchmarks"
+"""Part of the message of a launch that selects no benchmark."""
+
+NOT_FOUND = re.compile(r"^ERROR: (?:.*not found:|found no collectors for) (.+?)(?: \(missing __init__\.py\?\))?$", re.M)
+"""pytest's messages about a file, test or module that is not there."""
 
 
 @dataclass
@@ -26,8 +41,10 @@ class Launcher:
     """Runs ``pytest`` with ``arguments`` in ``folder``, each launch in a new process.
 
     ``pairs``: how many pairs a launch times at least. ``path``: folders, relative to the top of the measured checkout,
-    that go to the front of Python's path. GateError with the last lines of output if a launch or one of its tests
-    fails.
+    that go to the front of Python's path. ``names``: the files, tests and modules among the arguments; those that the
+    base turns out to lack are left out of its launches, and listed in ``lacking``. ``layers``: packages of the base and
+    of this checkout that go before those that are installed. GateError with the last lines of output if a launch or one
+    of its tests fails.
 
     Example: ``Launcher(["benchsuite/test_speculation.py"], Path.cwd(), pairs=10).measure()``
     """
@@ -36,58 +53,124 @@ class Launcher:
     folder: Path
     pairs: int
     path: Sequence[str] = (".",)
+    names: Sequence[str] = ()
+    layers: tuple[PinnedLayer, PinnedLayer] = (PinnedLayer(), PinnedLayer())
+    lacking: list[str] = field(default_factory=list)
 
     def measure(self, checkout: Path | None = None, plant: str = "") -> Record:
-        """Launch this checkout, or ``checkout`` of the same repository; ``plant``: the text for ``plants.plant_in``."""
+        """Launch this checkout, or ``checkout`` of the same repository; ``plant``: the text for ``plants.plant_in``.
+
+        The record has no rows if the checkout has nothing of what the arguments select.
+        """
         root = self.root()
         top = checkout or root
         folder = top / self.folder.resolve().relative_to(root)
         if not folder.is_dir():
             raise GateError(f"the base has no folder {folder.relative_to(top)}: start pytest where both sides have one")
+        if checkout and self.names and not self._kept():
+            return Record(record_origin(top, None), {})  # without names, pytest would collect everything
         with tempfile.TemporaryDirectory(prefix="specdec-gate-") as temporary:
             file = Path(temporary) / "launch.json"
             # `addopts=`: the arguments already have the run's addopts, except those that a launch must not repeat.
             given = ["-o", "addopts=", "--gate=off", f"--gate-save={file}", f"--gate-pairs={self.pairs}"]
-            given += ["--gate-launches=1", f"--gate-plant={plant}"]
-            command = [sys.executable, "-m", "pytest", *self.arguments, "-q", "-p", "no:cacheprovider", *given]
+            given += ["--gate-launches=1", f"--gate-plant={plant}", "--color=no"]
+            arguments = self._arguments_of_base() if checkout else self.arguments
+            command = [sys.executable, "-m", "pytest", *arguments, "-q", "-p", "no:cacheprovider", *given]
             variables = environment()
             variables.pop("PYTEST_ADDOPTS", None)
             ahead = [str((top / part).resolve()) for part in self.path]
-            variables["PYTHONPATH"] = os.pathsep.join([*ahead, *filter(None, [os.environ.get("PYTHONPATH")])])
+            layer = self.layers[0 if checkout else 1].folder
+            installed = [str(layer)] if layer else []
+            inherited = filter(None, [os.environ.get("PYTHONPATH")])
+            variables["PYTHONPATH"] = os.pathsep.join([*ahead, *installed, *inherited])
             variables[OTHER] = str(root) if checkout else ""
-            variables[OWN] = os.pathsep.join([*ahead, str(top), str(top / "src")])
+            variables[OWN] = os.pathsep.join([*ahead, str(top), str(top / "src"), *installed])
             try:
-                done = subprocess.run(
-                    command, cwd=folder, env=variables, capture_output=True, text=True, timeout=LONGEST, check=False
-                )
+                done = run_group(command, folder, variables, LONGEST)
             except subprocess.TimeoutExpired:
                 raise GateError(f"a launch took longer than {LONGEST} s: {' '.join(command)}") from None
+            if checkout and done.returncode == USAGE_ERROR:
+                if NO_BENCHMARKS in done.stdout + done.stderr:
+                    return Record(record_origin(top, None), {})
+                if self._found_lacking(done.stdout + done.stderr, folder):
+                    return self.measure(checkout, plant)
             if done.returncode or not file.exists():
                 end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
                 which = f"of the base ({checkout})" if checkout else "of this checkout"
                 raise GateError(f"a launch {which} ended with {done.returncode}; its last lines:\n{end}")
-            return Record.load(file)
+            try:
+                return Record.load(file)
+            except GateError as error:
+                if checkout is None:
+                    raise
+                raise GateError(
+                    f"the base's launch was written by another specdec-bench, and cannot be read ({error}); "
+                    "gate against a revision that has this one's format"
+                ) from None
+
+    def _kept(self) -> list[str]:
+        return list((Counter(self.names) - Counter(self.lacking)).elements())
+
+    def _arguments_of_base(self) -> list[str]:
+        """The arguments without those that the base lacks; from the end, where an option's value is not the last."""
+        kept = [*reversed(self.arguments)]
+        for name in self.lacking:
+            kept.remove(name)
+        return kept[::-1]
+
+    def _found_lacking(self, output: str, folder: Path) -> bool:
+        """Add the names that pytest did not find in ``folder`` to ``lacking``; whether there are any."""
+        known = len(self.lacking)
+        kept = [name for name in self._kept() if name in self.arguments]  # pytest takes names from @files too
+        for said in dict.fromkeys(NOT_FOUND.findall(output)):
+            meant = {name for name in kept if _means(said, name, folder)}
+            if len(meant) == 1:
+                self.lacking += meant
+        return len(self.lacking) > known
 
     def root(self) -> Path:
         """The top folder of the checkout that contains ``folder``."""
         return Path(git(self.folder, "rev-parse", "--show-toplevel") or self.folder).resolve()
 
 
+def _means(said: str, name: str, folder: Path) -> bool:
+    """Whether pytest's words for what it did not find mean the argument ``name``.
+
+    pytest repeats the argument, or, for a test in a file that is there, says path::test, without a parametrisation.
+    """
+    path, _, test = name.partition("::")
+    said_path, _, said_test = said.partition("::")
+    module = ".".join(Path(said_path).with_suffix("").parts).removesuffix(".__init__")
+    there = said_path == os.path.normpath(folder / path) or module.endswith(f".{path}")
+    return said == name or (there and said_test in (test, test.partition("[")[0]))
+
+
 @contextmanager
 def worktree(folder: Path, commit: str) -> Iterator[Path]:
-    """A temporary git worktree of ``commit``, removed on exit. GateError if git fails."""
-    with tempfile.TemporaryDirectory(prefix="specdec-gate-base-") as temporary:
+    """A temporary git worktree of ``commit``, removed on exit and if SIGTERM ends pytest. GateError if git fails."""
+    # A git that a signal kills leaves a locked entry, which no later prune removes: signals wait until it is done.
+    with held_signals() as signals, tempfile.TemporaryDirectory(prefix="specdec-gate-base-") as temporary:
         checkout = Path(temporary).resolve() / "base"
         _git(folder, "worktree", "prune")  # removes entries of an interrupted run
         _git(folder, "worktree", "add", "--detach", str(checkout), commit)
         try:
-            yield checkout
+            with signals.allowed():
+                yield checkout
         finally:
             _git(folder, "worktree", "remove", "--force", str(checkout))
 
 
 def _git(folder: Path, *words: str) -> None:
-    done = subprocess.run(["git", *words], cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    # Its own session: a terminal's Ctrl-C would kill it.
+    done = subprocess.run(
+        ["git", *words],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
     if done.returncode:
         raise GateError(f"git {' '.join(words)} failed: {done.stderr.strip()}")
 
@@ -103,11 +186,12 @@ def refuse_foreign_modules() -> None:
             continue
         found = Path(file).resolve()
         outside = not found.is_relative_to(prefix)  # of the environment, which may itself be inside a checkout
-        foreign = bool(other) and outside and found.is_relative_to(other or "")
+        ours = any(found.is_relative_to(folder) for folder in folders)
+        foreign = bool(other) and outside and found.is_relative_to(other or "") and not ours
         in_checkout = "." not in name and any(
             (f / name / "__init__.py").exists() or (f / f"{name}.py").exists() for f in folders
         )
-        installed = in_checkout and not (outside and any(found.is_relative_to(folder) for folder in folders))
+        installed = in_checkout and not (outside and ours)
         if foreign or installed:
             raise GateError(
                 f"a launch would measure other code than its checkout's: module {name!r} comes from {found}; list the "

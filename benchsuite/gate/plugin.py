@@ -12,7 +12,8 @@ import pytest
 
 from benchsuite.capture import uncaptured
 from benchsuite.gate import exports, figures, plants, report, rules
-from benchsuite.gate.launcher import Launcher, refuse_foreign_modules
+from benchsuite.gate.environment import PinnedLayer, layers
+from benchsuite.gate.launcher import NO_BENCHMARKS, Launcher, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
@@ -47,6 +48,7 @@ class GatePlugin:
         self.trial: Trial | None = None
         self.wrote: list[str] = []
         self.compared = True
+        self._layers = (PinnedLayer(), PinnedLayer())
 
     def _levels(self, device: str | None) -> tuple[int, ...]:
         base = self.baseline
@@ -88,10 +90,12 @@ class GatePlugin:
         if self.config.option.collectonly or session.testsfailed:
             return
         if not self.wanted:
-            raise pytest.UsageError("--gate: this run has no benchmarks, so nothing would be gated; select some")
+            raise pytest.UsageError(f"--gate: {NO_BENCHMARKS}, so nothing would be gated; select some")
         if self.rules.gating:
             try:
                 refuse_too_few(self.rules, self.levels, len(self.wanted), self.baseline)
+                if self.rules.own_environment and self.rules.base:
+                    self._layers = layers(self._launcher().root(), self.rules.base)
             except GateError as error:
                 raise pytest.UsageError(str(error)) from None
 
@@ -179,7 +183,11 @@ class GatePlugin:
         params = self.config.invocation_params
         # In pytest's order. A launch ignores the addopts of ini file and environment, so they are added here.
         arguments = [*self.config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *params.args]
-        return Launcher(rules.without_own([str(a) for a in arguments]), params.dir, self.rules.pairs, self.rules.path)
+        given = rules.without_own([str(a) for a in arguments])
+        # Otherwise the arguments are the ini file's testpaths, or the folder where pytest was started.
+        named = self.config.args_source == pytest.Config.ArgsSource.ARGS
+        names = self.config.args if named else ()
+        return Launcher(given, params.dir, self.rules.pairs, self.rules.path, names, self._layers)
 
     def _measured(self) -> Record:
         bench = self._bench()

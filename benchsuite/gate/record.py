@@ -30,7 +30,7 @@ class GateError(ValueError):
 
 
 @dataclass(frozen=True)
-class Times:
+class FigureTimes:
     """One figure of one row in one process, prompt by prompt.
 
     ``seconds``: of each prompt, the median over the passes. ``relative``: of each prompt, the median over the passes of
@@ -50,7 +50,7 @@ class Launch:
     control's. ``tau``: emitted tokens per forward.
     """
 
-    times: Mapping[str, Times]
+    times: Mapping[str, FigureTimes]
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tau: float | None = None
 
@@ -253,7 +253,7 @@ def _launch(content: Any, row: str) -> Launch:
     for figure, values in content["times"].items():
         _exactly(values, TIMES, f"{figure} of a launch of {row!r}")
         relative = values["relative"]
-        times[figure] = Times(tuple(values["seconds"]), None if relative is None else tuple(relative))
+        times[figure] = FigureTimes(tuple(values["seconds"]), None if relative is None else tuple(relative))
     return Launch(times, content["parts"], content["tau"])
 
 

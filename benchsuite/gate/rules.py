@@ -40,7 +40,10 @@ OPTIONS = (
     Option("launches", "5+8", "processes on each side, FIRST+MORE: MORE are added if a row is undecided after FIRST"),
     Option("pairs", "10", "pairs (row, control) that a launch times at least"),
     Option(
-        "on-missing", "fail", "rows that one side lacks: fail, report; save: make the baseline file if there is none"
+        "on-missing",
+        "fail",
+        "rows that one side lacks: fail; new: those that the baseline lacks pass; report: vanished ones pass too; "
+        "save: make the baseline file if there is none",
     ),
     Option("on-mismatch", "fail", "a baseline of another machine: fail, counters (level 0 only), or ignore"),
     Option("inconclusive", "fail", "what cannot be decided: fail, or report"),
@@ -50,6 +53,11 @@ OPTIONS = (
     Option("json", "", "write verdicts and figures to a file"),
     Option("export", "", f"write FORMAT=FILE; formats: {', '.join(FORMATS)}", many=True),
     Option("path", ".", "folders of a revision's checkout that go on Python's path; with blanks between"),
+    Option(
+        "environment",
+        "shared",
+        "dependencies of both sides: shared, what is installed; own, of a revision and this checkout, what each pins",
+    ),
     Option("update", "", "accept this run: write it over the baseline file", flag=True),
     Option("dedicated", "", "this machine is used by nothing else: absolute times gate as well (level 3)", flag=True),
     Option(
@@ -58,13 +66,14 @@ OPTIONS = (
 )
 
 DEFAULTS = {option.name: option.default for option in OPTIONS}
-IDLE = ("against", "anchor", "level", "json", "export", "update", "dedicated", "self-test")
+IDLE = ("against", "anchor", "level", "json", "export", "environment", "update", "dedicated", "self-test")
 """Options that have no effect without ``--gate``."""
 
 CHOICES = {
-    "on-missing": ("fail", "report", "save"),
+    "on-missing": ("fail", "new", "report", "save"),
     "on-mismatch": ("fail", "counters", "ignore"),
     "inconclusive": ("fail", "report"),
+    "environment": ("shared", "own"),
 }
 
 
@@ -116,6 +125,7 @@ class Rules:
     json: Path | None
     exports: tuple[tuple[str, Path], ...]
     path: tuple[str, ...]
+    own_environment: bool
     update: bool
     dedicated: bool
     self_test: bool
@@ -172,6 +182,11 @@ def parse(config: pytest.Config) -> Rules | None:
         file, base = _against(text("against"), given.path("against"), given.folder, text("on-missing"), save)
     if flag("update") and not file:
         raise GateError("--gate-update writes over a baseline file; name it with --gate-against")
+    if mode != "off" and text("environment") == "own" and not base:
+        raise GateError(
+            "--gate-environment=own installs what a revision pins, and there is none to compare with; name it with "
+            "--gate-against REV, or gate with --gate-environment=shared"
+        )
     return Rules(
         mode=mode,
         file=file,
@@ -193,6 +208,7 @@ def parse(config: pytest.Config) -> Rules | None:
         json=given.path("json"),
         exports=exports,
         path=tuple(text("path").split()),
+        own_environment=text("environment") == "own",
         update=flag("update"),
         dedicated=flag("dedicated"),
         self_test=flag("self-test"),

@@ -29,7 +29,7 @@ PROMPT = 5
 
 
 @dataclass(frozen=True)
-class Case:
+class Subject:
     """What is judged: a figure of a row, relative to its control's or, if ``alone``, by the clock.
 
     ``coarse``: the figure's noise is a whole launch's, so that only a slowdown far beyond the tolerance can be told.
@@ -60,7 +60,7 @@ class Tolerances:
     first: float
     coarse: float
 
-    def of(self, case: Case) -> float:
+    def of(self, case: Subject) -> float:
         """The tolerance of a case: a row's own, and not less than what the figure's noise allows."""
         own = self.rows[case.row]
         if case.coarse:
@@ -81,22 +81,22 @@ class Side:
         return [fmean(values) for values in self.prompts]
 
 
-def cases(name: str, row: GatedRow, level: int) -> list[Case]:
+def cases(name: str, row: GatedRow, level: int) -> list[Subject]:
     """What a level judges of a row; empty if its launches have nothing that can be compared at this level."""
     figures = [figure for figure in WORDS if all(figure in launch.times for launch in row.launches)]
     if not row.launches or not level:
         return []
     if level == 3 or row.digest is None:
-        return [Case(name, figure, alone=True) for figure in figures if level > 1]
-    related = [figure for figure in figures if _side(row, Case(name, figure))]
-    found = [Case(name, figure) for figure in related]
+        return [Subject(name, figure, alone=True) for figure in figures if level > 1]
+    related = [figure for figure in figures if _side(row, Subject(name, figure))]
+    found = [Subject(name, figure) for figure in related]
     if level == 2 and row.digest == row.plain_digest and not row.counters.get("num_drafts"):
         # Plain decoding is in every other row's time: what strikes it and them alike shows on the clock alone.
-        found += [Case(name, figure, alone=True, coarse=True) for figure in figures if figure != WHOLE]
+        found += [Subject(name, figure, alone=True, coarse=True) for figure in figures if figure != WHOLE]
     return found
 
 
-def _side(row: GatedRow, case: Case) -> Side | None:
+def _side(row: GatedRow, case: Subject) -> Side | None:
     """The launches' values of a case; None if a launch lacks them."""
     found: list[Sequence[float]] = []
     for launch in row.launches:
@@ -109,12 +109,12 @@ def _side(row: GatedRow, case: Case) -> Side | None:
 
 
 def decide(
-    sides: Mapping[Case, tuple[Side, Side]],
+    sides: Mapping[Subject, tuple[Side, Side]],
     tolerances: Tolerances,
     alpha: float,
     final: bool,
     live: bool,
-) -> dict[Case, tuple[GateVerdict, Shift]]:
+) -> dict[Subject, tuple[GateVerdict, Shift]]:
     """Judge cases (base, head) that were measured in the same launches; ``live``: the launches come in pairs.
 
     REGRESSED, in the last stage only: the estimate is above the tolerance and the exact test rejects "no slower" at
@@ -126,7 +126,7 @@ def decide(
     """
     bound = alpha if final else FIRST_LEVEL
     shifts = {case: shift_of(*both, live, bound) for case, both in sides.items()}
-    slower, faster = set[Case](), set[Case]()
+    slower, faster = set[Subject](), set[Subject]()
     for family in {case.family for case in shifts} if final else ():
         members = {case: shift for case, shift in shifts.items() if case.family == family}
         slower |= holm({case: shift.p_more for case, shift in members.items()}, alpha)
@@ -148,15 +148,15 @@ def decide(
 
 
 def slower_prompts(
-    sides: Mapping[Case, tuple[Side, Side]], tolerances: Tolerances, alpha: float, final: bool, live: bool
-) -> dict[Case, tuple[GateVerdict, int, Shift]]:
+    sides: Mapping[Subject, tuple[Side, Side]], tolerances: Tolerances, alpha: float, final: bool, live: bool
+) -> dict[Subject, tuple[GateVerdict, int, Shift]]:
     """For each case, the prompt that alone got slower by more than ``PROMPT`` tolerances, if there is one: its place
     from 0, the one with the largest estimate.
 
     A mean over many prompts may hide one. REGRESSED if, in the last stage, the exact test rejects "no slower" at
     ``alpha`` with Holm's correction over all prompts of all cases; else INCONCLUSIVE.
     """
-    shifts: dict[tuple[Case, int], Shift] = {}
+    shifts: dict[tuple[Subject, int], Shift] = {}
     for case, both in sides.items():
         counts = {len(prompts) for side in both for prompts in side.prompts}
         if len(counts) == 1:
@@ -164,7 +164,7 @@ def slower_prompts(
                 one = [Side([[prompts[place]] for prompts in side.prompts], side.launches) for side in both]
                 shifts[case, place] = shift_of(one[0], one[1], live, alpha if final else FIRST_LEVEL)
     rejected = holm({at: shift.p_more for at, shift in shifts.items()}, alpha) if final else set()
-    found: dict[Case, tuple[GateVerdict, int, Shift]] = {}
+    found: dict[Subject, tuple[GateVerdict, int, Shift]] = {}
     for (case, place), shift in sorted(shifts.items(), key=lambda entry: entry[1].estimate):
         if shift.estimate > log1p(PROMPT * tolerances.of(case)):
             sure = (case, place) in rejected
@@ -202,7 +202,7 @@ def staged(sides: Sides, level: int, tolerances: Tolerances, alpha: float, launc
 def _stage(
     base: Record, head: Record, level: int, tolerances: Tolerances, alpha: float, final: bool, live: bool
 ) -> Iterator[Finding]:
-    timed: dict[Case, tuple[Side, Side]] = {}
+    timed: dict[Subject, tuple[Side, Side]] = {}
     for name in tolerances.rows:
         before, now = base.rows[name], head.rows.get(name)
         for case in cases(name, before, level):
@@ -235,7 +235,7 @@ def _fraction(logarithm: float) -> float:
 
 
 def _told(
-    case: Case,
+    case: Subject,
     level: int,
     row: GatedRow,
     verdict: GateVerdict,
@@ -265,7 +265,9 @@ def _told(
     return Finding(case.row, level, verdict, message, case.shown, change, low, high, moved, len(head))
 
 
-def _doubted(told: Finding, row: GatedRow, case: Case, level: int, base: Record, head: Record, bound: float) -> Finding:
+def _doubted(
+    told: Finding, row: GatedRow, case: Subject, level: int, base: Record, head: Record, bound: float
+) -> Finding:
     """A gain over a control is one only if the row's own seconds fell: a slower control looks the same."""
     alone = replace(case, alone=True)
     before, now = _side(row, alone), _side(head.rows[case.row], alone)

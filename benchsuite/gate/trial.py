@@ -74,7 +74,9 @@ class Trial:
             checkout = stack.enter_context(worktree(self.launcher.root(), rules.base))
             sides = LiveSides(self.launcher, checkout, self.say, seed=rules.order_seed)
             self.order = {"seed": sides.seed, "ran": sides.ran}
-            base, _ = sides.at_least(1)
+            base, head = sides.at_least(1)
+            if rules.own_environment:
+                self.head = head  # this process has measured with what is installed
         found = {name: self._known(name, base) for name in self.wanted}
         compared = [name for name, one in found.items() if name in base.rows and one.verdict != GateVerdict.ERROR]
         timed: list[Finding] = []
@@ -96,10 +98,25 @@ class Trial:
         controls = {base.rows[name].control for name in self.wanted if name in base.rows}
         if self.levels[-1] == 1 and "plain" in controls:
             notes.append(BLIND)
+        if self.rules.own_environment:
+            sides = zip(("the base", "this checkout"), self.launcher.layers, strict=True)
+            notes += [f"environment of {side}: {layer}" for side, layer in sides]
+        if not base.rows:
+            notes.append("the base has none of the rows of this run: every row is new")
+        elif self.launcher.lacking:
+            notes.append(f"the base lacks {', '.join(self.launcher.lacking)}")
+        new = sorted(self.head.rows.keys() - base.rows.keys()) if self._new_pass else []
+        if new:
+            notes.append(f"{len(new)} rows are new, and compared with nothing: {_shown(new)}")
         versions = _differences(base.made.get("versions") or {}, self.head.made.get("versions") or {})
         if versions:
             notes.append(f"versions differ: {versions}")
         return [Finding(SUITE, 0, GateVerdict.PASS, note) for note in notes]
+
+    @property
+    def _new_pass(self) -> bool:
+        """Whether rows that the baseline lacks pass."""
+        return self.rules.on_missing in ("new", "report") or self.rules.update
 
     def _comparable(self, name: str, base: Record, level: int) -> bool:
         limit = self.limits.get(name, Limit())
@@ -116,10 +133,11 @@ class Trial:
         if before is None:
             close = difflib.get_close_matches(name, base.rows.keys() - self.wanted.keys(), n=1)
             hint = f"; the baseline has {close[0]!r}, which this run has not: renamed?" if close else ""
-            report = self.rules.on_missing == "report" or self.rules.update
+            message = f"the baseline has no such row{hint}"
+            if self._new_pass:
+                return Finding(name, 0, GateVerdict.PASS, f"{message}: it is new, and compared with nothing")
             accept = "write it down with --gate-update, or " if self.baseline else ""
-            message = f"the baseline has no such row{hint}; {accept}let it pass with --gate-on-missing=report"
-            return Finding(name, 0, GateVerdict.PASS, message) if report else _error(name, message)
+            return _error(name, f"{message}; {accept}let new rows pass with --gate-on-missing=new")
         if head.work != before.work:
             return _error(name, f"measured otherwise than the baseline: {_differences(before.work, head.work)}")
         other = self._read_otherwise(name, before, head, base)
@@ -168,7 +186,7 @@ class Trial:
             return []
         none = not base.rows.keys() & self.wanted.keys()
         what = "baseline and run have no row in common" if none else f"{len(gone)} rows of the baseline are gone"
-        shown = ", ".join(gone[:3]) + (" …" if len(gone) > 3 else "")
+        shown = _shown(gone)
         if self.rules.on_missing == "report" and not none:
             return [Finding(SUITE, 0, GateVerdict.PASS, f"{what}: {shown}")]
         again = ", or make a new file with --gate-save" if self.baseline else ""
@@ -247,6 +265,10 @@ NOTHING = (
 
 def _error(row: str, message: str) -> Finding:
     return Finding(row, 0, GateVerdict.ERROR, message)
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
 def _differences(base: Mapping[str, Any], head: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchsuite.decodingbench import report
-from benchsuite.decodingbench.batches import BUDGET, batches_family, different
+from benchsuite.decodingbench.batches import BUDGET, batches_family, different_requests
 from benchsuite.decodingbench.bench import FAMILIES, DecodingBench
 from benchsuite.decodingbench.mixes import equal_jobs, every_processor, ragged_jobs
 from benchsuite.decodingbench.queues import queues_family
@@ -178,7 +178,7 @@ def test_a_batch_is_as_many_times_as_fast_as_it_has_rows_where_a_forward_costs_w
 
 
 def test_the_requests_of_a_batch_differ_in_text_and_length() -> None:
-    requests = different(TEXT)
+    requests = different_requests(TEXT)
     assert len({request.prompt for request in requests}) == len(requests) == 8
     assert len({len(request.prompt) for request in requests}) > 4
 

@@ -18,7 +18,7 @@ from torch import nn
 from benchsuite.gate import counters, inputs
 from benchsuite.gate.figures import compared
 from benchsuite.gate.launcher import Launcher
-from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, WHOLE, GatedRow, GateError, Launch, Record, Times
+from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, WHOLE, FigureTimes, GatedRow, GateError, Launch, Record
 from benchsuite.gate.sides import LiveSides
 from benchsuite.gate.speed import Tolerances, staged
 from benchsuite.gate.trial import BLIND, Trial, refuse_unfit_anchor
@@ -37,7 +37,7 @@ PLAIN, DRAFTED = Arm(SETTING), Arm(SETTING, "ngram", "match", "fixed", 4)
 PEER = Arm(SETTING, peer="transformers")
 
 
-def outcome(
+def timed_outcome(
     decode: float = 1.0, prefill: float = 0.2, admit: float = 0.0, forget: float = 0.0, observe: float = 0.0
 ) -> Outcome:
     """A run of one prompt in one step, whose parts take the given seconds; the draft's come on top of ``decode``."""
@@ -64,14 +64,16 @@ def outcome(
     )
 
 
-def row(ours: Sequence[Outcome], plain: Sequence[Outcome], peer: Sequence[Outcome] = ()) -> dict[str, GatedRow]:
+def gated_rows(ours: Sequence[Outcome], plain: Sequence[Outcome], peer: Sequence[Outcome] = ()) -> dict[str, GatedRow]:
     """The gated rows of plain and of one draft, each of as many prompts as outcomes, in ``PASSES`` passes."""
     runs = {PLAIN: plain, DRAFTED: ours, **({PEER: peer} if peer else {})}
     series = {arm: Series(arm, "exact", outcomes=list(found) * PASSES) for arm, found in runs.items()}
     return compared(series, len(ours), {"prompts": "p"})
 
 
-def launched(make: Callable[[float], dict[str, GatedRow]], seed: int, noise: float = 0.002, count: int = 13) -> Record:
+def launches_of(
+    make: Callable[[float], dict[str, GatedRow]], seed: int, noise: float = 0.002, count: int = 13
+) -> Record:
     """Launches of one side; ``make`` is given each launch's own noise as a factor."""
     coin = random.Random(seed)
     records = [Record({}, make(exp(coin.gauss(0, noise)))) for _ in range(count)]
@@ -103,11 +105,17 @@ def judged(base: Record, head: Record, level: int = 2) -> dict[tuple[str, str | 
 
 def drafted(prompts: Sequence[float], **parts: float) -> Callable[[float], dict[str, GatedRow]]:
     """Rows whose draft takes these seconds on each prompt, times the launch's noise; plain takes a second on each."""
-    return lambda noise: row([outcome(p * noise, **parts) for p in prompts], [outcome()] * len(prompts))
+    return lambda noise: gated_rows(
+        [timed_outcome(p * noise, **parts) for p in prompts], [timed_outcome()] * len(prompts)
+    )
 
 
 def test_the_value_of_a_launch_is_a_mean_over_prompts_of_medians_over_passes() -> None:
-    found = row([outcome(0.5), outcome(0.5), outcome(1.5)], [outcome()] * 3)[DRAFTED.id].launches[0].times[DECODE]
+    found = (
+        gated_rows([timed_outcome(0.5), timed_outcome(0.5), timed_outcome(1.5)], [timed_outcome()] * 3)[DRAFTED.id]
+        .launches[0]
+        .times[DECODE]
+    )
     assert found.relative == pytest.approx((log(0.5), log(0.5), log(1.5)))
     assert found.seconds == pytest.approx((0.05, 0.05, 0.15))
 
@@ -115,7 +123,7 @@ def test_the_value_of_a_launch_is_a_mean_over_prompts_of_medians_over_passes() -
 @pytest.mark.parametrize("slower", [2.0, 1.2])
 def test_one_prompt_of_three_that_got_slower_is_a_regression(slower: float) -> None:
     """A median over all pairs saw two prompts of three, and said PASS."""
-    found = judged(launched(drafted([0.5] * 3), 0), launched(drafted([0.5, 0.5, 0.5 * slower]), 1))
+    found = judged(launches_of(drafted([0.5] * 3), 0), launches_of(drafted([0.5, 0.5, 0.5 * slower]), 1))
     assert found["ngram", DECODE].verdict == GateVerdict.REGRESSED
     assert found["ngram", DECODE].change == pytest.approx(slower ** (1 / 3) - 1, abs=0.005)
     assert found["plain", f"{DECODE} by the clock"].verdict == GateVerdict.PASS
@@ -123,7 +131,7 @@ def test_one_prompt_of_three_that_got_slower_is_a_regression(slower: float) -> N
 
 def test_one_prompt_of_twenty_is_named_although_the_mean_is_within_the_tolerance() -> None:
     many = [0.5] * 20
-    found = judged(launched(drafted(many), 0), launched(drafted([*many[:6], 0.8, *many[7:]]), 1))["ngram", DECODE]
+    found = judged(launches_of(drafted(many), 0), launches_of(drafted([*many[:6], 0.8, *many[7:]]), 1))["ngram", DECODE]
     assert found.verdict == GateVerdict.REGRESSED
     assert "prompt 7 of 20 alone takes +60." in found.message
     assert found.change == pytest.approx(1.6 ** (1 / 20) - 1, abs=0.004), "and that is below 0.03"
@@ -132,19 +140,19 @@ def test_one_prompt_of_twenty_is_named_although_the_mean_is_within_the_tolerance
 def test_prompts_that_differ_by_noise_alone_are_not_named() -> None:
     def noisy(seed: int) -> Record:
         coin = random.Random(seed)
-        return launched(lambda _: drafted([0.5 * exp(coin.gauss(0, 0.05)) for _ in range(18)])(1.0), seed)
+        return launches_of(lambda _: drafted([0.5 * exp(coin.gauss(0, 0.05)) for _ in range(18)])(1.0), seed)
 
     assert all(judged(noisy(i), noisy(i + 100))["ngram", DECODE].verdict == GateVerdict.PASS for i in range(20))
 
 
 def slowed(plain: float, ours: float, peer: bool = False) -> Callable[[float], dict[str, GatedRow]]:
-    outside = [outcome(2.0)] * 3 if peer else []
-    return lambda noise: row([outcome(ours * noise)] * 3, [outcome(plain * noise)] * 3, outside)
+    outside = [timed_outcome(2.0)] * 3 if peer else []
+    return lambda noise: gated_rows([timed_outcome(ours * noise)] * 3, [timed_outcome(plain * noise)] * 3, outside)
 
 
 def test_a_slowdown_of_everything_by_an_amount_is_no_gain_and_blocks() -> None:
     """Half a second on every forward: plain takes 1.5 for 1, a draft with a third of the forwards 0.67 for 0.5."""
-    found = judged(launched(slowed(1.0, 0.5), 0), launched(slowed(1.5, 0.67), 1))
+    found = judged(launches_of(slowed(1.0, 0.5), 0), launches_of(slowed(1.5, 0.67), 1))
     assert found["plain", f"{DECODE} by the clock"].verdict == GateVerdict.REGRESSED
     assert "by the clock" in found["plain", f"{DECODE} by the clock"].message
     assert found["ngram", DECODE].change == pytest.approx(-0.107, abs=0.01)
@@ -153,12 +161,12 @@ def test_a_slowdown_of_everything_by_an_amount_is_no_gain_and_blocks() -> None:
 
 
 def test_a_gain_is_one_where_the_rows_own_seconds_fell() -> None:
-    found = judged(launched(slowed(1.0, 0.5), 0), launched(slowed(1.0, 0.45), 1))
+    found = judged(launches_of(slowed(1.0, 0.5), 0), launches_of(slowed(1.0, 0.45), 1))
     assert found["ngram", DECODE].verdict == GateVerdict.IMPROVED
 
 
 def test_against_a_file_a_slowdown_of_everything_is_no_gain_and_the_run_says_what_it_cannot_see() -> None:
-    base, head = launched(slowed(1.0, 0.5), 0), launched(slowed(1.5, 0.67), 1)
+    base, head = launches_of(slowed(1.0, 0.5), 0), launches_of(slowed(1.5, 0.67), 1)
     found = judged(base, head, level=1)
     assert ("plain", DECODE) not in found
     assert found["ngram", DECODE].verdict == GateVerdict.PASS
@@ -168,7 +176,7 @@ def test_against_a_file_a_slowdown_of_everything_is_no_gain_and_the_run_says_wha
 
 
 def test_a_control_that_the_engine_does_not_share_sees_a_slowdown_of_everything_by_a_factor() -> None:
-    base, head = launched(slowed(1.0, 0.5, peer=True), 0), launched(slowed(1.1, 0.55, peer=True), 1)
+    base, head = launches_of(slowed(1.0, 0.5, peer=True), 0), launches_of(slowed(1.1, 0.55, peer=True), 1)
     found = judged(base, head, level=1)
     assert {found[name, DECODE].verdict for name in ("plain", "ngram")} == {GateVerdict.REGRESSED}
     assert all(row.control == "transformers" for row in base.rows.values())
@@ -185,7 +193,7 @@ def test_a_control_that_the_engine_does_not_share_sees_a_slowdown_of_everything_
 )
 def test_work_outside_decoding_is_gated_and_placed(slower: dict[str, float], figure: str, place: str) -> None:
     """What a draft does when a request begins is in no token's time, and was in no verdict."""
-    found = judged(launched(drafted([0.5] * 3), 0), launched(drafted([0.5] * 3, **slower), 1))
+    found = judged(launches_of(drafted([0.5] * 3), 0), launches_of(drafted([0.5] * 3, **slower), 1))
     assert found["ngram", figure].verdict == GateVerdict.REGRESSED
     assert (found["ngram", figure].where or "").startswith(place)
     assert found["ngram", WHOLE].verdict == GateVerdict.REGRESSED
@@ -240,8 +248,9 @@ def trial(base: Record, head: Record, anchor: Record | None = None, **made: Any)
         launches=(5, 8),
         on_missing="fail",
         update=False,
+        own_environment=False,
     )
-    launcher = SimpleNamespace(measure=lambda *given, **named: next(launches))
+    launcher = SimpleNamespace(measure=lambda *given, **named: next(launches), lacking=[])
     wanted = dict.fromkeys(head.rows)
     return Trial(
         cast(Any, given), (0, 1), cast(Any, launcher), head.last(1), wanted, base, lambda text: None, {}, anchor
@@ -249,7 +258,7 @@ def trial(base: Record, head: Record, anchor: Record | None = None, **made: Any)
 
 
 def test_a_drift_of_one_percent_a_merge_is_found_by_the_anchor_alone() -> None:
-    merges = [launched(drafted([0.5 * 1.01**merge] * 3), merge) for merge in range(9)]
+    merges = [launches_of(drafted([0.5 * 1.01**merge] * 3), merge) for merge in range(9)]
     for before, after in pairwise(merges):
         timed = [finding for finding in trial(before, after).findings() if finding.level == 1]
         assert {finding.verdict for finding in timed} == {GateVerdict.PASS}
@@ -260,7 +269,7 @@ def test_a_drift_of_one_percent_a_merge_is_found_by_the_anchor_alone() -> None:
 
 
 def test_a_gain_since_the_anchor_is_no_news_and_a_row_that_it_lacks_is_told() -> None:
-    old, new = launched(drafted([0.5] * 3), 0), launched(drafted([0.4] * 3), 1)
+    old, new = launches_of(drafted([0.5] * 3), 0), launches_of(drafted([0.4] * 3), 1)
     found = [finding for finding in trial(new, new, anchor=old).findings() if finding.against == "anchor"]
     assert {finding.verdict for finding in found} == {GateVerdict.PASS}
     lacking = replace(old, rows={PLAIN.id: old.rows[PLAIN.id]})
@@ -270,7 +279,7 @@ def test_a_gain_since_the_anchor_is_no_news_and_a_row_that_it_lacks_is_told() ->
 
 
 def test_an_anchor_of_other_prompts_or_of_too_few_launches_is_refused() -> None:
-    old, new = launched(drafted([0.5] * 3), 0), launched(drafted([0.5] * 3), 1)
+    old, new = launches_of(drafted([0.5] * 3), 0), launches_of(drafted([0.5] * 3), 1)
     other = replace(old, rows={name: replace(row, inputs={"prompts": "q"}) for name, row in old.rows.items()})
     found = [one for one in trial(new, new, anchor=other).findings() if one.against == "anchor"]
     assert {one.verdict for one in found} == {GateVerdict.ERROR}
@@ -291,7 +300,7 @@ def test_an_anchor_of_other_prompts_or_of_too_few_launches_is_refused() -> None:
 def test_other_prompts_or_weights_are_measured_otherwise_and_not_numerics(
     changed: dict[str, str], machine: dict[str, Any], verdict: GateVerdict, message: str
 ) -> None:
-    base = launched(drafted([0.5] * 3), 0)
+    base = launches_of(drafted([0.5] * 3), 0)
     rows = {name: replace(row, inputs={**row.inputs, **changed}, digest="other") for name, row in base.rows.items()}
     found = trial(base, Record(machine, rows)).findings()
     told = [finding for finding in found if finding.row == DRAFTED.id and finding.level == 0]
@@ -318,7 +327,7 @@ def test_a_digest_changes_with_a_turn_a_token_a_template_and_a_bit() -> None:
 
 def test_the_order_of_the_sides_is_balanced_in_every_two_pairs_and_fresh_in_every_gating() -> None:
     def ran(seed: int | None) -> tuple[list[str], int | None]:
-        made = Record({}, {"r": GatedRow(launches=(Launch({CALL: Times((1.0,))}),))})
+        made = Record({}, {"r": GatedRow(launches=(Launch({CALL: FigureTimes((1.0,))}),))})
         launcher = cast(Launcher, SimpleNamespace(measure=lambda *given, **named: made))
         sides = LiveSides(launcher, None, lambda text: None, seed=seed)
         sides.at_least(12)
@@ -335,8 +344,8 @@ def test_the_order_of_the_sides_is_balanced_in_every_two_pairs_and_fresh_in_ever
 def test_no_slowdown_is_told_without_calling_a_gain_within_the_tolerance() -> None:
     """It said: -3.9 %, within the tolerance of 3.0 %."""
     seconds = cycle((0.43, 0.49, 0.54, 0.46, 0.47))
-    head = launched(lambda noise: drafted([next(seconds)] * 3)(noise), 1)
-    found = judged(launched(drafted([0.5] * 3), 0), head)["ngram", DECODE]
+    head = launches_of(lambda noise: drafted([next(seconds)] * 3)(noise), 1)
+    found = judged(launches_of(drafted([0.5] * 3), 0), head)["ngram", DECODE]
     assert found.verdict == GateVerdict.PASS
     assert found.change is not None
     assert found.change < -0.03
@@ -344,6 +353,6 @@ def test_no_slowdown_is_told_without_calling_a_gain_within_the_tolerance() -> No
 
 
 def test_every_part_is_named_in_a_launch_of_ours() -> None:
-    launch = row([outcome(0.5)], [outcome()])[DRAFTED.id].launches[0]
+    launch = gated_rows([timed_outcome(0.5)], [timed_outcome()])[DRAFTED.id].launches[0]
     assert {figure: set(parts) for figure, parts in launch.parts.items()} == {DECODE: {*PARTS}, FIRST: {*PARTS}}
     assert sum(launch.parts[DECODE].values()) == pytest.approx(5.0), "a step of half a second over 0.1 s a token"

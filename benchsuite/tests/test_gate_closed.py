@@ -150,6 +150,8 @@ def test_a_launch_that_fails_is_told_with_its_last_lines(suite: Suite) -> None:
         (("--gate=fail", "--gate-against=HEAD", "--gate-level=4"), "expected 0, 1 or 2"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-export=xml=a"), "github-action-benchmark"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-inconclusive=pass"), "expected one of fail, report"),
+        (("--gate=fail", "--gate-against=HEAD", "--gate-on-missing=old"), "expected one of fail, new, report, save"),
+        (("--gate=fail", "--gate-against=HEAD", "--gate-environment=mine"), "expected one of shared, own"),
         (("--gate=fail", "--gate-against=HEAD", "--gate-update"), "writes over a baseline file"),
         (("--gate-save=test_theirs.py",), "is there already"),
         (("--gate-save=no/such/folder.json",), "there is no folder"),

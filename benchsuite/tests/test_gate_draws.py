@@ -10,7 +10,7 @@ import pytest
 
 from benchsuite.gate import plants
 from benchsuite.gate.plants import Plant
-from benchsuite.gate.record import DECODE, PARTS, GatedRow, GateError, Launch, Record, Times
+from benchsuite.gate.record import DECODE, PARTS, FigureTimes, GatedRow, GateError, Launch, Record
 from benchsuite.gate.validation import draws
 from benchsuite.gate.validation.draws import report
 from benchsuite.gate.validation.plan import COUNTED, DRAFTS, SIDES
@@ -24,7 +24,7 @@ def _launch(coin: random.Random, part: str, slower: tuple[float, ...]) -> Launch
     noise = coin.gauss(0, 0.005)
     parts = dict.fromkeys(PARTS, 0.25) | {part: 0.25 + sum(slower) / 3}
     relative = tuple(log1p(one) + noise for one in slower)
-    return Launch({DECODE: Times((0.01, 0.01, 0.01), relative)}, {DECODE: parts}, 2.0)
+    return Launch({DECODE: FigureTimes((0.01, 0.01, 0.01), relative)}, {DECODE: parts}, 2.0)
 
 
 def _write(folder: Path, planted: dict[str, tuple[float, ...]], accepted: int = 8) -> None:

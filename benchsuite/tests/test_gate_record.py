@@ -18,11 +18,11 @@ from benchsuite.gate.record import (
     FIRST,
     PARTS,
     WHOLE,
+    FigureTimes,
     GatedRow,
     GateError,
     Launch,
     Record,
-    Times,
 )
 from benchsuite.gate.speed import Tolerances, cases, staged
 
@@ -40,14 +40,14 @@ GOOD = Record(
             {"linear on cpu": 4},
             tuple(
                 Launch(
-                    {figure: Times((0.01 * i, 0.02), (0.5, 0.4)) for figure in (DECODE, FIRST, WHOLE)},
+                    {figure: FigureTimes((0.01 * i, 0.02), (0.5, 0.4)) for figure in (DECODE, FIRST, WHOLE)},
                     {DECODE: dict.fromkeys(PARTS, 0.1)},
                     1.8,
                 )
                 for i in range(1, 6)
             ),
         ),
-        "plain": GatedRow(launches=(Launch({CALL: Times((1.0,))}),) * 5),
+        "plain": GatedRow(launches=(Launch({CALL: FigureTimes((1.0,))}),) * 5),
     },
 )
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, Launch, Times
+from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, FigureTimes, Launch
 from benchsuite.gate.rules import without_own
 from benchsuite.gate.shift import holm, paired, unpaired
-from benchsuite.gate.speed import Case, Side, Tolerances, decide
+from benchsuite.gate.speed import Side, Subject, Tolerances, decide
 from benchsuite.gate.verdict import GateVerdict
 from benchsuite.gate.where import attribution, where
 
@@ -103,7 +103,7 @@ def test_holm_rejects_the_smallest_first_and_stops_at_the_first_that_holds() -> 
     assert holm({"a": 0.03, "b": 0.9}, 0.05) == set()
 
 
-CALLED = Launch({CALL: Times((1.0,))})
+CALLED = Launch({CALL: FigureTimes((1.0,))})
 
 
 def sides(differences: list[float]) -> tuple[Side, Side]:
@@ -111,7 +111,7 @@ def sides(differences: list[float]) -> tuple[Side, Side]:
 
 
 def verdict(differences: list[float], final: bool, coarse: bool = False) -> GateVerdict:
-    case = Case("row", DECODE, alone=coarse, coarse=coarse)
+    case = Subject("row", DECODE, alone=coarse, coarse=coarse)
     tolerances = Tolerances({"row": 0.03}, first=0.1, coarse=0.15)
     return decide({case: sides(differences)}, tolerances, 0.01, final, live=True)[case][0]
 
@@ -155,13 +155,13 @@ def test_a_row_is_held_to_more_where_many_are_tested_but_not_where_other_figures
     both = sides([0.04, 0.05, 0.02, 0.06, 0.05, 0.04, 0.01, 0.05])
     tolerances = Tolerances(dict.fromkeys("abc", 0.03), first=0.03, coarse=0.15)
 
-    def verdicts(*tested: Case) -> set[GateVerdict]:
+    def verdicts(*tested: Subject) -> set[GateVerdict]:
         found = decide(dict.fromkeys(tested, both), tolerances, 0.01, True, live=True)
         return {verdict for verdict, _ in found.values()}
 
-    assert verdicts(Case("a", DECODE)) == {GateVerdict.REGRESSED}
-    assert verdicts(*(Case(name, DECODE) for name in "abc")) == {GateVerdict.INCONCLUSIVE}
-    assert verdicts(Case("a", DECODE), Case("a", FIRST)) == {GateVerdict.REGRESSED}
+    assert verdicts(Subject("a", DECODE)) == {GateVerdict.REGRESSED}
+    assert verdicts(*(Subject(name, DECODE) for name in "abc")) == {GateVerdict.INCONCLUSIVE}
+    assert verdicts(Subject("a", DECODE), Subject("a", FIRST)) == {GateVerdict.REGRESSED}
 
 
 def _launch(tau: float = 2.0, **parts: float) -> Launch:

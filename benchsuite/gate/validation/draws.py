@@ -167,7 +167,9 @@ def _counted(folder: Path) -> str:
         if base.exists() and file.exists():
             before, now = Record.load(base), Record.load(file)
             for row in before.rows:
-                if name == "kernels" or before.rows[row].counters["num_accepted_tokens"]:
+                if (
+                    name == "kernels" or before.rows[row].counters["num_accepted_tokens"] >= 100
+                ):  # 5 % of fewer may be none
                     found = counters.compare(row, before.rows[row], now.rows[row])
                     table.append((what, row, str(found.verdict), found.where, found.where == where))
     return tabulate(table, ("planted", "row", "level 0", "where", "right"), "github", disable_numparse=True)

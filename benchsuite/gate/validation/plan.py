@@ -39,7 +39,7 @@ CLOCK = f"{DECODE} by the clock"
 
 
 @dataclass(frozen=True)
-class Side:
+class PlantedSide:
     """A side of launches: what is planted in it, and where it must be found: (part of a row's name, figure, where).
 
     ``conditions``: those in which it is launched.
@@ -58,27 +58,30 @@ def _everywhere(figure: str, where: str, workload: str = "-") -> tuple[tuple[str
 CURVE = (0.01, 0.02, 0.03, 0.04, 0.06, 0.08)
 """Slowdowns of the operating curve, besides none."""
 
-SIDES: Mapping[str, Side] = MappingProxyType(
+SIDES: Mapping[str, PlantedSide] = MappingProxyType(
     {
-        "A": Side("the code as it is", conditions=CONDITIONS),
-        "B": Side("the same again", conditions=CONDITIONS),
-        "parts": Side(
+        "A": PlantedSide("the code as it is", conditions=CONDITIONS),
+        "B": PlantedSide("the same again", conditions=CONDITIONS),
+        "parts": PlantedSide(
             f"{TWICE:.0%} in another part of each draft",
             f"host={TWICE}@ngram,draft={TWICE}@suffix,K/V={TWICE}@oracle(0.8)",
             (("-ngram-", DECODE, "host"), ("-suffix-", DECODE, "draft"), ("-oracle(0.8)-", DECODE, "K/V")),
             CONDITIONS,
         ),
-        "prompt-2x": Side("one prompt of three, 2x", "host=1.0#1", _everywhere(DECODE, "host")),
-        "prompt-1.2x": Side("one prompt of three, 1.2x", "host=0.2#1", _everywhere(DECODE, "host")),
-        "workload": Side(
+        "prompt-2x": PlantedSide("one prompt of three, 2x", "host=1.0#1", _everywhere(DECODE, "host")),
+        "prompt-1.2x": PlantedSide("one prompt of three, 1.2x", "host=0.2#1", _everywhere(DECODE, "host")),
+        "workload": PlantedSide(
             f"{TWICE:.0%} in one workload of two", f"host={TWICE}~chat", _everywhere(DECODE, "host", "-chat-")
         ),
-        "amount": Side("2 ms after every forward, plain's too", "pause=0.002", (("-plain-", CLOCK, ""),)),
-        "factor": Side("every forward 1.5 times as long, plain's too", "forward=0.5", (("-plain-", CLOCK, ""),)),
-        "admit": Side(f"{2 * TTFT:.0%} of TTFT in admit", f"admit={2 * TTFT}", _everywhere(FIRST, "draft")),
-        "observe": Side(f"{TWICE:.0%} in observe", f"observe={TWICE}", _everywhere(DECODE, "draft")),
-        **{f"all-{p:.0%}": Side(f"{p:.0%} of every prompt", f"host={p}", _everywhere(DECODE, "host")) for p in CURVE},
-        **{f"third-{p:.0%}": Side(f"{p:.0%} of one prompt of three", f"host={p}#1") for p in CURVE},
+        "amount": PlantedSide("2 ms after every forward, plain's too", "pause=0.002", (("-plain", CLOCK, ""),)),
+        "factor": PlantedSide("every forward 1.5 times as long, plain's too", "forward=0.5", (("-plain", CLOCK, ""),)),
+        "admit": PlantedSide(f"{2 * TTFT:.0%} of TTFT in admit", f"admit={2 * TTFT}", _everywhere(FIRST, "draft")),
+        "observe": PlantedSide(f"{TWICE:.0%} in observe", f"observe={TWICE}", _everywhere(DECODE, "draft")),
+        **{
+            f"all-{p:.0%}": PlantedSide(f"{p:.0%} of every prompt", f"host={p}", _everywhere(DECODE, "host"))
+            for p in CURVE
+        },
+        **{f"third-{p:.0%}": PlantedSide(f"{p:.0%} of one prompt of three", f"host={p}#1") for p in CURVE},
     }
 )
 """Each side that is timed, by the name in its files."""

@@ -1,0 +1,152 @@
+"""Rows that the base lacks: new, compared with nothing, and beside them everything else compared as ever."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchsuite.gate import launcher
+from benchsuite.gate.launcher import Launcher
+from benchsuite.gate.record import GateError, Record
+from benchsuite.tests.gate_rig import FAILED, GATED, OK, Done, Suite, refused, save_baselines
+
+LIVE = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+3")
+
+
+def _add(suite: Suite, name: str) -> None:
+    """Write a test file that the last commit lacks, with a benchmark of the same name as the suite's."""
+    file = suite.folder / name
+    file.parent.mkdir(exist_ok=True)
+    (file.parent / "__init__.py").touch()
+    file.write_text((suite.folder / "test_theirs.py").read_text())
+
+
+@pytest.mark.slow
+def test_beside_a_new_file_all_other_rows_are_compared(suite: Suite) -> None:
+    _add(suite, "more/test_new.py")
+    refused(
+        suite.run(*LIVE, "test_theirs.py", "more/test_new.py"),
+        FAILED,
+        "ERROR at level 0, more/test_new.py::test_work: the baseline has no such row",
+        "test_theirs.py::test_work 2 seconds PASS",
+        "the base lacks more/test_new.py",
+        "1 failed",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("more/test_new.py",),
+        ("test_theirs.py::test_added",),
+        ("--pyargs", "more.test_new"),
+        ("--pyargs", "more.test_new", "test_theirs.py::test_added[1]"),
+        ("-k", "test_added"),
+    ],
+    ids=lambda names: names[-1],
+)
+def test_a_run_of_new_rows_alone_says_that_every_row_is_new(suite: Suite, names: Sequence[str]) -> None:
+    _add(suite, "more/test_new.py")
+    theirs = suite.folder / "test_theirs.py"
+    added = "@pytest.mark.parametrize('n', [1])\ndef test_added(benchmark, n): benchmark.pedantic(work, rounds=5)\n"
+    theirs.write_text(theirs.read_text() + added)
+    done = suite.python("-m", "pytest", "-q", *LIVE, *names, LAUNCHES=str(suite.folder))
+    refused(done, FAILED, "the baseline has no such row", "every row is new")
+    assert "a launch of the base" not in done.stdout
+
+
+@pytest.mark.slow
+def test_new_rows_alone_pass_on_request_and_say_that_they_are_compared_with_nothing(suite: Suite) -> None:
+    _add(suite, "more/test_new.py")
+    done = suite.run(*LIVE, "more/test_new.py", "--gate-on-missing=new")
+    refused(done, OK, "every row is new", "1 rows are new, and compared with nothing: more/test_new.py::test_work")
+
+
+@pytest.mark.slow
+def test_new_rows_pass_on_request_without_letting_vanished_ones_through(suite: Suite) -> None:
+    def write(*names: str) -> None:
+        end, timed = "\n    benchmark.pedantic(work, rounds=5)\n", "@pytest.mark.benchmark(timer=clock)\n"
+        more = "".join(f"{end}{timed}def test_{name}(benchmark):\n    pass" for name in names)
+        suite.write(body=f"pass{more}")
+
+    write("old")
+    save_baselines(suite, 5)
+    before = (suite.folder / "gate.json").read_text()
+    told = "1 rows are new, and compared with nothing: test_theirs.py::test_new"
+    gone = "1 rows of the baseline are gone: test_theirs.py::test_old"
+    write("new")
+    refused(suite.run(*GATED), FAILED, "let new rows pass with --gate-on-missing=new", gone)
+    for update in ((), ("--gate-update",)):
+        done = suite.run(*GATED, "--gate-on-missing=new", *update)
+        refused(done, FAILED, told, gone, "test_theirs.py::test_work 3 seconds PASS", "1 failed")
+        assert (suite.folder / "gate.json").read_text() == before
+    write("old", "new")
+    refused(suite.run(*GATED, "--gate-on-missing=new"), OK, told, "test_theirs.py::test_old 3 seconds PASS")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of launches, each of which finds nothing of ``new``, and otherwise writes a record without rows."""
+    made: list[list[str]] = []
+
+    def run_group(command: list[str], folder: Path, variables: object, seconds: float) -> Done:
+        made.append(command)
+        for option, name in pairwise(command):
+            if option == "-k":
+                continue
+            path, _, test = name.partition("::")
+            if "new" in path:
+                return Done(command, 4, "", f"ERROR: file or directory not found: {name}\n")
+            if "new" in test:
+                told = f"{folder / path}::{test.partition('[')[0]}"
+                return Done(command, 4, "", f"ERROR: not found: {told}\n(no match in any of [<Dir base>])\n")
+        [file] = [word.partition("=")[2] for word in command if word.startswith("--gate-save=")]
+        Record({}, {}).save(Path(file))
+        return Done(command, 0, "", "")
+
+    monkeypatch.setattr(launcher, "run_group", run_group)
+    return made
+
+
+def _launcher(folder: Path, *arguments: str, names: Sequence[str]) -> Launcher:
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    (folder / "base").mkdir()
+    return Launcher(arguments, folder, 1, names=names)
+
+
+def test_what_the_base_lacks_is_tried_once_and_left_out_afterwards(launched: list[list[str]], tmp_path: Path) -> None:
+    names = ["test_a.py", "test_new.py", "test_a.py::test_new[1-x]"]
+    made = _launcher(tmp_path, "-k", "test_new.py", *names, names=names)
+    for _ in range(3):
+        made.measure(tmp_path / "base")
+    assert made.lacking == names[1:]
+    assert len(launched) == 2 + 3
+    for command in launched[2:]:
+        assert command[3:6] == ["-k", "test_new.py", "test_a.py"], "an option's value was left out, not the file"
+        assert command[6] == "-q"
+
+
+def test_without_anything_left_the_base_is_not_launched(launched: list[list[str]], tmp_path: Path) -> None:
+    made = _launcher(tmp_path, "test_new.py", names=["test_new.py"])
+    records = [made.measure(tmp_path / "base") for _ in range(3)]
+    assert [record.rows for record in records] == [{}] * 3
+    assert records[0].made["versions"]["pytest"]
+    assert records[0].joined(records[1:]).rows == {}
+    assert len(launched) == 1
+
+
+def test_what_this_checkout_lacks_fails_its_launch(launched: list[list[str]], tmp_path: Path) -> None:
+    made = _launcher(tmp_path, "test_new.py", names=["test_new.py"])
+    with pytest.raises(GateError, match="a launch of this checkout ended with 4"):
+        made.measure()
+
+
+def test_a_name_that_cannot_be_told_from_another_fails_the_launch(launched: list[list[str]], tmp_path: Path) -> None:
+    names = ["test_a.py::test_new[1]", "test_a.py::test_new[2]"]
+    with pytest.raises(GateError, match="not found: .*test_a.py::test_new"):
+        _launcher(tmp_path, *names, names=names).measure(tmp_path / "base")
