@@ -32,8 +32,9 @@ USAGE_ERROR = 4
 NO_BENCHMARKS = "this run has no benchmarks"
 """Part of the message of a launch that selects no benchmark."""
 
-NOT_FOUND = re.compile(r"^ERROR: (?:.*not found:|found no collectors for) (.+?)(?: \(missing __init__\.py\?\))?$", re.M)
-"""pytest's messages about a file, test or module that is not there."""
+NOT_FOUND = re.compile(r"^ERROR: .*not found: (.+?)(?: \(missing __init__\.py\?\))?$", re.M)
+"""pytest's messages about a file, test or module that is not there; of one that fails to import it says "found no
+collectors"."""
 
 
 @dataclass
@@ -92,7 +93,8 @@ class Launcher:
             if checkout and done.returncode == USAGE_ERROR:
                 if NO_BENCHMARKS in done.stdout + done.stderr:
                     return Record(record_origin(top, None), {})
-                if self._found_lacking(done.stdout + done.stderr, folder):
+                folders = [folder, *map(Path, variables[OWN].split(os.pathsep))]
+                if self._found_lacking(done.stdout + done.stderr, folders):
                     return self.measure(checkout, plant)
             if done.returncode or not file.exists():
                 end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
@@ -118,13 +120,14 @@ class Launcher:
             kept.remove(name)
         return kept[::-1]
 
-    def _found_lacking(self, output: str, folder: Path) -> bool:
-        """Add the names that pytest did not find in ``folder`` to ``lacking``; whether there are any."""
+    def _found_lacking(self, output: str, folders: Sequence[Path]) -> bool:
+        """Add the names that pytest did not find to ``lacking``; whether there are any. It ran in the first folder."""
         known = len(self.lacking)
         kept = [name for name in self._kept() if name in self.arguments]  # pytest takes names from @files too
         for said in dict.fromkeys(NOT_FOUND.findall(output)):
-            meant = {name for name in kept if _means(said, name, folder)}
-            if len(meant) == 1:
+            meant = {name for name in kept if _means(said, name, folders[0])}
+            # pytest does not find a module either whose package fails to import.
+            if len(meant) == 1 and not (said in meant and _has_module(said, folders)):
                 self.lacking += meant
         return len(self.lacking) > known
 
@@ -143,6 +146,11 @@ def _means(said: str, name: str, folder: Path) -> bool:
     module = ".".join(Path(said_path).with_suffix("").parts).removesuffix(".__init__")
     there = said_path == os.path.normpath(folder / path) or module.endswith(f".{path}")
     return said == name or (there and said_test in (test, test.partition("[")[0]))
+
+
+def _has_module(name: str, folders: Sequence[Path]) -> bool:
+    stem = name.partition("::")[0].replace(".", "/")
+    return any((f / f"{stem}.py").exists() or (f / stem / "__init__.py").exists() for f in folders)
 
 
 @contextmanager

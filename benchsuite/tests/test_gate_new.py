@@ -61,6 +61,25 @@ def test_a_run_of_new_rows_alone_says_that_every_row_is_new(suite: Suite, names:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("broken", "names", "message"),
+    [
+        ("more/test_new.py", ("more/test_new.py::test_work",), "found no collectors for"),
+        ("more/__init__.py", ("--pyargs", "more.test_new"), "module or package not found: more.test_new"),
+    ],
+)
+def test_what_the_base_has_and_cannot_import_is_not_new(
+    suite: Suite, broken: str, names: Sequence[str], message: str
+) -> None:
+    _add(suite, "more/test_new.py")
+    whole = (suite.folder / broken).read_text()
+    (suite.folder / broken).write_text("import no_such_module\n" + whole)
+    suite.commit()
+    (suite.folder / broken).write_text(whole)
+    refused(suite.run(*LIVE, *names, "--gate-on-missing=new"), FAILED, "a launch of the base", "ended with 4", message)
+
+
+@pytest.mark.slow
 def test_new_rows_alone_pass_on_request_and_say_that_they_are_compared_with_nothing(suite: Suite) -> None:
     _add(suite, "more/test_new.py")
     done = suite.run(*LIVE, "more/test_new.py", "--gate-on-missing=new")
