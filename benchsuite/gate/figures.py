@@ -158,6 +158,7 @@ def machine(device: str | None) -> dict[str, Any]:
 
     return {
         "processor": provenance.processor(),
+        "vectors": provenance.vectors(),
         "cores": psutil.cpu_count(logical=False),
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "device": device,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 PACKAGES = ("specdec-bench", "torch", "transformers", "tokenizers", "numpy", "pytest", "pytest-benchmark")
 
+VECTORS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+"""Instruction sets that change how products and random numbers are rounded."""
+
 
 def origin(commit: str | None) -> dict[str, Any]:
     """Return the command, the time, the commit and the versions of this run."""
@@ -59,6 +62,14 @@ def processor() -> str:
     from cpuinfo import get_cpu_info
 
     return str(get_cpu_info().get("brand_raw") or platform.processor() or platform.machine())
+
+
+@cache
+def vectors() -> list[str]:
+    """Return the instruction sets among ``VECTORS`` that the processor has: two of one name may differ in them."""
+    from cpuinfo import get_cpu_info
+
+    return [name for name in VECTORS if name in get_cpu_info().get("flags", [])]
 
 
 def device_name(device: torch.device) -> str:
