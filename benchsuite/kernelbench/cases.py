@@ -326,6 +326,7 @@ CASES = [
     Case("process", "both", _process(3, 4, 5001, {**WARM, "top_k": (50, 0, 2000), "top_p": (0.8,)}), ONE),
     *(Case("process", f"min-p-{p}", _process(3, 4, 258, {**WARM, "min_p": (p,)}), ONE) for p in (0.01, 0.3, 1.0)),
     *(Case("process", f"every-{v}", _process(6, 5, v, EVERY), ONE) for v in (11, 258, 5001)),
+    *(Case("process", f"greedy-{v}", _process(3, 4, v, {"temperature": (0.0,)}), ONE) for v in (1, 7, 258, 5001)),
     Case("process", "every-greedy", _process(6, 5, 258, {**EVERY, "temperature": (0.0,)}), ONE),
     Case("process", "large", _process(8, 5, 49152, EVERY), ONE),
     *(Case("sample", f"{v}", _sample(2, 3, v), ONE) for v in (1, 7, 258, 5001)),

@@ -414,8 +414,6 @@ class Cpu(Reference):
     def process(self, logits: Tensor, params: StackedParams, paths: Tensor | None) -> Tensor:
         """One pass over the logits of a slot, without a sort of the vocabulary: see csrc/process.cpp."""
         parts = params.adjustments
-        if params.greedy and parts is None:
-            return super().process(logits, params, paths)
         logits, out = logits.contiguous(), torch.empty_like(logits, memory_format=torch.contiguous_format)
         banned = None if parts is None or paths is None else bans(parts, paths)
         paths = None if paths is None else paths.contiguous()

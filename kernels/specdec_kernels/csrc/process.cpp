@@ -64,6 +64,16 @@ float largest(const float* x, long size) {
     return most;
 }
 
+// The first place of the largest number; 0 if there is none but NaN.
+long place_of_largest(const float* x, long size) {
+    const float most = largest(x, size);
+    long i = 0;
+    for (; i + LANES <= size && !any(load(x + i) >= most); i += LANES) {}
+    for (; i < size; i++)
+        if (x[i] == most) return i;
+    return 0;
+}
+
 inline float exp_of(float x) { return exp(splat(x))[0]; }
 
 double mass(const float* x, long size, float most) {
@@ -156,6 +166,12 @@ void filter(float* x, long size, float most, long top_k, float top_p, float min_
 void process(const Processors& with, long row, long slot, const float* raw, float* out, long size) {
     static thread_local std::vector<Likely> likely;
     const int64_t* path = with.paths ? with.paths + slot * with.depth : nullptr;
+    const float heat = with.temperature[row];
+    const auto one_hot = [&](long best) {
+        std::fill(out, out + size, NEVER);
+        out[best] = 0;
+    };
+    if (heat == 0 && !with.bias && !with.emitted && !with.banned) return one_hot(place_of_largest(raw, size));
     adjust(with, row, path, raw, out, size);
     if (with.banned) {
         const int64_t* banned = with.banned + slot * with.bans;
@@ -163,13 +179,7 @@ void process(const Processors& with, long row, long slot, const float* raw, floa
             if (banned[i] >= 0) out[banned[i]] = NEVER;
         if (largest(out, size) == NEVER) adjust(with, row, path, raw, out, size);  // where all is forbidden, nothing is
     }
-    const float heat = with.temperature[row];
-    if (heat == 0) {
-        const long best = std::max_element(out, out + size) - out;
-        std::fill(out, out + size, NEVER);
-        out[best] = 0;
-        return;
-    }
+    if (heat == 0) return one_hot(place_of_largest(out, size));
     for (long i = 0; i < size; i++) out[i] /= heat;
     filter(out, size, largest(out, size), with.top_k[row], with.top_p[row], with.min_p[row], likely);
 }
