@@ -41,9 +41,9 @@ def measured(bench: Bench) -> dict[str, GatedRow]:
 def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]) -> dict[str, GatedRow]:
     """A row for each of our arms over one workload; the first ``prompts`` outcomes are one pass over the prompts.
 
-    A failed arm has no row; the gate then reports that the row was not measured. The control is transformers, whose
-    time does not change with this code, if it was measured; otherwise it is plain decoding, which has none. ``read``:
-    the row's ``inputs``.
+    A failed arm has no row; the gate then reports that the row was not measured. An arm's control is plain decoding;
+    plain's is transformers, if it was measured, because its time does not change with this code. ``read``: the row's
+    ``inputs``.
     """
     from benchsuite.measure.results import digest, summed
 
@@ -53,7 +53,7 @@ def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]
     for arm, result in series.items():
         if arm.peer or arm.again or result.failure:
             continue
-        control = peers[0] if peers else None if arm is plain else plain
+        control = plain if arm is not plain else peers[0] if peers else None
         first = result.outcomes[:prompts]
         rows[arm.id] = GatedRow(
             work={"max_new_tokens": arm.setting.max_new_tokens, "prompts": prompts, "seed": arm.setting.seed},

@@ -277,7 +277,7 @@ def _doubted(
         own = expm1(shift_of(before, now, True, bound).estimate)
         if own < 0:
             return told
-        why = f"; its own seconds changed by {own:+.1%}, so that {row.control} got slower and this row no faster"
+        why = f"; its own seconds changed by {own:+.1%}: {row.control} got slower, and this row no faster"
     elif row.control == "plain":
         why = "; plain got slower or this row faster, which this level cannot tell apart: gate against a revision"
     else:

@@ -96,7 +96,7 @@ class Trial:
         if self.rules.base and before and before == now:
             notes.append(f"base and head are the same commit, {before[:12]}, and nothing is changed")
         controls = {base.rows[name].control for name in self.wanted if name in base.rows}
-        if self.levels[-1] == 1 and "plain" in controls:
+        if self.levels[-1] == 1 and "plain" in controls and not controls - {"plain", None}:
             notes.append(BLIND)
         if self.rules.own_environment:
             sides = zip(("the base", "this checkout"), self.launcher.layers, strict=True)
@@ -254,7 +254,7 @@ AGAIN = "make the baseline again with --gate-save"
 
 BLIND = (
     "level 1 compares each row with plain decoding in the same process: what slows both down alike is not seen; gate "
-    "against a revision, or with --specdec-peer transformers, whose time does not change with this code"
+    "against a revision, or with --specdec-peer transformers, with which plain itself is then compared"
 )
 
 NOTHING = (
