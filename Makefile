@@ -71,7 +71,7 @@ REV ?= HEAD~1
 gate: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m \
 		--specdec-workload question_answering --specdec-arm "ngram/match/fixed/4, oracle(0.8)/match/fixed/4" \
-		--specdec-peer transformers --specdec-max-new-tokens 12 --specdec-prompts 2 --benchmark-quiet --gate-pairs 6 --gate=fail --gate-against $(REV) $(ARGS)
+		--specdec-peer transformers --specdec-max-new-tokens 12 --specdec-prompts 2 --benchmark-quiet --gate-pairs 4 --gate=fail --gate-against $(REV) $(ARGS)
 
 gate-validate: $(READY)
 	$(BIN)/python -m benchsuite.gate.validate $(ARGS)
