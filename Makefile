@@ -5,7 +5,7 @@
 # make lint       ruff and mypy
 # make docs       run the commands of README.md and put what they print into it
 # make gate REV=HEAD~1   is this checkout slower than a revision? on the embedded model, at most a quarter of an hour
-# make gate-validate     how often the gate is wrong on this machine: an hour and a half, can be resumed
+# make gate-validate     how often the gate is wrong on this machine: hours, can be resumed
 # Each sets up what it needs from a bare checkout.
 
 PYTHON ?= python3
