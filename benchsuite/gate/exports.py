@@ -47,8 +47,7 @@ def _bmf(findings: Sequence[Finding], blocks: Blocks) -> str:
 
 def _slug(finding: Finding) -> str:
     """A figure as a name without blanks and slashes: ``s-per-token``."""
-    against = "" if finding.against == "base" else f" {finding.against}"
-    return f"{finding.figure}{against}".lower().replace("/", "-per-").replace(" ", "-")
+    return finding.subject.lower().replace("/", "-per-").replace(", ", "-").replace(" ", "-")
 
 
 def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str:
@@ -67,8 +66,7 @@ def _github_action_benchmark(findings: Sequence[Finding], blocks: Blocks) -> str
 
 
 def _scope(finding: Finding) -> str:
-    parts = [finding.figure, f"level {finding.level}", finding.against if finding.against != "base" else None]
-    return ", ".join(part for part in parts if part)
+    return ", ".join(part for part in (finding.subject, f"level {finding.level}") if part)
 
 
 def _markdown(findings: Sequence[Finding], blocks: Blocks) -> str:

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from specdec.request import Request
 
 OF_A_DRAFT = ("draft", "admit", "observe", "acceptance")
-OF_A_ROW = ("host", *OF_A_DRAFT[:1], "K/V", *OF_A_DRAFT[1:])
 OF_ALL = ("forward", "pause")
-KINDS = (*OF_A_ROW, *OF_ALL)
+KINDS = ("host", "draft", "K/V", "admit", "observe", "acceptance", *OF_ALL)
 
 TEXT = re.compile(
     r"(?P<kind>[^=@#~]+)=(?P<amount>[0-9.]+)(@(?P<draft>[^#~@]+))?(#(?P<prompt>[0-9]+))?(~(?P<workload>.+))?"
@@ -56,6 +55,8 @@ class Plant:
             raise GateError(
                 f"cannot plant {text!r}; expected KIND=AMOUNT@DRAFT#PROMPT~WORKLOAD, with a kind of {', '.join(KINDS)}"
             )
+        if match["kind"] in OF_ALL and (match["draft"] or match["prompt"] or match["workload"]):
+            raise GateError(f"cannot plant {text!r}: {match['kind']} strikes every row; expected KIND=AMOUNT alone")
         prompt = None if match["prompt"] is None else int(match["prompt"])
         return Plant(match["kind"], float(match["amount"]), match["draft"], prompt, match["workload"])
 

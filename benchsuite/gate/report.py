@@ -24,7 +24,7 @@ def findings_table(findings: Sequence[Finding], style: str = "simple") -> str:
     columns = {
         "row": [_short(f.row) for f in findings],
         "level": [str(f.level) for f in findings],
-        "of": [_of(f) for f in findings],
+        "of": [f.subject for f in findings],
         "verdict": [str(f.verdict) for f in findings],
         "change": ["" if f.change is None else percent(f.change) for f in findings],
         "bounds": [_bounds(f) for f in findings],
@@ -75,12 +75,6 @@ def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = Tru
         action = f"this machine {tells} a slowdown of {2 * rules.tolerance:.1%} from none"
     shown = "" if rules.mode == "fail" else " (--gate=report: nothing fails)"
     return f"{scope}: {action}{shown}"
-
-
-def _of(finding: Finding) -> str:
-    """The figure that was judged; against the anchor, it says so."""
-    against = "" if finding.against == "base" else finding.against
-    return ", ".join(part for part in (finding.figure, against) if part)
 
 
 def _bounds(finding: Finding) -> str:

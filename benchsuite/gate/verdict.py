@@ -40,6 +40,11 @@ class Finding:
     launches: int = 0
     against: str = "base"
 
+    @property
+    def subject(self) -> str:
+        """What was judged: the figure and, unless it is the base, what it was held against; empty without both."""
+        return ", ".join(part for part in (self.figure, self.against if self.against != "base" else None) if part)
+
     def record(self) -> dict[str, Any]:
         """A dict for JSON; infinite bounds are None."""
         bounds = (self.low, self.high)

@@ -56,20 +56,22 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 
-@cache
 def processor() -> str:
     """Return the processor's name."""
-    from cpuinfo import get_cpu_info
+    return str(_cpu().get("brand_raw") or platform.processor() or platform.machine())
 
-    return str(get_cpu_info().get("brand_raw") or platform.processor() or platform.machine())
+
+def vectors() -> list[str]:
+    """Return the instruction sets among ``VECTORS`` that the processor has: two of one name may differ in them."""
+    return [name for name in VECTORS if name in _cpu().get("flags", [])]
 
 
 @cache
-def vectors() -> list[str]:
-    """Return the instruction sets among ``VECTORS`` that the processor has: two of one name may differ in them."""
+def _cpu() -> dict[str, Any]:
+    """What cpuinfo says; to ask it starts processes."""
     from cpuinfo import get_cpu_info
 
-    return [name for name in VECTORS if name in get_cpu_info().get("flags", [])]
+    return dict(get_cpu_info())
 
 
 def device_name(device: torch.device) -> str:
