@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import log
 from pathlib import Path
@@ -45,7 +44,7 @@ def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]
     plain's is transformers, if it was measured, because its time does not change with this code. ``read``: the row's
     ``inputs``.
     """
-    from benchsuite.measure.results import digest, summed
+    from benchsuite.measure.results import digest, op_calls, summed
 
     plain = next(arm for arm in series if arm.plain)
     peers = [arm for arm, result in series.items() if arm.peer == "transformers" and not result.failure]
@@ -63,15 +62,10 @@ def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]
             plain_digest=digest(series[plain].outcomes[:prompts]),
             deterministic=result.repeats,
             counters=summed(first),
-            ops=_ops(first),
+            ops={f"{op} on {backend}": count for (op, backend), count in sorted(op_calls(first).items())},
             launches=(_launch(result.outcomes, series[control].outcomes if control else [], prompts),),
         )
     return rows
-
-
-def _ops(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    found = sum((outcome.stats.ops for outcome in outcomes if outcome.stats), Counter[tuple[str, str]]())
-    return {f"{op} on {backend}": count for (op, backend), count in sorted(found.items())}
 
 
 COSTS: Mapping[str, Callable[[Outcome], float]] = {

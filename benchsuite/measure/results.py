@@ -391,7 +391,7 @@ def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     stats = [outcome.stats for outcome in outcomes if outcome.stats]
     counters = summed(outcomes)
     ran: dict[str, dict[str, int]] = {}
-    for (op, backend), count in sorted(sum((s.ops for s in stats), Counter[tuple[str, str]]()).items()):
+    for (op, backend), count in sorted(op_calls(outcomes).items()):
         ran.setdefault(op, {})[backend] = count
     counters["ops"] = ran
     proposed = _by_position([s.proposed_per_pos for s in stats])
@@ -421,6 +421,11 @@ def summed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         else:
             counters[name] = sum(v for v in values if isinstance(v, int))
     return counters
+
+
+def op_calls(outcomes: Sequence[Outcome]) -> Counter[tuple[str, str]]:
+    """Return the calls of each (op, backend) in several runs together."""
+    return sum((outcome.stats.ops for outcome in outcomes if outcome.stats), Counter[tuple[str, str]]())
 
 
 def _by_position(lists: Sequence[list[int]]) -> list[int]:
