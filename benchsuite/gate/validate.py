@@ -1,6 +1,6 @@
 """Measure how often the gate is wrong on this machine: ``python -m benchsuite.gate.validate``. It can be resumed.
 
-Launches of one suite are made on the machine as it is, and again while another process loads one core
+Launches of one suite are made on every core of the machine, and again one by one while another process loads one core
 (``validation.launches``). Comparisons are drawn at random from these launches (``validation.draws``). Some more
 comparisons are made live, with the command that users type.
 """

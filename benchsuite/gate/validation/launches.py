@@ -6,9 +6,11 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 from benchsuite.gate.launcher import Launcher
 from benchsuite.gate.record import Record
@@ -37,13 +39,44 @@ def busy_core(condition: str) -> Iterator[None]:
 def collect(folder: Path, condition: str, count: int) -> None:
     """Make ``count`` launches of each side, in rounds of one of each, in random order; existing files are kept."""
     names = [name for name, side in SIDES.items() if condition in side.conditions]
-    with busy_core(condition):
-        for number in range(count):
-            for name in random.Random(number).sample(names, len(names)):
-                file = folder / f"{condition}-{name}-{number:03}.json"
-                if not file.exists():
-                    launcher().measure(plant=SIDES[name].plant).save(file)
-                    print(file.name, flush=True)
+    files = {
+        folder / f"{condition}-{name}-{number:03}.json": SIDES[name].plant
+        for number in range(count)
+        for name in random.Random(number).sample(names, len(names))
+    }
+
+    def make(file: Path) -> None:
+        launcher().measure(plant=files[file]).save(file)
+
+    _made(condition, files, make)
+
+
+def _made(condition: str, files: Iterable[Path], make: Callable[[Path], None]) -> None:
+    """Call ``make`` for each file that is not there: one at a time beside a busy core, else one on each core.
+
+    A launch has one thread, so launches on cores of their own wait for each other in the shared cache alone.
+    """
+    own: SimpleQueue[int] = SimpleQueue()
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") and condition == "quiet" else []
+    for core in cores:
+        own.put(core)
+
+    def stay() -> None:
+        if cores:
+            os.sched_setaffinity(0, {own.get()})  # of this thread, and of the processes that it starts
+
+    def named(file: Path) -> str:
+        make(file)
+        return file.name
+
+    missing = [file for file in files if not file.exists()]
+    with busy_core(condition), ThreadPoolExecutor(max(len(cores), 1), initializer=stay) as workers:
+        try:
+            for name in workers.map(named, missing):
+                print(name, flush=True)
+        except BaseException:
+            workers.shutdown(cancel_futures=True)
+            raise
 
 
 def count_once(folder: Path) -> None:
@@ -67,16 +100,16 @@ def live(folder: Path, condition: str, count: int) -> None:
     if not baseline.exists():
         records = [Record.load(folder / f"{condition}-A-{number:03}.json") for number in range(sum(STAGES))]
         records[0].joined(records[1:]).save(baseline)
-    with busy_core(condition):
-        for number in range(count):
-            file = folder / f"{condition}-live-{number:03}.json"
-            against = ["HEAD", "--gate-level=0,2"] if number % 2 else [str(baseline), "--gate-level=0,1"]
-            if not file.exists():
-                command = [sys.executable, "-m", "pytest", *SUITE, "-q", f"--gate-json={file}", "--gate=fail"]
-                subprocess.run(
-                    [*command, "--gate-on-mismatch=ignore", "--gate-against", *against],
-                    cwd=launcher().folder,
-                    stdout=subprocess.DEVNULL,
-                    check=False,
-                )
-                print(file.name, flush=True)
+    files = {folder / f"{condition}-live-{number:03}.json": number for number in range(count)}
+
+    def make(file: Path) -> None:
+        against = ["HEAD", "--gate-level=0,2"] if files[file] % 2 else [str(baseline), "--gate-level=0,1"]
+        command = [sys.executable, "-m", "pytest", *SUITE, "-q", f"--gate-json={file}", "--gate=fail"]
+        subprocess.run(
+            [*command, "--gate-on-mismatch=ignore", "--gate-against", *against],
+            cwd=launcher().folder,
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+
+    _made(condition, list(files), make)

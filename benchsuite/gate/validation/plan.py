@@ -33,7 +33,7 @@ SUITE = (
 )
 
 CONDITIONS = ("quiet", "loaded")
-"""The machine as it is, and while another process keeps one core busy."""
+"""One launch on each core, and one launch while another process keeps one core busy."""
 
 CLOCK = f"{DECODE} by the clock"
 
