@@ -116,7 +116,7 @@ def _verdicts(launches: Launches, alive: Sequence[str]) -> list[str]:
     alike.append(_line("1 or 2", "A/A, live", alive))
     tables = (
         (alike, ("level", "comparison", "n", *map(str, GateVerdict))),
-        (found, ("level", "planted", "n", "found", "where right", "draws with a row IMPROVED")),
+        (found, ("level", "planted", "n", "found by the gating", "rows", "where right", "draws with a row IMPROVED")),
         (
             curve,
             ("level", "slowdown", "n", "every prompt: REGRESSED", "not PASS", "one in three: REGRESSED", "not PASS"),
@@ -131,21 +131,22 @@ def _line(level: str, what: str, verdicts: Sequence[str]) -> tuple[object, ...]:
 
 
 def _found(name: str, level: int, draws: Sequence[Sequence[Finding]]) -> tuple[object, ...]:
-    """The share of draws and places in which a side is found where it must be; level 1 does not see plain's seconds."""
+    """The shares of draws, and of rows in them, in which a side is found where it must be: REGRESSED.
+
+    A gating fails as a whole, so it has found what any of its rows shows. Level 1 does not see plain's seconds.
+    """
     wanted = SIDES[name].found
-    hits = [
-        one
+    each = [
+        [one for part, figure, _ in wanted for one in findings if part in one.row and one.figure == figure]
         for findings in draws
-        for part, figure, _ in wanted
-        for one in findings
-        if part in one.row and one.figure == figure
     ]
+    hits = [one for found in each for one in found]
     caught = [one for one in hits if one.verdict == GateVerdict.REGRESSED]
+    gatings = [found for found in each if any(one.verdict == GateVerdict.REGRESSED for one in found)]
     right = [one for one in caught if any(p in one.row and (one.where or "").startswith(w) for p, _, w in wanted)]
     improved = sum(any(one.verdict == GateVerdict.IMPROVED for one in findings) for findings in draws)
-    shares = [
-        f"{len(part) / len(whole):.1%}" if whole else "not seen" for part, whole in ((caught, hits), (right, caught))
-    ]
+    pairs = ((gatings, draws if hits else []), (caught, hits), (right, caught))
+    shares = [f"{len(part) / len(whole):.1%}" if whole else "not seen" for part, whole in pairs]
     return level, SIDES[name].what, len(draws), *shares, improved
 
 
