@@ -62,10 +62,10 @@ def test_workloads_are_listed_without_torch_and_transformers() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("kind", workloads.KINDS)
-def test_each_kind_has_eight_different_prompts_that_fit_the_template(kind: str) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in workloads.BUILT_IN if kind != "recurring"])
+def test_each_kind_has_ten_different_prompts_that_fit_the_template(kind: str) -> None:
     text = load_workload(kind)
-    assert len(text.prompts) == len(set(text.prompts)) == 8
+    assert len(text.prompts) == len(set(text.prompts)) == workloads.PROMPTS
     for prompt, ids in zip(text.prompts, text.encode(catalog.byte_tokenizer()), strict=True):
         assert catalog.byte_tokenizer().decode(list(ids)) == f"<|turn|>user: {prompt}<|turn|>"
 
@@ -229,3 +229,35 @@ def test_copy_rate_counts_what_bigram_lookup_would_guess() -> None:
     assert workloads.copy_rate([1, 2, 3, 1, 2, 4], [1, 2, 4]) == pytest.approx(1 / 3), "the last occurrence counts"
     assert workloads.copy_rate([1, 2, 3], [7, 8, 9]) == 0
     assert workloads.copy_rate([1, 2] * 4, [1, 2] * 4) == 1
+
+
+def test_a_conversation_has_three_turns_and_other_kinds_one() -> None:
+    for kind in workloads.BUILT_IN:
+        turns = {len(question.turns) for question in load_workload(kind).questions}
+        assert turns == ({3} if kind == "multi_turn" else {1}), kind
+
+
+@pytest.mark.parametrize(("kind", "words"), workloads.LONG.items())
+def test_a_chronicle_repeats_no_sentence_much_and_no_long_piece(kind: str, words: int) -> None:
+    """Every sentence tells a change: it comes back only where the same thing happens to the same people."""
+    texts = load_workload(kind).prompts
+    assert all(words <= len(text.split()) < words + 250 for text in texts)
+    for text in texts:
+        told = [sentence for day in text.split("\n\n")[1:-1] for sentence in day.split(". ")[2:]]
+        assert len(set(told)) > 0.97 * len(told)
+        pieces = text.split()
+        runs = [tuple(pieces[place : place + 12]) for place in range(len(pieces) - 11)]
+        assert len(set(runs)) > 0.95 * len(runs)
+
+
+def test_the_chronicles_of_a_length_share_little() -> None:
+    days = [" ".join(text.split("\n\n")[1:-1]).split() for text in load_workload("long_2k").prompts]
+    pieces = [{tuple(told[place : place + 8]) for place in range(len(told) - 7)} for told in days]
+    for place, one in enumerate(pieces):
+        for other in pieces[place + 1 :]:
+            assert len(one & other) < 0.1 * len(one)  # of the sentences' patterns
+
+
+def test_no_two_prompts_of_different_kinds_are_equal() -> None:
+    prompts = [prompt for kind in workloads.BUILT_IN if kind != "recurring" for prompt in load_workload(kind).prompts]
+    assert len(prompts) == len(set(prompts))

@@ -1,6 +1,8 @@
 """Workloads: named lists of conversations, in the formats of Spec-Bench's and SPEED-Bench's question files.
 
-Six kinds are measured by default; a seventh, ``recurring``, asks two questions three times, for drafts that learn from
+Six kinds are measured by default. Others are there to be named: ``multi_turn`` (three turns each), ``json`` (answers in
+JSON), ``languages`` (ten, none of them English), ``long_2k``, ``long_8k`` and ``long_32k`` (a question about that many
+tokens of text, see ``chronicle``), and ``recurring``, which asks two questions three times, for drafts that learn from
 earlier outputs. All prompts were written for this project (2026, MIT like the rest); no text comes from elsewhere. The
 workloads differ in how much of the answer copies the prompt. Each run measures and prints this copy rate, so that a
 speedup that comes from repetition is visible as such.
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 # specdec is imported where it is needed, because it imports torch and transformers, which reading files does without.
+from benchsuite.measure.workloads.chronicle import chronicle
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -24,7 +28,14 @@ if TYPE_CHECKING:
 KINDS = ("chat", "question_answering", "summarisation", "code_editing", "rewriting", "reasoning")
 """The six kinds that are measured by default."""
 
-BUILT_IN = (*KINDS, "recurring")
+LONG = {"long_2k": 1200, "long_8k": 4800, "long_32k": 19500}
+"""Kinds whose prompts are chronicles, each with the words of one. SmolLM2 makes 1.6 tokens of a word: with an answer a
+prompt stays near its name, and within 8k and 32k."""
+
+BUILT_IN = (*KINDS, "multi_turn", "json", "languages", *LONG, "recurring")
+
+PROMPTS = 10
+"""Of each kind."""
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 """What SPEED-Bench publishes in place of a text that it may not hand on."""
@@ -137,6 +148,8 @@ def _split(name: str) -> tuple[str, str | None]:
 
 def _lines(path: str) -> list[tuple[str, Question]]:
     """The category, empty if there is none, and the question of every line of a built-in kind or of a file."""
+    if path in LONG:
+        return [(path, Question((chronicle(LONG[path], seed),))) for seed in range(PROMPTS)]
     if path in BUILT_IN:
         return _read(path, files(__name__).joinpath(f"{path}.jsonl").read_text(encoding="utf-8"))
     if Path(path).suffix != ".jsonl":
