@@ -13,13 +13,17 @@ import pytest
 
 from benchsuite import options
 from benchsuite.capture import uncaptured
+from benchsuite.keeping import FOLDER, GROUPED, LINES, RunKeeper
 from benchsuite.report.replay import replayed_seconds
 
 if TYPE_CHECKING:
+    from benchsuite.measure.cells import Cell
     from benchsuite.measure.matrix import Arm
+    from benchsuite.measure.measured import Measured
     from benchsuite.measure.plan import MeasuringPlan
     from benchsuite.measure.results import Row
     from benchsuite.measure.session import Bench
+    from benchsuite.report.journal import Lines
 
 
 def row_of(item: pytest.Item) -> str | None:
@@ -38,13 +42,25 @@ class ComparisonPlugin:
         self.config, self.pairs, self.gated = config, pairs, gated
         self.arms: dict[str, Arm] = {}
         self.bench: Bench | None = None
+        self.measured: Measured | None = None  # the bench's own, or what the workers of pytest-xdist have measured
         self._refused: Exception | None = None  # an invalid option, found where pytest would print a traceback
         self._bar: Any = None
-        self._outcome = ""  # the line that says where the results are
+        self._keeper = RunKeeper(config)
+        self._lines: list[Lines] = []  # of pytest-xdist's workers
+        self._session: Any = None
 
     def is_control(self, name: str) -> bool:
         """Whether the row of that name is an outside reference, or plain decoding for the second time."""
         return self.arms[name].peer is not None or self.arms[name].again
+
+    def cell_of(self, item: pytest.Item) -> str | None:
+        """The name of what is measured at once for the row of an item; None if the item has none."""
+        name = row_of(item)
+        if name not in self.arms:
+            return None  # no row, or a matrix that was refused
+        setting = self.arms[name].setting
+        chooses = options.value(self.config, "precision") or options.value(self.config, "budget")
+        return (setting.without_workload if chooses else setting).id
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give every test that requests ``specdec_row`` one item for each arm of the matrix."""
@@ -66,15 +82,19 @@ class ComparisonPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        """Set the timer of pytest-benchmark to ``replayed_seconds`` in items of rows, before any item is deselected."""
-        if self._refused is None and self.config.pluginmanager.hasplugin("benchmark"):
-            for item in items:
-                name = row_of(item)
-                if name is None:
-                    continue
-                setting = self.arms[name].setting
+        """Mark the items of rows before any is deselected: pytest-benchmark's timer is ``replayed_seconds``, and
+        pytest-xdist sends what is measured at once to one worker."""
+        has = self.config.pluginmanager.hasplugin
+        for item in items if self._refused is None else ():
+            name = row_of(item)
+            if name is None:
+                continue
+            setting = self.arms[name].setting
+            if has("benchmark"):
                 group = f"{setting.target} {setting.workload}"
                 item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=group))
+            if has("xdist"):
+                item.add_marker(pytest.mark.xdist_group(self.cell_of(item)))
         return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -82,14 +102,17 @@ class ComparisonPlugin:
         option = self.config.option
         if self._refused is not None:
             raise pytest.UsageError(str(self._refused))
+        self._session = session
         names = [name for item in session.items if (name := row_of(item)) is not None]
         if not names or option.collectonly or getattr(option, "benchmark_skip", False):
             return
         from specdec.errors import SpecdecError
 
         try:
-            self.bench = self._prepared([self.arms[name] for name in dict.fromkeys(names)])
+            self.bench = self.measured = self._prepared([self.arms[name] for name in dict.fromkeys(names)])
         except SpecdecError as error:
+            if self._keeper.journal is not None and self._keeper.given is None:
+                self._keeper.journal.give_up()
             raise pytest.UsageError(str(error)) from None
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
@@ -100,16 +123,30 @@ class ComparisonPlugin:
     def _prepared(self, arms: list[Arm]) -> Bench:
         from benchsuite.measure.session import Bench
         from specdec.devices import be_deterministic
+        from specdec.errors import SpecdecError
 
         config = self.config
         plan = self._plan()
-        options.results_root(config)
-        if config.option.specdec_deterministic or config.getini("specdec_deterministic"):
+        if self.gated and options.flag(config, "resume"):
+            raise SpecdecError("the gate measures every row itself: leave out --specdec-resume, or --gate")
+        self._keeper.begin([*self.arms.values()])
+        if options.flag(config, "deterministic"):
             be_deterministic(int(options.value(config, "seed")))
-        bench = Bench(plan, self._abandon)
+        bench = Bench(plan, self._abandon, self._keep)
+        bench.card += self._keeper.repeated()
+        arms = self._keeper.go_on(bench, arms)
         with uncaptured(config):
             bench.prepare(arms)
         return bench
+
+    def _keep(self, cell: Cell) -> None:
+        """Write a cell; where there is no room, measure no more: what is measured is shown, and written at the end."""
+        assert self.bench is not None
+        self._keeper.keep(cell, self.bench)
+        if self._keeper.full:
+            self._session.shouldstop = self._keeper.full
+        elif self._keeper.journal and options.flag(self.config, "profile"):
+            self.bench.trace(cell.setting, self._keeper.journal.traces())
 
     def _plan(self) -> MeasuringPlan:
         """The plan that the options ask for. SpecdecError for a wrong value, and for options that exclude others."""
@@ -121,6 +158,11 @@ class ComparisonPlugin:
             return options.value(self.config, name)
 
         prompts, pairs = (options.count(self.config, name) for name in ("prompts", "pairs"))
+        if value("detail") not in ("steps", "rows"):
+            raise SpecdecError(f"--specdec-detail is {value('detail')!r}; expected steps or rows")
+        dry = options.flag(self.config, "dry-run")
+        if dry and self.gated:
+            raise SpecdecError("a dry run has nothing to gate: leave out --specdec-dry-run, or --gate")
         precision = parse_share(value("precision"), "--specdec-precision") if value("precision") else None
         budget = parse_duration(value("budget"), "--specdec-budget")
         if (precision or budget) and pairs:
@@ -133,27 +175,30 @@ class ComparisonPlugin:
                 "in every run: leave them out, or fix the work with --specdec-prompts and --specdec-pairs"
             )
         return MeasuringPlan(
-            prompts=prompts,
+            prompts=prompts or (1 if dry else None),
             pairs=pairs or 1,
             least=self.pairs,
             precision=precision,
             budget=budget,
             timeout=parse_duration(value("timeout"), "--specdec-timeout"),
             baseline=value("baseline"),
+            dry=dry,
+            judge=value("judge"),
+            debug=options.flag(self.config, "debug"),
         )
 
     def _abandon(self, what: str) -> None:
         """Write and show what is finished, from the watchdog's thread: the process ends after this."""
         if self.bench is not None:
             self.bench.card.append(f"ended early: {what}")
-        self._write(complete=False)
+            self._keeper.write(self.bench, complete=False)
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             self.pytest_terminal_summary(reporter)
             reporter.flush()
         finished = f"{len(self.bench.rows) if self.bench is not None else 0} rows were finished"
         print(
-            f"\nspecdec-bench: {what}\n{finished}; {self._outcome or 'no --specdec-results'}",
+            f"\nspecdec-bench: {what}\n{finished}; {self._keeper.outcome or 'no --specdec-results'}",
             file=sys.stderr,
             flush=True,
         )
@@ -187,35 +232,44 @@ class ComparisonPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Write the results folder."""
+        """Write the results folder; the controller of pytest-xdist writes what its workers have measured."""
         if self._bar is not None:
             self._bar.close()
-        if not self._write(complete=exitstatus == 0):
+        if self._lines and self._keeper.journal is not None:
+            for lines in self._lines:
+                self._keeper.journal.note(lines)
+            self.measured = self._keeper.journal.measured()
+        if self.measured is not None and not self._keeper.write(self.measured, complete=exitstatus == 0):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _write(self, complete: bool) -> bool:
-        """Write the results folder, if one was asked for and there are rows; False if that failed."""
-        # If there are results, pytest_collection_finish has already made the folder.
-        root = options.results_root(self.config) if self.bench is not None and self.bench.rows else None
-        if self.bench is None or root is None:
-            return True
-        from benchsuite.report import files
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give pytest-xdist's workers one folder for their cells, and all items of a cell to one of them."""
+        node.workerinput[GROUPED] = self.config.option.dist == "loadgroup"
+        if self._keeper.journal is None and options.value(self.config, "results"):
+            from specdec.errors import SpecdecError
 
-        seed = int(options.value(self.config, "seed"))
-        try:
-            folder = files.write_comparison(root, self.bench, seed, complete)
-            self._outcome = f"results: {folder}"
-        except OSError as error:
-            self._outcome = f"the results could not be written to {root}: {error}"
-            return False
-        return True
+            try:
+                self._build()
+                if self._refused is not None:
+                    raise pytest.UsageError(str(self._refused))
+                self._keeper.begin([*self.arms.values()])
+            except SpecdecError as error:
+                raise pytest.UsageError(str(error)) from None
+        if self._keeper.journal is not None:
+            node.workerinput[FOLDER] = str(self._keeper.journal.folder)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take a worker's lines."""
+        self._lines.append(getattr(node, "workeroutput", {}).get(LINES, {}))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""
-        if self.bench is not None and self.bench.rows:
+        if self.measured is not None and self.measured.rows:
             from benchsuite.report import terminal
 
-            terminal.show(terminalreporter, self.bench, self._outcome)
+            terminal.show(terminalreporter, self.measured, self._keeper.outcome)
 
 
 def _marks(arm: Arm) -> list[pytest.MarkDecorator]:

@@ -5,7 +5,7 @@ Options with ``many`` accept comma lists; the product of these lists is the matr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,32 @@ class Option:
     many: bool = False
     flag: bool = False
 
+
+@dataclass(frozen=True)
+class Variable:
+    """What an environment variable stands for: an option, and the option's text for some values of the variable.
+
+    A value that ``texts`` lacks is the option's text itself; where ``texts`` has ``1``, others than its are refused.
+    """
+
+    option: str
+    texts: Mapping[str, str]
+
+
+SWITCH = {"1": "true", "0": "false"}
+
+VARIABLES: Mapping[str, Variable] = {
+    "SPECDEC_DTYPE": Variable("dtype", {}),
+    "SPECDEC_AMP": Variable("dtype", {"1": "bfloat16", "0": "auto"}),
+    "SPECDEC_BATCH_SIZE": Variable("batch", {}),
+    "SPECDEC_DETERMINISTIC": Variable("deterministic", SWITCH),
+    "SPECDEC_PROFILE": Variable("profile", SWITCH),
+    "SPECDEC_DETAILED_METRICS": Variable("detail", {"1": "steps", "0": "rows"}),
+    "SPECDEC_DRY_RUN": Variable("dry-run", SWITCH),
+    "SPECDEC_DEBUG": Variable("debug", SWITCH),
+    "SPECDEC_FORCE_PYTORCH_BACKEND": Variable("backend", {"1": "reference", "0": "auto"}),
+}
+"""The variables that stand for options."""
 
 OPTIONS = (
     Option(
@@ -44,7 +70,7 @@ OPTIONS = (
         "arm",
         "",
         "strategies one by one, as draft/policy/controller/K (later parts may be left out), in place of the product of "
-        "the four options above: ngram/match/goodput/15",
+        "the four options above: ngram/match/goodput/15; with a short name, fast=ngram/match/goodput/15",
         many=True,
     ),
     Option(
@@ -98,9 +124,51 @@ OPTIONS = (
     Option("budget", "", "measure prompts and pairs for this long, for each setting: 90, 90s, 10min, 1h"),
     Option("timeout", "10min", "the most time of one run; an arm that takes longer has failed; 0 is off"),
     Option("baseline", "plain", "the arm that speedups are relative to, as --specdec-arm writes it, or by its name"),
-    Option("results", "", "folder for results/<time>-<name>/: tables, JSON, report, manifest"),
+    Option(
+        "judge",
+        "",
+        "a model that reads every output: its perplexity is what a lossy policy or a quantised target costs; the "
+        "target's on a fixed text is on the card",
+    ),
+    Option("deterministic", "", "seed torch and allow deterministic algorithms only", flag=True),
+    Option(
+        "profile",
+        "",
+        "write a Chrome trace of each strategy's first prompt, with the parts of every step as named ranges, to "
+        "traces/ in the folder of --specdec-results",
+        flag=True,
+    ),
+    Option(
+        "dry-run",
+        "",
+        "go through everything with a tiny model of random weights in place of each target: checks names, values, "
+        "sizes and memory",
+        flag=True,
+    ),
+    Option(
+        "shard",
+        "",
+        "run only part i of n, as i/n: rows of one setting and workload stay together; merge the parts' results with "
+        "python -m benchsuite merge",
+    ),
+    Option(
+        "detail",
+        "steps",
+        "steps: a record of every step, in benchmark.json and steps.jsonl.gz; rows: only figures of rows, a tenth of "
+        "the bytes",
+    ),
+    Option("debug", "", "show the traceback of an arm that could not be measured", flag=True),
+    Option("config", "", "a YAML file of options, without the specdec- before their names; the command line wins"),
+    Option("repeat", "", "take the options of the run in this folder of results"),
+    Option("results", "", "folder for results/<time>-<name>/: cells, tables, JSON, report, manifest"),
+    Option(
+        "resume",
+        "",
+        "go on with the newest run in the folder of --specdec-results: measure only the cells that are missing",
+        flag=True,
+    ),
 )
-"""Every option that takes a value."""
+"""Every option of a run."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -114,18 +182,11 @@ def add_options(parser: pytest.Parser) -> None:
         help="list drafts, policies, controllers and backends with their options, then exit",
     )
     group.addoption(
-        "--specdec-deterministic",
-        dest="specdec_deterministic",
-        action="store_true",
-        help="seed torch and allow deterministic algorithms only",
-    )
-    group.addoption(
         "--specdec-deep",
         dest="specdec_deep",
         action="store_true",
         help="the suite's own proofs 50 times longer: more distributions, more runs of the state machine",
     )
-    parser.addini("specdec_deterministic", "ini twin of --specdec-deterministic", type="bool", default=False)
 
 
 def declare(parser: pytest.Parser, group: pytest.OptionGroup, prefix: str, options: Sequence[Option]) -> None:
@@ -135,7 +196,9 @@ def declare(parser: pytest.Parser, group: pytest.OptionGroup, prefix: str, optio
         taken: dict[str, Any] = {"action": "store_true"} if option.flag else {"metavar": "VALUE"}
         default = f" (default: {option.default})" if option.default else ""
         # argparse would read a percent sign as a format code.
-        text = f"{option.help}{'; comma list' if option.many else ''}{default}".replace("%", "%%")
+        meant = [name for name, variable in VARIABLES.items() if (prefix, option.name) == ("specdec", variable.option)]
+        also = f"; or the variable {' or '.join(meant)}" if meant else ""
+        text = f"{option.help}{'; comma list' if option.many else ''}{also}{default}".replace("%", "%%")
         group.addoption(f"--{prefix}-{option.name}", dest=key, default=None, help=text, **taken)
         parser.addini(key, f"ini twin of --{prefix}-{option.name}", default=option.default)
 
@@ -152,6 +215,30 @@ def value(config: pytest.Config, name: str, group: str = "specdec") -> str:
     return str(config.getini(key)) if given is None else str(given)
 
 
+UNSAID = ("results", "resume", "config", "repeat", "detail", "debug")
+"""Options that say nothing of what is measured, or only where the other options are."""
+
+
+def option_texts(config: pytest.Config) -> dict[str, str]:
+    """The text of every option that says what is measured and how."""
+    return {
+        option.name: str(flag(config, option.name)).lower() if option.flag else value(config, option.name)
+        for option in OPTIONS
+        if option.name not in UNSAID
+    }
+
+
+def flag(config: pytest.Config, name: str, group: str = "specdec") -> bool:
+    """Whether a flag is on. UsageError for a text that says neither yes nor no."""
+    text = value(config, name, group).lower()
+    if text not in (*YES, *NO):
+        raise pytest.UsageError(f"{key_of(name, group)} is {text!r}; expected true or false")
+    return text in YES
+
+
+YES, NO = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off")
+
+
 def count(config: pytest.Config, name: str) -> int | None:
     """The whole number of an option, 1 or more; None if it is empty. SpecdecError for anything else."""
     text = value(config, name)
@@ -163,10 +250,8 @@ def count(config: pytest.Config, name: str) -> int | None:
 
 
 def given(config: pytest.Config, name: str) -> bool:
-    """Whether the user set an option, on the command line or in the ini file."""
-    key = key_of(name, "specdec")
-    default = next(option.default for option in OPTIONS if option.name == name)
-    return config.getoption(key) is not None or str(config.getini(key)) != default
+    """Whether an option has another value than its default."""
+    return value(config, name) != next(option.default for option in OPTIONS if option.name == name)
 
 
 def results_root(config: pytest.Config) -> Path | None:

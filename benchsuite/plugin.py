@@ -8,12 +8,15 @@ import pytest
 
 from benchsuite import options
 from benchsuite.comparison import ComparisonPlugin
+from benchsuite.configuration import configure
 from benchsuite.decodingbench.plugin import DecodingPlugin
 from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
+from benchsuite.keeping import GROUPED
 from benchsuite.kernelbench.plugin import KernelPlugin
 from benchsuite.report.replay import replay
 from benchsuite.selection import DevicePlugin
+from benchsuite.shards import ShardPlugin
 
 if TYPE_CHECKING:
     from benchsuite.decodingbench.bench import DecodingBench
@@ -31,8 +34,14 @@ MARKERS = (
     "slow: takes more than a few seconds on two cores, or needs the embedded model",
 )
 
+OPTIONS = {
+    **{option.name: ("specdec", option) for option in options.OPTIONS if option.name not in ("config", "repeat")},
+    **{f"gate-{option.name}": ("gate", option) for option in rules.OPTIONS},
+}
+"""Every option as a configuration file names it."""
+
 COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "specdec-kernels", "specdec-gate"
-DECODING = "specdec-decoding"
+DECODING, SHARDS = "specdec-decoding", "specdec-shards"
 """The names under which the plugin's objects are registered."""
 
 
@@ -47,10 +56,16 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     register = config.pluginmanager.register
+    configure(config, OPTIONS)
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "loadgroup"  # as "load", and rows that are measured at once stay together
+    if getattr(config, "workerinput", {}).get(GROUPED):
+        config.option.loadgroup = True  # a worker reads its own command line, which does not say so
     try:
         given = rules.parse(config)
         comparison = ComparisonPlugin(config, given.pairs if given and given.save else 1, given is not None)
         # pytest prints summaries in reverse order of registration.
+        register(ShardPlugin(config, comparison.cell_of), SHARDS)
         register(DevicePlugin(config), DEVICES)
         register(comparison, COMPARISON)
         register(KernelPlugin(config), KERNELS)

@@ -176,13 +176,21 @@ def _read(name: str, reader: Callable[[], Any]) -> Any:
 def _require_room(
     name: str, config: PretrainedConfig, device: torch.device, dtype: torch.dtype, rows: int, max_length: int
 ) -> None:
-    shapes = layer_shapes(config)
+    weights, cells = sizes(name, config, dtype)
+    logits = 4 * config.get_text_config(decoder=True).vocab_size * max(rows, 1) * 32
+    needed = weights + cells * rows * max_length + logits
+    require_memory(needed, device, f"the model {name!r} with {rows} rows of {max_length} tokens")
+
+
+def sizes(name: str, config: PretrainedConfig, dtype: torch.dtype) -> tuple[int, int]:
+    """Return the bytes of a model's weights, and of one token in its arena, without its files but the config.
+
+    Raises SpecdecError for a config that makes no model.
+    """
     with torch.device("meta"):
         shell = _read(name, lambda: AutoModelForCausalLM.from_config(config))
     weights = sum(parameter.numel() for parameter in shell.parameters()) * dtype.itemsize
-    arena = Arena.bytes_per_token(shapes, dtype) * rows * max_length
-    logits = 4 * config.get_text_config(decoder=True).vocab_size * max(rows, 1) * 32
-    require_memory(weights + arena + logits, device, f"the model {name!r} with {rows} rows of {max_length} tokens")
+    return weights, Arena.bytes_per_token(layer_shapes(config), dtype)
 
 
 def _random(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -157,3 +158,12 @@ class Stopwatch:
         assert isinstance(b, torch.cuda.Event)
         b.synchronize()
         return float(a.elapsed_time(b)) / 1e3
+
+    def times(self) -> list[float]:
+        """Seconds from the first mark to each; waits for the device."""
+        return [self.seconds(0, mark) for mark in range(len(self._marks))]
+
+    @staticmethod
+    def recorded(times: Sequence[float]) -> Stopwatch:
+        """Return a stopwatch whose marks were made elsewhere, at these times in seconds."""
+        return Stopwatch(torch.device("cpu"), list(times))

@@ -146,7 +146,7 @@ class _Given:
         return options.value(self.config, name, "gate")
 
     def flag(self, name: str) -> bool:
-        return self.text(name).lower() in ("true", "1", "yes")
+        return options.flag(self.config, name, "gate")
 
     def path(self, name: str) -> Path | None:
         """The file that an option names, or None. A path in the ini file is relative to the folder of the ini file."""

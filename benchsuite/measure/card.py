@@ -10,8 +10,9 @@ import torch
 import transformers
 
 from benchsuite.machine import provenance
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.results import Machine
+from specdec import catalog, devices
 
 
 def card(
@@ -47,6 +48,26 @@ def card(
         *_wrapped("peer", peers),
         *_wrapped("without backend", absent),
         *_wrapped("note:", notes),
+    ]
+
+
+def dry(
+    setting: Setting, dtype: torch.dtype, device: torch.device, bandwidth: float, longest: int, runs: int
+) -> list[str]:
+    """Return the lines of a dry run on the target that it stands for: bytes, room, and the least time of its forwards.
+
+    ``longest``: tokens of the longest prompt; ``runs``: of a prompt by an arm. The tiny model's tokenizer counts bytes,
+    so prompts are counted longer than they are. Of the target only the config is read.
+    """
+    weights, cell = catalog.sizes(setting.target, catalog.read_config(setting.target), dtype)
+    arena = cell * setting.batch * (longest + setting.max_new_tokens)
+    free = devices.available_bytes(device)
+    seconds = runs * setting.max_new_tokens * weights / bandwidth
+    return [
+        f"dry run: {setting.target} would read {weights / 2**30:.2f} GiB of weights and hold up to "
+        f"{arena / 2**30:.2f} GiB of keys and values for each arm; {free / 2**30:.1f} GiB are free",
+        f"dry run: its forwards would take {_minutes(seconds)} at least; every model here is tiny, and no figure means "
+        "anything",
     ]
 
 

@@ -18,6 +18,9 @@ SHORTEST_LOOP = 12
 
 def why_not(ours: Sequence[Series], base: Sequence[Series]) -> str | None:
     """Return why the speeds of two arms, over the same workloads, cannot be compared; None if they can."""
+    machines = sorted({series.conditions["machine"] for series in ours if "machine" in series.conditions})
+    if len(machines) > 1:
+        return f"machines: measured on {', '.join(machines)}"
     mine, theirs = ours[0].conditions, base[0].conditions
     for name in sorted(mine.keys() & theirs.keys()):
         if mine[name] != theirs[name]:

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from benchsuite import options
 from benchsuite.measure.peers import parse_peer
 from benchsuite.measure.workloads import workload_names
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, unknown
 from specdec.registry import Registry, split_list
 from specdec.request import RANGES, SamplingParams
 
@@ -49,6 +49,21 @@ class Setting:
         """This setting without its workload; models and engines are shared by this key."""
         return replace(self, workload="")
 
+    @property
+    def odd(self) -> list[str]:
+        """Every value that is not the usual one, with its name: ``batch4``. The seed is one for a whole run."""
+        usual = Setting("", "auto", "auto", "auto", 1, 0.0, 0, 1.0, 64, self.seed, "")
+        return [
+            f"{name}{got}"
+            for name, got in asdict(self).items()
+            if name not in ("target", "workload") and got != getattr(usual, name)
+        ]
+
+    @property
+    def id(self) -> str:
+        """The setting's part of its rows' names; unique within a matrix."""
+        return "-".join([self.target, self.workload, *self.odd])
+
     def sampling(self, eos: tuple[int, ...]) -> SamplingParams:
         """Return the sampling parameters of the setting's requests. Raises SpecdecError for a value out of range."""
         return SamplingParams(
@@ -70,7 +85,8 @@ class Arm:
     """One row of a comparison: a strategy of the engine, plain decoding, or a peer (another library).
 
     ``controller`` is written without its K, which is ``k``; ``k`` is None for a controller that takes no K.
-    ``again``: plain decoding a second time; its speed relative to plain's is what the machine's noise makes of 1.
+    ``name``: the user's short name. ``again``: plain decoding a second time; its speed relative to plain's is what the
+    machine's noise makes of 1.
     """
 
     setting: Setting
@@ -80,6 +96,7 @@ class Arm:
     k: int | None = 0
     peer: str | None = None
     again: bool = False
+    name: str | None = field(default=None, compare=False)
 
     @property
     def plain(self) -> bool:
@@ -89,7 +106,7 @@ class Arm:
     @property
     def label(self) -> str:
         """The row's name in tables: ``plain``, ``ngram``, ``transformers prompt lookup`` …"""
-        ours = "plain again" if self.again else self.draft or "plain"
+        ours = "plain again" if self.again else self.name or self.draft or "plain"
         return parse_peer(self.peer).label if self.peer else ours
 
     @property
@@ -109,13 +126,23 @@ class Arm:
         if self.draft is not None:
             strategy += [self.policy, *([] if self.k is None else [f"k{self.k}"])]
             strategy += [self.controller] if self.controller != "fixed" else []
-        usual = Setting("", "auto", "auto", "auto", 1, 0.0, 0, 1.0, self.setting.max_new_tokens, self.setting.seed, "")
-        odd = [
-            f"{name}{got}"
-            for name, got in asdict(self.setting).items()
-            if name not in ("target", "workload") and got != getattr(usual, name)
-        ]
-        return "-".join([self.setting.target, self.setting.workload, *strategy, *odd]).replace("/", ":")
+        setting = self.setting
+        return "-".join([setting.target, setting.workload, *strategy, *setting.odd]).replace("/", ":")
+
+
+def arm_named(text: str, arms: Sequence[Arm]) -> Arm:
+    """Return the arm that ``text`` names, by its strategy or its label; of several workloads', the first.
+
+    Raises SpecdecError if no arm has that name, or several strategies have it.
+    """
+    exact = [arm for arm in arms if arm.strategy == text]
+    found = {arm.strategy: arm for arm in exact or arms if text in (arm.label, arm.strategy)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    choices = list(dict.fromkeys(arm.strategy for arm in arms))
+    if found:
+        raise SpecdecError(f"--specdec-baseline {text!r} names {len(found)} arms; name one of {', '.join(found)}")
+    raise unknown("arm", text, choices, "--specdec-baseline names an arm of every setting that is measured.")
 
 
 def build_matrix(config: pytest.Config) -> list[Arm]:
@@ -184,18 +211,23 @@ def _named(config: pytest.Config) -> list[dict[str, Any]]:
     for name in ("draft", "policy", "controller", "k", "adaptive-k"):
         if options.given(config, name):
             raise SpecdecError(f"--specdec-arm says which strategies run; leave out --specdec-{name}, or --specdec-arm")
-    registry, strategies = Registry(), []
-    for text in split_list(options.value(config, "arm")):
-        # A slash inside brackets belongs to an option: draft_model(model=path/to/draft).
-        parts = [part.strip() for part in re.split(r"/(?![^(]*\))", text)]
+    registry, strategies = Registry(), list[dict[str, Any]]()
+    for written in split_list(options.value(config, "arm")):
+        # An equals sign or a slash inside brackets belongs to an option: draft_model(model=path/to/draft).
+        named = re.fullmatch(r"([^(/=]+)=(.*)", written)
+        parts = [part.strip() for part in re.split(r"/(?![^(]*\))", named[2] if named else written)]
         if not 1 <= len(parts) <= 4 or not all(parts):
             raise SpecdecError(
-                f"cannot read the arm {text!r}; expected draft, draft/policy, … or draft/policy/controller/K"
+                f"cannot read the arm {written!r}; expected draft, draft/policy, … or draft/policy/controller/K"
             )
         k = _number("the K of --specdec-arm", parts[3], int, 0) if len(parts) == 4 else None
         draft, policy, controller = [*parts[:3], *["match", "fixed"][len(parts) - 1 :]][:3]
         controller, k = registry.split_k(controller, k)
-        strategies.append({"draft": draft, "policy": policy, "controller": controller, "k": k})
+        short = named[1].strip() if named else None
+        strategies.append({"draft": draft, "policy": policy, "controller": controller, "k": k, "name": short})
+    names = [one["name"] for one in strategies if one["name"]]
+    if len(set(names)) < len(names):
+        raise SpecdecError(f"--specdec-arm has the names {', '.join(names)}; give each arm a name of its own")
     return strategies
 
 

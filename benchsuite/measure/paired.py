@@ -18,13 +18,16 @@ from math import log
 import torch
 from torch import Tensor
 
+from benchsuite.machine import memory
 from benchsuite.measure import fidelity, ties
 from benchsuite.measure.fidelity import Fidelity
+from benchsuite.measure.judgement import Judgement, Output
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.runners import EngineRunner, Outcome, Runner
 from benchsuite.measure.sources import Tokens
 from benchsuite.measure.ties import Difference, Judge
 from benchsuite.measure.units import Unit
+from benchsuite.measure.watchdog import RunTimeout
 from specdec.errors import SpecdecError
 from specdec.interfaces import Contract
 from specdec.request import Request
@@ -37,9 +40,11 @@ WARM_UP = 8
 class Series:
     """One arm's outcomes over the units, plain's outcomes of the same units, and the result of the contract check.
 
+    ``error``: why it could not be measured; ``ended``: the kind of that, ``refused``, ``crashed`` or ``timeout``.
     ``repeats`` is False where the controller reads the clock: a second run may propose and count differently.
     ``learns``: the draft declares that ended requests change its proposals; ``learnt``: after ``forget`` it still
-    proposed better for a prompt that it had seen. ``conditions`` as in ``Runner.conditions``.
+    proposed better for a prompt that it had seen. ``conditions`` as in ``Runner.conditions``. ``judged``: of its
+    outputs, if the run has a judge.
     """
 
     arm: Arm
@@ -53,17 +58,33 @@ class Series:
     tokens: int = 0
     fidelity: Fidelity = field(default_factory=Fidelity)
     error: str | None = None
+    ended: str | None = None
     repeats: bool = True
     learns: bool = False
     learnt: bool = False
     conditions: Mapping[str, str] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     checked: int = 0
+    judged: Judgement | None = None
+
+    @property
+    def outputs(self) -> list[Output]:
+        """Each prompt with its output, in the order of the runs."""
+        return [
+            (request.prompt, tokens)
+            for unit, outcome in zip(self.units, self.outcomes, strict=True)
+            for request, tokens in zip(unit.requests, outcome.tokens, strict=True)
+        ]
 
     @property
     def failure(self) -> str | None:
         """Why the row shows no speed: the arm could not run, or an output broke its contract. Otherwise None."""
         return self.error or "\n".join(broken([self])) or None
+
+    @property
+    def failed(self) -> str | None:
+        """The kind of the failure: ``contract``, or how the measurement ended; None without one."""
+        return self.ended if self.error else "contract" if broken([self]) else None
 
 
 def broken(every: Sequence[Series]) -> list[str]:
@@ -123,7 +144,7 @@ class Comparison:
     it runs, and after plain decoding failed: the series then hold outputs that were not checked.
 
     ``prime`` is called with every request before its unit is timed; ``progress`` with a text before each run. The
-    outputs that were timed are the ones that are checked.
+    outputs that were timed are the ones that are checked. ``debug``: the error of an arm has its traceback.
     """
 
     def __init__(
@@ -133,8 +154,9 @@ class Comparison:
         prime: Callable[[Request], object],
         progress: Callable[[str], None],
         limit: Limit = lambda what: nullcontext(),
+        debug: bool = False,
     ) -> None:
-        self.runners, self.judge = runners, judge
+        self.runners, self.judge, self.debug = runners, judge, debug
         self._prime, self._progress, self._limit = prime, progress, limit
         self._plain = next(arm for arm in runners if arm.plain)
         self.series = {
@@ -185,7 +207,7 @@ class Comparison:
         for request in unit.requests:
             with self._limit(f"plain decoding of {place}"):
                 self._prime(request)
-        shuffled = list(self.runners)
+        shuffled, device = list(self.runners), self.judge.model.device
         self._order.shuffle(shuffled)
         outcomes = {}
         for arm in shuffled:
@@ -195,7 +217,9 @@ class Comparison:
             with self._isolated(self.series[arm]), self._limit(f"{arm.label}, {place}"):
                 if not self.series[arm].learns:
                     self.runners[arm].forget()
-                outcomes[arm] = self.runners[arm].run(unit.requests)
+                memory.begin(device)
+                outcome = self.runners[arm].run(unit.requests)
+                outcomes[arm] = replace(outcome, memory=memory.used(device))
         for arm, outcome in outcomes.items():
             series = self.series[arm]
             series.units.append(unit)
@@ -229,8 +253,10 @@ class Comparison:
                 raise
             where = traceback.extract_tb(error.__traceback__)[-1]
             known = isinstance(error, SpecdecError)
+            series.ended = "timeout" if isinstance(error, RunTimeout) else "refused" if known else "crashed"
             place = "" if known else f" ({type(error).__name__}, {where.filename}:{where.lineno})"
-            series.error = f"{series.arm.label} could not be measured: {error}{place}"
+            told = "\n" + "".join(traceback.format_exception(error)) if self.debug else ""
+            series.error = f"{series.arm.label} could not be measured: {error}{place}{told}"
 
     def _check(self, series: Series) -> None:
         new = slice(series.checked, None)

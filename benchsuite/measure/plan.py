@@ -19,7 +19,9 @@ class MeasuringPlan:
     ``prompts``: most prompts of each workload (None: all); ``pairs``: runs of each unit beside the baseline;
     ``least``: least pairs of a row, for the gate. ``precision``: measure until the interval of every row over all
     workloads reaches at most this share of its ratio to either side; ``budget``: seconds after which measuring ends.
-    ``timeout``: most seconds of one run; ``baseline``: the arm that speedups are relative to.
+    ``timeout``: most seconds of one run; ``baseline``: the arm that speedups are relative to. ``dry``: every model is
+    replaced by a tiny one with random weights, whose figures mean nothing. ``judge``: the model under which the
+    perplexity of every arm's outputs is taken, if any; ``debug``: errors of arms have their traceback.
     """
 
     prompts: int | None = None
@@ -29,6 +31,9 @@ class MeasuringPlan:
     budget: float | None = None
     timeout: float | None = None
     baseline: str = "plain"
+    dry: bool = False
+    judge: str = ""
+    debug: bool = False
 
     @property
     def chooses(self) -> bool:

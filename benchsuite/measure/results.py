@@ -12,6 +12,7 @@ from typing import Any
 
 from benchsuite.measure import guards
 from benchsuite.measure.interval import Estimate, estimate
+from benchsuite.measure.judgement import together
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series, broken, checked, logs
 from benchsuite.measure.parts import PARTS, parts
@@ -19,7 +20,7 @@ from benchsuite.measure.peers import parse_peer
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.ties import Judge
 from benchsuite.measure.workloads import copy_rate
-from specdec.stats import Step, StepTimes
+from specdec.stats import Stats, Step, StepTimes
 
 KEYS = (
     "draft",
@@ -47,6 +48,7 @@ KEYS = (
     "mean_acceptance_length",
     "acceptance_rate",
     "acceptance_by_position",
+    "acceptance_histogram",
     "draft_cost",
     "verify_cost",
     "sum_of_parts",
@@ -60,9 +62,13 @@ KEYS = (
     "itl_p99_ms",
     "mbu",
     "peak_memory_bytes",
+    "memory",
+    "judged_perplexity",
+    "judged_tokens",
     "set_up_s",
     "contract",
     "contract_checked",
+    "failed",
     "counters",
     "emitted_digest",
     "temperature",
@@ -138,11 +144,7 @@ class Row:
 
 def text_of(plain: Series, judge: Judge) -> Text | None:
     """Return the properties of plain's output over a workload; each unit counts once."""
-    pairs = dict.fromkeys(
-        (request.prompt, tokens)
-        for unit, outcome in zip(plain.units, plain.outcomes, strict=True)
-        for request, tokens in zip(unit.requests, outcome.tokens, strict=True)
-    )
+    pairs = dict.fromkeys(plain.outputs)
     if not pairs:
         return None
     return Text(mean(copy_rate(*pair) for pair in pairs), mean(judge.entropy(*pair) for pair in pairs))
@@ -211,12 +213,14 @@ def _row(
     failures = failures or broken(every)
     outcomes = [outcome for series in every for outcome in series.outcomes]
     info: dict[str, Any] = dict.fromkeys(KEYS)
-    info |= _named(arm, machine, workload) | {
+    info |= _named(arm, machine, workload) | _judged(every)
+    info |= {
         "baseline": base[0].label,
         "set_up_s": set_up,
-        "contract": every[0].contract,
         "contract_checked": checked(every),
+        "failed": next((series.failed for series in every if series.failed), "contract" if failures else None),
         "emitted_digest": digest(outcomes),
+        "memory": _memory(outcomes),
     }
     steps: list[dict[str, Any]] = []
     if outcomes and outcomes[0].stats:
@@ -252,6 +256,22 @@ def _row(
         ],
         steps,
     )
+
+
+def _judged(every: Sequence[Series]) -> dict[str, Any]:
+    """The contract, and the outputs' perplexity under the run's judge."""
+    found = together(series.judged for series in every)
+    return {
+        "contract": every[0].contract,
+        "judged_perplexity": found and found.perplexity,
+        "judged_tokens": found and found.tokens,
+    }
+
+
+def _memory(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """The most bytes of each kind after any run."""
+    kinds = dict.fromkeys(name for outcome in outcomes for name in outcome.memory)
+    return {name: max(outcome.memory.get(name, 0) for outcome in outcomes) for name in kinds}
 
 
 def _named(arm: Arm, machine: Machine, workload: str) -> dict[str, Any]:
@@ -405,6 +425,31 @@ def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "mean_acceptance_length": 1 + counters["num_accepted_tokens"] / drafts if drafts else None,
         "acceptance_by_position": [(accepted[i] if i < len(accepted) else 0) / made for i, made in enumerate(proposed)]
         or None,
+        "acceptance_histogram": _histogram(stats) or None,
+    }
+
+
+def _histogram(every: Sequence[Stats]) -> dict[str, int]:
+    """How many steps of a row accepted each number of proposals, of those that proposed something."""
+    found = Counter(row.accepted for stats in every for step in stats.steps for row in step.each if row.proposed)
+    return {str(accepted): found[accepted] for accepted in sorted(found)}
+
+
+def vllm_names(info: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the figures that vLLM reports of a request, under its names; None for a row that proposed nothing.
+
+    Source: vllm-project/vllm, docs/features/speculative_decoding/acceptance_metrics.md.
+    """
+    counters = info["counters"]
+    if not counters or not counters["num_drafts"]:
+        return None
+    return {
+        "mean_acceptance_length": info["mean_acceptance_length"],
+        "draft_acceptance_rate": info["acceptance_rate"],
+        "acceptance_histogram": info["acceptance_histogram"],
+        "num_spec_steps": counters["num_drafts"],
+        "num_draft_tokens": counters["num_draft_tokens"],
+        "num_accepted_draft_tokens": counters["num_accepted_tokens"],
     }
 
 

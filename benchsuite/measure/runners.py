@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from statistics import mean
 from typing import TYPE_CHECKING, Protocol
@@ -33,7 +33,8 @@ class Outcome:
     rows. ``emissions``: of each request. ``forwards`` counts decoding forwards, over ``mean_length`` tokens of context
     each; ``draft_bytes`` are the weights that the draft's forwards read. ``replays`` counts how often the strategy has
     asked for plain's output since it was built: an answer may have been kept. ``forgetting_s``, part of ``wall_s``, are
-    the seconds in which draft and controller forgot before the run. ``stats`` is None for a peer.
+    the seconds in which draft and controller forgot before the run. ``memory``: ``machine.memory.used`` after it.
+    ``stats`` is None for a peer.
     """
 
     tokens: list[Tokens]
@@ -47,6 +48,7 @@ class Outcome:
     draft_bytes: int = 0
     replays: int = 0
     forgetting_s: float = 0.0
+    memory: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def emitted(self) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchsuite.machine import clock, provenance, roofline
 from benchsuite.machine.load import Load
-from benchsuite.measure import card, paired, results, weights, workloads
-from benchsuite.measure.interval import Estimate
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure import card, paired, profile, results, weights, workloads
+from benchsuite.measure.cells import Cell, made_here, snapshot
+from benchsuite.measure.judgement import OutputJudge
+from benchsuite.measure.matrix import Arm, Setting, arm_named
+from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Comparison
 from benchsuite.measure.peers import TransformersRunner, parse_peer
 from benchsuite.measure.plan import MeasuringPlan, Search
@@ -26,7 +29,7 @@ from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
 from specdec.engine import Engine
-from specdec.errors import SpecdecError, unknown
+from specdec.errors import SpecdecError
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
@@ -62,33 +65,39 @@ class Compared:
     model: PreTrainedModel
 
 
-class Bench:
+class Bench(Measured):
     """Measures the arms of a workload when its first row is asked for; where the plan chooses how much is measured, the
     arms of all workloads of a setting.
 
     ``prepare`` raises SpecdecError for anything that cannot run: names, values, devices, models, prompts that do not
     fit. All arms of the run are built before the first measurement. ``abandon`` is called, from another thread, if a
-    run hangs so that it cannot be ended; the process ends after it. ``said``: what the plan reached, for each setting.
+    run hangs so that it cannot be ended; the process ends after it. ``keep`` is called with each cell when nothing more
+    will be measured of it. Cells that are added before ``prepare`` are not measured again.
     """
 
-    def __init__(self, plan: MeasuringPlan | None = None, abandon: Callable[[str], None] = lambda what: None) -> None:
-        self.registry = Registry()
+    def __init__(
+        self,
+        plan: MeasuringPlan | None = None,
+        abandon: Callable[[str], None] = lambda what: None,
+        keep: Callable[[Cell], None] = lambda cell: None,
+    ) -> None:
         self.plan = plan or MeasuringPlan()
-        self.card: list[str] = []
-        self.said: list[str] = []
+        super().__init__(self.plan.baseline, self.plan.dry)
+        self.registry = Registry()
+        self._keep = keep
         self._watchdog = Watchdog(self.plan.timeout, abandon)
         self._stages: dict[Setting, Stage] = {}
         self._arms: list[Arm] = []
         self._comparisons: dict[Setting, Comparison] = {}
-        self._rows: dict[Arm, Row] = {}
         self._texts: dict[str, workloads.Workload] = {}
         self._failed: dict[Setting, Exception] = {}
-        self.weights: list[weights.Weights] = []
         self._loaded: dict[tuple[object, ...], tuple[ArenaModel, catalog.Loaded]] = {}
+        self._judge: OutputJudge | None = None
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Load and build everything that ``arms`` need; each setting's plain arm is added, once and again."""
-        settings = dict.fromkeys(arm.setting for arm in arms)
+        settings = dict.fromkeys(arm.setting for arm in arms if arm.setting not in self.cells)
+        arms = [arm for arm in arms if arm.setting in settings]
         controls = [Arm(setting, again=again) for setting in settings for again in (False, True)]
         self._arms = list(dict.fromkeys((*controls, *arms)))
         for name in dict.fromkeys(setting.workload for setting in settings):
@@ -105,20 +114,25 @@ class Bench:
         for arm in self._arms:
             groups.setdefault(arm.setting.without_workload, []).append(arm)
         for setting, group in groups.items():
-            self._baseline(group)
+            arm_named(self.plan.baseline, group)
             self._stages[setting] = self._stage(setting, group)
+        if self.plan.judge and settings:
+            self._judge = OutputJudge("tiny" if self.plan.dry else self.plan.judge, devices.pick_device("cpu"))
+            for setting in settings:
+                tokenizer = self._stages[setting.without_workload].tokenizer
+                longest = max(self._texts[setting.workload].encode(tokenizer), key=len)
+                self._judge.require_room(longest, tokenizer, setting.max_new_tokens)
+            self.card += self._fixed_text()
 
-    def _baseline(self, arms: Sequence[Arm]) -> Arm:
-        """The arm that the speedups of one setting are relative to; any workload's."""
-        text = self.plan.baseline
-        exact = [arm for arm in arms if arm.strategy == text]
-        found = {arm.strategy: arm for arm in exact or arms if text in (arm.label, arm.strategy)}
-        if len(found) == 1:
-            return next(iter(found.values()))
-        choices = list(dict.fromkeys(arm.strategy for arm in arms))
-        if found:
-            raise SpecdecError(f"--specdec-baseline {text!r} names {len(found)} arms; name one of {', '.join(found)}")
-        raise unknown("arm", text, choices, "--specdec-baseline names an arm of every setting that is measured.")
+    def _fixed_text(self) -> list[str]:
+        """A line for each target with its own weights: its perplexity on the fixed text."""
+        lines = []
+        for stage in self._stages.values():
+            if stage.machine.dtype not in BITS:  # a quantised target has a table of its own
+                texts = weights.texts(stage.tokenizer)
+                count, found = sum(len(text) - 1 for text in texts), weights.perplexity(stage.judge.model, texts)
+                lines.append(f"perplexity of {stage.machine.target} on the fixed text, {count:,} tokens: {found:.3f}")
+        return list(dict.fromkeys(lines))
 
     def _stage(self, setting: Setting, arms: list[Arm]) -> Stage:
         device = devices.pick_device(setting.device)
@@ -143,7 +157,7 @@ class Bench:
             if arm.peer:
                 runners[arm] = TransformersRunner(arm, judge.model, parse_peer(arm.peer))
             else:
-                runners[arm] = EngineRunner(arm, assembly.engine(arm.draft, arm.policy, arm.controller, arm.k))
+                runners[arm] = EngineRunner(arm, self._engine(arm, assembly))
         # The longest prompt of a conversation is known by its length alone.
         for prompt in [*encoded, (0,) * longest]:
             probe = Request(0, prompt, setting.sampling(()))
@@ -160,6 +174,9 @@ class Bench:
             roofline.read_bandwidth(device),
             0,
         )
+        if self.plan.dry:
+            prompts = len(encoded) * (len(strategies) + 1)
+            self.card += card.dry(setting, dtype, device, machine.bandwidth, longest, prompts)
         eos = catalog.end_tokens(loaded.model)
         stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
         peers = [runner.described() for runner in runners.values() if isinstance(runner, TransformersRunner)]
@@ -175,6 +192,17 @@ class Bench:
         )
         return stage
 
+    def _engine(self, arm: Arm, assembly: Assembly) -> Engine:
+        """The arm's engine; in a dry run, with random proposals where its draft does not fit the tiny model."""
+        try:
+            return assembly.engine(arm.draft, arm.policy, arm.controller, arm.k)
+        except SpecdecError as error:
+            options = self.registry.parse("draft", arm.draft)[1] if arm.draft else {}
+            if not self.plan.dry or not any(isinstance(value, str) for value in options.values()):
+                raise  # only a text can name a model or a head
+            self.card.append(f"dry run: garbage stands for {arm.draft}, which does not fit the tiny model: {error}")
+            return assembly.engine("garbage", arm.policy, arm.controller, arm.k)
+
     def _load(
         self, setting: Setting, ops: Ops, device: torch.device, dtype: torch.dtype
     ) -> tuple[ArenaModel, catalog.Loaded]:
@@ -182,7 +210,8 @@ class Bench:
         bits = BITS.get(setting.dtype)
         key = (setting.target, setting.backend, device, dtype, bits)
         if key not in self._loaded:
-            loaded = catalog.load(setting.target, device, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
+            name = "tiny" if self.plan.dry else setting.target
+            loaded = catalog.load(name, device, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
             texts = weights.texts(loaded.tokenizer) if bits else []
             before = weights.perplexity(loaded.model, texts) if bits else 0.0
             target = ArenaModel(loaded.model, ops, bits)
@@ -216,20 +245,16 @@ class Bench:
 
     def row(self, arm: Arm, progress: Progress) -> Row:
         """Return the arm's row; the first row of a setting measures all its arms. Raises the error if plain failed."""
-        if arm.setting not in self._failed and arm not in self._rows:
+        if arm.setting not in self._failed and arm.setting not in self.cells:
             if self.plan.chooses:
                 self._search(arm.setting.without_workload, progress)
             else:
                 passes = self.plan.passes(len(self._batches(arm.setting)))
                 self._guarded(arm.setting, progress, [self._batches(arm.setting)] * passes)
+                self._finished([arm.setting])
         if arm.setting in self._failed:
             raise self._failed[arm.setting]
         return self._rows[arm]
-
-    @property
-    def rows(self) -> list[Row]:
-        """The rows measured so far, in the order of measurement."""
-        return list(self._rows.values())
 
     def _batches(self, setting: Setting) -> list[Batch]:
         text = self._texts[setting.workload]
@@ -255,8 +280,9 @@ class Bench:
         except Exception as error:
             # Plain failed: every arm of the workload raises this error, and none runs again.
             self._failed[setting] = error
+            self.cells.pop(setting, None)
             return
-        self._make_rows(setting)
+        self._add_cell(setting)
 
     def _search(self, setting: Setting, progress: Progress) -> None:
         """Measure all workloads of a setting until the plan has what it wants."""
@@ -270,18 +296,39 @@ class Bench:
                 done[one] = max(done[one], units)
                 if new and one not in self._failed:
                     self._guarded(one, progress, [new], enough)
-            pools = self._pools(setting)
+            pools = self.pools(setting)
             whole = {arm: pool for arm, pool in pools.items() if not any(one.failure for one in pool.values())}
             return {
                 arm.strategy: found
                 for arm, pool in whole.items()
                 if not arm.plain
-                and (found := results.contrast(pool, pools[self._baseline(list(pools))], results.decoding))
+                and (
+                    found := results.contrast(pool, pools[arm_named(self.plan.baseline, list(pools))], results.decoding)
+                )
             }
 
         search = Search(self.plan, max(len(self._batches(one)) for one in settings), len(settings), measure)
         search.run()
         self.said.append(search.said)
+        self._finished(settings)
+
+    def _finished(self, settings: Sequence[Setting]) -> None:
+        for setting in settings:
+            if setting not in self._failed:
+                self._judged(setting)
+                self._keep(self.cells[setting])
+
+    def _judged(self, setting: Setting) -> None:
+        """Have the judge read the outputs of every arm; an arm that failed is not read."""
+        if self._judge is None:
+            return
+        tokenizer = self._stages[setting.without_workload].tokenizer
+        for series in self._comparisons[setting].series.values():
+            try:
+                series.judged = None if series.error else self._judge.judge(series.outputs, tokenizer)
+            except SpecdecError as error:  # longer in the judge's tokens than was to be expected
+                self.said.append(f"{series.arm.id} was not judged: {error}")
+        self._add_cell(setting)
 
     def _units(self, setting: Setting, batches: Sequence[Batch]) -> Iterator[Unit]:
         stage = self._stages[setting.without_workload]
@@ -301,30 +348,42 @@ class Bench:
                 stage.assembly.plain,
                 lambda what: progress(f"{name}, {what}"),
                 self._watchdog.limit,
+                self.plan.debug,
             )
         return self._comparisons[setting]
 
-    def _make_rows(self, setting: Setting) -> None:
-        """Make the rows of one workload anew."""
-        stage, series = self._stages[setting.without_workload], self._comparisons[setting].series
-        name = self._label(setting.workload)
-        pools = {arm: {setting.workload: one} for arm, one in series.items() if one.outcomes or one.error}
-        plain = next(one for arm, one in series.items() if arm.plain)
-        text = results.text_of(plain, stage.judge)
-        self._rows |= self._rows_from(pools, name, text)
+    def trace(self, setting: Setting, folder: Path) -> None:
+        """Write a trace of each of our arms on the first unit of a setting to ``folder``, by the arm's name."""
+        for arm, series in self._comparisons[setting].series.items():
+            runner = self._stages[setting.without_workload].runners[replace(arm, setting=setting.without_workload)]
+            if isinstance(runner, EngineRunner) and series.units and not arm.again:
+                name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in arm.id)
+                profile.trace(runner.engine, series.units[0].requests, folder / f"{name}.json.gz")
 
-    def _rows_from(
-        self, pools: dict[Arm, dict[str, paired.Series]], name: str, text: results.Text | None
-    ) -> dict[Arm, Row]:
-        setting = next(iter(pools)).setting.without_workload
-        stage = self._stages[setting]
-        machine = replace(stage.machine, peak_memory_bytes=devices.peak_memory(stage.target.device))
-        set_up = {
-            arm: sum(runner.engine.set_up_seconds.values())
-            for arm in pools
-            if isinstance(runner := stage.runners[replace(arm, setting=setting)], EngineRunner)
-        }
-        return results.make_rows(pools, self._baseline(list(pools)), machine, name, text, set_up)
+    def _add_cell(self, setting: Setting) -> None:
+        """Make the rows of one workload anew."""
+        without = setting.without_workload
+        stage, series = self._stages[without], self._comparisons[setting].series
+        plain, made = next(one for arm, one in series.items() if arm.plain), made_here(stage.target.device)
+        # Each run begins its own peak, so that the device's is the last one's.
+        peaks = [outcome.memory.get("cuda_peak", 0) for one in series.values() for outcome in one.outcomes]
+        self.add(
+            Cell(
+                setting,
+                self._label(setting.workload),
+                replace(stage.machine, peak_memory_bytes=max([devices.peak_memory(stage.target.device), *peaks])),
+                stage.eos,
+                {arm: snapshot(one, made["machine"]) for arm, one in series.items()},
+                {
+                    arm: sum(runner.engine.set_up_seconds.values())
+                    for arm in series
+                    if isinstance(runner := stage.runners[replace(arm, setting=without)], EngineRunner)
+                },
+                results.text_of(plain, stage.judge),
+                made,
+                _pieces(series.values(), stage.tokenizer),
+            )
+        )
 
     @property
     def device(self) -> str | None:
@@ -359,41 +418,13 @@ class Bench:
             for place, tokens in enumerate(self._texts[setting.workload].encode(tokenizer)):
                 yield setting.workload, place, tokens
 
-    def rows_of(self, setting: Setting) -> list[Row]:
-        """The rows measured so far with a setting, whatever their workload."""
-        return [row for row in self.rows if row.arm.setting.without_workload == setting.without_workload]
 
-    def _pools(self, setting: Setting) -> dict[Arm, dict[str, paired.Series]]:
-        """The series of each strategy of a setting, by workload; left out are workloads in which plain failed, and one
-        that is being measured: its outputs are not checked yet."""
-        pools: dict[Arm, dict[str, paired.Series]] = {}
-        for one, comparison in self._comparisons.items():
-            if one.without_workload == setting and one not in self._failed and comparison.whole:
-                for arm, series in comparison.series.items():
-                    pools.setdefault(replace(arm, setting=setting), {})[one.workload] = series
-        return pools
-
-    def pooled(self) -> list[list[Row]]:
-        """For each setting apart from its workload, return the rows of each strategy over all measured workloads."""
-        settings = dict.fromkeys(row.arm.setting.without_workload for row in self.rows)
-        found = [pools for setting in settings if (pools := self._pools(setting))]
-        return [list(self._rows_from(pools, "all", None).values()) for pools in found]
-
-    def contrasts(self, setting: Setting) -> dict[tuple[Arm, Arm], Estimate]:
-        """The speed of each strategy of a setting over each other's, over all measured workloads; failed ones apart."""
-        setting = setting.without_workload
-        pools = {
-            arm: pool
-            for arm, pool in self._pools(setting).items()
-            if not any(series.failure for series in pool.values())
-        }
-        found = {}
-        for one, ours in pools.items():
-            for other, base in pools.items():
-                speed = results.compared_with(ours, base, results.decoding) if one != other else None
-                if speed is not None:
-                    found[one, other] = speed
-        return found
+def _pieces(every: Iterable[paired.Series], tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The text of each token in the arms' outputs of the first unit."""
+    ids = {
+        token for series in every for outcome in series.outcomes[:1] for tokens in outcome.tokens for token in tokens
+    }
+    return {token: str(tokenizer.decode([token])) for token in sorted(ids)}
 
 
 @torch.inference_mode()

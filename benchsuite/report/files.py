@@ -2,54 +2,52 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from benchsuite.machine import provenance
+from benchsuite.measure import results
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.matrix import Arm
+from benchsuite.measure.measured import Measured
 from benchsuite.measure.peers import parse_peer
 from benchsuite.measure.results import Row
-from benchsuite.measure.session import Bench
 from benchsuite.report import folder, tables
+from benchsuite.report.page import page
 
 
-def write_comparison(root: Path, bench: Bench, seed: int, complete: bool) -> Path:
-    """Write all results into a new folder of ``root`` and return it. Raises OSError if it cannot be written.
-
-    ``complete`` goes into the manifest: an interrupted run also writes its results.
-    """
-    rows, groups = bench.rows, bench.pooled()
+def comparison_files(measured: Measured, said: Mapping[str, Any] | None = None, steps: bool = True) -> dict[str, str]:
+    """Return the texts of all files of a comparison, by their names. ``said``: the manifest of the run; ``steps``:
+    with a record of every step."""
+    rows, groups = measured.rows, measured.pooled()
     pooled = [row for group in groups for row in group]
     sections = [
-        Section(group, bench.rows_of(group[0].arm.setting), bench.contrasts(group[0].arm.setting)) for group in groups
+        Section(group, measured.rows_of(group[0].arm.setting), measured.contrasts(group[0].arm.setting))
+        for group in groups
     ]
-    card = [*bench.card, *tables.weights_table(bench.weights), *bench.said]
+    card = [*measured.card, *tables.weights_table(measured.weights), *measured.said]
     baseline = pooled[0].info["baseline"] if pooled else "plain"
-    targets = "+".join(dict.fromkeys(Path(row.target).name for row in rows))
-    made = f"made {time.strftime('%Y-%m-%d %H:%M:%S')}, commit {provenance.own_commit() or 'unknown'}"
-    files = {
+    return {
         "benchmark.json": folder.strict_json(
-            {"rows": [_public(row) for row in rows], "pooled": [_public(r) for r in pooled]}
+            {"rows": [_public(row, steps) for row in rows], "pooled": [_public(row, False) for row in pooled]}
         ),
         "ratios.json.gz": folder.strict_json([_ratios(row) for row in rows]),
-        "table.md": _markdown(sections, [*card, made]),
+        **({"steps.jsonl.gz": "".join(f"{line}\n" for row in rows for line in _steps(row))} if steps else {}),
+        "table.md": _markdown(sections, [*card, _made(measured)]),
         "table.csv": tables.as_csv([*rows, *pooled]),
         "speedup.svg": folder.template("speedup.svg.j2", bars=_bars(pooled), baseline=baseline),
-        "report.html": folder.template(
-            "report.html.j2",
-            card=[*card, made],
-            bars=_bars(pooled),
-            baseline=baseline,
-            sections=[(one.title, one.tables("html"), tables.notes(one.pooled, one.rows)) for one in sections],
-            glossary=_meanings(),
-            failures=[row.failure for row in rows if row.failure],
-        ),
+        "report.html": page(measured, said or {}, [*tables.weights_table(measured.weights), _made(measured)]),
     }
-    return folder.write_folder(root, targets, files, card, seed, complete)
+
+
+def _made(measured: Measured) -> str:
+    """When the cells were measured, and of which commits."""
+    made = [cell.made for cell in measured.cells.values()]
+    times = sorted(str(one["time"])[:19].replace("T", " ") for one in made)
+    commits = sorted({str(one["commit"] or "unknown") for one in made})
+    when = " to ".join(dict.fromkeys((times[0], times[-1]))) if times else "never"
+    return f"measured {when}, commit {', '.join(commits) or 'unknown'}"
 
 
 @dataclass(frozen=True)
@@ -92,10 +90,12 @@ def _ratios(row: Row) -> dict[str, Any]:
     }
 
 
-def _public(row: Row) -> dict[str, Any]:
+def _public(row: Row, steps: bool) -> dict[str, Any]:
     return {
+        "row": row.arm.id,
         "target": row.target,
         **row.info,
+        "vllm": results.vllm_names(row.info),
         "ratios": row.ratios,
         "rounds": row.rounds,
         "copy_rate": row.text.copy_rate if row.text else None,
@@ -103,16 +103,13 @@ def _public(row: Row) -> dict[str, Any]:
         "ties": row.ties,
         "failure": row.failure,
         "runs": row.measured,
-        "steps": row.steps,
+        **({"steps": row.steps} if steps else {}),
     }
 
 
-def _meanings() -> list[str]:
-    return [
-        *tables.glossary((*tables.SPEED, *tables.LATENCY[1:], *tables.REASONS[1:])).splitlines(),
-        "copy rate: share of plain's output that follows its two predecessors as they last did before",
-        "entropy, bits: mean entropy of the target's own distribution at each token of plain's output",
-    ]
+def _steps(row: Row) -> Iterator[str]:
+    """A line of JSON for each step of a row, with the row's name."""
+    return (json.dumps({"row": row.arm.id, **step}, allow_nan=False) for step in row.steps)
 
 
 def _markdown(sections: Sequence[Section], card: Sequence[str]) -> str:
@@ -122,7 +119,7 @@ def _markdown(sections: Sequence[Section], card: Sequence[str]) -> str:
         for heading, table in section.tables("github").items():
             parts += [f"### {heading}", table]
         parts.append("\n".join(f"- {line}" for line in tables.notes(section.pooled, section.rows)))
-    parts += ["## Columns", "\n".join(f"- {line}" for line in _meanings())]
+    parts += ["## Columns", "\n".join(f"- {line}" for line in tables.meanings())]
     return "\n\n".join(parts) + "\n"
 
 

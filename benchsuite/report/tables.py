@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,10 @@ MARKS = (
     "~: the interval holds 1, or the noise is as large; !: not comparable, see below; no mark and no interval: too few"
 )
 """The marks behind a speedup."""
+
+
+Body = list[list[str]]
+"""The cells of a table, row by row."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,8 @@ def _speedup(row: Row) -> str:
     return "-" if row.info["speedup"] is None else f"{row.info['speedup']:.2f}x"
 
 
-def _marked(row: Row) -> str:
-    """The speedup with a mark that says what it is worth: see ``MARKS``."""
+def marked(row: Row) -> str:
+    """Return the speedup with a mark that says what it is worth: see ``MARKS``."""
     sign = {"~": " ~", "not comparable": " !"}.get(row.info["verdict"] or "", "")
     return _speedup(row) + sign
 
@@ -90,6 +95,13 @@ def _policy(row: Row) -> str:
         return "-"
     controller = "" if row.arm.controller == "fixed" else f" {row.arm.controller.partition('(')[0]}"
     return f"{row.arm.policy}{controller}" + ("" if row.arm.k is None else f" {row.arm.k}")
+
+
+def full_name(row: Row) -> str:
+    """Return a row's name with its policy and K, as it is written in sentences and plots: nothing of it is cut."""
+    if row.arm.name or row.arm.draft is None:
+        return row.arm.label
+    return f"{row.arm.label}, {_policy(row)}"
 
 
 def _contract(row: Row) -> str:
@@ -176,14 +188,14 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
     All rows must be of one setting, apart from the workload.
     """
     workloads = list(dict.fromkeys(row.info["workload"] for row in by_workload))
-    cells = {(row.arm.label, _policy(row), row.info["workload"]): _marked(row) for row in by_workload}
+    cells = {(row.arm.label, _policy(row), row.info["workload"]): marked(row) for row in by_workload}
     like = {row.info["workload"]: row.text for row in by_workload if row.text}
     body = [
         [
             _name(row),
             _policy(row),
             *(cells.get((row.arm.label, _policy(row), w), "-") for w in workloads),
-            _marked(row),
+            marked(row),
         ]
         for row in pooled
     ]
@@ -191,6 +203,14 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
     body.append(["entropy, bits", "", *(f"{like[w].entropy_bits:.2f}" if w in like else "-" for w in workloads), ""])
     names = [SHORT_NAMES.get(w, w.replace("_", " ")) for w in workloads]
     return laid_out(["arm", "policy K", *names, "all"], body, style)
+
+
+def success(rows: Sequence[Row]) -> str:
+    """Return how many rows could be measured and kept their contract, and how the others failed, by kind."""
+    kinds = Counter(row.info["failed"] or "contract" for row in rows if row.failure)
+    fine = len(rows) - sum(kinds.values())
+    named = "".join(f"; {count} failed: {kind}" for kind, count in sorted(kinds.items()))
+    return f"{fine} of {len(rows)} rows were measured and kept their contract ({fine / len(rows):.0%}){named}"
 
 
 def weights_table(targets: Sequence[Weights]) -> list[str]:
@@ -264,9 +284,16 @@ def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     lines = [f"speedup: each workload weighs the same; interval: 95 %, {method}" for method in sorted(methods)] + [
         MARKS
     ]
+    lines += [f"{row.arm.name}: {row.arm.strategy}" for row in pooled if row.arm.name]
+    judged = [
+        f"{row.arm.name or row.arm.strategy} {row.info['judged_perplexity']:.3f}"
+        for row in pooled
+        if row.info["judged_perplexity"]
+    ]
+    lines += [f"perplexity of the outputs under the judge: {', '.join(judged)}"] if judged else []
     whole = {row.arm: row.info["not_comparable"] for row in pooled}
     for row in (*pooled, *rows):
-        name = f"{row.arm.strategy}, {row.info['workload']}"
+        name = f"{row.arm.name or row.arm.strategy}, {row.info['workload']}"
         reason = row.info["not_comparable"]
         # What is true of a whole row need not be said again of its parts.
         if reason and (row in pooled or not whole.get(replace(row.arm, setting=row.arm.setting.without_workload))):
@@ -279,6 +306,12 @@ def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
 
 def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], style: str) -> str:
     """Return the speed of each arm (a row) over each other (a column), with a mark where the interval holds 1."""
+    headers, body = contrasts_cells(speeds)
+    return laid_out(headers, body, style)
+
+
+def contrasts_cells(speeds: Mapping[tuple[Arm, Arm], Estimate]) -> tuple[list[str], Body]:
+    """Return the headers and the cells of that table."""
     arms = list(dict.fromkeys(arm for pair in speeds for arm in pair))
 
     def cell(one: Arm, other: Arm) -> str:
@@ -287,8 +320,36 @@ def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], style: str) -> s
             return "-"
         return f"{speed.ratio:.2f}x" + (" ~" if speed.low and speed.high and speed.low <= 1 <= speed.high else "")
 
-    body = [[f"{i} {one.strategy}", *(cell(one, other) for other in arms)] for i, one in enumerate(arms, 1)]
-    return laid_out(["faster than", *map(str, range(1, len(arms) + 1))], body, style)
+    body = [[f"{i} {one.name or one.strategy}", *(cell(one, other) for other in arms)] for i, one in enumerate(arms, 1)]
+    return ["faster than", *map(str, range(1, len(arms) + 1))], body
+
+
+def report_tables(
+    pooled: Sequence[Row], rows: Sequence[Row], speeds: Mapping[tuple[Arm, Arm], Estimate]
+) -> dict[str, tuple[list[str], Body]]:
+    """Return the headers and the cells of each table below a report's plots, by its heading. Names are whole."""
+    workload = Column("workload", lambda row: str(row.info["workload"]), "kind of text")
+    whole = Column("arm", full_name, NAME.meaning)
+
+    def of(which: Sequence[Row], columns: Sequence[Column]) -> tuple[list[str], Body]:
+        return [column.header for column in columns], [[column.cell(row) for column in columns] for row in which]
+
+    return {
+        "Speed": of(pooled, (whole, *SPEED[2:])),
+        "Contract and latency": of(pooled, (whole, *LATENCY[1:])),
+        "Why": of(pooled, (whole, *REASONS[1:])),
+        "Each arm's speed over each other's": contrasts_cells(speeds),
+        "Every row": of(rows, (workload, whole, *SPEED[2:])),
+    }
+
+
+def meanings() -> list[str]:
+    """Return a line for each column of the tables and each figure below them."""
+    return [
+        *glossary((*SPEED, *LATENCY[1:], *REASONS[1:])).splitlines(),
+        "copy rate: share of plain's output that follows its two predecessors as they last did before",
+        "entropy, bits: mean entropy of the target's own distribution at each token of plain's output",
+    ]
 
 
 def glossary(columns: Sequence[Column]) -> str:
@@ -296,10 +357,14 @@ def glossary(columns: Sequence[Column]) -> str:
     return "\n".join(f"{column.header}: {column.meaning}" for column in columns)
 
 
+NESTED = ("counters", "memory", "acceptance_by_position", "acceptance_histogram", "marks")
+"""Figures that do not fit a cell of a CSV file as they are."""
+
+
 def as_csv(rows: Sequence[Row]) -> str:
     """Return every figure of every row, one line for each row; unknown values are empty."""
     out = io.StringIO()
-    keys = [key for key in rows[0].info if key not in ("counters", "acceptance_by_position", "marks")] if rows else []
+    keys = [key for key in rows[0].info if key not in NESTED] if rows else []
     counters = next(
         ([name for name in row.info["counters"] if name != "ops"] for row in rows if row.info["counters"]), []
     )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchsuite.measure.session import Bench
+from benchsuite.measure.measured import Measured
 from benchsuite.report import tables
+from benchsuite.report.answer import answers
 
 
-def show(reporter: Any, bench: Bench, outcome: str) -> None:
+def show(reporter: Any, measured: Measured, outcome: str) -> None:
     """Write all results to pytest's terminal reporter, with ``outcome`` as the last line."""
-    for group in bench.pooled():
-        rows = bench.rows_of(group[0].arm.setting)
+    for group in measured.pooled():
+        rows = measured.rows_of(group[0].arm.setting)
         reporter.section(f"speculative decoding: {tables.section_title(group[0])}", sep="=")
         lines = [
             f"Speedup over {group[0].info['baseline']}, geometric means of paired ratios:",
@@ -30,5 +31,11 @@ def show(reporter: Any, bench: Bench, outcome: str) -> None:
         ]
         for line in lines:
             reporter.write_line(line)
-    for line in (*tables.weights_table(bench.weights), *tables.wrapped(bench.said), *([outcome] if outcome else [])):
+    for line in (
+        *tables.weights_table(measured.weights),
+        *tables.wrapped(measured.said),
+        tables.success(measured.rows),
+        *answers(measured),  # each in one line, as the report's first one
+        *([outcome] if outcome else []),
+    ):
         reporter.write_line(line)

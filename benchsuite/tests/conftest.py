@@ -76,10 +76,8 @@ def run(tmp_path: Path) -> Run:
         env = {"HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
         env |= {"PYTHONPATH": path} if path else {}
         # xdist's variables would switch off the benchmarks of the inner run.
-        outer = {
-            name: text for name, text in os.environ.items() if name not in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
-        }
-        env = {**outer, **env}
+        outer = {name: text for name, text in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+        env = {**outer, "PYTEST_ADDOPTS": "-p no:randomly", **env}
         return subprocess.run(
             [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from benchsuite.measure.matrix import Setting
 from benchsuite.measure.sources import TokenSource
 from benchsuite.measure.ties import Judge
+from benchsuite.report.journal import Journal
 from specdec import Request
 from specdec.assembly import Assembly
 
@@ -65,3 +67,10 @@ def assert_same(
         for difference in found:
             print(difference)
         assert all(difference.tie for difference in found), found[-1]
+
+
+def repeatable(root: Path) -> list[dict[str, Any]]:
+    """What does not depend on the clock, of every row in the newest folder of ``root``."""
+    rows = json.loads((Journal.load(root).folder / "benchmark.json").read_text())["rows"]
+    names = ("draft", "temperature", "max_new_tokens", "counters", "emitted_digest", "contract_checked", "units")
+    return [{name: row[name] for name in names} for row in rows]

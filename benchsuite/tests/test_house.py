@@ -29,13 +29,20 @@ ARROWS = {
     "conformance": "prove measure kernelbench",
     "museum": "conformance prove measure",
     "gate": "options capture machine measure report",
-    "comparison": "options capture measure report",
+    "keeping": "options measure report",
+    "comparison": "options capture keeping measure report",
     "selection": "comparison",
-    "plugin": "options comparison selection gate decodingbench kernelbench measure report",
+    "shards": "options",
+    "configuration": "options report",
+    "plugin": "options configuration keeping comparison selection shards gate decodingbench kernelbench measure report",
+    "compare": "machine measure report gate",
+    "cluster": "report",
+    "__main__": "report compare cluster",
     "test_speculation": "measure",
     "test_kernels": "kernelbench",
     "test_decoding": "decodingbench",
-    "tests": "options machine measure report kernelbench decodingbench prove conformance museum gate",
+    "tests": "options configuration plugin compare __main__ machine measure report kernelbench decodingbench prove "
+    "conformance museum gate",
 }
 """Every room and module of benchsuite, and the others that it imports."""
 

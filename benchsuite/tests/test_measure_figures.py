@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,14 @@ NOT_RECOMPUTED = {
     *("draft", "policy", "controller", "backend", "device", "dtype", "batch", "workload", "num_speculative_tokens"),
     *("temperature", "top_k", "top_p", "seed", "max_new_tokens", "baseline"),  # given, not measured
     *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("contract", "contract_checked", "emitted_digest", "marks", "not_comparable", "verdict"),  # words
-    *("peak_memory_bytes", "set_up_s"),  # read once
+    *("contract", "contract_checked", "emitted_digest", "marks", "not_comparable", "verdict", "failed"),  # words
+    *("peak_memory_bytes", "memory", "set_up_s"),  # read once
 }
 
 
 @pytest.fixture(scope="module", params=[1, 4], ids=["batch1", "batch4"])
-def measured_twice(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The rows of a folder's JSON, over one workload and over all, with the machine that they ran on."""
+def measured_twice(request: pytest.FixtureRequest) -> Any:
+    """The rows of the JSON, over one workload and over all, with the machine that they ran on."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     settings = [replace(SETTING, batch=request.param, workload=name) for name in ("chat", "reasoning")]
@@ -49,9 +48,9 @@ def measured_twice(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
     bench.prepare([Arm(setting, **strategy) for setting in settings for strategy in (*STRATEGIES, *peers)])
     for arm in bench._arms:
         bench.row(arm, lambda what: None)
-    folder = files.write_comparison(tmp_path_factory.mktemp("results"), bench, 0, complete=True)
+    found = files.comparison_files(bench)
     torch.set_num_threads(threads)
-    return json.loads((folder / "benchmark.json").read_text()), next(iter(bench._stages.values())).machine
+    return json.loads(found["benchmark.json"]), next(iter(bench._stages.values())).machine
 
 
 def test_every_figure_of_every_row_follows_from_its_records(measured_twice: tuple[Any, Machine]) -> None:
@@ -65,7 +64,11 @@ def test_every_figure_of_every_row_follows_from_its_records(measured_twice: tupl
                 recomputed = figures(row, rows[0], machine)
                 assert {*recomputed, *NOT_RECOMPUTED} == {*KEYS}, "a figure that nobody recomputes"
                 for name, value in recomputed.items():
-                    same = value if value is None or name == "counters" else pytest.approx(value, rel=1e-6, abs=1e-12)
+                    same = (
+                        value
+                        if value is None or name in ("counters", "acceptance_histogram")
+                        else pytest.approx(value, rel=1e-6, abs=1e-12)
+                    )
                     assert row[name] == same, (row["draft"], workload, name)
 
 
@@ -145,7 +148,7 @@ def latencies(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def acceptance(row: dict[str, Any]) -> dict[str, Any]:
-    names = ("tau", "mean_acceptance_length", "acceptance_rate", "acceptance_by_position")
+    names = ("tau", "mean_acceptance_length", "acceptance_rate", "acceptance_by_position", "acceptance_histogram")
     if not row["steps"]:
         peers = total(row["runs"], "decoded") / total(row["runs"], "forwards")
         return dict.fromkeys(names) | {"tau": peers, "counters": None}
@@ -163,6 +166,8 @@ def acceptance(row: dict[str, Any]) -> dict[str, Any]:
         "mean_acceptance_length": 1 + accepted / len(asked) if asked else None,
         "acceptance_rate": accepted / proposed if proposed else None,
         "acceptance_by_position": [k / r for k, r in zip(kept, reached, strict=True)] or None,
+        "acceptance_histogram": {str(n): [one[2] for one in asked].count(n) for n in sorted({one[2] for one in asked})}
+        or None,
         "counters": row["counters"],
     }
 
@@ -189,16 +194,14 @@ def shares(row: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_the_compressed_ratios_are_those_of_the_rows(tmp_path: Path, one_thread: None) -> None:
-    import gzip
-
+def test_the_compressed_ratios_are_those_of_the_rows(one_thread: None) -> None:
     bench = Bench(MeasuringPlan(prompts=2))
     bench.prepare([Arm(SETTING, draft="garbage", k=2)])
     for arm in bench._arms:
         bench.row(arm, lambda what: None)
-    folder = files.write_comparison(tmp_path, bench, 0, complete=True)
-    kept = json.loads(gzip.decompress((folder / "ratios.json.gz").read_bytes()))
-    rows = json.loads((folder / "benchmark.json").read_text())["rows"]
+    found = files.comparison_files(bench)
+    kept = json.loads(found["ratios.json.gz"])
+    rows = json.loads(found["benchmark.json"])["rows"]
     assert [one["arm"] for one in kept] == ["plain", "plain again", "garbage/match/fixed/2"]
     for one, row in zip(kept, rows, strict=True):
         assert one["ratios"] == row["ratios"]["chat"]

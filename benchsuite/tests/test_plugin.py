@@ -99,7 +99,7 @@ def test_the_main_job_on_tiny_prints_its_tables_and_writes_strict_json(run: Run,
         import hashlib
 
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
-    assert {path.name for path in folder.iterdir()} == {*manifest["sha256"], "MANIFEST.json"}
+    assert {path.name for path in folder.iterdir()} == {*manifest["sha256"], "MANIFEST.json", "cells"}
     written = cast(Any, strict(folder / "benchmark.json"))
     assert {row["draft"] for row in written["rows"]} >= {"ngram", "transformers"}
     assert written["rows"][1]["steps"][0].keys() >= {"k_used", "proposed_len", "accepted_len", "draft_ms", "verify_ms"}

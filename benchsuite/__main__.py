@@ -1,0 +1,112 @@
+"""``python -m benchsuite merge|submit|report|compare|history``: work with results, without measuring anything."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def benchsuite_main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code (2 for a SpecdecError, whose text goes to standard error)."""
+    given = _parser().parse_args(arguments)
+    # Slow imports come after parsing, so that --help and a wrong option answer at once.
+    from specdec.errors import SpecdecError
+
+    try:
+        given.run(given)
+    except SpecdecError as error:
+        print(f"benchsuite: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"benchsuite: {error.filename}: {error.strerror}; name another file", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchsuite", description="Work with results, without measuring.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    merge = commands.add_parser("merge", help="put the parts of one run (--specdec-shard) together")
+    merge.add_argument("folders", nargs="+", type=Path, help="a folder of results of each part")
+    merge.add_argument("--into", required=True, type=Path, help="the folder to be made")
+    merge.set_defaults(run=_merge)
+    submit = commands.add_parser("submit", help="run pytest in parts, as jobs of a Slurm cluster or of this machine")
+    submit.add_argument("--shards", type=int, required=True, help="how many parts")
+    submit.add_argument("--into", type=Path, required=True, help="the folder of parts, logs and merged results")
+    submit.add_argument("--cluster", choices=("slurm", "local"), help="default: Slurm where there is one, else local")
+    submit.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="submitit's: timeout_min=60")
+    submit.add_argument("arguments", nargs="+", help="pytest's arguments, after --")
+    submit.set_defaults(run=_submit)
+    report = commands.add_parser("report", help="write the tables and the page of a run again, from its cells")
+    report.add_argument("folder", type=Path, help="a folder of results, also of a run that was killed")
+    report.set_defaults(run=_report)
+    runs = "a folder of results, a --benchmark-json or --gate-save file, or REV:FILE"
+    compare = commands.add_parser("compare", help="what changed between runs, row by row")
+    compare.add_argument("base", help=runs)
+    compare.add_argument("heads", nargs="+", metavar="run", help="runs that are compared with the first")
+    compare.add_argument("--all", action="store_true", help="also rows that did not change")
+    compare.add_argument("--markdown", type=Path, metavar="FILE", help="write it as Markdown too")
+    compare.add_argument("--html", type=Path, metavar="FILE", help="write it as a page too")
+    compare.set_defaults(run=_compare)
+    history = commands.add_parser("history", help="every row over any number of runs, as a page")
+    history.add_argument("runs", nargs="+", metavar="run", help=runs)
+    history.add_argument("--html", type=Path, required=True, metavar="FILE", help="the page to be made")
+    history.set_defaults(run=_history)
+    return parser
+
+
+def _merge(given: argparse.Namespace) -> None:
+    from benchsuite.report.merged import merge
+
+    journal = merge(given.folders, given.into)
+    print(f"{len(list(journal.cells()))} cells of {len(given.folders)} parts: {journal.folder}")
+
+
+def _submit(given: argparse.Namespace) -> None:
+    from benchsuite.cluster import submit_shards
+    from specdec.errors import SpecdecError
+
+    wrong = [text for text in given.set if "=" not in text]
+    if wrong or given.shards < 1:
+        raise SpecdecError(
+            f"--set {wrong[0]!r} has no value; write NAME=VALUE" if wrong else "--shards must be 1 or more"
+        )
+    settings = dict(text.split("=", 1) for text in given.set)
+    journal = submit_shards(given.arguments, given.shards, given.into.resolve(), given.cluster, settings)
+    print(f"{len(list(journal.cells()))} cells of {given.shards} parts: {journal.folder}")
+
+
+def _report(given: argparse.Namespace) -> None:
+    from benchsuite.report.answer import answers
+    from benchsuite.report.files import comparison_files
+    from benchsuite.report.journal import Journal
+
+    journal = Journal.load(given.folder)
+    measured = journal.measured()
+    journal.finish(comparison_files(measured, journal.said), measured, journal.said["complete"])
+    print("\n".join([*answers(measured), str(journal.folder / "report.html")]))
+
+
+def _compare(given: argparse.Namespace) -> None:
+    from benchsuite.compare import shown
+    from benchsuite.compare.sides import read_side
+
+    sides = [read_side(name) for name in (given.base, *given.heads)]
+    if given.markdown:
+        given.markdown.write_text(shown.as_text(sides, given.all, "github"), encoding="utf-8")
+    if given.html:
+        given.html.write_text(shown.as_page(sides, given.all), encoding="utf-8")
+    print(shown.as_text(sides, given.all, "simple"), end="")
+
+
+def _history(given: argparse.Namespace) -> None:
+    from benchsuite.compare import shown
+    from benchsuite.compare.sides import read_side
+
+    given.html.write_text(shown.history([read_side(name) for name in given.runs]), encoding="utf-8")
+    print(given.html)
+
+
+if __name__ == "__main__":
+    sys.exit(benchsuite_main())

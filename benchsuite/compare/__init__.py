@@ -1,0 +1,1 @@
+"""Runs beside each other: what can be compared, what changed, and how it is shown."""

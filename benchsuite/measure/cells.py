@@ -1,0 +1,240 @@
+"""Cells: all arms of one setting on one workload, as plain data that a file can hold. Rows are made of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from benchsuite.machine import provenance
+from benchsuite.measure.fidelity import Fidelity
+from benchsuite.measure.judgement import Judgement
+from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.paired import Series
+from benchsuite.measure.results import Machine, Text
+from benchsuite.measure.runners import Outcome
+from benchsuite.measure.ties import Difference
+from benchsuite.measure.units import Unit
+from specdec.devices import Stopwatch
+from specdec.request import Request
+from specdec.stats import Call, Marks, RowStep, Stats, Step
+
+VERSION = 1
+"""Of the JSON form: it changes whenever older files can no longer be read."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All arms of one setting on one workload, measured in one process and not changed afterwards.
+
+    ``label`` heads the workload's column. ``eos``: the target's end tokens. ``set_up``: of each arm of ours, the
+    seconds that the factories of its draft and controller took. ``text``: properties of plain's output. ``made``:
+    ``machine``, ``host``, ``commit`` and ``time``. ``pieces``: the text of each token id in the
+    outputs of the first unit. ``place``: of the setting in its run's matrix, from 0.
+    """
+
+    setting: Setting
+    label: str
+    machine: Machine
+    eos: tuple[int, ...]
+    series: Mapping[Arm, Series]
+    set_up: Mapping[Arm, float]
+    text: Text | None
+    made: Mapping[str, Any]
+    pieces: Mapping[int, str]
+    place: int = 0
+
+    @property
+    def id(self) -> str:
+        """A file name without its ending: readable, in the matrix's order, and different for every setting."""
+        readable = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in self.setting.id)
+        return f"{self.place:05}-{readable[:80]}-{hashlib.sha256(repr(self.setting).encode()).hexdigest()[:8]}"
+
+
+def made_here(device: torch.device) -> dict[str, Any]:
+    """Return the ``made`` of a cell that was measured by this process, on ``device``, just now."""
+    return {
+        "machine": f"{provenance.device_name(device)}, {os.cpu_count()} cores",
+        "host": platform.node(),
+        "commit": provenance.own_commit(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def snapshot(series: Series, machine: str) -> Series:
+    """Return a copy of a series that does not grow with the original; the machine is one of its conditions."""
+    lists: dict[str, Any] = {
+        name: list(getattr(series, name)) for name in ("units", "outcomes", "plain", "differences")
+    }
+    return replace(series, **lists, conditions={**series.conditions, "machine": machine})
+
+
+def to_json(cell: Cell) -> dict[str, Any]:
+    """Return a cell as JSON has it; ``from_json`` returns the same cell."""
+    # Arms share their units, except that an arm which failed ran only the first ones.
+    units = max((series.units for series in cell.series.values()), key=len)
+    places = {id(unit): place for place, unit in enumerate(units)}
+    return {
+        "version": VERSION,
+        "made": dict(cell.made),
+        "place": cell.place,
+        "pieces": {str(token): text for token, text in cell.pieces.items()},
+        "setting": asdict(cell.setting),
+        "label": cell.label,
+        "machine": asdict(cell.machine),
+        "eos": list(cell.eos),
+        "text": asdict(cell.text) if cell.text else None,
+        "units": [
+            {"number": unit.number, "requests": [[request.id, list(request.prompt)] for request in unit.requests]}
+            for unit in units
+        ],
+        "arms": [_series(series, places) | {"set_up_s": cell.set_up.get(arm)} for arm, series in cell.series.items()],
+    }
+
+
+def from_json(found: Mapping[str, Any]) -> Cell:
+    """Return the cell that ``to_json`` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    if found["version"] != VERSION:
+        raise ValueError(f"it is of version {found['version']!r}, and this specdec-bench reads version {VERSION}")
+    setting, eos = Setting(**found["setting"]), tuple(found["eos"])
+    params = setting.sampling(eos)
+    units = [
+        Unit(tuple(Request(number, tuple(prompt), params) for number, prompt in unit["requests"]), unit["number"])
+        for unit in found["units"]
+    ]
+    series = [_read_series(one, setting, units) for one in found["arms"]]
+    plain = next(one for one in series if one.arm.plain)
+    for one in series:
+        one.plain = plain.outcomes[: len(one.outcomes)]
+    return Cell(
+        setting,
+        found["label"],
+        Machine(**found["machine"]),
+        eos,
+        {one.arm: one for one in series},
+        {
+            one.arm: said["set_up_s"]
+            for one, said in zip(series, found["arms"], strict=True)
+            if said["set_up_s"] is not None
+        },
+        Text(**found["text"]) if found["text"] else None,
+        found["made"],
+        {int(token): text for token, text in found["pieces"].items()},
+        found["place"],
+    )
+
+
+ARM = ("draft", "policy", "controller", "k", "peer", "again", "name")
+FACTS = ("contract", "compared", "equal", "tokens", "error", "ended", "repeats", "learns", "learnt", "checked")
+"""Fields of an arm and of its series that JSON has as they are."""
+
+TIMES = ("wall_s", "decode_s", "decoded", "forwards", "mean_length", "draft_bytes", "replays", "forgetting_s", "memory")
+"""Fields of an outcome that JSON has as they are."""
+
+
+def _series(series: Series, places: Mapping[int, int]) -> dict[str, Any]:
+    return {
+        **{name: getattr(series.arm, name) for name in ARM},
+        **{name: getattr(series, name) for name in FACTS},
+        "dtype": str(series.dtype).removeprefix("torch."),
+        "conditions": dict(series.conditions),
+        "fidelity": _written(asdict(series.fidelity)),
+        "judged": series.judged and [series.judged.nats, series.judged.tokens],
+        "differences": [_written(asdict(difference)) for difference in series.differences],
+        "runs": [
+            {
+                "unit": places[id(unit)],
+                "tokens": [list(tokens) for tokens in outcome.tokens],
+                "emissions": outcome.emissions,
+                **{name: getattr(outcome, name) for name in TIMES},
+                "stats": outcome.stats and _stats(outcome.stats),
+            }
+            for unit, outcome in zip(series.units, series.outcomes, strict=True)
+        ],
+    }
+
+
+def _read_series(found: Mapping[str, Any], setting: Setting, units: list[Unit]) -> Series:
+    return Series(
+        Arm(setting, **{name: found[name] for name in ARM}),
+        units=[units[run["unit"]] for run in found["runs"]],
+        outcomes=[_outcome(run) for run in found["runs"]],
+        differences=[_difference(_read(one)) for one in found["differences"]],
+        fidelity=Fidelity(**_read(found["fidelity"])),
+        judged=found["judged"] and Judgement(*found["judged"]),
+        conditions=found["conditions"],
+        dtype=getattr(torch, found["dtype"]),
+        **{name: found[name] for name in FACTS},
+    )
+
+
+def _difference(found: Mapping[str, Any]) -> Difference:
+    fields: dict[str, Any] = {name: tuple(part) if isinstance(part, list) else part for name, part in found.items()}
+    return Difference(**fields)
+
+
+INFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""Numbers that JSON lacks: the logits of an arm that is broken may be any of them."""
+
+
+def _written(value: Any) -> Any:
+    """The same with texts for the numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _written(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_written(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read(value: Any) -> Any:
+    """What ``_written`` has written; the texts of these objects are sentences."""
+    if isinstance(value, dict):
+        return {name: _read(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_read(part) for part in value]
+    return INFINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _outcome(run: Mapping[str, Any]) -> Outcome:
+    return Outcome(
+        tokens=[tuple(tokens) for tokens in run["tokens"]],
+        emissions=[[(at, count) for at, count in request] for request in run["emissions"]],
+        stats=run["stats"] and _read_stats(run["stats"]),
+        **{name: run[name] for name in TIMES},
+    )
+
+
+def _stats(stats: Stats) -> dict[str, Any]:
+    return {
+        "times": stats.stopwatch.times(),
+        "steps": [[step.k, step.width, step.marks, step.each] for step in stats.steps],
+        "calls": [[call.name, call.start, call.end] for call in stats.calls],
+        "accepted_per_pos": stats.accepted_per_pos,
+        "proposed_per_pos": stats.proposed_per_pos,
+        "counts": dict(stats.counts),
+        "ops": [[op, backend, count] for (op, backend), count in sorted(stats.ops.items())],
+    }
+
+
+def _read_stats(found: Mapping[str, Any]) -> Stats:
+    steps = []
+    for k, width, marks, each in found["steps"]:
+        step = Step.of(tuple(RowStep(*row) for row in each), width, Marks(*marks))
+        steps.append(replace(step, k=k))
+    return Stats(
+        Stopwatch.recorded(found["times"]),
+        steps=steps,
+        calls=[Call(*call) for call in found["calls"]],
+        accepted_per_pos=found["accepted_per_pos"],
+        proposed_per_pos=found["proposed_per_pos"],
+        counts=Counter(found["counts"]),
+        ops=Counter({(op, backend): count for op, backend, count in found["ops"]}),
+    )

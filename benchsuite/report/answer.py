@@ -1,0 +1,82 @@
+"""The answer of a run in a sentence: which strategy to use on this machine, what it gains, and what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchsuite.measure.measured import Measured
+from benchsuite.measure.results import Row
+from benchsuite.report import tables
+
+PROMISES = {"exact": "lossless", "distribution": "of the target's own distribution", "lossy": "lossy"}
+"""Each contract in words."""
+
+
+def answers(measured: Measured) -> list[str]:
+    """Return a sentence for each measured setting, apart from its workload; it says which if there are several.
+
+    A strategy is chosen by its speedup over all workloads, among those whose outputs kept an exact contract or the
+    target's distribution, whose speeds can be compared, and that do not replay plain's own output.
+    """
+    groups = measured.pooled()
+    if measured.dry:
+        return ["This was a dry run: every model was a tiny one with random weights, and no figure means anything."]
+    told = []
+    for group in groups:
+        where = "On this machine" if len(groups) == 1 else f"With {tables.section_title(group[0])}"
+        told.append(f"{where} {_answer(group, measured)}")
+    return told
+
+
+def _answer(group: Sequence[Row], measured: Measured) -> str:
+    fit = [row for row in group if usable(row)]
+    workloads = max(len(row.ratios) for row in group)
+    over = "over one workload" if workloads == 1 else f"over {workloads} workloads"
+    if not fit:
+        return f"nothing can be recommended: no strategy kept its contract and could be compared {over}."
+    best = max(fit, key=lambda row: row.info["speedup"])
+    if best.info["speedup_low"] is None:
+        return f"no strategy can be recommended yet: {best.n} prompts {over} are too few for an interval; measure more."
+    if best.info["verdict"] != "faster":
+        return f"use plain decoding: no strategy was measurably faster {over}."
+    name = tables.full_name(best)
+    each = [
+        row.info["speedup"]
+        for row in measured.rows_of(best.arm.setting)
+        if row.arm.strategy == best.arm.strategy and row.info["speedup"] is not None
+    ]
+    slowest = f", {min(each):.2f}x on the workload that suits it least" if len(each) > 1 else ""
+    level = _level_with(best, fit, measured)
+    promise = PROMISES[best.info["contract"]]
+    interval = f"{best.info['speedup_low']:.2f} to {best.info['speedup_high']:.2f}"
+    return (
+        f"use {name}: {best.info['speedup']:.2f}x as fast as {best.info['baseline']} ({interval}) {over}, {promise}"
+        f"{slowest}{level}."
+    )
+
+
+def usable(row: Row) -> bool:
+    """Whether a row over all workloads may be recommended."""
+    info = row.info
+    return (
+        row.arm.draft is not None
+        and row.failure is None
+        and info["speedup"] is not None
+        and info["not_comparable"] is None
+        and info["contract"] in ("exact", "distribution")
+        and "replays" not in (info["marks"] or ())
+    )
+
+
+def _level_with(best: Row, fit: Sequence[Row], measured: Measured) -> str:
+    """The strategies that are not told from the best one: the largest of several speedups is partly luck."""
+    speeds = measured.contrasts(best.arm.setting)
+    level = []
+    for row in fit:
+        over = speeds.get((best.arm, row.arm))
+        if row is not best and over and over.low is not None and over.low <= 1:
+            level.append(tables.full_name(row))
+    if not level:
+        return ""
+    shown = ", ".join(level[:2]) + (f" and {len(level) - 2} more" if len(level) > 2 else "")
+    return f"; not told from {shown}"

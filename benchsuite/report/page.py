@@ -1,0 +1,101 @@
+"""The report of a run as one HTML page that needs nothing else: no network, no library."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchsuite.measure.measured import Measured
+from benchsuite.measure.results import Row
+from benchsuite.report import folder, pictures, tables
+from benchsuite.report.answer import answers, usable
+from benchsuite.report.generation import ShownToken, generation
+
+STEPS = (0.9, 0.98, 1.02, 1.25, 1.6, 2.2)
+"""Speedups between which the heat map changes its colour."""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A cell of the heat map: its text, its colour's step from 0 to ``len(STEPS)``, and what it says in full."""
+
+    text: str
+    level: int | None
+    said: str
+
+
+def page(measured: Measured, said: Mapping[str, Any], notes: Sequence[str]) -> str:
+    """Return the page. ``said``: the manifest of the run; ``notes``: the lines that follow the card."""
+    groups = measured.pooled()
+    batches = pictures.batches(measured)
+    return folder.template(
+        "report.html.j2",
+        answers=answers(measured) or ["Nothing was measured."],
+        card=[*measured.card, *measured.said, *notes],
+        command=shlex.join(said.get("command") or []),
+        commit=said.get("commit"),
+        sections=[_section(group, measured) for group in groups],
+        batches=batches and batches.drawn(),
+        success=tables.success(measured.rows) if measured.rows else "",
+        failures=[row.failure for row in measured.rows if row.failure],
+        glossary=tables.meanings(),
+    )
+
+
+def _section(group: Sequence[Row], measured: Measured) -> dict[str, Any]:
+    rows = measured.rows_of(group[0].arm.setting)
+    workloads = list(dict.fromkeys(row.info["workload"] for row in rows))
+    return {
+        "title": tables.section_title(group[0]),
+        "baseline": group[0].info["baseline"],
+        "workloads": [tables.SHORT_NAMES.get(name, name.replace("_", " ")) for name in workloads],
+        "heat": [
+            (tables.full_name(row), _heat(row, rows, workloads)) for row in group if row.info["verdict"] != "baseline"
+        ],
+        "plots": [plot.drawn() for plot in pictures.pictures(group, measured)],
+        "maps": pictures.break_even(group),
+        "generations": _generations(group, measured),
+        "tables": tables.report_tables(group, rows, measured.contrasts(group[0].arm.setting)),
+        "notes": tables.notes(group, rows),
+    }
+
+
+def _heat(pooled: Row, rows: Sequence[Row], workloads: Sequence[str]) -> list[Heat]:
+    by_workload = {row.info["workload"]: row for row in rows if row.arm.strategy == pooled.arm.strategy}
+    return [_cell(by_workload.get(name)) for name in workloads] + [_cell(pooled)]
+
+
+def _cell(row: Row | None) -> Heat:
+    if row is None or (row.info["speedup"] is None and not row.failure):
+        return Heat("-", None, "not measured")
+    if row.failure:
+        return Heat("FAILED", None, row.failure.splitlines()[0])
+    speedup, low, high = (row.info[key] for key in ("speedup", "speedup_low", "speedup_high"))
+    interval = f" ({low:.2f} to {high:.2f})" if low is not None else ", too few prompts for an interval"
+    verdict = row.info["not_comparable"] or row.info["verdict"] or "too few"
+    return Heat(
+        tables.marked(row),
+        sum(speedup >= step for step in STEPS),
+        f"{tables.full_name(row)}, {row.info['workload']}: {speedup:.2f}x{interval}, {verdict}",
+    )
+
+
+def _generations(group: Sequence[Row], measured: Measured) -> list[tuple[str, list[ShownToken]]]:
+    """The first prompt's output by each strategy that drafts: those that can be recommended before the others, the
+    fastest first. Batches are left out."""
+    cells = [cell for setting, cell in measured.cells.items() if setting.without_workload == group[0].arm.setting]
+    if not cells or cells[0].setting.batch > 1:
+        return []
+    cell = cells[0]
+    fastest = sorted(
+        (row for row in group if row.arm.draft and row.info["speedup"]),
+        key=lambda row: (not usable(row), -float(row.info["speedup"])),
+    )
+    series = {arm.strategy: one for arm, one in cell.series.items()}
+    return [
+        (f"{tables.full_name(row)}, {cell.label}", generation(series[row.arm.strategy].outcomes[0], cell.pieces))
+        for row in fastest
+        if row.arm.strategy in series and series[row.arm.strategy].outcomes
+    ]

@@ -1,0 +1,224 @@
+"""The plots of a run: what each shows, from which rows and steps. A plot without data is left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchsuite.measure.matrix import Setting
+from benchsuite.measure.measured import Measured
+from benchsuite.measure.results import Row
+from benchsuite.report import tables
+from benchsuite.report.plots import Plot, Trace
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """A map of speedups by acceptance (rows, from the highest) and K (columns), for a draft of one cost.
+
+    ``cells``: the speedup of each, from v(W) as measured; None where W was not reached.
+    """
+
+    cost: float
+    name: str
+    ks: Sequence[int]
+    rates: Sequence[float]
+    cells: Sequence[Sequence[float | None]]
+
+
+def pictures(group: Sequence[Row], measured: Measured) -> list[Plot]:
+    """Return the plots of one setting: ``group`` has its rows over all workloads."""
+    rows = measured.rows_of(group[0].arm.setting)
+    drafted = [row for row in group if row.arm.draft and not row.failure]
+    number = {row.arm.strategy: place for place, row in enumerate(drafted)}
+    made = (
+        _speed_and_acceptance(rows, number),
+        _by_position(drafted),
+        _cost_of_width(group),
+        _predicted(rows, number),
+        _noise(rows),
+    )
+    return [plot for plot in made if plot is not None and any(trace.points for trace in plot.traces)]
+
+
+def _by_arm(rows: Iterable[Row], number: Mapping[str, int], x: str) -> list[Trace]:
+    """For each arm a point of each workload: a figure of its row, and its speedup."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.arm.strategy in number and row.info["speedup"] is not None and row.info[x] is not None:
+            found[row.arm.strategy].append(row)
+    return [
+        Trace(
+            tables.full_name(of[0]),
+            [(row.info[x], row.info["speedup"]) for row in of],
+            number[strategy],
+            said=[
+                f"{tables.full_name(row)}, {row.info['workload']}: {row.info[x]:.2f}, {row.info['speedup']:.2f}x"
+                for row in of
+            ],
+        )
+        for strategy, of in found.items()
+    ]
+
+
+def _speed_and_acceptance(rows: Sequence[Row], number: Mapping[str, int]) -> Plot:
+    return Plot(
+        "Speed beside acceptance",
+        "A point is one strategy on one workload. On the line a step costs what plain's does; what lies below is the "
+        "price of drafting and of wider windows. More acceptance is not more speed.",
+        "tau: emitted tokens per target forward",
+        "speedup",
+        _by_arm(rows, number, "tau"),
+        level=(1.0, "plain"),
+        diagonal="speedup = tau",
+        ratios=True,
+    )
+
+
+def _by_position(drafted: Sequence[Row]) -> Plot:
+    traces = [
+        Trace(
+            tables.full_name(row),
+            [(float(place), rate) for place, rate in enumerate(row.info["acceptance_by_position"], 1)],
+            place_of,
+            joined=True,
+        )
+        for place_of, row in enumerate(drafted)
+        if row.info["acceptance_by_position"]
+    ]
+    return Plot(
+        "Acceptance by position",
+        "The share of proposals at each depth that were kept, over all workloads. A proposal counts only if all before "
+        "it were kept.",
+        "depth of the proposal",
+        "kept of those proposed",
+        traces,
+        whole=True,
+    )
+
+
+def widths(group: Sequence[Row]) -> dict[int, float]:
+    """Return v(W) for every width of the engine's steps: mean target time over that of one slot; empty without one."""
+    seconds: dict[int, list[float]] = defaultdict(list)
+    for row in group:
+        for step in row.steps:
+            if step["rows"] == row.arm.setting.batch:
+                seconds[step["width"]].append(step["verify_ms"])
+    if 1 not in seconds:
+        return {}
+    one = sum(seconds[1]) / len(seconds[1])
+    return {width: sum(times) / len(times) / one for width, times in sorted(seconds.items())}
+
+
+def _cost_of_width(group: Sequence[Row]) -> Plot:
+    cost = widths(group)
+    trace = Trace("measured", [(float(width), value) for width, value in cost.items()], 0, joined=True)
+    return Plot(
+        "v(W): what a wider window costs",
+        "Mean time of the target's forward over W slots, in units of one slot, over every step of every strategy.",
+        "W: slots of the window, K + 1",
+        "v(W)",
+        [trace] if len(cost) > 1 else [],
+        level=(1.0, "free"),
+        whole=True,
+    )
+
+
+def _predicted(rows: Sequence[Row], number: Mapping[str, int]) -> Plot:
+    return Plot(
+        "Sum of parts against measured",
+        "Across: the speedup if only target and draft took time, from the same run's own times. What lies below the "
+        "line is time in the loop around them.",
+        "speedup by target and draft time alone",
+        "measured speedup",
+        _by_arm(rows, number, "sum_of_parts"),
+        level=(1.0, "plain"),
+        diagonal="nothing else took time",
+        ratios=True,
+    )
+
+
+def _noise(rows: Sequence[Row]) -> Plot:
+    ratios = [ratio for row in rows if row.arm.again for found in row.ratios.values() for ratio in found]
+    return Plot(
+        "Noise: plain decoding against itself",
+        "A point is one prompt: the speedup of plain decoding over plain decoding, measured as every other row. "
+        "Speedups that lie within these are not told from 1.",
+        "prompt",
+        "speedup",
+        [Trace("plain again", [(float(place), ratio) for place, ratio in enumerate(ratios, 1)], 0)] if ratios else [],
+        level=(1.0, "equal"),
+        whole=True,
+        zero=False,
+    )
+
+
+def batches(measured: Measured) -> Plot | None:
+    """Return latency against throughput over the batch, if there is more than one batch; else None."""
+    found: dict[tuple[Setting, str], list[Row]] = defaultdict(list)
+    for group in measured.pooled():
+        for row in group:
+            if not row.failure and not row.arm.again and not row.arm.peer and row.info["tpot_ms"] is not None:
+                found[replace(row.arm.setting, batch=1), row.arm.strategy].append(row)
+    traces = []
+    for place, of in enumerate(found.values()):
+        if len({row.arm.setting.batch for row in of}) > 1:
+            ordered = sorted(of, key=lambda row: row.arm.setting.batch)
+            points = [(row.info["tpot_ms"], row.info["tokens_per_s"]) for row in ordered]
+            said = [
+                f"{tables.full_name(row)}, batch {row.arm.setting.batch}: {row.info['tpot_ms']:.1f} ms, "
+                f"{row.info['tokens_per_s']:.0f} tokens/s"
+                for row in ordered
+            ]
+            traces.append(Trace(tables.full_name(of[0]), points, place, joined=True, said=said))
+    if not traces:
+        return None
+    return Plot(
+        "Latency against throughput",
+        "A point is one batch, from the smallest to the largest: up is more tokens a second in all, left is less "
+        "waiting for each of them.",
+        "TPOT: ms per token of one request",
+        "tokens/s of all rows",
+        traces,
+    )
+
+
+RATES = tuple(rate / 100 for rate in range(90, 0, -10))
+"""Acceptance rates of a break-even map."""
+
+MOST_K = 10
+"""Columns of a break-even map, at most."""
+
+
+def break_even(group: Sequence[Row]) -> list[BreakEven]:
+    """Return a map for a draft that costs nothing, and one for the dearest draft that was measured."""
+    cost = widths(group)
+    ks = [k for k in range(1, max(cost, default=1)) if k <= MOST_K]
+    if not ks:
+        return []
+    dear = max(
+        (row for row in group if row.info["draft_cost"] is not None), key=lambda r: r.info["draft_cost"], default=None
+    )
+    drafts = [(0.0, "a draft that costs nothing")]
+    if dear is not None and dear.info["draft_cost"] > 0.01:
+        drafts.append((dear.info["draft_cost"], f"a draft as dear as {tables.full_name(dear)}"))
+    return [
+        BreakEven(c, name, ks, RATES, [[_speedup(rate, k, c, cost) for k in ks] for rate in RATES])
+        for c, name in drafts
+    ]
+
+
+def _speedup(rate: float, k: int, c: float, cost: Mapping[int, float]) -> float | None:
+    """Leviathan et al. 2023, theorem 3.8, with v(K + 1) for the target's cost; None where that width was not measured.
+
+    Widths between two that were measured are interpolated.
+    """
+    width = k + 1
+    above = min((w for w in cost if w >= width), default=None)
+    below = max((w for w in cost if w <= width), default=None)
+    if above is None or below is None:
+        return None
+    share = 0.0 if above == below else (width - below) / (above - below)
+    v = cost[below] + share * (cost[above] - cost[below])
+    return (1 - rate ** (k + 1)) / (1 - rate) / (v + c * k)

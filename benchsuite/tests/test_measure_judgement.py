@@ -1,0 +1,90 @@
+"""The perplexity of outputs under a judge is that of its own probabilities, whichever tokenizer made the outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from benchsuite.measure.judgement import Judgement, OutputJudge, together
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.plan import MeasuringPlan
+from benchsuite.measure.session import Bench
+from benchsuite.tests.rig import SETTING
+from specdec import catalog
+from specdec.errors import SpecdecError
+
+PROMPT, OUTPUT = tuple(b"a prompt in bytes"), tuple(b", and more")
+
+
+@pytest.fixture(scope="module")
+def reader() -> OutputJudge:
+    return OutputJudge("tiny", torch.device("cpu"))
+
+
+def test_a_judgement_is_the_sum_of_the_judges_own_surprise(reader: OutputJudge) -> None:
+    model = catalog.load("tiny", torch.device("cpu"), torch.float32).model
+    nats = 0.0
+    for place, token in enumerate(OUTPUT):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*PROMPT, *OUTPUT[:place]]])).logits[0, -1]
+        nats -= float(logits.log_softmax(dim=-1)[token])
+    found = reader.surprise(PROMPT, OUTPUT)
+    assert found.tokens == len(OUTPUT)
+    assert found.nats == pytest.approx(nats, rel=1e-5)
+    assert found.perplexity == pytest.approx(math.exp(nats / len(OUTPUT)), rel=1e-5)
+
+
+def test_equal_outputs_count_once(reader: OutputJudge) -> None:
+    tokenizer = catalog.byte_tokenizer()
+    once = reader.judge([(PROMPT, OUTPUT)], tokenizer)
+    assert reader.judge([(PROMPT, OUTPUT)] * 3, tokenizer) == once
+    other = reader.judge([(PROMPT, OUTPUT), (OUTPUT, PROMPT)], tokenizer)
+    assert other.tokens == len(OUTPUT) + len(PROMPT)
+
+
+def test_another_tokenizers_outputs_are_read_as_text(reader: OutputJudge) -> None:
+    other = catalog.byte_tokenizer()
+    other.add_tokens(["<|more|>"])
+    assert other.get_vocab() != catalog.byte_tokenizer().get_vocab()
+    mine, theirs = (
+        tuple(tuple(tokenizer.encode(text)) for text in ("a prompt", " and its answer"))
+        for tokenizer in (catalog.byte_tokenizer(), other)
+    )
+    assert reader.judge([theirs], other) == reader.judge([mine], catalog.byte_tokenizer())  # type: ignore[list-item]
+
+
+def test_what_the_judge_cannot_read_is_refused_with_both_lengths(reader: OutputJudge) -> None:
+    most = reader._loaded.model.config.max_position_embeddings
+    with pytest.raises(SpecdecError, match=rf"reads at most {most} tokens, .* has {most + 1}"):
+        reader.require_room([0] * most, catalog.byte_tokenizer(), 1)
+    reader.require_room([0] * most, catalog.byte_tokenizer(), 0)
+
+
+def test_a_missing_part_leaves_no_judgement_of_the_whole() -> None:
+    one = Judgement(1.0, 2)
+    assert together([one, one]) == Judgement(2.0, 4)
+    assert together([one, None]) is None
+    assert together([]) is None
+    assert Judgement(0.0, 0).perplexity is None
+
+
+def test_a_row_that_keeps_its_contract_has_plains_perplexity_and_a_lossy_one_its_own() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    bench = Bench(MeasuringPlan(prompts=2, judge="tiny"))
+    strategies: list[dict[str, Any]] = [
+        {"draft": "ngram", "k": 4},
+        {"draft": "garbage", "policy": "topk_agree(k=200)", "k": 4},
+    ]
+    bench.prepare([Arm(SETTING, **strategy) for strategy in strategies])
+    rows = {row.arm.draft: row for arm in bench._arms for row in [bench.row(arm, lambda what: None)]}
+    torch.set_num_threads(threads)
+    assert rows["ngram"].info["judged_perplexity"] == rows[None].info["judged_perplexity"]
+    assert rows["garbage"].info["judged_perplexity"] > 2 * rows[None].info["judged_perplexity"]
+    # The judge is the target itself, so that the contract's own check says the same.
+    shown = rows["garbage"].info["contract_checked"]
+    assert f"ppl {rows['garbage'].info['judged_perplexity']:.2f}" in shown
+    assert any(line.startswith("perplexity of tiny on the fixed text") for line in bench.card)

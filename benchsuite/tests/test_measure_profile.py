@@ -1,0 +1,28 @@
+"""A trace has the parts of every step under their names, and tracing leaves the engine as it was."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+from benchsuite.measure.profile import RANGES, trace
+from benchsuite.tests.rig import Make
+from specdec import Request, SamplingParams
+
+
+def test_every_step_is_a_range_that_holds_its_parts(assemble: Make, tmp_path: Path) -> None:
+    engine = assemble().engine("ngram", "match", "fixed", 3)
+    work = [Request(0, (1, 2, 3, 1, 2), SamplingParams(max_new_tokens=12))]
+    before, attributes = engine.run(work)[0].tokens, dict(vars(engine))
+    trace(engine, work, tmp_path / "trace.json.gz")
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    found = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
+    steps = len(engine.stats.steps)
+    assert {name: found[name] for name in RANGES if name != "draft"} == dict.fromkeys(
+        [name for name in RANGES if name != "draft"], steps
+    )
+    assert steps <= found["draft"] <= 2 * steps
+    assert vars(engine).keys() == attributes.keys()
+    assert engine.run(work)[0].tokens == before

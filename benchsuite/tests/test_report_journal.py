@@ -1,0 +1,281 @@
+"""A run that is killed goes on where it was, and its tables are those of a run that was not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchsuite.__main__ import benchsuite_main
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.measured import Measured
+from benchsuite.measure.plan import MeasuringPlan
+from benchsuite.measure.session import Bench
+from benchsuite.report import files, folder
+from benchsuite.report.journal import Journal, differences, manifest
+from benchsuite.tests.rig import SETTING, SHORT, Run, repeatable
+from specdec.errors import SpecdecError
+
+OPTIONS = {"baseline": "plain", "target": "tiny", "shard": ""}
+SETTINGS = [replace(SETTING, workload=name) for name in ("chat", "reasoning")]
+
+
+@pytest.fixture(scope="module")
+def two_cells() -> Iterator[Bench]:
+    """Two cells with every kind of arm: plain, ours, a peer, and one that cannot run."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = Bench(MeasuringPlan(prompts=3, pairs=2))
+    strategies: list[dict[str, Any]] = [
+        {"draft": "ngram", "k": 4},
+        {"draft": "garbage", "k": 2},
+        {"peer": "transformers"},
+    ]
+    made.prepare([Arm(setting, **strategy) for setting in SETTINGS for strategy in strategies])
+    failing = next(arm for arm in made._arms if arm.draft == "garbage" and arm.setting.workload == "chat")
+    for arm in made._arms:
+        made.row(arm, lambda what: None)
+    cell = made.cells[failing.setting]
+    broken = replace(cell.series[failing], error="garbage could not be measured: on purpose", ended="crashed")
+    made.add(replace(cell, series={**cell.series, failing: broken}))
+    yield made
+    torch.set_num_threads(threads)
+
+
+def shown(measured: Measured) -> Any:
+    """Everything that tables show of a run."""
+    written = files.comparison_files(measured)
+    return {name: json.loads(text) for name, text in written.items() if name in ("benchmark.json", "ratios.json.gz")}
+
+
+def test_rows_of_cells_that_were_read_are_those_of_the_cells_that_were_measured(
+    two_cells: Bench, tmp_path: Path
+) -> None:
+    journal = Journal.begin(tmp_path / "run", manifest(OPTIONS))
+    for place, cell in enumerate(two_cells.cells.values()):
+        journal.keep(replace(cell, place=place))
+    read = Journal.load(tmp_path).measured()
+    assert shown(read) == shown(two_cells)
+    assert [row.failure for row in read.rows] == [row.failure for row in two_cells.rows]
+    assert [row.ties for row in read.rows] == [row.ties for row in two_cells.rows]
+    for setting in SETTINGS:
+        assert read.contrasts(setting) == two_cells.contrasts(setting)
+
+
+def test_a_cell_does_not_grow_when_its_series_does(two_cells: Bench) -> None:
+    cell = next(iter(two_cells.cells.values()))
+    series = two_cells._comparisons[cell.setting].series
+    for arm, one in cell.series.items():
+        assert one.outcomes == series[arm].outcomes
+        assert one.outcomes is not series[arm].outcomes
+
+
+def test_known_cells_are_not_measured_again_and_load_no_model(two_cells: Bench) -> None:
+    again = Bench(MeasuringPlan(prompts=3, pairs=2))
+    for cell in two_cells.cells.values():
+        again.add(cell)
+    again.prepare([arm for arm in two_cells._arms if not arm.again])
+    assert not again._stages
+    assert [again.row(row.arm, lambda what: None).info for row in two_cells.rows] == [
+        row.info for row in two_cells.rows
+    ]
+
+
+def test_cells_of_two_machines_make_no_speed_over_both(two_cells: Bench) -> None:
+    both = Measured()
+    for place, cell in enumerate(two_cells.cells.values()):
+        series = {
+            arm: replace(one, conditions={**one.conditions, "machine": f"m{place}"}) for arm, one in cell.series.items()
+        }
+        both.add(replace(cell, series=series))
+    assert {row.info["not_comparable"] for row in both.rows if not row.failure} == {
+        row.info["not_comparable"] for row in two_cells.rows if not row.failure
+    }
+    reasons = {row.info["not_comparable"] for group in both.pooled() for row in group if not row.failure}
+    assert reasons == {"machines: measured on m0, m1"}
+
+
+def test_another_commit_machine_version_or_option_is_named() -> None:
+    before = {
+        "commit": "a",
+        "versions": {"torch": "2.13.0"},
+        "machine": {"processor": "X", "vectors": ["avx2"]},
+        "options": {"batch": "1", "k": ""},
+    }
+    now = {
+        "commit": "b",
+        "versions": {"torch": "2.12.0"},
+        "machine": {"processor": "Y", "vectors": ["avx2", "avx512f"]},
+        "options": {"batch": "1", "k": "4"},
+    }
+    assert differences(before, before) == []
+    assert differences(before, now) == [
+        "commit: a there, b here",
+        "torch: 2.13.0 there, 2.12.0 here",
+        "processor: X there, Y here",
+        "vectors: avx2 there, avx2 avx512f here",
+        "--specdec-k: nothing there, 4 here",
+    ]
+
+
+def test_to_go_on_with_another_run_is_refused_by_the_name_of_what_differs(tmp_path: Path) -> None:
+    Journal.begin(tmp_path / "run", manifest(OPTIONS))
+    with pytest.raises(SpecdecError, match=r"(?s)one table would mix two runs.*--specdec-target: tiny there, x here"):
+        Journal.resume(tmp_path, "x", manifest({**OPTIONS, "target": "x"}))
+    assert Journal.resume(tmp_path, "x", manifest(OPTIONS)).folder == tmp_path / "run"
+
+
+FLIPPED = bytearray(gzip.compress(bytes(range(256)) * 9))
+FLIPPED[len(FLIPPED) // 2] ^= 255
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\x1f\x8b", id="cut"),
+        pytest.param(gzip.compress(b"{"), id="no JSON"),
+        pytest.param(gzip.compress(b'{"version": 0}'), id="another version"),
+        pytest.param(bytes(FLIPPED), id="a bit flipped"),
+    ],
+)
+def test_a_corrupt_cell_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
+    journal = Journal.begin(tmp_path / "run", manifest(OPTIONS))
+    (journal.folder / "cells" / "00000-x.json.gz").write_bytes(content)
+    with pytest.raises(SpecdecError, match=r"00000-x\.json\.gz cannot be read .*; remove it, and --specdec-resume"):
+        list(journal.cells())
+
+
+def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.write_file(tmp_path / "a", b"before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.write_file(tmp_path / "a", b"after")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"before"]
+
+
+SWEEP = (*SHORT, "--specdec-draft", "ngram", "--specdec-peer", "none", "--specdec-prompts", "1", "-q")
+FOUR = ("--specdec-max-new-tokens", "4,5", "--specdec-temperature", "0,0.7")
+"""A sweep of four cells."""
+
+KILLED = """
+import os, signal, sys
+import benchsuite.report.folder as folder
+left, place, whole = int(sys.argv.pop(1)), float(sys.argv.pop(1)), folder.write_file
+def write_file(file, content):
+    global left
+    left -= 1
+    if left < 0:
+        with file.with_name(f".{file.name}.part").open("wb") as out:
+            out.write(content[: int(place * len(content))])
+        os.kill(os.getpid(), signal.SIGKILL)
+    whole(file, content)
+folder.write_file = write_file
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+"""Runs pytest until so many files are written, and kills it at a share of the next file."""
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_wherever_it_writes_ends_with_the_results_of_one_that_is_not(
+    run: Run, tmp_path: Path
+) -> None:
+    whole = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "whole")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    coin = random.Random(0)
+    again = (*SWEEP, *FOUR, "--specdec-results", "part", "--specdec-resume")
+    for number in range(5):
+        files_before = coin.randint(number == 0, 2)  # the first file of all is the manifest
+        killed = run("-c", KILLED, str(files_before), str(coin.random()), *again)
+        assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    done = run("-m", "pytest", *again)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((tmp_path / "part").iterdir())) == 1
+    assert not list((tmp_path / "part").rglob("*.part"))
+    assert repeatable(tmp_path / "part") == repeatable(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_shards_and_a_merge_are_one_run(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "whole")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    for part in (1, 2, 3):
+        done = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", f"part{part}", "--specdec-shard", f"{part}/3")
+        assert done.returncode == 0, done.stdout + done.stderr
+    folders = [str(tmp_path / f"part{part}") for part in (1, 2, 3)]
+    assert benchsuite_main(["merge", *folders, "--into", str(tmp_path / "merged")]) == 0
+    assert repeatable(tmp_path / "merged") == repeatable(tmp_path / "whole")
+    assert benchsuite_main(["merge", *folders[:2], "--into", str(tmp_path / "two")]) == 0
+    two = Journal.load(tmp_path / "two").said
+    assert "shards that are missing: 3/3" in two["card"]
+    assert not two["complete"]
+    assert benchsuite_main(["merge", folders[0], folders[0], "--into", str(tmp_path / "twice")]) == 2
+    assert benchsuite_main(["merge", *folders, str(tmp_path / "whole"), "--into", str(tmp_path / "both")]) == 2
+    assert "have both measured" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_the_run_with_one_sentence_and_loses_nothing(run: Run, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: the manifest fits, a cell does not."""
+    limited = (
+        "import resource, sys, pytest; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)); "
+        "sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    two = ("--specdec-max-new-tokens", "60,61")
+    # Python would leave cut files of bytecode behind.
+    nothing = {"PYTHONDONTWRITEBYTECODE": "1"}
+    full = run("-c", limited, *SWEEP, *two, "--specdec-results", "out", "-p", "no:cacheprovider", **nothing)
+    assert full.returncode not in (0, -signal.SIGKILL)
+    assert re.search(r"the cell tiny-chat-\S+ could not be written to", full.stdout)
+    assert "File too large" in full.stdout
+    assert "ngram" in full.stdout, "what was measured is shown"
+    done = run("-m", "pytest", *SWEEP, *two, "--specdec-results", "out", "--specdec-resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(repeatable(tmp_path / "out")) == 6
+
+
+@pytest.mark.slow
+def test_two_workers_of_xdist_write_one_folder_and_measure_each_cell_once(run: Run, tmp_path: Path) -> None:
+    done = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "out", "-n", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert len(list((tmp_path / "out").glob("*/cells/*"))) == 4
+    assert "speculative decoding: tiny" in done.stdout, "the controller shows the tables"
+    whole = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "whole")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert repeatable(tmp_path / "out") == repeatable(tmp_path / "whole")
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder_that_a_later_one_would_go_on_with(run: Run, tmp_path: Path) -> None:
+    done = run("-m", "pytest", *SWEEP, "--specdec-baseline", "nothing", "--specdec-results", "out")
+    assert done.returncode == 4
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.slow
+def test_parts_submitted_as_local_jobs_are_one_run(run: Run, tmp_path: Path) -> None:
+    whole = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "whole")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    submit = ("-m", "benchsuite", "submit", "--shards", "2", "--into", "jobs", "--cluster", "local")
+    done = run(*submit, "--", *SWEEP, *FOUR)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 cells of 2 parts" in done.stdout
+    assert repeatable(tmp_path / "jobs" / "merged") == repeatable(tmp_path / "whole")
+    wrong = run(*submit, "--set", "no_such=1", "--", *SWEEP)
+    assert wrong.returncode == 2
+    assert "submitit does not take these settings" in wrong.stderr

@@ -1,0 +1,212 @@
+"""The report: its first sentence claims no more than was measured, and its plots show the rows' own figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.measured import Measured
+from benchsuite.measure.plan import MeasuringPlan
+from benchsuite.measure.results import Row
+from benchsuite.measure.session import Bench
+from benchsuite.report import pictures
+from benchsuite.report.answer import answers
+from benchsuite.report.files import comparison_files
+from benchsuite.report.generation import generation
+from benchsuite.report.page import STEPS, page
+from benchsuite.report.plots import Plot, Scale, Trace
+from benchsuite.tests.rig import SETTING
+
+
+@pytest.fixture(scope="module")
+def reported() -> Iterator[Bench]:
+    """Two workloads with a lookup, a useless draft, and a replayer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = Bench(MeasuringPlan(prompts=4))
+    strategies: list[dict[str, Any]] = [
+        {"draft": "ngram", "k": 4, "name": "fast"},
+        {"draft": "garbage", "k": 2},
+        {"draft": "oracle(0.8)", "k": 4},
+        {"peer": "transformers"},
+    ]
+    settings = [replace(SETTING, workload=name) for name in ("chat", "reasoning")]
+    made.prepare([Arm(setting, **strategy) for setting in settings for strategy in strategies])
+    for arm in made._arms:
+        made.row(arm, lambda what: None)
+    yield made
+    torch.set_num_threads(threads)
+
+
+class Claimed(Measured):
+    """A run whose rows over all workloads are given."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        super().__init__()
+        self.given = rows
+
+    def pooled(self) -> list[list[Row]]:
+        return [self.given]
+
+
+def claimed(reported: Bench, **changed: dict[str, Any]) -> str:
+    """The answer where the pooled rows of the drafts named have other figures than they had."""
+    fine = {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6, "verdict": "faster", "not_comparable": None}
+    rows = []
+    for row in reported.pooled()[0]:
+        name = (row.arm.draft or "").partition("(")[0]
+        info = {**row.info, **fine, "speedup": {"ngram": 1.5, "garbage": 1.2}.get(name, 9.0), **changed.get(name, {})}
+        rows.append(replace(row, info=info if row.arm.draft else row.info))
+    return answers(Claimed(rows))[0]
+
+
+def test_the_answer_names_the_fastest_that_keeps_its_contract(reported: Bench) -> None:
+    assert claimed(reported).startswith(
+        "On this machine use fast: 1.50x as fast as plain (1.40 to 1.60) over 2 workloads, lossless"
+    )
+
+
+def test_the_answer_never_recommends_a_replayer(reported: Bench) -> None:
+    assert "oracle" not in claimed(reported)
+
+
+@pytest.mark.parametrize(
+    "worse", [{"contract": "lossy"}, {"not_comparable": "lengths"}, {"speedup": 0.9, "verdict": "slower"}]
+)
+def test_a_lossy_incomparable_or_slower_strategy_is_passed_over(reported: Bench, worse: dict[str, Any]) -> None:
+    assert claimed(reported, ngram=worse).startswith("On this machine use garbage, match 2: 1.20x")
+
+
+def test_without_a_proven_gain_plain_decoding_is_the_answer(reported: Bench) -> None:
+    noise = {"verdict": "~", "speedup": 1.05}
+    assert "use plain decoding: no strategy was measurably faster" in claimed(reported, ngram=noise, garbage=noise)
+    few = {"speedup_low": None, "speedup_high": None, "verdict": None}
+    assert "too few for an interval; measure more" in claimed(reported, ngram=few, garbage=few)
+
+
+def test_every_plot_of_a_run_has_data_and_lies_inside_its_frame(reported: Bench) -> None:
+    plots = pictures.pictures(reported.pooled()[0], reported)
+    assert len(plots) == 5
+    for plot in plots:
+        drawn = plot.drawn()
+        left, top, right, bottom = drawn["frame"]
+        marks = [mark for trace in drawn["traces"] for mark in trace["marks"]]
+        assert marks
+        assert all(left <= x <= right and top <= y <= bottom for x, y, _ in marks)
+        assert len({text for _, text in drawn["y_ticks"]}) == len(drawn["y_ticks"])
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6, allow_nan=False).filter(lambda x: x == 0 or abs(x) > 1e-3), min_size=1),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_scale_holds_every_value_between_few_round_ticks(values: list[float], zero: bool, whole: bool) -> None:
+    scale = Scale.of(values, 0, 100, zero, whole)
+    assert all(-0.1 <= scale.at(value) <= 100.1 for value in values)
+    assert 2 <= len(scale.ticks) <= 8
+    assert not whole or all(tick == round(tick) for tick in scale.ticks)
+
+
+def test_v_of_w_is_the_ratio_of_the_steps_own_times(reported: Bench) -> None:
+    group = reported.pooled()[0]
+    cost = pictures.widths(group)
+    steps = [step for row in group for step in row.steps]
+    mean = {
+        w: sum(s["verify_ms"] for s in steps if s["width"] == w) / sum(s["width"] == w for s in steps) for w in cost
+    }
+    assert cost == {w: pytest.approx(mean[w] / mean[1]) for w in mean}
+
+
+def test_a_break_even_map_is_leviathans_formula_where_windows_are_free(reported: Bench) -> None:
+    free = {1: 1.0, 5: 1.0}
+    for rate in (0.1, 0.5, 0.9):
+        for k in (1, 2, 4):
+            assert pictures._speedup(rate, k, 0.0, free) == pytest.approx(sum(rate**i for i in range(k + 1)))
+    assert pictures._speedup(0.5, 5, 0.0, free) is None
+    assert pictures._speedup(0.5, 2, 0.25, {1: 1.0, 5: 2.0}) == pytest.approx(1.75 / (1.5 + 0.5))
+
+
+def test_a_generation_is_the_output_and_its_kinds_are_the_counters(reported: Bench) -> None:
+    cell = next(iter(reported.cells.values()))
+    for series in cell.series.values():
+        outcome = series.outcomes[0]
+        if outcome.stats is None:
+            continue
+        shown = generation(outcome, cell.pieces)
+        assert [token.text for token in shown] == [cell.pieces[token] for token in outcome.tokens[0]]
+        kinds = [token.kind for token in shown]
+        assert kinds.count("accepted") == outcome.stats.counts["num_accepted_tokens"]
+        assert [token.step for token in shown] == sorted(token.step for token in shown)
+        if series.arm.plain:
+            assert set(kinds) == {"plain"}
+
+
+def test_the_page_is_alone_small_and_names_are_whole(reported: Bench) -> None:
+    files = comparison_files(reported, {"command": ["pytest", "a b"], "commit": "c0ffee"})
+    html = files["report.html"]
+    assert not re.search(r"(src|href)=|url\(|@import|https?://", html)
+    assert len(html.encode()) < 500_000
+    assert "…" not in html
+    assert "pytest &#39;a b&#39;" in html
+    assert html.index(answers(reported)[0][:30]) < html.index("<table")
+    assert json.loads(files["benchmark.json"])["rows"]
+
+
+def test_the_heat_maps_colour_follows_the_number_and_its_text_stands_without_it(reported: Bench) -> None:
+    html = page(reported, {}, [])
+    cells = re.findall(r'<td data-head="[^"]*" class="h(\d)" title="([^"]*)">([\d.]+)x( [~!])?</td>', html)
+    assert cells
+    for level, said, text, _ in cells:
+        exact = float(re.search(r": ([\d.]+)x", said)[1])  # type: ignore[index]
+        assert f"{exact:.2f}" == text
+        assert abs(sum(exact >= step for step in STEPS) - int(level)) <= 1  # rounding
+
+
+def test_texts_of_arms_are_escaped() -> None:
+    plot = Plot("t", "<b>", "x", "y", [Trace("<script>", [(1.0, 2.0), (2.0, 3.0)], 0, joined=True)])
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(loader=PackageLoader("benchsuite.report"), autoescape=True)
+    drawn = environment.from_string('{% import "plot.svg.j2" as draw %}{{ draw.plot(p) }}').render(p=plot.drawn())
+    assert "<script>" not in drawn
+    assert "&lt;script&gt;: 2" in drawn
+    assert "<title>" in drawn
+
+
+def test_failures_are_counted_by_kind(reported: Bench) -> None:
+    from benchsuite.report import tables
+
+    rows = reported.rows
+    assert tables.success(rows) == f"{len(rows)} of {len(rows)} rows were measured and kept their contract (100%)"
+    broken = [
+        replace(row, failure="x", info={**row.info, "failed": kind})
+        for row, kind in zip(rows, ("timeout", "contract", "timeout"), strict=False)
+    ]
+    assert tables.success([*broken, rows[3]]) == (
+        "1 of 4 rows were measured and kept their contract (25%); 1 failed: contract; 2 failed: timeout"
+    )
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1))
+def test_a_scale_of_ratios_holds_every_value_and_equal_ratios_are_equally_far(values: list[float]) -> None:
+    scale = Scale.of_ratios(values, 0, 100)
+    assert all(-0.1 <= scale.at(value) <= 100.1 for value in values)
+    assert scale.ticks[0] <= min(values)
+    assert scale.ticks[-1] >= max(values)
+    unit = scale.ticks[0]
+    assert scale.at(4 * unit) - scale.at(2 * unit) == pytest.approx(scale.at(2 * unit) - scale.at(unit), abs=0.2)
+
+
+def test_no_two_of_many_traces_look_alike() -> None:
+    plot = Plot("t", "n", "x", "y", [Trace(f"t{i}", [(1.0, 2.0)], i) for i in range(60)])
+    assert len({(trace["colour"], trace["shape"]) for trace in plot.drawn()["traces"]}) == 60
