@@ -4,6 +4,7 @@
 # make test       everything that needs no GPU
 # make lint       ruff and mypy
 # make docs       run the commands of README.md and put what they print into it
+# make pictures   draw the newest report of make bench in headless Chromium, for docs/walk-through.md
 # make gate REV=HEAD~1   is this checkout slower than a revision? at most a quarter of an hour
 # make gate-validate     how often the gate is wrong on this machine: hours, can be resumed
 # Each sets up what it needs from a bare checkout.
@@ -18,9 +19,10 @@ MEDUSA := medusa(head_init=trained)
 WITH_MODEL := hybrid(sources='suffix, ngram, $(EAGLE)')
 
 # What is worth its time on two cores, and the two ends of the scale.
-ARMS := ngram/match/goodput/15, suffix/match/goodput/15, hybrid/match/goodput/15, $(WITH_MODEL)/match/goodput/15, \
-	$(EAGLE)/match/goodput/8, $(EAGLE_TREE)/match/fixed/8, $(MEDUSA)/match/goodput/4, oracle(0.8)/match/fixed/8, \
-	garbage/match/fixed/8
+ARMS := ngram/match/goodput/15, suffix/match/goodput/15, hybrid/match/goodput/15, \
+	hybrid+eagle=$(WITH_MODEL)/match/goodput/15, eagle=$(EAGLE)/match/goodput/8, \
+	eagle-tree=$(EAGLE_TREE)/match/fixed/8, medusa=$(MEDUSA)/match/goodput/4, \
+	oracle(0.8)/match/fixed/8, garbage/match/fixed/8
 
 ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fixed/8, suffix/match/goodput/15, \
 	suffix/block, suffix(branches=3)/tree_rejection/fixed/8, hybrid/match/goodput/15, $(WITH_MODEL)/rejection, \
@@ -30,7 +32,7 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-.PHONY: demo bench bench-all test lint docs gate gate-validate clean
+.PHONY: demo bench bench-all test lint docs pictures gate gate-validate clean
 
 demo bench bench-all docs: export HF_HUB_OFFLINE = 1
 demo: $(READY)
@@ -64,6 +66,12 @@ lint: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/paste.py README.md docs/measuring.md
+
+REPORT ?= $(lastword $(sort $(wildcard results/*-smollm2-135m/report.html)))
+
+# The top of the newest report of `make bench`, in headless Chromium; what is cut off or overlaps is an error.
+pictures: $(READY)
+	$(BIN)/python docs/look.py $(REPORT) docs/images --top 1900
 
 REV ?= HEAD~1
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from specdec.registry import LOAD_PLUGINS
+from benchsuite.tests.pages import blocks, follow
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL, EXAMPLE = ROOT / "docs" / "write-a-plugin.md", ROOT / "plugins" / "example_repeat"
@@ -29,11 +25,6 @@ def sections() -> dict[str, str]:
     return {heading: text for heading, _, text in found if blocks("console", text)}
 
 
-def blocks(kind: str, text: str) -> list[str]:
-    """The fenced blocks of a kind, in order."""
-    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-
-
 def files(last: str) -> dict[str, str]:
     """The files that the tutorial lets the reader write, up to the end of a section: blocks after a line that ends in
     ``name`` and a colon. A block after "Add to ``name``:" continues the file.
@@ -47,27 +38,6 @@ def files(last: str) -> dict[str, str]:
         if heading == last:
             break
     return written
-
-
-def _printed(command: str, folder: Path) -> list[str]:
-    """The lines that a command prints; ``pip install`` installs for later commands in the same folder alone."""
-    site = folder / "site"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(site),
-        "HF_HUB_OFFLINE": "1",
-        "COLUMNS": "120",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        LOAD_PLUGINS: "example-repeat",
-    }
-    words = shlex.split(command)
-    if words[0] == "pip":
-        words += ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    return [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
 
 
 def test_its_files_are_the_examples() -> None:
@@ -89,13 +59,4 @@ def test_its_commands_print_what_it_says(section: str, tmp_path: Path) -> None:
     """Outputs are compared line by line; … stands for whatever differs from run to run."""
     for name, text in files(section).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    for block in blocks("console", sections()[section]):
-        for part in block.split("$ ")[1:]:
-            command, _, expected = part.partition("\n")
-            printed = _printed(command, tmp_path)
-            position = 0
-            for line in expected.splitlines():
-                pattern = re.compile(".*".join(re.escape(piece) for piece in line.rstrip().split("…")))
-                found = [i for i in range(position, len(printed)) if pattern.fullmatch(printed[i])]
-                assert found, f"`{command}` did not print {line!r} after its line {position}:\n" + "\n".join(printed)
-                position = found[0] + 1
+    follow(sections()[section], tmp_path, "example-repeat")
