@@ -143,5 +143,5 @@ class RunKeeper:
                 "go on with --specdec-resume, which measures only the cells that are missing"
             )
             return False
-        self.outcome = f"results: {self.journal.folder}, to be read in report.html"
+        self.outcome = f"results: {self.journal.folder}\nreport: {self.journal.folder / 'report.html'}"
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -85,6 +86,12 @@ def own_commit() -> str | None:
     """Return the commit of this project's checkout; None for an installed wheel or without git."""
     root = Path(__file__).parents[2]
     return commit(root) if (root / ".git").exists() else None
+
+
+def own_changes() -> str | None:
+    """Return a digest of what differs from ``own_commit`` in tracked files; None if nothing does."""
+    found = git(Path(__file__).parents[2], "diff", "HEAD") if own_commit() else None
+    return hashlib.sha256(found.encode()).hexdigest()[:12] if found else None
 
 
 def _version(package: str) -> str | None:

@@ -41,6 +41,7 @@ def manifest(options: Mapping[str, str]) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         **provenance.origin(provenance.own_commit()),
+        "changes": provenance.own_changes(),
         "machine": {
             "processor": provenance.processor(),
             "vectors": provenance.vectors(),
@@ -200,6 +201,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence
     def flat(said: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "commit": said.get("commit"),
+            "changes that are not committed": said.get("changes"),
             **{name: said.get("versions", {}).get(name) for name in COMPARED},
             **said.get("machine", {}),
             **{f"--specdec-{name}": text for name, text in said.get("options", {}).items()},

@@ -115,6 +115,7 @@ def test_another_commit_machine_version_or_option_is_named() -> None:
     }
     now = {
         "commit": "b",
+        "changes": "0ff",
         "versions": {"torch": "2.12.0"},
         "machine": {"processor": "Y", "vectors": ["avx2", "avx512f"]},
         "options": {"batch": "1", "k": "4"},
@@ -122,6 +123,7 @@ def test_another_commit_machine_version_or_option_is_named() -> None:
     assert differences(before, before) == []
     assert differences(before, now) == [
         "commit: a there, b here",
+        "changes that are not committed: nothing there, 0ff here",
         "torch: 2.13.0 there, 2.12.0 here",
         "processor: X there, Y here",
         "vectors: avx2 there, avx2 avx512f here",
@@ -173,37 +175,58 @@ SWEEP = (*SHORT, "--specdec-draft", "ngram", "--specdec-peer", "none", "--specde
 FOUR = ("--specdec-max-new-tokens", "4,5", "--specdec-temperature", "0,0.7")
 """A sweep of four cells."""
 
+MORE = (
+    "--specdec-max-new-tokens",
+    "4,5,6,7,8,9",
+    "--specdec-temperature",
+    "0,0.7",
+    "--specdec-workload",
+    "chat,reasoning",
+)
+"""A sweep of 24 cells."""
+
 KILLED = """
-import os, signal, sys
+import os, signal, sys, threading
 import benchsuite.report.folder as folder
-left, place, whole = int(sys.argv.pop(1)), float(sys.argv.pop(1)), folder.write_file
+left, place, later = int(sys.argv.pop(1)), float(sys.argv.pop(1)), float(sys.argv.pop(1))
+whole = folder.write_file
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
 def write_file(file, content):
     global left
     left -= 1
-    if left < 0:
+    if left == -1 and later:
+        threading.Timer(later, kill).start()
+    elif left == -1:
         with file.with_name(f".{file.name}.part").open("wb") as out:
             out.write(content[: int(place * len(content))])
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill()
     whole(file, content)
 folder.write_file = write_file
 import pytest
-sys.exit(pytest.main(sys.argv[1:]))
+pytest.main(sys.argv[1:])
+threading.Event().wait()
 """
-"""Runs pytest until so many files are written, and kills it at a share of the next file."""
+"""Runs pytest until so many files are written, and kills it at a share of the next file, or a while after."""
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_killed_wherever_it_writes_ends_with_the_results_of_one_that_is_not(
-    run: Run, tmp_path: Path
+def test_a_sweep_that_is_killed_wherever_it_is_ends_with_the_results_of_one_that_is_not(
+    run: Run, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    whole = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "whole")
+    """Four cells and six kills; 24 cells and ten kills with ``--specdec-deep``."""
+    deep = bool(pytestconfig.getoption("specdec_deep"))
+    sweep = (*SWEEP, *(MORE if deep else FOUR))
+    whole = run("-m", "pytest", *sweep, "--specdec-results", "whole")
     assert whole.returncode == 0, whole.stdout + whole.stderr
     coin = random.Random(0)
-    again = (*SWEEP, *FOUR, "--specdec-results", "part", "--specdec-resume")
-    for number in range(5):
-        files_before = coin.randint(number == 0, 2)  # the first file of all is the manifest
-        killed = run("-c", KILLED, str(files_before), str(coin.random()), *again)
+    again = (*sweep, "--specdec-results", "part", "--specdec-resume")
+    for number in range(10 if deep else 6):
+        files_before = coin.randint(number == 0, 4 if deep else 2)  # the first file of all is the manifest
+        later = coin.random() if number % 2 else 0.0
+        killed = run("-c", KILLED, str(files_before), str(coin.random()), str(later), *again)
         assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+        print(len(list(tmp_path.glob("part/*/cells/*.gz"))), "cells after kill", number + 1)
     done = run("-m", "pytest", *again)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((tmp_path / "part").iterdir())) == 1
