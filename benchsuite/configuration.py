@@ -39,10 +39,11 @@ OWN = "SPECDEC_GATE_"
 
 @dataclass(frozen=True)
 class Source:
-    """Texts of options, by their names, and where they come from."""
+    """Texts of options, by their names, and where they come from; ``whole``: it has all options, set or not."""
 
     where: str
     texts: Mapping[str, str]
+    whole: bool = False
 
 
 def configure(config: pytest.Config, known: Known) -> None:
@@ -60,7 +61,10 @@ def configure(config: pytest.Config, known: Known) -> None:
         if len(set(given.values())) > 1:
             said = ", ".join(f"{text!r} in {where}" for where, text in given.items())
             raise pytest.UsageError(f"{name} has two values: {said}; leave out one, or say --{_written(name)}=…")
-        setattr(config.option, key, next(iter(given.values())))
+        text = next(iter(given.values()))
+        chosen = any(name in source.texts and not source.whole for source in sources)
+        if chosen or text != options.value(config, option.name, group):
+            setattr(config.option, key, text)
 
 
 def _written(name: str) -> str:
@@ -122,7 +126,7 @@ def _repeated(config: pytest.Config) -> list[Source]:
         said = Journal.load(config.invocation_params.dir / text).said
     except SpecdecError as error:
         raise pytest.UsageError(f"--specdec-repeat: {error}") from None
-    return [Source(f"the run in {text}", {name: got for name, got in said["options"].items() if got})]
+    return [Source(f"the run in {text}", {name: got for name, got in said["options"].items() if got}, whole=True)]
 
 
 def _variables() -> list[Source]:

@@ -250,8 +250,10 @@ def count(config: pytest.Config, name: str) -> int | None:
 
 
 def given(config: pytest.Config, name: str) -> bool:
-    """Whether an option has another value than its default."""
-    return value(config, name) != next(option.default for option in OPTIONS if option.name == name)
+    """Whether the user set an option, on the command line, in the ini file, or in another source."""
+    key = key_of(name, "specdec")
+    default = next(option.default for option in OPTIONS if option.name == name)
+    return config.getoption(key) is not None or str(config.getini(key)) != default
 
 
 def results_root(config: pytest.Config) -> Path | None:

@@ -30,7 +30,7 @@ def comparison_files(measured: Measured, said: Mapping[str, Any] | None = None, 
     baseline = pooled[0].info["baseline"] if pooled else "plain"
     return {
         "benchmark.json": folder.strict_json(
-            {"rows": [_public(row, steps) for row in rows], "pooled": [_public(row, False) for row in pooled]}
+            {"rows": [_public(row, steps) for row in rows], "pooled": [_public(row, steps) for row in pooled]}
         ),
         "ratios.json.gz": folder.strict_json([_ratios(row) for row in rows]),
         **({"steps.jsonl.gz": "".join(f"{line}\n" for row in rows for line in _steps(row))} if steps else {}),

@@ -34,6 +34,7 @@ NOT_RECOMPUTED = {
     *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("contract", "contract_checked", "emitted_digest", "marks", "not_comparable", "verdict", "failed"),  # words
     *("peak_memory_bytes", "memory", "set_up_s"),  # read once
+    *("judged_perplexity", "judged_tokens"),  # of a model that is not here: test_measure_judgement.py
 }
 
 
