@@ -291,6 +291,21 @@ def test_a_run_that_cannot_begin_leaves_no_folder_that_a_later_one_would_go_on_w
 
 
 @pytest.mark.slow
+def test_a_run_is_repeated_from_its_folder_and_says_what_differs(run: Run, tmp_path: Path) -> None:
+    arms = ("--specdec-arm", "fast=ngram/match/fixed/3", "--specdec-peer", "none", "--specdec-prompts", "1")
+    first = run("-m", "pytest", *SHORT, *arms, "--specdec-max-new-tokens", "5", "--specdec-results", "first")
+    assert first.returncode == 0, first.stdout + first.stderr
+    repeat = ("-m", "pytest", *SHORT[:2], "--specdec-repeat", "first", "--specdec-results")
+    same = run(*repeat, "same")
+    assert same.returncode == 0, same.stdout + same.stderr
+    assert "repeats the run in first, of the same commit, versions, machine and options" in same.stdout
+    assert repeatable(tmp_path / "same") == repeatable(tmp_path / "first")
+    other = run(*repeat, "other", "--specdec-max-new-tokens", "6")
+    assert other.returncode == 0, other.stdout + other.stderr
+    assert "differs in --specdec-max-new-tokens: 5 there, 6 here" in other.stdout
+
+
+@pytest.mark.slow
 def test_parts_submitted_as_local_jobs_are_one_run(run: Run, tmp_path: Path) -> None:
     whole = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "whole")
     assert whole.returncode == 0, whole.stdout + whole.stderr
