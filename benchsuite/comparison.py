@@ -160,6 +160,8 @@ class ComparisonPlugin:
         prompts, pairs = (options.count(self.config, name) for name in ("prompts", "pairs"))
         if value("detail") not in ("steps", "rows"):
             raise SpecdecError(f"--specdec-detail is {value('detail')!r}; expected steps or rows")
+        if value("graphs") not in ("auto", "off"):
+            raise SpecdecError(f"--specdec-graphs is {value('graphs')!r}; expected auto or off")
         dry = options.flag(self.config, "dry-run")
         if dry and self.gated:
             raise SpecdecError("a dry run has nothing to gate: leave out --specdec-dry-run, or --gate")
@@ -185,6 +187,7 @@ class ComparisonPlugin:
             dry=dry,
             judge=value("judge"),
             debug=options.flag(self.config, "debug"),
+            graphs=value("graphs") == "auto",
         )
 
     def _abandon(self, what: str) -> None:

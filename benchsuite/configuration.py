@@ -27,7 +27,6 @@ OTHERS = ("SPECDEC_FORCE_PY", "SPECDEC_CACHE", "SPECDEC_LOAD_PLUGINS")
 
 FIXED = {
     "SPECDEC_ENABLE_KV_APPEND": ("1", "keys and values are always appended to the arena"),
-    "SPECDEC_CUDA_GRAPH": ("0", "this version captures no CUDA graphs"),
     "SPECDEC_PARALLEL_STREAMS": ("0", "this version drafts and verifies on one stream"),
     "SPECDEC_SYNC_MODE": ("event", "on CUDA the parts of a step are timed by events"),
 }

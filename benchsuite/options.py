@@ -42,6 +42,7 @@ VARIABLES: Mapping[str, Variable] = {
     "SPECDEC_AMP": Variable("dtype", {"1": "bfloat16", "0": "auto"}),
     "SPECDEC_BATCH_SIZE": Variable("batch", {}),
     "SPECDEC_DETERMINISTIC": Variable("deterministic", SWITCH),
+    "SPECDEC_CUDA_GRAPH": Variable("graphs", {"1": "auto", "0": "off"}),
     "SPECDEC_PROFILE": Variable("profile", SWITCH),
     "SPECDEC_DETAILED_METRICS": Variable("detail", {"1": "steps", "0": "rows"}),
     "SPECDEC_DRY_RUN": Variable("dry-run", SWITCH),
@@ -91,6 +92,11 @@ OPTIONS = (
         "auto",
         "float32, bfloat16, float16, float64, or of the weights alone int8, int4; auto: float32 on a CPU",
         many=True,
+    ),
+    Option(
+        "graphs",
+        "auto",
+        "auto: on CUDA the parts of a step are recorded once for each shape and replayed; off: they run op by op",
     ),
     Option("batch", "1", "rows that decode together", many=True),
     Option(

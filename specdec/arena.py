@@ -201,7 +201,7 @@ class Arena:
 
     def reset(self, row: int) -> None:
         """Empty a row. Nothing is cleared, because cells that are not committed are not visible."""
-        self.committed[row] = 0
+        self.committed[row].fill_(0)
 
     def move(self, source: int, row: int, cells: int | None = None) -> int:
         """Copy row ``source`` onto ``row``; returns the bytes copied.
@@ -242,5 +242,5 @@ class Arena:
                 part = stored[:, :cells]
                 tensor[row, :, : part.shape[1]].copy_(part)
                 copied += part.numel() * part.element_size()
-        self.committed[row] = length
+        self.committed[row].fill_(length)
         return copied

@@ -17,12 +17,15 @@ from specdec.interfaces import Draft, Env
 from specdec.model import ArenaModel
 from specdec.registry import Registry
 from specdec.request import Request
+from specdec.runtime import CudaGraphs, Graphed
 
 T = TypeVar("T")
 
 
 class Assembly:
     """Builds engines that share a target, its tokenizer and sizes, each with its own arena.
+
+    ``graphs``: on CUDA, they record the parts of their steps and replay them (``specdec.runtime``).
 
     Example: ``Assembly(Registry(), target, tokenizer, max_rows=1, max_length=256).engine("ngram", k=4)``
     """
@@ -36,9 +39,11 @@ class Assembly:
         max_rows: int,
         max_length: int,
         seed: int = 0,
+        graphs: bool = False,
     ) -> None:
         self.registry, self.target, self.tokenizer = registry, target, tokenizer
         self._env = Env(target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain, self._no_draft)
+        self._graphs = graphs and target.device.type == "cuda"
         self._replayer: Engine | None = None
         self._replayed: dict[Request, tuple[int, ...]] = {}
 
@@ -76,6 +81,7 @@ class Assembly:
             max_length=whole.max_length,
             tokenizer=self.tokenizer,
             replayed=lambda: calls["plain"],
+            runtime=Graphed(CudaGraphs(), whole.ops) if self._graphs else None,
         )
         engine.set_up_seconds = {"controller": controller_s, "draft": draft_s}
         return engine

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specdec.devices import uploaded
 from specdec.errors import SpecdecError
 from specdec.ledger import adjusts, stacked
 from specdec.messages import Window
@@ -208,7 +209,7 @@ class BeamSearch:
         """Commit all prompt tokens except the last, in row 0 alone; the first beams that share it will copy it."""
         for _ in self.target.prefill(self.arena, 0, prompt):
             self.counts["prefill_forwards"] += 1
-        self._tokens[0, : len(prompt)] = torch.tensor(prompt, device=self._tokens.device)
+        self._tokens[0, : len(prompt)] = uploaded(self._tokens.device, np.array(prompt, dtype=np.int64))[0]
         return _Beam(0, prompt, 0.0)
 
     def _place(self, beams: Sequence[_Beam]) -> dict[int, _Beam]:
@@ -240,11 +241,12 @@ class BeamSearch:
         rows = slice(0, 1 + max(beams))
         # A row without a beam is in the forward too, with a likelihood of zero. There are such rows only if the request
         # or the vocabulary allows fewer continuations than there are beams; each had a beam of this request before.
-        pending, before = [0] * rows.stop, [float("-inf")] * rows.stop
+        last, before = np.zeros(rows.stop, dtype=np.int64), np.full(rows.stop, -np.inf, dtype=np.float32)
         for row, beam in beams.items():
-            pending[row], before[row] = beam.tokens[-1], beam.log_probability
+            last[row], before[row] = beam.tokens[-1], beam.log_probability
+        pending, likelihood = uploaded(device, last, before)
         tokens = self._tokens[rows, :length]
-        tokens[:, -1] = torch.tensor(pending).to(device, non_blocking=True)
+        tokens[:, -1] = pending
         root = Window.chain(tokens[:, -1], tokens[:, :0], torch.zeros_like(tokens[:, -1]))
         logits, _ = self.target.forward(self.arena, root, rows, length - 1)
         self.counts["target_forwards"] += 1
@@ -257,7 +259,7 @@ class BeamSearch:
             if adjustments is not None:  # else the least length is reached
                 nothing = tokens[:, None, :0]  # is proposed
                 log_probs = adjusted(log_probs[:, None], adjustments, nothing, strict=True)[:, 0]
-        total = log_probs + torch.tensor(before, dtype=torch.float32).to(device, non_blocking=True)[:, None]
+        total = log_probs + likelihood[:, None]
         top = total.flatten().topk(min(keep, total.numel()))
         bits, indices = self.read(torch.stack([top.values.view(torch.int32).long(), top.indices]))  # one transfer
         log_probabilities = bits.astype(np.int32).view(np.float32)

@@ -7,8 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
+from torch import Tensor
 
 from specdec.errors import SpecdecError, unknown
 from specdec.quantised import BITS
@@ -116,6 +119,26 @@ def be_deterministic(seed: int) -> None:
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+
+
+def uploaded(device: torch.device, *arrays: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> tuple[Tensor, ...]:
+    """Return int64 and float32 arrays of the host as tensors on a device, in one copy for which the host does not wait.
+
+    On CUDA the copy is from pinned memory, which torch keeps until the copy has happened. On a CPU the tensors share
+    the arrays' memory.
+
+    Example: ``tokens, width = uploaded(device, np.array([[5, 6]]), np.array([2]))``
+    """
+    if device.type == "cpu":
+        return tuple(torch.from_numpy(array) for array in arrays)
+    whole = np.concatenate([(a.view(np.int32) if a.dtype == np.float32 else a).ravel() for a in arrays], dtype=np.int64)
+    flat = torch.from_numpy(whole)
+    flat = (flat.pin_memory() if device.type == "cuda" else flat).to(device, non_blocking=True)
+    parts = zip(flat.split([array.size for array in arrays]), arrays, strict=True)
+    return tuple(
+        (part.to(torch.int32).view(torch.float32) if array.dtype == np.float32 else part).view(array.shape)
+        for part, array in parts
+    )
 
 
 def synchronize(device: torch.device) -> None:

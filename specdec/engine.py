@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,15 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec import logprobs
 from specdec.arena import KeptCells
-from specdec.devices import Stopwatch
+from specdec.devices import Stopwatch, synchronize
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend, Controller, Draft, Policy
 from specdec.logprobs import TokenLogprobs
 from specdec.messages import Context, Verdict, Window
 from specdec.model import ArenaModel
-from specdec.request import Request
-from specdec.rows import Kind, Live, Rows
+from specdec.request import Request, SamplingParams
+from specdec.rows import TAIL, Kind, Live, Rows
+from specdec.runtime import Eager, Runtime, Steps
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 from specdec.stops import FinishReason, StopWatcher
 from specdec.text import TextStream
@@ -53,6 +54,13 @@ class KeptText:
         most = min(self.cells.length, len(prompt) - 1)
         same = next((i for i in range(most) if self.tokens[i] != prompt[i]), most)
         return 0 if self.cells.wrapped and same < self.cells.length else same
+
+
+class Forward(NamedTuple):
+    """What a forward of the target returns: ``logits`` [B, W, V] and ``hidden`` states [B, W, H], in its dtype."""
+
+    logits: Tensor
+    hidden: Tensor
 
 
 Tracer = Callable[[Context, Window, Tensor, Verdict], None]
@@ -120,6 +128,7 @@ class Engine:
         max_length: int,
         tokenizer: PreTrainedTokenizerBase | None = None,
         replayed: Callable[[], int] = lambda: 0,
+        runtime: Runtime | None = None,
     ) -> None:
         if draft is not None and draft.branches and not policy.trees:
             raise SpecdecError(
@@ -128,6 +137,7 @@ class Engine:
             )
         self.target, self.draft, self.policy, self.controller, self.ops = target, draft, policy, controller, ops
         self.tokenizer, self.replayed = tokenizer, replayed
+        self.runtime = runtime or Eager()
         self.set_up_seconds: dict[str, float] = {}
         self.max_rows, self.max_length = max_rows, max_length
         self.max_window = 1 if draft is None else controller.max_k + 1
@@ -267,45 +277,122 @@ class Engine:
         """Run one step: one proposal, one target forward, one acceptance, one read."""
         stats, rows = self.stats, self.rows
         mark = stats.stopwatch.mark
-        live = slice(0, len(rows.live))
         start = mark()
         k = self._next_k()
         chosen = mark()
         context = rows.context(k, self.ops, self.policy.coupled)
         if self.draft is None or context.max_proposals_host.max() < 1:
-            window = Window.root(context)
+            steps = self.runtime.steps(self._kind(context, None))
+            window = proposal = steps.part(Window.root, context)
             asked = mark()
         else:
             asked = mark()
-            window = self.draft.propose(context)
-            window.check(context.rows, self.max_window, self.target.vocabulary, type(self.draft).__name__)
+            proposal = self.draft.propose(context)
+            proposal.check(context.rows, self.max_window, self.target.vocabulary, type(self.draft).__name__)
+            steps = self.runtime.steps(self._kind(context, proposal))
+            window = steps.hold(proposal)
         proposed = mark()
-        longest = int(rows.length_host[live].max()) - 1
-        logits, hidden = self.target.forward(self.arena, window, live, longest)
-        forwarded = mark()
-        given = logits.float() if self.policy.raw else context.process(logits, window)
-        verdict = self.policy.accept(given, window, context)
-        judged = mark()
-        self.arena.commit(verdict, live, self.ops, compact=self.draft is not None and self.draft.branches)
-        committed = mark()
-        wanted = rows.most_logprobs
-        chances = None if wanted is None else logprobs.pack(context, logits, window, verdict, wanted)
-        packed = rows.extend(window, verdict)
-        size = packed.shape[1]
-        packed = packed if chances is None else torch.cat([packed, chances], dim=1)
-        extended = mark()
+        forward, verdict, packed, marks = self._verify(steps, window, context)
+        size = verdict.path.shape[1] + TAIL
         if self.draft:
-            self.draft.observe(window, verdict, hidden if self.draft.needs_hidden else None)
+            # Its own window, which a draft may know by its identity.
+            self.draft.observe(proposal, verdict, forward.hidden if self.draft.needs_hidden else None)
         observed = mark()
         if self.trace:
-            self.trace(context, window, logits, verdict)
+            self.trace(context, window, forward.logits, verdict)
         read = self.read(packed)
         each = self._absorb(read[:, :size], window)
-        if chances is not None:
+        if rows.most_logprobs is not None:
             rows.absorb_logprobs(read[:, size:], verdict.path.shape[1])
-        marks = Marks(start, chosen, asked, proposed, forwarded, judged, committed, extended, observed, mark())
-        stats.steps.append(Step.of(each, window.tokens.shape[1], marks))
+        whole = Marks(start, chosen, asked, proposed, *marks, observed, mark())
+        stats.steps.append(Step.of(each, window.tokens.shape[1], whole))
         self._leave()
+
+    def _verify(
+        self, steps: Steps, window: Window, context: Context
+    ) -> tuple[Forward, Verdict, Tensor, tuple[int, int, int, int]]:
+        """The parts of a step after its proposal; returns also what is to be read, and the mark after each part."""
+        mark, live = self.stats.stopwatch.mark, slice(0, context.rows)
+        forward = steps.part(self._forward, window, live)
+        forwarded = mark()
+        verdict = steps.part(self._judge, window, forward, context)
+        judged = mark()
+        steps.part(self._commit, verdict, live)
+        committed = mark()
+        packed = steps.part(self._extend, window, forward, verdict, context)
+        return forward, verdict, packed, (forwarded, judged, committed, mark())
+
+    @torch.inference_mode()
+    def warm_up(self, params: SamplingParams | None = None) -> float:
+        """Run the parts of every kind of step that requests with ``params`` can take, and so record them; in seconds.
+
+        All batches up to ``max_rows`` and all windows up to the widest chain; nothing of it is seen by later requests,
+        and ``stats`` are new. An eager runtime has nothing to record: 0. Raises SpecdecError while requests are live.
+
+        Example: ``engine.warm_up(SamplingParams(temperature=0.7))``
+        """
+        if self.rows.live or self._waiting:
+            raise SpecdecError(
+                f"{len(self.rows.live)} requests are live; call warm_up before submit, or after their end"
+            )
+        if not self.runtime.whole:
+            return 0.0
+        request = Request(0, (0,), params or SamplingParams())
+        synchronize(self.target.device)
+        start = time.perf_counter()
+        for row in range(self.max_rows):
+            self.rows.admit(row, Live(request, self.max_length, StopWatcher(request.params, 1, self.tokenizer)))
+            for width in range(self.max_window):
+                self._take_once(width, drawn=False)
+                if width and request.params.temperature > 0 and not self.policy.coupled:
+                    self._take_once(width, drawn=True)
+        self.rows.clear()
+        self._begin()
+        synchronize(self.target.device)
+        return time.perf_counter() - start
+
+    def _take_once(self, proposals: int, drawn: bool) -> None:
+        """The parts of a step with windows of ``proposals`` zeros a row, in rows of one token."""
+        self.rows.length.fill_(1)
+        self.arena.committed.fill_(0)
+        context = self.rows.context(proposals, self.ops, self.policy.coupled)
+        if not proposals:
+            steps = self.runtime.steps(self._kind(context, None))
+            window = steps.part(Window.root, context)
+        else:
+            tokens = torch.zeros(context.rows, proposals, dtype=torch.int64, device=self.target.device)
+            q = torch.full((*tokens.shape, self.target.vocabulary), 1 / self.target.vocabulary, device=tokens.device)
+            proposal = Window.chain(tokens[:, 0], tokens, tokens[:, 0] + proposals, q if drawn else None)
+            steps = self.runtime.steps(self._kind(context, proposal))
+            window = steps.hold(proposal)
+        self._verify(steps, window, context)
+
+    def _kind(self, context: Context, proposal: Window | None) -> Hashable:
+        """All that decides which ops the parts of a step launch, and on which tensors."""
+        params, memory = context.params, self.rows.ledger.memory
+        adjusted = None if params.adjustments is None else params.adjustments.places
+        shape = None if proposal is None else (proposal.tokens.shape[1], proposal.q is None)
+        counted = memory is not None and memory.emitted.data_ptr()
+        return context.rows, shape, params.greedy, params.filtered, adjusted, counted, self.rows.most_logprobs
+
+    def _forward(self, window: Window, live: slice) -> Forward:
+        whole = self.runtime.whole
+        longest = self.max_length if whole else int(self.rows.length_host[live].max())
+        return Forward(*self.target.forward(self.arena, window, live, longest - 1))
+
+    def _judge(self, window: Window, forward: Forward, context: Context) -> Verdict:
+        logits = forward.logits
+        given = logits.float() if self.policy.raw else context.process(logits, window)
+        return self.policy.accept(given, window, context)
+
+    def _commit(self, verdict: Verdict, live: slice) -> None:
+        self.arena.commit(verdict, live, self.ops, compact=self.draft is not None and self.draft.branches)
+
+    def _extend(self, window: Window, forward: Forward, verdict: Verdict, context: Context) -> Tensor:
+        wanted = self.rows.most_logprobs
+        chances = None if wanted is None else logprobs.pack(context, forward.logits, window, verdict, wanted)
+        packed = self.rows.extend(window, verdict)
+        return packed if chances is None else torch.cat([packed, chances], dim=1)
 
     def read(self, packed: Tensor) -> npt.NDArray[np.int64]:
         """Copy ``packed`` to the host: the only transfer of a step from the device."""

@@ -210,6 +210,9 @@ class Backend(ABC):
         """Calls of each (op, backend) so far, if they are counted (``specdec.ops.Ops``)."""
         return Counter()
 
+    def add(self, calls: Counter[tuple[str, str]]) -> None:
+        """Count calls that a replay stands for, if calls are counted."""
+
     @abstractmethod
     def process(self, logits: Tensor, params: StackedParams, paths: Tensor | None) -> Tensor:
         """Each row's processors on raw logits [B, N, V]; a new tensor: see ``specdec.processors.process``."""

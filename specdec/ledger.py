@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specdec import sampling
+from specdec.devices import uploaded
 from specdec.processors import Adjustments, Penalties, StackedParams, Words, chain_paths
 from specdec.request import Request, SamplingParams
 
@@ -33,9 +35,10 @@ class Ledger:
     def admit(self, row: int, request: Request) -> None:
         """Fill a row from a request, whatever was in it before."""
         params, device = request.params, self.stream.device
-        self.temperature[row], self.top_k[row] = params.temperature, params.top_k
-        self.top_p[row], self.min_p[row] = params.top_p, params.min_p
-        seed, identity = (torch.tensor(number, device=device) for number in (params.seed, request.id))
+        # An assignment of a number would copy it from the host, and wait; a fill is a launch.
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            getattr(self, name)[row].fill_(getattr(params, name))
+        seed, identity = (torch.full((), number, device=device) for number in (params.seed, request.id))
         self.stream[row] = sampling.stream(seed, identity)
         if self.memory is None and adjusts(params):
             self.memory = Memory(*self._sizes)
@@ -75,9 +78,11 @@ def stacked(requests: Sequence[Request], vocabulary: int, device: torch.device) 
     ledger, longest = Ledger(len(requests), vocabulary, device), max(len(request.prompt) for request in requests)
     for row, request in enumerate(requests):
         ledger.admit(row, request)
-    texts = [[*request.prompt, *[0] * (longest - len(request.prompt))] for request in requests]
-    length = torch.tensor([len(request.prompt) for request in requests], device=device)
-    return ledger.stacked([request.params for request in requests], torch.tensor(texts, device=device), length)
+    texts = np.zeros((len(requests), longest), dtype=np.int64)
+    for row, request in enumerate(requests):
+        texts[row, : len(request.prompt)] = request.prompt
+    tokens, length = uploaded(device, texts, np.array([len(request.prompt) for request in requests], dtype=np.int64))
+    return ledger.stacked([request.params for request in requests], tokens, length)
 
 
 def output_paths(output: Sequence[int], device: torch.device) -> Tensor:
@@ -106,32 +111,38 @@ class Memory:
 
     def admit(self, row: int, request: Request) -> None:
         """Fill a row from a request, whatever was in it before."""
-        params, device = request.params, self.bias.device
-        self.bias[row] = 0
-        if params.logit_bias:
-            ids, values = zip(*params.bias, strict=True)
-            self.bias[row, torch.tensor(ids, device=device)] = torch.tensor(values, device=device)
-        text = torch.tensor(request.prompt, device=device)
-        output = text[len(text) - request.emitted :]
-        self.seen[row] = False
-        self.seen[row, text] = True
-        self.emitted[row] = torch.bincount(output, minlength=self.vocabulary).to(self.emitted.dtype)
-        self.repetition[row] = params.repetition_penalty
-        self.frequency[row], self.presence[row] = params.frequency_penalty, params.presence_penalty
-        self.least[row] = len(text) + params.min_new_tokens
+        params, words = request.params, request.params.bad_words
         self.ends = _wider(self.ends, len(params.eos))
-        words = params.bad_words
         self.last = _wider(self.last, len(words))
         self.prefix = _wider(self.prefix, len(words), max((len(word) - 1 for word in words), default=0))
-        for tensor in (self.ends, self.last, self.prefix):
-            tensor[row] = -1
+        ends, last, prefix = (np.full(t.shape[1:], -1, dtype=np.int64) for t in (self.ends, self.last, self.prefix))
         # An id past the vocabulary cannot be emitted, so it needs no ban.
-        ends = [token for token in params.eos if token < self.vocabulary]
-        self.ends[row, : len(ends)] = torch.tensor(ends, dtype=torch.int64, device=device)
-        for index, word in enumerate(words):
-            *before, self.last[row, index] = word
-            if before:
-                self.prefix[row, index, -len(before) :] = torch.tensor(before, device=device)
+        able = [token for token in params.eos if token < self.vocabulary]
+        ends[: len(able)] = able
+        for index, (*before, token) in enumerate(words):
+            last[index] = token
+            prefix[index, prefix.shape[1] - len(before) :] = before
+        ids, values = zip(*params.bias, strict=True) if params.bias else ((), ())
+        text, biased, bias, *rest = uploaded(
+            self.bias.device,
+            np.array(request.prompt, dtype=np.int64),
+            np.array(ids, dtype=np.int64),
+            np.array(values, dtype=np.float32),
+            ends,
+            last,
+            prefix,
+        )
+        for tensor, new in zip((self.ends, self.last, self.prefix), rest, strict=True):
+            tensor[row] = new
+        output = text[len(text) - request.emitted :]
+        # In this row, a number is filled in; an assignment would copy it from the host, and wait.
+        self.bias[row].zero_().index_copy_(0, biased, bias)
+        self.seen[row].zero_().index_fill_(0, text, value=True)
+        self.emitted[row].zero_().scatter_add_(0, output, torch.ones_like(output, dtype=self.emitted.dtype))
+        self.repetition[row].fill_(params.repetition_penalty)
+        self.frequency[row].fill_(params.frequency_penalty)
+        self.presence[row].fill_(params.presence_penalty)
+        self.least[row].fill_(len(text) + params.min_new_tokens)
 
     def move(self, source: int, row: int) -> None:
         """Copy row ``source`` onto ``row``."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec import sampling
+from specdec.devices import uploaded
 from specdec.errors import SpecdecError
 from specdec.processors import Paths, StackedParams
 from specdec.sampling import Purpose
@@ -77,9 +78,7 @@ class Window:
             if parents is not None:
                 above[row, 1 : len(tokens) + 1] = parents[row]
         device = context.tokens.device
-        proposed, slots, width = (
-            torch.from_numpy(array).to(device, non_blocking=True) for array in (padded, above, counts + 1)
-        )
+        proposed, slots, width = uploaded(device, padded, above, counts + 1)
         return Window(torch.cat([context.pending[:, None], proposed], dim=1), slots, width)
 
     @staticmethod
@@ -87,6 +86,26 @@ class Window:
         """The window of plain decoding: the pending token alone (W = 1)."""
         pending = context.pending
         return Window.chain(pending, pending[:, None][:, :0], torch.zeros_like(pending))
+
+    def copied(self) -> Window:
+        """A window of its own tensors, which ``copy_`` can overwrite."""
+        q = None if self.q is None else self.q.clone()
+        tokens, parents, width = (t.clone(memory_format=torch.contiguous_format) for t in self._integers)
+        return Window(tokens, parents, width, q)
+
+    def copy_(self, other: Window) -> None:
+        """Overwrite the tensors by those of a window of the same shapes, in place.
+
+        What this window has computed of its tensors (``ancestors``, ``depth``, …) is not computed again.
+        """
+        for mine, given in zip(self._integers, other._integers, strict=True):
+            mine.copy_(given)
+        if self.q is not None and other.q is not None:
+            self.q.copy_(other.q)
+
+    @property
+    def _integers(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.tokens, self.parents, self.width
 
     @cached_property
     def ancestors(self) -> Tensor:

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from specdec.arena import Arena, LayerShape, Plan
+from specdec.devices import uploaded
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
 from specdec.messages import Window
@@ -203,8 +205,8 @@ class ArenaModel:
 
         The row's first ``first`` cells are those of the prompt's first tokens already; by default it is emptied.
         """
-        arena.committed[row] = first
-        tokens = torch.tensor([prompt[:-1]], dtype=torch.int64, device=self.device)
+        arena.committed[row].fill_(first)
+        [tokens] = uploaded(self.device, np.array([prompt[:-1]], dtype=np.int64))
         for start in range(first, tokens.shape[1], PREFILL_CHUNK):
             chunk = tokens[:, start : start + PREFILL_CHUNK]
             yield start, chunk, self.extend(arena, chunk, row, start)

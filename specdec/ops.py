@@ -41,6 +41,10 @@ class Ops(Backend):
         """The calls of each (op, backend) so far."""
         return Counter(self.calls)
 
+    def add(self, calls: Counter[tuple[str, str]]) -> None:
+        """See ``Backend``."""
+        self.calls.update(calls)
+
     def absent(self, device: str) -> list[str]:
         """For each backend that is meant for a kind of device and is not in the chain, the reason."""
         return [f"{backend.name}: {reason}" for backend, reason in self._absent if device in backend.devices]

@@ -68,6 +68,15 @@ class Adjustments:
     least: Tensor | None = None
     ends: Tensor | None = None
 
+    @property
+    def places(self) -> tuple[int | None, ...]:
+        """The address of each tensor, None where there is none: equal where the same tensors are used."""
+        penalties, words = self.penalties, self.words
+        tensors = [self.tokens, self.length, self.bias, self.least, self.ends]
+        tensors += [None] * 5 if penalties is None else list(vars(penalties).values())
+        tensors += [None] * 2 if words is None else [words.prefix, words.last]
+        return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
+
 
 @dataclass(frozen=True)
 class StackedParams:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specdec.devices import uploaded
 from specdec.ledger import Ledger
 from specdec.logprobs import TokenLogprobs, unpack
 from specdec.messages import Context, Verdict, Window
@@ -23,6 +24,9 @@ from specdec.stops import FinishReason, StopWatcher
 
 if TYPE_CHECKING:
     from specdec.interfaces import Backend
+
+TAIL = 4
+"""How many numbers follow a row's emitted tokens in the step's read."""
 
 Kind = Literal["accepted", "recovered", "bonus", "plain"]
 
@@ -54,7 +58,7 @@ class Rows:
             return torch.zeros(*shape, dtype=torch.int64, device=device)
 
         self.tokens, self.length, self.request = zeros(max_rows, max_tokens), zeros(max_rows), zeros(max_rows)
-        self.limit = zeros(max_rows)
+        self.limit, self._room = zeros(max_rows), zeros(max_rows)
         self.ledger = Ledger(max_rows, vocabulary, device)
         self.history = np.zeros((max_rows, max_tokens), dtype=np.int64)
         self.length_host = np.zeros(max_rows, dtype=np.int64)
@@ -62,15 +66,18 @@ class Rows:
         self.live: list[Live] = []
         self._stacked: StackedParams | None = None  # of the live rows; None after these have changed
         self.most_logprobs: int | None = None  # alternatives that a row of the last context wants; None: none wants any
-        self.allocations = 4 + self.ledger.allocations
+        self.allocations = 5 + self.ledger.allocations
 
     def admit(self, row: int, live: Live) -> None:
         """Fill a row's state from a request; ``row`` is a freed row or the first row after the live rows."""
         prompt = live.request.prompt
         self.history[row, : len(prompt)] = prompt
         self.length_host[row], self.limit_host[row] = len(prompt), live.limit
-        self.tokens[row, : len(prompt)] = torch.tensor(prompt, device=self.tokens.device)
-        self.length[row], self.limit[row], self.request[row] = len(prompt), live.limit, live.request.id
+        self.tokens[row, : len(prompt)] = uploaded(self.tokens.device, self.history[row, : len(prompt)])[0]
+        # An assignment of a number would copy it from the host, and wait; a fill is a launch.
+        self.length[row].fill_(len(prompt))
+        self.limit[row].fill_(live.limit)
+        self.request[row].fill_(live.request.id)
         self.ledger.admit(row, live.request)
         self.live[row : row + 1] = [live]
         self._stacked = None
@@ -107,7 +114,7 @@ class Rows:
         """The step's context: views of the live rows. K is limited to each row's budget and room."""
         b = len(self.live)
         # A step emits at most one token more than it proposes.
-        room = self.limit[:b] - self.length[:b] - 1
+        room = torch.sub(self.limit[:b], self.length[:b], out=self._room[:b]).sub_(1)
         room_host = self.limit_host[:b] - self.length_host[:b] - 1
         return Context(
             request=self.request[:b],
@@ -115,7 +122,7 @@ class Rows:
             history=self.history[:b],
             length=self.length[:b],
             length_host=self.length_host[:b],
-            max_proposals=room.clamp(max=k),
+            max_proposals=room.clamp_(max=k),
             max_proposals_host=np.minimum(room_host, k),
             params=self.params(),
             ops=ops,
@@ -125,8 +132,8 @@ class Rows:
     def extend(self, window: Window, verdict: Verdict) -> Tensor:
         """Write the emitted tokens to the device side; returns the packed integers of the step's read.
 
-        Packed int64 [B, D + 4]: the D emitted tokens (accepted, then next, then garbage), then four numbers: accepted
-        proposals, proposals, their largest depth, and cells that a compaction must move.
+        Packed int64 [B, D + TAIL]: the D emitted tokens (accepted, then next, then garbage), then four numbers:
+        accepted proposals, proposals, their largest depth, and cells that a compaction must move.
         """
         b, path = len(self.live), verdict.path
         step = torch.arange(path.shape[1], device=path.device)

@@ -231,10 +231,13 @@ class Comparison:
         for arm, runner in self.runners.items():
             self._progress(f"warming up {arm.label}")
             with self._isolated(self.series[arm]), self._limit(f"{arm.label}, warming up"):
+                if isinstance(runner, EngineRunner):
+                    runner.warm_up(first.params)
                 if isinstance(runner, EngineRunner) and arm.draft:
                     self._accepted[arm] = runner.accepted(self._first)
                 else:
                     runner.run([self._first])
+            self.series[arm].conditions = runner.conditions()  # which a part that cannot be recorded changes
 
     def _ask_again(self, arm: Arm) -> None:
         """Mark a draft that accepts more of a prompt than at first, although it was told to forget it."""

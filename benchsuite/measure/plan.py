@@ -21,7 +21,8 @@ class MeasuringPlan:
     workloads reaches at most this share of its ratio to either side; ``budget``: seconds after which measuring ends.
     ``timeout``: most seconds of one run; ``baseline``: the arm that speedups are relative to. ``dry``: every model is
     replaced by a tiny one with random weights, whose figures mean nothing. ``judge``: the model under which the
-    perplexity of every arm's outputs is taken, if any; ``debug``: errors of arms have their traceback.
+    perplexity of every arm's outputs is taken, if any; ``debug``: errors of arms have their traceback. ``graphs``: on
+    CUDA the parts of steps are recorded and replayed.
     """
 
     prompts: int | None = None
@@ -34,6 +35,7 @@ class MeasuringPlan:
     dry: bool = False
     judge: str = ""
     debug: bool = False
+    graphs: bool = True
 
     @property
     def chooses(self) -> bool:

@@ -14,7 +14,7 @@ from specdec.devices import synchronize
 from specdec.engine import Completion, Engine
 from specdec.interfaces import Controller
 from specdec.quantised import BITS
-from specdec.request import Request
+from specdec.request import Request, SamplingParams
 from specdec.stats import Stats, Step, StepTimes
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ class Runner(TokenSource, Protocol):
         """Drop everything that draft and controller have learnt from earlier runs; the next run bears its time."""
 
     def conditions(self) -> dict[str, str]:
-        """What two arms must have in common for their times to be compared: ``dtype`` and ``compile``."""
+        """What two arms must have in common for their times to be compared: ``dtype`` and ``compile``, and of engines
+        the ``runtime``."""
 
 
 class EngineRunner(EngineSource):
@@ -151,6 +152,10 @@ class EngineRunner(EngineSource):
             forgetting_s=forgetting,
         )
 
+    def warm_up(self, params: SamplingParams) -> None:
+        """Have the engine record what requests with ``params`` need; the time is one of its set-up's."""
+        self.engine.set_up_seconds["graphs"] = self.engine.warm_up(params)
+
     def forget(self) -> None:
         """Call ``forget`` of the draft and of the controller."""
         start = time.perf_counter()
@@ -173,9 +178,12 @@ class EngineRunner(EngineSource):
         return engine.stats.counts["num_accepted_tokens"]
 
     def conditions(self) -> dict[str, str]:
-        """The dtype of the weights that are read; the engine compiles nothing."""
+        """The dtype of the weights that are read, and how steps are run; the engine compiles nothing."""
         given, used = self.arm.setting.dtype, self.engine.target.dtype
-        return {"dtype": given if given in BITS else str(used).removeprefix("torch."), "compile": "no"}
+        dtype = given if given in BITS else str(used).removeprefix("torch.")
+        runtime = self.engine.runtime
+        ran = f"{runtime.name} in part, for {runtime.notes[0]}" if runtime.notes else runtime.name
+        return {"dtype": dtype, "compile": "no", "runtime": ran}
 
 
 class Always(Controller):

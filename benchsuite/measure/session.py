@@ -149,6 +149,7 @@ class Bench(Measured):
             max_rows=setting.batch,
             max_length=longest + setting.max_new_tokens,
             seed=setting.seed,
+            graphs=self.plan.graphs,
         )
         judge = Judge(target, max(encoded, key=len))
         strategies = list(dict.fromkeys(replace(arm, setting=setting) for arm in arms))

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from benchsuite.museum.entries import mutant
-from benchsuite.museum.places import COMMIT, FILTER, KEPT, MEMORY, PACK, PENALISED, REFERENCE, STEP, TRANSLATED
+from benchsuite.museum.places import (
+    COMMIT,
+    COMMITTED,
+    EXTEND,
+    FILTER,
+    KEPT,
+    MEMORY,
+    PACK,
+    PENALISED,
+    REFERENCE,
+    TRANSLATED,
+)
 
 OURS = (
     mutant(
@@ -44,7 +55,7 @@ OURS = (
         "ours",
         "an accepted branch is not compacted",
         "distribution",
-        (STEP, "compact=self.draft is not None and self.draft.branches", "compact=False"),
+        (COMMITTED, "compact=self.draft is not None and self.draft.branches", "compact=False"),
     ),
     mutant(
         "ours",
@@ -106,16 +117,16 @@ OURS = (
         "ours",
         "a chain is compacted although its path is already in place",
         "counters",
-        (STEP, "compact=self.draft is not None and self.draft.branches", "compact=True"),
+        (COMMITTED, "compact=self.draft is not None and self.draft.branches", "compact=True"),
     ),
     mutant(
         "ours",
         "a step reads the device a second time",
         "counters",
         (
-            STEP,
-            "packed = rows.extend(window, verdict)",
-            "packed = rows.extend(window, verdict)\n        assert int(verdict.num_accepted.max()) < 99",
+            EXTEND,
+            "packed = self.rows.extend(window, verdict)",
+            "packed = self.rows.extend(window, verdict)\n        assert int(verdict.num_accepted.max()) < 99",
         ),
     ),
     mutant(
@@ -170,7 +181,7 @@ OURS = (
         "ours",
         "the next request in a row inherits the penalties' counts",
         "rollback",
-        (f"{MEMORY}.admit", "self.emitted[row] = ", "self.emitted[row] += "),
+        (f"{MEMORY}.admit", "self.emitted[row].zero_().scatter_add_", "self.emitted[row].scatter_add_"),
     ),
     mutant(
         "ours",
@@ -256,11 +267,11 @@ OURS = (
         "logprobs are computed after the step's tokens were counted as output",
         "logprobs",
         (
-            STEP,
-            """chances = None if wanted is None else logprobs.pack(context, logits, window, verdict, wanted)
-        packed = rows.extend(window, verdict)""",
-            """packed = rows.extend(window, verdict)
-        chances = None if wanted is None else logprobs.pack(context, logits, window, verdict, wanted)""",
+            EXTEND,
+            """chances = None if wanted is None else logprobs.pack(context, forward.logits, window, verdict, wanted)
+        packed = self.rows.extend(window, verdict)""",
+            """packed = self.rows.extend(window, verdict)
+        chances = None if wanted is None else logprobs.pack(context, forward.logits, window, verdict, wanted)""",
         ),
     ),
     mutant(

@@ -6,7 +6,7 @@ CHAIN = "specdec_plugins.chain:Chain.propose"
 REFERENCE = "specdec_kernels.reference:Reference"
 COMMIT = "specdec.arena:Arena.commit"
 DRAFT_MODEL = "specdec_plugins.drafts.draft_model:DraftModel"
-STEP = "specdec.engine:Engine.step"
+JUDGE, COMMITTED, EXTEND = (f"specdec.engine:Engine.{part}" for part in ("_judge", "_commit", "_extend"))
 PROCESS = "context.process(logits, window)"
 GIVEN = f"given = logits.float() if self.policy.raw else {PROCESS}"
 KEPT = "committed += verdict.num_accepted + 1"

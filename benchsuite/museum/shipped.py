@@ -10,12 +10,12 @@ from benchsuite.museum.places import (
     DRAFT_MODEL,
     FILTER,
     GIVEN,
+    JUDGE,
     KEPT,
     PACK,
     POSITION,
     PROCESS,
     REFERENCE,
-    STEP,
 )
 
 SHIPPED = (
@@ -39,13 +39,13 @@ SHIPPED = (
         "vllm#9834",
         "processors are not applied to the target's distribution in verification",
         "distribution",
-        (STEP, GIVEN, "given = logits"),
+        (JUDGE, GIVEN, "given = logits"),
     ),
     mutant(
         "vllm#42744, sglang#10617",
         "processors are applied to the bonus token only",
         "distribution",
-        (STEP, GIVEN, f"given = torch.cat([logits[:, :-1], {PROCESS}[:, -1:]], dim=1)"),
+        (JUDGE, GIVEN, f"given = torch.cat([logits[:, :-1], {PROCESS}[:, -1:]], dim=1)"),
     ),
     mutant(
         "vllm#47386",
@@ -190,7 +190,7 @@ SHIPPED = (
         "llama.cpp#26695",
         "analogue: a reset reports success but leaves the row unchanged",
         "rollback",
-        ("specdec.arena:Arena.reset", "self.committed[row] = 0", "self.committed[row] += 0"),
+        ("specdec.arena:Arena.reset", "self.committed[row].fill_(0)", "self.committed[row].add_(0)"),
     ),
     mutant(
         "sglang#25015",
@@ -258,7 +258,7 @@ SHIPPED = (
         "vllm#42533",
         "proposals exceed the token budget",
         "stops",
-        ("specdec.rows:Rows.context", "max_proposals=room.clamp(max=k)", "max_proposals=torch.full_like(room, k)"),
+        ("specdec.rows:Rows.context", "max_proposals=room.clamp_(max=k)", "max_proposals=room.fill_(k)"),
         (
             "specdec.rows:Rows.context",
             "room_host = self.limit_host[:b] - self.length_host[:b] - 1",

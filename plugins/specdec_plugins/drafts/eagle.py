@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
 from specdec.arena import Arena, KeptCells, LayerShape
+from specdec.devices import uploaded
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import PREFILL_CHUNK
 from specdec_plugins.chain import Chain
@@ -61,7 +63,7 @@ class Eagle(Draft):
         """Store the prompt, because an entry needs the token after its hidden state."""
         self._arena.reset(row)
         self._state[row] = 0
-        self._prompts[row] = torch.tensor([prompt], device=self._state.device)
+        [self._prompts[row]] = uploaded(self._state.device, np.array([prompt], dtype=np.int64))
         self._longest = max(self._longest, len(prompt) - 1)
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:

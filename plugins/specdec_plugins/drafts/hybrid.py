@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
+from specdec.devices import uploaded
 from specdec.interfaces import DraftFactory, Env
 from specdec.registry import split_list
 
@@ -114,9 +115,8 @@ class Hybrid(Draft):
         drafted = self._rest[0].propose(
             replace(context, max_proposals=few, max_proposals_host=context.max_proposals_host.clip(max=self._model_k))
         )
-        theirs = torch.from_numpy(np.array([not tokens for tokens in found]))
-        theirs = theirs.to(context.tokens.device, non_blocking=True)
-        return _joined(looked, drafted, theirs)
+        [theirs] = uploaded(context.tokens.device, np.array([not tokens for tokens in found], dtype=np.int64))
+        return _joined(looked, drafted, theirs > 0)
 
     def _look_up(self, context: Context, row: int) -> list[int]:
         for lookup in self._lookups:

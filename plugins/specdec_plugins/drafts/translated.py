@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec import Context, Draft, Request, Verdict, Window
 from specdec.catalog import Loaded
+from specdec.devices import uploaded
 from specdec.interfaces import Env
 from specdec.model import ArenaModel
 from specdec_plugins.chain import Chain
@@ -153,4 +154,4 @@ class TranslatedDraft(Draft):
         return self._model.forward(self._arena, window, rows, longest)[0]
 
     def _upload(self, array: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._arena.committed.device, non_blocking=True)
+        return uploaded(self._arena.committed.device, array)[0]

@@ -1,0 +1,219 @@
+"""Parts of steps that are recorded and replayed decode what parts decode that run op by op."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchsuite.prove import tiny
+from benchsuite.prove.tape import Tape
+from specdec import Context, Engine, Policy, Purpose, Request, SamplingParams, SpecdecError, Verdict, Window
+from specdec.assembly import Assembly
+from specdec.interfaces import Contract, Env
+from specdec.ops import Ops
+from specdec.runtime import Graphed
+
+DRAFTS = (
+    *("ngram", "ngram(branches=2)", "suffix", "garbage", "oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"),
+    *("medusa", "medusa(head_init=random, beam=2)", "eagle", "hybrid(sources='suffix, ngram, eagle')"),
+)
+POLICIES = (
+    *("match", "longest_prefix", "rejection", "block", "tree_rejection", "conf_threshold", "topk_agree", "typical"),
+    "tree_agree(m=1)",
+)
+
+PARAMS: dict[str, Callable[[int], SamplingParams]] = {
+    "alike": lambda row: SamplingParams(max_new_tokens=9),
+    "mixed": lambda row: SamplingParams(max_new_tokens=16, temperature=row % 2 * 0.8, top_k=row * 5),
+    "penalties": lambda row: SamplingParams(
+        max_new_tokens=9,
+        repetition_penalty=1.2,
+        presence_penalty=0.3 * row,
+        logit_bias={7: 1.0},
+        bad_words=((5, 6), (9,)),
+        min_new_tokens=3,
+        eos=(11, 256),
+    ),
+    "ended": lambda row: SamplingParams(max_new_tokens=12, eos=tuple(range(0, 256, 5)), stop=("a",)),
+    "logprobs": lambda row: SamplingParams(max_new_tokens=12, logprobs=row or None),
+}
+"""What each of four requests asks for; two or three rows have the others wait."""
+
+TURNS = tuple(itertools.product((0.0, 1.0), PARAMS, (1, 2, 3), ("fixed", "adaptive")))
+
+
+def _cases() -> Iterator[Any]:
+    """Each draft with each policy that takes its windows, in settings that take turns."""
+    pairs = itertools.product(DRAFTS, POLICIES)
+    fitting = [(d, p) for d, p in pairs if tiny.policy_named(p).trees or "=2" not in d]
+    for index, pair in enumerate(fitting):
+        turn = TURNS[11 * index % len(TURNS)]  # 11 has no factor in common with their number, so that all have turns
+        yield pytest.param(*pair, *turn, id="-".join(map(str, (*pair, *turn))))
+
+
+@pytest.fixture(scope="module")
+def build() -> Callable[[int], Assembly]:
+    """Assemblies over a tiny Llama on the reference, by their number of rows."""
+    made: dict[int, Assembly] = {}
+
+    def assembly(rows: int) -> Assembly:
+        if rows not in made:
+            made[rows] = tiny.assembly(max_rows=rows, backend="reference")
+        return made[rows]
+
+    return assembly
+
+
+def _recorded(engine: Engine) -> Graphed:
+    assert isinstance(engine.ops, Ops)
+    engine.runtime = runtime = Graphed(Tape(), engine.ops)
+    return runtime
+
+
+def _asked(params: Callable[[int], SamplingParams], temperature: float) -> list[Request]:
+    asked = [params(row) for row in range(4)]
+    warm = [one if one.temperature else replace(one, temperature=temperature) for one in asked]
+    return [Request(row, prompt, one) for row, (prompt, one) in enumerate(zip(tiny.prompts(4), warm, strict=True))]
+
+
+def _decoded(engine: Engine, requests: Sequence[Request]) -> list[tuple[object, ...]]:
+    return [(done.tokens, done.kinds, done.finish_reason, done.logprobs) for done in engine.run(requests)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("draft", "policy", "temperature", "params", "rows", "controller"), list(_cases()))
+def test_replayed_parts_decode_and_count_what_parts_do_that_run(
+    build: Callable[[int], Assembly],
+    draft: str,
+    policy: str,
+    temperature: float,
+    params: str,
+    rows: int,
+    controller: str,
+) -> None:
+    requests = _asked(PARAMS[params], temperature)
+    for request in requests if "oracle" in draft else ():
+        build(rows).plain(request)  # or only the engine that runs first would count it
+    run, replayed = (build(rows).engine(draft, policy, controller, 4) for _ in range(2))
+    runtime = _recorded(replayed)
+    assert _decoded(replayed, requests) == _decoded(run, requests)
+    assert replayed.stats.counters() == run.stats.counters()
+    assert replayed.stats.ops == run.stats.ops
+    assert replayed.stats.counts["host_reads"] == len(replayed.stats.steps)
+    assert len(runtime.kinds) < len(replayed.stats.steps), "no step was replayed"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_one_run_recorded_the_next_replays(build: Callable[[int], Assembly]) -> None:
+    engine, plain = build(2).engine("garbage", k=3), build(2).engine("garbage", k=3)
+    runtime = _recorded(engine)
+    requests = _asked(PARAMS["mixed"], 0.0)
+    engine.run(requests)
+    kinds = len(runtime.kinds)
+    again = [replace(request, id=request.id + 10) for request in requests]
+    assert _decoded(engine, again) == _decoded(plain, again)
+    assert len(runtime.kinds) == kinds
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("policy", ["match", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(
+    build: Callable[[int], Assembly], policy: str, temperature: float
+) -> None:
+    engine, plain = build(2).engine("draft_model", policy, k=3), build(2).engine("draft_model", policy, k=3)
+    runtime = _recorded(engine)
+    params = SamplingParams(max_new_tokens=12, temperature=temperature)
+    assert engine.warm_up(params) > 0
+    kinds = len(runtime.kinds)
+    requests = _asked(lambda row: params, 0.0)
+    assert _decoded(engine, requests) == _decoded(plain, requests)
+    assert engine.stats.counters() == plain.stats.counters()
+    assert engine.stats.ops == plain.stats.ops
+    assert len(runtime.kinds) == kinds
+
+
+def test_a_warm_up_is_refused_while_requests_are_live(build: Callable[[int], Assembly]) -> None:
+    engine = build(1).engine(None, k=0)
+    _recorded(engine)
+    engine.submit([Request(0, (1, 2), SamplingParams(max_new_tokens=4))])
+    with pytest.raises(SpecdecError, match="1 requests are live; call warm_up before submit"):
+        engine.warm_up()
+
+
+class Moody(Policy):
+    """``match`` with a fault in it."""
+
+    coupled = True
+
+    def __init__(self, fault: Callable[[int, Tensor], Tensor]) -> None:
+        self._fault, self._calls = fault, 0
+
+    def contract(self, params: SamplingParams) -> Contract:
+        """Nothing."""
+        return "lossy"
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        """Change the logits first."""
+        self._calls += 1
+        return context.ops.verify_prefix(window, self._fault(self._calls, logits).argmax(dim=-1))
+
+
+def _moody(fault: Callable[[int, Tensor], Tensor]) -> tuple[Engine, Engine]:
+    def factory(env: Env) -> Policy:
+        return Moody(fault)
+
+    assembly = tiny.assembly(backend="reference", extra=(("policy", "moody", factory),))
+    engine, recorded = (assembly.engine("garbage", "moody", k=2) for _ in range(2))
+    _recorded(recorded)
+    return engine, recorded
+
+
+def test_a_part_that_counts_on_the_host_is_found() -> None:
+    run, replayed = _moody(lambda calls, logits: logits.roll(calls, dims=-1))
+    requests = [Request(0, (1, 2, 3), SamplingParams(max_new_tokens=8))]
+    assert _decoded(replayed, requests) != _decoded(run, requests)
+
+
+def test_a_part_that_reads_is_refused() -> None:
+    def reads(calls: int, logits: Tensor) -> Tensor:
+        return logits + float(logits[0, 0, 0].item())
+
+    _, replayed = _moody(reads)
+    with pytest.raises(RuntimeError, match="a part that reads cannot be recorded"):
+        replayed.run([Request(0, (1, 2, 3), SamplingParams(max_new_tokens=8))])
+
+
+class Refusing:
+    """Records as CUDA does, without running; refuses functions of one name."""
+
+    name, runs = "refusing", False
+
+    def __init__(self, refused: str) -> None:
+        self._refused = refused
+
+    def __call__(self, function: Any, given: Sequence[object]) -> tuple[Any, Callable[[], None]]:
+        """Raise as a capture does."""
+        context = given[-1]
+        if function.__name__ == self._refused and isinstance(context, Context):
+            context.choose(torch.zeros(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64), Purpose.TARGET)
+            raise RuntimeError("operation not permitted when stream is capturing")
+        raise RuntimeError("refused")
+
+
+def test_a_part_that_cannot_be_recorded_runs_op_by_op_and_is_named(build: Callable[[int], Assembly]) -> None:
+    engine, plain = build(1).engine("ngram", k=2), build(1).engine("ngram", k=2)
+    assert isinstance(engine.ops, Ops)
+    engine.runtime = runtime = Graphed(Refusing("_judge"), engine.ops)
+    requests = _asked(PARAMS["alike"], 0.0)
+    assert _decoded(engine, requests) == _decoded(plain, requests)
+    assert engine.stats.ops == plain.stats.ops
+    assert runtime.notes
+    assert all("cannot be recorded" in note for note in runtime.notes)

@@ -1,0 +1,216 @@
+"""How an engine runs the parts of a step: op by op, or each part recorded once and replayed.
+
+A part is a function from tensors to tensors that reads nothing on the host. It may write in place to tensors that stay
+where they are: the arena and the rows. Steps of one *kind* (rows, width, greedy or not, …) launch the same ops over
+tensors of the same shapes, so what was recorded of one can be replayed for every other: on CUDA as a graph, whose
+launch costs the host some microseconds for any number of ops.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar, cast
+
+import torch
+
+from specdec.interfaces import Backend
+from specdec.messages import Window
+
+T = TypeVar("T")
+
+Replay = Callable[[], None]
+
+
+class Steps(ABC):
+    """The parts of a step of one kind, in the order in which the step calls them."""
+
+    @abstractmethod
+    def hold(self, window: Window) -> Window:
+        """The window that the parts of this step are called with: one that equals ``window``, or ``window`` itself."""
+
+    @abstractmethod
+    def part(self, function: Callable[..., T], *given: object) -> T:
+        """What ``function(*given)`` returns.
+
+        ``given`` are what ``hold`` returned, earlier results of the step, whole, and objects whose tensors stay where
+        they are. The tensors of the result are overwritten by the next step of this kind.
+        """
+
+
+class Runtime(ABC):
+    """Makes the ``Steps`` of each kind.
+
+    ``name`` is what tables show. ``whole``: parts may not depend on lengths that the host knows, because a replay would
+    go on with those of the first step.
+    """
+
+    name: str
+    whole: bool
+
+    @abstractmethod
+    def steps(self, kind: Hashable) -> Steps:
+        """The parts of a kind, at the start of a step."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why some steps do not run as the name says; empty if all do."""
+        return ()
+
+
+class Eager(Runtime, Steps):
+    """Runs every part op by op.
+
+    Example: ``Eager().steps(None).part(torch.add, a, b)``
+    """
+
+    name, whole = "eager", False
+
+    def steps(self, kind: Hashable) -> Steps:
+        """Itself: it keeps nothing of a kind."""
+        return self
+
+    def hold(self, window: Window) -> Window:
+        """The window itself."""
+        return window
+
+    def part(self, function: Callable[..., T], *given: object) -> T:
+        """Call the function."""
+        return function(*given)
+
+
+class Recorder(Protocol):
+    """Records functions. ``runs``: a function also runs while it is recorded; else it must have run before.
+
+    ``name`` is the runtime's.
+    """
+
+    name: str
+    runs: bool
+
+    def __call__(self, function: Callable[..., T], given: Sequence[object]) -> tuple[T, Replay]:
+        """Record ``function(*given)``; returns its result, which stays where it is, and what computes it again there.
+
+        Raises RuntimeError for a function that cannot be recorded.
+        """
+
+
+@dataclass
+class _Recorded:
+    """A part: its result, how to compute it again, and the calls of ops that a replay stands for."""
+
+    result: object
+    replay: Replay
+    calls: Counter[tuple[str, str]]
+
+
+@dataclass
+class Recording(Steps):
+    """Parts recorded in the first step of a kind and replayed in all others, over a window that stays where it is.
+
+    If a part cannot be recorded, all parts of the kind run op by op; ``failure`` says why.
+    """
+
+    recorder: Recorder
+    ops: Backend
+    failure: str | None = None
+    _window: Window | None = None
+    _parts: list[_Recorded] = field(default_factory=list)
+    _place: int = 0
+    _kept: dict[int, object] = field(default_factory=dict)  # by the id of what the first step got instead
+
+    def start(self) -> Recording:
+        """Begin a step; returns itself."""
+        self._place, self._kept = 0, {}
+        return self
+
+    def hold(self, window: Window) -> Window:
+        """Copy the window to where the parts read it."""
+        if self.failure:
+            return window
+        if self._window is None:
+            self._window = window.copied()
+            # The first step gets the window itself: what a window caches is to be computed while that is recorded.
+            self._kept[id(window)] = self._window
+            return self._window if self.recorder.runs else window
+        self._window.copy_(window)
+        return self._window
+
+    def part(self, function: Callable[..., T], *given: object) -> T:
+        """Replay the next part, or record it."""
+        if self.failure:
+            return function(*given)
+        if self._place == len(self._parts):
+            return self._record(function, given)
+        part = self._parts[self._place]
+        self._place += 1
+        part.replay()
+        self.ops.add(part.calls)
+        return cast(T, part.result)
+
+    def _record(self, function: Callable[..., T], given: Sequence[object]) -> T:
+        runs = self.recorder.runs
+        first = None if runs else function(*given)
+        before = self.ops.ran()
+        try:
+            kept, replay = self.recorder(function, [self._kept.get(id(one), one) for one in given])
+        except RuntimeError as error:
+            if runs:
+                raise
+            self.failure = f"{getattr(function, '__name__', function)} cannot be recorded: {error}"
+        calls = self.ops.ran() - before
+        if not runs:  # it was called twice, and ran once
+            self.ops.add(Counter({name: -count for name, count in calls.items()}))
+        if self.failure:
+            return cast(T, first)
+        result = kept if runs else cast(T, first)
+        self._kept[id(result)] = kept
+        self._parts.append(_Recorded(kept, replay, calls))
+        self._place += 1
+        return result
+
+
+class Graphed(Runtime):
+    """Records the parts of each kind of steps once. ``ops`` counts its calls, replayed ones too.
+
+    Example: ``Graphed(CudaGraphs(), ops)``
+    """
+
+    whole = True
+
+    def __init__(self, recorder: Recorder, ops: Backend) -> None:
+        self.name, self._recorder, self._ops = recorder.name, recorder, ops
+        self.kinds: dict[Hashable, Recording] = {}
+
+    def steps(self, kind: Hashable) -> Steps:
+        """The parts of a kind, recorded or not yet."""
+        if kind not in self.kinds:
+            self.kinds[kind] = Recording(self._recorder, self._ops)
+        return self.kinds[kind].start()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Each reason for which a part could not be recorded."""
+        return tuple(dict.fromkeys(kind.failure for kind in self.kinds.values() if kind.failure))
+
+
+class CudaGraphs:
+    """Captures the launches of a function, without running them, into a graph.
+
+    All graphs share one pool of memory. Their results are kept, so that no graph's memory is used by another while it
+    holds something.
+    """
+
+    name, runs = "graphed", False
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: Callable[..., T], given: Sequence[object]) -> tuple[T, Replay]:
+        """See ``Recorder``."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = function(*given)
+        return result, graph.replay
