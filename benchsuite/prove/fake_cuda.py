@@ -1,0 +1,403 @@
+"""Steps of the engine on tensors that say they are on a GPU and hold no numbers: what one would refuse or wait for.
+
+torch's fake tensors carry shapes, dtypes and devices through every op. A step that reads a number, mixes devices, or
+launches other ops than its neighbour is found on a machine without a GPU; speed and numbers are not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from benchsuite.prove import families, tiny
+from benchsuite.prove.tape import shares_memory
+from specdec import Engine, Request, SamplingParams, catalog, swap
+from specdec.assembly import Assembly
+from specdec.cache import cache_root
+from specdec.devices import Stopwatch
+from specdec.interfaces import Backend
+from specdec.model import ArenaModel
+from specdec.ops import Ops
+from specdec_kernels.cuda import Cuda
+from specdec_kernels.reference import Reference
+from specdec_kernels.triton import Triton
+from specdec_plugins.controllers.goodput import Goodput
+from specdec_plugins.forecast import Times
+from specdec_plugins.heads import files
+from specdec_plugins.heads.eagle_head import EagleHead, EagleShape
+from specdec_plugins.heads.medusa_heads import MedusaHeads
+
+H = TypeVar("H", EagleHead, MedusaHeads)
+
+GUARD = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+static c10::impl::DeviceGuardImplRegistrar registered(
+    c10::DeviceType::CUDA, new c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>());
+"""
+"""A build of torch without CUDA has no guard for its devices, and refuses even a fake tensor there."""
+
+FREE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::detach", "aten::lift_fresh")
+"""Ops that launch nothing."""
+
+
+@cache
+def load_guard() -> None:
+    """Compile and load a guard that does nothing, where torch has none. CalledProcessError without a C++ compiler."""
+    if torch.backends.cuda.is_built():
+        return
+    root = Path(torch.__file__).parent
+    digest = hashlib.sha256(f"{GUARD}{torch.__version__}".encode()).hexdigest()[:16]
+    library = cache_root() / "kernels" / f"cuda-guard-{digest}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            source, built = Path(folder) / "guard.cpp", Path(folder) / "guard.so"
+            source.write_text(GUARD)
+            flags = ["-shared", "-fPIC", "-std=c++20", f"-I{root}/include", f"-L{root}/lib", "-lc10"]
+            subprocess.run(["g++", str(source), *flags, "-o", str(built)], check=True, capture_output=True, text=True)
+            built.replace(library)
+    ctypes.CDLL(str(library))
+
+
+@dataclass
+class Recorder(TorchDispatchMode):
+    """Notes the ops that a GPU would run while ``on``.
+
+    ``stream`` has each one's name and arguments, of a tensor its shape, strides, offset and device, and ``launches``
+    counts them. ``total`` counts them also while ``on`` is False: the clock of these runs. ``faults`` counts, with the
+    line of ours that asked, copies that make the host wait, and CPU tensors among those of the GPU. ``pinned`` holds
+    tensors whose copies do not.
+    """
+
+    on: bool = False
+    total: int = 0
+    stream: list[tuple[object, ...]] = field(default_factory=list)
+    launches: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    pinned: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs))
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        made = [out] if isinstance(out, Tensor) else [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        name = str(func._schema.name)
+        launched = self._launches(name, func, given, made)
+        self.total += launched
+        if self.on:
+            self._judge(name, given, made)
+            if launched:
+                self.stream.append((str(func), *map(_described, leaves)))
+                self.launches[name] += 1
+        return out
+
+    def kernel(self, name: str, *given: object) -> None:
+        """Note a launch of a kernel of ours with these arguments; tensors of it on a CPU are a fault."""
+        leaves = tree_leaves(given)
+        self.total += 1
+        if self.on:
+            self.stream.append((name, *map(_described, leaves)))
+            self.launches[name] += 1
+            if any(isinstance(leaf, Tensor) and leaf.device.type != "cuda" for leaf in leaves):
+                self.fault(f"the kernel {name} is given a tensor on the CPU")
+
+    def _judge(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        kinds = {tensor.device.type for tensor in given}
+        if name in ("aten::to", "aten::_to_copy", "aten::copy_"):  # inference mode does not decompose
+            source, result = given[-1], made[0]
+            if source.device.type != result.device.type and id(source) not in self.pinned:
+                self.fault(f"a copy from {source.device.type} to {result.device.type} that waits")
+        elif len(kinds) > 1 and any(tensor.device.type == "cpu" and tensor.dim() for tensor in given):
+            self.fault(f"{name} of tensors on {' and '.join(sorted(kinds))}")
+
+    @staticmethod
+    def _launches(name: str, func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
+        fresh = any(
+            tensor.device.type == "cuda" and tensor.numel() and not any(shares_memory(tensor, one) for one in given)
+            for tensor in made
+        )
+        writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+        return name not in FREE and (fresh or (writes and any(tensor.device.type == "cuda" for tensor in given)))
+
+    def fault(self, what: str) -> None:
+        """Count something that a GPU would wait for or refuse, with the line of ours that asked for it."""
+        frames = [frame for frame in traceback.extract_stack() if "specdec" in frame.filename]
+        at = frames[-1] if frames else traceback.extract_stack()[-3]
+        self.faults[f"{what}, at {Path(at.filename).name}:{at.lineno}: {at.line}"] += 1
+
+
+def _described(leaf: Any) -> object:
+    if not isinstance(leaf, Tensor):
+        return repr(leaf)
+    return tuple(leaf.shape), leaf.stride(), leaf.storage_offset(), str(leaf.device)
+
+
+@dataclass(frozen=True)
+class FakeRun:
+    """What some steps did.
+
+    Of each step: ``kinds``, the ids of its requests, its K and its width; its ``streams`` of ops; ``parts``, its
+    launches by part (those of ``StepTimes``). Of all steps together: ``launches`` by op. ``faults`` includes those of
+    admissions, moves and ends.
+    """
+
+    kinds: Sequence[tuple[tuple[int, ...], int, int]]
+    streams: Sequence[Sequence[tuple[object, ...]]]
+    parts: Sequence[Mapping[str, int]]
+    launches: Mapping[str, int]
+    faults: Mapping[str, int]
+
+    def twins(self) -> Iterator[tuple[int, int]]:
+        """Pairs of consecutive steps of one kind, after a third: what a draft does follows from the step before too."""
+        for place in range(2, len(self.kinds)):
+            if self.kinds[place] == self.kinds[place - 1] == self.kinds[place - 2]:
+                yield place - 1, place
+
+
+class _Kernel:
+    """Stands for a Triton kernel: a launch is noted and computes nothing."""
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self._name, self._recorder = name, recorder
+
+    def __getitem__(self, grid: object) -> Any:
+        return lambda *given, **named: self._recorder.kernel(self._name, grid, given, named)
+
+
+@contextmanager
+def fake_cuda(kernels: bool = True) -> Iterator[Recorder]:
+    """Inside it, tensors are fake and "cuda" is a device; to read a number raises DataDependentOutputException.
+
+    What cannot be faked is replaced. The stopwatch counts launches, a microsecond each. Kernels of Triton and CUDA are
+    noted and compute nothing. What reads numbers of a model to prepare it is left out: the tests that its parts compute
+    what our ops do (taken as passed), and the stacking of its weights in place; so are the forwards that ``goodput``
+    times before the first step. ``kernels``: Triton's are replaced too.
+    """
+    load_guard()
+    tensor, from_numpy = torch.tensor, torch.from_numpy
+    recorder = Recorder()
+
+    def made(data: Any, *, device: Any = None, **named: Any) -> Tensor:
+        found = tensor(data, **named)
+        if isinstance(found, FakeTensor):
+            found.constant = None  # a GPU's tensor has no number that the host knows
+        return found if device is None else found.to(device)
+
+    def faked(array: npt.NDArray[Any]) -> Tensor:
+        return torch.empty(array.shape, dtype=from_numpy(array).dtype)
+
+    def mark(watch: Stopwatch) -> int:
+        watch._marks.append(recorder.total * LAUNCH_S)
+        return len(watch._marks) - 1
+
+    def synchronize(device: Any = None) -> None:
+        if recorder.on:
+            recorder.fault("a synchronisation")
+
+    def pin_memory(unpinned: Tensor, device: Any = None) -> Tensor:
+        pinned = unpinned.clone()
+        recorder.pinned[id(pinned)] = pinned
+        return pinned
+
+    def launch(backend: Cuda, op: str, device: torch.device, *given: Any) -> None:
+        recorder.kernel(op, *(value for value in given if not isinstance(value, ctypes.Array)))
+
+    def on_target(kind: type[H], target: ArenaModel, *sizes: Any) -> H:
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(target.dtype)
+        try:
+            with target.device:
+                return kind(*sizes)
+        finally:
+            torch.set_default_dtype(dtype)
+
+    def head(name: str, target: ArenaModel) -> tuple[EagleHead, Tensor]:
+        config = target.model.config
+        shape = EagleShape(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            1e-5,
+            1e4,
+        )
+        return on_target(EagleHead, target, shape), torch.arange(64, device=target.device)
+
+    def heads(name: str, target: ArenaModel) -> tuple[MedusaHeads, Tensor]:
+        sizes = target.model.config.hidden_size, 32, 4, 1e-5
+        return on_target(MedusaHeads, target, *sizes), torch.arange(64, device=target.device)
+
+    calibrated = Times()
+    calibrated.seen(1, 100 * LAUNCH_S)
+
+    def offset(module: Any) -> float | None:
+        return 0.0 if type(module).__name__.endswith("RMSNorm") else None
+
+    replaced: list[tuple[object, str, object]] = [
+        (torch, "tensor", made),
+        (torch, "from_numpy", faked),
+        (torch.cuda, "synchronize", synchronize),
+        (torch.cuda, "device", nullcontext),
+        (torch.cuda, "device_of", nullcontext),
+        (torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=0)),
+        (torch.cuda, "is_current_stream_capturing", lambda: False),
+        (torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=PROCESSORS)),
+        (Tensor, "pin_memory", pin_memory),
+        (Stopwatch, "mark", mark),
+        (ArenaModel, "_differs", lambda *arguments: None),
+        (files, "load_eagle", head),
+        (files, "load_medusa", heads),
+        (swap, "_stacked", lambda weights: torch.cat([weight.detach() for weight in weights])),
+        (swap, "_norm_offset", offset),
+        (swap, "_turns", lambda module: True),
+        (Cuda, "_launch", launch),
+        (Goodput, "_calibrate", lambda controller, env: calibrated),
+    ]
+    if kernels and find_spec("triton"):
+        for name in ("specdec_kernels.triton_decoder", "specdec_kernels.triton_verify"):
+            module = import_module(name)
+            ours = [key for key, value in vars(module).items() if hasattr(value, "fn") and not key.startswith("_")]
+            replaced += [(module, key, _Kernel(key, recorder)) for key in ours]
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
+        # A copy of a fake tensor copies its mode, whose weak references would then be freed twice (torch 2.13).
+        stack.enter_context(patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True))
+        for owner, key, value in replaced:
+            stack.enter_context(patch.object(owner, key, value))
+        stack.enter_context(recorder)
+        yield recorder
+
+
+LAUNCH_S = 1e-6
+"""Seconds that a launch takes by the clock of these runs."""
+
+PROCESSORS = 132
+"""Multiprocessors of the GPU that is played: an H100's or H200's."""
+
+
+def chain(name: str) -> Backend:
+    """Return the backends of a name: ``reference``, ``triton`` over it, or ``gpu``, cuda over both."""
+    triton = Triton()
+    triton.interpreted, triton._device = False, "cuda"
+    backends: dict[str, list[Backend]] = {"reference": [], "triton": [triton], "gpu": [Cuda(), triton]}
+    return Ops([*backends[name], Reference()])
+
+
+def run(
+    draft: str | None,
+    policy: str = "match",
+    controller: str = "fixed",
+    *,
+    k: int = 4,
+    params: SamplingParams | None = None,
+    rows: int = 1,
+    steps: int = 4,
+    enters: bool = False,
+    config: PretrainedConfig | None = None,
+    backends: str = "reference",
+    extra: tuple[tiny.Extra, ...] = (),
+) -> FakeRun:
+    """Take steps of an engine whose tensors are fake, over a model of ``config`` (a tiny Llama) in bfloat16.
+
+    With ``enters``, the first request ends after three tokens, and another takes its row. What a step reads is made
+    up: one proposal is accepted where there is any, and the tokens repeat the prompt, so that lookups go on finding.
+    Raises what a GPU would refuse.
+    """
+    params = params or SamplingParams(max_new_tokens=60)
+    with (
+        fake_cuda(backends != "reference") as recorder,
+        torch.inference_mode(),
+        patch.object(Assembly, "plain", lambda *given: TEXT * 20),
+    ):
+        with torch.device("cuda"):
+            own = deepcopy(config) if config else families.CONFIGS["llama"]()  # the model keeps and changes it
+            model = AutoModelForCausalLM.from_config(own, dtype=torch.bfloat16)
+        registry = tiny.registry(*extra)
+        target = ArenaModel(model, chain(backends))
+        assembly = Assembly(registry, target, catalog.byte_tokenizer(), max_rows=rows, max_length=192)
+        engine = assembly.engine(draft, policy, controller, k if controller == "fixed" else None)
+        streams: list[list[tuple[object, ...]]] = []
+        batches: list[tuple[int, ...]] = []
+        asked: list[int] = []
+        leave, next_k = engine._leave, engine._next_k
+
+        def next_one() -> int:
+            batches.append(tuple(live.request.id for live in engine.rows.live))
+            asked.append(next_k())
+            return asked[-1]
+
+        def left() -> None:
+            streams.append(recorder.stream)
+            recorder.stream = []  # of ends, moves and admissions, which no neighbour has
+            leave()
+            recorder.stream = []
+
+        object.__setattr__(engine, "_leave", left)
+        object.__setattr__(engine, "_next_k", next_one)
+        _script(engine)
+        recorder.on = True
+        lengths = [*([3] if enters else []), *[params.max_new_tokens] * rows]
+        engine.submit(
+            [
+                Request(number, TEXT * 3 + (1,) + TEXT, replace(params, max_new_tokens=length))
+                for number, length in enumerate(lengths)
+            ]
+        )
+        recorder.stream, recorder.launches = [], Counter()
+        for _ in range(steps):
+            engine.step()
+        recorder.on = False
+    taken = engine.stats.steps
+    times = [vars(engine.stats.times(step)) for step in taken]
+    parts = [{name: round(seconds / LAUNCH_S) for name, seconds in each.items()} for each in times]
+    kinds = [(batch, k, step.width) for batch, k, step in zip(batches, asked, taken, strict=True)]
+    return FakeRun(kinds, streams, parts, dict(recorder.launches), dict(recorder.faults))
+
+
+TEXT = (7,) * 5
+"""What prompts and made-up outputs repeat: lookups then always find as many proposals as they may make."""
+
+
+def _script(engine: Engine) -> None:
+    """Make up what the engine's steps read, and count the reads; a tensor that is not on the GPU is refused."""
+
+    def read(packed: Tensor) -> npt.NDArray[np.int64]:
+        assert packed.device.type == "cuda", f"the step's read is of a tensor on {packed.device.type}"
+        rows, length = packed.shape
+        depth = length - 4
+        tokens = [TEXT[step % len(TEXT)] for step in range(depth)]
+        engine.stats.counts["host_reads"] += 1
+        return np.array([[*tokens, min(1, depth - 1), depth - 1, depth - 1, 0]] * rows)
+
+    object.__setattr__(engine, "read", read)

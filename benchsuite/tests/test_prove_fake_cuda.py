@@ -1,0 +1,210 @@
+"""Every step on fake CUDA tensors reads once, mixes no devices, waits for no copy, and can be replayed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from transformers import LlamaConfig
+
+from benchsuite.prove import fake_cuda, families, tiny
+from benchsuite.prove.fake_cuda import FakeRun
+from specdec import Context, Draft, SamplingParams, Window
+from specdec.interfaces import Env
+
+pytestmark = pytest.mark.fake_gpu
+
+KERNELS = Path(__file__).parents[2] / "docs" / "kernels.md"
+
+SMOLLM2 = LlamaConfig(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    tie_word_embeddings=True,
+    max_position_embeddings=8192,
+)
+
+DRAFTS = (
+    *("ngram", "ngram(branches=2)", "suffix", "suffix(branches=2)", "garbage", "oracle(0.8)", "draft_model"),
+    *("tree(beam=2, depth=2)", "medusa", "medusa(head_init=trained, beam=2)", "eagle", "eagle(head=trained)"),
+    *("eagle(head=trained, beam=2, depth=2)", "hybrid(sources='suffix, ngram, eagle(head=trained)')"),
+)
+POLICIES = (
+    *("match", "longest_prefix", "rejection", "block", "tree_rejection", "conf_threshold", "topk_agree", "typical"),
+    "tree_agree(m=1)",
+)
+CONTROLLERS = ("fixed", "adaptive", "goodput")
+TURNS = tuple(itertools.product(CONTROLLERS, (0.0, 1.0)))
+"""Controllers and temperatures."""
+
+SEARCHES = ("suffix", "hybrid")
+"""Drafts that find another number of tokens at each step."""
+
+
+PAIRS = [
+    (draft, policy, *TURNS[5 * index % len(TURNS)])  # 5 has no factor in common with 6, so that all take their turns
+    for index, (draft, policy) in enumerate(itertools.product(DRAFTS, POLICIES))
+    if tiny.policy_named(policy).trees or "=2" not in draft
+]
+"""Each draft with each policy that takes its windows."""
+
+BATCHES = [*((draft, "tree_rejection") for draft in DRAFTS), *(("garbage", policy) for policy in POLICIES)]
+"""Each draft and each policy once."""
+
+
+def must_hold(found: FakeRun) -> None:
+    """No wait, no mixed devices, and each step's ops are those of its neighbour of equal width."""
+    assert not found.faults
+    for before, after in found.twins():
+        assert found.streams[after] == found.streams[before]
+
+
+def taken(draft: str, policy: str, controller: str, temperature: float, **given: Any) -> FakeRun:
+    """Steps of the smallest model that the draft can do with."""
+    config = families.CONFIGS["llama"]()
+    config.num_hidden_layers = 2 if draft.startswith(("draft_model", "tree")) else 1
+    params = SamplingParams(temperature=temperature, top_k=40, top_p=0.9, max_new_tokens=60)
+    found = fake_cuda.run(draft, policy, controller, params=params, config=config, **given)
+    compared = list(found.twins()) or draft.startswith(SEARCHES) or controller != "fixed"
+    assert compared, "no two steps were compared"
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("draft", "policy", "controller", "temperature"), PAIRS)
+def test_a_step_reads_once_waits_nowhere_and_can_be_replayed(
+    draft: str, policy: str, controller: str, temperature: float
+) -> None:
+    must_hold(taken(draft, policy, controller, temperature, backends="gpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("draft", "policy"), BATCHES)
+def test_rows_end_and_others_enter_and_nobody_waits(draft: str, policy: str) -> None:
+    """On the reference; the first of three requests ends, a fourth takes its row, and three equal steps follow."""
+    must_hold(taken(draft, policy, "fixed", 1.0, rows=3, steps=5, enters=True))
+
+
+def test_requests_with_everything_on_are_admitted_without_waiting() -> None:
+    params = SamplingParams(
+        max_new_tokens=60,
+        temperature=0.7,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.1,
+        logit_bias={7: 1.0},
+        bad_words=((5, 6), (9,)),
+        min_new_tokens=3,
+        eos=(11, 256),
+        logprobs=2,
+    )
+    must_hold(fake_cuda.run("garbage", params=params, rows=2, steps=5, enters=True))
+
+
+@pytest.mark.parametrize("family", ["smollm2", "qwen3", "gemma2", "gemma3", "gpt2", "mistral"])
+def test_a_plain_step_of_each_family_can_be_replayed(family: str) -> None:
+    must_hold(fake_cuda.run(None, config=families.CONFIGS[family]()))
+
+
+def test_every_built_in_is_among_the_pairs() -> None:
+    registry = tiny.registry()
+    for kind, given in (("draft", DRAFTS), ("policy", POLICIES), ("controller", CONTROLLERS)):
+        tried = {registry.parse(kind, text)[0].factory for text in given}
+        assert tried == {registry.parse(kind, name)[0].factory for name in registry.names(kind)}
+
+
+BUDGET = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in KERNELS.read_text().partition("| strategy | draft ")[2].partition("\n\n")[0].splitlines()[2:]
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", BUDGET, ids=lambda row: row[0])
+def test_a_step_of_smollm2_stays_within_its_budget_of_launches(row: Sequence[str]) -> None:
+    """``-s`` prints the rows of the table in docs/kernels.md."""
+    draft, _, policy = row[0].strip("`").rpartition(" ")
+    temperature = 0.0 if policy == "match" else 1.0
+    found = {}
+    for backends in ("gpu", "reference"):
+        params = SamplingParams(temperature=temperature, max_new_tokens=60)
+        name = None if draft == "plain" else draft
+        taken = fake_cuda.run(name, policy, params=params, config=SMOLLM2, backends=backends, steps=2)
+        found[backends] = taken.parts[-1]
+    parts = found["gpu"]
+    other = parts["control"] + parts["commit"] + parts["host"]
+    sums = [sum(found[backends].values()) for backends in ("gpu", "reference")]
+    made = [parts["draft"], parts["target"], parts["accept"], other, *sums]
+    print("|", " | ".join([row[0], *map(str, made)]), "|")
+    for count, budget in zip(made, row[1:], strict=True):
+        assert 0.95 * int(budget) <= count <= int(budget), "a budget that is not used up allows what it should refuse"
+
+
+class Faulty(Draft):
+    """Proposes the last token again, after doing ``fault``."""
+
+    def __init__(self, fault: Callable[[Context, int], Tensor]) -> None:
+        self._fault, self._steps = fault, 0
+
+    def propose(self, context: Context) -> Window:
+        """Two proposals a row."""
+        self._steps += 1
+        extra = self._fault(context, self._steps)
+        proposals = context.pending[:, None].expand(-1, 2) + extra.sum() * 0
+        return Window.chain(context.pending, proposals, context.max_proposals.clamp(max=2))
+
+
+def run_with(fault: Callable[[Context, int], Tensor]) -> FakeRun:
+    """Steps of a draft with a fault."""
+
+    def factory(env: Env) -> Draft:
+        return Faulty(fault)
+
+    return fake_cuda.run("faulty", extra=(("draft", "faulty", factory),))
+
+
+def test_the_draft_that_the_faults_are_put_into_is_sound() -> None:
+    must_hold(run_with(lambda context, step: context.length))
+
+
+def test_a_number_that_is_read_is_refused() -> None:
+    with pytest.raises(DataDependentOutputException):
+        run_with(lambda context, step: context.length + context.length[0].item())
+
+
+def test_a_shape_that_follows_numbers_is_refused() -> None:
+    with pytest.raises(DynamicOutputShapeException):
+        run_with(lambda context, step: context.length[context.length > 3])
+
+
+def test_an_index_on_the_cpu_is_found() -> None:
+    found = run_with(lambda context, step: context.tokens[:, torch.tensor([0, 1])])
+    assert any("of tensors on cpu and cuda" in fault for fault in found.faults)
+
+
+def test_a_copy_of_pageable_memory_is_found() -> None:
+    found = run_with(lambda context, step: torch.zeros(3, dtype=torch.int64).to("cuda", non_blocking=True))
+    assert any("a copy from cpu to cuda that waits" in fault for fault in found.faults)
+
+
+def test_a_synchronisation_is_found() -> None:
+    def fault(context: Context, step: int) -> Tensor:
+        torch.cuda.synchronize()
+        return context.length
+
+    assert any("a synchronisation" in fault for fault in run_with(fault).faults)
+
+
+def test_a_launch_too_many_is_found() -> None:
+    found = run_with(lambda context, step: context.length + 1 if step % 2 else context.length)
+    with pytest.raises(AssertionError):
+        must_hold(found)
