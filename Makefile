@@ -2,6 +2,7 @@
 # make bench      the main job: a comparison table on the embedded model
 # make bench-all  every draft with the policies that suit it, greedy and sampled, one row and four
 # make test       everything that needs no GPU
+# make gpu-day    everything that waits for a GPU, in nine minutes and one folder
 # make lint       ruff and mypy
 # make docs       run the commands of README.md and put what they print into it
 # make pictures   draw the newest report of make bench in headless Chromium, for docs/walk-through.md
@@ -32,7 +33,7 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-.PHONY: demo bench bench-all test lint docs pictures gate gate-validate clean
+.PHONY: demo bench bench-all test lint docs pictures gate gate-validate gpu-day clean
 
 demo bench bench-all docs: export HF_HUB_OFFLINE = 1
 demo: $(READY)
@@ -58,6 +59,9 @@ test: export TRITON_INTERPRET = 1
 test: export OMP_NUM_THREADS = 1
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal --specdec-target tiny --benchmark-quiet $(ARGS)
+
+gpu-day: $(READY)
+	$(BIN)/python -m benchsuite.gpu_day $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

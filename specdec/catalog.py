@@ -201,9 +201,12 @@ def _random(
     dtype: torch.dtype,
     seed: int,
 ) -> Loaded:
-    with torch.random.fork_rng(devices=[]):
+    # On CUDA a shape is drawn where it is used: to draw billions of numbers on the host and to send them takes minutes.
+    # `tiny` is the same everywhere.
+    here = name.startswith("shape:") and device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if here else []), device if here else torch.device("cpu"):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype if here else torch.float32)
     return Loaded(name, model.to(device=device, dtype=dtype), tokenizer)
 
 

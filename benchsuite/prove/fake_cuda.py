@@ -85,7 +85,7 @@ def load_guard() -> None:
 
 
 @dataclass
-class Recorder(TorchDispatchMode):
+class LaunchLog(TorchDispatchMode):
     """Notes the ops that a GPU would run while ``on``.
 
     ``stream`` has each one's name and arguments, of a tensor its shape, strides, offset and device, and ``launches``
@@ -185,15 +185,15 @@ class FakeRun:
 class _Kernel:
     """Stands for a Triton kernel: a launch is noted and computes nothing."""
 
-    def __init__(self, name: str, recorder: Recorder) -> None:
-        self._name, self._recorder = name, recorder
+    def __init__(self, name: str, log: LaunchLog) -> None:
+        self._name, self._log = name, log
 
     def __getitem__(self, grid: object) -> Any:
-        return lambda *given, **named: self._recorder.kernel(self._name, grid, given, named)
+        return lambda *given, **named: self._log.kernel(self._name, grid, given, named)
 
 
 @contextmanager
-def fake_cuda(kernels: bool = True) -> Iterator[Recorder]:
+def fake_cuda(kernels: bool = True) -> Iterator[LaunchLog]:
     """Inside it, tensors are fake and "cuda" is a device; to read a number raises DataDependentOutputException.
 
     What cannot be faked is replaced. The stopwatch counts launches, a microsecond each. Kernels of Triton and CUDA are
@@ -202,8 +202,26 @@ def fake_cuda(kernels: bool = True) -> Iterator[Recorder]:
     times before the first step. ``kernels``: Triton's are replaced too.
     """
     load_guard()
+    log = LaunchLog()
+    replaced = [*_torch_stands(log), *_our_stands(log), *(_triton_stands(log) if kernels else [])]
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
+        # A copy of a fake tensor copies its mode, whose weak references would then be freed twice (torch 2.13).
+        stack.enter_context(patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True))
+        for owner, key, value in replaced:
+            stack.enter_context(patch.object(owner, key, value))
+        stack.enter_context(log)
+        yield log
+
+
+Stand = tuple[object, str, object]
+"""An owner, the name of one of its attributes, and what stands there meanwhile."""
+
+
+def _torch_stands(log: LaunchLog) -> list[Stand]:
     tensor, from_numpy = torch.tensor, torch.from_numpy
-    recorder = Recorder()
 
     def made(data: Any, *, device: Any = None, **named: Any) -> Tensor:
         found = tensor(data, **named)
@@ -214,55 +232,16 @@ def fake_cuda(kernels: bool = True) -> Iterator[Recorder]:
     def faked(array: npt.NDArray[Any]) -> Tensor:
         return torch.empty(array.shape, dtype=from_numpy(array).dtype)
 
-    def mark(watch: Stopwatch) -> int:
-        watch._marks.append(recorder.total * LAUNCH_S)
-        return len(watch._marks) - 1
-
     def synchronize(device: Any = None) -> None:
-        if recorder.on:
-            recorder.fault("a synchronisation")
+        if log.on:
+            log.fault("a synchronisation")
 
     def pin_memory(unpinned: Tensor, device: Any = None) -> Tensor:
         pinned = unpinned.clone()
-        recorder.pinned[id(pinned)] = pinned
+        log.pinned[id(pinned)] = pinned
         return pinned
 
-    def launch(backend: Cuda, op: str, device: torch.device, *given: Any) -> None:
-        recorder.kernel(op, *(value for value in given if not isinstance(value, ctypes.Array)))
-
-    def on_target(kind: type[H], target: ArenaModel, *sizes: Any) -> H:
-        dtype = torch.get_default_dtype()
-        torch.set_default_dtype(target.dtype)
-        try:
-            with target.device:
-                return kind(*sizes)
-        finally:
-            torch.set_default_dtype(dtype)
-
-    def head(name: str, target: ArenaModel) -> tuple[EagleHead, Tensor]:
-        config = target.model.config
-        shape = EagleShape(
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            1e-5,
-            1e4,
-        )
-        return on_target(EagleHead, target, shape), torch.arange(64, device=target.device)
-
-    def heads(name: str, target: ArenaModel) -> tuple[MedusaHeads, Tensor]:
-        sizes = target.model.config.hidden_size, 32, 4, 1e-5
-        return on_target(MedusaHeads, target, *sizes), torch.arange(64, device=target.device)
-
-    calibrated = Times()
-    calibrated.seen(1, 100 * LAUNCH_S)
-
-    def offset(module: Any) -> float | None:
-        return 0.0 if type(module).__name__.endswith("RMSNorm") else None
-
-    replaced: list[tuple[object, str, object]] = [
+    return [
         (torch, "tensor", made),
         (torch, "from_numpy", faked),
         (torch.cuda, "synchronize", synchronize),
@@ -272,31 +251,68 @@ def fake_cuda(kernels: bool = True) -> Iterator[Recorder]:
         (torch.cuda, "is_current_stream_capturing", lambda: False),
         (torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=PROCESSORS)),
         (Tensor, "pin_memory", pin_memory),
+    ]
+
+
+def _our_stands(log: LaunchLog) -> list[Stand]:
+    calibrated = Times()
+    calibrated.seen(1, 100 * LAUNCH_S)
+
+    def mark(watch: Stopwatch) -> int:
+        watch._marks.append(log.total * LAUNCH_S)
+        return len(watch._marks) - 1
+
+    def launch(backend: Cuda, op: str, device: torch.device, *given: Any) -> None:
+        log.kernel(op, *(value for value in given if not isinstance(value, ctypes.Array)))
+
+    def offset(module: Any) -> float | None:
+        return 0.0 if type(module).__name__.endswith("RMSNorm") else None
+
+    return [
         (Stopwatch, "mark", mark),
         (ArenaModel, "_differs", lambda *arguments: None),
-        (files, "load_eagle", head),
-        (files, "load_medusa", heads),
+        (files, "load_eagle", _eagle_head),
+        (files, "load_medusa", _medusa_heads),
         (swap, "_stacked", lambda weights: torch.cat([weight.detach() for weight in weights])),
         (swap, "_norm_offset", offset),
         (swap, "_turns", lambda module: True),
         (Cuda, "_launch", launch),
         (Goodput, "_calibrate", lambda controller, env: calibrated),
     ]
-    if kernels and find_spec("triton"):
-        for name in ("specdec_kernels.triton_decoder", "specdec_kernels.triton_verify"):
-            module = import_module(name)
-            ours = [key for key, value in vars(module).items() if hasattr(value, "fn") and not key.startswith("_")]
-            replaced += [(module, key, _Kernel(key, recorder)) for key in ours]
-    with ExitStack() as stack:
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
-        # A copy of a fake tensor copies its mode, whose weak references would then be freed twice (torch 2.13).
-        stack.enter_context(patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True))
-        for owner, key, value in replaced:
-            stack.enter_context(patch.object(owner, key, value))
-        stack.enter_context(recorder)
-        yield recorder
+
+
+def _triton_stands(log: LaunchLog) -> list[Stand]:
+    if not find_spec("triton"):
+        return []
+    modules = [import_module(f"specdec_kernels.{name}") for name in ("triton_decoder", "triton_verify")]
+    return [
+        (module, name, _Kernel(name, log))
+        for module in modules
+        for name, value in vars(module).items()
+        if hasattr(value, "fn") and not name.startswith("_")
+    ]
+
+
+def _eagle_head(name: str, target: ArenaModel) -> tuple[EagleHead, Tensor]:
+    config = target.model.config
+    heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    shape = EagleShape(config.hidden_size, config.intermediate_size, *heads, eps=1e-5, theta=1e4)
+    return _on_target(EagleHead, target, shape), torch.arange(64, device=target.device)
+
+
+def _medusa_heads(name: str, target: ArenaModel) -> tuple[MedusaHeads, Tensor]:
+    sizes = target.model.config.hidden_size, 32, 4, 1e-5
+    return _on_target(MedusaHeads, target, *sizes), torch.arange(64, device=target.device)
+
+
+def _on_target(kind: type[H], target: ArenaModel, *sizes: Any) -> H:
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(target.dtype)
+    try:
+        with target.device:
+            return kind(*sizes)
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 LAUNCH_S = 1e-6
@@ -306,7 +322,7 @@ PROCESSORS = 132
 """Multiprocessors of the GPU that is played: an H100's or H200's."""
 
 
-def chain(name: str) -> Backend:
+def fake_backends(name: str) -> Backend:
     """Return the backends of a name: ``reference``, ``triton`` over it, or ``gpu``, cuda over both."""
     triton = Triton()
     triton.interpreted, triton._device = False, "cuda"
@@ -314,7 +330,7 @@ def chain(name: str) -> Backend:
     return Ops([*backends[name], Reference()])
 
 
-def run(
+def fake_run(
     draft: str | None,
     policy: str = "match",
     controller: str = "fixed",
@@ -336,7 +352,7 @@ def run(
     """
     params = params or SamplingParams(max_new_tokens=60)
     with (
-        fake_cuda(backends != "reference") as recorder,
+        fake_cuda(backends != "reference") as log,
         torch.inference_mode(),
         patch.object(Assembly, "plain", lambda *given: TEXT * 20),
     ):
@@ -344,29 +360,12 @@ def run(
             own = deepcopy(config) if config else families.CONFIGS["llama"]()  # the model keeps and changes it
             model = AutoModelForCausalLM.from_config(own, dtype=torch.bfloat16)
         registry = tiny.registry(*extra)
-        target = ArenaModel(model, chain(backends))
+        target = ArenaModel(model, fake_backends(backends))
         assembly = Assembly(registry, target, catalog.byte_tokenizer(), max_rows=rows, max_length=192)
         engine = assembly.engine(draft, policy, controller, k if controller == "fixed" else None)
-        streams: list[list[tuple[object, ...]]] = []
-        batches: list[tuple[int, ...]] = []
-        asked: list[int] = []
-        leave, next_k = engine._leave, engine._next_k
-
-        def next_one() -> int:
-            batches.append(tuple(live.request.id for live in engine.rows.live))
-            asked.append(next_k())
-            return asked[-1]
-
-        def left() -> None:
-            streams.append(recorder.stream)
-            recorder.stream = []  # of ends, moves and admissions, which no neighbour has
-            leave()
-            recorder.stream = []
-
-        object.__setattr__(engine, "_leave", left)
-        object.__setattr__(engine, "_next_k", next_one)
+        watched = _Watched(engine, log)
         _script(engine)
-        recorder.on = True
+        log.on = True
         lengths = [*([3] if enters else []), *[params.max_new_tokens] * rows]
         engine.submit(
             [
@@ -374,15 +373,37 @@ def run(
                 for number, length in enumerate(lengths)
             ]
         )
-        recorder.stream, recorder.launches = [], Counter()
+        log.stream, log.launches = [], Counter()
         for _ in range(steps):
             engine.step()
-        recorder.on = False
+        log.on = False
     taken = engine.stats.steps
     times = [vars(engine.stats.times(step)) for step in taken]
     parts = [{name: round(seconds / LAUNCH_S) for name, seconds in each.items()} for each in times]
-    kinds = [(batch, k, step.width) for batch, k, step in zip(batches, asked, taken, strict=True)]
-    return FakeRun(kinds, streams, parts, dict(recorder.launches), dict(recorder.faults))
+    kinds = [(*asked, step.width) for asked, step in zip(watched.asked, taken, strict=True)]
+    return FakeRun(kinds, watched.streams, parts, dict(log.launches), dict(log.faults))
+
+
+class _Watched:
+    """Notes of each step of an engine its requests and its K, and its stream of ops up to its read."""
+
+    def __init__(self, engine: Engine, log: LaunchLog) -> None:
+        self.asked: list[tuple[tuple[int, ...], int]] = []
+        self.streams: list[list[tuple[object, ...]]] = []
+        leave, next_k = engine._leave, engine._next_k
+
+        def next_one() -> int:
+            self.asked.append((tuple(live.request.id for live in engine.rows.live), next_k()))
+            return self.asked[-1][1]
+
+        def left() -> None:
+            self.streams.append(log.stream)
+            log.stream = []  # of ends, moves and admissions, which no neighbour has
+            leave()
+            log.stream = []
+
+        object.__setattr__(engine, "_leave", left)
+        object.__setattr__(engine, "_next_k", next_one)
 
 
 TEXT = (7,) * 5

@@ -37,12 +37,13 @@ ARROWS = {
     "plugin": "options configuration keeping comparison selection shards gate decodingbench kernelbench measure report",
     "compare": "machine measure report gate",
     "cluster": "report",
+    "gpu_day": "machine",
     "__main__": "report compare cluster",
     "test_speculation": "measure",
     "test_kernels": "kernelbench",
     "test_decoding": "decodingbench",
     "tests": "options configuration plugin compare __main__ machine measure report kernelbench decodingbench prove "
-    "conformance museum gate",
+    "conformance museum gate gpu_day",
 }
 """Every room and module of benchsuite, and the others that it imports."""
 

@@ -73,7 +73,7 @@ def taken(draft: str, policy: str, controller: str, temperature: float, **given:
     config = families.CONFIGS["llama"]()
     config.num_hidden_layers = 2 if draft.startswith(("draft_model", "tree")) else 1
     params = SamplingParams(temperature=temperature, top_k=40, top_p=0.9, max_new_tokens=60)
-    found = fake_cuda.run(draft, policy, controller, params=params, config=config, **given)
+    found = fake_cuda.fake_run(draft, policy, controller, params=params, config=config, **given)
     compared = list(found.twins()) or draft.startswith(SEARCHES) or controller != "fixed"
     assert compared, "no two steps were compared"
     return found
@@ -107,12 +107,12 @@ def test_requests_with_everything_on_are_admitted_without_waiting() -> None:
         eos=(11, 256),
         logprobs=2,
     )
-    must_hold(fake_cuda.run("garbage", params=params, rows=2, steps=5, enters=True))
+    must_hold(fake_cuda.fake_run("garbage", params=params, rows=2, steps=5, enters=True))
 
 
 @pytest.mark.parametrize("family", ["smollm2", "qwen3", "gemma2", "gemma3", "gpt2", "mistral"])
 def test_a_plain_step_of_each_family_can_be_replayed(family: str) -> None:
-    must_hold(fake_cuda.run(None, config=families.CONFIGS[family]()))
+    must_hold(fake_cuda.fake_run(None, config=families.CONFIGS[family]()))
 
 
 def test_every_built_in_is_among_the_pairs() -> None:
@@ -138,7 +138,7 @@ def test_a_step_of_smollm2_stays_within_its_budget_of_launches(row: Sequence[str
     for backends in ("gpu", "reference"):
         params = SamplingParams(temperature=temperature, max_new_tokens=60)
         name = None if draft == "plain" else draft
-        taken = fake_cuda.run(name, policy, params=params, config=SMOLLM2, backends=backends, steps=2)
+        taken = fake_cuda.fake_run(name, policy, params=params, config=SMOLLM2, backends=backends, steps=2)
         found[backends] = taken.parts[-1]
     parts = found["gpu"]
     other = parts["control"] + parts["commit"] + parts["host"]
@@ -169,7 +169,7 @@ def run_with(fault: Callable[[Context, int], Tensor]) -> FakeRun:
     def factory(env: Env) -> Draft:
         return Faulty(fault)
 
-    return fake_cuda.run("faulty", extra=(("draft", "faulty", factory),))
+    return fake_cuda.fake_run("faulty", extra=(("draft", "faulty", factory),))
 
 
 def test_the_draft_that_the_faults_are_put_into_is_sound() -> None:

@@ -58,7 +58,7 @@ def _cases() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def build() -> Callable[[int], Assembly]:
+def recordable() -> Callable[[int], Assembly]:
     """Assemblies over a tiny Llama on the reference, by their number of rows."""
     made: dict[int, Assembly] = {}
 
@@ -90,7 +90,7 @@ def _decoded(engine: Engine, requests: Sequence[Request]) -> list[tuple[object, 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("draft", "policy", "temperature", "params", "rows", "controller"), list(_cases()))
 def test_replayed_parts_decode_and_count_what_parts_do_that_run(
-    build: Callable[[int], Assembly],
+    recordable: Callable[[int], Assembly],
     draft: str,
     policy: str,
     temperature: float,
@@ -100,8 +100,8 @@ def test_replayed_parts_decode_and_count_what_parts_do_that_run(
 ) -> None:
     requests = _asked(PARAMS[params], temperature)
     for request in requests if "oracle" in draft else ():
-        build(rows).plain(request)  # or only the engine that runs first would count it
-    run, replayed = (build(rows).engine(draft, policy, controller, 4) for _ in range(2))
+        recordable(rows).plain(request)  # or only the engine that runs first would count it
+    run, replayed = (recordable(rows).engine(draft, policy, controller, 4) for _ in range(2))
     runtime = _recorded(replayed)
     assert _decoded(replayed, requests) == _decoded(run, requests)
     assert replayed.stats.counters() == run.stats.counters()
@@ -111,8 +111,8 @@ def test_replayed_parts_decode_and_count_what_parts_do_that_run(
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_what_one_run_recorded_the_next_replays(build: Callable[[int], Assembly]) -> None:
-    engine, plain = build(2).engine("garbage", k=3), build(2).engine("garbage", k=3)
+def test_what_one_run_recorded_the_next_replays(recordable: Callable[[int], Assembly]) -> None:
+    engine, plain = recordable(2).engine("garbage", k=3), recordable(2).engine("garbage", k=3)
     runtime = _recorded(engine)
     requests = _asked(PARAMS["mixed"], 0.0)
     engine.run(requests)
@@ -126,9 +126,9 @@ def test_what_one_run_recorded_the_next_replays(build: Callable[[int], Assembly]
 @pytest.mark.parametrize("policy", ["match", "rejection"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(
-    build: Callable[[int], Assembly], policy: str, temperature: float
+    recordable: Callable[[int], Assembly], policy: str, temperature: float
 ) -> None:
-    engine, plain = build(2).engine("draft_model", policy, k=3), build(2).engine("draft_model", policy, k=3)
+    engine, plain = recordable(2).engine("draft_model", policy, k=3), recordable(2).engine("draft_model", policy, k=3)
     runtime = _recorded(engine)
     params = SamplingParams(max_new_tokens=12, temperature=temperature)
     assert engine.warm_up(params) > 0
@@ -140,8 +140,8 @@ def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(
     assert len(runtime.kinds) == kinds
 
 
-def test_a_warm_up_is_refused_while_requests_are_live(build: Callable[[int], Assembly]) -> None:
-    engine = build(1).engine(None, k=0)
+def test_a_warm_up_is_refused_while_requests_are_live(recordable: Callable[[int], Assembly]) -> None:
+    engine = recordable(1).engine(None, k=0)
     _recorded(engine)
     engine.submit([Request(0, (1, 2), SamplingParams(max_new_tokens=4))])
     with pytest.raises(SpecdecError, match="1 requests are live; call warm_up before submit"):
@@ -208,8 +208,8 @@ class Refusing:
         raise RuntimeError("refused")
 
 
-def test_a_part_that_cannot_be_recorded_runs_op_by_op_and_is_named(build: Callable[[int], Assembly]) -> None:
-    engine, plain = build(1).engine("ngram", k=2), build(1).engine("ngram", k=2)
+def test_a_part_that_cannot_be_recorded_runs_op_by_op_and_is_named(recordable: Callable[[int], Assembly]) -> None:
+    engine, plain = recordable(1).engine("ngram", k=2), recordable(1).engine("ngram", k=2)
     assert isinstance(engine.ops, Ops)
     engine.runtime = runtime = Graphed(Refusing("_judge"), engine.ops)
     requests = _asked(PARAMS["alike"], 0.0)
