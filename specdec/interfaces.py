@@ -108,7 +108,10 @@ class Draft(ABC):
         """Hidden states [1, W, H] of prompt tokens [1, W] from position ``start``; only with ``needs_hidden``."""
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """The verified window, after every step, also without ``propose``; ``hidden`` [B, W, H] or None."""
+        """The verified window, after every step, also without ``propose``; ``hidden`` [B, W, H] or None.
+
+        The next step may overwrite the tensors: what is needed longer is copied.
+        """
 
     def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
         """Continuations of one row, likeliest first, within its room; called only with ``looks_up``. Default: none."""
@@ -142,7 +145,8 @@ class Policy(ABC):
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         """The verdict over ``logits`` float32 [B, W, V]: row b, slot w is the distribution after node w.
 
-        The logits are processed unless the policy is ``raw``; they must not be changed.
+        The logits are processed unless the policy is ``raw``; they must not be changed. On CUDA the call is recorded once
+        for each shape and replayed: the verdict must follow from tensors alone, not from numbers that the policy counts.
         """
 
 

@@ -13,6 +13,7 @@ import torch
 
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
+from benchsuite.conformance.replayed import must_replay
 from benchsuite.measure import fidelity
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
@@ -152,6 +153,10 @@ class DraftChecks(Checks):
             pytest.skip("no CUDA device here")
         build = kit_assembly(self.family, 3, self.extra, device, dtype)
         differ(self.text, build, build.engine(self.text, k=self.k), tiny.requests(params, 6))
+
+    def test_it_keeps_nothing_that_a_replayed_step_overwrites(self) -> None:
+        """Verdict and hidden states of a recorded step are overwritten by the next; a draft copies what it needs."""
+        must_replay(self.text, self.family, self.extra, self.text, "match", tiny.requests(GREEDY, 6), self.k)
 
     def test_sampled_outputs_have_the_targets_distribution(self) -> None:
         """Probability integral transforms of some 3,000 tokens are uniform; docs/proof.md states what this finds."""

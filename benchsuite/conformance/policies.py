@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.drafts import GREEDY, differ, kit_assembly
+from benchsuite.conformance.replayed import must_replay
 from benchsuite.prove import tiny
 from benchsuite.prove.enumerator import Shape, chain, context
 from benchsuite.prove.exact_runs import one, run_distance
@@ -146,6 +147,11 @@ class PolicyChecks(Checks):
         self._judge(window, logits)
         if not torch.equal(before, logits):
             raise Failed(f"{self.text} leaves the logits alone", "they were written to", "eight rows of five slots")
+
+    @pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=1.0)], ids=["greedy", "sampled"])
+    def test_a_step_can_be_recorded_and_replayed(self, params: SamplingParams) -> None:
+        """A verdict follows from tensors alone, so that a recorded step gives what its Python would give again."""
+        must_replay(self.text, "llama", self.extra, "draft_model", self.text, tiny.requests(params, 6), 3)
 
     def test_a_step_reads_the_device_once(self) -> None:
         """The host reads the device only in the engine's one read."""

@@ -187,6 +187,26 @@ class Impossible(RepeatPending):
         return replace(window, tokens=torch.cat([window.tokens[:, :1], window.tokens[:, 1:] + 300], dim=1))
 
 
+class Hoarder(RepeatPending):
+    """Keeps the target's hidden states instead of a copy; those of the last step but one say how much it proposes."""
+
+    needs_hidden = True
+
+    def __init__(self, env: Any) -> None:
+        self._seen: list[Tensor] = []
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        if len(self._seen) < 2 or len(self._seen[-2]) != context.rows:
+            return window
+        drawn = (self._seen[-2].flatten(1).float().sum(dim=1) * 1000).long() % 4
+        return replace(window, width=torch.minimum(window.width, 1 + drawn))
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        assert hidden is not None
+        self._seen.append(hidden)
+
+
 DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (Greedier, {"sampled": True}, "q_is_the_distribution", "the proposals of planted are drawn from its q.*chance"),
     (Flatter, {"sampled": True}, "q_is_the_distribution", "drawn from its q"),
@@ -208,6 +228,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
     (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
     (Impossible, {}, "well_formed", "a token id outside"),
+    (Hoarder, {"hidden": True}, "replayed_step_overwrites", "recorded once and replayed.*the counters are not"),
     (RepeatPending, {"trees": True}, "is_what_it_claims", "has trees=True.*trees=False"),
     (RepeatPending, {"sampled": True}, "is_what_it_claims", "has sampled=True.*sampled=False"),
     (RepeatPending, {"hidden": True}, "is_what_it_claims", "has hidden=True.*hidden=False"),
@@ -289,6 +310,18 @@ class Sloppy(Match):
         return context.ops.verify_prefix(window, window.prefer(likely, choices))
 
 
+class Counting(Match):
+    """Judges every third step by other noise, and counts the steps on the host."""
+
+    def __init__(self, env: Any) -> None:
+        self._calls = 0
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        self._calls += 1
+        shifted = logits.roll(self._calls % 3, dims=-1)
+        return super().accept(shifted, window, context)
+
+
 EXACT = {"greedy": "exact", "sampled": "exact", "trees": True, "coupled": True}
 POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
     (
@@ -311,6 +344,7 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
     ),
     (Shared, {"greedy": "exact", "sampled": "distribution"}, "does_not_see_its_neighbours", "in the batch, .* alone"),
     (Writer, EXACT, "not_written_to", "written to"),
+    (Counting, EXACT, "recorded_and_replayed", "differs at token"),
     (
         Sloppy,
         EXACT,
