@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from benchsuite import gpu_day
 from benchsuite.gpu_day import GpuPart
 
-STATUS = (Path(__file__).parents[2] / "docs" / "status.md").read_text(encoding="utf-8")
+STATUS = Path(__file__).parents[2] / "docs" / "status.md"
 
 
 def _part(name: str, code: str, seconds: float = 30, settles: tuple[str, ...] = ()) -> GpuPart:
@@ -51,9 +51,11 @@ def test_a_part_for_which_no_time_is_left_is_not_run(tmp_path: Path) -> None:
     assert (outcome.ended, outcome.said) == ("not run", "no time was left")
 
 
+@pytest.mark.skipif(not STATUS.exists(), reason="an installed wheel has no docs")
 def test_parts_settle_lines_that_the_status_has_and_fit_the_time(tmp_path: Path) -> None:
     each = gpu_day.gpu_parts(tmp_path)
-    lines = [line.split("|")[1].strip() for line in STATUS.splitlines() if line.startswith("| ")]
+    table = STATUS.read_text(encoding="utf-8").splitlines()
+    lines = [line.split("|")[1].strip() for line in table if line.startswith("| ")]
     assert {line for part in each for line in part.settles} <= set(lines)
     assert sum(part.seconds for part in each) <= 1.3 * 9 * 60, "most parts need less than they may take"
     for name in gpu_day.SHAPES:
