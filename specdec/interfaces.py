@@ -145,8 +145,8 @@ class Policy(ABC):
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         """The verdict over ``logits`` float32 [B, W, V]: row b, slot w is the distribution after node w.
 
-        The logits are processed unless the policy is ``raw``; they must not be changed. On CUDA the call is recorded once
-        for each shape and replayed: the verdict must follow from tensors alone, not from numbers that the policy counts.
+        The logits are processed unless the policy is ``raw``; they must not be changed. On CUDA the call is recorded
+        once for each shape and replayed: the verdict must follow from tensors, not from numbers that the policy counts.
         """
 
 

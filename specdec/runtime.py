@@ -8,6 +8,7 @@ launch costs the host some microseconds for any number of ops.
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -206,11 +207,24 @@ class CudaGraphs:
     name, runs = "graphed", False
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
     def __call__(self, function: Callable[..., T], given: Sequence[object]) -> tuple[T, Replay]:
         """See ``Recorder``."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = function(*given)
+        # torch.cuda.graph() would collect garbage and empty torch's cache before each of hundreds of captures.
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        collecting = gc.isenabled()
+        gc.disable()  # a tensor that is freed in a capture would end it
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool)
+                try:
+                    result = function(*given)
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        current.wait_stream(self._stream)
         return result, graph.replay
