@@ -224,10 +224,12 @@ def _torch_stands(log: LaunchLog) -> list[Stand]:
     tensor, from_numpy = torch.tensor, torch.from_numpy
 
     def made(data: Any, *, device: Any = None, **named: Any) -> Tensor:
-        found = tensor(data, **named)
+        place = torch.empty(0).device if device is None else device  # that of a surrounding torch.device(…)
+        with torch.device("cpu"):
+            found = tensor(data, **named)
         if isinstance(found, FakeTensor):
             found.constant = None  # a GPU's tensor has no number that the host knows
-        return found if device is None else found.to(device)
+        return found.to(place)
 
     def faked(array: npt.NDArray[Any]) -> Tensor:
         return torch.empty(array.shape, dtype=from_numpy(array).dtype)

@@ -116,6 +116,16 @@ def test_a_plain_step_of_each_family_can_be_replayed(family: str) -> None:
     must_hold(fake_cuda.fake_run(None, config=families.CONFIGS[family]()))
 
 
+def test_a_tensor_of_numbers_is_made_on_the_device_that_is_asked_for() -> None:
+    with torch.device("cpu"):
+        torch.zeros(1)  # torch remembers, at the first such call, which functions make tensors
+    with fake_cuda.fake_cuda():
+        assert torch.tensor([1], device="cuda").device.type == "cuda"
+        assert torch.tensor([1]).device.type == "cpu"
+        with torch.device("cuda"):
+            assert torch.tensor([]).device.type == "cuda"
+
+
 def test_every_built_in_is_among_the_pairs() -> None:
     registry = tiny.registry()
     for kind, given in (("draft", DRAFTS), ("policy", POLICIES), ("controller", CONTROLLERS)):
