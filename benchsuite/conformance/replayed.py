@@ -28,6 +28,7 @@ def must_replay(
     ``text`` is the plugin that is checked; ``draft`` and ``policy`` are the strategy.
     """
     build = _reference(family, extra)
+    build.engine(draft, policy, k=k).run(requests)  # what a draft keeps beyond its engine, both others then know
     run, replayed = (build.engine(draft, policy, k=k) for _ in range(2))
     assert isinstance(replayed.ops, Ops)
     replayed.runtime = Graphed(Tape(), replayed.ops)

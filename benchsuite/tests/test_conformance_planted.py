@@ -187,7 +187,7 @@ class Impossible(RepeatPending):
         return replace(window, tokens=torch.cat([window.tokens[:, :1], window.tokens[:, 1:] + 300], dim=1))
 
 
-class Hoarder(RepeatPending):
+class Borrower(RepeatPending):
     """Keeps the target's hidden states instead of a copy; those of the last step but one say how much it proposes."""
 
     needs_hidden = True
@@ -228,7 +228,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
     (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
     (Impossible, {}, "well_formed", "a token id outside"),
-    (Hoarder, {"hidden": True}, "replayed_step_overwrites", "recorded once and replayed.*the counters are not"),
+    (Borrower, {"hidden": True}, "replayed_step_overwrites", "recorded once and replayed.*the counters are not"),
     (RepeatPending, {"trees": True}, "is_what_it_claims", "has trees=True.*trees=False"),
     (RepeatPending, {"sampled": True}, "is_what_it_claims", "has sampled=True.*sampled=False"),
     (RepeatPending, {"hidden": True}, "is_what_it_claims", "has hidden=True.*hidden=False"),
@@ -310,7 +310,7 @@ class Sloppy(Match):
         return context.ops.verify_prefix(window, window.prefer(likely, choices))
 
 
-class Counting(Match):
+class Tallying(Match):
     """Judges every third step by other noise, and counts the steps on the host."""
 
     def __init__(self, env: Any) -> None:
@@ -344,7 +344,7 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
     ),
     (Shared, {"greedy": "exact", "sampled": "distribution"}, "does_not_see_its_neighbours", "in the batch, .* alone"),
     (Writer, EXACT, "not_written_to", "written to"),
-    (Counting, EXACT, "recorded_and_replayed", "differs at token"),
+    (Tallying, EXACT, "recorded_and_replayed", "differs at token"),
     (
         Sloppy,
         EXACT,
