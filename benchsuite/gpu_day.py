@@ -187,9 +187,9 @@ def gpu_lines(device: str) -> list[str]:
     made = provenance.origin(provenance.own_commit())
     lines = [f"commit {made['commit']}, {made['time']}", f"{provenance.device_name(torch.device(device))}"]
     lines.append(", ".join(f"{name} {number}" for name, number in made["versions"].items()))
-    for command in (("nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv"),):
-        if shutil.which(command[0]):
-            lines += subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    asked = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv")
+    if shutil.which(asked[0]):
+        lines += subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
     return lines
 
 

@@ -282,15 +282,13 @@ class Engine:
         chosen = mark()
         context = rows.context(k, self.ops, self.policy.coupled)
         if self.draft is None or context.max_proposals_host.max() < 1:
-            steps = self.runtime.steps(self._kind(context, None))
-            window = proposal = steps.part(Window.root, context)
-            asked = mark()
+            steps, window = self._begun(context, None)
+            proposal, asked = window, mark()
         else:
             asked = mark()
             proposal = self.draft.propose(context)
             proposal.check(context.rows, self.max_window, self.target.vocabulary, type(self.draft).__name__)
-            steps = self.runtime.steps(self._kind(context, proposal))
-            window = steps.hold(proposal)
+            steps, window = self._begun(context, proposal)
         proposed = mark()
         forward, verdict, packed, marks = self._verify(steps, window, context)
         size = verdict.path.shape[1] + TAIL
@@ -307,6 +305,11 @@ class Engine:
         whole = Marks(start, chosen, asked, proposed, *marks, observed, mark())
         stats.steps.append(Step.of(each, window.tokens.shape[1], whole))
         self._leave()
+
+    def _begun(self, context: Context, proposal: Window | None) -> tuple[Steps, Window]:
+        """The parts of a step, and the window that they are called with; without a proposal the root alone."""
+        steps = self.runtime.steps(self._kind(context, proposal))
+        return steps, steps.part(Window.root, context) if proposal is None else steps.hold(proposal)
 
     def _verify(
         self, steps: Steps, window: Window, context: Context
@@ -356,16 +359,12 @@ class Engine:
         self.rows.length.fill_(1)
         self.arena.committed.fill_(0)
         context = self.rows.context(proposals, self.ops, self.policy.coupled)
-        if not proposals:
-            steps = self.runtime.steps(self._kind(context, None))
-            window = steps.part(Window.root, context)
-        else:
+        proposal = None
+        if proposals:
             tokens = torch.zeros(context.rows, proposals, dtype=torch.int64, device=self.target.device)
             q = torch.full((*tokens.shape, self.target.vocabulary), 1 / self.target.vocabulary, device=tokens.device)
             proposal = Window.chain(tokens[:, 0], tokens, tokens[:, 0] + proposals, q if drawn else None)
-            steps = self.runtime.steps(self._kind(context, proposal))
-            window = steps.hold(proposal)
-        self._verify(steps, window, context)
+        self._verify(*self._begun(context, proposal), context)
 
     def _kind(self, context: Context, proposal: Window | None) -> Hashable:
         """All that decides which ops the parts of a step launch, and on which tensors."""

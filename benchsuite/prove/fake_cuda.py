@@ -43,6 +43,8 @@ from specdec.devices import Stopwatch
 from specdec.interfaces import Backend
 from specdec.model import ArenaModel
 from specdec.ops import Ops
+from specdec_kernels.build import BuildError
+from specdec_kernels.cpu import cpu_compiler
 from specdec_kernels.cuda import Cuda
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
@@ -67,9 +69,15 @@ FREE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strid
 
 @cache
 def load_guard() -> None:
-    """Compile and load a guard that does nothing, where torch has none. CalledProcessError without a C++ compiler."""
+    """Compile and load a guard that does nothing, where torch has none.
+
+    Raises BuildError without a C++ compiler, CalledProcessError for one that fails.
+    """
     if torch.backends.cuda.is_built():
         return
+    compiler = cpu_compiler()
+    if compiler is None:
+        raise BuildError("no C++ compiler for a guard of fake CUDA tensors; install one or set CXX")
     root = Path(torch.__file__).parent
     digest = hashlib.sha256(f"{GUARD}{torch.__version__}".encode()).hexdigest()[:16]
     library = cache_root() / "kernels" / f"cuda-guard-{digest}.so"
@@ -79,7 +87,9 @@ def load_guard() -> None:
             source, built = Path(folder) / "guard.cpp", Path(folder) / "guard.so"
             source.write_text(GUARD)
             flags = ["-shared", "-fPIC", "-std=c++20", f"-I{root}/include", f"-L{root}/lib", "-lc10"]
-            subprocess.run(["g++", str(source), *flags, "-o", str(built)], check=True, capture_output=True, text=True)
+            subprocess.run(
+                [compiler, str(source), *flags, "-o", str(built)], check=True, capture_output=True, text=True
+            )
             built.replace(library)
     ctypes.CDLL(str(library))
 

@@ -23,6 +23,12 @@ Make = Callable[..., Assembly]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 """The fixture ``run``."""
 
+POLICIES = (
+    *("match", "longest_prefix", "rejection", "block", "tree_rejection", "conf_threshold", "topk_agree", "typical"),
+    "tree_agree(m=1)",
+)
+"""Every built-in policy; a test of the pairs of drafts and policies holds them against the registry."""
+
 DEVICES = [
     pytest.param("cpu"),
     pytest.param("cuda", marks=[pytest.mark.cuda, pytest.mark.gpu]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from transformers import LlamaConfig
 
+from benchsuite import gpu_day
+from benchsuite.kernelbench.shapes import PROCESSED
 from benchsuite.prove import fake_cuda, families, tiny
 from benchsuite.prove.fake_cuda import FakeRun
+from benchsuite.tests.rig import POLICIES
 from specdec import Context, Draft, SamplingParams, Window
 from specdec.interfaces import Env
 
@@ -23,25 +27,12 @@ pytestmark = pytest.mark.fake_gpu
 KERNELS = Path(__file__).parents[2] / "docs" / "kernels.md"
 PAGE = KERNELS.read_text(encoding="utf-8") if KERNELS.exists() else ""  # an installed wheel has no docs
 
-SMOLLM2 = LlamaConfig(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=30,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    tie_word_embeddings=True,
-    max_position_embeddings=8192,
-)
+SMOLLM2 = LlamaConfig(**{**gpu_day.LLAMA, **gpu_day.SHAPES["smollm2-135m"]})
 
 DRAFTS = (
     *("ngram", "ngram(branches=2)", "suffix", "suffix(branches=2)", "garbage", "oracle(0.8)", "draft_model"),
     *("tree(beam=2, depth=2)", "medusa", "medusa(head_init=trained, beam=2)", "eagle", "eagle(head=trained)"),
     *("eagle(head=trained, beam=2, depth=2)", "hybrid(sources='suffix, ngram, eagle(head=trained)')"),
-)
-POLICIES = (
-    *("match", "longest_prefix", "rejection", "block", "tree_rejection", "conf_threshold", "topk_agree", "typical"),
-    "tree_agree(m=1)",
 )
 CONTROLLERS = ("fixed", "adaptive", "goodput")
 TURNS = tuple(itertools.product(CONTROLLERS, (0.0, 1.0)))
@@ -96,18 +87,7 @@ def test_rows_end_and_others_enter_and_nobody_waits(draft: str, policy: str) -> 
 
 
 def test_requests_with_everything_on_are_admitted_without_waiting() -> None:
-    params = SamplingParams(
-        max_new_tokens=60,
-        temperature=0.7,
-        repetition_penalty=1.2,
-        presence_penalty=0.3,
-        frequency_penalty=0.1,
-        logit_bias={7: 1.0},
-        bad_words=((5, 6), (9,)),
-        min_new_tokens=3,
-        eos=(11, 256),
-        logprobs=2,
-    )
+    params = replace(PROCESSED["every"], max_new_tokens=60, min_new_tokens=3, logprobs=2)
     must_hold(fake_cuda.fake_run("garbage", params=params, rows=2, steps=5, enters=True))
 
 

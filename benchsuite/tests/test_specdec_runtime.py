@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchsuite.prove import tiny
 from benchsuite.prove.tape import Tape
+from benchsuite.tests.rig import POLICIES
 from specdec import Context, Engine, Policy, Purpose, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec.interfaces import Contract, Env
@@ -22,10 +23,6 @@ from specdec.runtime import Graphed
 DRAFTS = (
     *("ngram", "ngram(branches=2)", "suffix", "garbage", "oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"),
     *("medusa", "medusa(head_init=random, beam=2)", "eagle", "hybrid(sources='suffix, ngram, eagle')"),
-)
-POLICIES = (
-    *("match", "longest_prefix", "rejection", "block", "tree_rejection", "conf_threshold", "topk_agree", "typical"),
-    "tree_agree(m=1)",
 )
 
 PARAMS: dict[str, Callable[[int], SamplingParams]] = {
