@@ -38,7 +38,7 @@ LEVELS: dict[str, dict[str, str]] = {
 CODE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # enum Kind of packed.h
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
-    "linear": [_INT, *[_POINTER] * 3, _INT, *[_POINTER] * 2, *[_LONG] * 3, _INT],
+    "linear": [_INT, *[_POINTER] * 3, _INT, _INT, *[_POINTER] * 2, *[_LONG] * 3, _INT],
     "rms_norm": [_INT, *[_POINTER] * 3, _LONG, _LONG, _FLOAT, _FLOAT, _INT],
     "rotary": [_INT, *[_POINTER] * 6, *[_LONG] * 12],
     "silu_mul": [_INT, *[_POINTER] * 3, *[_LONG] * 4, _INT],
@@ -182,6 +182,9 @@ class Cpu(Reference):
     name = "cpu"
     priority = 30
     devices = ("cpu",)
+    row_invariant = frozenset(
+        ("linear", "rms_norm", "rotary", "silu_mul", "kv_append", "kv_compact", "tree_attention", "decoder_layers")
+    )
 
     def __init__(self, level: str = "auto", pack: bool = True) -> None:
         if level not in ("auto", *levels()):
@@ -218,7 +221,7 @@ class Cpu(Reference):
         assert isinstance(first, Tensor)
         return first.is_cpu and fits is not None and fits(*tensors)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
         """W is read once for a pass of rows: see csrc/packed.h."""
         # Weights that pass through the caches evict the interpreter's data, so this method runs little Python.
         assert isinstance(weight, Packed)
@@ -227,13 +230,14 @@ class Cpu(Reference):
         if bias is not None:
             bias = bias.float()
         outputs, inputs = weight.shape
-        y = x.new_empty((*x.shape[:-1], outputs))
+        y = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32 if wide else x.dtype)
         self._linear(
             CODE[weight.data.dtype],
             weight.data.data_ptr(),
             None if weight.scale is None else weight.scale.data_ptr(),
             None if bias is None else bias.data_ptr(),
             CODE[x.dtype],
+            CODE[y.dtype],
             x.data_ptr(),
             y.data_ptr(),
             y.numel() // outputs,
@@ -344,7 +348,14 @@ class Cpu(Reference):
         )
 
     def tree_attention(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        scaling: float,
+        softcap: float | None,
+        used: Tensor | None = None,
     ) -> Tensor:
         """A value is read once for up to four queries, and only if one of them sees its cell."""
         rows, heads, width, size = query.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,16 @@ def cuda_compiler() -> str | None:
     return found or shutil.which("nvcc")
 
 
-def load_cuda_library() -> ctypes.CDLL:
-    """The kernels, compiled if the cache lacks them. Needs nvcc and no GPU. Raises BuildError."""
+def load_cuda_library(numbers: Sequence[int] = (), more: Sequence[str] = ()) -> ctypes.CDLL:
+    """The kernels, compiled if the cache lacks them. Needs nvcc and no GPU. Raises BuildError.
+
+    ``numbers``: compute capabilities to compile for, by default ``architectures()``; ``more``: further flags of nvcc.
+    """
     found = cuda_compiler()
     if found is None:
         raise build.BuildError("no CUDA compiler: looked for nvcc in CUDA_HOME and on the path; install it")
-    targets = (f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures())
-    library = _library((found, "-O3", "-std=c++17", "-Xcompiler", "-fPIC", *targets))
+    targets = (f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers or architectures())
+    library = _library((found, "-O3", "-std=c++17", "-Xcompiler", "-fPIC", *targets, *more))
     if isinstance(library, str):
         raise build.BuildError(library)
     return library

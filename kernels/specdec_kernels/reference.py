@@ -8,13 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec import processors, sampling
+from specdec import acceptance, processors, sampling
 from specdec.decoder import Cells, DecoderWeights, decode
+from specdec.devices import is_half
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import Backend, BackendFactory
 from specdec.messages import Verdict, Window
 from specdec.packed import Weight
 from specdec.processors import StackedParams
+
+PART = 1 << 20
+"""Numbers of a matrix that are made float32 at once: 4 MiB."""
 
 
 class Reference(Backend):
@@ -22,6 +26,7 @@ class Reference(Backend):
 
     name = "reference"
     priority = 10
+    row_invariant = frozenset(("kv_plan", "kv_append", "kv_compact", "rotary"))
 
     def takes(self, op: str, *tensors: Weight) -> bool:
         """Everything; a subclass takes only the ops that it overrides."""
@@ -36,6 +41,11 @@ class Reference(Backend):
         if key is not None:
             logits = logits + sampling.gumbel(key, logits.shape[-1])
         return logits.max(dim=-1).indices
+
+    def noise_keys(self, stream: Tensor, position: Tensor, draw: int | Tensor) -> Tensor:
+        """``specdec.sampling.key`` for all purposes at once."""
+        purposes = torch.arange(len(sampling.Purpose), device=position.device)
+        return sampling.key(stream, position, purposes[:, None, None], draw)
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """Uniform(key) < probability, with 24-bit uniforms in [0, 1)."""
@@ -102,6 +112,60 @@ class Reference(Backend):
         path = torch.where(slots <= num_accepted[:, None], slots, -1)
         return Verdict(path, num_accepted, drawn)
 
+    def block_sample(
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """Sun et al. 2403.10444, algorithm 2, from ``accept`` and ``sample``."""
+        return acceptance.block_verdict(self, distribution, window, accept_key, residual_key, bonus_key)
+
+    def tree_sample(
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """Miao et al. 2305.09781, algorithm 2, from ``accept`` and ``sample``."""
+        return acceptance.tree_verdict(self, distribution, window, accept_key, residual_key, bonus_key)
+
+    def emit(self, window: Window, verdict: Verdict, tokens: Tensor, length: Tensor) -> Tensor:
+        """Accepted, then next, then garbage, which lies past the row's new length and is never read."""
+        path = verdict.path
+        step = torch.arange(path.shape[1], device=path.device)
+        emitted = verdict.emitted(window)
+        tokens.scatter_(1, length[:, None] + step, emitted)
+        moved = ((path != step) & (path > 0)).sum(dim=1)
+        counts = torch.stack([verdict.num_accepted, window.width - 1, window.deepest, moved], dim=1)
+        return torch.cat([emitted, counts], dim=1)
+
+    def kv_plan(
+        self,
+        window: Window,
+        committed: Tensor,
+        span: int | None,
+        capacity: int,
+        look: int,
+        limit: int | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A position is committed plus depth, a cell is committed plus slot; a slot sees its past and its ancestors."""
+        width, depth = window.tokens.shape[1], window.depth
+        position = committed[:, None] + depth
+        cells = (committed[:, None] + torch.arange(width, device=committed.device)) % capacity
+        cell = torch.arange(look, device=committed.device)
+        last = committed[:, None] - 1
+        stored = last - (last - cell) % capacity  # the position in each cell; negative: none yet
+        sees = (stored >= 0)[:, None, :].expand(-1, width, -1)
+        slot = (cell - committed[:, None]) % capacity  # the slot that this forward writes to each cell
+        written = (slot < width)[:, None, :]
+        slot = slot.clamp(max=width - 1)[:, None, :].expand(-1, width, -1)
+        if span is not None:
+            sees = sees & (stored[:, None, :] > position[:, :, None] - span)
+            near = position[:, :, None] - position[:, None, :] < span
+            own = window.ancestors & near
+        else:
+            own = window.ancestors
+        sees = torch.where(written, own.gather(2, slot), sees)
+        mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device)
+        mask = mask.masked_fill_(~sees, float("-inf"))[:, None]
+        return depth, position if limit is None else position.clamp(max=limit - 1), cells, mask
+
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
         """Scatter W new keys and values of every row into their cells."""
         index = cells[:, None, :, None].expand_as(new_keys)
@@ -115,7 +179,14 @@ class Reference(Backend):
         self.kv_append(keys, values, keys.gather(2, pick), values.gather(2, pick), target)
 
     def tree_attention(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        scaling: float,
+        softcap: float | None,
+        used: Tensor | None = None,
     ) -> Tensor:
         """softmax(scaling · q kᵀ + mask) v with grouped heads; ``softcap`` c makes scores c · tanh(scores / c)."""
         if softcap is None:
@@ -131,10 +202,10 @@ class Reference(Backend):
         out = torch.matmul(weights.view(rows, keys.shape[1], -1, weights.shape[-1]), values)
         return out.view(rows, heads, width, size).transpose(1, 2)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
         """torch's own product; weights of another dtype are first converted to x's dtype."""
-        wide = weight.to(x.dtype) if isinstance(weight, Tensor) else weight.dequantise(x.dtype)
-        return F.linear(x, wide, bias)
+        whole = weight.to(x.dtype) if isinstance(weight, Tensor) else weight.dequantise(x.dtype)
+        return _unrounded(x, whole, bias) if wide and is_half(x.dtype) else F.linear(x, whole, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """Zhang & Sennrich 1910.07467, equation 4; ``offset`` is 1 in Gemma, 0 elsewhere."""
@@ -157,6 +228,21 @@ class Reference(Backend):
     ) -> Tensor:
         """The composition of the ops above."""
         return decode(self, x, layers, turn, at)
+
+
+def _unrounded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + bias in float32, of half-precision numbers."""
+    rows = x.reshape(-1, x.shape[-1])
+    if x.is_cuda:
+        out = torch.mm(rows, weight.t(), out_dtype=torch.float32)
+    elif x.device.type != "cpu":
+        out = rows.float() @ weight.float().t()
+    else:
+        # torch has no such product on a CPU. Some weights at a time are made float32, so that they stay in a cache.
+        parts = weight.split(max(1, PART // weight.shape[1]))
+        out = torch.cat([rows.float() @ part.float().t() for part in parts], dim=1)
+    out = out if bias is None else out + bias.float()
+    return out.view(*x.shape[:-1], len(weight))
 
 
 def _half(x: Tensor) -> Tensor:

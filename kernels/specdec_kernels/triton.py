@@ -9,29 +9,45 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec.decoder import Cells, DecoderWeights
+from specdec.errors import SpecdecError
 from specdec.hookspecs import hookimpl
 from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
 from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
+from specdec.sampling import Purpose
 from specdec_kernels.build import forbidden
 from specdec_kernels.reference import Reference
 
 BLOCK = 4096
 """Number of vocabulary entries that a program processes together."""
 
-MAX_HEAD, MAX_NORM, MAX_LINEAR_ROWS = 256, 16384, 16
-"""The longest head, the longest normalised axis and the most rows of a product that fit into a program."""
+MAX_HEAD, MAX_NORM = 256, 16384
+"""The longest head and the longest normalised axis that fit into a program."""
+
+TILE = 16
+"""Rows of a step's products, and lines of its attention: up to so many, a program's tile has one shape. A row's result
+is then the same beside any rows, bit for bit, and float products are as fast as memory gives the weights."""
+
+SHARE = 256
+"""Cells that one program of a step's attention reads; more are read by several, and their results are added up."""
+
+PROGRAMS = 128
+"""Programs from which a draw is not cut into further parts: about as many as a large GPU runs at once."""
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_DECODER = ("kv_append", "kv_compact", "tree_attention", "linear", "rms_norm", "rotary", "silu_mul")
+_DECODER = (
+    *("kv_append", "kv_compact", "tree_attention", "linear", "rms_norm", "rotary", "silu_mul", "decoder_layers"),
+)
 _DTYPES = {
-    **dict.fromkeys(("sample", "accept", "rejection_sample"), (torch.float32,)),
-    "verify_prefix": (torch.int64,),
+    **dict.fromkeys(("sample", "accept", "rejection_sample", "block_sample", "tree_sample"), (torch.float32,)),
+    **dict.fromkeys(("noise_keys", "verify_prefix", "emit", "kv_plan"), (torch.int64,)),
     **dict.fromkeys(_DECODER, _FLOATS),
 }
 
@@ -39,11 +55,16 @@ _DTYPES = {
 _FUSED = {"enable_fp_fusion": True}
 _DRAWN = {"enable_fp_fusion": False, "num_warps": 16}
 
+# All that a block of 16 warps can have; left alone, the assembler keeps to half of them on sm_80, and spills some.
+_JUDGED = {**_DRAWN, "maxnreg": 128}
+
 
 class Triton(Reference):
     """Kernels for CUDA devices; all shapes follow from (B, W, V), and the host reads nothing.
 
-    Integer results equal the reference's; float results are summed in float32 and rounded once.
+    Integer results equal the reference's; float results are summed in float32 and rounded once. ``exact``: every
+    product and attention, of any number of rows, runs in tiles of one shape, so that a row's result is the same, bit
+    for bit, beside any others; without it, more than 16 rows run where they are fastest.
 
     Example: ``Triton().missing()`` is None if it can run here, else the reason.
     """
@@ -51,11 +72,16 @@ class Triton(Reference):
     name = "triton"
     devices = ("cuda",)
 
-    def __init__(self) -> None:
+    def __init__(self, exact: bool = False) -> None:
+        if not isinstance(exact, bool):
+            raise SpecdecError(f"exact is {exact!r}; expected True or False")
+        self.row_invariant = frozenset((*_DECODER, "kv_plan")) if exact else frozenset()
+        self._exact = exact
         self.interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
         self._device = "cpu" if self.interpreted else "cuda"
         # Below the reference, so that the interpreter runs only if the user names this backend.
         self.priority = 5 if self.interpreted else 50
+        self._arrivals: dict[tuple[torch.device, int], Tensor] = {}
 
     def missing(self) -> str | None:
         """The reason: compiled kernels are forbidden, Triton is not installed, or there is no device."""
@@ -74,8 +100,11 @@ class Triton(Reference):
             return False
         if first.device.type != self._device or other.device != first.device:
             return False
+        own = isinstance(other, Quantised) or other.dtype == first.dtype
         if op == "linear":
-            return isinstance(other, Quantised) and first.numel() <= MAX_LINEAR_ROWS * first.shape[-1]
+            return isinstance(other, Quantised) or (self._exact and own)
+        if op == "decoder_layers":
+            return own and (self._exact or first.shape[0] * first.shape[1] <= TILE)
         if not isinstance(other, Tensor) or other.dtype != first.dtype:
             return False
         size = first.shape[-1]
@@ -91,27 +120,50 @@ class Triton(Reference):
         return torch.empty(shape, dtype=dtype, device=like.device)
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
-        """argmax_x logits[x] + Gumbel(key, x), the lowest x of equals: one launch, a program per slot."""
+        """argmax_x logits[x] + Gumbel(key, x), the lowest x of equals: one launch, or two for few slots."""
         from specdec_kernels.triton_verify import sample
 
-        out = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
         cube = logits if logits.dim() == 3 else logits.reshape(1, -1, logits.shape[-1])
         rows, width, vocabulary = cube.shape
         keys = cube if key is None else key.reshape(rows, width)
+        parts, share = _parts(rows * width, vocabulary)
+        scores, winners = _contest(logits, rows * width, parts)
         with torch.cuda.device_of(logits):
-            sample[(rows * width,)](
+            sample[(rows * width, parts)](
                 cube,
                 keys,
-                out,
-                width,
-                vocabulary,
+                scores,
+                winners,
+                (width, vocabulary, share),
                 cube.stride(),
                 keys.stride(),
                 NOISY=key is not None,
                 BLOCK=min(BLOCK, _power(vocabulary)),
                 **_DRAWN,
             )
-        return out
+        return (winners if parts == 1 else _picked(scores, winners)).view(logits.shape[:-1])
+
+    def noise_keys(self, stream: Tensor, position: Tensor, draw: int | Tensor) -> Tensor:
+        """``specdec.sampling.key`` for all purposes: one launch."""
+        from specdec_kernels.triton_verify import noise_keys
+
+        rows, width = torch.broadcast_shapes(position.shape, draw.shape if isinstance(draw, Tensor) else ())
+        position = position.expand(rows, width)
+        draws = draw.expand(rows, width) if isinstance(draw, Tensor) else position
+        keys = torch.empty(len(Purpose), rows, width, dtype=torch.int64, device=position.device)
+        with torch.cuda.device_of(position):
+            noise_keys[(-(-rows * width // 256), len(Purpose))](
+                stream,
+                position,
+                draws if isinstance(draw, Tensor) else draw,
+                keys,
+                (rows, width),
+                _strides(stream, position, draws),
+                GIVEN=isinstance(draw, Tensor),
+                BLOCK=256,
+                num_warps=1,
+            )
+        return keys
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """Uniform(key) < probability, element by element."""
@@ -154,40 +206,131 @@ class Triton(Reference):
     def rejection_sample(
         self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
     ) -> Verdict:
-        """Leviathan et al. 2211.17192, algorithm 1, draws included: one launch, a program per row."""
+        """Leviathan et al. 2211.17192, algorithm 1, draws included: a program per row and part, and one per row."""
         from specdec_kernels.triton_verify import rejection_sample
 
         rows, size, vocabulary = distribution.shape
+        parts, share = _parts(rows, vocabulary)
+        scores, winners = _contest(distribution, rows, 2, parts)
         verdict = _verdict(rows, size, distribution)
         # Without proposals, q has no row for a pointer.
         q = window.q if size > 1 else None
+        keys = accept_key, residual_key, bonus_key
+        given = distribution, distribution if q is None else q, window.tokens, window.width, *keys
         with torch.cuda.device_of(distribution):
-            rejection_sample[(rows,)](
-                distribution,
-                distribution if q is None else q,
-                window.tokens,
-                window.width,
-                accept_key,
-                residual_key,
-                bonus_key,
+            rejection_sample[(rows, parts)](
+                *given,
+                scores,
+                winners,
                 verdict.path,
                 verdict.num_accepted,
-                verdict.next,
-                size,
-                vocabulary,
-                distribution.stride(),
-                (distribution if q is None else q).stride(),
-                window.tokens.stride(),
-                window.width.stride(),
-                accept_key.stride(),
-                residual_key.stride(),
-                bonus_key.stride(),
+                (size, vocabulary, share),
+                _strides(*given),
                 CERTAIN=q is None,
                 SLOTS=_power(size),
                 BLOCK=min(BLOCK, _power(vocabulary)),
                 **_DRAWN,
             )
+        return Verdict(verdict.path, verdict.num_accepted, _picked(scores, winners))
+
+    def block_sample(
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """Sun et al. 2403.10444, algorithm 2, draws included: one launch, a program per row."""
+        from specdec_kernels.triton_verify import block_sample
+
+        return self._judge(block_sample, distribution, window, (accept_key, residual_key, bonus_key))
+
+    def tree_sample(
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """Miao et al. 2305.09781, algorithm 2, draws included: one launch, a program per row."""
+        from specdec_kernels.triton_verify import tree_sample
+
+        return self._judge(tree_sample, distribution, window, (accept_key, residual_key, bonus_key), branches=True)
+
+    def _judge(
+        self, kernel: Any, distribution: Tensor, window: Window, keys: Sequence[Tensor], branches: bool = False
+    ) -> Verdict:
+        """Launch a kernel that judges a window and draws; with ``branches`` it reads parents, and writes to scratch."""
+        distribution = distribution.contiguous()
+        rows, size, vocabulary = distribution.shape
+        verdict = _verdict(rows, size, distribution)
+        # Without proposals, q has no row for a pointer.
+        q = window.q if size > 1 else None
+        integers = (window.tokens, window.parents, window.width) if branches else (window.tokens, window.width)
+        scratch = (torch.empty_like(distribution[:, 0]),) if branches else ()
+        given = (distribution, distribution if q is None else q, *integers, *keys)
+        with torch.cuda.device_of(distribution):
+            kernel[(rows,)](
+                *given,
+                *scratch,
+                verdict.path,
+                verdict.num_accepted,
+                verdict.next,
+                (size, vocabulary),
+                _strides(*given),
+                CERTAIN=q is None,
+                SLOTS=_power(size),
+                BLOCK=min(BLOCK, _power(vocabulary)),
+                **_JUDGED,
+            )
         return verdict
+
+    def emit(self, window: Window, verdict: Verdict, tokens: Tensor, length: Tensor) -> Tensor:
+        """The rows' tokens and the step's read: one launch, a program per row."""
+        from specdec_kernels.triton_window import emit
+
+        rows, most = verdict.path.shape
+        size = window.tokens.shape[1]
+        packed = torch.empty((rows, most + 4), dtype=torch.int64, device=tokens.device)
+        judged = verdict.path, verdict.num_accepted, verdict.next
+        given = window.tokens, window.depth, window.width, *judged, tokens, length
+        with torch.cuda.device_of(tokens):
+            emit[(rows,)](
+                *given,
+                packed,
+                (size, most),
+                _strides(*given),
+                SLOTS=_power(size),
+                STEPS=_power(most),
+                num_warps=1,
+            )
+        return packed
+
+    def kv_plan(
+        self,
+        window: Window,
+        committed: Tensor,
+        span: int | None,
+        capacity: int,
+        look: int,
+        limit: int | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Depths, positions, cells and the mask: one launch, a program per slot and block of cells."""
+        from specdec_kernels.triton_window import kv_plan
+
+        rows, width = window.parents.shape
+        depth, position, cells = torch.empty((3, rows, width), dtype=torch.int64, device=committed.device)
+        mask = torch.empty((rows, 1, width, look), dtype=dtype, device=committed.device)
+        block = min(1024, _power(look))
+        with torch.cuda.device_of(committed):
+            kv_plan[(rows * width, -(-look // block))](
+                window.parents,
+                committed,
+                depth,
+                position,
+                cells,
+                mask,
+                (width, look, capacity),
+                _strides(window.parents, committed),
+                SPAN=span or 0,
+                LIMIT=limit or 0,
+                BLOCK=block,
+                num_warps=4,
+            )
+        return depth, position, cells, mask
 
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
         """Scatter W new keys and values of every row and head into their cells: one launch."""
@@ -230,33 +373,55 @@ class Triton(Reference):
             )
 
     def tree_attention(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        scaling: float,
+        softcap: float | None,
+        used: Tensor | None = None,
     ) -> Tensor:
-        """softmax(scaling · q kᵀ + mask) v with grouped heads, in one pass over the cells; float32 sums."""
+        """softmax(scaling · q kᵀ + mask) v with grouped heads, in one launch; float32 sums.
+
+        Windows of up to 16 slots: the cells are shared among programs, ``SHARE`` each, in tiles of one shape.
+        """
         from specdec_kernels.triton_decoder import tree_attention
 
-        rows, heads, width, size = query.shape
-        heads_kv, length = keys.shape[1], keys.shape[2]
-        group = heads // heads_kv
-        out = self._out((rows, width, heads, size), query)
+        (rows, heads, width, size), (_, heads_kv, length, _) = query.shape, keys.shape
+        group, out = heads // heads_kv, self._out((rows, width, heads, size), query)
         block_d = max(16, _power(size))
         # Float32 lines are multiplied without tensor cores; more than 16 do not fit into the registers.
-        most = 16 if query.dtype == torch.float32 else min(64, 8192 // block_d)
+        tiled = self._exact or width <= TILE
+        most = 16 if query.dtype == torch.float32 or tiled else min(64, 8192 // block_d)
         block_m = max(16, min(most, _power(group * width)))
         # Blocks of keys and of values have 16 KiB each: two of each fit the shared memory of any GPU.
         block_l = max(16, min(64, 16384 // (block_d * keys.element_size())))
+        blocks = -(-group * width // block_m)
+        share = SHARE if tiled else -(-length // block_l) * block_l
+        parts = -(-length // share)
+        places = rows * heads_kv * blocks
+        mixes, marks = (
+            torch.empty((places, parts, *each) if parts > 1 else 0, dtype=torch.float32, device=query.device)
+            for each in ((block_m, block_d), (2, block_m))
+        )
         mask = mask.expand(rows, -1, width, length)
         with torch.cuda.device_of(query):
-            tree_attention[(-(-group * width // block_m), heads_kv, rows)](
+            tree_attention[(blocks * parts, heads_kv, rows)](
                 query,
                 keys,
                 values,
                 mask,
+                query if used is None else used,
                 out,
+                mixes,
+                marks,
+                self._counters(places, query.device),
                 float(scaling),
                 float(softcap or 1),
-                (group, width, length, size),
+                (group, width, length, size, share, parts),
                 _strides(query, keys, values, mask),
+                BOUNDED=used is not None,
                 CAPPED=softcap is not None,
                 WIDE=self.interpreted,
                 BLOCK_M=block_m,
@@ -267,37 +432,125 @@ class Triton(Reference):
             )
         return out.to(query.dtype)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        """x Wᵀ + bias for quantised weights; float weights use torch's own product."""
-        if not isinstance(weight, Quantised):
-            return super().linear(x, weight, bias)
+    def _counters(self, places: int, device: torch.device) -> Tensor:
+        """int32 zeros, as many as ``places`` or more; kernels that count in them leave zeros, on one stream at a time.
+
+        Once made they stay, because recorded steps go on using them.
+        """
+        key = device, _power(places)
+        if key not in self._arrivals:
+            self._arrivals[key] = torch.zeros(key[1], dtype=torch.int32, device=device)
+        return self._arrivals[key]
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
+        """x Wᵀ + bias for quantised weights; float weights use torch's own product, unless they must be exact."""
+        if not isinstance(weight, Quantised) and not self._exact:
+            return super().linear(x, weight, bias, wide)
+        return self._product(x, weight, bias, wide=wide)
+
+    def _product(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None,
+        norm: tuple[Tensor, float, float] | None = None,
+        beside: Tensor | None = None,
+        gated: bool = False,
+        wide: bool = False,
+    ) -> Tensor:
+        """beside + f(norm(x) Wᵀ + bias) in one launch; in float32 if ``wide``.
+
+        ``norm`` is a norm's (weight, eps, offset), or None; f is SwiGLU's product if ``gated``, else nothing.
+        """
         from specdec_kernels.triton_decoder import linear
 
-        outputs, inputs = weight.shape
+        assert not isinstance(weight, Packed)
+        outputs, inputs = weight.shape[0] // (2 if gated else 1), weight.shape[1]
         flat = x.reshape(-1, inputs)
-        out = self._out((*x.shape[:-1], outputs), x)
-        bias = None if bias is None else bias.contiguous()
-        offset = weight.scale if weight.offset is None else weight.offset
+        shape = (*x.shape[:-1], outputs)
+        out = torch.empty(shape, dtype=torch.float32, device=x.device) if wide else self._out(shape, x)
+        codes, scale, offset, bits = _codes(weight)
+        gain, eps, shift = norm or (x, 0.0, 0.0)
         # Each turn reads 256 bytes of x; programs are narrow if there are too few of them to fill a device.
-        block_n, block_k = (16 if outputs <= 8192 else 32), 32 * weight.bits // x.element_size()
+        block_m = TILE if len(flat) <= TILE or x.dtype == torch.float32 or self._exact else 64
+        block_n, block_k = (16 if outputs <= 8192 else 32), 32 * min(bits, 8) // x.element_size()
+        # int4 adds up two sums, one for each half of a byte. Those of 64 rows do not fit the registers of four warps on
+        # sm_80; of 16 rows with three stages, the assembler keeps to 96 registers on sm_90 and spills some.
+        warps = 8 if block_m > TILE and bits == 4 else 4
+        stages = 4 if block_m == TILE and bits == 4 else 3
         with torch.cuda.device_of(x):
-            linear[(-(-outputs // block_n),)](
+            linear[(-(-outputs // block_n), -(-len(flat) // block_m))](
                 flat,
-                weight.codes,
-                weight.scale,
+                codes,
+                scale,
                 offset,
-                weight.scale if bias is None else bias,
+                flat if bias is None else bias.contiguous(),
+                gain.contiguous(),
+                flat if beside is None else beside.reshape(-1, outputs).contiguous(),
                 out,
+                float(eps),
+                float(shift),
                 (len(flat), outputs, inputs),
-                _strides(flat, weight.codes, weight.scale),
-                BITS=weight.bits,
+                _strides(flat, codes, scale),
+                BITS=bits,
                 BIASED=bias is not None,
+                NORMED=norm is not None,
+                GATED=gated,
+                ADDED=beside is not None,
                 WIDE=self.interpreted,
+                BLOCK_M=block_m,
                 BLOCK_N=block_n,
                 BLOCK_K=block_k,
+                num_warps=warps,
+                num_stages=stages,
                 **_FUSED,
             )
-        return out.to(x.dtype)
+        return out if wide else out.to(x.dtype)
+
+    def decoder_layers(
+        self, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
+    ) -> Tensor:
+        """Layers in six launches each: three products take in norms, SwiGLU and sums; rotary, append; attention.
+
+        Layers whose heads do not fit a program run op by op.
+        """
+        if layers[0].head_dim > MAX_HEAD or layers[0].head_dim % 2:
+            return super().decoder_layers(x, layers, turn, at)
+        for layer, cells in zip(layers, at, strict=True):
+            before = layer.norm_before, layer.eps_before, layer.norm_offset
+            both = self._product(x, layer.qkv, layer.qkv_bias, before)
+            seen = self._attended(both, layer, turn, cells)
+            x = self._product(seen, layer.out, layer.out_bias, beside=x)
+            after = layer.norm_after, layer.eps_after, layer.norm_offset
+            inner = self._product(x, layer.gate_up, layer.gate_up_bias, after, gated=True)
+            x = self._product(inner, layer.down, layer.down_bias, beside=x)
+        return x
+
+    def _attended(self, both: Tensor, layer: DecoderWeights, turn: tuple[Tensor, Tensor], at: Cells) -> Tensor:
+        """[B, W, heads d] from queries, keys and values side by side [B, W, …]; in place: the cells of ``at``."""
+        from specdec_kernels.triton_decoder import rotary_append
+
+        rows, width, _ = both.shape
+        heads, heads_kv, size = layer.heads, layer.heads_kv, layer.head_dim
+        apart = both.view(rows, width, heads + 2 * heads_kv, size)
+        query = self._out((rows, width, heads, size), both)
+        cos, sin = (x.expand(rows, width, size) for x in turn)
+        with torch.cuda.device_of(both):
+            rotary_append[(rows * width, heads + 2 * heads_kv)](
+                apart,
+                cos,
+                sin,
+                at.cells,
+                at.keys,
+                at.values,
+                query,
+                (heads, heads_kv, width, size // 2),
+                _strides(apart, cos, sin, at.cells, at.keys, at.values),
+                BLOCK=_power(size // 2),
+                num_warps=1,
+                **_FUSED,
+            )
+        return at.attend(self, query.to(both.dtype).transpose(1, 2), layer.scaling).flatten(2)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """Zhang & Sennrich 1910.07467, equation 4: a program per row."""
@@ -361,6 +614,37 @@ class Triton(Reference):
 def _power(size: int) -> int:
     """The smallest power of two that is at least ``size``."""
     return 1 << (size - 1).bit_length()
+
+
+def _parts(draws: int, vocabulary: int) -> tuple[int, int]:
+    """How many parts of the vocabulary have a program each, and the tokens of a part."""
+    blocks = -(-vocabulary // BLOCK)
+    each = -(-blocks // min(blocks, max(1, PROGRAMS // max(draws, 1))))
+    return -(-blocks // each), each * BLOCK
+
+
+def _contest(like: Tensor, *shape: int) -> tuple[Tensor, Tensor]:
+    """The scores and the winners of the parts of some draws, not filled yet."""
+    scores = torch.empty(shape, dtype=torch.float32, device=like.device)
+    return scores, torch.empty(shape, dtype=torch.int64, device=like.device)
+
+
+def _picked(scores: Tensor, winners: Tensor) -> Tensor:
+    """The winner of each draw, of scores and winners [draws, parts] or [draws, 2, parts]: one launch."""
+    from specdec_kernels.triton_verify import pick_best
+
+    draws, parts = len(scores), scores.shape[-1]
+    out = torch.empty(draws, dtype=torch.int64, device=scores.device)
+    with torch.cuda.device_of(scores):
+        pick_best[(draws,)](scores, winners, out, parts, DRAWS=scores.dim() - 1, PARTS=_power(parts), num_warps=1)
+    return out
+
+
+def _codes(weight: Tensor | Quantised) -> tuple[Tensor, Tensor, Tensor, int]:
+    """A weight's codes, scales, offsets and bits; a dense weight stands for all three, with 16 bits."""
+    if not isinstance(weight, Quantised):
+        return weight, weight, weight, 16
+    return weight.codes, weight.scale, weight.scale if weight.offset is None else weight.offset, weight.bits
 
 
 def _rows(x: Tensor) -> Tensor:

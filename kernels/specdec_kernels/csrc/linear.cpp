@@ -14,14 +14,14 @@ std::vector<float> floats(const bf16* x, long count) {
 
 }  // namespace
 
-// x [rows, inputs] and y [rows, outputs] are contiguous float32, or bfloat16 with `narrow`; `weight` is packed, `scale` as
-// its kind has them, or null; `bias` float32 or null.
+// x [rows, inputs] and y [rows, outputs] are contiguous float32; x is bfloat16 with `narrow`, y with `narrow_out`. `weight`
+// is packed, `scale` as its kind has them, or null; `bias` float32 or null.
 extern "C" void specdec_linear(
-    int kind, const void* weight, const float* scale, const float* bias, int narrow, const void* x, void* y, long rows,
-    long inputs, long outputs, int threads) {
+    int kind, const void* weight, const float* scale, const float* bias, int narrow, int narrow_out, const void* x,
+    void* y, long rows, long inputs, long outputs, int threads) {
     if (rows == 0) return;
     const Matrix m{weight, scale, bias, kind, inputs, outputs};
-    const Ends ends{y, nullptr, nullptr, narrow != 0};
+    const Ends ends{y, nullptr, nullptr, narrow_out != 0};
     const bool worth = outputs * inputs * rows >= WORTH_THREADS_LINEAR;
     if (narrow && kind == BFLOAT16 && MULTIPLIES_BF16) {
         together(threads, worth, [&](const Team& team) { multiply(m, (const bf16*)x, rows, ends, team); });
