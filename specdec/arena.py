@@ -10,6 +10,7 @@ forward reads (a length bucket, so that shapes repeat), D the longest accepted p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,8 @@ class Plan:
     """How one forward writes and reads the arena; the same for all layers of one span.
 
     ``position`` int64 [B, W]. For each span: ``cells`` int64 [B, W], the cells to which the slots are written, and
-    ``mask`` [B, 1, W, L] in the arena's dtype, 0 if a slot sees a cell, else -inf.
+    ``mask`` [B, 1, W, L] in the arena's dtype, 0 if a slot sees a cell, else -inf. ``used`` int64 [B]: in a layer
+    without a span, no slot of a row sees a cell from there on.
     """
 
     arena: Arena
@@ -48,6 +50,7 @@ class Plan:
     position: Tensor
     cells: dict[int | None, Tensor]
     mask: dict[int | None, Tensor]
+    used: Tensor
 
     def attend(
         self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None
@@ -55,10 +58,7 @@ class Plan:
         """Write this layer's new keys and values in place, then attend: [B, heads, W, d] in, [B, W, heads, d] out."""
         at = self.at(layer)
         self.ops.kv_append(at.keys, at.values, keys, values, at.cells)
-        length = at.mask.shape[-1]
-        return self.ops.tree_attention(
-            query, at.keys[:, :, :length], at.values[:, :, :length], at.mask, scaling, softcap
-        )
+        return at.attend(self.ops, query, scaling, softcap)
 
     def at(self, layer: int) -> Cells:
         """The cells that one layer writes, and the mask of the cells that it sees."""
@@ -66,12 +66,12 @@ class Plan:
         keys, values = arena.keys[layer], arena.values[layer]
         if self.rows != slice(0, len(keys)):
             keys, values = keys[self.rows], values[self.rows]
-        return Cells(keys, values, self.cells[span], self.mask[span])
+        return Cells(keys, values, self.cells[span], self.mask[span], self.used if span is None else None)
 
 
 @dataclass(frozen=True)
 class KeptCells:
-    """A copy of a row's first ``length`` committed cells: keys and values of each layer, [heads, cells, head_dim].
+    """A copy of a row's first ``length`` committed cells: keys and values of each stack, [n heads, cells, head_dim].
 
     ``wrapped``: some layer is a ring that has begun to overwrite itself, so that no shorter text can be restored.
     """
@@ -87,8 +87,20 @@ class KeptCells:
         return sum(cells.nbytes for cells in (*self.keys, *self.values))
 
 
+@dataclass(frozen=True)
+class LayerStack:
+    """The n layers of one shape: keys and values [R, n heads, capacity, head_dim], the heads of each layer together.
+
+    What concerns a row's cells in every layer, as a move or a compaction does, is then one copy.
+    """
+
+    span: int | None
+    keys: Tensor
+    values: Tensor
+
+
 class Arena:
-    """Keys and values of R rows: for each layer two tensors [R, heads, capacity, head_dim].
+    """Keys and values of R rows: for each layer two tensors [R, heads, capacity, head_dim], views of its stack.
 
     ``max_length`` is the longest sequence, ``max_window`` the widest window ever written, prefill chunks
     and padding included. A layer with a span is a ring of span + max_window - 1 cells (never more than a
@@ -113,16 +125,20 @@ class Arena:
         full = -(-(max_length + max_window - 1) // BUCKET) * BUCKET
         spans = {layer.span for layer in self.layers}
         self.capacity = {span: full if span is None else min(full, span + max_window - 1) for span in spans}
-        # Zeros, because uninitialised memory can hold NaN, and a masked NaN (weight 0) still makes the sum NaN.
-        self.keys, self.values = (
-            [
-                torch.zeros(rows, layer.heads, self.capacity[layer.span], layer.head_dim, dtype=dtype, device=device)
-                for layer in self.layers
-            ]
-            for _ in range(2)
-        )
+        made: dict[LayerShape, LayerStack] = {}
+        for shape, count in Counter(self.layers).items():
+            size = rows, count * shape.heads, self.capacity[shape.span], shape.head_dim
+            # Zeros, because uninitialised memory can hold NaN, and a masked NaN (weight 0) still makes the sum NaN.
+            made[shape] = LayerStack(shape.span, *(torch.zeros(size, dtype=dtype, device=device) for _ in range(2)))
+        self.stacks = tuple(made.values())
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for place, shape in enumerate(self.layers):
+            first = self.layers[:place].count(shape) * shape.heads
+            self.keys.append(made[shape].keys[:, first : first + shape.heads])
+            self.values.append(made[shape].values[:, first : first + shape.heads])
         self.committed = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.allocations = len(self.keys) + len(self.values) + 1
+        self.allocations = 2 * len(self.stacks) + 1
 
     @staticmethod
     def bytes_per_token(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
@@ -132,7 +148,7 @@ class Arena:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row over all layers."""
-        return sum(t[0].numel() * t.element_size() for t in (*self.keys, *self.values))
+        return sum(stack.keys[0].nbytes + stack.values[0].nbytes for stack in self.stacks)
 
     def plan(self, window: Window, ops: Backend, rows: slice, longest: int, limit: int | None = None) -> Plan:
         """Positions, cells and masks for one forward of ``window`` over ``rows``; writes nothing.
@@ -142,9 +158,7 @@ class Arena:
         Raises SpecdecError if the window does not fit past ``longest``.
         """
         width = window.tokens.shape[1]
-        committed = self.committed[rows]
-        depth = window.depth
-        position = committed[:, None] + depth
+        committed, dtype = self.committed[rows], self.keys[0].dtype
         cells, mask = {}, {}
         for span, capacity in self.capacity.items():
             if width > self.max_window or (span is None and longest + width > capacity):
@@ -153,34 +167,10 @@ class Arena:
                     f"(widest window {self.max_window}, {capacity} cells); build it with a larger max_length"
                 )
             look = min(capacity, -(-(longest + width) // BUCKET) * BUCKET)
-            slots = torch.arange(width, device=committed.device)
-            cells[span] = (committed[:, None] + slots) % capacity
-            mask[span] = self._mask(window, committed, position, look, capacity, span)
-        if limit is not None:
-            position = position.clamp(max=limit - 1)
-        return Plan(self, ops, rows, position, cells, mask)
-
-    def _mask(
-        self, window: Window, committed: Tensor, position: Tensor, look: int, capacity: int, span: int | None
-    ) -> Tensor:
-        width = window.tokens.shape[1]
-        cell = torch.arange(look, device=committed.device)
-        last = committed[:, None] - 1
-        stored = last - (last - cell) % capacity  # the position in each cell; negative: none yet
-        sees = (stored >= 0)[:, None, :].expand(-1, width, -1)
-        slot = (cell - committed[:, None]) % capacity  # the slot that this forward writes to each cell
-        written = (slot < width)[:, None, :]
-        slot = slot.clamp(max=width - 1)[:, None, :].expand(-1, width, -1)
-        if span is not None:
-            sees = sees & (stored[:, None, :] > position[:, :, None] - span)
-            near = position[:, :, None] - position[:, None, :] < span
-            own = window.ancestors & near
-        else:
-            own = window.ancestors
-        sees = torch.where(written, own.gather(2, slot), sees)
-        dtype = self.keys[0].dtype
-        mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device)
-        return mask.masked_fill_(~sees, float("-inf"))[:, None]
+            planned = ops.kv_plan(window, committed, span, capacity, look, limit, dtype)
+            depth, position, cells[span], mask[span] = planned
+        window.remember(depth)
+        return Plan(self, ops, rows, position, cells, mask, committed + width)
 
     def commit(self, verdict: Verdict, rows: slice, ops: Backend, compact: bool) -> None:
         """Append the accepted path to each row: the root and ``num_accepted`` more cells.
@@ -194,9 +184,9 @@ class Arena:
             inside = step <= verdict.num_accepted[:, None]
             source = committed[:, None] + torch.where(inside, verdict.path, step)
             target = committed[:, None] + step
-            for layer, keys, values in zip(self.layers, self.keys, self.values, strict=True):
-                capacity = self.capacity[layer.span]
-                ops.kv_compact(keys[rows], values[rows], source % capacity, target % capacity)
+            for stack in self.stacks:
+                capacity = self.capacity[stack.span]
+                ops.kv_compact(stack.keys[rows], stack.values[rows], source % capacity, target % capacity)
         committed += verdict.num_accepted + 1
 
     def reset(self, row: int) -> None:
@@ -210,10 +200,11 @@ class Arena:
         that is shorter is copied whole.
         """
         copied = 0
-        for tensor in (*self.keys, *self.values):
-            part = tensor[source, :, :cells]
-            tensor[row, :, :cells].copy_(part)
-            copied += part.numel() * part.element_size()
+        for stack in self.stacks:
+            for tensor in (stack.keys, stack.values):
+                part = tensor[source, :, :cells]
+                tensor[row, :, :cells].copy_(part)
+                copied += part.nbytes
         self.committed[row] = self.committed[source]
         return copied
 
@@ -221,13 +212,9 @@ class Arena:
         """Copy a row's first ``length`` cells, all committed; ``window`` is the widest that was written there."""
         # A window writes past what is committed, so a ring may have lost its first cells before it is full.
         wrapped = any(span is not None and length + window > self.capacity[span] for span in self.capacity)
-        keys, values = (
-            tuple(
-                tensor[row, :, : self.capacity[layer.span] if wrapped and layer.span is not None else length].clone()
-                for layer, tensor in zip(self.layers, tensors, strict=True)
-            )
-            for tensors in (self.keys, self.values)
-        )
+        cells = [self.capacity[stack.span] if wrapped and stack.span is not None else length for stack in self.stacks]
+        keys = tuple(stack.keys[row, :, :end].clone() for stack, end in zip(self.stacks, cells, strict=True))
+        values = tuple(stack.values[row, :, :end].clone() for stack, end in zip(self.stacks, cells, strict=True))
         return KeptCells(length, wrapped, keys, values)
 
     def restore(self, row: int, kept: KeptCells, length: int) -> int:
@@ -236,11 +223,11 @@ class Arena:
         ``length`` is at most that of ``kept``, and equal to it if ``kept`` has wrapped.
         """
         copied = 0
-        for layer, *pair in zip(self.layers, self.keys, kept.keys, self.values, kept.values, strict=True):
-            cells = self.capacity[layer.span] if kept.wrapped and layer.span is not None else length
-            for tensor, stored in (pair[:2], pair[2:]):
+        for stack, keys, values in zip(self.stacks, kept.keys, kept.values, strict=True):
+            cells = self.capacity[stack.span] if kept.wrapped and stack.span is not None else length
+            for tensor, stored in ((stack.keys, keys), (stack.values, values)):
                 part = stored[:, :cells]
                 tensor[row, :, : part.shape[1]].copy_(part)
-                copied += part.numel() * part.element_size()
+                copied += part.nbytes
         self.committed[row].fill_(length)
         return copied

@@ -10,14 +10,15 @@ from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from specdec.devices import synchronize
+from specdec.devices import records, synchronize
 from specdec.engine import Engine
 from specdec.errors import SpecdecError
+from specdec.exact import WIDTHS, require_exact
 from specdec.interfaces import Draft, Env
 from specdec.model import ArenaModel
 from specdec.registry import Registry
 from specdec.request import Request
-from specdec.runtime import CudaGraphs, Graphed
+from specdec.runtime import CudaGraphs, Eager, Graphed, Recorder
 
 T = TypeVar("T")
 
@@ -25,7 +26,8 @@ T = TypeVar("T")
 class Assembly:
     """Builds engines that share a target, its tokenizer and sizes, each with its own arena.
 
-    ``graphs``: on CUDA, they record the parts of their steps and replay them (``specdec.runtime``).
+    ``graphs``: where it is possible, they record the parts of their steps and replay them (``specdec.runtime``).
+    ``exact``: windows of every width give the same bits; what cannot be proved to is refused (``specdec.exact``).
 
     Example: ``Assembly(Registry(), target, tokenizer, max_rows=1, max_length=256).engine("ngram", k=4)``
     """
@@ -40,10 +42,14 @@ class Assembly:
         max_length: int,
         seed: int = 0,
         graphs: bool = False,
+        exact: bool = False,
     ) -> None:
         self.registry, self.target, self.tokenizer = registry, target, tokenizer
-        self._env = Env(target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain, self._no_draft)
-        self._graphs = graphs and target.device.type == "cuda"
+        self._env = Env(
+            target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain, self._no_draft, Eager()
+        )
+        self._graphs = graphs and records(target.device.type)
+        self._exact, self._proved = exact, set[tuple[int, int]]()
         self._replayer: Engine | None = None
         self._replayed: dict[Request, tuple[int, ...]] = {}
 
@@ -54,11 +60,14 @@ class Assembly:
         controller: str = "fixed",
         k: int | None = None,
         max_rows: int | None = None,
+        eager: bool = False,
+        recorder: Recorder | None = None,
     ) -> Engine:
-        """An engine with the named strategies; ``draft=None`` is plain decoding.
+        """An engine with the named strategies; ``draft=None`` is plain decoding. ``eager``: it records nothing.
 
+        ``recorder`` records the parts of its steps in place of CUDA's graphs.
         Its ``replayed`` counts the calls of ``Env.plain`` by these strategies. Raises SpecdecError for names, options
-        or a K that do not exist or do not fit.
+        or a K that do not exist or do not fit, and if it must be exact and is not.
         """
         calls = Counter[str]()
 
@@ -66,7 +75,9 @@ class Assembly:
             calls["plain"] += 1
             return self.plain(request)
 
-        env = replace(self._env, max_rows=max_rows or self._env.max_rows, plain=plain)
+        recorder = recorder or (CudaGraphs() if self._graphs and not eager else None)
+        runtime = Graphed(recorder, self.target.ops) if recorder else Eager()
+        env = replace(self._env, max_rows=max_rows or self._env.max_rows, plain=plain, runtime=runtime)
         chosen, controller_s = self._timed(lambda: self.registry.controller(controller, env, k))
         window = replace(env, max_window=chosen.max_k + 1)
         whole = replace(window, draft=lambda text: self.registry.draft(text, whole))
@@ -81,10 +92,26 @@ class Assembly:
             max_length=whole.max_length,
             tokenizer=self.tokenizer,
             replayed=lambda: calls["plain"],
-            runtime=Graphed(CudaGraphs(), whole.ops) if self._graphs else None,
+            runtime=runtime,
         )
         engine.set_up_seconds = {"controller": controller_s, "draft": draft_s}
+        if self._exact:
+            self._prove(engine, draft)
         return engine
+
+    def _prove(self, engine: Engine, draft: str | None) -> None:
+        """Refuse an engine that is not exact; one proof for all engines of the same sizes."""
+        if engine.draft is not None and engine.draft.branches:
+            raise SpecdecError(
+                f"the draft {draft!r} proposes trees, whose nodes attend to cells in another order than single tokens "
+                "do, so that sums are rounded otherwise; exact needs chains: choose a draft that proposes them, or "
+                "leave out exact (--specdec-exact)"
+            )
+        sizes = engine.max_rows, max(engine.max_window, *WIDTHS)
+        if sizes not in self._proved:
+            require_exact(self.target, *sizes)
+            self._proved.add(sizes)
+        engine.exact = True
 
     def _timed(self, build: Callable[[], T]) -> tuple[T, float]:
         """What ``build`` returns, and the seconds that it took on host and device."""

@@ -49,12 +49,22 @@ class DecoderWeights:
 
 @dataclass(frozen=True)
 class Cells:
-    """A layer's keys and values [B, heads_kv, C, d], the cells int64 [B, W] that it writes, its mask [B, 1, W, L]."""
+    """A layer's keys and values [B, heads_kv, C, d], the cells int64 [B, W] that it writes, its mask [B, 1, W, L].
+
+    ``used`` int64 [B]: no slot of a row sees a cell from there on; None: not known.
+    """
 
     keys: Tensor
     values: Tensor
     cells: Tensor
     mask: Tensor
+    used: Tensor | None = None
+
+    def attend(self, ops: Backend, query: Tensor, scaling: float, softcap: float | None = None) -> Tensor:
+        """Attention of queries [B, heads, W, d] over the cells of the mask: [B, W, heads, d]."""
+        length = self.mask.shape[-1]
+        keys, values = self.keys[:, :, :length], self.values[:, :, :length]
+        return ops.tree_attention(query, keys, values, self.mask, scaling, softcap, self.used)
 
 
 def decode(
@@ -72,10 +82,9 @@ def _decode(ops: Backend, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, 
     size, heads, heads_kv = layer.head_dim, layer.heads, layer.heads_kv
     normed = ops.rms_norm(x, layer.norm_before, layer.eps_before, layer.norm_offset)
     both = ops.linear(normed, layer.qkv, layer.qkv_bias).view(batch, width, heads + 2 * heads_kv, size).transpose(1, 2)
-    query, keys = ops.rotary(both[:, :heads], both[:, heads : heads + heads_kv], *turn)
-    ops.kv_append(at.keys, at.values, keys, both[:, heads + heads_kv :], at.cells)
-    length = at.mask.shape[-1]
-    seen = ops.tree_attention(query, at.keys[:, :, :length], at.values[:, :, :length], at.mask, layer.scaling, None)
+    query, fresh = ops.rotary(both[:, :heads], both[:, heads : heads + heads_kv], *turn)
+    ops.kv_append(at.keys, at.values, fresh, both[:, heads + heads_kv :], at.cells)
+    seen = at.attend(ops, query, layer.scaling)
     x = x + ops.linear(seen.reshape(batch, width, -1), layer.out, layer.out_bias)
     normed = ops.rms_norm(x, layer.norm_after, layer.eps_after, layer.norm_offset)
     gate, up = ops.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)

@@ -17,6 +17,9 @@ from specdec.errors import SpecdecError, unknown
 from specdec.quantised import BITS
 
 ORDER = ("cuda", "mps", "cpu")
+RECORDED = ("cuda",)
+"""The kinds of devices on which the parts of steps are recorded and replayed (``specdec.runtime``)."""
+
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 
@@ -31,11 +34,24 @@ def why_absent(kind: str) -> str | None:
     return None
 
 
+def kind_of(name: str) -> str:
+    """The kind of device that a name stands for: ``auto`` is the first of CUDA, MPS, CPU that exists here.
+
+    Any other name is not checked: ``pick_device`` does that. Example: ``kind_of("cuda:1")`` is ``cuda``.
+    """
+    return next(kind for kind in ORDER if why_absent(kind) is None) if name == "auto" else name.partition(":")[0]
+
+
+def records(kind: str) -> bool:
+    """Whether the parts of steps are recorded on a kind of device. Example: ``records("cpu")`` is False."""
+    return kind in RECORDED
+
+
 def pick_device(name: str = "auto") -> torch.device:
     """``auto`` is the first of CUDA, MPS, CPU that exists; SpecdecError for a named device that cannot be used."""
+    kind = kind_of(name)
     if name == "auto":
-        return torch.device(next(kind for kind in ORDER if why_absent(kind) is None))
-    kind = name.partition(":")[0]
+        return torch.device(kind)
     if kind not in ORDER:
         raise unknown("device", name, (*ORDER, "auto"))
     reason = why_absent(kind)
@@ -65,7 +81,8 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
             return torch.float32
         return torch.bfloat16 if _multiplies(torch.bfloat16, device) else torch.float16
     if name not in DTYPES:
-        raise unknown("dtype", name, (*DTYPES, *BITS, "auto"))
+        hint = "Autocast (amp) keeps float32 weights: name the dtype of the weights" if name == "amp" else ""
+        raise unknown("dtype", name, (*DTYPES, *BITS, "auto"), hint)
     dtype: torch.dtype = DTYPES[name]
     if not _multiplies(dtype, device):
         able = ", ".join(n for n, d in DTYPES.items() if _multiplies(d, device))
@@ -81,10 +98,19 @@ def _multiplies(dtype: torch.dtype, device: torch.device) -> bool:
         return False
 
 
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether numbers of a dtype have 16 bits, so that logits in it are coarse.
+
+    Example: ``is_half(torch.bfloat16)``
+    """
+    return dtype in (torch.bfloat16, torch.float16)
+
+
 def available_bytes(device: torch.device) -> int:
-    """Bytes of memory that are free on a device."""
+    """Bytes of memory that are free on a device; what torch's allocator holds and no tensor uses is free too."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     return int(psutil.virtual_memory().available)
@@ -113,12 +139,27 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def be_deterministic(seed: int) -> None:
-    """Seed torch and allow deterministic algorithms only; nothing else switches this on."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+WORKSPACES = (":4096:8", ":16:8")
+"""The values of CUBLAS_WORKSPACE_CONFIG with which cuBLAS repeats itself."""
+
+
+def be_deterministic(seed: int) -> str:
+    """Seed torch, allow deterministic algorithms only and no TF32; nothing else switches this on.
+
+    Returns a line that says so. SpecdecError if CUBLAS_WORKSPACE_CONFIG is set to a value with which cuBLAS does not
+    repeat itself. It is read when cuBLAS first runs: to be called before anything runs on a GPU.
+    """
+    workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES[0])
+    if workspace not in WORKSPACES:
+        raise SpecdecError(
+            f"CUBLAS_WORKSPACE_CONFIG is {workspace!r}; --specdec-deterministic expects {' or '.join(WORKSPACES)}: "
+            "unset it, or leave the option out"
+        )
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = False
+    return f"deterministic: seed {seed}, deterministic algorithms only, no TF32, CUBLAS_WORKSPACE_CONFIG={workspace}"
 
 
 def uploaded(device: torch.device, *arrays: npt.NDArray[np.int64] | npt.NDArray[np.float32]) -> tuple[Tensor, ...]:
@@ -139,6 +180,51 @@ def uploaded(device: torch.device, *arrays: npt.NDArray[np.int64] | npt.NDArray[
         (part.to(torch.int32).view(torch.float32) if array.dtype == np.float32 else part).view(array.shape)
         for part, array in parts
     )
+
+
+class HostCopy:
+    """Copies int64 tensors of a device to the host, waiting for nothing that is queued after the copy.
+
+    On CUDA they come into one pinned buffer, without a wait of the copy itself, and the host waits for an event behind
+    it: ``Tensor.cpu`` would copy through pageable memory, and synchronise the stream. A copy that is started early lets
+    the device go on with other work while the host waits for the numbers and uses them.
+
+    Example: ``HostCopy(packed.device).of(packed).numpy()``
+    """
+
+    FEWEST = 4096
+    """Numbers that the first buffer holds: pinned memory is slow to allocate."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffer: Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
+        self._started: tuple[Tensor, Tensor] | None = None  # a tensor and the part of the buffer that it goes to
+
+    def start(self, tensor: Tensor) -> None:
+        """Queue the copy of ``tensor`` for the next call of ``of``; where no copy can be queued, do nothing."""
+        if self._device.type != "cuda":
+            return
+        if self._copied is None:
+            self._copied = torch.cuda.Event()
+        if self._buffer is None or self._buffer.numel() < tensor.numel():
+            self._buffer = torch.empty(max(2 * tensor.numel(), self.FEWEST), dtype=torch.int64).pin_memory()
+        landed = self._buffer[: tensor.numel()].view(tensor.shape)
+        landed.copy_(tensor, non_blocking=True)
+        self._copied.record()
+        self._started = tensor, landed
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the numbers of ``tensor`` as a tensor on the CPU; on CUDA the next copy overwrites it."""
+        if self._device.type != "cuda":
+            return tensor.cpu()
+        if self._started is None or self._started[0] is not tensor:
+            self.start(tensor)
+        assert self._started
+        assert self._copied
+        landed, self._started = self._started[1], None
+        self._copied.synchronize()
+        return landed
 
 
 def synchronize(device: torch.device) -> None:

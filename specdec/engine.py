@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec import logprobs
 from specdec.arena import KeptCells
-from specdec.devices import Stopwatch, synchronize
+from specdec.devices import HostCopy, Stopwatch, synchronize
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend, Controller, Draft, Policy
 from specdec.logprobs import TokenLogprobs
@@ -57,7 +57,7 @@ class KeptText:
 
 
 class Forward(NamedTuple):
-    """What a forward of the target returns: ``logits`` [B, W, V] and ``hidden`` states [B, W, H], in its dtype."""
+    """What a forward of the target returns: see ``ArenaModel.forward``."""
 
     logits: Tensor
     hidden: Tensor
@@ -107,8 +107,8 @@ class Engine:
     ``kept``, also across runs, what ended requests with ``keep`` left and no other request has continued yet.
     ``trace``, when set, is called after every acceptance with the context, the window, the raw logits [B, W, V]
     and the verdict; it may read the device, which the step itself must not do. ``replayed()`` says how often the draft
-    has asked for plain decoding's output, and ``set_up_seconds`` how long the factories of ``draft`` and
-    ``controller`` took; ``Assembly`` fills in both.
+    has asked for plain decoding's output, ``set_up_seconds`` how long the factories of ``draft`` and ``controller``
+    took, and ``exact`` whether windows of every width were proved to give the same bits; ``Assembly`` fills in all.
 
     Raises SpecdecError for a draft that proposes trees with a policy that reads chains only.
 
@@ -139,11 +139,13 @@ class Engine:
         self.tokenizer, self.replayed = tokenizer, replayed
         self.runtime = runtime or Eager()
         self.set_up_seconds: dict[str, float] = {}
+        self.exact = False
         self.max_rows, self.max_length = max_rows, max_length
         self.max_window = 1 if draft is None else controller.max_k + 1
         self.arena = target.arena(max_rows, max_length, self.max_window)
         self.rows = Rows(max_rows, max_length + self.max_window, target.vocabulary, target.device)
         self.trace: Tracer | None = None
+        self._host = HostCopy(target.device)
         self._longest = max_length if target.limit is None else min(max_length, target.limit)
         self.kept: dict[int, KeptText] = {}
         self._begin()
@@ -323,6 +325,7 @@ class Engine:
         steps.part(self._commit, verdict, live)
         committed = mark()
         packed = steps.part(self._extend, window, forward, verdict, context)
+        self._host.start(packed)  # the host uses it while the device works for the draft
         return forward, verdict, packed, (forwarded, judged, committed, mark())
 
     @torch.inference_mode()
@@ -368,19 +371,19 @@ class Engine:
 
     def _kind(self, context: Context, proposal: Window | None) -> Hashable:
         """All that decides which ops the parts of a step launch, and on which tensors."""
-        params, memory = context.params, self.rows.ledger.memory
-        adjusted = None if params.adjustments is None else params.adjustments.places
+        memory = self.rows.ledger.memory
         shape = None if proposal is None else (proposal.tokens.shape[1], proposal.q is None)
         counted = memory is not None and memory.emitted.data_ptr()
-        return context.rows, shape, params.greedy, params.filtered, adjusted, counted, self.rows.most_logprobs
+        return context.kind, shape, counted, self.rows.most_logprobs
 
     def _forward(self, window: Window, live: slice) -> Forward:
-        whole = self.runtime.whole
-        longest = self.max_length if whole else int(self.rows.length_host[live].max())
+        longest = self.runtime.longest(int(self.rows.length_host[live].max()), self.max_length)
         return Forward(*self.target.forward(self.arena, window, live, longest - 1))
 
     def _judge(self, window: Window, forward: Forward, context: Context) -> Verdict:
         logits = forward.logits
+        if self.policy.chooses and context.params.greedy and context.params.adjustments is None:
+            return self.policy.accept(logits, window, context)
         given = logits.float() if self.policy.raw else context.process(logits, window)
         return self.policy.accept(given, window, context)
 
@@ -390,13 +393,13 @@ class Engine:
     def _extend(self, window: Window, forward: Forward, verdict: Verdict, context: Context) -> Tensor:
         wanted = self.rows.most_logprobs
         chances = None if wanted is None else logprobs.pack(context, forward.logits, window, verdict, wanted)
-        packed = self.rows.extend(window, verdict)
+        packed = self.rows.extend(window, verdict, self.ops)
         return packed if chances is None else torch.cat([packed, chances], dim=1)
 
     def read(self, packed: Tensor) -> npt.NDArray[np.int64]:
-        """Copy ``packed`` to the host: the only transfer of a step from the device."""
+        """Copy ``packed`` to the host: the only transfer of a step from the device. The next read overwrites it."""
         self.stats.counts["host_reads"] += 1
-        return packed.cpu().numpy()
+        return self._host.of(packed).numpy()
 
     def _next_k(self) -> int:
         stats = self.stats
@@ -410,6 +413,7 @@ class Engine:
                 f"the controller {type(self.controller).__name__} asks for {k} proposals; the arena was made for its "
                 f"max_k, {self.max_window - 1}: next_k must stay between 0 and max_k"
             )
+        stats.chosen.append(k)
         return k
 
     @contextmanager
@@ -448,7 +452,7 @@ class Engine:
                 tuple(live.kinds),
                 live.finish,
                 times,
-                live.prefill_s,
+                self.stats.stopwatch.seconds(*live.prefill),  # its events are over: the step has been read
                 tuple(live.logprobs),
             )
             if live.request.keep:
@@ -524,7 +528,7 @@ class Engine:
                 self.draft.move(source, row, live.request, (*live.request.prompt, *live.tokens))
 
     def _admit(self, row: int, request: Request, submitted: float) -> None:
-        start = time.perf_counter()
+        start = self.stats.stopwatch.mark()
         limit = min(len(request.prompt) + request.params.max_new_tokens, self._longest)
         watcher = StopWatcher(request.params, limit - len(request.prompt), self.tokenizer)
         live = Live(request, limit, watcher, submitted=submitted)
@@ -536,7 +540,7 @@ class Engine:
                 with self._booked("prefilled"):
                     self.draft.prefilled(row, tokens, position, hidden)
         self.rows.admit(row, live)
-        live.prefill_s = time.perf_counter() - start
+        live.prefill = start, self.stats.stopwatch.mark()
 
     def _refuse(self, requests: Sequence[Request], taken: Collection[int]) -> None:
         for request in requests:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from specdec.decoder import Cells, DecoderWeights
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from specdec.model import ArenaModel
+    from specdec.runtime import Runtime
     from specdec.stats import Stats
 
 Contract = Literal["exact", "distribution", "lossy"]
@@ -37,7 +39,8 @@ class Env:
     (tokens) and ``max_window`` (slots): the engine's sizes; ``seed``: for the plugin's own random numbers;
     ``plain(request)``: the tokens that plain decoding emits for a request, for drafts that replay (computed once
     and remembered; the engine counts the calls in ``Engine.replayed``, because the speed of a replay means nothing);
-    ``draft(text)``: builds another registered draft for the same engine, for drafts that combine others.
+    ``draft(text)``: builds another registered draft for the same engine, for drafts that combine others;
+    ``runtime``: runs parts of a draft op by op, or records and replays them, as the engine's own (``specdec.runtime``).
     """
 
     target: ArenaModel
@@ -49,6 +52,7 @@ class Env:
     seed: int
     plain: Callable[[Request], tuple[int, ...]]
     draft: Callable[[str], Draft]
+    runtime: Runtime
 
 
 class Draft(ABC):
@@ -130,12 +134,15 @@ class Policy(ABC):
 
     ``coupled`` asks drafts to draw with the target's own noise; ``trees`` says that the policy accepts windows that
     branch; ``raw`` asks for logits before any processor, for policies that use the probability of a proposal: a
-    greedy row's processed distribution is one-hot and has no such information.
+    greedy row's processed distribution is one-hot and has no such information. ``chooses`` says that the policy reads
+    logits through ``context.choose`` alone: where all rows are greedy, it then gets those before temperature and
+    filters, which do not change the likeliest token.
     """
 
     coupled: bool = False
     trees: bool = False
     raw: bool = False
+    chooses: bool = False
 
     @abstractmethod
     def contract(self, params: SamplingParams) -> Contract:
@@ -145,8 +152,9 @@ class Policy(ABC):
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         """The verdict over ``logits`` float32 [B, W, V]: row b, slot w is the distribution after node w.
 
-        The logits are processed unless the policy is ``raw``; they must not be changed. On CUDA the call is recorded
-        once for each shape and replayed: the verdict must follow from tensors, not from numbers that the policy counts.
+        The logits are processed unless the policy is ``raw`` or ``chooses``; they must not be changed. On CUDA the call
+        is recorded once for each shape and replayed: the verdict must follow from tensors, not from numbers that the
+        policy counts.
         """
 
 
@@ -188,6 +196,8 @@ class Backend(ABC):
     priority: int
     devices: tuple[str, ...] = ("cuda", "mps", "cpu")
     """Kinds of devices for which the backend is meant; if it cannot run on one of them, the user gets a message."""
+    row_invariant: frozenset[str] = frozenset()
+    """Ops whose result for a row is the same, bit for bit, beside any number of other rows: ``specdec.exact`` asks."""
 
     def missing(self) -> str | None:
         """A sentence saying why this backend cannot run here, or None when it can."""
@@ -198,9 +208,10 @@ class Backend(ABC):
         """Whether ``op`` runs here on these tensors, by their device, dtype and shape; called before every call.
 
         ``tensors`` are the op's deciding tensors, in the order of its signature: ``process`` and ``sample`` logits,
-        ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample`` distribution, ``kv_append`` keys and
-        new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight,
-        ``rms_norm`` x, ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layers`` x and the first layer's ``qkv``.
+        ``noise_keys`` position, ``accept`` probability, ``verify_prefix`` choices, ``rejection_sample``,
+        ``block_sample`` and ``tree_sample`` distribution, ``emit`` tokens, ``kv_plan`` committed, ``kv_append`` keys
+        and new_keys, ``kv_compact`` keys, ``tree_attention`` query and keys, ``linear`` x and weight, ``rms_norm`` x,
+        ``rotary`` query and cos, ``silu_mul`` gate, ``decoder_layers`` x and the first layer's ``qkv``.
         """
 
     def pack(self, weight: Weight) -> Weight:
@@ -226,6 +237,13 @@ class Backend(ABC):
         """argmax over V of logits [..., V] plus the Gumbel noise of ``key`` [...] (None: no noise); int64 [...]."""
 
     @abstractmethod
+    def noise_keys(self, stream: Tensor, position: Tensor, draw: int | Tensor) -> Tensor:
+        """The keys of ``specdec.sampling.key`` for all purposes: int64 [4, B, W], indexed by ``Purpose``.
+
+        ``stream`` int64 [B], ``position`` int64 [B, W], ``draw`` an int or int64 that broadcasts to [B, W].
+        """
+
+    @abstractmethod
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """bool: uniform(key) < probability, element by element."""
 
@@ -241,6 +259,43 @@ class Backend(ABC):
         [B, W, V]; keys int64 [B, W]."""
 
     @abstractmethod
+    def block_sample(
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """Block verification of a chain: see ``specdec.acceptance.block_verdict``."""
+
+    @abstractmethod
+    def tree_sample(
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """Recursive rejection over the siblings of a tree: see ``specdec.acceptance.tree_verdict``."""
+
+    @abstractmethod
+    def emit(self, window: Window, verdict: Verdict, tokens: Tensor, length: Tensor) -> Tensor:
+        """In place: write what each row emits into ``tokens`` int64 [B, S], from place ``length`` int64 [B] on.
+
+        Returns int64 [B, D + 4]: ``Verdict.emitted``, then four numbers: accepted proposals, proposals, their largest
+        depth, and cells that a compaction must move.
+        """
+
+    @abstractmethod
+    def kv_plan(
+        self,
+        window: Window,
+        committed: Tensor,
+        span: int | None,
+        capacity: int,
+        look: int,
+        limit: int | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Where a window lies in rows of an arena with ``committed`` int64 [B] cells, for layers of one ``span``.
+
+        Returns the depth of each slot, its position (at most ``limit`` - 1) and its cell, int64 [B, W], and the mask
+        [B, 1, W, look] in ``dtype``: 0 if a slot sees a cell, else -inf. docs/arena.md has the rules.
+        """
+
+    @abstractmethod
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
         """In place: write [B, heads, W, head_dim] into ``cells`` int64 [B, W] of [B, heads, capacity, head_dim]."""
 
@@ -250,13 +305,27 @@ class Backend(ABC):
 
     @abstractmethod
     def tree_attention(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        scaling: float,
+        softcap: float | None,
+        used: Tensor | None = None,
     ) -> Tensor:
-        """Attention of [B, heads, W, d] over [B, heads_kv, L, d]; added mask [B, 1, W, L]; gives [B, W, heads, d]."""
+        """Attention of [B, heads, W, d] over [B, heads_kv, L, d]; added mask [B, 1, W, L]; gives [B, W, heads, d].
+
+        ``used`` int64 [B] is a promise that the mask keeps: it hides a row's cells from there on, so that they need not
+        be read. None promises nothing.
+        """
 
     @abstractmethod
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        """x Wᵀ + bias: x [..., K], weight [N, K] float, quantised or packed; gives [..., N] in x's dtype."""
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
+        """x Wᵀ + bias: x [..., K], weight [N, K] float, quantised or packed; gives [..., N] in x's dtype.
+
+        ``wide``: in float32, so that the sums of a half-precision product are not rounded; x is not float64.
+        """
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:

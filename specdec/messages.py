@@ -8,7 +8,7 @@ longest sequence, D the longest accepted path counted with its root (at most W).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from specdec import sampling
 from specdec.devices import uploaded
 from specdec.errors import SpecdecError
 from specdec.processors import Paths, StackedParams
@@ -85,7 +84,7 @@ class Window:
     def root(context: Context) -> Window:
         """The window of plain decoding: the pending token alone (W = 1)."""
         pending = context.pending
-        return Window.chain(pending, pending[:, None][:, :0], torch.zeros_like(pending))
+        return Window(pending[:, None], torch.full_like(pending, -1)[:, None], torch.ones_like(pending))
 
     def copied(self) -> Window:
         """A window of its own tensors, which ``copy_`` can overwrite."""
@@ -126,6 +125,10 @@ class Window:
     def depth(self) -> Tensor:
         """int64 [B, W]: the number of edges between a slot and slot 0."""
         return self.ancestors.sum(dim=2) - 1
+
+    def remember(self, depth: Tensor) -> None:
+        """Take over ``depth`` from an op that has computed it beside other things."""
+        self.__dict__["depth"] = depth
 
     @cached_property
     def deepest(self) -> Tensor:
@@ -252,6 +255,13 @@ class Context:
         return self.request.shape[0]
 
     @property
+    def kind(self) -> Hashable:
+        """What decides which ops a function of this context's tensors launches, and over which tensors."""
+        params = self.params
+        adjusted = None if params.adjustments is None else params.adjustments.places
+        return self.rows, params.greedy, params.filtered, adjusted
+
+    @property
     def pending(self) -> Tensor:
         """int64 [B]: each row's last committed token, whose key and value are not in the arena yet."""
         return self.tokens.gather(1, (self.length - 1)[:, None])[:, 0]
@@ -276,7 +286,7 @@ class Context:
         the sequence. Returns int64 [B, W]. The same key draws with the same noise on every device
         and in every batch layout.
         """
-        key = None if self.params.greedy else sampling.key(self.params.stream, position, purpose, draw)
+        key = None if self.params.greedy else self.ops.noise_keys(self.params.stream, position, draw)[purpose]
         return self.ops.sample(logits, key)
 
     def propose_token(self, logits: Tensor, position: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from specdec import acceptance
 from specdec.decoder import Cells, DecoderWeights, decode
 from specdec.interfaces import OPS, Backend
 from specdec.messages import Verdict, Window
@@ -69,6 +71,15 @@ class Ops(Backend):
                 return call(*arguments)
         raise AssertionError(f"no backend takes {op}; the last of a chain must take everything")
 
+    def _run_whole(self, op: str, deciding: tuple[Weight, ...], composed: Callable[..., Any], *arguments: Any) -> Any:
+        """An op that is made of other ops: by the first backend that has it, else ``composed`` of the chain's ops."""
+        *whole, _ = self._routes[op]
+        for takes, call, name in whole:
+            if takes(*deciding):
+                self.calls[name] += 1
+                return call(*arguments)
+        return composed(self, *arguments)
+
     def process(self, logits: Tensor, params: StackedParams, paths: Tensor | None) -> Tensor:
         """See ``Backend``."""
         processed: Tensor = self._run("process", (logits,), logits, params, paths)
@@ -78,6 +89,11 @@ class Ops(Backend):
         """See ``Backend``."""
         chosen: Tensor = self._run("sample", (logits,), logits, key)
         return chosen
+
+    def noise_keys(self, stream: Tensor, position: Tensor, draw: int | Tensor) -> Tensor:
+        """See ``Backend``."""
+        keys: Tensor = self._run("noise_keys", (position,), stream, position, draw)
+        return keys
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """See ``Backend``."""
@@ -97,6 +113,42 @@ class Ops(Backend):
         verdict: Verdict = self._run("rejection_sample", (distribution,), *given)
         return verdict
 
+    def block_sample(
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """See ``Backend``; if no backend has it whole, its coins and draws go each to its own backend."""
+        given = distribution, window, accept_key, residual_key, bonus_key
+        verdict: Verdict = self._run_whole("block_sample", (distribution,), acceptance.block_verdict, *given)
+        return verdict
+
+    def tree_sample(
+        self, distribution: Tensor, window: Window, accept_key: Tensor, residual_key: Tensor, bonus_key: Tensor
+    ) -> Verdict:
+        """See ``Backend``; if no backend has it whole, its coins and draws go each to its own backend."""
+        given = distribution, window, accept_key, residual_key, bonus_key
+        verdict: Verdict = self._run_whole("tree_sample", (distribution,), acceptance.tree_verdict, *given)
+        return verdict
+
+    def emit(self, window: Window, verdict: Verdict, tokens: Tensor, length: Tensor) -> Tensor:
+        """See ``Backend``."""
+        packed: Tensor = self._run("emit", (tokens,), window, verdict, tokens, length)
+        return packed
+
+    def kv_plan(
+        self,
+        window: Window,
+        committed: Tensor,
+        span: int | None,
+        capacity: int,
+        look: int,
+        limit: int | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See ``Backend``."""
+        given = window, committed, span, capacity, look, limit, dtype
+        planned: tuple[Tensor, Tensor, Tensor, Tensor] = self._run("kv_plan", (committed,), *given)
+        return planned
+
     def kv_append(self, keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> None:
         """See ``Backend``."""
         self._run("kv_append", (keys, new_keys), keys, values, new_keys, new_values, cells)
@@ -106,15 +158,22 @@ class Ops(Backend):
         self._run("kv_compact", (keys,), keys, values, source, target)
 
     def tree_attention(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        scaling: float,
+        softcap: float | None,
+        used: Tensor | None = None,
     ) -> Tensor:
         """See ``Backend``."""
-        out: Tensor = self._run("tree_attention", (query, keys), query, keys, values, mask, scaling, softcap)
+        out: Tensor = self._run("tree_attention", (query, keys), query, keys, values, mask, scaling, softcap, used)
         return out
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
         """See ``Backend``."""
-        out: Tensor = self._run("linear", (x, weight), x, weight, bias)
+        out: Tensor = self._run("linear", (x, weight), x, weight, bias, wide)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
@@ -131,13 +190,8 @@ class Ops(Backend):
         self, x: Tensor, layers: Sequence[DecoderWeights], turn: tuple[Tensor, Tensor], at: Sequence[Cells]
     ) -> Tensor:
         """See ``Backend``; if no backend has whole layers, each of their ops goes to its own backend."""
-        *fused, _ = self._routes["decoder_layers"]
-        for takes, call, name in fused:
-            if takes(x, layers[0].qkv):
-                self.calls[name] += 1
-                out: Tensor = call(x, layers, turn, at)
-                return out
-        return decode(self, x, layers, turn, at)
+        out: Tensor = self._run_whole("decoder_layers", (x, layers[0].qkv), decode, x, layers, turn, at)
+        return out
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """See ``Backend``."""

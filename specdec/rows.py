@@ -46,7 +46,7 @@ class Live:
     times: list[float] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     submitted: float = 0.0
-    prefill_s: float = 0.0
+    prefill: tuple[int, int] = (0, 0)  # stopwatch marks of its begin and end
     finish: FinishReason | None = None
 
 
@@ -129,24 +129,18 @@ class Rows:
             coupled=coupled,
         )
 
-    def extend(self, window: Window, verdict: Verdict) -> Tensor:
+    def extend(self, window: Window, verdict: Verdict, ops: Backend) -> Tensor:
         """Write the emitted tokens to the device side; returns the packed integers of the step's read.
 
-        Packed int64 [B, D + TAIL]: the D emitted tokens (accepted, then next, then garbage), then four numbers:
-        accepted proposals, proposals, their largest depth, and cells that a compaction must move.
+        Packed int64 [B, D + TAIL]: see ``Backend.emit``.
         """
-        b, path = len(self.live), verdict.path
-        step = torch.arange(path.shape[1], device=path.device)
-        emitted = verdict.emitted(window)
+        b = len(self.live)
         length = self.length[:b]
-        # The tokens after ``next`` are garbage; they lie past the new length and are never read.
-        self.tokens[:b].scatter_(1, length[:, None] + step, emitted)
+        packed = ops.emit(window, verdict, self.tokens[:b], length)
         length += verdict.num_accepted + 1
         if self.ledger.memory is not None:
-            self.ledger.memory.count(emitted, verdict.num_accepted + 1)
-        moved = ((path != step) & (path > 0)).sum(dim=1)
-        counts = torch.stack([verdict.num_accepted, window.width - 1, window.deepest, moved], dim=1)
-        return torch.cat([emitted, counts], dim=1)
+            self.ledger.memory.count(packed[:, :-TAIL], verdict.num_accepted + 1)
+        return packed
 
     def absorb(self, row: int, emitted: list[int], accepted: int, proposed: int, now: float) -> int:
         """Append a row's emitted tokens on the host, cut at its stop; returns the number of tokens kept."""

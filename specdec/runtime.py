@@ -13,12 +13,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import torch
+from torch import Tensor
 
-from specdec.interfaces import Backend
 from specdec.messages import Window
+
+if TYPE_CHECKING:
+    from specdec.interfaces import Backend
 
 T = TypeVar("T")
 
@@ -55,10 +58,24 @@ class Runtime(ABC):
     def steps(self, kind: Hashable) -> Steps:
         """The parts of a kind, at the start of a step."""
 
+    def longest(self, now: int, ever: int) -> int:
+        """The bound on lengths with which a part may be called: that of this step, ``now``, or of all, ``ever``."""
+        return ever if self.whole else now
+
+    @property
+    def recorded(self) -> int:
+        """How many kinds have been recorded so far."""
+        return 0
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Why some steps do not run as the name says; empty if all do."""
         return ()
+
+
+def addresses(*tensors: Tensor) -> Hashable:
+    """Where tensors lie and how, for the kind of a part that reads them there: address, shape and strides of each."""
+    return tuple((tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) for tensor in tensors)
 
 
 class Eager(Runtime, Steps):
@@ -129,11 +146,13 @@ class Recording(Steps):
 
     def hold(self, window: Window) -> Window:
         """Copy the window to where the parts read it."""
+        # A draft that is replayed returns one window at every step, and what a window caches is to be computed anew.
+        window = Window(window.tokens, window.parents, window.width, window.q)
         if self.failure:
             return window
         if self._window is None:
             self._window = window.copied()
-            # The first step gets the window itself: what a window caches is to be computed while that is recorded.
+            # The first step gets another window: what it caches is to be computed while the copy is recorded too.
             self._kept[id(window)] = self._window
             return self._window if self.recorder.runs else window
         self._window.copy_(window)
@@ -190,6 +209,11 @@ class Graphed(Runtime):
         if kind not in self.kinds:
             self.kinds[kind] = Recording(self._recorder, self._ops)
         return self.kinds[kind].start()
+
+    @property
+    def recorded(self) -> int:
+        """The number of kinds, also of those that could not be recorded."""
+        return len(self.kinds)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -47,9 +47,12 @@ def stream(seed: Tensor, request: Tensor) -> Tensor:
     return mix(mix(seed + _GOLDEN) + request * _GOLDEN)
 
 
-def key(stream: Tensor, position: Tensor, purpose: Purpose, draw: int | Tensor = 0) -> Tensor:
-    """int64 [B, W] keys of (stream [B], position [B, W], purpose, draw); ``draw``, an int or [B, W], is below 2**32."""
-    return mix(mix(stream[:, None] + position * _GOLDEN) ^ ((int(purpose) << 32) | draw))
+def key(stream: Tensor, position: Tensor, purpose: Purpose | Tensor, draw: int | Tensor = 0) -> Tensor:
+    """int64 [B, W] keys of (stream [B], position [B, W], purpose, draw); ``draw``, an int or [B, W], is below 2**32.
+
+    A tensor of purposes [P, 1, 1] gives [P, B, W].
+    """
+    return mix(mix(stream[:, None] + position * _GOLDEN) ^ ((purpose << 32) | draw))
 
 
 def gumbel(key: Tensor, tokens: int | Tensor) -> Tensor:

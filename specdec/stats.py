@@ -105,8 +105,8 @@ class Stats:
 
     ``batch`` is the number of live rows and ``lengths`` their lengths in tokens. ``accepted_per_pos[i]`` counts the
     proposals accepted at depth i + 1; ``proposed_per_pos[i]`` counts the pairs of step and row with a proposal at
-    that depth. ``ops`` counts the calls of each (op, backend); it is complete when the run is over. ``calls`` are the
-    calls into the draft outside steps.
+    that depth. ``chosen`` is the controller's K of each step of an engine with a draft. ``ops`` counts the calls of
+    each (op, backend); it is complete when the run is over. ``calls`` are the calls into the draft outside steps.
     """
 
     stopwatch: Stopwatch
@@ -116,6 +116,7 @@ class Stats:
     calls: list[Call] = field(default_factory=list)
     accepted_per_pos: list[int] = field(default_factory=list)
     proposed_per_pos: list[int] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     ops: Counter[tuple[str, str]] = field(default_factory=Counter)
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from specdec.arena import Plan
 from specdec.decoder import DecoderWeights
-from specdec.devices import available_bytes
+from specdec.devices import available_bytes, is_half
 from specdec.interfaces import Backend
 from specdec.ops import Ops
 from specdec.packed import Packed, Weight
@@ -32,7 +32,8 @@ class Swap:
 
     ``bits`` 8 or 4 rounds the weights of all products, in place, and keeps their codes for the ops: the original
     modules then use the same rounded weights, as floats. Without ``bits``, nothing is found if every op would go to
-    the reference, because torch's own modules compute the same.
+    the reference, because torch's own modules compute the same; but a head in half precision is, whose logits
+    become float32.
 
     Example: ``swap = Swap(model, ops); swap.put_in(); ...; swap.take_out()``
     """
@@ -45,9 +46,12 @@ class Swap:
         self._codes: dict[int, Quantised | Packed] = {}  # by the id of a parameter
         self._parameters = list(model.parameters())
         self._packs, self.unpacked = self._room(model)
+        self._head = model.get_output_embeddings()
         with torch.no_grad():
             if bits is not None or _accelerates(ops, self._parameters[0]):
                 self._find(model)
+            elif is_half(self._parameters[0].dtype):
+                self._forwards.append((self._head, self._product([self._head])))
 
     def put_in(self, layers: bool = True) -> None:
         """Replace the parts by the ops.
@@ -151,9 +155,10 @@ class Swap:
         return found
 
     def _product(self, parts: Sequence[nn.Linear]) -> Forward:
-        """A function from x to the outputs of all parts, concatenated along the last axis."""
+        """A function from x to the outputs of all parts, concatenated along the last axis; the head's are float32."""
         linear, (weight, bias) = self.ops.linear, self._matrix(parts)
-        return lambda x: linear(x, weight, bias)
+        wide = parts[0] is self._head and is_half(parts[0].weight.dtype)
+        return lambda x: linear(x, weight, bias, wide)
 
     def _mlp(self, parts: Sequence[nn.Linear]) -> Forward:
         silu_mul, size = self.ops.silu_mul, parts[0].out_features
