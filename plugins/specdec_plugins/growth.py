@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec import Context, Window
 from specdec.processors import adjusted
-from specdec.sampling import Purpose, gumbel, key
+from specdec.sampling import Purpose, gumbel
 from specdec_plugins.chain import widened
 
 STEP = 1e-3
@@ -43,7 +43,7 @@ def wanted(
     if noisy:
         position = context.length[:, None] + depth
         tokens = torch.arange(logits.shape[-1], device=logits.device) if ids is None else ids
-        logits = logits + gumbel(key(params.stream, position, Purpose.TARGET), tokens)
+        logits = logits + gumbel(context.ops.noise_keys(params.stream, position, 0)[Purpose.TARGET], tokens)
     return logits.float().log_softmax(dim=-1)
 
 

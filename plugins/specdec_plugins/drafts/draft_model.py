@@ -14,6 +14,7 @@ from specdec.arena import KeptCells
 from specdec.errors import unknown
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import ArenaModel
+from specdec.runtime import addresses
 from specdec_plugins.chain import Chain
 from specdec_plugins.drafts.translated import TranslatedDraft
 from specdec_plugins.growth import wanted
@@ -60,6 +61,7 @@ class DraftModel(Draft):
         self._vocabulary = env.target.vocabulary
         # The catch-up window has 2 slots after a speculative step and grows in each step without a proposal.
         self._arena = self._model.arena(env.max_rows, env.max_length + 2, env.max_window + 1)
+        self._runtime, self._most_tokens, self._forwards = env.runtime, env.max_length, 0
         self._behind = 1  # upper bound, known to the host, on tokens that the draft has not seen
         self._fed = np.zeros(env.max_rows, dtype=np.int64)  # tokens of each row that it has certainly seen
         self._asked = 0
@@ -94,18 +96,25 @@ class DraftModel(Draft):
 
     def propose(self, context: Context) -> Window:
         """Process the newly committed tokens, then draft one token after another."""
-        k, rows = int(context.max_proposals_host.max()), slice(0, context.rows)
-        longest = int(context.length_host.max())
-        logits = self._catch_up(context, rows, longest)
-        chain = Chain(context, self._vocabulary)
+        k = int(context.max_proposals_host.max())
+        self._asked, behind = k, self._catching_up(context)
+        self._forwards += k - 1
+        steps = self._runtime.steps((self, context.kind, k, behind))
+        self._proposed = steps.part(self._drafted, context, k, behind, self._longest(context))
+        return self._proposed
+
+    def _drafted(self, context: Context, k: int, behind: int, longest: int) -> Window:
+        rows, chain = slice(0, context.rows), Chain(context, self._vocabulary)
+        logits = self._catch_up(context, behind, longest)
         for index in range(k):
             token = chain.propose(self._over_target(logits))
             if index + 1 < k:
                 logits, _ = self._forward(token, rows, longest + index)
                 self._arena.committed[rows] += 1
-        self._asked = k
-        self._proposed = chain.window()
-        return self._proposed
+        return chain.window()
+
+    def _longest(self, context: Context) -> int:
+        return self._runtime.longest(int(context.length_host.max()), self._most_tokens)
 
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """Roll back rejected proposals. The last proposal was never processed, so one or two tokens are missing then.
@@ -116,29 +125,40 @@ class DraftModel(Draft):
             self._behind += window.tokens.shape[1]
             return
         assert self._proposed is not None
-        fed = self._asked - 1
-        right = verdict.num_accepted.clamp(max=fed)
-        self._behind = 2
-        if window is not self._proposed:
-            ours, theirs = self._proposed.tokens[:, 1:], window.tokens[:, 1:]
-            size = min(ours.shape[1], theirs.shape[1])
-            same = (ours[:, :size] == theirs[:, :size]).long().cumprod(dim=1).sum(dim=1)
-            right = torch.minimum(right, same)
-            self._behind = window.tokens.shape[1] + 1
-        committed = self._arena.committed[: len(verdict.next)]
-        committed += right - fed
-        self._asked = 0
+        fed, self._asked = self._asked - 1, 0
+        if window is self._proposed:
+            self._behind = 2
+            kind = self, "observe", fed, addresses(verdict.num_accepted, verdict.next)
+            self._runtime.steps(kind).part(self._rolled_back, verdict.num_accepted, fed)
+            return
+        ours, theirs = self._proposed.tokens[:, 1:], window.tokens[:, 1:]
+        size = min(ours.shape[1], theirs.shape[1])
+        same = (ours[:, :size] == theirs[:, :size]).long().cumprod(dim=1).sum(dim=1)
+        self._rolled_back(torch.minimum(verdict.num_accepted, same), fed)
+        self._behind = window.tokens.shape[1] + 1
+
+    def _rolled_back(self, right: Tensor, fed: int) -> None:
+        """Keep the first ``right`` int64 [B] of the ``fed`` proposals that were processed."""
+        committed = self._arena.committed[: len(right)]
+        committed += right.clamp(max=fed) - fed
 
     def info(self) -> Mapping[str, int]:
         """The draft's forwards, prefill excluded; each runs all layers and the head."""
-        return {"draft_forwards": self._model.forwards}
+        return {"draft_forwards": self._forwards}
 
-    def _catch_up(self, context: Context, rows: slice, longest: int) -> Tensor:
-        """Process tokens[committed:length] of every row; returns logits [B, 1, V] after each row's pending token."""
-        fed = self._fed[rows]
+    def _catching_up(self, context: Context) -> int:
+        """How many tokens a row may lack; they count as processed, and their forwards as run."""
+        fed = self._fed[: context.rows]
         # After windows of another draft, the row's own length gives a tighter bound.
-        behind, found = min(self._behind, int((context.length_host - fed).max())), None
-        fed[:] = context.length_host
+        behind = min(self._behind, int((context.length_host - fed).max()))
+        fed[:], self._behind = context.length_host, 1
+        self._forwards += -(-behind // self._arena.max_window)
+        return behind
+
+    def _catch_up(self, context: Context, behind: int, longest: int) -> Tensor:
+        """Process tokens[committed:length] of every row, at most ``behind``; returns logits [B, 1, V] after each row's
+        pending token."""
+        rows, found = slice(0, context.rows), None
         while behind > 0:
             width = min(behind, self._arena.max_window)
             logits, missing = self._feed(context, rows, longest, width)
@@ -148,7 +168,6 @@ class DraftModel(Draft):
             found = picked if found is None else torch.where((missing > 0)[:, None, None], picked, found)
             behind -= width
         assert found is not None
-        self._behind = 1
         return found
 
     def _feed(self, context: Context, rows: slice, longest: int, width: int) -> tuple[Tensor, Tensor]:

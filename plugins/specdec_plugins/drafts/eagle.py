@@ -14,6 +14,7 @@ from specdec.arena import Arena, KeptCells, LayerShape
 from specdec.devices import uploaded
 from specdec.interfaces import DraftFactory, Env
 from specdec.model import PREFILL_CHUNK
+from specdec.runtime import Eager, addresses
 from specdec_plugins.chain import Chain
 from specdec_plugins.drafts.eagle_lite import EagleLite
 from specdec_plugins.growth import Forest, Growth
@@ -57,7 +58,7 @@ class Eagle(Draft):
         # A step that proposes has as many forwards as readings of the reduced vocabulary, the forward of `observe`
         # included. A step that does not has that one forward and no reading.
         self.weight_bytes = sum(weight.nbytes for weight in self._head.parameters()) + self._reduced.weight_bytes
-        self._forwards = 0
+        self._forwards, self._runtime = 0, env.runtime
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Store the prompt, because an entry needs the token after its hidden state."""
@@ -97,31 +98,38 @@ class Eagle(Draft):
     def propose(self, context: Context) -> Window:
         """A chain or a tree from the last estimated hidden state."""
         self._longest = int(context.length_host.max()) - 1
-        k, rows = int(context.max_proposals_host.max()), slice(0, context.rows)
-        k, state = min(k, self._most or k), self._state[rows]
-        if self.branches:
-            self._asked = min(k, self._depth)
-            self._proposed = self._tree(context, state, rows, k)
-            return self._proposed
-        self._asked = k
-        chain = Chain(context, self._reduced.vocabulary, self._reduced.ids)
+        k = int(context.max_proposals_host.max())
+        k = min(k, self._most or k)
+        self._asked = min(k, self._depth) if self.branches else k
+        self._forwards += self._asked - 1
+        steps, grown = self._runtime.steps((self, context.kind, k)), self._tree if self.branches else self._chain
+        self._proposed = steps.part(grown, context, k, self._bound())
+        return self._proposed
+
+    def _bound(self) -> int:
+        return self._runtime.longest(self._longest, self._most_tokens)
+
+    def _chain(self, context: Context, k: int, longest: int) -> Window:
+        rows = slice(0, context.rows)
+        state, chain = self._state[rows], Chain(context, self._reduced.vocabulary, self._reduced.ids)
         for index in range(k):
             token = chain.propose(self._reduced.logits(state)[:, None])
             if index + 1 < k:
                 window = Window(token, torch.full_like(token, -1), torch.ones_like(token[:, 0]))
-                state = self._forward(window, state[:, None], rows, self._longest + index)[:, 0]
+                state = self._entered(window, state[:, None], rows, longest + index)[:, 0]
                 self._arena.committed[rows] += 1
         self._arena.committed[rows] -= k - 1
-        self._proposed = chain.window()
-        return self._proposed
+        return chain.window()
 
-    def _tree(self, context: Context, state: Tensor, rows: slice, k: int) -> Window:
+    def _tree(self, context: Context, k: int, longest: int) -> Window:
+        rows = slice(0, context.rows)
+        state = self._state[rows]
         growth = Growth(self._reduced.distribution(context, state[:, None], 0)[:, 0], self._reduced.ids, self._beam)
         forest, states = Forest(), state[:, None].expand(-1, self._beam, -1)
         before = states
-        for depth in range(1, self._asked):
+        for depth in range(1, min(k, self._depth)):
             window = forest.window(growth)
-            after = self._forward(window, before, rows, self._longest)
+            after = self._entered(window, before, rows, longest)
             growth.expand(self._reduced.distribution(context, after[:, -self._beam :], depth, growth.paths))
             # The next frontier continues the hidden states of its parents.
             parents = growth.parents.gather(1, growth.frontier)
@@ -134,27 +142,31 @@ class Eagle(Draft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """Compute new entries from the target's hidden states of the accepted slots and the tokens after them."""
         assert hidden is not None
-        rows, size = slice(0, len(verdict.next)), verdict.path.shape[1]
+        size = verdict.path.shape[1]
         if window is self._proposed:
             size = min(size, self._asked + 1)  # a tree has many slots and a short path
+        self._forwards += 1
+        read = window.tokens, verdict.path, verdict.num_accepted, verdict.next, hidden
+        # A window of another draft lies elsewhere at every step.
+        lasting = window is self._proposed or window.tokens.shape[1] == 1
+        steps = self._runtime.steps((self, "observe", size, addresses(*read))) if lasting else Eager()
+        steps.part(self._learned, window, verdict, hidden, size, self._bound())
+        # Without this limit, the bound would grow far too large while another draft's windows are verified.
+        self._longest = min(self._longest + size, self._most_tokens)
+
+    def _learned(self, window: Window, verdict: Verdict, hidden: Tensor, size: int, longest: int) -> None:
+        rows = slice(0, len(verdict.next))
         path, last = verdict.path[:, :size].clamp(min=0), verdict.num_accepted[:, None]
         following = torch.cat([window.tokens.gather(1, path[:, 1:]), verdict.next[:, None]], dim=1)
         following = following.scatter(1, last, verdict.next[:, None])
         kept = hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2]))
-        state = self._forward(_chain(following), kept, rows, self._longest)
+        state = self._entered(_chain(following), kept, rows, longest)
         self._state[rows] = state.gather(1, last[:, :, None].expand(-1, -1, state.shape[2]))[:, 0]
         self._arena.committed[rows] += verdict.num_accepted + 1
-        # Without this limit, the bound would grow far too large while another draft's windows are verified.
-        self._longest = min(self._longest + size, self._most_tokens)
 
     def info(self) -> Mapping[str, int]:
         """Forwards of the head's layer, prefill excluded."""
         return {"draft_forwards": self._forwards}
-
-    def _forward(self, window: Window, hidden: Tensor, rows: slice, longest: int) -> Tensor:
-        """``_entered``, counted."""
-        self._forwards += 1
-        return self._entered(window, hidden, rows, longest)
 
     def _entered(self, window: Window, hidden: Tensor, rows: slice, longest: int) -> Tensor:
         """Estimated hidden states [B, W, H] after the entries (token, hidden state) of a window."""

@@ -26,7 +26,7 @@ class EagleLite(Draft):
         self._alpha, self._most, self._reset = alpha, max_draft, reset
         self._head = env.target.model.get_output_embeddings()
         self.weight_bytes = self._head.weight.nbytes
-        self._forwards = 0
+        self._forwards, self._runtime = 0, env.runtime
         size = self._head.weight.shape[1]
         self._last, self._before = (
             torch.zeros(env.max_rows, size, dtype=env.target.dtype, device=env.target.device) for _ in range(2)
@@ -53,12 +53,15 @@ class EagleLite(Draft):
         """A chain of the tokens that the head reads from extrapolated states."""
         k = int(context.max_proposals_host.max())
         k = min(k, self._most) if self._most else k
+        self._forwards += k
+        return self._runtime.steps((self, context.kind, k)).part(self._drafted, context, k)
+
+    def _drafted(self, context: Context, k: int) -> Window:
         rows = slice(0, context.rows)
         last, before = self._last[rows], self._before[rows]
         chain = Chain(context, len(self._head.weight))
         for _ in range(k):
             before, last = last, last + self._alpha * (last - before)
-            self._forwards += 1
             chain.propose(self._head(last[:, None]).float())
         return chain.window()
 

@@ -8,7 +8,7 @@ import torch
 
 from specdec import Context, Draft, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
-from specdec.sampling import Purpose, key, mix
+from specdec.sampling import Purpose, mix
 
 
 class Garbage(Draft):
@@ -18,13 +18,16 @@ class Garbage(Draft):
     """
 
     def __init__(self, env: Env) -> None:
-        self._vocabulary = env.target.vocabulary
+        self._vocabulary, self._runtime = env.target.vocabulary, env.runtime
 
     def propose(self, context: Context) -> Window:
         """K uniform tokens a row."""
         k = int(context.max_proposals_host.max())
+        return self._runtime.steps((self, context.kind, k)).part(self._drawn, context, k)
+
+    def _drawn(self, context: Context, k: int) -> Window:
         position = context.length[:, None] + torch.arange(k, device=context.length.device)
-        noise = mix(key(context.params.stream, position, Purpose.DRAFT) + 1)
+        noise = mix(context.ops.noise_keys(context.params.stream, position, 0)[Purpose.DRAFT] + 1)
         return Window.chain(context.pending, noise % self._vocabulary, context.max_proposals)
 
 

@@ -47,6 +47,7 @@ class Hybrid(Draft):
         if model_k < 1:
             raise SpecdecError(f"model_k is {model_k}; expected 1 or more")
         self._sources, self._model_k = drafts, model_k
+        self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
         self.needs_hidden = any(draft.needs_hidden for draft in drafts)
         self.learns = any(draft.learns for draft in drafts)
         # Lookups have no weights, so this is the last source's number, and so is the count of forwards.
@@ -111,7 +112,8 @@ class Hybrid(Draft):
         looked = Window.ragged(context, found)
         if not self._rest or all(found[row] or context.max_proposals_host[row] < 1 for row in range(context.rows)):
             return looked
-        few = context.max_proposals.clamp(max=self._model_k)
+        # Where it stays: a part that the last source has recorded reads it there.
+        few = torch.clamp(context.max_proposals, max=self._model_k, out=self._few[: context.rows])
         drafted = self._rest[0].propose(
             replace(context, max_proposals=few, max_proposals_host=context.max_proposals_host.clip(max=self._model_k))
         )

@@ -13,6 +13,7 @@ from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hook
 from specdec.errors import unknown
 from specdec.interfaces import DraftFactory, Env
 from specdec.request import SamplingParams
+from specdec.runtime import addresses
 from specdec_plugins.chain import Chain
 from specdec_plugins.growth import Growth
 from specdec_plugins.heads import files
@@ -96,7 +97,7 @@ class Medusa(Draft):
             raise unknown("head_init", head_init, (*INITS, "trained"), "Or name a .safetensors file of heads.")
         heads = [self._untrained.blocks] if self._untrained else list(self._heads.parameters())
         self.weight_bytes = sum(weight.nbytes for weight in heads) + self._reduced.weight_bytes
-        self._forwards = 0
+        self._forwards, self._runtime = 0, env.runtime
         size = self._embed.weight.shape[1]
         self._hidden = torch.zeros(env.max_rows, size, dtype=env.target.dtype, device=env.target.device)
 
@@ -119,9 +120,11 @@ class Medusa(Draft):
     def propose(self, context: Context) -> Window:
         """Run all heads at once; propose a chain of their choices, or the likeliest paths of their product."""
         most = int(context.max_proposals_host.max())
-        k = min(most, self._count)
-        hidden = self._hidden[: context.rows]
         self._forwards += 1
+        return self._runtime.steps((self, context.kind, most)).part(self._drafted, context, most)
+
+    def _drafted(self, context: Context, most: int) -> Window:
+        k, hidden = min(most, self._count), self._hidden[: context.rows]
         if self._untrained is None:
             states = self._heads(self._ops, self._embed(context.pending), hidden, self._weights)
         else:
@@ -150,6 +153,10 @@ class Medusa(Draft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """Store the hidden state of the last accepted slot."""
         assert hidden is not None
+        kind = self, "observe", addresses(verdict.path, verdict.num_accepted, hidden)
+        self._runtime.steps(kind).part(self._stored, verdict, hidden)
+
+    def _stored(self, verdict: Verdict, hidden: Tensor) -> None:
         self._hidden[: len(verdict.next)] = verdict.last(hidden)
 
     def info(self) -> Mapping[str, int]:

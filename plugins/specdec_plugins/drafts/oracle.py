@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from specdec import Context, Draft, Request, SpecdecError, Window, hookimpl
+from torch import Tensor
+
+from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
 from specdec.interfaces import DraftFactory, Env
 
 
@@ -18,15 +20,31 @@ class Oracle(Draft):
     output of a row differs from plain decoding's (a sampled row under a policy that is not exact), the row gets no
     more proposals.
 
+    With ``cost``, another draft proposes too at every step, and its chains are thrown away: the speed is then that of a
+    draft that takes as long, with the acceptance of ``rate``. That draft is told that its own proposals were accepted
+    as far as the oracle's were; it then keeps what it would have kept, of other tokens.
+
+    Example: ``oracle(0.8, cost='draft_model(layers=3)')``
+
     Source: this project; an upper bound and a control.
     """
 
     def __init__(
-        self, env: Env, rate: Annotated[float, "chance that a proposal is right, given those before it"] = 0.8
+        self,
+        env: Env,
+        rate: Annotated[float, "chance that a proposal is right, given those before it"] = 0.8,
+        cost: Annotated[str, "a draft of chains whose time is spent and whose proposals are not used"] = "",
     ) -> None:
         if not 0 <= rate <= 1:
             raise SpecdecError(f"rate is {rate!r}; expected a probability from 0 to 1")
         self._env, self._rate = env, rate
+        self._cost = env.draft(cost) if cost else None
+        self._spent: Window | None = None  # what the cost has proposed in this step
+        if self._cost is not None:
+            if self._cost.branches:
+                raise SpecdecError(f"the cost {cost!r} of oracle proposes trees; expected a draft of chains")
+            self.needs_hidden, self.learns = self._cost.needs_hidden, self._cost.learns
+            self.weight_bytes = self._cost.weight_bytes
         self._scripts: dict[int, tuple[int, ...]] = {}
         self._starts: dict[int, int] = {}
         self._requests: dict[int, Request] = {}
@@ -35,9 +53,47 @@ class Oracle(Draft):
         """Look up what plain decoding emits for the request."""
         self._requests[row], self._starts[row] = request, len(request.prompt)
         self._scripts[row] = self._env.plain(request)
+        if self._cost:
+            self._cost.admit(row, request, prompt)
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        """The cost's row is free."""
+        if self._cost:
+            self._cost.release(row, tokens)
+
+    def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
+        """Move what is known of the request, and the cost's row."""
+        self._requests[row], self._starts[row] = request, self._starts[source]
+        self._scripts[row] = self._scripts[source]
+        if self._cost:
+            self._cost.move(source, row, request, tokens)
+
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        """The cost sees the prompt's hidden states."""
+        if self._cost:
+            self._cost.prefilled(row, tokens, start, hidden)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        """The cost observes the verdict as one of its own window, where that is as wide as the oracle's."""
+        if self._cost:
+            own, self._spent = self._spent, None
+            if own is None or own.tokens.shape != window.tokens.shape:
+                own = window
+            self._cost.observe(own, verdict, hidden)
+
+    def forget(self) -> None:
+        """The cost forgets."""
+        if self._cost:
+            self._cost.forget()
+
+    def info(self) -> Mapping[str, int]:
+        """The cost's counters."""
+        return self._cost.info() if self._cost else {}
 
     def propose(self, context: Context) -> Window:
         """Tokens of the stored output from the current position on, some of them replaced by wrong tokens."""
+        if self._cost:
+            self._spent = self._cost.propose(context)
         return Window.ragged(context, [self._follow(context, row) for row in range(context.rows)])
 
     def _follow(self, context: Context, row: int) -> list[int]:

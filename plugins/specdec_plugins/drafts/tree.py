@@ -56,12 +56,16 @@ class Tree(DraftModel):
 
     def propose(self, context: Context) -> Window:
         """Process the newly committed tokens, then grow the tree depth by depth."""
-        rows, longest = slice(0, context.rows), int(context.length_host.max())
-        logits = self._catch_up(context, rows, longest)
-        most = int(context.max_proposals_host.max())
+        most, behind = int(context.max_proposals_host.max()), self._catching_up(context)
         self._asked = min(self._depth, most)
+        self._forwards += self._asked - 1
+        steps = self._runtime.steps((self, context.kind, most, behind))
+        return steps.part(self._grown, context, most, behind, self._longest(context))
+
+    def _grown(self, context: Context, most: int, behind: int, longest: int) -> Window:
+        rows, logits = slice(0, context.rows), self._catch_up(context, behind, longest)
         growth, forest = Growth(self._distribution(context, logits, 0)[:, 0], None, self._beam, self._widths), Forest()
-        for depth in range(1, self._asked):
+        for depth in range(1, min(self._depth, most)):
             logits, _ = self._model.forward(self._arena, self._known(forest.window(growth)), rows, longest)
             growth.expand(self._distribution(context, logits[:, -growth.frontier.shape[1] :], depth, growth.paths))
         return growth.window(context, most, self._least)

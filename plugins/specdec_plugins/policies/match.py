@@ -22,6 +22,7 @@ class Match(Policy):
 
     coupled = True
     trees = True
+    chooses = True
 
     def __init__(self, env: Env) -> None:
         """Takes no options."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from specdec import Context, Policy, Purpose, SamplingParams, Verdict, Window, hookimpl
 from specdec.interfaces import Contract, Env, PolicyFactory
-from specdec.sampling import key
 
 
 class Rejection(Policy):
@@ -30,13 +29,13 @@ class Rejection(Policy):
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         """Token-wise rejection over the chain."""
         position = context.length[:, None] + window.depth
-        stream = context.params.stream
+        keys = context.ops.noise_keys(context.params.stream, position, 0)
         return context.ops.rejection_sample(
             logits.softmax(dim=-1),
             window,
-            accept_key=key(stream, position, Purpose.ACCEPT),
-            residual_key=key(stream, position, Purpose.RESIDUAL),
-            bonus_key=key(stream, position, Purpose.TARGET),
+            accept_key=keys[Purpose.ACCEPT],
+            residual_key=keys[Purpose.RESIDUAL],
+            bonus_key=keys[Purpose.TARGET],
         )
 
 
