@@ -32,6 +32,7 @@ def draft(
     remembers: bool = False,
     memoryless: bool = True,
     replays: bool = False,
+    fakes: bool = True,
     k: int = 4,
     family: str = "llama",
     factory: DraftFactory | None = None,
@@ -42,9 +43,10 @@ def draft(
     proposals are drawn from q; otherwise they are certain (q None). ``hidden``: it receives the target's hidden states.
     ``remembers``: finished requests change its proposals until ``forget``; the class declares it as ``learns``.
     ``memoryless``: its proposals depend only on the request and its text so far, not on the steps that led there.
-    ``replays``: it asks ``Env.plain`` for the output that it is to propose. ``k``: proposals of a step, over a tiny
-    random target of ``family`` (the names of ``benchsuite.prove.families``). ``factory``: the factory of a plugin that
-    is not installed.
+    ``replays``: it asks ``Env.plain`` for the output that it is to propose. ``fakes``: it can be built and asked on
+    fake tensors of a GPU; False for one that loads a model of its own. ``k``: proposals of a step, over a tiny random
+    target of ``family`` (the names of ``benchsuite.prove.families``). ``factory``: the factory of a plugin that is not
+    installed.
 
     Example: ``TestMedusa = conformance.draft("medusa", sampled=True, hidden=True)``
     """
@@ -56,6 +58,7 @@ def draft(
         "remembers": remembers,
         "memoryless": memoryless,
         "replays": replays,
+        "fakes": fakes,
         "k": k,
         "family": family,
         "extra": _extra("draft", text, factory),

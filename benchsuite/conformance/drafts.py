@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchsuite.conformance.claims import Checks, Failed, same
+from benchsuite.conformance.faked import must_fit_a_gpu
 from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
 from benchsuite.conformance.replayed import must_replay
 from benchsuite.measure import fidelity
@@ -52,6 +53,7 @@ class DraftChecks(Checks):
     remembers: ClassVar[bool]
     memoryless: ClassVar[bool]
     replays: ClassVar[bool]
+    fakes: ClassVar[bool]
     k: ClassVar[int]
     family: ClassVar[str]
     extra: ClassVar[tuple[tiny.Extra, ...]]
@@ -157,6 +159,13 @@ class DraftChecks(Checks):
     def test_it_keeps_nothing_that_a_replayed_step_overwrites(self) -> None:
         """Verdict and hidden states of a recorded step are overwritten by the next; a draft copies what it needs."""
         must_replay(self.text, self.family, self.extra, self.text, "match", tiny.requests(GREEDY, 6), self.k)
+
+    @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    def test_a_step_is_fit_for_a_gpu(self, params: SamplingParams) -> None:
+        """On fake tensors: nothing is read or waited for, no devices are mixed, and equal steps make equal launches."""
+        if not self.fakes:
+            pytest.skip("claimed: fakes=False")
+        must_fit_a_gpu(self.text, self.family, self.extra, self.text, self.uncoupled, params, self.k)
 
     def test_sampled_outputs_have_the_targets_distribution(self) -> None:
         """Probability integral transforms of some 3,000 tokens are uniform; docs/proof.md states what this finds."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.drafts import GREEDY, differ, kit_assembly
+from benchsuite.conformance.faked import must_fit_a_gpu
 from benchsuite.conformance.replayed import must_replay
 from benchsuite.prove import tiny
 from benchsuite.prove.enumerator import Shape, chain, context
@@ -152,6 +153,11 @@ class PolicyChecks(Checks):
     def test_a_step_can_be_recorded_and_replayed(self, params: SamplingParams) -> None:
         """A verdict follows from tensors alone, so that a recorded step gives what its Python would give again."""
         must_replay(self.text, "llama", self.extra, "draft_model", self.text, tiny.requests(params, 6), 3)
+
+    @pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=1.0)], ids=["greedy", "sampled"])
+    def test_a_step_is_fit_for_a_gpu(self, params: SamplingParams) -> None:
+        """On fake tensors: nothing is read or waited for, no devices are mixed, and equal steps make equal launches."""
+        must_fit_a_gpu(self.text, "llama", self.extra, "garbage", self.text, params, 3)
 
     def test_a_step_reads_the_device_once(self) -> None:
         """The host reads the device only in the engine's one read."""

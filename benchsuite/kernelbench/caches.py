@@ -182,7 +182,7 @@ def measure_caches(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list
             order.shuffle(caches)
             for cache in caches:
                 parts = (cache.append, cache.attend, cache.roll_back)
-                seconds[cache.name].append(tuple(clock.seconds(part, target.device) for part in parts))
+                seconds[cache.name].append(tuple(clock.device_seconds(part, target.device) for part in parts))
         for cache in sorted(caches, key=lambda cache: cache.name):
             append, attend, back = (median(times) * 1e3 for times in zip(*seconds[cache.name][1:], strict=True))
             meter = Meter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from specdec.decoder import Cells, DecoderWeights
 from specdec.ledger import stacked
-from specdec.messages import Window
+from specdec.messages import Verdict, Window
 from specdec.quantised import Quantised
 from specdec.request import Request, SamplingParams
 
@@ -33,7 +33,15 @@ def _random(g: Generator, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, generator=g).to(dtype)
 
 
-def _linear(rows: int, outputs: int, inputs: int, kind: str = "own", bias: bool = False, strided: bool = False) -> Make:
+def _linear(
+    rows: int,
+    outputs: int,
+    inputs: int,
+    kind: str = "own",
+    bias: bool = False,
+    strided: bool = False,
+    wide: bool = False,
+) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         x = _random(g, dtype, rows, inputs * 2)[:, ::2] if strided else _random(g, dtype, 1, rows, inputs)
         weight = torch.randn(outputs, inputs, generator=g)
@@ -43,7 +51,7 @@ def _linear(rows: int, outputs: int, inputs: int, kind: str = "own", bias: bool 
             "int8": lambda: Quantised.of(weight, 8),
             "int4": lambda: Quantised.of(weight, 4),
         }
-        return x, kinds[kind](), _random(g, dtype, outputs) if bias else None
+        return x, kinds[kind](), _random(g, dtype, outputs) if bias else None, wide
 
     return make
 
@@ -108,17 +116,22 @@ def _attention(
     softcap: float | None = None,
     garbage: float = 1.0,
     seen: float = 0.6,
+    used: tuple[int, ...] | None = None,
 ) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         query = _random(g, dtype, batch, width, heads[0], size).transpose(1, 2)
         keys, values = (_random(g, dtype, batch + 2, heads[1], length + 9, size)[1:-1, :, :length] for _ in range(2))
         visible = torch.rand(batch, 1, width, length, generator=g) < seen
         visible[..., torch.randint(length, (), generator=g)] = True
+        ends = None if used is None else torch.tensor(used)
+        if ends is not None:
+            visible &= torch.arange(length) < ends[:, None, None, None]
         hidden = ~visible.any(dim=2)[:, 0]  # cells that no slot of a row sees may contain any finite value
         for tensor in (keys, values):
-            tensor.mul_(torch.where(hidden[:, None, :, None], garbage, 1.0).to(dtype))
+            largest = torch.finfo(dtype).max / 100  # of what is still finite after the product
+            tensor.mul_(torch.where(hidden[:, None, :, None], min(garbage, largest), 1.0).to(dtype))
         mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, float("-inf"))
-        return query, keys, values, mask, size**-0.5, softcap
+        return query, keys, values, mask, size**-0.5, softcap, ends
 
     return make
 
@@ -153,7 +166,48 @@ def _verify(rows: int, width: int, tree: bool = False) -> Make:
     return make
 
 
-def _rejection(rows: int, width: int, vocabulary: int, q: str | None = None, left: float = 1.0) -> Make:
+def _noise(rows: int, width: int, draw: str = "number") -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        position = torch.randint(2**31, (1, 2 * width), generator=g)[:, ::2].expand(rows, width)
+        draws = {"number": 0, "slots": torch.arange(width), "rows": torch.arange(rows)[:, None] + 2**32 - rows}
+        return _keys(g, rows), position, draws[draw]
+
+    return make
+
+
+def _plan(
+    width: int,
+    span: int | None = None,
+    capacity: int = 96,
+    look: int = 64,
+    tree: bool = False,
+    limit: int | None = None,
+) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        window = Window(*_window(g, 3, width, 9, tree))
+        longest = look - width if span is None else 3 * capacity
+        committed = torch.tensor([0, longest, longest // 2, 5])[:3]
+        return window, committed, span, capacity, look, limit, dtype
+
+    return make
+
+
+def _emit(rows: int, width: int, tree: bool = False, cut: bool = False) -> Make:
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        window = Window(*_window(g, rows, width, 99, tree))
+        node = (torch.rand(rows, generator=g) * window.width).long()  # the last accepted slot
+        accepted = window.depth.gather(1, node[:, None])[:, 0]
+        path = window.path_to(node)[:, : int(accepted.max()) + 1 if cut else width]
+        verdict = Verdict(path, accepted, torch.randint(99, (rows,), generator=g))
+        tokens = torch.randint(99, (rows + 2, 3 * width + 1), generator=g)[1:-1]
+        return window, verdict, tokens, torch.randint(1, 2 * width + 1, (rows,), generator=g)
+
+    return make
+
+
+def _rejection(
+    rows: int, width: int, vocabulary: int, q: str | None = None, left: float = 1.0, tree: bool = False
+) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         logits = _random(g, dtype, rows, width, vocabulary) * 1.5
         dropped = torch.rand(logits.shape, generator=g) >= left
@@ -161,7 +215,7 @@ def _rejection(rows: int, width: int, vocabulary: int, q: str | None = None, lef
         distribution = logits.masked_fill(dropped, float("-inf")).softmax(dim=-1)
         near = (logits + _random(g, dtype, *logits.shape)).softmax(dim=-1)
         draft = {"near": near, "equal": distribution}.get(q or "")
-        tokens, parents, valid = _window(g, rows, width, vocabulary, tree=False)
+        tokens, parents, valid = _window(g, rows, width, vocabulary, tree)
         from_draft = (near if draft is None else draft)[:, : width - 1].reshape(-1, vocabulary)
         if width > 1:
             tokens[:, 1:] = torch.multinomial(from_draft, 1, generator=g).view(rows, width - 1)
@@ -176,7 +230,7 @@ def _layers(batch: int, width: int, kind: str = "own", bias: bool = False, size:
         heads, heads_kv, hidden, inner = 4, 2, 96, 160
 
         def matrix(outputs: int, inputs: int) -> tuple[Tensor | Quantised, Tensor | None]:
-            _, weight, biases = _linear(1, outputs, inputs, kind, bias)(g, dtype)
+            _, weight, biases, _ = _linear(1, outputs, inputs, kind, bias)(g, dtype)
             small = inputs**-0.5
             if isinstance(weight, Quantised):
                 offset = None if weight.offset is None else weight.offset * small
@@ -265,6 +319,9 @@ CASES = [
     *(Case("linear", f"{kind}-chunk", _linear(256, 200, 288, kind, bias=True)) for kind in KINDS),
     *(Case("linear", f"{n}x{k}", _linear(7, n, k)) for n, k in ((15, 31), (16, 32), (17, 33), (1, 257), (64, 1))),
     *(Case("linear", f"bfloat16-{n}x{k}", _linear(7, n, k, "bfloat16")) for n, k in ((15, 31), (17, 33), (1, 257))),
+    *(Case("linear", f"wide-{kind}", _linear(5, 37, 96, kind, bias=True, wide=True)) for kind in KINDS),
+    *(Case("linear", f"wide-{m}", _linear(m, 300, 83, wide=True)) for m in (0, 1, 16)),
+    Case("linear", "wide-strided", _linear(3, 37, 64, strided=True, wide=True)),
     Case("linear", "int8-odd", _linear(3, 7, 41, "int8", bias=True)),
     Case("rms_norm", "empty", _norm(0, 64)),
     Case("rms_norm", "single", _norm(1, 1)),
@@ -298,6 +355,13 @@ CASES = [
     Case("kv_compact", "overlap", _compact([0, 2, 5, 6], [0, 1, 2, 3])),
     Case("kv_compact", "swap", _compact([3, 1], [1, 3])),
     Case("kv_compact", "ring", _compact([14, 16, 19, 20], [14, 15, 16, 17])),
+    *(Case("emit", f"{b}x{w}", _emit(b, w), ONE) for b, w in ((1, 1), (9, 5))),
+    Case("emit", "tree", _emit(40, 20, tree=True), ONE),
+    Case("emit", "cut", _emit(9, 20, tree=True, cut=True), ONE),
+    *(Case("kv_plan", f"{w}", _plan(w)) for w in (1, 5)),
+    Case("kv_plan", "tree", _plan(20, tree=True, limit=45)),
+    Case("kv_plan", "many", _plan(7, capacity=2304, look=2240, tree=True)),
+    *(Case("kv_plan", f"ring-{s}", _plan(9, span=s, capacity=s + 8, look=s + 8, tree=True)) for s in (3, 40)),
     Case("tree_attention", "single", _attention(1, 1, 1, 8, (1, 1))),
     *(Case("tree_attention", f"{w}x{n}", _attention(1, w, n)) for w, n in ((1, 64), (1, 300), (5, 128), (9, 320))),
     Case("tree_attention", "batch", _attention(3, 4, 64)),
@@ -311,6 +375,7 @@ CASES = [
     Case("tree_attention", "blocks", _attention(1, 9, 600, 64)),
     Case("tree_attention", "maximal", _attention(1, 64, 128)),
     Case("tree_attention", "softcap", _attention(1, 3, 48, softcap=2.0)),
+    Case("tree_attention", "used", _attention(4, 3, 600, used=(1, 256, 257, 600))),
     Case("tree_attention", "garbage", _attention(2, 2, 70, garbage=1e30, seen=0.1)),
     *(Case("decoder_layers", f"{b}x{w}", _layers(b, w)) for b, w in ((1, 1), (1, 9), (3, 5), (2, 33))),
     *(Case("decoder_layers", kind, _layers(1, 4, kind)) for kind in ("int8", "int4", "bfloat16")),
@@ -332,6 +397,12 @@ CASES = [
     *(Case("sample", f"{v}", _sample(2, 3, v), ONE) for v in (1, 7, 258, 5001)),
     *(Case("sample", f"{v}-argmax", _sample(2, 3, v, noise=False), ONE) for v in (1, 7, 258, 5001)),
     Case("sample", "large", _sample(1, 1, 49152), ONE),
+    Case(
+        "sample",
+        "tie",
+        lambda g, _: (torch.zeros(2, 1, 20001).index_fill(2, torch.tensor([9000, 4000]), 1.0), None),
+        ONE,
+    ),
     Case("sample", "flat", _sample(2, 2, 5001, spread=0.01), ONE),
     Case("sample", "steep", _sample(2, 2, 5001, spread=40.0), ONE),
     Case("sample", "filtered", _sample(2, 2, 5001, left=0.01), ONE),
@@ -344,5 +415,22 @@ CASES = [
     Case("rejection_sample", "equal", _rejection(40, 5, 258, "equal"), ONE),
     Case("rejection_sample", "filtered", _rejection(40, 5, 258, "near", left=0.05), ONE),
     Case("rejection_sample", "large", _rejection(2, 3, 20001, "near"), ONE),
+    *(Case("noise_keys", draw, _noise(3, 5, draw), ONE) for draw in ("number", "slots", "rows")),
+    Case("noise_keys", "many", _noise(40, 65), ONE),
+    *(Case("block_sample", f"{b}x{w}x{v}", _rejection(b, w, v), ONE) for b, w, v in ((1, 1, 7), (40, 5, 258))),
+    *(Case("block_sample", q, _rejection(40, 5, 258, q), ONE) for q in ("near", "equal")),
+    Case("block_sample", "filtered", _rejection(40, 5, 258, "near", left=0.05), ONE),
+    Case("block_sample", "large", _rejection(2, 3, 20001, "near"), ONE),
+    *(
+        Case("tree_sample", f"{b}x{w}x{v}", _rejection(b, w, v, tree=True), ONE)
+        for b, w, v in ((1, 1, 7), (40, 5, 258), (9, 20, 11))
+    ),
+    *(Case("tree_sample", q, _rejection(40, 9, 258, q, tree=True), ONE) for q in ("near", "equal")),
+    Case("tree_sample", "chain", _rejection(40, 5, 258, "near"), ONE),
+    Case("tree_sample", "filtered", _rejection(40, 9, 258, "near", left=0.05, tree=True), ONE),
+    Case("tree_sample", "large", _rejection(2, 6, 20001, "near", tree=True), ONE),
 ]
 """Empty, single, maximal, strided, ragged and ring-wrapped inputs of every op."""
+
+FLOAT16_CASES = [replace(case, dtypes=(torch.float16,)) for case in CASES if case.dtypes == FLOATS]
+"""The cases of ops on floats once more, in the dtype that kernels on a GPU take besides, and those on a CPU do not."""

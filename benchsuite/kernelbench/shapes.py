@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from specdec.decoder import Cells, DecoderWeights
 from specdec.interfaces import Backend
 from specdec.ledger import stacked
-from specdec.messages import Window
+from specdec.messages import Verdict, Window
 from specdec.model import ArenaModel
 from specdec.quantised import GROUP, Quantised
 from specdec.request import Request, SamplingParams
@@ -117,7 +117,12 @@ class Target:
             "sample": self._sample,
             "accept": self._accept,
             "verify_prefix": self._verify,
-            "rejection_sample": self._rejection,
+            "emit": self._emit,
+            "kv_plan": self._plan,
+            "noise_keys": self._noise,
+            "rejection_sample": lambda: self._rejection("rejection_sample"),
+            "block_sample": lambda: self._rejection("block_sample"),
+            "tree_sample": lambda: self._rejection("tree_sample"),
         }
         return makers[op]()
 
@@ -283,7 +288,25 @@ class Target:
         tokens = self._whole(vocabulary, rows, width)
         return Window.chain(tokens[:, 0], tokens[:, 1:], torch.full_like(tokens[:, 0], width - 1), q)
 
-    def _rejection(self) -> Iterator[Work]:
+    def _emit(self) -> Iterator[Work]:
+        window = self._chain(8, 9, 99)
+        path = torch.arange(9, device=self.device).expand(8, 9)
+        verdict = Verdict(path, torch.full_like(path[:, 0], 8), self._whole(99, 8))
+        length = torch.full_like(path[:, 0], 100)
+        yield self._one("emit", "8x9", (window, verdict, self._whole(99, 8, 4096), length), 5 * path.numel() * 8, 0)
+
+    def _plan(self) -> Iterator[Work]:
+        for length in LENGTHS:
+            committed = torch.full((1,), length - 8, device=self.device)
+            given = self._chain(1, 8, 99), committed, None, length, length, None, self.dtype
+            moved = 8 * length * self.dtype.itemsize
+            yield Work("kv_plan", str(self.dtype).removeprefix("torch."), f"W=8 L={length}", (given,), moved, 0)
+
+    def _noise(self) -> Iterator[Work]:
+        stream, position = self._whole(2**62, 8), self._whole(4096, 8, 8)
+        yield self._one("noise_keys", "8x8", (stream, position, 0), 5 * position.nbytes, 20 * position.numel())
+
+    def _rejection(self, op: str) -> Iterator[Work]:
         for rows, width, vocabulary in self._verified():
             logits = self._logits(rows, width, vocabulary)
             distribution, q = logits.softmax(dim=-1), logits[:, 1:].softmax(dim=-1)
@@ -292,4 +315,4 @@ class Target:
             # One row of p and one of q are scanned twice: to find whether a residual exists, and to draw.
             moved = rows * 4 * vocabulary * distribution.itemsize
             shape = f"B={rows} K={width - 1} V={vocabulary}"
-            yield self._one("rejection_sample", shape, (distribution, window, *keys), moved, 12 * rows * vocabulary)
+            yield self._one(op, shape, (distribution, window, *keys), moved, 12 * rows * vocabulary)

@@ -34,7 +34,7 @@ OURS = (
         "a slot's position is its number, not its depth",
         "distribution",
         (
-            "specdec.arena:Arena.plan",
+            f"{REFERENCE}.kv_plan",
             "position = committed[:, None] + depth",
             "position = committed[:, None] + torch.arange(width).expand_as(depth)",
         ),
@@ -44,7 +44,7 @@ OURS = (
         "a slot sees its elder siblings",
         "distribution",
         (
-            "specdec.arena:Arena._mask",
+            f"{REFERENCE}.kv_plan",
             """else:
             own = window.ancestors""",
             """else:
@@ -111,7 +111,17 @@ OURS = (
         "ours",
         "keys and values move to new storage in every step",
         "rollback",
-        (COMMIT, KEPT, f"{KEPT}\n        self.keys = [keys.clone() for keys in self.keys]"),
+        (
+            COMMIT,
+            KEPT,
+            f"""{KEPT}
+        for stack in self.stacks:
+            old, new = stack.keys.data_ptr(), stack.keys.clone()
+            object.__setattr__(stack, "keys", new)
+            for layer, keys in enumerate(self.keys):
+                if keys.untyped_storage().data_ptr() == old:
+                    self.keys[layer] = new.as_strided(keys.shape, keys.stride(), keys.storage_offset())""",
+        ),
     ),
     mutant(
         "ours",
@@ -125,8 +135,8 @@ OURS = (
         "counters",
         (
             EXTEND,
-            "packed = self.rows.extend(window, verdict)",
-            "packed = self.rows.extend(window, verdict)\n        assert int(verdict.num_accepted.max()) < 99",
+            "packed = self.rows.extend(window, verdict, self.ops)",
+            "packed = self.rows.extend(window, verdict, self.ops)\n        assert int(verdict.num_accepted.max()) < 99",
         ),
     ),
     mutant(
@@ -163,8 +173,8 @@ OURS = (
         "rollback",
         (
             "specdec.rows:Rows.extend",
-            "memory.count(emitted, verdict.num_accepted + 1)",
-            "memory.count(emitted, window.width)",
+            "memory.count(packed[:, :-TAIL], verdict.num_accepted + 1)",
+            "memory.count(packed[:, :-TAIL], window.width)",
         ),
     ),
     mutant(
@@ -269,8 +279,8 @@ OURS = (
         (
             EXTEND,
             """chances = None if wanted is None else logprobs.pack(context, forward.logits, window, verdict, wanted)
-        packed = self.rows.extend(window, verdict)""",
-            """packed = self.rows.extend(window, verdict)
+        packed = self.rows.extend(window, verdict, self.ops)""",
+            """packed = self.rows.extend(window, verdict, self.ops)
         chances = None if wanted is None else logprobs.pack(context, forward.logits, window, verdict, wanted)""",
         ),
     ),

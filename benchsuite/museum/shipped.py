@@ -53,8 +53,8 @@ SHIPPED = (
         "streams",
         (
             "specdec_plugins.policies.rejection:Rejection.accept",
-            "residual_key=key(stream, position, Purpose.RESIDUAL)",
-            "residual_key=key(stream, position, Purpose.DRAFT, context.step)",
+            "residual_key=keys[Purpose.RESIDUAL]",
+            "residual_key=context.ops.noise_keys(context.params.stream, position, context.step)[Purpose.DRAFT]",
         ),
     ),
     mutant(
@@ -72,7 +72,7 @@ SHIPPED = (
         "block verification uses the token-wise rule",
         "distribution",
         (
-            "specdec_plugins.policies.block:Block.survival",
+            "specdec.acceptance:survival",
             "kept.append((kept[-1] * ratio[:, index]).clamp(max=1))",
             "kept.append(ratio[:, index].clamp(max=1))",
         ),
@@ -110,7 +110,7 @@ SHIPPED = (
         "sampled siblings are tried against a residual that is not normalised",
         "distribution",
         (
-            "specdec_plugins.policies.tree_rejection:TreeRejection.accept",
+            "specdec.acceptance:tree_verdict",
             "torch.where(mass > 0, rest / mass, left)",
             "torch.where(mass > 0, rest, left)",
         ),
@@ -137,9 +137,9 @@ SHIPPED = (
         "a rejected proposal's keys and values stay in the draft's arena",
         "drafting",
         (
-            f"{DRAFT_MODEL}.observe",
-            "right = verdict.num_accepted.clamp(max=fed)",
-            "right = torch.full_like(verdict.num_accepted, fed)",
+            f"{DRAFT_MODEL}._rolled_back",
+            "committed += right.clamp(max=fed) - fed",
+            "committed += right - right",
         ),
     ),
     mutant(
@@ -197,7 +197,7 @@ SHIPPED = (
         "the draft's positions are incremented before its forward",
         "drafting",
         (
-            f"{DRAFT_MODEL}.propose",
+            f"{DRAFT_MODEL}._drafted",
             """logits, _ = self._forward(token, rows, longest + index)
                 self._arena.committed[rows] += 1""",
             """self._arena.committed[rows] += 1
@@ -224,7 +224,7 @@ SHIPPED = (
         "speculators#897",
         "an additive mask has zeros and ones, where 0 means attend",
         "rollback",
-        ("specdec.arena:Arena._mask", 'mask.masked_fill_(~sees, float("-inf"))', "mask.masked_fill_(~sees, 1.0)"),
+        (f"{REFERENCE}.kv_plan", 'mask.masked_fill_(~sees, float("-inf"))', "mask.masked_fill_(~sees, 1.0)"),
     ),
     mutant(
         "transformers#31301, #47912",

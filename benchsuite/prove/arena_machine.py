@@ -17,7 +17,9 @@ from specdec.arena import Arena, LayerShape
 from specdec.messages import Verdict, Window
 
 ROWS, LONGEST, WIDEST, SIZE = 3, 40, 6, 4
-LAYERS = (LayerShape(1, SIZE, None), LayerShape(2, SIZE, 5), LayerShape(1, SIZE, 3), LayerShape(1, SIZE, 1))
+LAYERS = (LayerShape(1, SIZE, None), LayerShape(2, SIZE, 5), LayerShape(1, SIZE, 1), LayerShape(2, SIZE, 5))
+"""A full layer and three rings, two of one shape with another between them."""
+
 GARBAGE = 1e30
 """The largest fill value with which a float32 product with a query cannot overflow (I4)."""
 

@@ -6,10 +6,8 @@ launches other ops than its neighbour is found on a machine without a GPU; speed
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import hashlib
-import subprocess
-import tempfile
 import traceback
 import warnings
 from collections import Counter
@@ -35,16 +33,14 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from benchsuite.prove import families, tiny
+from benchsuite.prove.snippet import compiled_snippet
 from benchsuite.prove.tape import shares_memory
 from specdec import Engine, Request, SamplingParams, catalog, swap
 from specdec.assembly import Assembly
-from specdec.cache import cache_root
 from specdec.devices import Stopwatch
 from specdec.interfaces import Backend
 from specdec.model import ArenaModel
 from specdec.ops import Ops
-from specdec_kernels.build import BuildError
-from specdec_kernels.cpu import cpu_compiler
 from specdec_kernels.cuda import Cuda
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
@@ -59,39 +55,29 @@ H = TypeVar("H", EagleHead, MedusaHeads)
 GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 static c10::impl::DeviceGuardImplRegistrar registered(
-    c10::DeviceType::CUDA, new c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>());
+    c10::DeviceType::DEVICE, new c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::DEVICE>());
 """
-"""A build of torch without CUDA has no guard for its devices, and refuses even a fake tensor there."""
+"""A build of torch without CUDA, or without MPS, has no guard for its devices, and refuses even a fake tensor there."""
+
+NO_MPS = (torch.float64, torch.complex128)
+"""Dtypes that torch refuses on MPS ("the MPS framework doesn't support float64")."""
 
 FREE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::detach", "aten::lift_fresh")
 """Ops that launch nothing."""
 
 
 @cache
-def load_guard() -> None:
-    """Compile and load a guard that does nothing, where torch has none.
+def load_guard(device: str) -> None:
+    """Compile and load a guard that does nothing for "cuda" or "mps", where torch has none.
 
-    Raises BuildError without a C++ compiler, CalledProcessError for one that fails.
+    Raises BuildError without a C++ compiler, or with one that fails.
     """
-    if torch.backends.cuda.is_built():
+    if (torch.backends.cuda if device == "cuda" else torch.backends.mps).is_built():
         return
-    compiler = cpu_compiler()
-    if compiler is None:
-        raise BuildError("no C++ compiler for a guard of fake CUDA tensors; install one or set CXX")
-    root = Path(torch.__file__).parent
-    digest = hashlib.sha256(f"{GUARD}{torch.__version__}".encode()).hexdigest()[:16]
-    library = cache_root() / "kernels" / f"cuda-guard-{digest}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            source, built = Path(folder) / "guard.cpp", Path(folder) / "guard.so"
-            source.write_text(GUARD)
-            flags = ["-shared", "-fPIC", "-std=c++20", f"-I{root}/include", f"-L{root}/lib", "-lc10"]
-            subprocess.run(
-                [compiler, str(source), *flags, "-o", str(built)], check=True, capture_output=True, text=True
-            )
-            built.replace(library)
-    ctypes.CDLL(str(library))
+    root, text = Path(torch.__file__).parent, GUARD.replace("DEVICE", device.upper())
+    flags = ["-std=c++20", f"-I{root}/include", f"-L{root}/lib", "-lc10"]
+    what, place = f"a guard of fake {device} tensors", f"{device}-guard-{{}}.so"
+    ctypes.CDLL(str(compiled_snippet(what, text, place, flags, made_for=torch.__version__)))
 
 
 @dataclass
@@ -101,7 +87,8 @@ class LaunchLog(TorchDispatchMode):
     ``stream`` has each one's name and arguments, of a tensor its shape, strides, offset and device, and ``launches``
     counts them. ``total`` counts them also while ``on`` is False: the clock of these runs. ``faults`` counts, with the
     line of ours that asked, copies that make the host wait, and CPU tensors among those of the GPU. ``pinned`` holds
-    tensors whose copies do not.
+    tensors from and to which copies do not. ``device``: "cuda" or "mps". On MPS a copy waits unless it is asked not to,
+    from any memory, and a tensor of float64 raises TypeError.
     """
 
     on: bool = False
@@ -110,6 +97,7 @@ class LaunchLog(TorchDispatchMode):
     launches: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     pinned: dict[int, Tensor] = field(default_factory=dict)
+    device: str = "cuda"
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -120,10 +108,12 @@ class LaunchLog(TorchDispatchMode):
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         made = [out] if isinstance(out, Tensor) else [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         name = str(func._schema.name)
+        if self.device == "mps" and any(tensor.dtype in NO_MPS and tensor.device.type == "mps" for tensor in made):
+            raise TypeError(f"{name} makes a tensor of {made[0].dtype}, which MPS does not have")
         launched = self._launches(name, func, given, made)
         self.total += launched
         if self.on:
-            self._judge(name, given, made)
+            self._judge(name, given, made, waits=self.device != "mps" or not _asked(func, args, kwargs, "non_blocking"))
             if launched:
                 self.stream.append((str(func), *map(_described, leaves)))
                 self.launches[name] += 1
@@ -136,32 +126,41 @@ class LaunchLog(TorchDispatchMode):
         if self.on:
             self.stream.append((name, *map(_described, leaves)))
             self.launches[name] += 1
-            if any(isinstance(leaf, Tensor) and leaf.device.type != "cuda" for leaf in leaves):
+            if any(isinstance(leaf, Tensor) and leaf.device.type != self.device for leaf in leaves):
                 self.fault(f"the kernel {name} is given a tensor on the CPU")
 
-    def _judge(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+    def _judge(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor], waits: bool) -> None:
         kinds = {tensor.device.type for tensor in given}
         if name in ("aten::to", "aten::_to_copy", "aten::copy_"):  # inference mode does not decompose
             source, result = given[-1], made[0]
-            if source.device.type != result.device.type and id(source) not in self.pinned:
+            host = source if source.device.type == "cpu" else result
+            pinned = any(shares_memory(host, one) for one in self.pinned.values())
+            if waits and source.device.type != result.device.type and not pinned:
                 self.fault(f"a copy from {source.device.type} to {result.device.type} that waits")
         elif len(kinds) > 1 and any(tensor.device.type == "cpu" and tensor.dim() for tensor in given):
             self.fault(f"{name} of tensors on {' and '.join(sorted(kinds))}")
 
-    @staticmethod
-    def _launches(name: str, func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
+    def _launches(self, name: str, func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
         fresh = any(
-            tensor.device.type == "cuda" and tensor.numel() and not any(shares_memory(tensor, one) for one in given)
+            tensor.device.type == self.device
+            and tensor.numel()
+            and not any(shares_memory(tensor, one) for one in given)
             for tensor in made
         )
         writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
-        return name not in FREE and (fresh or (writes and any(tensor.device.type == "cuda" for tensor in given)))
+        return name not in FREE and (fresh or (writes and any(tensor.device.type == self.device for tensor in given)))
 
     def fault(self, what: str) -> None:
-        """Count something that a GPU would wait for or refuse, with the line of ours that asked for it."""
-        frames = [frame for frame in traceback.extract_stack() if "specdec" in frame.filename]
-        at = frames[-1] if frames else traceback.extract_stack()[-3]
+        """Count something that a GPU would wait for or refuse, with the line of ours or of a plugin that asked."""
+        between = (str(Path(torch.__file__).parent), str(Path(__file__)), str(Path(contextlib.__file__)))
+        at = next(frame for frame in reversed(traceback.extract_stack()) if not frame.filename.startswith(between))
         self.faults[f"{what}, at {Path(at.filename).name}:{at.lineno}: {at.line}"] += 1
+
+
+def _asked(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, name: str) -> object:
+    """The argument of an op's call by its name; None if it was not given."""
+    place = next((place for place, one in enumerate(func._schema.arguments) if one.name == name), len(args))
+    return args[place] if place < len(args) else (kwargs or {}).get(name)
 
 
 def _described(leaf: Any) -> object:
@@ -191,6 +190,21 @@ class FakeRun:
             if self.kinds[place] == self.kinds[place - 1] == self.kinds[place - 2]:
                 yield place - 1, place
 
+    def wrong(self) -> str | None:
+        """What a GPU would wait for or refuse, or how two twins part, in words; None if there is nothing."""
+        if self.faults:
+            fault, times = next(iter(self.faults.items()))
+            return f"{fault} ({times} times, {len(self.faults)} such places)"
+        for before, after in self.twins():
+            one, other = self.streams[before], self.streams[after]
+            if one != other:
+                at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+                return (
+                    f"two steps of {self.kinds[after][2]} slots launch {len(one)} and {len(other)} ops, which part at "
+                    f"the {at + 1}th, so that neither can be recorded for the other"
+                )
+        return None
+
 
 class _Kernel:
     """Stands for a Triton kernel: a launch is noted and computes nothing."""
@@ -203,16 +217,17 @@ class _Kernel:
 
 
 @contextmanager
-def fake_cuda(kernels: bool = True) -> Iterator[LaunchLog]:
-    """Inside it, tensors are fake and "cuda" is a device; to read a number raises DataDependentOutputException.
+def fake_cuda(kernels: bool = True, device: str = "cuda") -> Iterator[LaunchLog]:
+    """Inside it, tensors are fake and ``device``, "cuda" or "mps", exists; to read a number raises
+    DataDependentOutputException.
 
     What cannot be faked is replaced. The stopwatch counts launches, a microsecond each. Kernels of Triton and CUDA are
     noted and compute nothing. What reads numbers of a model to prepare it is left out: the tests that its parts compute
     what our ops do (taken as passed), and the stacking of its weights in place; so are the forwards that ``goodput``
     times before the first step. ``kernels``: Triton's are replaced too.
     """
-    load_guard()
-    log = LaunchLog()
+    load_guard(device)
+    log = LaunchLog(device=device)
     replaced = [*_torch_stands(log), *_our_stands(log), *(_triton_stands(log) if kernels else [])]
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -248,6 +263,10 @@ def _torch_stands(log: LaunchLog) -> list[Stand]:
         if log.on:
             log.fault("a synchronisation")
 
+    def attention(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tensor:
+        # torch asks for a kernel of the device before it makes a fake, and a build without MPS has none.
+        return torch.empty_like(query)
+
     def pin_memory(unpinned: Tensor, device: Any = None) -> Tensor:
         pinned = unpinned.clone()
         log.pinned[id(pinned)] = pinned
@@ -257,12 +276,15 @@ def _torch_stands(log: LaunchLog) -> list[Stand]:
         (torch, "tensor", made),
         (torch, "from_numpy", faked),
         (torch.cuda, "synchronize", synchronize),
+        (torch.mps, "synchronize", synchronize),
         (torch.cuda, "device", nullcontext),
         (torch.cuda, "device_of", nullcontext),
         (torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=0)),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
+        (torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)),
         (torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=PROCESSORS)),
         (Tensor, "pin_memory", pin_memory),
+        *([(torch.nn.functional, "scaled_dot_product_attention", attention)] if log.device == "mps" else []),
     ]
 
 
@@ -296,7 +318,8 @@ def _our_stands(log: LaunchLog) -> list[Stand]:
 def _triton_stands(log: LaunchLog) -> list[Stand]:
     if not find_spec("triton"):
         return []
-    modules = [import_module(f"specdec_kernels.{name}") for name in ("triton_decoder", "triton_verify")]
+    names = ("triton_decoder", "triton_verify", "triton_window")
+    modules = [import_module(f"specdec_kernels.{name}") for name in names]
     return [
         (module, name, _Kernel(name, log))
         for module in modules
@@ -355,8 +378,9 @@ def fake_run(
     config: PretrainedConfig | None = None,
     backends: str = "reference",
     extra: tuple[tiny.Extra, ...] = (),
+    device: str = "cuda",
 ) -> FakeRun:
-    """Take steps of an engine whose tensors are fake, over a model of ``config`` (a tiny Llama) in bfloat16.
+    """Take steps of an engine whose tensors are fake, on "cuda" or "mps", over a tiny Llama or ``config``, in bfloat16.
 
     With ``enters``, the first request ends after three tokens, and another takes its row. What a step reads is made
     up: one proposal is accepted where there is any, and the tokens repeat the prompt, so that lookups go on finding.
@@ -364,11 +388,11 @@ def fake_run(
     """
     params = params or SamplingParams(max_new_tokens=60)
     with (
-        fake_cuda(backends != "reference") as log,
+        fake_cuda(backends != "reference", device) as log,
         torch.inference_mode(),
         patch.object(Assembly, "plain", lambda *given: TEXT * 20),
     ):
-        with torch.device("cuda"):
+        with torch.device(device):
             own = deepcopy(config) if config else families.CONFIGS["llama"]()  # the model keeps and changes it
             model = AutoModelForCausalLM.from_config(own, dtype=torch.bfloat16)
         registry = tiny.registry(*extra)
@@ -376,7 +400,7 @@ def fake_run(
         assembly = Assembly(registry, target, catalog.byte_tokenizer(), max_rows=rows, max_length=192)
         engine = assembly.engine(draft, policy, controller, k if controller == "fixed" else None)
         watched = _Watched(engine, log)
-        _script(engine)
+        _script(engine, device)
         log.on = True
         lengths = [*([3] if enters else []), *[params.max_new_tokens] * rows]
         engine.submit(
@@ -422,11 +446,11 @@ TEXT = (7,) * 5
 """What prompts and made-up outputs repeat: lookups then always find as many proposals as they may make."""
 
 
-def _script(engine: Engine) -> None:
-    """Make up what the engine's steps read, and count the reads; a tensor that is not on the GPU is refused."""
+def _script(engine: Engine, device: str) -> None:
+    """Make up what the engine's steps read, and count the reads; a tensor elsewhere than on ``device`` is refused."""
 
     def read(packed: Tensor) -> npt.NDArray[np.int64]:
-        assert packed.device.type == "cuda", f"the step's read is of a tensor on {packed.device.type}"
+        assert packed.device.type == device, f"the step's read is of a tensor on {packed.device.type}"
         rows, length = packed.shape
         depth = length - 4
         tokens = [TEXT[step % len(TEXT)] for step in range(depth)]

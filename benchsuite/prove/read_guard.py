@@ -32,24 +32,28 @@ class NoReads(TorchFunctionMode):
 
 @contextmanager
 def only_engine_reads(engine: Engine | BeamSearch) -> Iterator[NoReads]:
-    """In this context a host read of a tensor fails, except in its ``read``; on CUDA, so does any other sync."""
+    """In this context a host read of a tensor fails, except in its ``read``; on CUDA, so does any wait torch knows."""
     mode, read = NoReads(), engine.read
 
+    def allow(allowed: bool) -> None:
+        mode.allowed = allowed
+        if engine.target.device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default" if allowed else "error")
+
     def permitted(packed: torch.Tensor) -> Any:
-        mode.allowed = True
+        allow(True)
         try:
             return read(packed)
         finally:
-            mode.allowed = False
+            allow(False)
 
     object.__setattr__(engine, "read", permitted)
-    if engine.target.device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
+    allow(False)
     try:
         with mode:
             yield mode
     finally:
-        torch.cuda.set_sync_debug_mode("default") if engine.target.device.type == "cuda" else None
+        allow(True)
         object.__setattr__(engine, "read", read)
 
 

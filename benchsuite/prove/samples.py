@@ -48,7 +48,7 @@ class Rounds:
         are drawn from it, so that each depth counts ``rounds`` tokens.
         """
         generator = torch.Generator().manual_seed(0)
-        own = (self.target.float().softmax(dim=-1) if distribution is None else distribution).double().cpu()
+        own = (self.target.float().softmax(dim=-1) if distribution is None else distribution).cpu().double()
         order = own.argsort(descending=True, stable=True)
         before = torch.empty_like(own).scatter(0, order, own[order].cumsum(0) - own[order])
         found = torch.zeros(self.shape.depth + 1, BINS, dtype=torch.int64)
