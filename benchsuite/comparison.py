@@ -50,8 +50,8 @@ class ComparisonPlugin:
         self._session: Any = None
 
     def is_control(self, name: str) -> bool:
-        """Whether the row of that name is an outside reference, or plain decoding for the second time."""
-        return self.arms[name].peer is not None or self.arms[name].again
+        """Whether the row of that name is an outside reference, or plain decoding once more."""
+        return self.arms[name].control
 
     def cell_of(self, item: pytest.Item) -> str | None:
         """The name of what is measured at once for the row of an item; None if the item has none."""
@@ -130,10 +130,9 @@ class ComparisonPlugin:
         if self.gated and options.flag(config, "resume"):
             raise SpecdecError("the gate measures every row itself: leave out --specdec-resume, or --gate")
         self._keeper.begin([*self.arms.values()])
-        if options.flag(config, "deterministic"):
-            be_deterministic(int(options.value(config, "seed")))
+        said = [be_deterministic(int(options.value(config, "seed")))] if options.flag(config, "deterministic") else []
         bench = Bench(plan, self._abandon, self._keep)
-        bench.card += self._keeper.repeated()
+        bench.card += [*said, *self._keeper.repeated()]
         arms = self._keeper.go_on(bench, arms)
         with uncaptured(config):
             bench.prepare(arms)
@@ -151,6 +150,7 @@ class ComparisonPlugin:
     def _plan(self) -> MeasuringPlan:
         """The plan that the options ask for. SpecdecError for a wrong value, and for options that exclude others."""
         from benchsuite.measure.durations import parse_duration, parse_share
+        from benchsuite.measure.guards import parse_across
         from benchsuite.measure.plan import MeasuringPlan
         from specdec.errors import SpecdecError
 
@@ -188,6 +188,8 @@ class ComparisonPlugin:
             judge=value("judge"),
             debug=options.flag(self.config, "debug"),
             graphs=value("graphs") == "auto",
+            exact=options.flag(self.config, "exact"),
+            across=parse_across(value("across")),
         )
 
     def _abandon(self, what: str) -> None:
@@ -276,9 +278,8 @@ class ComparisonPlugin:
 
 
 def _marks(arm: Arm) -> list[pytest.MarkDecorator]:
-    from specdec.devices import ORDER, why_absent
+    from specdec.devices import kind_of
 
-    name = arm.setting.device.partition(":")[0]
-    kind = next(k for k in ORDER if why_absent(k) is None) if name == "auto" else name
+    kind = kind_of(arm.setting.device)
     marks = [getattr(pytest.mark, kind), pytest.mark.gpu] if kind in ("cuda", "mps") else []
     return marks if arm.setting.target == "tiny" else [*marks, pytest.mark.slow]

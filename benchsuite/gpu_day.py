@@ -57,6 +57,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 ARMS = "ngram/match/fixed/4, garbage/match/fixed/4, oracle(0.8)/match/fixed/4, oracle(0.8)/rejection/fixed/4"
 
+PAIR = 0.75
+"""The acceptance of a first proposal that is dialled for Llama 3.2 1B as a draft of 3B, whose weights are not here."""
+
 
 @dataclass(frozen=True)
 class GpuPart:
@@ -82,15 +85,16 @@ def gpu_parts(folder: Path, device: str = "cuda") -> list[GpuPart]:
     """Return the parts in order of worth; the shapes' configs are written to ``folder``."""
     python = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
     tests = (*python, "-q", "-x", "-m", device, "--benchmark-quiet", "--specdec-target", "tiny", "--pyargs")
-    ops = ("benchsuite.tests.test_kernels_backends", "benchsuite.tests.test_specdec_ops")
+    kernels = ("test_kernels_backends", "test_kernels_float16", "test_specdec_ops")
+    ops = tuple(f"benchsuite.tests.{name}" for name in kernels)
     engine = ("benchsuite.tests.test_specdec_engine", "benchsuite.tests.test_specdec_equality")
     loop = "engine, arena, noise, processors, beams, drafts, policies, controllers, reference backend"
     graphs = "steps recorded and replayed (`--specdec-graphs`)"
     measuring = ("measurement, tables, results folder", "event timing, `torch.cuda.set_sync_debug_mode` guard")
 
-    def speculation(name: str, target: str, seconds: float, *more: str) -> GpuPart:
+    def speculation(name: str, target: str, seconds: float, *more: str, arms: str = ARMS) -> GpuPart:
         command = (*python, "--pyargs", "benchsuite.test_speculation", "-m", device, "--specdec-device", device)
-        asked = ("--specdec-target", target, "--specdec-arm", ARMS, "--specdec-workload", "chat,code_editing")
+        asked = ("--specdec-target", target, "--specdec-arm", arms, "--specdec-workload", "chat,code_editing")
         sizes = ("--specdec-prompts", "2", "--specdec-max-new-tokens", "64", "--benchmark-quiet")
         kept = ("--specdec-results", str(folder / name), "--benchmark-json", str(folder / f"{name}.json"))
         return GpuPart(name, seconds, (*command, *asked, *sizes, *kept, *more), (*measuring, graphs))
@@ -101,6 +105,12 @@ def gpu_parts(folder: Path, device: str = "cuda") -> list[GpuPart]:
         (place / "config.json").write_text(json.dumps({**LLAMA, **SHAPES[name]}, indent=1))
         return f"shape:{place}"
 
+    # Proposals as right as a real pair's, at the price of a model of the draft's shape.
+    spent = f"oracle({PAIR}, cost='draft_model(model={shape('llama-1b')})')"
+    pair = f"{ARMS}, pair-2={spent}/match/fixed/2, pair-4={spent}/match/fixed/4, pair-6={spent}/match/fixed/6"
+    asked = ("-m", "kernels", "--specdec-device", device, "--specdec-target", shape("smollm2-135m"))
+    into = ("--specdec-results", str(folder / "kernels"), "--benchmark-quiet")
+    timed = (*python, "--pyargs", "benchsuite.test_kernels", *asked, *into)
     sanitised = ("compute-sanitizer", "--error-exitcode", "9", *tests, ops[0])
     return [
         GpuPart("ops", 90, (*tests, *ops), ("triton backend", "cuda backend")),
@@ -108,9 +118,9 @@ def gpu_parts(folder: Path, device: str = "cuda") -> list[GpuPart]:
         speculation("tiny", "tiny", 60),
         speculation("smollm2-shape", shape("smollm2-135m"), 90),
         speculation("smollm2-shape-eager", shape("smollm2-135m"), 60, "--specdec-graphs", "off"),
-        speculation("llama-3b-shape", shape("llama-3b"), 120),
-        GpuPart("sanitizer", 90, sanitised, ("cuda backend",)),
-        speculation("llama-1b-shape", shape("llama-1b"), 60),
+        speculation("llama-3b-shape", shape("llama-3b"), 150, arms=pair),
+        GpuPart("kernels", 60, timed, ("event timing, `torch.cuda.set_sync_debug_mode` guard",)),
+        GpuPart("sanitizer", 70, sanitised, ("cuda backend",)),
     ]
 
 
@@ -187,10 +197,7 @@ def gpu_lines(device: str) -> list[str]:
     made = provenance.origin(provenance.own_commit())
     lines = [f"commit {made['commit']}, {made['time']}", f"{provenance.device_name(torch.device(device))}"]
     lines.append(", ".join(f"{name} {number}" for name, number in made["versions"].items()))
-    asked = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv")
-    if shutil.which(asked[0]):
-        lines += subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
-    return lines
+    return lines + [provenance.accelerator_line(found) for found in provenance.accelerators()]
 
 
 def gpu_day_main(arguments: Sequence[str] | None = None) -> int:

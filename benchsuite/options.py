@@ -1,6 +1,6 @@
 """The `--specdec-…` options: one table for the command line and the ini file. Imports no torch.
 
-Options with ``many`` accept comma lists; the product of these lists is the matrix of measured arms.
+Options with ``many`` accept comma lists; the product of these lists (but ``across``) is the matrix of measured arms.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ VARIABLES: Mapping[str, Variable] = {
     "SPECDEC_BATCH_SIZE": Variable("batch", {}),
     "SPECDEC_DETERMINISTIC": Variable("deterministic", SWITCH),
     "SPECDEC_CUDA_GRAPH": Variable("graphs", {"1": "auto", "0": "off"}),
+    "SPECDEC_EXACT": Variable("exact", SWITCH),
     "SPECDEC_PROFILE": Variable("profile", SWITCH),
     "SPECDEC_DETAILED_METRICS": Variable("detail", {"1": "steps", "0": "rows"}),
     "SPECDEC_DRY_RUN": Variable("dry-run", SWITCH),
@@ -76,14 +77,15 @@ OPTIONS = (
     ),
     Option(
         "peer",
-        "transformers,transformers_prompt_lookup",
-        "outside references in the same table, with options: transformers_prompt_lookup(k=10); or none",
+        "auto",
+        "outside references in the same table, with options: transformers_prompt_lookup(k=10); auto: transformers, "
+        "transformers_prompt_lookup and, on CUDA, transformers_compiled; or none",
         many=True,
     ),
     Option(
         "backend",
         "auto",
-        "kernel backends: cuda, triton, cpu, reference; auto lines up all that can run here",
+        "kernel backends: cuda, triton, cpu, reference, flex; auto lines up all that can run here",
         many=True,
     ),
     Option("device", "auto", "cuda, mps, cpu; auto takes the first of these that exists", many=True),
@@ -97,6 +99,12 @@ OPTIONS = (
         "graphs",
         "auto",
         "auto: on CUDA the parts of a step are recorded once for each shape and replayed; off: they run op by op",
+    ),
+    Option(
+        "exact",
+        "",
+        "windows of every width give the same bits, also in half precision; refuses, by name, what does not",
+        flag=True,
     ),
     Option("batch", "1", "rows that decode together", many=True),
     Option(
@@ -131,12 +139,19 @@ OPTIONS = (
     Option("timeout", "10min", "the most time of one run; an arm that takes longer has failed; 0 is off"),
     Option("baseline", "plain", "the arm that speedups are relative to, as --specdec-arm writes it, or by its name"),
     Option(
+        "across",
+        "",
+        "conditions in which a row may differ from the baseline and is compared nevertheless: runtime (steps recorded, "
+        "or op by op), compile (a forward that is compiled), dtype",
+        many=True,
+    ),
+    Option(
         "judge",
         "",
         "a model that reads every output: its perplexity is what a lossy policy or a quantised target costs; the "
         "target's on a fixed text is on the card",
     ),
-    Option("deterministic", "", "seed torch and allow deterministic algorithms only", flag=True),
+    Option("deterministic", "", "seed torch, allow deterministic algorithms only, and no TF32", flag=True),
     Option(
         "profile",
         "",

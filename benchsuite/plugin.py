@@ -31,7 +31,7 @@ MARKERS = (
     "decoding: measures decoding as users run it: processors, queues, log-probabilities; run it alone, `-m decoding`",
     "museum: known bugs, each put into our code and found by the layer that is there for it",
     "gate(tolerance, level): the slowdown that --gate lets through here, a fraction; the only level it gates at",
-    "fake_gpu: steps of the engine on tensors that say they are on a GPU and hold no numbers",
+    "fake_gpu: steps on tensors that say they are on a GPU and hold no numbers; kernels compiled for absent GPUs",
     "slow: takes more than a few seconds on two cores, or needs the embedded model",
 )
 

@@ -50,7 +50,7 @@ def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]
     peers = [arm for arm, result in series.items() if arm.peer == "transformers" and not result.failure]
     rows = {}
     for arm, result in series.items():
-        if arm.peer or arm.again or result.failure:
+        if arm.control or result.failure:
             continue
         control = plain if arm is not plain else peers[0] if peers else None
         first = result.outcomes[:prompts]

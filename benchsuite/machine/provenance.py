@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -80,6 +81,71 @@ def device_name(device: torch.device) -> str:
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+
+
+ASKED = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
+"""What nvidia-smi is asked of a GPU; clocks are in MHz, the limit in watts."""
+
+
+def accelerators() -> list[dict[str, Any]]:
+    """Return ``accelerator`` of each GPU that torch sees; empty without one."""
+    import torch
+
+    return [accelerator(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
+def accelerator(index: int) -> dict[str, Any]:
+    """Return what is known of a GPU, and of the CUDA around it.
+
+    ``name``, ``capability``, ``bytes``, ``cuda`` (torch's), ``triton``, ``nvcc``, and what nvidia-smi says of
+    ``ASKED``. What is not installed, or does not answer, is None: no figure needs it.
+    """
+    import torch
+
+    made = torch.cuda.get_device_properties(index)
+    # By its uuid, because CUDA_VISIBLE_DEVICES numbers GPUs anew.
+    asked = (f"--id=GPU-{made.uuid}", f"--query-gpu={','.join(ASKED)}", "--format=csv,noheader,nounits")
+    values: list[str | None] = [part.strip() for part in (_said("nvidia-smi", *asked) or "").split(",")]
+    if len(values) != len(ASKED):
+        values = [None] * len(ASKED)
+    return {
+        "name": made.name,
+        "capability": f"{made.major}.{made.minor}",
+        "bytes": made.total_memory,
+        "cuda": torch.version.cuda,
+        "triton": _version("triton"),
+        "nvcc": _nvcc_release(),
+        **dict(zip(ASKED, values, strict=True)),
+    }
+
+
+def accelerator_line(found: dict[str, Any]) -> str:
+    """Return the card's line on what ``accelerator`` returned."""
+    known = {name: "unknown" if value is None else value for name, value in found.items()}
+    return (
+        f"{found['name']}: {found['bytes'] / 2**30:.0f} GiB, compute capability {found['capability']}, driver "
+        f"{known['driver_version']}, CUDA {known['cuda']}, triton {known['triton']}, nvcc {known['nvcc']}, clocks "
+        f"{known['clocks.sm']} of {known['clocks.max.sm']} MHz, memory {known['clocks.mem']} MHz, "
+        f"limit {known['power.limit']} W"
+    )
+
+
+@cache
+def _nvcc_release() -> str | None:
+    from specdec_kernels.cuda import cuda_compiler
+
+    compiler = cuda_compiler()
+    found = re.search(r"release ([\d.]+)", (_said(compiler, "--version") if compiler else None) or "")
+    return found and found[1]
+
+
+def _said(*command: str) -> str | None:
+    """What a command prints; None if it is not here, fails or takes longer than ten seconds."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def own_commit() -> str | None:

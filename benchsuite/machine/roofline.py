@@ -40,8 +40,12 @@ def read_bandwidth(device: torch.device) -> float:
     """Return the bytes per second of reading a large tensor once: the median of seven sums."""
     size = PROBE_BYTES[device.type]
     data = torch.ones(size // 4, dtype=torch.float32, device=device)
-    return size / _median(data.sum, device)
+    took = _median(data.sum, device)
+    del data
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # or every run after it would seem to reserve it
+    return size / took
 
 
 def _median(call: Callable[[], object], device: torch.device) -> float:
-    return median([clock.seconds(call, device) for _ in range(8)][1:])
+    return median([clock.device_seconds(call, device) for _ in range(8)][1:])

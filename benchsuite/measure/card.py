@@ -44,6 +44,7 @@ def card(
         f"transformers {transformers.__version__}",
         f"measured read bandwidth {machine.bandwidth / 1e9:.1f} GB/s, so no forward can take less than "
         f"{floor * 1e3:.2f} ms; one forward took {forward_s * 1e3:.2f} ms",
+        *_wrapped("gpu", _gpu(device)),
         f"{len(arms)} arms x {prompts} prompts x up to {tokens} tokens: about {_minutes(expected)}",
         *_wrapped("peer", peers),
         *_wrapped("without backend", absent),
@@ -69,6 +70,13 @@ def dry(
         f"dry run: its forwards would take {_minutes(seconds)} at least; every model here is tiny, and no figure means "
         "anything",
     ]
+
+
+def _gpu(device: torch.device) -> list[str]:
+    if device.type != "cuda":
+        return []
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [provenance.accelerator_line(provenance.accelerator(index))]
 
 
 def _wrapped(what: str, lines: Sequence[str]) -> list[str]:

@@ -35,8 +35,8 @@ VERSION = 1
 class Cell:
     """All arms of one setting on one workload, measured in one process and not changed afterwards.
 
-    ``label`` heads the workload's column. ``eos``: the target's end tokens. ``set_up``: of each arm of ours, the
-    seconds that the factories of its draft and controller took. ``text``: properties of plain's output. ``made``:
+    ``label`` heads the workload's column. ``eos``: the target's end tokens. ``set_up``: of each arm that has any, the
+    seconds of its set-up (``Runner.set_up_seconds``). ``text``: properties of plain's output. ``made``:
     ``machine``, ``host``, ``commit`` and ``time``. ``pieces``: the text of each token id in the
     outputs of the first unit. ``place``: of the setting in its run's matrix, from 0.
     """
@@ -142,7 +142,7 @@ TIMES = ("wall_s", "decode_s", "decoded", "forwards", "mean_length", "draft_byte
 
 def _series(series: Series, places: Mapping[int, int]) -> dict[str, Any]:
     return {
-        **{name: getattr(series.arm, name) for name in ARM},
+        **{name: getattr(series.arm, name) for name in (*ARM, "eager")},
         **{name: getattr(series, name) for name in FACTS},
         "dtype": str(series.dtype).removeprefix("torch."),
         "conditions": dict(series.conditions),
@@ -164,7 +164,7 @@ def _series(series: Series, places: Mapping[int, int]) -> dict[str, Any]:
 
 def _read_series(found: Mapping[str, Any], setting: Setting, units: list[Unit]) -> Series:
     return Series(
-        Arm(setting, **{name: found[name] for name in ARM}),
+        Arm(setting, **{name: found[name] for name in ARM}, eager=found.get("eager", False)),  # older cells lack it
         units=[units[run["unit"]] for run in found["runs"]],
         outcomes=[_outcome(run) for run in found["runs"]],
         differences=[_difference(_read(one)) for one in found["differences"]],

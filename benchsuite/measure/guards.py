@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.sources import Tokens
+from specdec.errors import unknown
+from specdec.registry import split_list
 
 UNLIKE = 0.25
 """The largest share of tokens by which the lengths of two arms' outputs may differ."""
@@ -16,13 +18,32 @@ SHORTEST_LOOP = 12
 """Tokens: the longest period of a loop, and the shortest half of an output in which one is looked for."""
 
 
-def why_not(ours: Sequence[Series], base: Sequence[Series]) -> str | None:
-    """Return why the speeds of two arms, over the same workloads, cannot be compared; None if they can."""
+ACROSS = ("compile", "dtype", "runtime")
+"""Conditions (``Runner.conditions``) in which arms may differ and still be compared, if the user asks for it."""
+
+
+def parse_across(text: str) -> tuple[str, ...]:
+    """Return the conditions that ``--specdec-across`` names. SpecdecError, with the choices, for any other.
+
+    Example: ``parse_across("runtime, compile")``
+    """
+    names = tuple(split_list(text))
+    for name in names:
+        if name not in ACROSS:
+            raise unknown("condition of --specdec-across", name, ACROSS)
+    return names
+
+
+def why_not(ours: Sequence[Series], base: Sequence[Series], across: Collection[str] = ()) -> str | None:
+    """Return why the speeds of two arms, over the same workloads, cannot be compared; None if they can.
+
+    ``across``: conditions in which they may differ.
+    """
     machines = sorted({series.conditions["machine"] for series in ours if "machine" in series.conditions})
     if len(machines) > 1:
         return f"machines: measured on {', '.join(machines)}"
     mine, theirs = ours[0].conditions, base[0].conditions
-    for name in sorted(mine.keys() & theirs.keys()):
+    for name in sorted((mine.keys() & theirs.keys()) - set(across)):
         if mine[name] != theirs[name]:
             return f"{name}: {mine[name]}, the baseline's is {theirs[name]}"
     outcomes, others = ([o for series in every for o in series.outcomes] for every in (ours, base))

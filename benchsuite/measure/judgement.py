@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from benchsuite.measure.ties import surprise
 from specdec import catalog
 from specdec.errors import SpecdecError
 
@@ -76,8 +77,7 @@ class OutputJudge:
         self.require_room(prompt, self._loaded.tokenizer, len(output))
         ids = torch.tensor([[*prompt, *output]], device=self._loaded.model.device)
         logits = self._loaded.model(ids[:, :-1], use_cache=False, logits_to_keep=len(output)).logits[0]
-        found = logits.float().log_softmax(dim=-1).gather(1, ids[0, len(prompt) :, None])
-        return Judgement(-float(found.double().sum()), len(output))
+        return Judgement(surprise(logits.float(), output), len(output))
 
 
 def together(judgements: Iterable[Judgement | None]) -> Judgement | None:

@@ -12,8 +12,9 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from benchsuite import options
-from benchsuite.measure.peers import parse_peer
+from benchsuite.measure.peers import default_peers, parse_peer
 from benchsuite.measure.workloads import workload_names
+from specdec.devices import kind_of, records
 from specdec.errors import SpecdecError, unknown
 from specdec.registry import Registry, split_list
 from specdec.request import RANGES, SamplingParams
@@ -86,7 +87,8 @@ class Arm:
 
     ``controller`` is written without its K, which is ``k``; ``k`` is None for a controller that takes no K.
     ``name``: the user's short name. ``again``: plain decoding a second time; its speed relative to plain's is what the
-    machine's noise makes of 1.
+    machine's noise makes of 1. ``eager``: plain decoding whose steps are not recorded, where plain's are; plain's speed
+    relative to its is what recording is worth.
     """
 
     setting: Setting
@@ -96,17 +98,24 @@ class Arm:
     k: int | None = 0
     peer: str | None = None
     again: bool = False
+    eager: bool = False
     name: str | None = field(default=None, compare=False)
 
     @property
     def plain(self) -> bool:
-        """Whether this is the engine without proposals, and not for the second time (``again``)."""
-        return self.draft is None and self.peer is None and not self.again
+        """Whether this is the engine without proposals, and not once more (``again``, ``eager``)."""
+        return self.draft is None and not self.control
+
+    @property
+    def control(self) -> bool:
+        """Whether this is an outside reference, or plain decoding once more: no strategy, and not the baseline."""
+        return self.peer is not None or self.again or self.eager
 
     @property
     def label(self) -> str:
         """The row's name in tables: ``plain``, ``ngram``, ``transformers prompt lookup`` …"""
-        ours = "plain again" if self.again else self.name or self.draft or "plain"
+        once_more = "plain again" if self.again else "plain eager" if self.eager else None
+        ours = once_more or self.name or self.draft or "plain"
         return parse_peer(self.peer).label if self.peer else ours
 
     @property
@@ -161,7 +170,8 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
     def numbers(name: str, kind: Callable[[str], N], least: N) -> list[N]:
         return [_number(f"--specdec-{name}", text, kind, least) for text in texts(name)]
 
-    peers = [parse_peer(peer).text for peer in texts("peer") if peer != "none"]
+    peers = [peer for peer in texts("peer") if peer == "auto" or (peer != "none" and parse_peer(peer))]
+    graphs = options.value(config, "graphs") == "auto"
     strategies = _named(config) if options.value(config, "arm") else _product(config, texts, numbers)
     seed = _number("--specdec-seed", options.value(config, "seed"), int, 0)
     lists: dict[str, Sequence[object]] = {
@@ -179,7 +189,7 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
     }
     products = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
     settings: Iterator[Setting] = (Setting(seed=seed, **cast(Any, values)) for values in products)
-    arms = [Arm(setting, **strategy) for setting in settings for strategy in _strategies(setting, strategies, peers)]
+    arms = [Arm(setting, **one) for setting in settings for one in _strategies(setting, strategies, peers, graphs)]
     for arm in arms:
         arm.setting.sampling(())  # raises SpecdecError for a value out of range
     return list(dict.fromkeys(arms))
@@ -231,9 +241,12 @@ def _named(config: pytest.Config) -> list[dict[str, Any]]:
     return strategies
 
 
-def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str]) -> list[dict[str, Any]]:
+def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str], graphs: bool) -> list[dict[str, Any]]:
     # Peers run at batch 1 only: transformers pads its batches, the engine's are ragged.
-    return [{}, {"again": True}, *ours, *({"peer": peer} for peer in peers if setting.batch == 1)]
+    kind = kind_of(setting.device)
+    outside = [peer for one in peers for peer in (default_peers(kind) if one == "auto" else [one])]
+    once_more = [{"again": True}, *([{"eager": True}] if graphs and records(kind) else [])]
+    return [{}, *once_more, *ours, *({"peer": parse_peer(one).text} for one in outside if setting.batch == 1)]
 
 
 def _within(name: str, text: str) -> float:

@@ -18,11 +18,12 @@ class Measured:
     """Cells, and the rows of each and of each setting's workloads together.
 
     ``baseline``: the arm that speedups are relative to, as ``arm_named`` reads it. ``dry``: no figure means anything.
+    ``across``: conditions in which a row may differ from the baseline and is compared nevertheless.
     ``card``: the lines printed before the measurement; ``said``: what the plan reached; ``weights``: quantised targets.
     """
 
-    def __init__(self, baseline: str = "plain", dry: bool = False) -> None:
-        self.baseline, self.dry = baseline, dry
+    def __init__(self, baseline: str = "plain", dry: bool = False, across: tuple[str, ...] = ()) -> None:
+        self.baseline, self.dry, self.across = baseline, dry, across
         self.card: list[str] = []
         self.said: list[str] = []
         self.weights: list[Weights] = []
@@ -85,4 +86,5 @@ class Measured:
         machine = replace(cells[-1].machine, peak_memory_bytes=max(cell.machine.peak_memory_bytes for cell in cells))
         by_strategy = {arm.strategy: seconds for cell in cells for arm, seconds in cell.set_up.items()}
         set_up = {arm: by_strategy[arm.strategy] for arm in pools if arm.strategy in by_strategy}
-        return results.make_rows(pools, arm_named(self.baseline, list(pools)), machine, name, text, set_up)
+        baseline = arm_named(self.baseline, list(pools))
+        return results.make_rows(pools, baseline, machine, name, text, set_up, self.across)

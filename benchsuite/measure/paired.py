@@ -222,6 +222,7 @@ class Comparison:
                 outcomes[arm] = replace(outcome, memory=memory.used(device))
         for arm, outcome in outcomes.items():
             series = self.series[arm]
+            series.conditions = self.runners[arm].conditions()  # which a part that cannot be recorded changes
             series.units.append(unit)
             series.outcomes.append(outcome)
             series.plain.append(outcomes[self._plain])
@@ -231,13 +232,11 @@ class Comparison:
         for arm, runner in self.runners.items():
             self._progress(f"warming up {arm.label}")
             with self._isolated(self.series[arm]), self._limit(f"{arm.label}, warming up"):
-                if isinstance(runner, EngineRunner):
-                    runner.warm_up(first.params)
+                runner.warm_up(self._first)
                 if isinstance(runner, EngineRunner) and arm.draft:
                     self._accepted[arm] = runner.accepted(self._first)
                 else:
                     runner.run([self._first])
-            self.series[arm].conditions = runner.conditions()  # which a part that cannot be recorded changes
 
     def _ask_again(self, arm: Arm) -> None:
         """Mark a draft that accepts more of a prompt than at first, although it was told to forget it."""
@@ -264,6 +263,7 @@ class Comparison:
     def _check(self, series: Series) -> None:
         new = slice(series.checked, None)
         plain, runner = (_Limited(self.runners[arm], self._limit) for arm in (self._plain, series.arm))
+        exact = all(self.runners[arm].conditions().get("exact") == "yes" for arm in (self._plain, series.arm))
         for unit, theirs, ours in zip(series.units[new], series.plain[new], series.outcomes[new], strict=True):
             for request, expected, got in zip(unit.requests, theirs.tokens, ours.tokens, strict=True):
                 series.compared += 1
@@ -272,7 +272,8 @@ class Comparison:
                 if series.contract != "exact":
                     series.fidelity += fidelity.examine(self.judge, request, expected, got)
                 elif expected != got:
-                    series.differences += self.judge.compare(unit.requests, request, plain, runner, (expected, got))
+                    pair = expected, got
+                    series.differences += self.judge.compare(unit.requests, request, plain, runner, pair, exact)
         series.checked = len(series.outcomes)
 
 

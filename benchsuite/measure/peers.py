@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 import transformers
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import (
+    CompileConfig,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StaticCache,
+)
 
 from benchsuite.measure.runners import Emission, Outcome, mean_length
 from benchsuite.measure.sources import Tokens
@@ -50,10 +59,27 @@ def _prompt_lookup(
     return {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": ngram}
 
 
+def _compiled() -> dict[str, object]:
+    """transformers' ``generate`` over a static cache, its decoding forward compiled by ``torch.compile``."""
+    return {}
+
+
+COMPILED = "transformers_compiled"
+"""The peer that ``CompiledRunner`` runs."""
+
 PEERS: Mapping[str, Callable[..., dict[str, object]]] = MappingProxyType(
-    {"transformers": _generate, "transformers_prompt_lookup": _prompt_lookup}
+    {"transformers": _generate, "transformers_prompt_lookup": _prompt_lookup, COMPILED: _compiled}
 )
 """Each peer's function from its options to the arguments of ``generate``; SpecdecError for a value that it refuses."""
+
+
+def default_peers(kind: str) -> list[str]:
+    """Return the peers of ``--specdec-peer auto`` on a kind of device.
+
+    On CUDA the compiled one is among them, because our steps are recorded there: a forward that the host launches op by
+    op is no measure for them. Elsewhere compiling takes longer than a short run.
+    """
+    return ["transformers", "transformers_prompt_lookup", *([COMPILED] if kind == "cuda" else [])]
 
 
 @dataclass(frozen=True)
@@ -90,7 +116,7 @@ class _Names(Registry):
 
     def entry(self, kind: str, name: str) -> Entry:
         if name not in PEERS:
-            raise unknown(kind, name, (*PEERS, "none"))
+            raise unknown(kind, name, (*PEERS, "auto", "none"))
         return Entry(PEERS[name], "", ())
 
 
@@ -153,7 +179,7 @@ def generate_arguments(request: Request) -> dict[str, Any]:
 
 
 class TransformersRunner:
-    """transformers' own ``generate`` on the same weights, with the peer's options. Its forward is never compiled.
+    """transformers' own ``generate`` on the same weights, with the peer's options. Its forward is not compiled.
 
     Resets the generation config of ``model``.
 
@@ -164,8 +190,17 @@ class TransformersRunner:
 
     def __init__(self, arm: Arm, model: PreTrainedModel, peer: Peer) -> None:
         self.arm, self.model, self.peer = arm, model, peer
+        self.set_up_seconds: dict[str, float] = {}
         # The model's own defaults, for example a repetition penalty, would change the output.
         model.generation_config = GenerationConfig()
+
+    def warm_up(self, first: Request) -> None:
+        """Do nothing: nothing is recorded or compiled."""
+
+    def _given(self) -> dict[str, Any]:
+        """The arguments of ``generate`` that do not follow from a request."""
+        # On CUDA transformers would compile the forward over a static cache by itself.
+        return {"disable_compile": True, **PEERS[self.peer.name](**self.peer.options)}
 
     @torch.inference_mode()
     def _generate(self, request: Request, **more: Any) -> Any:
@@ -177,9 +212,8 @@ class TransformersRunner:
             ids,
             attention_mask=torch.ones_like(ids),
             pad_token_id=0,
-            disable_compile=True,  # on CUDA transformers would compile the forward over a static cache
             **generate_arguments(request),
-            **PEERS[self.peer.name](**self.peer.options),
+            **self._given(),
             **more,
         )
 
@@ -233,6 +267,85 @@ class TransformersRunner:
         )
         lookup = ", ".join(f"{name}={value}" for name, value in options.items())
         return f"{line}; prompt lookup {lookup}" if lookup else line
+
+
+MOST_GRAPHS = 256
+"""Compiled forms of the forward that may be kept in a process: torch counts those of all models and lengths together,
+and its own limit of 8 is for functions that should not be compiled at all."""
+
+
+def _may_compile() -> AbstractContextManager[None]:
+    limits: Any = torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=MOST_GRAPHS)
+    return cast(AbstractContextManager[None], limits)
+
+
+class CompiledRunner(TransformersRunner):
+    """``generate`` over one static cache of ``max_length`` tokens, its decoding forward compiled by ``torch.compile``.
+
+    On CUDA the mode is ``reduce-overhead``, which records graphs, elsewhere ``default``; prefill is never compiled, as
+    in transformers. Nothing is compiled in a run that is timed: ``warm_up`` compiles, and a run for which something
+    else must be compiled (a sliding window that fills up) is made again. All of this is booked as set-up. A forward
+    that cannot be compiled as one graph raises torch's error.
+
+    Example: ``CompiledRunner(arm, judge.model, parse_peer("transformers_compiled"), 256).run(requests)``
+    """
+
+    def __init__(self, arm: Arm, model: PreTrainedModel, peer: Peer, max_length: int) -> None:
+        super().__init__(arm, model, peer)
+        self.set_up_seconds["compile"] = 0.0
+        self._mode = "reduce-overhead" if model.device.type == "cuda" else "default"
+        self._config = CompileConfig(fullgraph=True, mode=self._mode)
+        self._config._compile_all_devices = True  # without it transformers compiles on accelerators alone
+        # Another cache for each request would have other addresses, for which graphs would be recorded again.
+        self._cache = StaticCache(config=model.config, max_cache_len=max_length)
+
+    def warm_up(self, first: Request) -> None:
+        """Compile the decoding forward."""
+        self._compile([first])
+
+    def _given(self) -> dict[str, Any]:
+        self._cache.reset()
+        return {"compile_config": self._config, "past_key_values": self._cache}
+
+    def _compile(self, requests: Sequence[Request]) -> None:
+        start = time.perf_counter()
+        with _may_compile():
+            super().run(requests)
+        self.set_up_seconds["compile"] += time.perf_counter() - start
+
+    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
+        """As ``TransformersRunner``; what has to be compiled for it is compiled."""
+        with _may_compile():
+            return super().logits_at(requests, request, index)
+
+    def run(self, requests: Sequence[Request]) -> Outcome:
+        """Generate each request, as ``TransformersRunner`` does; again, if something had to be compiled."""
+        try:
+            with torch.compiler.set_stance("fail_on_recompile"):
+                return super().run(requests)
+        except RuntimeError:
+            self._compile(requests)  # where the error was another one, it is raised here
+        with torch.compiler.set_stance("fail_on_recompile"):
+            return super().run(requests)
+
+    def conditions(self) -> dict[str, str]:
+        """``dtype``, and as ``compile`` the mode of torch.compile."""
+        return {**super().conditions(), "compile": self._mode}
+
+    def described(self) -> str:
+        """The line of the card: version, cache, attention, dtype, mode."""
+        config: Any = self.model.config
+        return (
+            f"transformers {transformers.__version__} generate: static cache, {config._attn_implementation} attention, "
+            f"{self.conditions()['dtype']}, compiled by torch.compile, mode {self._mode}"
+        )
+
+
+def peer_runner(arm: Arm, model: PreTrainedModel, peer: Peer, max_length: int) -> TransformersRunner:
+    """Return the runner of a peer, for requests of at most ``max_length`` tokens, prompt and output together."""
+    if peer.name == COMPILED:
+        return CompiledRunner(arm, model, peer, max_length)
+    return TransformersRunner(arm, model, peer)
 
 
 class _Arrivals:

@@ -22,7 +22,8 @@ class MeasuringPlan:
     ``timeout``: most seconds of one run; ``baseline``: the arm that speedups are relative to. ``dry``: every model is
     replaced by a tiny one with random weights, whose figures mean nothing. ``judge``: the model under which the
     perplexity of every arm's outputs is taken, if any; ``debug``: errors of arms have their traceback. ``graphs``: on
-    CUDA the parts of steps are recorded and replayed.
+    CUDA the parts of steps are recorded and replayed; ``exact``: windows of every width give the same bits. ``across``:
+    conditions in which arms may differ and are compared nevertheless.
     """
 
     prompts: int | None = None
@@ -36,6 +37,8 @@ class MeasuringPlan:
     judge: str = ""
     debug: bool = False
     graphs: bool = True
+    exact: bool = False
+    across: tuple[str, ...] = ()
 
     @property
     def chooses(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from statistics import mean, median, quantiles
@@ -179,19 +179,22 @@ def make_rows(
     workload: str,
     text: Text | None,
     set_up: Mapping[Arm, float],
+    across: Collection[str] = (),
 ) -> dict[Arm, Row]:
     """Return the row of each arm over one workload, or over several.
 
     ``pools``: each arm's series over these workloads, among them plain decoding and plain decoding again, whose ratio
     is the noise that a verdict must exceed. ``baseline``: the arm that speedups are relative to. ``set_up``: seconds
-    that the factories of an arm's draft and controller took.
+    of an arm's set-up: factories of draft and controller, recording, compiling. ``across``: conditions in
+    which a row may differ from the baseline and is compared nevertheless.
     """
     plain = next(pool for arm, pool in pools.items() if arm.plain)
     again = next((pool for arm, pool in pools.items() if arm.again), {})
     same = compared_with(again, plain, decoding)
     noise = max(abs(log(same.low)), abs(log(same.high))) if same and same.low and same.high else 0.0
+    base = baseline, pools[baseline]
     return {
-        arm: _row(arm, pool, plain, (baseline, pools[baseline]), noise, machine, workload, text, set_up.get(arm))
+        arm: _row(arm, pool, plain, base, noise, across, machine, workload, text, set_up.get(arm))
         for arm, pool in pools.items()
     }
 
@@ -202,6 +205,7 @@ def _row(
     plain: Pool,
     base: tuple[Arm, Pool],
     noise: float,
+    across: Collection[str],
     machine: Machine,
     workload: str,
     text: Text | None,
@@ -229,15 +233,14 @@ def _row(
     decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards for o in outcomes)
     if arm.peer and forwards:
         info["tau"] = decoded / forwards
-    ratios: dict[str, list[float]] = {}
-    method = ""
+    ratios, method = dict[str, list[float]](), ""
     info["verdict"] = "FAILED" if failures else "baseline" if arm == base[0] else None
     if not failures and decoded:
         others = [outcome for series in plain.values() for outcome in series.outcomes]
         info |= _speed(outcomes, others, arm, machine) | _latency(outcomes) | parts(outcomes, others)
         found = contrast(pool, base[1], decoding)
         ratios = {name: [exp(value) for value in values] for name, values in found.items()}
-        info |= _compared(arm, pool, base, found, noise)
+        info |= _compared(arm, pool, base, found, noise, across)
         method = estimate(found).method if found else ""
     return Row(
         arm,
@@ -276,7 +279,7 @@ def _memory(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 def _named(arm: Arm, machine: Machine, workload: str) -> dict[str, Any]:
     return {
-        "draft": arm.peer or arm.draft or ("plain again" if arm.again else None),
+        "draft": arm.peer or arm.draft or (arm.label if arm.control else None),
         "policy": arm.policy if arm.draft else None,
         "controller": arm.controller if arm.draft else None,
         "backend": "transformers" if arm.peer else machine.backend,
@@ -299,7 +302,12 @@ def _named(arm: Arm, machine: Machine, workload: str) -> dict[str, Any]:
 
 
 def _compared(
-    arm: Arm, pool: Pool, base: tuple[Arm, Pool], found: dict[str, list[float]], noise: float
+    arm: Arm,
+    pool: Pool,
+    base: tuple[Arm, Pool],
+    found: dict[str, list[float]],
+    noise: float,
+    across: Collection[str],
 ) -> dict[str, Any]:
     """The speedup over the baseline, its interval, and what may be said of it."""
     speed = estimate(found) if found else None
@@ -310,7 +318,7 @@ def _compared(
         "replays": any(outcome.replays > 0 for series in every for outcome in series.outcomes),
         "one prompt": speed is not None and hinges(found, speed),
     }
-    reason = guards.why_not(every, list(base[1].values()))
+    reason = guards.why_not(every, list(base[1].values()), across)
     return {
         "speedup": speed and speed.ratio,
         "speedup_low": speed and speed.low,

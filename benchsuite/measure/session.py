@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from benchsuite.measure.judgement import OutputJudge
 from benchsuite.measure.matrix import Arm, Setting, arm_named
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Comparison
-from benchsuite.measure.peers import TransformersRunner, parse_peer
+from benchsuite.measure.peers import TransformersRunner, parse_peer, peer_runner
 from benchsuite.measure.plan import MeasuringPlan, Search
 from benchsuite.measure.results import Machine, Row
 from benchsuite.measure.runners import EngineRunner, Runner
@@ -70,9 +70,10 @@ class Bench(Measured):
     arms of all workloads of a setting.
 
     ``prepare`` raises SpecdecError for anything that cannot run: names, values, devices, models, prompts that do not
-    fit. All arms of the run are built before the first measurement. ``abandon`` is called, from another thread, if a
-    run hangs so that it cannot be ended; the process ends after it. ``keep`` is called with each cell when nothing more
-    will be measured of it. Cells that are added before ``prepare`` are not measured again.
+    fit. Where that is true of some settings only (a target that cannot be fetched), the card names them, their rows
+    raise it, and the others run. All arms of the run are built before the first measurement. ``abandon`` is called,
+    from another thread, if a run hangs so that it cannot be ended; the process ends after it. ``keep`` is called with
+    each cell when nothing more will be measured of it. Cells that are added before ``prepare`` are not measured again.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Bench(Measured):
         keep: Callable[[Cell], None] = lambda cell: None,
     ) -> None:
         self.plan = plan or MeasuringPlan()
-        super().__init__(self.plan.baseline, self.plan.dry)
+        super().__init__(self.plan.baseline, self.plan.dry, self.plan.across)
         self.registry = Registry()
         self._keep = keep
         self._watchdog = Watchdog(self.plan.timeout, abandon)
@@ -113,16 +114,34 @@ class Bench(Measured):
         groups: dict[Setting, list[Arm]] = {}
         for arm in self._arms:
             groups.setdefault(arm.setting.without_workload, []).append(arm)
-        for setting, group in groups.items():
+        for group in groups.values():
             arm_named(self.plan.baseline, group)
-            self._stages[setting] = self._stage(setting, group)
+        self._build(groups)
         if self.plan.judge and settings:
             self._judge = OutputJudge("tiny" if self.plan.dry else self.plan.judge, devices.pick_device("cpu"))
-            for setting in settings:
+            for setting in dict.fromkeys(arm.setting for arm in self._arms):
                 tokenizer = self._stages[setting.without_workload].tokenizer
                 longest = max(self._texts[setting.workload].encode(tokenizer), key=len)
                 self._judge.require_room(longest, tokenizer, setting.max_new_tokens)
             self.card += self._fixed_text()
+
+    def _build(self, groups: Mapping[Setting, list[Arm]]) -> None:
+        """Build the stage of each setting; one that cannot be built fails its own rows. SpecdecError if none can."""
+        refused: dict[Setting, SpecdecError] = {}
+        for setting, group in groups.items():
+            try:
+                self._stages[setting] = self._stage(setting, group)
+            except SpecdecError as error:
+                refused[setting] = error
+        if refused and not self._stages:
+            raise next(iter(refused.values()))
+        self.card += [f"not measured: {'-'.join([s.target, *s.odd])}: {error}" for s, error in refused.items()]
+        self._failed |= {
+            arm.setting: refused[arm.setting.without_workload]
+            for arm in self._arms
+            if arm.setting.without_workload in refused
+        }
+        self._arms = [arm for arm in self._arms if arm.setting not in self._failed]
 
     def _fixed_text(self) -> list[str]:
         """A line for each target with its own weights: its perplexity on the fixed text."""
@@ -150,13 +169,14 @@ class Bench(Measured):
             max_length=longest + setting.max_new_tokens,
             seed=setting.seed,
             graphs=self.plan.graphs,
+            exact=self.plan.exact,
         )
         judge = Judge(target, max(encoded, key=len))
         strategies = list(dict.fromkeys(replace(arm, setting=setting) for arm in arms))
         runners: dict[Arm, Runner] = {}
         for arm in strategies:
             if arm.peer:
-                runners[arm] = TransformersRunner(arm, judge.model, parse_peer(arm.peer))
+                runners[arm] = peer_runner(arm, target.twin(), parse_peer(arm.peer), longest + setting.max_new_tokens)
             else:
                 runners[arm] = EngineRunner(arm, self._engine(arm, assembly))
         # The longest prompt of a conversation is known by its length alone.
@@ -196,7 +216,7 @@ class Bench(Measured):
     def _engine(self, arm: Arm, assembly: Assembly) -> Engine:
         """The arm's engine; in a dry run, with random proposals where its draft does not fit the tiny model."""
         try:
-            return assembly.engine(arm.draft, arm.policy, arm.controller, arm.k)
+            return assembly.engine(arm.draft, arm.policy, arm.controller, arm.k, eager=arm.eager)
         except SpecdecError as error:
             options = self.registry.parse("draft", arm.draft)[1] if arm.draft else {}
             if not self.plan.dry or not any(isinstance(value, str) for value in options.values()):
@@ -245,7 +265,10 @@ class Bench(Measured):
         return ticks
 
     def row(self, arm: Arm, progress: Progress) -> Row:
-        """Return the arm's row; the first row of a setting measures all its arms. Raises the error if plain failed."""
+        """Return the arm's row; the first row of a setting measures all its arms.
+
+        Raises the error if plain failed, or if nothing of the setting could be built.
+        """
         if arm.setting not in self._failed and arm.setting not in self.cells:
             if self.plan.chooses:
                 self._search(arm.setting.without_workload, progress)
@@ -365,20 +388,22 @@ class Bench(Measured):
         """Make the rows of one workload anew."""
         without = setting.without_workload
         stage, series = self._stages[without], self._comparisons[setting].series
-        plain, made = next(one for arm, one in series.items() if arm.plain), made_here(stage.target.device)
-        # Each run begins its own peak, so that the device's is the last one's.
-        peaks = [outcome.memory.get("cuda_peak", 0) for one in series.values() for outcome in one.outcomes]
+        target = stage.target
+        plain, made = next(one for arm, one in series.items() if arm.plain), made_here(target.device)
+        # On CUDA each run begins a peak of its own: what probes and checks held between the runs is not part of any.
+        runs = [outcome.memory for one in series.values() for outcome in one.outcomes]
+        peaks = [memory["cuda_peak"] for memory in runs if "cuda_peak" in memory]
         self.add(
             Cell(
                 setting,
                 self._label(setting.workload),
-                replace(stage.machine, peak_memory_bytes=max([devices.peak_memory(stage.target.device), *peaks])),
+                replace(stage.machine, peak_memory_bytes=max(peaks) if peaks else devices.peak_memory(target.device)),
                 stage.eos,
                 {arm: snapshot(one, made["machine"]) for arm, one in series.items()},
                 {
-                    arm: sum(runner.engine.set_up_seconds.values())
+                    arm: sum(seconds.values())
                     for arm in series
-                    if isinstance(runner := stage.runners[replace(arm, setting=without)], EngineRunner)
+                    if (seconds := stage.runners[replace(arm, setting=without)].set_up_seconds)
                 },
                 results.text_of(plain, stage.judge),
                 made,

@@ -8,8 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from specdec.engine import Engine
+from specdec.interfaces import Controller
 from specdec.messages import Context, Verdict, Window
 from specdec.request import Request
+from specdec.stats import Stats
 
 Tokens = tuple[int, ...]
 
@@ -27,21 +29,52 @@ class TokenSource(Protocol):
         """
 
 
+class Recorded(Controller):
+    """The K of each step of an earlier run, then 0: a run that is repeated takes the same windows.
+
+    Example: ``Recorded(engine.stats.chosen, engine.controller.max_k)``
+    """
+
+    def __init__(self, chosen: Sequence[int], most: int) -> None:
+        self._chosen, self._most = chosen, most
+
+    @property
+    def max_k(self) -> int:
+        """The largest K of the controller that chose."""
+        return self._most
+
+    def next_k(self, stats: Stats) -> int:
+        """The K that was chosen for this step."""
+        step = len(stats.steps)
+        return self._chosen[step] if step < len(self._chosen) else 0
+
+
 class EngineSource:
-    """An engine as a source of tokens.
+    """An engine as a source of tokens. It repeats its last run of some requests with the K that was chosen then.
 
     Example: ``EngineSource(assembly.engine("ngram", k=4)).tokens([Request(0, prompt)])``
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._chosen: dict[tuple[Request, ...], list[int]] = {}
+
+    def _remember(self, requests: Sequence[Request]) -> None:
+        """Keep what the controller chose in the engine's last run, which was of ``requests``."""
+        self._chosen[tuple(requests)] = self.engine.stats.chosen
 
     def tokens(self, requests: Sequence[Request]) -> list[Tokens]:
         """Run the engine; return the outputs in request order."""
-        return [completion.tokens for completion in self.engine.run(requests)]
+        done = self.engine.run(requests)
+        self._remember(requests)
+        return [completion.tokens for completion in done]
 
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
-        """Run again with the engine's tracer and return one row of logits, float32 [V]; None if the run ends before."""
+        """Run again with the engine's tracer and return one row of logits, float32 [V]; None if the run ends before.
+
+        A controller that reads the clock would choose other windows, whose logits are rounded otherwise: where the
+        requests have been run, the K of that run are taken.
+        """
         prompt = {r.id: len(r.prompt) for r in requests}[request]
         found: list[Tensor] = []
 
@@ -51,9 +84,11 @@ class EngineSource:
                 if live == request and 0 <= depth <= int(verdict.num_accepted[row]):
                     found.append(logits[row, verdict.path[row, depth]].float().clone())
 
+        own, chosen = self.engine.controller, self._chosen.get(tuple(requests))
+        self.engine.controller = own if chosen is None else Recorded(chosen, own.max_k)
         self.engine.trace = keep
         try:
             self.engine.run(requests)
         finally:
-            self.engine.trace = None
+            self.engine.trace, self.engine.controller = None, own
         return found[0] if found else None

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +23,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from benchsuite.measure.sources import Tokens, TokenSource
 from specdec import processors, sampling
+from specdec.devices import is_half
 from specdec.ledger import output_paths, stacked
 from specdec.model import ArenaModel
 from specdec.request import Request
 from specdec.sampling import Purpose
+from specdec_kernels.reference import Reference
 
 MARGIN = 4
 """The bound as a multiple of the unmodified model's own difference between W = 1 and W = 8."""
@@ -35,6 +38,9 @@ MOST_FLOAT32 = 1e-3
 
 MEASURED = {"float32 and float64": (0, 41586), "half precision": (11, 623)}
 """Certified ties and compared tokens, of the row in docs/proof.md with most ties a token; of all rows if none has."""
+
+EXACT = "both are exact, so that windows of every width give the same bits (--specdec-exact)"
+"""Why a difference between two exact arms is a bug."""
 
 CONFIDENCE = 0.99
 """The confidence of the upper limit that ``rate`` is."""
@@ -119,7 +125,7 @@ def equal_text(equal: int, compared: int, ties: int) -> str:
 
 def _precision(dtype: torch.dtype) -> str:
     wide, half = MEASURED
-    return wide if torch.finfo(dtype).bits >= 32 else half
+    return half if is_half(dtype) else wide
 
 
 def _tails(trials: int, chance: float) -> Tensor:
@@ -132,8 +138,15 @@ def _tails(trials: int, chance: float) -> Tensor:
 
 def surprise(logits: Tensor, tokens: Sequence[int]) -> float:
     """Return the sum of -log p, in nats, of tokens under the softmax of their rows of ``logits`` [N, V]."""
-    distribution = logits.log_softmax(dim=-1)
-    return -float(distribution.gather(1, torch.tensor(tokens, device=distribution.device)[:, None]).double().sum())
+    found = logits.log_softmax(dim=-1).gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    return -float(found.cpu().double().sum())  # MPS has no float64
+
+
+def _widen_head(model: PreTrainedModel) -> None:
+    """In place: the head of a model in half precision gives float32 logits, as ``ArenaModel``'s does."""
+    head: Any = model.get_output_embeddings()
+    if is_half(head.weight.dtype):
+        head.forward = lambda x: Reference().linear(x, head.weight, head.bias, wide=True)
 
 
 def _show(pair: tuple[float, float] | None) -> str:
@@ -141,10 +154,14 @@ def _show(pair: tuple[float, float] | None) -> str:
 
 
 class Judge:
-    """Compares outputs of one target. The bound is measured on the token ids ``probe``, repeated up to 24 if fewer."""
+    """Compares outputs of one target. The bound is measured on the token ids ``probe``, repeated up to 24 if fewer.
+
+    ``model`` is the unmodified model, but for the head of a model in half precision: its logits are float32 too.
+    """
 
     def __init__(self, target: ArenaModel, probe: Sequence[int]) -> None:
         self.model: PreTrainedModel = target.twin()
+        _widen_head(self.model)
         # Long enough for eight tokens after a context, also if the prompts are short.
         self._probe = tuple(islice(cycle(probe), max(24, len(probe))))
         self._bound: float | None = None
@@ -155,7 +172,7 @@ class Judge:
         """The largest permitted distance of logits from the unmodified model's; measured once, at the first use."""
         if self._bound is None:
             measured = MARGIN * self._own_difference()
-            wide = self.model.dtype in (torch.float32, torch.float64)
+            wide = not is_half(self.model.dtype)
             self._bound = min(measured, MOST_FLOAT32) if wide else measured
         return self._bound
 
@@ -170,9 +187,9 @@ class Judge:
             parts = [self.model(piece, past_key_values=cache, use_cache=True).logits for piece in pieces]
             rows.append(torch.cat(parts, dim=1).float())
         difference = float((rows[0] - rows[1]).abs().max())
-        if self.model.dtype in (torch.float32, torch.float64):
+        if not is_half(self.model.dtype):
             return difference
-        # Half-precision logits are coarse: eight positions may agree by chance. One rounding step is the minimum.
+        # Half precision is coarse: eight positions may agree by chance. One rounding step is the minimum.
         return max(difference, torch.finfo(self.model.dtype).eps * float(rows[0].abs().max()))
 
     @torch.inference_mode()
@@ -207,17 +224,19 @@ class Judge:
         plain: TokenSource,
         other: TokenSource,
         outputs: tuple[Tokens, Tokens],
+        exact: bool = False,
     ) -> list[Difference]:
         """Return every difference between two outputs of one request, each with its verdict; stop at a bug.
 
         ``requests`` is the batch that both arms ran, so that it can run again. After a tie both arms continue from
-        plain's prefix, without the rest of the batch.
+        plain's prefix, without the rest of the batch. ``exact``: both arms are engines whose windows of every width
+        give the same bits, so that no difference is a tie.
         """
         differences: list[Difference] = []
         done = 0
         while outputs[0] != outputs[1]:
             index = _first_difference(*outputs)
-            found = self._judge(requests, request, plain, other, outputs, index)
+            found = self._judge(requests, request, plain, other, outputs, index, EXACT if exact else "")
             differences.append(replace(found, index=found.index + done))
             left = request.params.max_new_tokens - index - 1
             if not found.tie or index + 1 >= len(outputs[0]) or left < 1:
@@ -236,12 +255,12 @@ class Judge:
         other: TokenSource,
         outputs: tuple[Tokens, Tokens],
         index: int,
+        reason: str,
     ) -> Difference:
         reference = self.logits((*request.prompt, *outputs[0][:index]))
         ends = [output[index] if index < len(output) else -1 for output in outputs]
         seen = [runner.logits_at(requests, request.id, index) for runner in (plain, other)]
-        reason = ""
-        if -1 in ends:
+        if -1 in ends and not reason:
             reason = "one output ends where the other goes on"
         for name, logits, token in zip(("plain", "the other"), seen, ends, strict=True):
             if reason:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchsuite.measure import workloads
+from benchsuite.measure.ties import surprise
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ def perplexity(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> floa
     total, tokens = 0.0, 0
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)
-        distribution = model(ids[:, :-1], use_cache=False).logits[0].float().log_softmax(dim=-1)
-        total -= float(distribution.gather(1, ids[0, 1:, None]).double().sum())
+        total += surprise(model(ids[:, :-1], use_cache=False).logits[0].float(), prompt[1:])
         tokens += len(prompt) - 1
     return math.exp(total / tokens)

@@ -21,6 +21,7 @@ import psutil
 from benchsuite.machine import provenance
 from benchsuite.measure import cells
 from benchsuite.measure.cells import Cell
+from benchsuite.measure.guards import parse_across
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.weights import Weights
 from benchsuite.report import folder as folders
@@ -37,6 +38,7 @@ CELLS = "cells"
 
 def manifest(options: Mapping[str, str]) -> dict[str, Any]:
     """Return what this run is: its origin, its machine, and the text of every option."""
+    gpus = provenance.accelerators()
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -47,7 +49,9 @@ def manifest(options: Mapping[str, str]) -> dict[str, Any]:
             "vectors": provenance.vectors(),
             "cores": psutil.cpu_count(logical=False),
             "threads": os.environ.get("OMP_NUM_THREADS"),
+            **({"gpus": [gpu["name"] for gpu in gpus]} if gpus else {}),
         },
+        **({"accelerators": gpus} if gpus else {}),
         "options": dict(options),
         "complete": False,
         "card": [],
@@ -158,7 +162,7 @@ class Journal:
     def measured(self) -> Measured:
         """Return everything that the run has measured."""
         options = self.said["options"]
-        found = Measured(options["baseline"], options.get("dry-run") == "true")
+        found = Measured(options["baseline"], options.get("dry-run") == "true", parse_across(options.get("across", "")))
         self.tell(found)
         for cell in self.cells():
             found.add(cell)

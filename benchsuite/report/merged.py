@@ -10,7 +10,7 @@ from benchsuite.report.files import comparison_files
 from benchsuite.report.journal import Journal, differences
 from specdec.errors import SpecdecError
 
-MACHINE = ("processor", "vectors", "cores", "threads")
+MACHINE = ("processor", "vectors", "cores", "threads", "gpus")
 """What parts may differ in: every row is of one machine, which its cell names."""
 
 

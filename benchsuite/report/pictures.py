@@ -159,7 +159,7 @@ def batches(measured: Measured) -> Plot | None:
     found: dict[tuple[Setting, str], list[Row]] = defaultdict(list)
     for group in measured.pooled():
         for row in group:
-            if not row.failure and not row.arm.again and not row.arm.peer and row.info["tpot_ms"] is not None:
+            if not row.failure and not row.arm.control and row.info["tpot_ms"] is not None:
                 found[replace(row.arm.setting, batch=1), row.arm.strategy].append(row)
     traces = []
     for place, of in enumerate(found.values()):

@@ -111,7 +111,11 @@ def _contract(row: Row) -> str:
     return f"{promised}: {checked or 'not compared'}"
 
 
-NAME = Column("arm", _name, f"draft strategy or peer; {BASELINE} marks plain decoding, `plain again` is it once more")
+NAME = Column(
+    "arm",
+    _name,
+    f"draft strategy or peer; {BASELINE} marks plain decoding, `plain again` is it once more, `plain eager` op by op",
+)
 
 SPEED = (
     NAME,
@@ -144,7 +148,7 @@ LATENCY = (
     ),
     Column("90", _figure("itl_p90_ms", "{:.1f}"), "90th percentile of these gaps"),
     Column("99", _figure("itl_p99_ms", "{:.1f}"), "99th percentile of these gaps"),
-    Column("set-up s", _figure("set_up_s", "{:.2f}"), "building draft and controller, calibration included"),
+    Column("set-up s", _figure("set_up_s", "{:.2f}"), "building draft and controller, calibration included; compiling"),
 )
 """Columns of the contract and of latencies."""
 
