@@ -54,9 +54,13 @@ bench-all: $(READY)
 
 # A process of one thread for each core: several of several threads would wait for each other. Of the main job's own
 # items, which pytest-benchmark does not time beside others, everything but the time is tested here.
+# A GPU is hidden: on it other rows would run by default, and Triton cannot be interpreted and compiled in one process.
+test: export CUDA_VISIBLE_DEVICES =
 test: export HF_HUB_OFFLINE = 1
 test: export TRITON_INTERPRET = 1
 test: export OMP_NUM_THREADS = 1
+# Empty: bytecode is kept, so that the processes of the gate's tests do not compile all of it again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal --specdec-target tiny --benchmark-quiet $(ARGS)
 

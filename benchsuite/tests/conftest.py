@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ from hypothesis import settings
 
 from benchsuite.prove.tiny import assembly
 from benchsuite.tests.gate_rig import Suite
-from benchsuite.tests.rig import KILLS, Make, Run
+from benchsuite.tests.rig import KILLS, Make, Python, Run
+from benchsuite.tests.warm import Warm
 from specdec.registry import LOAD_PLUGINS
 
 DEEPER = 50
@@ -68,19 +69,56 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(kills_table(kills))
 
 
+def _variables(path: str, given: dict[str, str]) -> dict[str, str]:
+    """The environment of a process that a test starts."""
+    # xdist's variables would switch off the benchmarks of the inner run.
+    outer = {name: text for name, text in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+    ours = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
+    ours |= {"CUDA_VISIBLE_DEVICES": ""}  # on a GPU other rows would run by default
+    # A file that is written twice within a second would be run from the first one's bytecode.
+    ours |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "-p no:randomly"}
+    return {**outer, **ours, **({"PYTHONPATH": path} if path else {}), **given}
+
+
+def _cold(arguments: Sequence[str], folder: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run Python in an interpreter that starts and imports by itself."""
+    words = [sys.executable, *arguments]
+    return subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[Python]:
+    """Run Python with arguments in a folder with an environment, forked from a process that has imported everything.
+
+    Where a fork after imports is not safe, it is an interpreter that imports by itself.
+    """
+    if sys.platform != "linux":
+        yield _cold
+        return
+    warm = Warm({**_variables("", {}), LOAD_PLUGINS: ""})
+    yield warm.run
+    warm.close()
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Run Python from an empty folder, offline; returns the finished process with its output as text."""
+def run(python: Python, tmp_path: Path) -> Run:
+    """Run Python from an empty folder, offline and without a GPU; returns the finished process with its output as text.
+
+    The process is forked from one that has imported everything: what a process imports is for ``cold`` to show.
+    """
 
     def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        env = {"HF_HUB_OFFLINE": "1", "COLUMNS": "120", "NO_COLOR": "1", **environment}
-        env |= {"PYTHONPATH": path} if path else {}
-        # xdist's variables would switch off the benchmarks of the inner run.
-        outer = {name: text for name, text in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
-        env = {**outer, "PYTEST_ADDOPTS": "-p no:randomly", **env}
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
+        return python(arguments, tmp_path, _variables(path, environment))
+
+    return call
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Run:
+    """As ``run``, in an interpreter that starts and imports by itself."""
+
+    def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        return _cold(arguments, tmp_path, _variables(path, environment))
 
     return call
 

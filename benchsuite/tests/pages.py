@@ -6,9 +6,9 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
+from benchsuite.tests.rig import Python
 from specdec.registry import LOAD_PLUGINS
 
 
@@ -17,8 +17,8 @@ def blocks(kind: str, text: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def follow(text: str, folder: Path, plugins: str) -> None:
-    """Run the commands of the console blocks of ``text`` in ``folder``, with these ``plugins`` loaded.
+def follow(text: str, folder: Path, plugins: str, python: Python) -> None:
+    """Run the commands of the console blocks of ``text`` in ``folder`` by ``python``, with these ``plugins`` loaded.
 
     Each prints the lines shown below it, in their order, among others; … stands for whatever differs from run to run.
     ``pip install`` installs for later commands in the same folder alone.
@@ -26,7 +26,7 @@ def follow(text: str, folder: Path, plugins: str) -> None:
     for block in blocks("console", text):
         for part in block.split("$ ")[1:]:
             command, _, expected = part.partition("\n")
-            lines = _printed(command, folder, plugins)
+            lines = _printed(command, folder, plugins, python)
             position = 0
             for line in expected.splitlines():
                 pattern = re.compile(".*".join(re.escape(piece) for piece in line.rstrip().split("…")))
@@ -35,7 +35,7 @@ def follow(text: str, folder: Path, plugins: str) -> None:
                 position = found[0] + 1
 
 
-def _printed(command: str, folder: Path, plugins: str) -> list[str]:
+def _printed(command: str, folder: Path, plugins: str, python: Python) -> list[str]:
     site = folder / "site"
     environment = {
         **os.environ,
@@ -49,11 +49,10 @@ def _printed(command: str, folder: Path, plugins: str) -> list[str]:
         LOAD_PLUGINS: plugins if site.exists() else "specdec-bench",
     }
     words = shlex.split(command)
-    if words[0] == "pip":
-        words += ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
-    if words[0] == "python":
-        words = [sys.executable, *words[1:]]
-    elif words[0] not in ("git", "sed"):
-        words = [sys.executable, "-m", *words]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if words[0] in ("git", "sed"):
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    else:
+        if words[0] == "pip":
+            words += ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
+        done = python(words[1:] if words[0] == "python" else ["-m", *words], folder, environment)
     return [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]

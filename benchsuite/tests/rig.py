@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from benchsuite import options
 from benchsuite.measure.matrix import Setting
 from benchsuite.measure.sources import TokenSource
 from benchsuite.measure.ties import Judge
 from benchsuite.report.journal import Journal
 from specdec import Request
 from specdec.assembly import Assembly
+from specdec_plugins.heads import files, start, training
 
 Make = Callable[..., Assembly]
 """The fixture ``assemble``."""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-"""The fixture ``run``."""
+"""The fixtures ``run`` and ``cold``."""
+
+Python = Callable[[Sequence[str], Path, Mapping[str, str]], subprocess.CompletedProcess[str]]
+"""The fixture ``python``."""
 
 POLICIES = (
     *("match", "longest_prefix", "rejection", "block", "tree_rejection", "conf_threshold", "topk_agree", "typical"),
@@ -36,6 +45,15 @@ DEVICES = [
 ]
 """Every device a test may run on; a missing device skips with the reason."""
 
+INTERPRETED = (
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
+        reason="Triton's kernels are interpreted with triton installed and TRITON_INTERPRET=1 (make test)",
+    ),
+)
+"""Marks of a test that runs Triton's kernels on a CPU."""
+
 KILLS = pytest.StashKey[list[Any]]()
 """The museum's results for mutants in this run."""
 
@@ -45,6 +63,36 @@ SETTING = Setting("tiny", "auto", "cpu", "float32", 1, 0.0, 0, 1.0, 24, 0, "chat
 SHORT = ("--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny", "--specdec-workload", "chat")
 QUICK = (*SHORT, "--specdec-max-new-tokens", "6", "--specdec-prompts", "1")
 """pytest's arguments for a short main job on the tiny target."""
+
+
+def config(**given: str) -> Any:
+    """A pytest config with these options, the others at their defaults."""
+    values = {f"specdec_{option.name.replace('-', '_')}": option.default for option in options.OPTIONS}
+    values |= {f"specdec_{name}": value for name, value in given.items()}
+    return SimpleNamespace(getoption=values.get, getini=values.get)
+
+
+HEAD_IDS = torch.arange(0, 258, 2)
+"""The vocabulary of the heads that tests make."""
+
+
+def noisy(head: training.Head) -> training.Head:
+    """Change every weight a little in place, so that no result is right because a weight is 0 or 1."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+    return head
+
+
+def saved_head(kind: str, build: Assembly, folder: Path) -> str:
+    """Save a head of a tiny target, untrained but with noise; its vocabulary is every second token."""
+    model, text = build.target.twin(), torch.arange(40).view(2, 20)
+    head: training.Head = start.eagle_start(model, text, 0) if kind == "eagle" else start.medusa(model, text, 0, 3, 32)
+    noisy(head)
+    path = folder / f"{kind}.safetensors"
+    files.save(path, head, HEAD_IDS, build.target.model)
+    return str(path)
 
 
 def as_installed(source: str, folder: Path) -> str:

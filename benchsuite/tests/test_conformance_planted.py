@@ -207,7 +207,39 @@ class Borrower(RepeatPending):
         self._seen.append(hidden)
 
 
+class Peeking(RepeatPending):
+    """Reads a length from the device, which the host has too."""
+
+    def propose(self, context: Context) -> Window:
+        assert int(context.length[0]) > 0
+        return super().propose(context)
+
+
+class Carrying(RepeatPending):
+    """Sends a number up from memory that is not pinned."""
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        most = torch.full((1,), 4, dtype=torch.int64).to(window.width.device)
+        return replace(window, width=torch.minimum(window.width, most))
+
+
+class Limping(RepeatPending):
+    """Makes one launch more in every second step."""
+
+    def __init__(self, env: Any) -> None:
+        self._steps = 0
+
+    def propose(self, context: Context) -> Window:
+        self._steps += 1
+        window = super().propose(context)
+        return replace(window, width=window.width + 0) if self._steps % 2 else window
+
+
 DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
+    (Peeking, {}, "fit_for_a_gpu", "the host reads a number of the device"),
+    (Carrying, {}, "fit_for_a_gpu", r"a copy from cpu to cuda that waits, at test_conformance_planted.py:\d+: most = "),
+    (Limping, {}, "fit_for_a_gpu", "two steps of 5 slots launch .* so that neither can be recorded"),
     (Greedier, {"sampled": True}, "q_is_the_distribution", "the proposals of planted are drawn from its q.*chance"),
     (Flatter, {"sampled": True}, "q_is_the_distribution", "drawn from its q"),
     (Overrun, {}, "well_formed", "proposals where .* were asked for"),
@@ -322,6 +354,14 @@ class Tallying(Match):
         return super().accept(shifted, window, context)
 
 
+class Weighing(Match):
+    """Reads the likeliest logit."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        assert float(logits.max()) > -1e9
+        return super().accept(logits, window, context)
+
+
 EXACT = {"greedy": "exact", "sampled": "exact", "trees": True, "coupled": True}
 POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
     (
@@ -345,6 +385,7 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
     (Shared, {"greedy": "exact", "sampled": "distribution"}, "does_not_see_its_neighbours", "in the batch, .* alone"),
     (Writer, EXACT, "not_written_to", "written to"),
     (Tallying, EXACT, "recorded_and_replayed", "differs at token"),
+    (Weighing, EXACT, "fit_for_a_gpu", "the host reads a number of the device"),
     (
         Sloppy,
         EXACT,

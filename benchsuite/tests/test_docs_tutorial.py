@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchsuite.tests.pages import blocks, follow
+from benchsuite.tests.rig import Python
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL, EXAMPLE = ROOT / "docs" / "write-a-plugin.md", ROOT / "plugins" / "example_repeat"
@@ -55,8 +56,8 @@ def test_it_has_a_section_for_each_kind() -> None:
 
 
 @pytest.mark.parametrize("section", sections())
-def test_its_commands_print_what_it_says(section: str, tmp_path: Path) -> None:
+def test_its_commands_print_what_it_says(section: str, tmp_path: Path, python: Python) -> None:
     """Outputs are compared line by line; … stands for whatever differs from run to run."""
     for name, text in files(section).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    follow(sections()[section], tmp_path, "example-repeat")
+    follow(sections()[section], tmp_path, "example-repeat", python)

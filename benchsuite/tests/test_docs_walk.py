@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchsuite.tests.pages import blocks, follow
+from benchsuite.tests.rig import Python
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "walk-through.md"
@@ -18,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_every_command_of_the_walk_through_prints_what_it_says(tmp_path: Path) -> None:
+def test_every_command_of_the_walk_through_prints_what_it_says(tmp_path: Path, python: Python) -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name, text in re.findall(
         r"`([\w.]+)`[^`\n]*(?:\([^)]*\)[^`\n]*)?:\n\n```\w+\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
@@ -30,7 +31,7 @@ def test_every_command_of_the_walk_through_prints_what_it_says(tmp_path: Path) -
         "pyproject.toml",
         "test_bigram.py",
     }
-    follow(page, tmp_path, "my-bigram")
+    follow(page, tmp_path, "my-bigram", python)
 
 
 def test_it_installs_as_the_readme_does_and_its_pictures_are_there() -> None:

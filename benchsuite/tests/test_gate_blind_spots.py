@@ -232,6 +232,15 @@ def test_ops_that_became_parts_of_others_are_no_loss(head: dict[str, int]) -> No
     assert counters.compare("row", base, replace(COUNTED, ops=head)).verdict == GateVerdict.PASS
 
 
+def test_ops_that_always_ran_on_the_reference_run_more_often_where_there_are_more_steps() -> None:
+    """Fewer accepted tokens make more steps, and acceptance is where the regression is."""
+    slower = replace(
+        COUNTED, counters={"target_forwards": 5}, ops={**OPS, "linear on cpu": 50, "silu_mul on reference": 5}
+    )
+    found = counters.compare("row", COUNTED, slower)
+    assert (found.verdict, found.where) == (GateVerdict.REGRESSED, "acceptance")
+
+
 def trial(base: Record, head: Record, anchor: Record | None = None, **made: Any) -> Trial:
     """A trial at levels 0 and 1 whose launches are ``head``'s, in order."""
     launches = iter(

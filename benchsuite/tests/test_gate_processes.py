@@ -14,6 +14,7 @@ import pytest
 
 from benchsuite.gate.processes import ENDED
 from benchsuite.tests.gate_rig import NO_PLUGINS, Suite, refused
+from benchsuite.tests.rig import Run
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +51,12 @@ def _naming(word: str, processes: list[psutil.Process]) -> list[psutil.Process]:
     ("number", "code", "message"), [(signal.SIGTERM, ENDED, "SIGTERM ended the gate"), (signal.SIGINT, 2, "Interrupt")]
 )
 def test_a_signal_ends_the_launch_with_its_children_and_removes_the_worktree(
-    suite: Suite, tmp_path_factory: pytest.TempPathFactory, number: signal.Signals, code: int, message: str
+    suite: Suite,
+    cold: Run,
+    tmp_path_factory: pytest.TempPathFactory,
+    number: signal.Signals,
+    code: int,
+    message: str,
 ) -> None:
     if signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("this run ignores the signal, and so does all that it starts")
@@ -64,7 +70,7 @@ def test_a_signal_ends_the_launch_with_its_children_and_removes_the_worktree(
         return subprocess.run(words, cwd=suite.folder, capture_output=True, text=True, check=True).stdout.splitlines()
 
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(suite.python, *gating, LAUNCHES=str(suite.folder), TMPDIR=str(temporary))
+        running = pool.submit(cold, *gating, LAUNCHES=str(suite.folder), TMPDIR=str(temporary))
         [gate] = _waited(lambda: _naming("--gate-against=HEAD", psutil.Process().children()))
         waiting = _waited(lambda: _naming("301", gate.children(recursive=True)))
         started = gate.children(recursive=True)

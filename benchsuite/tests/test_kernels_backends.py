@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ from torch import Tensor
 from benchsuite.kernelbench.agreement import disagreement
 from benchsuite.kernelbench.cases import CASES, Case
 from benchsuite.prove.tiny import registry
+from benchsuite.tests.rig import INTERPRETED, Run
 from specdec import Registry, SpecdecError
 from specdec.interfaces import OPS
 from specdec.messages import Verdict
@@ -31,27 +28,22 @@ HERE = [
         pytest.param(f"cpu(level={level})", "cpu", marks=pytest.mark.slow, id=f"cpu-{level}")
         for level in cpu.levels()[1:]
     ),
-    pytest.param(
-        "triton",
-        "cpu",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(
-                find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
-                reason="Triton's kernels are interpreted with triton installed and TRITON_INTERPRET=1 (make test)",
-            ),
-        ],
-        id="triton-interpreted",
-    ),
+    pytest.param("triton", "cpu", marks=INTERPRETED, id="triton-interpreted"),
     pytest.param("triton", "cuda", marks=[pytest.mark.cuda, pytest.mark.gpu], id="triton"),
     pytest.param("cuda", "cuda", marks=[pytest.mark.cuda, pytest.mark.gpu], id="cuda"),
 ]
 NOT_TAKEN = {
-    "cpu": {"accept"},
-    "triton": {"process", "decoder_layers"},  # and products of float weights, for which torch's own are fastest
-    "cuda": {"process", "linear", "tree_attention", "decoder_layers"},
+    "cpu": {"accept", "noise_keys", "block_sample", "tree_sample", "emit", "kv_plan"},
+    "triton": {"process"},  # and products of float weights, for which torch's own are fastest
+    "cuda": {
+        *("process", "linear", "tree_attention", "decoder_layers"),
+        *("noise_keys", "block_sample", "tree_sample", "emit", "kv_plan"),
+    },
 }
 """Ops that a backend leaves to the reference."""
+
+COMPOSED = {"decoder_layers", "block_sample", "tree_sample"}
+"""Ops whose parts run, each on its fastest backend, where no backend has them whole."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case.name}")
@@ -61,16 +53,19 @@ def test_an_op_agrees_with_the_reference(name: str, device: str, case: Case) -> 
     backend = ops.chain[0]
     taken = case.op not in NOT_TAKEN[backend.name]
     if backend.name == "triton" and case.op == "linear":
-        x, weight, _ = case.make(torch.Generator(), torch.float32)
-        taken = isinstance(weight, Quantised) and x.numel() <= triton.MAX_LINEAR_ROWS * x.shape[-1]
+        taken = isinstance(case.make(torch.Generator(), torch.float32)[1], Quantised)
     if backend.name == "cpu" and case.op == "silu_mul":
         taken = case.make(torch.Generator(), torch.float32)[0].numel() >= cpu.LEAST_SILU
     for dtype in case.dtypes:
+        if backend.name == "triton" and case.op == "decoder_layers":
+            x, layers, *_ = case.make(torch.Generator(), dtype)
+            own = isinstance(layers[0].qkv, Quantised) or layers[0].qkv.dtype == dtype
+            taken = own and x.shape[0] * x.shape[1] <= triton.TILE
         ops.calls.clear()
         assert disagreement(ops, case, dtype, device) is None
         ran = backend.name if taken else "reference"
-        if case.op == "decoder_layers" and not taken:
-            assert (case.op, backend.name) not in ops.ran()  # its parts ran, each on its fastest backend
+        if case.op in COMPOSED and not taken:
+            assert not any(op == case.op for op, _ in ops.ran())
         else:
             assert ops.ran() == {(case.op, ran): 1}, "the op ran elsewhere than it should"
 
@@ -175,12 +170,6 @@ def test_a_level_that_the_processor_lacks_is_refused_with_those_it_has() -> None
         registry().backend("cpu(level=avx1024)")
 
 
-def _in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-
-
 SHOW = """
 from specdec import Registry
 ops = Registry().backend()
@@ -190,26 +179,26 @@ print(*ops.absent("cpu"))
 
 
 @pytest.mark.slow
-def test_force_py_skips_compiling_and_says_so(tmp_path: Path) -> None:
-    shown = _in_a_new_process(SHOW, SPECDEC_FORCE_PY="1", SPECDEC_CACHE=str(tmp_path)).stdout.splitlines()
+def test_force_py_skips_compiling_and_says_so(run: Run, tmp_path: Path) -> None:
+    shown = run("-c", SHOW, SPECDEC_FORCE_PY="1", SPECDEC_CACHE=str(tmp_path)).stdout.splitlines()
     assert shown[0] == "['reference']"
     assert "cpu: SPECDEC_FORCE_PY=1 forbids compiled kernels" in shown[1]
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_without_a_compiler_the_reference_runs_and_one_line_says_why(tmp_path: Path) -> None:
-    shown = _in_a_new_process(SHOW, PATH="", CXX="", SPECDEC_CACHE=str(tmp_path)).stdout.splitlines()
+def test_without_a_compiler_the_reference_runs_and_one_line_says_why(run: Run, tmp_path: Path) -> None:
+    shown = run("-c", SHOW, PATH="", CXX="", SPECDEC_CACHE=str(tmp_path)).stdout.splitlines()
     assert shown[0] == "['reference']"
     assert "cpu: no C++ compiler: looked for CXX, c++, g++ and clang++" in shown[1]
 
 
 @pytest.mark.slow
-def test_a_failed_build_is_one_line_and_names_its_log(tmp_path: Path) -> None:
+def test_a_failed_build_is_one_line_and_names_its_log(run: Run, tmp_path: Path) -> None:
     compiler = tmp_path / "c++"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "vec.h:1: error: no such luck" >&2\nexit 1\n')
     compiler.chmod(0o755)
-    shown = _in_a_new_process(SHOW, CXX=str(compiler), SPECDEC_CACHE=str(tmp_path / "cache")).stdout.splitlines()
+    shown = run("-c", SHOW, CXX=str(compiler), SPECDEC_CACHE=str(tmp_path / "cache")).stdout.splitlines()
     assert shown[0] == "['reference']"
     assert "compiling the cpu-" in shown[1]
     assert "vec.h:1: error: no such luck (all of it: " in shown[1]
@@ -235,9 +224,11 @@ def test_the_interpreter_is_never_chosen_unasked() -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_library_is_kept_and_found_again(tmp_path: Path) -> None:
-    first = _in_a_new_process(SHOW, SPECDEC_CACHE=str(tmp_path))
-    second = _in_a_new_process(SHOW, SPECDEC_CACHE=str(tmp_path))
+def test_a_compiled_library_is_kept_and_found_again(run: Run, tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec {cpu.cpu_compiler()} "$@" -O0\n')  # to optimise takes half a minute
+    compiler.chmod(0o755)
+    first, second = (run("-c", SHOW, CXX=str(compiler), SPECDEC_CACHE=str(tmp_path / "cache")) for _ in range(2))
     assert "compiling the cpu" in first.stderr
     assert first.stdout.splitlines()[0] == second.stdout.splitlines()[0]
     assert "cpu" in first.stdout

@@ -11,6 +11,7 @@ from torch import Tensor
 from benchsuite.kernelbench.cases import CASES, KINDS, Case
 from benchsuite.prove import families
 from benchsuite.prove.tiny import registry
+from benchsuite.tests.rig import INTERPRETED
 from specdec import SpecdecError
 from specdec.decoder import Cells
 from specdec.messages import Window
@@ -18,11 +19,12 @@ from specdec.model import ArenaModel
 from specdec.ops import Ops
 from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
+from specdec_kernels.triton import SHARE, TILE, Triton
 
 
-def _ops() -> Ops:
-    ops = registry().backend("cpu")
-    if ops.chain[0].name != "cpu":
+def _ops(name: str = "cpu") -> Ops:
+    ops = registry().backend(name)
+    if ops.chain[0].name != name:
         pytest.skip("no C++ compiler")
     return ops
 
@@ -77,22 +79,28 @@ def test_a_row_of_a_product_is_the_same_beside_any_rows(
     assert torch.equal(ops.linear(x, weight, None)[row], ops.linear(x[row], weight, None))
 
 
+TRITON = pytest.param("triton", marks=INTERPRETED)
+TILED = pytest.param("triton", 8, marks=INTERPRETED)
+
+
+@pytest.mark.parametrize("name", ["cpu", TRITON])
 @pytest.mark.parametrize("case", [c for c in CASES if c.op == "tree_attention"], ids=lambda case: case.name)
-def test_a_slot_attends_the_same_beside_any_slots_and_cells_that_it_does_not_see(case: Case) -> None:
-    ops = _ops()
-    query, keys, values, mask, *rest = case.make(torch.Generator().manual_seed(3), torch.float32)
-    whole = ops.tree_attention(query, keys, values, mask, *rest)
+def test_a_slot_attends_the_same_beside_any_slots_and_cells_that_it_does_not_see(case: Case, name: str) -> None:
+    ops = _ops(name)
+    query, keys, values, mask, scaling, softcap, used = case.make(torch.Generator().manual_seed(3), torch.float32)
+    query, mask = query[:, :, :TILE], mask[:, :, :TILE]  # in wider windows, triton's tiles have another shape
+    whole = ops.tree_attention(query, keys, values, mask, scaling, softcap, used)
     for slot in range(query.shape[2]):
         own = mask[:, :, slot : slot + 1]
         length = int((own > float("-inf")).any(dim=(0, 1, 2)).nonzero().max()) + 1
         given_to = query[:, :, slot : slot + 1], keys[:, :, :length], values[:, :, :length], own[..., :length]
-        assert torch.equal(ops.tree_attention(*given_to, *rest)[:, 0], whole[:, slot])
+        assert torch.equal(ops.tree_attention(*given_to, scaling, softcap)[:, 0], whole[:, slot])
 
 
-@pytest.mark.parametrize("width", [2, 5, 7, 13])
-def test_a_window_through_layers_is_its_tokens_one_by_one(width: int) -> None:
+@pytest.mark.parametrize(("name", "width"), [*(("cpu", width) for width in (2, 5, 7, 13)), TILED])
+def test_a_window_through_layers_is_its_tokens_one_by_one(name: str, width: int) -> None:
     """The same keys, values and results, bit for bit, whether a chain enters the layers at once or token by token."""
-    ops = _ops()
+    ops = _ops(name)
     case = next(c for c in CASES if c.op == "decoder_layers" and c.name == "three")
     x, layers, (cos, sin), at = case.make(torch.Generator().manual_seed(5), torch.float32)
     generator = torch.Generator().manual_seed(width)
@@ -115,6 +123,36 @@ def test_a_window_through_layers_is_its_tokens_one_by_one(width: int) -> None:
     for (keys, values), (own_keys, own_values) in zip(together, alone, strict=True):
         assert torch.equal(keys, own_keys)
         assert torch.equal(values, own_values)
+
+
+@pytest.mark.parametrize("name", [TRITON])
+def test_a_window_that_crosses_into_the_next_programs_cells_attends_as_its_tokens_do(name: str) -> None:
+    """The first slots see the cells of one program, the last ones those of two, beside slots that see no cell."""
+    ops, generator, start = _ops(name), torch.Generator().manual_seed(8), SHARE - 4
+    keys, values = (torch.randn(1, 2, 3 * SHARE, 64, generator=generator) for _ in range(2))
+    query = torch.randn(1, 6, 9, 64, generator=generator)
+    hidden = torch.arange(3 * SHARE) > start + torch.arange(9)[:, None]
+    mask = torch.zeros(1, 1, *hidden.shape).masked_fill(hidden, float("-inf"))
+    whole = ops.tree_attention(query, keys, values, mask, 0.125, None, torch.tensor([start + 9]))
+    for slot in range(9):
+        part, used = slice(slot, slot + 1), torch.tensor([start + slot + 1])
+        one = ops.tree_attention(query[:, :, part], keys, values, mask[:, :, part], 0.125, None, used)
+        assert torch.equal(one, whole[:, part])
+
+
+@pytest.mark.parametrize("name", [TRITON])
+def test_programs_that_share_cells_leave_their_counters_at_zero_and_read_nothing_past_the_used_ones(name: str) -> None:
+    ops = _ops(name)
+    case = next(c for c in CASES if c.op == "tree_attention" and c.name == "used")
+    query, keys, values, mask, scaling, softcap, used = case.make(torch.Generator().manual_seed(3), torch.float32)
+    before = ops.tree_attention(query, keys, values, mask, scaling, softcap, used)
+    for row, end in enumerate(used.tolist()):
+        keys[row, :, end:], values[row, :, end:] = float("nan"), float("nan")
+    assert torch.equal(ops.tree_attention(query, keys, values, mask, scaling, softcap, used), before)
+    backend = ops.chain[0]
+    assert isinstance(backend, Triton)
+    assert backend._arrivals
+    assert not any(counters.any() for counters in backend._arrivals.values())
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])

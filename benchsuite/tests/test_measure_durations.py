@@ -39,6 +39,6 @@ def test_another_text_is_no_share(text: str) -> None:
         parse_share(text, "--x")
 
 
-def test_reading_a_time_imports_no_torch(run: Run) -> None:
+def test_reading_a_time_imports_no_torch(cold: Run) -> None:
     code = "import sys, benchsuite.measure.durations as d; d.parse_duration('1h', ''); sys.exit('torch' in sys.modules)"
-    assert run("-c", code).returncode == 0
+    assert cold("-c", code).returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +16,19 @@ from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCac
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from benchsuite.measure.card import card
-from benchsuite.measure.matrix import Arm
-from benchsuite.measure.peers import TransformersRunner, parse_peer
+from benchsuite.measure.matrix import Arm, build_matrix
+from benchsuite.measure.peers import CompiledRunner, TransformersRunner, parse_peer
+from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.results import Machine
 from benchsuite.measure.runners import Outcome
+from benchsuite.measure.session import Bench
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families
 from benchsuite.prove.tiny import requests
-from benchsuite.tests.rig import SETTING, Make, assert_same
+from benchsuite.tests.rig import SETTING, Make, assert_same, config
 from specdec import SamplingParams, SpecdecError
+from specdec.assembly import Assembly
 
 EVERY = ("transformers", "transformers(cache=static)", "transformers_prompt_lookup", "transformers_prompt_lookup(k=3)")
 LOOKUPS = [(10, 2), (3, 2), (3, 1), (1, 2)]
@@ -34,6 +38,14 @@ LOOKUPS = [(10, 2), (3, 2), (3, 1), (1, 2)]
 def runner(text: str, model: PreTrainedModel) -> TransformersRunner:
     """A peer on a model."""
     return TransformersRunner(Arm(SETTING, peer=text), model, parse_peer(text))
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """Forget what was compiled before, and afterwards what the test has compiled."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
 
 
 def cyclic() -> PreTrainedModel:
@@ -82,7 +94,12 @@ def test_a_peer_has_one_text_however_it_was_written(text: str, same: str, label:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("vllm", r"unknown peer 'vllm'; choices: none, transformers, transformers_prompt_lookup$"),
+        (
+            "vllm",
+            r"unknown peer 'vllm'; choices: auto, none, transformers, transformers_compiled, "
+            "transformers_prompt_lookup$",
+        ),
+        ("transformers_compiled(mode=default)", "'transformers_compiled' does not take mode .*; its options: none$"),
         ("transformer", r"unknown peer 'transformer'; did you mean 'transformers'\?"),
         ("transformers(k=4)", r"the peer 'transformers' does not take k .*; its options: cache='dynamic'$"),
         (
@@ -314,6 +331,71 @@ def test_a_peer_says_in_which_dtype_and_how_it_runs(dtype: torch.dtype, name: st
         "prompt lookup k=3, ngram=2"
     )
     assert plain.described() == f"transformers {version} generate: static cache, sdpa attention, {name}, not compiled"
+
+
+def compiled_peer(build: Assembly, judge: Judge, backend: str) -> CompiledRunner:
+    """The compiled peer on a model, with one of torch.compile's backends."""
+    text = "transformers_compiled"
+    peer = CompiledRunner(Arm(SETTING, peer=text), judge.model, parse_peer(text), build.engine(None).max_length)
+    peer._config.backend = backend
+    return peer
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_compiled_forward_changes_no_token_and_nothing_is_compiled_while_it_is_timed(assemble: Make) -> None:
+    """The backend compiles nothing; all else is as with the one that does. A sliding window of 24 fills up."""
+    build = assemble("mistral")
+    judge = Judge(build.target, range(40))
+    peer, work = compiled_peer(build, judge, "eager"), requests(count=2)
+    peer.warm_up(replace(work[0], params=SamplingParams(max_new_tokens=3)))
+    warm = peer.set_up_seconds["compile"]
+    assert warm > 0
+    assert_same(judge, EngineSource(build.engine(None)), peer, work)
+    later = peer.set_up_seconds["compile"]
+    assert later > warm, "a run for which something was compiled was timed"
+    outcome = peer.run(work)
+    assert peer.set_up_seconds["compile"] == later
+    assert outcome.forwards == sum(len(tokens) - 1 for tokens in outcome.tokens)
+    assert peer.conditions() == {"dtype": "float32", "compile": "default"}
+    assert peer.described().endswith("static cache, sdpa attention, float32, compiled by torch.compile, mode default")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forgetful")
+def test_a_forward_that_inductor_has_compiled_changes_no_token(assemble: Make) -> None:
+    build = assemble()
+    judge = Judge(build.target, range(40))
+    peer, work = compiled_peer(build, judge, "inductor"), requests(count=2)
+    peer.warm_up(work[0])
+    assert_same(judge, EngineSource(build.engine(None)), peer, work)
+
+
+def test_a_forward_that_cannot_be_compiled_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(call: object, **given: object) -> None:
+        raise RuntimeError("no C++ compiler was found")
+
+    monkeypatch.setattr(torch, "compile", missing)
+    bench = Bench(MeasuringPlan(prompts=1))
+    arms = [Arm(SETTING), Arm(SETTING, peer="transformers_compiled"), Arm(SETTING, peer="transformers")]
+    bench.prepare(arms)
+    plain, failed, other = (bench.row(arm, lambda what: None) for arm in arms)
+    assert plain.failure is None
+    assert other.failure is None
+    assert (failed.info["failed"], failed.info["speedup"]) == ("crashed", None)
+    assert (failed.failure or "").startswith("transformers compiled could not be measured: no C++ compiler was found")
+
+
+@pytest.mark.parametrize(
+    ("device", "peers"),
+    [
+        ("cpu", ["transformers", "transformers_prompt_lookup(k=10)"]),
+        ("cuda", ["transformers", "transformers_prompt_lookup(k=10)", "transformers_compiled"]),
+        ("cuda:1", ["transformers", "transformers_prompt_lookup(k=10)", "transformers_compiled"]),
+    ],
+)
+def test_the_compiled_peer_runs_by_default_on_cuda_alone(device: str, peers: list[str]) -> None:
+    arms = build_matrix(config(target="tiny", workload="chat", device=device))
+    assert [arm.peer for arm in arms if arm.peer] == peers
 
 
 def test_the_card_has_a_line_for_each_peer() -> None:

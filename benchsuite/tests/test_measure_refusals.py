@@ -7,26 +7,17 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from benchsuite import options
 from benchsuite.measure.matrix import Arm, build_matrix
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
-from benchsuite.tests.rig import SETTING, Make
+from benchsuite.tests.rig import SETTING, Make, config
 from specdec import SpecdecError, catalog, devices, smollm2
 
 CPU = torch.device("cpu")
-
-
-def config(**given: str) -> Any:
-    """A pytest config with these options, the others at their defaults."""
-    values = {f"specdec_{option.name.replace('-', '_')}": option.default for option in options.OPTIONS}
-    values |= {f"specdec_{name}": value for name, value in given.items()}
-    return SimpleNamespace(getoption=values.get, getini=values.get)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +28,7 @@ def config(**given: str) -> Any:
         ({"batch": "0"}, r"--specdec-batch is '0'; expected whole numbers, 1 or more"),
         ({"temperature": "nan"}, r"--specdec-temperature is 'nan'; expected numbers"),
         ({"max_new_tokens": "0"}, r"--specdec-max-new-tokens is '0'"),
-        ({"peer": "vllm"}, r"unknown peer 'vllm'; choices: none, transformers"),
+        ({"peer": "vllm"}, r"unknown peer 'vllm'; choices: auto, none, transformers"),
         ({"peer": "transformers, transformers_prompt_lookup(kk=2)"}, "does not take kk .*its options: k=10, ngram=2"),
         ({"peer": "transformers_prompt_lookup(k=0)"}, "k of the peer .* is 0; expected a whole number, 1 or more"),
         ({"draft": " , "}, r"--specdec-draft is empty"),
@@ -68,7 +59,7 @@ def test_comma_lists_multiply_into_the_matrix() -> None:
 
 def test_penalties_and_min_p_make_settings_whose_ids_name_them_only_where_they_are_on() -> None:
     lists = {"min_p": "0, 0.1", "presence_penalty": "-0.5", "frequency_penalty": "0,1", "repetition_penalty": "1,1.2"}
-    arms = build_matrix(config(target="tiny", workload="chat", draft="ngram", peer="none", **lists))
+    arms = build_matrix(config(target="tiny", workload="chat", draft="ngram", peer="none", graphs="off", **lists))
     assert len({arm.setting for arm in arms}) == 2 * 2 * 2
     assert len({arm.id for arm in arms}) == len(arms) == 8 * 3
     ours = [arm.id for arm in arms if arm.draft]
@@ -119,6 +110,7 @@ def test_a_peer_is_one_arm_however_it_is_written_and_its_id_has_its_options() ->
             r"unknown device 'tpu'; did you mean 'cpu'\? choices: auto, cpu, cuda, mps",
         ),
         (Arm(replace(SETTING, dtype="int3")), "unknown dtype 'int3'; did you mean 'int8'"),
+        (Arm(replace(SETTING, dtype="amp")), r"unknown dtype 'amp'; choices: .*Autocast \(amp\) keeps float32 weights"),
         (Arm(replace(SETTING, temperature=1.0, top_p=2.0)), "top_p is 2.0; expected above 0"),
     ],
 )
@@ -127,6 +119,17 @@ def test_an_arm_that_cannot_run_is_refused_before_anything_is_measured(arm: Arm,
     with pytest.raises(SpecdecError, match=message):
         bench.prepare([arm])
     assert not bench.rows
+
+
+def test_a_target_that_cannot_be_loaded_fails_its_own_rows_and_the_others_run() -> None:
+    here, gone = Arm(SETTING), Arm(replace(SETTING, target="tinny"))
+    bench = Bench(MeasuringPlan(prompts=1))
+    bench.prepare([gone, here])
+    assert [line for line in bench.card if line.startswith("not measured: tinny")]
+    with pytest.raises(SpecdecError, match="unknown model 'tinny'; did you mean 'tiny'"):
+        bench.row(gone, lambda what: None)
+    assert bench.row(here, lambda what: None).failure is None
+    assert {workload for workload, _, _ in bench.prompts()} == {"chat"}
 
 
 def test_a_device_that_is_not_here_is_refused_with_those_that_are() -> None:

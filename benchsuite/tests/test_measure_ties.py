@@ -91,6 +91,27 @@ def test_a_token_that_its_own_logits_do_not_give_is_a_bug(assemble: Make) -> Non
     assert "the other's token does not follow from its own logits" in found[0].reason
 
 
+def test_a_tie_of_two_exact_arms_is_a_bug(assemble: Make) -> None:
+    judge, output, logits, second = near_tie(assemble)
+    other = (*output[:2], second, *output[3:])
+    judge.logits = lambda prefix: _lifted(logits, second, -1e-6)  # type: ignore[method-assign]
+    runners = ScriptedSource(output, logits), ScriptedSource(other, _lifted(logits, second, 1e-6))
+    outputs = output, other
+    [_, bug] = (judge.compare([REQUEST], REQUEST, *runners, outputs, exact)[0] for exact in (False, True))
+    assert not bug.tie
+    assert "both are exact" in bug.reason
+
+
+@torch.inference_mode()
+def test_the_judges_logits_of_half_precision_are_not_rounded_and_the_peers_are_transformers_own(
+    assemble: Make,
+) -> None:
+    target = assemble(dtype=torch.bfloat16).target
+    logits = Judge(target, range(40)).logits(REQUEST.prompt)
+    assert not torch.equal(logits, logits.bfloat16().float())
+    assert target.twin()(torch.tensor([REQUEST.prompt]), use_cache=False).logits.dtype == torch.bfloat16
+
+
 def test_entropy_is_that_of_the_models_own_distribution(assemble: Make) -> None:
     judge, output, _, _ = near_tie(assemble)
     distributions = [judge.logits((*REQUEST.prompt, *output[:i])).double().softmax(dim=0) for i in range(len(output))]
@@ -114,11 +135,18 @@ class Leaky(Reference):
     name = "leaky"
 
     def tree_attention(
-        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        scaling: float,
+        softcap: float | None,
+        used: Tensor | None = None,
     ) -> Tensor:
         mask = mask.clone()
         mask[..., -1] = 0
-        return super().tree_attention(query, keys, values, mask, scaling, softcap)
+        return super().tree_attention(query, keys, values, mask, scaling, softcap, used)
 
 
 def test_a_corrupt_arena_cannot_certify_itself(assemble: Make) -> None:

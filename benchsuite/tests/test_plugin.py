@@ -13,11 +13,11 @@ from specdec.devices import why_absent
 from specdec.registry import LOAD_PLUGINS
 
 
-def test_help_imports_no_torch_and_lists_every_option(run: Run) -> None:
+def test_help_imports_no_torch_and_lists_every_option(cold: Run) -> None:
     code = (
         "import sys, pytest; pytest.main(['--help']); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    done = run("-c", code)
+    done = cold("-c", code)
     assert done.returncode == 0
     from benchsuite.options import OPTIONS
 
@@ -26,17 +26,17 @@ def test_help_imports_no_torch_and_lists_every_option(run: Run) -> None:
         assert f"specdec_{option.name.replace('-', '_')}" in done.stdout
 
 
-def test_a_project_that_merely_has_it_installed_is_not_affected(run: Run, tmp_path: Path) -> None:
+def test_a_project_that_merely_has_it_installed_is_not_affected(cold: Run, tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(
         "import sys, pytest\n"
         "@pytest.mark.cuda\n"
         "def test_theirs(): assert 'torch' not in sys.modules\n"
         "def test_other(): pass\n"
     )
-    both = run("-m", "pytest", "-q", "test_theirs.py", "--strict-markers")
+    both = cold("-m", "pytest", "-q", "test_theirs.py", "--strict-markers")
     assert both.returncode == 0
     assert "2 passed" in both.stdout
-    none = run("-m", "pytest", "-q", "test_theirs.py", "-m", "mps")
+    none = cold("-m", "pytest", "-q", "test_theirs.py", "-m", "mps")
     assert none.returncode == 5, "pytest's own code for an empty selection, not ours"
     assert "specdec" not in none.stdout
 

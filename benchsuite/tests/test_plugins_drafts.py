@@ -13,9 +13,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from benchsuite.prove import families
+from benchsuite.prove.tape import Tape
 from benchsuite.prove.tiny import ask, prompts, requests, save_target
 from benchsuite.tests.rig import Make
-from specdec import Env, Request, SamplingParams, catalog
+from specdec import Draft, Env, Request, SamplingParams, SpecdecError, catalog
+from specdec.runtime import Graphed
 from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.drafts.garbage import Garbage
 from specdec_plugins.drafts.ngram import Ngram
@@ -103,6 +105,36 @@ def test_the_oracles_rate_is_the_acceptance_of_its_first_proposal(assemble: Make
     stats = engine.stats
     assert stats.proposed_per_pos[0] > 500
     assert abs(stats.accepted_per_pos[0] / stats.proposed_per_pos[0] - 0.7) < 0.103
+
+
+@pytest.mark.parametrize("cost", ["draft_model", "eagle", "garbage"])
+def test_the_oracles_cost_is_spent_and_changes_no_proposal(assemble: Make, cost: str) -> None:
+    build = assemble(max_rows=2)
+    free, paid = build.engine("oracle(0.7)", k=3), build.engine(f"oracle(0.7, cost={cost})", k=3)
+    assert [done.tokens for done in paid.run(requests())] == [done.tokens for done in free.run(requests())]
+    assert paid.stats.counts["num_accepted_tokens"] == free.stats.counts["num_accepted_tokens"]
+    assert paid.draft is not None
+    alone = build.engine(cost, k=3).draft
+    assert alone is not None
+    assert (paid.draft.weight_bytes, paid.draft.needs_hidden) == (alone.weight_bytes, alone.needs_hidden)
+    proposing = sum(step.width > 1 for step in paid.stats.steps)
+    assert paid.stats.counts["draft_forwards"] >= (0 if cost == "garbage" else proposing)
+
+
+def test_a_draft_model_that_is_a_cost_catches_up_as_far_as_after_its_own_proposals(assemble: Make) -> None:
+    build = assemble(backend="reference")
+    engine = build.engine("oracle(0.7, cost=draft_model)", k=4, recorder=Tape())
+    engine.run([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=60))])
+    assert isinstance(engine.runtime, Graphed)
+    proposing = [kind for kind in engine.runtime.kinds if isinstance(kind, tuple) and len(kind) == 4]
+    behind = [kind[-1] for kind in proposing if isinstance(kind[0], Draft) and kind[1] != "observe"]
+    assert behind
+    assert max(behind) <= 2
+
+
+def test_a_cost_that_proposes_trees_is_refused(assemble: Make) -> None:
+    with pytest.raises(SpecdecError, match="the cost 'tree' of oracle proposes trees; expected a draft of chains"):
+        assemble().engine("oracle(0.7, cost=tree)", k=3)
 
 
 def test_the_oracle_falls_silent_where_the_output_left_its_script(assemble: Make) -> None:

@@ -14,39 +14,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchsuite.prove.tiny import ask, requests
-from benchsuite.tests.rig import Make
+from benchsuite.tests.rig import HEAD_IDS as IDS
+from benchsuite.tests.rig import Make, saved_head
 from specdec import Context, Draft, Engine, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
 from specdec_plugins.drafts.eagle import Eagle
 from specdec_plugins.drafts.ngram import Ngram
-from specdec_plugins.heads import files, start, training
+from specdec_plugins.heads import files, training
 from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
 from specdec_plugins.reduced import Reduced
 
 OPS = Reference()
-IDS = torch.arange(0, 258, 2)
-
-
-def noisy(head: training.Head) -> training.Head:
-    """Change every weight a little in place, so that no result is right because a weight is 0 or 1."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
-    return head
-
-
-def _saved(kind: str, build: Assembly, folder: Path) -> str:
-    """Save a head of a tiny target, untrained but with noise; its vocabulary is every second token."""
-    model, text = build.target.twin(), torch.arange(40).view(2, 20)
-    head: training.Head = start.eagle_start(model, text, 0) if kind == "eagle" else start.medusa(model, text, 0, 3, 32)
-    noisy(head)
-    path = folder / f"{kind}.safetensors"
-    files.save(path, head, IDS, build.target.model)
-    return str(path)
 
 
 def _windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list[tuple[Tensor, Window]]:
@@ -145,7 +126,7 @@ def test_a_draft_reads_in_each_forward_the_bytes_that_it_declares(
     embedding and head, so that the model of ``draft_model`` has no table of which only rows are read.
     """
     build = assemble("smollm2", max_rows=2, backend="reference")
-    heads = {kind: _saved(kind, build, tmp_path) for kind in ("eagle", "medusa")}
+    heads = {kind: saved_head(kind, build, tmp_path) for kind in ("eagle", "medusa")}
     engine = build.engine(text.format(**heads), policy, k=4)
     assert engine.draft is not None
     model = vars(engine.draft).get("_rest", [engine.draft])[0]  # of a hybrid, the source that is no lookup
@@ -188,7 +169,7 @@ class Teacher:
 def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Path) -> None:
     """Every proposal of a ragged batch is the best token of the head unrolled over the whole text."""
     build = assemble("llama", max_rows=3)
-    path = _saved(kind, build, tmp_path)
+    path = saved_head(kind, build, tmp_path)
     teacher = Teacher(build, path)
     option = "head" if kind == "eagle" else "num_heads=3, head_init"
     engine = build.engine(f"{kind}({option}={path!r})", k=3)
@@ -205,7 +186,7 @@ def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Pa
 def test_a_head_drafts_as_it_was_trained_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
     """In a hybrid some windows come from n-gram; the head's later proposals must not change."""
     build = assemble("llama", max_rows=3)
-    path = _saved("eagle", build, tmp_path)
+    path = saved_head("eagle", build, tmp_path)
     teacher = Teacher(build, path)
     engine = build.engine(f"hybrid(sources='ngram(n_min=1), eagle(head={path})', model_k=2)", k=6)
     lookup = Ngram(cast(Any, None), n_min=1)
@@ -224,7 +205,7 @@ def test_a_head_drafts_as_it_was_trained_after_steps_that_were_not_its_own(assem
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_a_heads_tree_holds_likely_children_of_every_node_it_expands(kind: str, assemble: Make, tmp_path: Path) -> None:
     build = assemble("llama", max_rows=3)
-    path = _saved(kind, build, tmp_path)
+    path = saved_head(kind, build, tmp_path)
     teacher = Teacher(build, path)
     option = "depth=3, head" if kind == "eagle" else "num_heads=3, head_init"
     engine = build.engine(f"{kind}(beam=3, {option}={path!r})", "tree_rejection", k=9)
@@ -252,8 +233,8 @@ def test_heads_change_no_output_that_is_promised(
     build = assemble("llama", max_rows=3)
     params = SamplingParams(temperature=temperature, seed=4, max_new_tokens=20)
     for text in (
-        f"eagle(head={_saved('eagle', build, tmp_path)!r})",
-        f"medusa(3, {_saved('medusa', build, tmp_path)!r})",
+        f"eagle(head={saved_head('eagle', build, tmp_path)!r})",
+        f"medusa(3, {saved_head('medusa', build, tmp_path)!r})",
     ):
         engine = build.engine(text, policy, k=4)
         done = engine.run(requests(params, count=5))
@@ -265,7 +246,7 @@ def test_heads_change_no_output_that_is_promised(
 @pytest.mark.parametrize("more", ["", ", beam=3"], ids=["chain", "tree"])
 def test_max_draft_limits_the_proposals_of_a_step(more: str, assemble: Make, tmp_path: Path) -> None:
     build = assemble("llama")
-    engine = build.engine(f"eagle(head={_saved('eagle', build, tmp_path)!r}, max_draft=2{more})", k=6)
+    engine = build.engine(f"eagle(head={saved_head('eagle', build, tmp_path)!r}, max_draft=2{more})", k=6)
     widths: set[int] = set()
     engine.trace = lambda context, window, logits, verdict: widths.add(int(window.width.max()))
     engine.run(requests(count=2))
@@ -273,7 +254,7 @@ def test_max_draft_limits_the_proposals_of_a_step(more: str, assemble: Make, tmp
 
 
 def test_a_head_of_another_target_is_refused(assemble: Make, tmp_path: Path) -> None:
-    path = _saved("eagle", assemble("llama"), tmp_path)
+    path = saved_head("eagle", assemble("llama"), tmp_path)
     with pytest.raises(SpecdecError, match="was trained for another target"):
         assemble("llama", seed=1).engine(f"eagle(head={path!r})", k=2)
     with pytest.raises(SpecdecError, match=r"holds 'eagle'; expected a head of kind 'medusa'"):

@@ -11,10 +11,10 @@ from torch import Tensor
 from benchsuite.measure import workloads
 from benchsuite.prove.tiny import registry
 from specdec import Context, Request, SamplingParams, Verdict, Window, catalog
+from specdec.acceptance import stopping, survival
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 from specdec.stats import Stats
-from specdec_plugins.policies.block import Block
 
 pytestmark = pytest.mark.slow
 TOKENS = 64
@@ -83,7 +83,7 @@ def test_block_verification_keeps_more_than_token_wise_with_a_real_pair() -> Non
         assert window.q is not None
         ratio = (distribution[:, :-1].gather(2, proposals) / window.q.gather(2, proposals))[0, :, 0].clamp(max=1)
         token_wise = float(ratio[: int(window.width[0]) - 1].cumprod(dim=0).sum())
-        stop = Block.stopping(distribution, window, Block.survival(distribution, window))[0, 1 : int(window.width[0])]
+        stop = stopping(distribution, window, survival(distribution, window))[0, 1 : int(window.width[0])]
         # The chance that some coin from i on shows at most h: at least i proposals are kept.
         block = float((1 - (1 - stop).flip(0).cumprod(dim=0)).sum())
         gains.append(block - token_wise)

@@ -205,9 +205,13 @@ def write_file(file, content):
 folder.write_file = write_file
 import pytest
 pytest.main(sys.argv[1:])
-threading.Event().wait()
+if left < 0:
+    threading.Event().wait()
 """
-"""Runs pytest until so many files are written, and kills it at a share of the next file, or a while after."""
+"""Runs pytest until so many files are written, and kills it at a share of the next file, or a while after.
+
+It ends by itself, unkilled, where fewer files are left to write, or where pytest refuses to go on.
+"""
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_options_that_do_not_go_together_are_refused(
     assert shown.out == ""
 
 
-def test_help_and_wrong_requests_are_answered_without_a_slow_import(run: Run) -> None:
+def test_help_and_wrong_requests_are_answered_without_a_slow_import(cold: Run) -> None:
     code = """
 import sys
 from specdec.__main__ import main
@@ -160,7 +160,7 @@ for arguments in (["--help"], ["--requests", "none", "--out", "out"], ["--no-suc
         print(end.code)
 print(sorted({"torch", "transformers", "rich", "numpy"} & set(sys.modules)))
 """
-    assert run("-c", code).stdout.splitlines()[-4:] == ["0", "2", "2", "[]"]
+    assert cold("-c", code).stdout.splitlines()[-4:] == ["0", "2", "2", "[]"]
 
 
 def test_beams_are_printed_best_first_without_the_bad_word(

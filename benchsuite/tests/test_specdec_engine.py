@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from benchsuite.prove.read_guard import guarded_steps
+from benchsuite.prove.read_guard import guarded_steps, only_engine_reads
 from benchsuite.prove.tiny import ask, prompts, requests
 from benchsuite.tests.rig import DEVICES, Make
 from specdec import Context, Draft, Request, SamplingParams, SpecdecError, Window
+from specdec.devices import HostCopy, Stopwatch
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -43,6 +46,19 @@ def test_the_guard_against_reads_finds_a_planted_one(assemble: Make) -> None:
     object.__setattr__(engine.policy, "accept", lambda *a: (a[1].width.sum().item(), accept(*a))[1])
     with pytest.raises(AssertionError, match="item"):
         guarded_steps(engine, requests(count=1), 1)
+
+
+def test_on_cuda_the_guard_forbids_every_wait_but_those_of_the_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = ["default"]
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    engine: Any = SimpleNamespace(
+        target=SimpleNamespace(device=torch.device("cuda")), read=lambda packed: (packed, modes[-1])
+    )
+    with only_engine_reads(engine):
+        assert modes[-1] == "error"
+        assert engine.read("packed") == ("packed", "default")
+        assert modes[-1] == "error"
+    assert modes[-1] == "default"
 
 
 @pytest.mark.parametrize("draft", ["ngram", "draft_model", "garbage", "oracle(0.8)"])
@@ -123,6 +139,49 @@ def test_after_warm_up_no_memory_grows_with_the_steps(draft: str | None, assembl
         engine.step()
     assert tensors_in_use() == before
     assert engine.stats.counts["allocations"] == allocations
+
+
+def test_a_steps_read_is_queued_before_the_draft_observes_and_waited_for_after(
+    assemble: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a GPU works for the draft while the host uses the numbers."""
+    engine, done = assemble().engine("eagle", k=2), list[str]()
+
+    def noted(owner: object, name: str, word: str) -> None:
+        usual = getattr(owner, name)
+
+        def call(*given: Any) -> Any:
+            done.append(word)
+            return usual(*given)
+
+        monkeypatch.setattr(owner, name, call)
+
+    noted(HostCopy, "start", "queued")
+    noted(engine.draft, "observe", "observed")
+    noted(HostCopy, "of", "waited for")
+    engine.run(requests(count=1))
+    assert done == ["queued", "observed", "waited for"] * len(engine.stats.steps)
+
+
+def test_a_prefill_is_timed_by_marks_that_are_read_when_its_request_has_ended(
+    assemble: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA marks are events: the host's clock would time the launches, and an early question would wait for them."""
+    engine = assemble().engine("ngram", k=2)
+    marks, asked = itertools.count(), list[tuple[int, int]]()
+
+    def seconds(watch: Stopwatch, start: int, end: int) -> float:
+        asked.append((start, end))
+        return float(end - start)
+
+    monkeypatch.setattr(Stopwatch, "mark", lambda watch: next(marks))
+    monkeypatch.setattr(Stopwatch, "seconds", seconds)
+    engine.submit(requests(SamplingParams(max_new_tokens=2), count=1))
+    assert not asked, "an admission waited"
+    while engine.rows.live:
+        engine.step()
+    # The marks between are those of the draft's call.
+    assert (asked, engine.finished[0].prefill_s) == ([(0, 3)], 3.0)
 
 
 def test_no_proposal_reaches_past_the_budget(assemble: Make) -> None:

@@ -33,7 +33,7 @@ class Silent(Draft):
 
 
 def test_built_ins_enter_by_the_public_door() -> None:
-    assert registry().names("backend") == ["cpu", "cuda", "reference", "triton"]
+    assert registry().names("backend") == ["cpu", "cuda", "flex", "reference", "triton"]
     assert registry().entry("draft", "ngram").owner == "ngram"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +13,23 @@ from torch import Tensor
 
 from benchsuite.prove import tiny
 from benchsuite.prove.tape import Tape
-from benchsuite.tests.rig import POLICIES
-from specdec import Context, Engine, Policy, Purpose, Request, SamplingParams, SpecdecError, Verdict, Window
+from benchsuite.tests.rig import POLICIES, saved_head
+from specdec import Context, Draft, Engine, Policy, Purpose, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec.interfaces import Contract, Env
 from specdec.ops import Ops
-from specdec.runtime import Graphed
+from specdec.runtime import Graphed, addresses
 
 DRAFTS = (
     *("ngram", "ngram(branches=2)", "suffix", "garbage", "oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"),
     *("medusa", "medusa(head_init=random, beam=2)", "eagle", "hybrid(sources='suffix, ngram, eagle')"),
+    *("medusa(num_heads=3, head_init={medusa!r})", "eagle(head={eagle!r})", "eagle(head={eagle!r}, beam=2, depth=2)"),
+    *("hybrid(sources='ngram(n_min=1), eagle(head={eagle})')", "hybrid(sources='ngram, draft_model')"),
 )
+"""``{eagle}`` and ``{medusa}`` stand for files of heads."""
+
+ON_DEVICE = ("garbage", "draft_model", "tree", "medusa", "eagle")
+"""Drafts that propose on the device alone, and record it."""
 
 PARAMS: dict[str, Callable[[int], SamplingParams]] = {
     "alike": lambda row: SamplingParams(max_new_tokens=9),
@@ -67,10 +73,21 @@ def recordable() -> Callable[[int], Assembly]:
     return assembly
 
 
-def _recorded(engine: Engine) -> Graphed:
-    assert isinstance(engine.ops, Ops)
-    engine.runtime = runtime = Graphed(Tape(), engine.ops)
-    return runtime
+def _runtime(engine: Engine) -> Graphed:
+    assert isinstance(engine.runtime, Graphed)
+    return engine.runtime
+
+
+@pytest.fixture(scope="module")
+def heads(recordable: Callable[[int], Assembly], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Files of heads of the recordable target."""
+    folder = tmp_path_factory.mktemp("heads")
+    return {kind: saved_head(kind, recordable(1), folder) for kind in ("eagle", "medusa")}
+
+
+def _engine_kinds(engine: Engine) -> set[Hashable]:
+    """The kinds of the engine's own parts: those of a draft begin with the draft."""
+    return {kind for kind in _runtime(engine).kinds if isinstance(kind, tuple) and not isinstance(kind[0], Draft)}
 
 
 def _asked(params: Callable[[int], SamplingParams], temperature: float) -> list[Request]:
@@ -94,23 +111,26 @@ def test_replayed_parts_decode_and_count_what_parts_do_that_run(
     params: str,
     rows: int,
     controller: str,
+    heads: dict[str, str],
 ) -> None:
-    requests = _asked(PARAMS[params], temperature)
+    requests, draft = _asked(PARAMS[params], temperature), draft.format(**heads)
     for request in requests if "oracle" in draft else ():
         recordable(rows).plain(request)  # or only the engine that runs first would count it
-    run, replayed = (recordable(rows).engine(draft, policy, controller, 4) for _ in range(2))
-    runtime = _recorded(replayed)
+    run = recordable(rows).engine(draft, policy, controller, 4)
+    replayed = recordable(rows).engine(draft, policy, controller, 4, recorder=Tape())
     assert _decoded(replayed, requests) == _decoded(run, requests)
     assert replayed.stats.counters() == run.stats.counters()
     assert replayed.stats.ops == run.stats.ops
     assert replayed.stats.counts["host_reads"] == len(replayed.stats.steps)
-    assert len(runtime.kinds) < len(replayed.stats.steps), "no step was replayed"
+    assert len(_engine_kinds(replayed)) < len(replayed.stats.steps), "no step was replayed"
+    if draft.startswith(ON_DEVICE):
+        assert len(_runtime(replayed).kinds) > len(_engine_kinds(replayed)), "the draft recorded nothing"
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_what_one_run_recorded_the_next_replays(recordable: Callable[[int], Assembly]) -> None:
-    engine, plain = recordable(2).engine("garbage", k=3), recordable(2).engine("garbage", k=3)
-    runtime = _recorded(engine)
+    engine, plain = recordable(2).engine("garbage", k=3, recorder=Tape()), recordable(2).engine("garbage", k=3)
+    runtime = _runtime(engine)
     requests = _asked(PARAMS["mixed"], 0.0)
     engine.run(requests)
     kinds = len(runtime.kinds)
@@ -125,21 +145,20 @@ def test_what_one_run_recorded_the_next_replays(recordable: Callable[[int], Asse
 def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(
     recordable: Callable[[int], Assembly], policy: str, temperature: float
 ) -> None:
-    engine, plain = recordable(2).engine("draft_model", policy, k=3), recordable(2).engine("draft_model", policy, k=3)
-    runtime = _recorded(engine)
+    engine = recordable(2).engine("draft_model", policy, k=3, recorder=Tape())
+    plain = recordable(2).engine("draft_model", policy, k=3)
     params = SamplingParams(max_new_tokens=12, temperature=temperature)
     assert engine.warm_up(params) > 0
-    kinds = len(runtime.kinds)
+    kinds = _engine_kinds(engine)
     requests = _asked(lambda row: params, 0.0)
     assert _decoded(engine, requests) == _decoded(plain, requests)
     assert engine.stats.counters() == plain.stats.counters()
     assert engine.stats.ops == plain.stats.ops
-    assert len(runtime.kinds) == kinds
+    assert _engine_kinds(engine) == kinds
 
 
 def test_a_warm_up_is_refused_while_requests_are_live(recordable: Callable[[int], Assembly]) -> None:
-    engine = recordable(1).engine(None, k=0)
-    _recorded(engine)
+    engine = recordable(1).engine(None, k=0, recorder=Tape())
     engine.submit([Request(0, (1, 2), SamplingParams(max_new_tokens=4))])
     with pytest.raises(SpecdecError, match="1 requests are live; call warm_up before submit"):
         engine.warm_up()
@@ -168,9 +187,7 @@ def _moody(fault: Callable[[int, Tensor], Tensor]) -> tuple[Engine, Engine]:
         return Moody(fault)
 
     assembly = tiny.assembly(backend="reference", extra=(("policy", "moody", factory),))
-    engine, recorded = (assembly.engine("garbage", "moody", k=2) for _ in range(2))
-    _recorded(recorded)
-    return engine, recorded
+    return assembly.engine("garbage", "moody", k=2), assembly.engine("garbage", "moody", k=2, recorder=Tape())
 
 
 def test_a_part_that_counts_on_the_host_is_found() -> None:
@@ -203,6 +220,27 @@ class Refusing:
             context.choose(torch.zeros(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64), Purpose.TARGET)
             raise RuntimeError("operation not permitted when stream is capturing")
         raise RuntimeError("refused")
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("draft", ["draft_model", "tree(beam=2, depth=3)"])
+def test_a_recorded_draft_is_verified_anew_where_the_engines_parts_cannot_be_recorded(
+    recordable: Callable[[int], Assembly], draft: str
+) -> None:
+    """The draft then returns one window at every step, whose tokens and parents change under it."""
+    engine, plain = recordable(2).engine(draft, k=5, recorder=Tape()), recordable(2).engine(draft, k=5)
+    engine.runtime = Graphed(Refusing("everything"), engine.ops)
+    penalised = _asked(
+        lambda row: SamplingParams(max_new_tokens=40, frequency_penalty=0.5), 0.8 * draft.startswith("tree")
+    )
+    assert _decoded(engine, penalised) == _decoded(plain, penalised)
+    assert engine.stats.counts["target_forwards"] == plain.stats.counts["target_forwards"]
+
+
+def test_kinds_tell_tensors_of_other_shapes_at_one_address_apart() -> None:
+    tensor = torch.zeros(4, 6)
+    parts = (tensor, tensor[:3], tensor[:, :3], tensor.t()[:4])
+    assert len({addresses(part) for part in parts}) == len(parts)
 
 
 def test_a_part_that_cannot_be_recorded_runs_op_by_op_and_is_named(recordable: Callable[[int], Assembly]) -> None:

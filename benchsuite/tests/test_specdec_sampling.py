@@ -9,6 +9,7 @@ import torch
 
 from benchsuite.tests.rig import DEVICES
 from specdec.sampling import NOISE_RANGE, Purpose, gumbel, key, mix, stream, uniform
+from specdec_kernels.reference import Reference
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -34,6 +35,13 @@ def test_keys_differ_by_seed_request_position_purpose_and_draw() -> None:
                     for draw in range(3):
                         seen.add(key(row, torch.tensor([[position]]), purpose, draw).item())
     assert len(seen) == 4 * 4 * 4 * len(Purpose) * 3
+
+
+def test_the_keys_of_all_purposes_are_those_of_each_alone() -> None:
+    rows, position = torch.arange(3), torch.arange(6).view(3, 2)
+    for draw in (0, 7, rows[:, None]):
+        keys = Reference().noise_keys(rows, position, draw)
+        assert all(torch.equal(keys[purpose], key(rows, position, purpose, draw)) for purpose in Purpose)
 
 
 @pytest.mark.parametrize("skew", [0.0, 0.02])

@@ -1,0 +1,39 @@
+"""FlexAttention computes what the op ``tree_attention`` means, so that a GPU's times of both can be compared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchsuite.kernelbench.agreement import disagreement
+from benchsuite.kernelbench.cases import CASES, Case
+from benchsuite.prove.tiny import registry
+from specdec.ops import Ops
+from specdec_kernels.flex import Flex
+from specdec_kernels.reference import Reference
+
+ATTENTION = [case for case in CASES if case.op == "tree_attention"]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
+def test_flex_attention_agrees_with_the_reference(case: Case) -> None:
+    ops = Ops([Flex(compiled=False), Reference()])
+    for dtype in case.dtypes:
+        assert disagreement(ops, case, dtype) is None
+    assert ops.ran() == {("tree_attention", "flex"): len(case.dtypes)}
+
+
+@pytest.mark.cuda
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
+def test_compiled_flex_attention_agrees_with_the_reference(case: Case) -> None:
+    ops = Ops([Flex(), Reference()])
+    for dtype in case.dtypes:
+        assert disagreement(ops, case, dtype, "cuda") is None
+
+
+def test_flex_runs_only_where_it_is_named() -> None:
+    assert "flex" not in [backend.name for backend in registry().backend().chain]
+    if not torch.cuda.is_available():
+        assert Flex().missing() == "there is no CUDA device"

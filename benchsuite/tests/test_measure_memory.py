@@ -1,0 +1,44 @@
+"""The memory of a run on CUDA is that run's: what probes held before it, and checks between runs, is no part of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchsuite.machine import memory, roofline
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.plan import MeasuringPlan
+from benchsuite.measure.session import Bench
+from benchsuite.tests.rig import SETTING
+from specdec import devices
+
+
+def test_each_run_begins_its_own_peak_and_a_rows_peak_is_the_largest_of_its_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The allocator's own peak is a probe's, and grows by what the checks between the runs allocate."""
+    calls: list[str] = []
+    peaks = iter((5, 9, 7))
+
+    def used(device: torch.device) -> dict[str, int]:
+        calls.append("used")
+        return {"rss": 1, "cuda_peak": next(peaks)}
+
+    monkeypatch.setattr(memory, "begin", lambda device: calls.append("begin"))
+    monkeypatch.setattr(memory, "used", used)
+    monkeypatch.setattr(devices, "peak_memory", lambda device: 2**31)
+    bench = Bench(MeasuringPlan(prompts=1))
+    bench.prepare([Arm(SETTING), Arm(SETTING, draft="garbage", k=2)])
+    row = bench.row(Arm(SETTING), lambda what: None)
+    assert calls == ["begin", "used"] * 3
+    assert row.info["peak_memory_bytes"] == 9
+
+
+def test_on_cuda_the_probe_of_the_bandwidth_leaves_nothing_in_torchs_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[str] = []
+    ones = torch.ones
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("cache"))
+    monkeypatch.setattr(torch, "ones", lambda *size, dtype, device: ones(8, dtype=dtype))
+    monkeypatch.setattr(roofline, "_median", lambda call, device: 1.0)
+    assert roofline.read_bandwidth(torch.device("cuda")) == roofline.PROBE_BYTES["cuda"]
+    assert emptied == ["cache"]

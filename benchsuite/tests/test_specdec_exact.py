@@ -1,0 +1,265 @@
+"""Exact mode: windows of every width give the same bits, and what cannot promise or prove it is refused by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchsuite.measure import workloads
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.plan import MeasuringPlan
+from benchsuite.measure.session import Bench
+from benchsuite.prove import families
+from benchsuite.prove.tiny import prompts, registry
+from benchsuite.tests.rig import SETTING
+from specdec import Request, SamplingParams, SpecdecError, catalog
+from specdec.arena import Arena
+from specdec.assembly import Assembly
+from specdec.exact import require_exact
+from specdec.interfaces import Backend
+from specdec.messages import Window
+from specdec.model import ArenaModel
+from specdec.ops import Ops
+from specdec.packed import Weight
+from specdec_kernels.reference import Reference
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KINDS = (("float32", None), ("bfloat16", None), ("bfloat16", 8))
+"""A dtype and the bits of quantised weights."""
+
+EACH = pytest.mark.parametrize(("name", "bits"), KINDS, ids=[f"{name}-{bits or 'float'}" for name, bits in KINDS])
+
+
+def _chain(*first: Backend) -> Ops:
+    """``first``, then the backends of ``cpu``; skips without a compiler."""
+    ops = registry().backend("cpu")
+    if ops.chain[0].name != "cpu":
+        pytest.skip("no C++ compiler")
+    return Ops([*first, *ops.chain])
+
+
+class Wavering(Reference):
+    """A planted fault: a product whose last bits depend on the number of its rows."""
+
+    name = "wavering"
+    row_invariant = frozenset(("linear",))
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
+        single = x.numel() == x.shape[-1]
+        return super().linear(x, weight, bias, wide) * (1.0 if single else 1.0 + 2.0**-20)
+
+
+class Modest(Reference):
+    """The same products as the reference's, of which it promises nothing."""
+
+    name = "modest"
+    row_invariant = frozenset()
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
+        return super().linear(x, weight, bias, wide)
+
+
+def test_a_backend_that_promises_equal_rows_and_gives_others_is_refused_by_the_width() -> None:
+    target = ArenaModel(families.build_model("llama"), _chain(Wavering()))
+    with pytest.raises(SpecdecError, match=r"llama model on wavering, cpu, .*is not exact: a window of 2 in 1 rows"):
+        require_exact(target)
+
+
+def test_an_op_of_which_its_backend_promises_nothing_is_refused_by_both_names() -> None:
+    target = ArenaModel(families.build_model("llama"), _chain(Modest()))
+    with pytest.raises(SpecdecError, match=r"the op linear on the backend modest may depend.*leave out exact"):
+        require_exact(target)
+
+
+@pytest.mark.parametrize(
+    ("family", "backend", "reason"),
+    [
+        ("llama", "reference", r"the op tree_attention on the backend reference, torch's own product in model\.layers"),
+        ("gpt2", "auto", r"torch's own product in transformer\.h\.0\.attn\.c_attn"),
+    ],
+)
+def test_products_of_torch_are_refused_by_the_names_of_their_modules(family: str, backend: str, reason: str) -> None:
+    target = ArenaModel(families.build_model(family), registry().backend(backend))
+    with pytest.raises(SpecdecError, match=reason):
+        require_exact(target)
+
+
+def test_a_draft_that_proposes_trees_is_refused_by_name() -> None:
+    build = _assembly(families.build_model("llama"), _chain(), 1, None)
+    with pytest.raises(SpecdecError, match=r"'ngram\(branches=2\)' proposes trees.*choose a draft that proposes them"):
+        build.engine("ngram(branches=2)", k=4)
+
+
+def test_ops_that_are_not_counted_are_refused_by_name() -> None:
+    with pytest.raises(SpecdecError, match=r"Reference alone does not count; give the target specdec\.ops\.Ops"):
+        require_exact(ArenaModel(families.build_model("llama"), Reference()))
+
+
+def test_an_engine_says_whether_it_is_exact_and_a_proof_leaves_its_counters_alone() -> None:
+    build = _assembly(families.build_model("llama"), _chain(), 1, None)
+    engine = build.engine(None, k=0)
+    assert engine.exact
+    assert build.target.forwards == 0
+    assert not engine.stats.ops
+
+
+def _assembly(model: PreTrainedModel, ops: Ops, rows: int, bits: int | None) -> Assembly:
+    """Exact engines over a model with the tokens of bytes."""
+    target = ArenaModel(model, ops, bits)
+    return Assembly(registry(), target, catalog.byte_tokenizer(), max_rows=rows, max_length=192, exact=True)
+
+
+def _same_tokens(build: Assembly, work: Sequence[Request], ks: Sequence[int]) -> None:
+    """Assert that all widths emit the tokens of plain decoding."""
+    expected = [done.tokens for done in build.engine(None, k=0).run(work)]
+    for k in ks:
+        engine = build.engine("oracle(0.8)", k=k)
+        assert [done.tokens for done in engine.run(work)] == expected
+        assert engine.stats.counts["num_accepted_tokens"], "no window had more than one good token"
+
+
+@EACH
+def test_tokens_of_a_tiny_model_are_the_same_at_every_width(name: str, bits: int | None) -> None:
+    build = _assembly(families.build_model("llama", 0, getattr(torch, name)), _chain(), 3, bits)
+    work = [Request(i, prompt, SamplingParams(max_new_tokens=24)) for i, prompt in enumerate(prompts(3))]
+    _same_tokens(build, work, (1, 4, 15))
+
+
+@pytest.mark.slow
+@EACH
+def test_tokens_of_smollm2_are_the_same_at_every_width(name: str, bits: int | None) -> None:
+    loaded = catalog.load("smollm2-135m", torch.device("cpu"), getattr(torch, name))
+    target = ArenaModel(loaded.model, _chain(), bits)
+    build = Assembly(registry(), target, loaded.tokenizer, max_rows=1, max_length=256, exact=True)
+    texts = [workloads.load_workload(kind).encode(loaded.tokenizer)[0][-60:] for kind in ("chat", "reasoning")]
+    work = [Request(i, tuple(text), SamplingParams(max_new_tokens=24)) for i, text in enumerate(texts)]
+    _same_tokens(build, work, (4, 15))
+
+
+EXACT_ARM = Arm(replace(SETTING, dtype="bfloat16", max_new_tokens=12), draft="oracle(0.8)", k=4)
+
+
+def test_a_run_refuses_what_is_not_exact_before_anything_is_measured() -> None:
+    bench = Bench(MeasuringPlan(prompts=1, exact=True))
+    with pytest.raises(SpecdecError, match="on the backend reference.*leave out exact"):
+        bench.prepare([replace(EXACT_ARM, setting=replace(EXACT_ARM.setting, backend="reference"))])
+
+
+def test_a_row_of_an_exact_run_says_so_and_a_difference_in_it_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    _chain()
+    bench = Bench(MeasuringPlan(prompts=1, exact=True))
+    bench.prepare([EXACT_ARM])
+    forward = ArenaModel.forward
+
+    def uneven(*given: Any) -> tuple[Tensor, Tensor]:
+        logits, hidden = forward(*given)
+        return logits.roll(logits.shape[1] // 2, dims=-1), hidden
+
+    monkeypatch.setattr(ArenaModel, "forward", uneven)
+    row = bench.row(EXACT_ARM, lambda what: None)
+    [cell] = bench.cells.values()
+    assert {arm.draft: one.conditions.get("exact") for arm, one in cell.series.items()} == dict.fromkeys(
+        (EXACT_ARM.draft, None), "yes"
+    )
+    assert "both are exact" in str(row.failure)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@torch.inference_mode()
+def test_logits_of_half_precision_are_the_heads_sums_before_they_are_rounded(family: str, backend: str) -> None:
+    model = families.build_model(family, 0, torch.bfloat16)
+    head = model.get_output_embeddings()
+    head.bias = torch.nn.Parameter(torch.linspace(-1, 1, len(head.weight), dtype=torch.bfloat16))
+    target = ArenaModel(model, registry().backend(backend))
+    tokens = torch.arange(5)[None]
+    window = Window.chain(tokens[:, 0], tokens[:, 1:], torch.tensor([4]))
+    logits, hidden = target.forward(target.arena(1, 16, 5), window, slice(0, 1), 0)
+    sums = hidden.double() @ head.weight.double().t() + head.bias.double()
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    assert logits.dtype == torch.float32
+    assert hidden.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.double(), sums if cap is None else cap * (sums / cap).tanh(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@torch.inference_mode()
+def test_exact_ops_choose_the_same_tokens_at_two_widths_with_float32_logits_and_with_rounded_ones(
+    backend: str, seeds: range
+) -> None:
+    """``-s --specdec-deep`` prints a row of the table in docs/proof.md; without ``--specdec-deep``, of four texts."""
+    loaded = catalog.load("smollm2-135m", torch.device("cpu"), torch.bfloat16)
+    target = ArenaModel(loaded.model, registry().backend(backend))
+    differ, levels, tokens = [0, 0], [0, 0], 0
+    kinds = [workloads.load_workload(kind) for kind in ("chat", "question_answering", "summarisation", "reasoning")]
+    for prompt in (text[-100:] for kind in kinds for text in kind.first(min(len(seeds), 5)).encode(loaded.tokenizer)):
+        single = _greedy(target, target.arena(1, 200, 5), tuple(prompt), 60)
+        wide = _again(target, target.arena(1, 200, 5), (*prompt, *single.argmax(dim=1).tolist()), len(prompt))
+        tokens += len(single)
+        for place, (one, five) in enumerate(((single.bfloat16(), wide.bfloat16()), (single, wide))):
+            differ[place] += int((one.argmax(dim=1) != five.argmax(dim=1)).sum())
+            top = one.topk(2, dim=1).values
+            levels[place] += int((top[:, 0] == top[:, 1]).sum())
+    seconds = _least_seconds(target)
+    print(
+        f"{backend}: of {tokens} tokens {differ[0]} differ between W = 1 and 5 with rounded logits, {differ[1]} with "
+        f"float32 ones; two equal largest logits at {levels[0]} and {levels[1]}; the head takes "
+        f"{1e3 * seconds[0]:.2f} ms rounded and {1e3 * seconds[1]:.2f} ms in float32, a forward {1e3 * seconds[2]:.2f}"
+    )
+    assert levels[1] <= levels[0]
+    assert backend == "reference" or differ == [0, 0]
+
+
+def _greedy(target: ArenaModel, arena: Arena, prompt: tuple[int, ...], count: int) -> Tensor:
+    """Logits [count, V] of the tokens that single-token windows choose after a prompt."""
+    for _ in target.prefill(arena, 0, prompt):
+        pass
+    rows, token, length = [], prompt[-1], len(prompt)
+    for place in range(count):
+        rows.append(_forward(target, arena, [token], length - 1 + place))
+        token = int(rows[-1].argmax())
+    return torch.cat(rows)
+
+
+def _again(target: ArenaModel, arena: Arena, text: tuple[int, ...], start: int) -> Tensor:
+    """Logits of the same tokens in windows of five."""
+    for _ in target.prefill(arena, 0, text[:start]):
+        pass
+    windows = range(start - 1, len(text) - 1, 5)
+    return torch.cat([_forward(target, arena, list(text[at : min(at + 5, len(text) - 1)]), at) for at in windows])
+
+
+def _forward(target: ArenaModel, arena: Arena, tokens: list[int], committed: int) -> Tensor:
+    whole = torch.tensor([tokens])
+    window = Window.chain(whole[:, 0], whole[:, 1:], torch.tensor([len(tokens) - 1]))
+    logits = target.forward(arena, window, slice(0, 1), committed)[0][0]
+    arena.committed += len(tokens)
+    return logits
+
+
+def _least_seconds(target: ArenaModel) -> list[float]:
+    """Of the head's product for one row, rounded and in float32, and of a forward of one token; measured in turns."""
+    head = target.model.get_output_embeddings()
+    weight, x = target.ops.pack(head.weight), torch.randn(1, 1, head.weight.shape[1], dtype=torch.bfloat16)
+    arena, linear = target.arena(1, 64, 1), target.ops.linear
+    calls: tuple[Callable[[], Tensor], ...] = (
+        lambda: linear(x, weight, None, False),
+        lambda: linear(x, weight, None, True),
+        lambda: _forward(target, arena, [7], 40),
+    )
+    times: list[list[float]] = [[], [], []]
+    for _ in range(25):
+        for call, seen in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            seen.append(time.perf_counter() - start)
+    return [min(seen) for seen in times]
