@@ -227,6 +227,8 @@ def fake_cuda(kernels: bool = True, device: str = "cuda") -> Iterator[LaunchLog]
     times before the first step. ``kernels``: Triton's are replaced too.
     """
     load_guard(device)
+    with torch.device("cpu"):
+        torch.empty(0)  # torch lists the functions that make tensors once: before torch.tensor is another one
     log = LaunchLog(device=device)
     replaced = [*_torch_stands(log), *_our_stands(log), *(_triton_stands(log) if kernels else [])]
     with ExitStack() as stack:
