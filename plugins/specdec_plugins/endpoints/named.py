@@ -1,0 +1,85 @@
+"""Endpoints by name: what ``--specdec-endpoint`` lists."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from specdec.errors import SpecdecError
+from specdec.registry import split_list
+
+KEY = "SPECDEC_API_KEY"
+"""The environment variable of the API key; ``SPECDEC_API_KEY_<NAME>`` is that of one endpoint."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server: its name in tables, its address without a path below ``/v1``, and a model (None: the only one it serves).
+
+    Time limits in seconds: ``connect_s`` to a connection, ``read_s`` between two pieces of an answer, ``total_s`` of a
+    whole answer. ``retries``: attempts after the first. The API key is read from the environment when it is needed, and
+    is no part of this object.
+    """
+
+    name: str
+    url: str
+    model: str | None = None
+    connect_s: float = 10.0
+    read_s: float = 120.0
+    total_s: float = 600.0
+    retries: int = 3
+
+    @property
+    def key(self) -> str | None:
+        """The API key: that of ``SPECDEC_API_KEY_<NAME>``, else of ``SPECDEC_API_KEY``; None where neither is set."""
+        own = "".join(sign if sign.isalnum() else "_" for sign in self.name).upper()
+        return os.environ.get(f"{KEY}_{own}") or os.environ.get(KEY) or None
+
+    def hidden(self, text: str) -> str:
+        """The text without the API key."""
+        return text.replace(self.key, "[key]") if self.key else text
+
+
+def parse_endpoints(text: str) -> list[Endpoint]:
+    """Return the endpoints of ``name=url`` or ``name=url#model``, separated by commas.
+
+    Raises SpecdecError for what is no name or address, for two of one name, and for an address that holds a secret.
+
+    Example: ``parse_endpoints("plain=http://localhost:8000, spec=http://localhost:8001#smollm2")``
+    """
+    found: dict[str, Endpoint] = {}
+    for part in split_list(text):
+        name, equals, address = part.partition("=")
+        name = name.strip()
+        if not equals or not name or "/" in name:
+            raise SpecdecError(
+                f"--specdec-endpoint {_shown(part)!r}; expected name=url, for example plain=http://localhost:8000"
+            )
+        if name in found:
+            raise SpecdecError(f"--specdec-endpoint names {name!r} twice; give each address a name of its own")
+        found[name] = _endpoint(name, address.strip())
+    if not found:
+        raise SpecdecError("--specdec-endpoint is empty; expected name=url, for example plain=http://localhost:8000")
+    return list(found.values())
+
+
+def _endpoint(name: str, address: str) -> Endpoint:
+    whole, _, model = address.partition("#")
+    url = urlsplit(whole)
+    if url.username or url.password or url.query:
+        raise SpecdecError(
+            f"the address of the endpoint {name!r} has a user, a password or a query, which would be stored with the "
+            f"results; leave them out and put the API key into the environment variable {KEY}"
+        )
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise SpecdecError(
+            f"the endpoint {name!r} has the address {whole!r}; expected http://host:port or https://host"
+        )
+    path = url.path.rstrip("/").removesuffix("/v1")
+    return Endpoint(name, f"{url.scheme}://{url.netloc}{path}", model or None)
+
+
+def _shown(part: str) -> str:
+    """The part without what may be a secret."""
+    return part.split("@")[-1].split("?")[0]

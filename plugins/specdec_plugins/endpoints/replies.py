@@ -1,0 +1,173 @@
+"""What a server answers: text, tokens with their log-probabilities, when each piece came; or the kind of its failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from specdec.errors import SpecdecError
+
+FAILURES: Mapping[str, str] = MappingProxyType(
+    {
+        "refused": "nothing listens there: start the server, or correct the address",
+        "reset": "the connection was closed before the answer was whole: see the server's log",
+        "timeout": "the answer took longer than the limit: raise it, or ask for fewer tokens",
+        "unauthorised": "the server wants another API key: put it into the environment variable of the endpoint",
+        "not_found": "the server has no such path or model: name a model that it serves",
+        "limited": "the server turns requests away for now: lower concurrency or rate",
+        "server_error": "the server failed: see its log",
+        "refused_request": "the server does not take this request: its message says what it lacks",
+        "redirect": "the address sends elsewhere, which a POST must not follow: name the final address",
+        "truncated": "the answer ended in its middle: see the server's or a proxy's log",
+        "invalid": "the answer is not what the OpenAI API promises: is this an OpenAI-compatible server?",
+        "endless": "the answer went on beyond what was asked for and was cut: the server ignores max_tokens",
+        "usage": "the server's usage counts other tokens than it sent: figures by its count would be wrong",
+        "cut_off": "the server says that the text ended by itself, and sent nothing of the end: a stop token was lost",
+    }
+)
+"""Every kind of failure, and what to do next."""
+
+RETRIED = ("refused", "reset", "limited", "server_error", "timeout")
+"""Kinds that may go away by themselves, if they came before the first byte of an answer."""
+
+
+class EndpointFailure(SpecdecError):
+    """A request that got no usable answer.
+
+    ``kind`` is one of ``FAILURES``; ``status`` the HTTP status, if there was one; ``wait_s`` what Retry-After asked for;
+    ``begun``: part of an answer had come; ``attempts``: how often it was tried.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        said: str,
+        *,
+        status: int | None = None,
+        wait_s: float | None = None,
+        begun: bool = False,
+    ) -> None:
+        super().__init__(f"{kind}: {said}. {FAILURES[kind][0].upper()}{FAILURES[kind][1:]}")
+        self.kind, self.status, self.wait_s, self.begun = kind, status, wait_s, begun
+        self.attempts = 1
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token as the server names it.
+
+    ``text`` may be empty or part of a character; ``id`` is its number where the server says it; ``logprob`` a natural
+    logarithm; ``top`` the server's likeliest tokens at this position, likeliest first, empty if it gave none.
+    """
+
+    text: str
+    id: int | None = None
+    logprob: float | None = None
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer: seconds since the request was sent, its text, and its tokens where that is known."""
+
+    seconds: float
+    text: str
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer.
+
+    ``tokens`` is empty if the server gave no log-probabilities. ``seconds``: from sending the request to the last byte,
+    of the attempt that succeeded. ``prompt_tokens`` and ``completion_tokens`` are the server's own ``usage``.
+    ``attempts``: 1 if the first try succeeded; the times of another are not those of an idle server. ``body``: what the
+    server added of its own (timings, metrics), the last object that had each name.
+    """
+
+    text: str
+    tokens: tuple[Token, ...]
+    chunks: tuple[Chunk, ...]
+    seconds: float
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    finish_reason: str | None
+    attempts: int
+    body: Mapping[str, Any]
+
+    @property
+    def counted(self) -> int | None:
+        """Output tokens: those of the log-probabilities, else ``usage``'s; None where only text is known."""
+        return len(self.tokens) if self.tokens else self.completion_tokens
+
+
+OURS = ("id", "object", "created", "model", "choices", "usage", "system_fingerprint")
+"""Names of the OpenAI API itself; whatever else an object has is the server's own word."""
+
+
+def own_words(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an object has beyond the OpenAI API. Example: llama.cpp's ``timings``."""
+    return {name: value for name, value in found.items() if name not in OURS and value is not None}
+
+
+def tokens_of(choice: Mapping[str, Any]) -> tuple[Token, ...]:
+    """Return the tokens of a choice: of completions (lists side by side) or chat (``logprobs.content``).
+
+    Raises EndpointFailure ``invalid`` for lists of different lengths and for numbers that are none.
+
+    Sources: OpenAI API reference, completions and chat completions; vllm-project/vllm (``token_ids`` beside a choice with
+    ``return_token_ids``, ``token_id:7`` as text with ``return_tokens_as_token_ids``); ggml-org/llama.cpp
+    (``tools/server/README.md``: ``logprobs.content`` with ``id``, also for completions).
+    """
+    found = choice.get("logprobs")
+    if not found:
+        return ()
+    ids = choice.get("token_ids")
+    try:
+        tokens = _of_content(found["content"]) if found.get("content") is not None else _of_lists(found)
+        tokens = tuple(
+            Token(one.text, one.id if ids is None else int(ids[place]), one.logprob, one.top)
+            for place, one in enumerate(tokens)
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise EndpointFailure("invalid", f"logprobs are no list of tokens ({type(error).__name__}: {error})") from None
+    for token in tokens:
+        for value in (token.logprob, *(chance for _, chance in token.top)):
+            if value is not None and (math.isnan(value) or value > 1e-3):
+                raise EndpointFailure("invalid", f"the token {token.text!r} has the log-probability {value}")
+    return tokens
+
+
+def _of_content(content: Sequence[Mapping[str, Any]]) -> tuple[Token, ...]:
+    return tuple(
+        Token(
+            str(one["token"]),
+            one.get("id"),
+            _number(one.get("logprob")),
+            _sorted((str(top["token"]), float(top["logprob"])) for top in one.get("top_logprobs") or ()),
+        )
+        for one in content
+    )
+
+
+def _of_lists(found: Mapping[str, Any]) -> tuple[Token, ...]:
+    texts = found["tokens"]
+    given: Sequence[float | None] = found.get("token_logprobs") or [None] * len(texts)
+    tops: Sequence[Any] = found.get("top_logprobs") or [None] * len(texts)
+    if not len(texts) == len(given) == len(tops):
+        raise ValueError(f"{len(texts)} tokens, {len(given)} token_logprobs, {len(tops)} top_logprobs")
+    return tuple(
+        Token(str(text), None, _number(logprob), _sorted((str(t), float(v)) for t, v in (top or {}).items()))
+        for text, logprob, top in zip(texts, given, tops, strict=True)
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _sorted(pairs: Any) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(pairs, key=lambda pair: -pair[1]))
