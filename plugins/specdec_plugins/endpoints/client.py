@@ -90,7 +90,8 @@ class Ask:
 class Client:
     """Asks one endpoint, over connections that are kept. Its methods are coroutines.
 
-    ``sleep`` and ``dice`` are for tests: waits between tries, and their jitter. ``transport``: httpx's, None: the network.
+    ``sleep`` and ``dice`` are for tests: waits between tries, and their jitter. ``transport`` is httpx's; None is the
+    network.
 
     Example: ``async with Client(endpoint) as client: reply = await client.complete(Ask("Once", 16))``
     """
@@ -160,8 +161,8 @@ class Client:
         """Ask, and return the whole answer. Raises EndpointFailure by its kind.
 
         What may go away by itself is tried again, up to ``endpoint.retries`` times, after a time drawn below
-        ``BACK_OFF_S`` doubled at each try (full jitter), or after what Retry-After asks for. Nothing is tried again once a
-        part of an answer has come.
+        ``BACK_OFF_S`` doubled at each try (full jitter), or after what Retry-After asks for. Nothing is tried again once
+        a part of an answer has come.
         """
         model = await self._served()
         path = "/v1/chat/completions" if ask.chat else "/v1/completions"

@@ -1,4 +1,4 @@
-"""What a server answers: text, tokens with their log-probabilities, when each piece came; or the kind of its failure."""
+"""What a server answers: text, tokens with log-probabilities, when each piece came; or the kind of its failure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ RETRIED = ("refused", "reset", "limited", "server_error", "timeout")
 class EndpointFailure(SpecdecError):
     """A request that got no usable answer.
 
-    ``kind`` is one of ``FAILURES``; ``status`` the HTTP status, if there was one; ``wait_s`` what Retry-After asked for;
-    ``begun``: part of an answer had come; ``attempts``: how often it was tried.
+    ``kind`` is one of ``FAILURES``; ``status`` the HTTP status, if there was one; ``wait_s`` what Retry-After asked
+    for; ``begun``: part of an answer had come; ``attempts``: how often it was tried.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer: seconds since the request was sent, its text, and its tokens where that is known."""
+    """A piece of a streamed answer: seconds since the request was sent, its text, its tokens where they are known."""
 
     seconds: float
     text: str
@@ -118,8 +118,8 @@ def tokens_of(choice: Mapping[str, Any]) -> tuple[Token, ...]:
 
     Raises EndpointFailure ``invalid`` for lists of different lengths and for numbers that are none.
 
-    Sources: OpenAI API reference, completions and chat completions; vllm-project/vllm (``token_ids`` beside a choice with
-    ``return_token_ids``, ``token_id:7`` as text with ``return_tokens_as_token_ids``); ggml-org/llama.cpp
+    Sources: OpenAI API reference, completions and chat completions; vllm-project/vllm (``token_ids`` beside a choice
+    with ``return_token_ids``, ``token_id:7`` as text with ``return_tokens_as_token_ids``); ggml-org/llama.cpp
     (``tools/server/README.md``: ``logprobs.content`` with ``id``, also for completions).
     """
     found = choice.get("logprobs")
