@@ -161,8 +161,8 @@ class Client:
         """Ask, and return the whole answer. Raises EndpointFailure by its kind.
 
         What may go away by itself is tried again, up to ``endpoint.retries`` times, after a time drawn below
-        ``BACK_OFF_S`` doubled at each try (full jitter), or after what Retry-After asks for. Nothing is tried again once
-        a part of an answer has come.
+        ``BACK_OFF_S`` doubled at each try (full jitter), or after what Retry-After asks for. Nothing is tried again
+        once a part of an answer has come.
         """
         model = await self._served()
         path = "/v1/chat/completions" if ask.chat else "/v1/completions"
