@@ -106,15 +106,15 @@ class Client:
     ) -> None:
         self.endpoint = endpoint
         self._sleep, self._dice = sleep, dice or random.Random()
-        httpx = _httpx()
-        self._errors = httpx
+        http = _httpx()
+        self._errors = http
         self._model: str | None = endpoint.model
         headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-        self._http: httpx.AsyncClient = httpx.AsyncClient(
+        self._http: httpx.AsyncClient = http.AsyncClient(
             base_url=endpoint.url,
             headers=headers,
-            timeout=httpx.Timeout(endpoint.read_s, connect=endpoint.connect_s),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            timeout=http.Timeout(endpoint.read_s, connect=endpoint.connect_s),
+            limits=http.Limits(max_connections=None, max_keepalive_connections=None),
             follow_redirects=False,
             transport=transport,
             trust_env=False,  # a proxy of the environment would be measured with the server
@@ -152,10 +152,10 @@ class Client:
             async with asyncio.timeout(self.endpoint.total_s):
                 answer = await self._http.get(path)
             self._refused(answer, answer.text)
-            return answer.text
+            return str(answer.text)
 
         found, _ = await self._tried(once)
-        return found
+        return str(found)
 
     async def complete(self, ask: Ask) -> Reply:
         """Ask, and return the whole answer. Raises EndpointFailure by its kind.
@@ -343,7 +343,7 @@ class _Gathered:
             tokens = tokens_of(choice)
             self._own |= {name: value for name, value in choice.items() if name in ("token_ids", "prompt_token_ids")}
             self.finish = choice.get("finish_reason") or self.finish
-        except (KeyError, IndexError, AttributeError, TypeError) as error:
+        except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             said = f"a choice cannot be read ({type(error).__name__}: {error})"
             raise self.client._failure("invalid", said, begun=True) from None
         if text or tokens:

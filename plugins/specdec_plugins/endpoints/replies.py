@@ -116,7 +116,7 @@ def own_words(found: Mapping[str, Any]) -> dict[str, Any]:
 def tokens_of(choice: Mapping[str, Any]) -> tuple[Token, ...]:
     """Return the tokens of a choice: of completions (lists side by side) or chat (``logprobs.content``).
 
-    Raises EndpointFailure ``invalid`` for lists of different lengths and for numbers that are none.
+    Raises ValueError for lists of different lengths, for numbers that are none, and for anything else.
 
     Sources: OpenAI API reference, completions and chat completions; vllm-project/vllm (``token_ids`` beside a choice
     with ``return_token_ids``, ``token_id:7`` as text with ``return_tokens_as_token_ids``); ggml-org/llama.cpp
@@ -133,11 +133,11 @@ def tokens_of(choice: Mapping[str, Any]) -> tuple[Token, ...]:
             for place, one in enumerate(tokens)
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise EndpointFailure("invalid", f"logprobs are no list of tokens ({type(error).__name__}: {error})") from None
+        raise ValueError(f"logprobs are no list of tokens ({type(error).__name__}: {error})") from None
     for token in tokens:
         for value in (token.logprob, *(chance for _, chance in token.top)):
             if value is not None and (math.isnan(value) or value > 1e-3):
-                raise EndpointFailure("invalid", f"the token {token.text!r} has the log-probability {value}")
+                raise ValueError(f"the token {token.text!r} has the log-probability {value}")
     return tokens
 
 
