@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.tests.faulty import DONE, STREAM, FaultyServer, Fault, event, plain_answer
+from benchsuite.tests.faulty import DONE, STREAM, Fault, FaultyServer, event, plain_answer
 from benchsuite.tests.our_server import MODEL, Bugs, OurServer
 from benchsuite.tests.rig import Make
 from specdec import SpecdecError
