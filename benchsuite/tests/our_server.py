@@ -13,6 +13,7 @@ From a shell, over SmolLM2: ``python -m benchsuite.tests.our_server --target smo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import threading
@@ -26,6 +27,7 @@ import torch
 from specdec.assembly import Assembly
 from specdec.catalog import end_tokens
 from specdec.engine import Engine
+from specdec.errors import SpecdecError
 from specdec.logprobs import TokenLogprobs
 from specdec.request import Request, SamplingParams
 
@@ -111,20 +113,20 @@ class OurServer:
             stop=tuple(asked.get("stop") or ()),
             logprobs=None if wanted is None else max(wanted, 2),
         )
-        [done] = self.engine.run([Request(0, tuple(ids), params)])
         tokenizer: Any = self.engine.tokenizer
-        before = ""
-        for place, token in enumerate(done.tokens):
-            chances = done.logprobs[place] if done.logprobs else None
+        number = self.asked  # noise is keyed by it: the same request sampled again is another sample
+        for place, streamed in enumerate(self.engine.stream([Request(number, tuple(ids), params)])):
+            # An ended request has left its row by the time its last tokens are read.
+            source = self.engine.finished.get(number) or self.engine.rows.live[0]
+            chances = source.logprobs[place] if wanted is not None else None
+            token, text = streamed.token, streamed.text
             if self.bugs.change and self.bugs.dice.random() < 1 / self.bugs.change:
                 # Without log-probabilities there is no second likeliest token to be had: the next id stands in.
                 ranked = [one for one, _ in chances.top_raw if one != token] if chances else []
                 token = ranked[0] if ranked else token + 1
-            whole = tokenizer.decode([*done.tokens[:place], token])
-            last = place == len(done.tokens) - 1
-            reason = ("stop" if done.finish_reason in ("eos", "stop") else "length") if last else None
-            yield whole[len(before) :], self._content(token, chances, wanted), reason
-            before = tokenizer.decode(done.tokens[: place + 1])
+                text = tokenizer.decode([token])
+            ended = {None: None, "eos": "stop", "stop": "stop"}.get(streamed.finish_reason, "length")
+            yield text, self._content(token, chances, wanted), ended
 
     def _content(self, token: int, chances: TokenLogprobs | None, wanted: int | None) -> list[dict[str, Any]]:
         if chances is None or wanted is None:
@@ -194,6 +196,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, json.dumps(said).encode())
             return
         objects = self.ours.answer(asked, self.path.startswith("/v1/chat"))
+        try:
+            objects = itertools.chain([next(objects)], objects)
+        except SpecdecError as error:
+            self._send(400, json.dumps({"error": {"message": str(error)}}).encode())
+            return
         if not asked.get("stream"):
             self._send(200, json.dumps(_joined(list(objects))).encode())
             return
