@@ -15,7 +15,21 @@ from specdec.stats import Stats
 pytest_plugins = "pytester"
 
 ALIASES = {"vanilla": "draft_model", "medusa_lite": "medusa(head_init=tie)", "eagle_lite": "eagle(head=lite)"}
-DRAFTS = sorted((*ALIASES, "draft_model", "eagle", "garbage", "hybrid", "medusa", "ngram", "oracle", "suffix", "tree"))
+DRAFTS = sorted(
+    (
+        *ALIASES,
+        "custom_class",
+        "draft_model",
+        "eagle",
+        "garbage",
+        "hybrid",
+        "medusa",
+        "ngram",
+        "oracle",
+        "suffix",
+        "tree",
+    )
+)
 POLICIES = (
     "block",
     "conf_threshold",
