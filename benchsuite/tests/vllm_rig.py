@@ -33,20 +33,20 @@ class VllmRunner:
     """
 
     def __init__(self, proposer: Any, rows: int, length: int) -> None:
-        self.proposer, self.names = proposer, list[str]()
+        self.proposer, self.names = proposer, list[int]()
         self.token_ids_cpu = np.full((rows, length), LEFT_OVER, dtype=np.int32)
         self.num_tokens_no_spec = np.zeros(rows, dtype=np.int32)
         if hasattr(proposer, "load_model"):
             proposer.load_model(object())
 
-    def add(self, name: str, tokens: Sequence[int]) -> None:
+    def add(self, name: int, tokens: Sequence[int]) -> None:
         """A request enters, new or back from preemption, with its tokens so far."""
         row = len(self.names)
         self.names.append(name)
         self.token_ids_cpu[row, : len(tokens)] = tokens
         self.num_tokens_no_spec[row] = len(tokens)
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: int) -> None:
         """A request leaves; the last row takes its place."""
         row, last = self.names.index(name), len(self.names) - 1
         self.swap(row, last)
@@ -58,7 +58,7 @@ class VllmRunner:
         for array in (self.token_ids_cpu, self.num_tokens_no_spec):
             array[[one, other]] = array[[other, one]]
 
-    def step(self, sampled: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    def step(self, sampled: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
         """Book each request's sampled tokens, none while its prompt is read, and ask for proposals, by request."""
         tokens = [list(sampled.get(name, ())) for name in self.names]
         for row, new in enumerate(tokens):
@@ -122,7 +122,9 @@ class Witness(TheirLookup):
     """For each call and row what was sampled, and the whole text."""
     arrays: ClassVar[list[Any]] = []
 
-    def propose(self, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any) -> Any:
+    def propose(
+        self, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = 0
+    ) -> Any:
         """vLLM's interface."""
         assert slot_mappings is None
         texts = [token_ids_cpu[row, :length].tolist() for row, length in enumerate(num_tokens_no_spec)]
@@ -148,7 +150,9 @@ class Breaks(TheirLookup):
 class Writes(TheirLookup):
     """Writes into the buffer that vLLM lends it."""
 
-    def propose(self, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any) -> Any:
+    def propose(
+        self, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = 0
+    ) -> Any:
         """vLLM's interface."""
         token_ids_cpu[0, 0] = 1
 

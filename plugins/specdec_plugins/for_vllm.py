@@ -95,24 +95,25 @@ class SpecdecProposer:
     def _follow(self, texts: Sequence[_Text | None]) -> None:
         """Release the rows that left, admit those that came, and note the new tokens of all."""
         left = {place for place in self._live if place is not None}
-        now = [self._place_of(row, text, left) for row, text in enumerate(texts)]
+        self._live = [self._place_of(row, text, left) for row, text in enumerate(texts)]
         for place in left:
             self._draft.release(place, tuple(self._history[place, : self._lengths[place]].tolist()))
-        free = [place for place in range(self._rows) if place not in now]
+        free = [place for place in range(self._rows) if place not in self._live]
         for row, text in enumerate(texts):
             if text is None:
                 continue
-            place = now[row]
-            if place is None:
-                place = now[row] = free.pop()
-                prompt = tuple(text.tokens[: text.known].tolist())
-                self._history[place, : text.known] = prompt
-                self._draft.admit(place, Request(self._admitted, prompt), prompt)
-                self._admitted += 1
+            found = self._live[row]
+            place = self._admit(free.pop(), text) if found is None else found
             length = len(text.tokens)
             self._history[place, text.known : length] = text.tokens[text.known :]
-            self._lengths[place] = length
-        self._live = now
+            self._live[row], self._lengths[place] = place, length
+
+    def _admit(self, place: int, text: _Text) -> int:
+        prompt = tuple(text.tokens[: text.known].tolist())
+        self._history[place, : text.known] = prompt
+        self._draft.admit(place, Request(self._admitted, prompt), prompt)
+        self._admitted += 1
+        return place
 
     def _place_of(self, row: int, text: _Text | None, left: set[int]) -> int | None:
         """The place of a request that goes on, taken out of ``left``; None for one that is new.

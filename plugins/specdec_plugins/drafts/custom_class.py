@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -104,9 +106,10 @@ class CustomClass(Draft):
         try:
             return call()
         except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]  # an assert often says no more
             raise SpecdecError(
-                f"{self._path}: {what} raised {type(error).__name__}: {error}. Mend the class, or give what it lacks "
-                f"in settings; {LIMITS}"
+                f"{self._path}: {what} raised {type(error).__name__}: {error} ({Path(place.filename).name}:"
+                f"{place.lineno}: {place.line}). Mend the class, or give what it lacks in settings; {LIMITS}"
             ) from error
 
     def forget(self) -> None:
