@@ -13,8 +13,8 @@ from benchsuite.report.merged import merge
 from specdec.errors import SpecdecError
 
 JOB_MINUTES = 30
-"""How long a job may take, where ``--set timeout_min`` says nothing. submitit would end a process of this machine after 2
-minutes and a job of Slurm after 5: beside other work, loading a model alone takes as long."""
+"""How long a job may take, where ``--set timeout_min`` says nothing. submitit would end a process of this machine after
+2 minutes and a job of Slurm after 5: beside other work, loading a model alone takes as long."""
 
 
 def submit_shards(

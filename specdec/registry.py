@@ -165,8 +165,8 @@ class Registry:
         entry = Entry(factory, owner, given)
         if kind == "controller" and entry.k_option and entry.k_option not in entry.options:
             raise SpecdecError(
-                f"{owner} registers the controller {name!r}, whose k_option is {entry.k_option!r}, which its factory does "
-                f"not take; its options: {entry.described}. Name the one that K sets, or None if it takes no K"
+                f"{owner} registers the controller {name!r}, whose k_option is {entry.k_option!r}, which its factory "
+                f"does not take; its options: {entry.described}. Name the one that K sets, or None if it takes no K"
             )
         self._entries[kind][name] = entry
 
