@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchsuite.prove import tiny
 from benchsuite.tests import vllm_rig
+from benchsuite.tests.pages import blocks
 from benchsuite.tests.rig import Make
 from benchsuite.tests.vllm_rig import Answers, VllmRunner, Witness, vllm_config
 from specdec import Context, Engine, Request, SamplingParams, SpecdecError, Verdict, Window
@@ -340,3 +344,19 @@ def test_the_same_class_proposes_the_same_here_and_in_vllm(assemble: Make) -> No
     steps = steps_of(assemble(max_rows=3).engine(custom("TheirLookup"), k=K), repeating(6))
     theirs: Any = vllm_rig.TheirLookup(vllm_config(K, 3, LENGTH, VOCABULARY, {}))
     assert replayed(theirs, steps, 3, seed=1) > 0
+
+
+def test_the_class_of_the_tutorial_is_a_draft_and_equals_the_rigs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assemble: Make
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "write-a-plugin.md"
+    if not page.exists():
+        pytest.skip("the documentation is not part of an installed wheel")
+    section = page.read_text(encoding="utf-8").partition("## From and to vLLM")[2]
+    (tmp_path / "previous.py").write_text(blocks("python", section)[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    [named] = re.findall(r'--specdec-draft "(.*)"', section)
+    engines = [assemble(max_rows=3).engine(draft, k=K) for draft in (named, custom("TheirLookup"))]
+    assert steps_of(engines[0], repeating(6)) == steps_of(engines[1], repeating(6))
+    [given] = re.findall(rf"--additional-config '(.*\"{KEY}\".*)' --spec", section)
+    SpecdecProposer(vllm_config(K, 1, LENGTH, VOCABULARY, json.loads(given)))
