@@ -12,6 +12,10 @@ from benchsuite.report.journal import Journal, runs
 from benchsuite.report.merged import merge
 from specdec.errors import SpecdecError
 
+JOB_MINUTES = 30
+"""How long a job may take, where ``--set timeout_min`` says nothing. submitit would end a process of this machine after
+2 minutes and a job of Slurm after 5: beside other work, loading a model alone takes as long."""
+
 
 def submit_shards(
     arguments: Sequence[str], shards: int, into: Path, cluster: str | None, settings: Mapping[str, str]
@@ -20,7 +24,7 @@ def submit_shards(
 
     ``into`` is made with a folder for each part, one for submitit's logs, and ``merged``, which is made anew. A part
     that was begun before is gone on with. ``cluster``: ``slurm``, ``local``, or None for Slurm where there is one.
-    ``settings``: submitit's parameters, ``timeout_min``, ``slurm_partition`` …
+    ``settings``: submitit's parameters, ``timeout_min`` (default: ``JOB_MINUTES``), ``slurm_partition`` …
 
     Raises SpecdecError without submitit, for settings that it does not know, and if a part ends without results.
     """
@@ -31,7 +35,7 @@ def submit_shards(
     executor = submitit.AutoExecutor(folder=into / "jobs", cluster=cluster)
     numbers = {name: int(text) if text.isdigit() else text for name, text in settings.items()}
     try:
-        executor.update_parameters(**numbers)
+        executor.update_parameters(**{"timeout_min": JOB_MINUTES, **numbers})
     except (NameError, TypeError) as error:
         raise SpecdecError(
             f"submitit does not take these settings: {error}; leave out --set, or see its names"

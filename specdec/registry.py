@@ -162,7 +162,13 @@ class Registry:
                 f"{owner} registers the {kind} {name!r} with the signature {name}{inspect.signature(factory)}; "
                 f"expected {name}({', '.join((*given, '**options'))}) where every option has a default"
             )
-        self._entries[kind][name] = Entry(factory, owner, given)
+        entry = Entry(factory, owner, given)
+        if kind == "controller" and entry.k_option and entry.k_option not in entry.options:
+            raise SpecdecError(
+                f"{owner} registers the controller {name!r}, whose k_option is {entry.k_option!r}, which its factory "
+                f"does not take; its options: {entry.described}. Name the one that K sets, or None if it takes no K"
+            )
+        self._entries[kind][name] = entry
 
     def names(self, kind: str) -> list[str]:
         """The registered names of a kind, sorted."""

@@ -238,7 +238,23 @@ def _named(config: pytest.Config) -> list[dict[str, Any]]:
     names = [one["name"] for one in strategies if one["name"]]
     if len(set(names)) < len(names):
         raise SpecdecError(f"--specdec-arm has the names {', '.join(names)}; give each arm a name of its own")
+    _refuse_two_names(strategies)
     return strategies
+
+
+def _refuse_two_names(strategies: list[dict[str, Any]]) -> None:
+    """Raise SpecdecError for a strategy with two names: it is one row, which can show only one of them."""
+    first: dict[tuple[object, ...], dict[str, Any]] = {}
+    for one in strategies:
+        key = tuple(one[part] for part in ("draft", "policy", "controller", "k"))
+        other = first.setdefault(key, one)
+        if other["name"] != one["name"]:
+            both = " and ".join(each["name"] or each["draft"] for each in (other, one))
+            written = "/".join(str(part) for part in key if part is not None)
+            raise SpecdecError(
+                f"{both} of --specdec-arm are one strategy, {written}, which is measured once: leave one of them out; "
+                "to see what noise makes of equal arms, look at `plain again`"
+            )
 
 
 def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str], graphs: bool) -> list[dict[str, Any]]:

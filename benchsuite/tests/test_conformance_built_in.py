@@ -24,6 +24,14 @@ TestNgramTree = slow(conformance.draft("ngram(n_min=1, branches=3)", trees=True)
 TestSuffix = slow(conformance.draft("suffix(min_match=1)", remembers=True))
 TestSuffixAlone = slow(conformance.draft("suffix(min_match=1, earlier=False)"))
 TestHybrid = slow(conformance.draft("hybrid(sources='suffix(min_match=1, earlier=False), draft_model')", sampled=True))
+TestCustomClass = slow(
+    conformance.draft(
+        "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup', settings='{\"num_speculative_tokens\": 3}')"
+    )
+)
+TestCustomClassThatLearns = slow(
+    conformance.draft("custom_class(path='benchsuite.tests.vllm_rig:TheirMemory', learns=True)", remembers=True)
+)
 TestDraftModel = slow(conformance.draft("draft_model", sampled=True))
 TestTree = slow(conformance.draft("tree(beam=2, depth=3)", trees=True, k=6))
 TestMedusa = slow(conformance.draft("medusa(head_init=random)", sampled=True, hidden=True))

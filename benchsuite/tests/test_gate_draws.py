@@ -27,8 +27,8 @@ def _launch(coin: random.Random, part: str, slower: tuple[float, ...]) -> Launch
     return Launch({DECODE: FigureTimes((0.01, 0.01, 0.01), relative)}, {DECODE: parts}, 2.0)
 
 
-def _write(folder: Path, planted: dict[str, tuple[float, ...]], accepted: int = 8) -> None:
-    """Write launches of A, B and the planted sides; launches of B accept ``accepted`` tokens."""
+def _write(folder: Path, planted: dict[str, tuple[float, ...]], accepted: int = 8, hourly: int = 6) -> None:
+    """Write launches of A, B and the planted sides, so many an hour; launches of B accept ``accepted`` tokens."""
     coin = random.Random(0)
     for side in ("A", "B", *planted):
         for number in range(COUNT):
@@ -43,7 +43,9 @@ def _write(folder: Path, planted: dict[str, tuple[float, ...]], accepted: int = 
                 )
                 for draft, part in WHERE.items()
             }
-            Record({"time": f"2026-01-01T{number // 6:02}:00"}, rows).save(folder / f"quiet-{side}-{number:03}.json")
+            Record({"time": f"2026-01-01T{number // hourly:02}:00"}, rows).save(
+                folder / f"quiet-{side}-{number:03}.json"
+            )
 
 
 def _lines(text: str, *starts: str) -> list[list[str]]:
@@ -68,7 +70,7 @@ def test_alike_sides_raise_no_alarm_and_a_slowdown_is_found_in_its_part(tmp_path
         assert found[5] == "33.3%", "it must be in the host, and was planted in another part of two of three drafts"
         assert _lines(text, level, "0%")[0][3:] == ["0.0%"] * 4
         assert _lines(text, level, "6%")[0][3] == "100.0%"
-    assert "Launched in 3 different hours" in text
+    assert "Launched in 3 different hours, from 2026-01-01T00 to 2026-01-01T02." in text
     assert len(values["quiet"]["A"]["tiny-chat-ngram-match-k4"]) == COUNT
 
 
@@ -76,6 +78,12 @@ def test_what_is_not_slower_is_not_found(tmp_path: Path) -> None:
     _write(tmp_path, {"parts": (0.0,) * 3})
     text, _ = report(tmp_path, COUNT)
     assert [_lines(text, level, SIDES["parts"].what)[0][3] for level in ("1", "2")] == ["0.0%", "0.0%"]
+
+
+def test_launches_of_one_hour_are_said_to_be(tmp_path: Path) -> None:
+    _write(tmp_path, {"parts": (0.0,) * 3}, hourly=COUNT)
+    text, _ = report(tmp_path, COUNT)
+    assert "Launched in one hour, 2026-01-01T00." in text
 
 
 def test_launches_whose_counters_do_not_repeat_are_refused(tmp_path: Path) -> None:

@@ -36,13 +36,14 @@ SMOLLM2 = LlamaConfig(**{**gpu_day.LLAMA, **gpu_day.SHAPES["smollm2-135m"]})
 DRAFTS = (
     *("ngram", "ngram(branches=2)", "suffix", "suffix(branches=2)", "garbage", "oracle(0.8)", "draft_model"),
     *("tree(beam=2, depth=2)", "medusa", "medusa(head_init=trained, beam=2)", "eagle", "eagle(head=trained)"),
-    *("eagle(head=trained, beam=2, depth=2)", "hybrid(sources='suffix, ngram, eagle(head=trained)')"),
+    *("eagle(head=trained, beam=2, depth=2)", "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup')"),
+    "hybrid(sources='suffix, ngram, eagle(head=trained)')",
 )
 CONTROLLERS = ("fixed", "adaptive", "goodput")
 TURNS = tuple(itertools.product(CONTROLLERS, (0.0, 1.0)))
 """Controllers and temperatures."""
 
-SEARCHES = ("suffix", "hybrid")
+SEARCHES = ("suffix", "custom_class", "hybrid")
 """Drafts that find another number of tokens at each step."""
 
 

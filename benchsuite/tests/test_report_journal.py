@@ -321,3 +321,22 @@ def test_parts_submitted_as_local_jobs_are_one_run(run: Run, tmp_path: Path) -> 
     wrong = run(*submit, "--set", "no_such=1", "--", *SWEEP)
     assert wrong.returncode == 2
     assert "submitit does not take these settings" in wrong.stderr
+
+
+@pytest.mark.parametrize(("given", "minutes"), [((), 30), (("--set", "timeout_min=5"), 5)])
+def test_a_job_has_half_an_hour_unless_it_is_told_otherwise(
+    given: tuple[str, ...], minutes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """submitit would end a local job after two minutes, which a busy machine needs to begin."""
+    submitit = pytest.importorskip("submitit")
+    found = []
+
+    def submit(executor: Any, *arguments: object) -> None:
+        found.append(executor.parameters["timeout_min"])
+        raise SpecdecError("no job is begun")
+
+    monkeypatch.setattr(submitit.local.local.LocalExecutor, "submit", submit)
+    monkeypatch.setattr(submitit.AutoExecutor, "submit", lambda auto, *arguments: auto._executor.submit(*arguments))
+    command = ("submit", "--shards", "1", "--into", str(tmp_path), "--cluster", "local", *given)
+    assert benchsuite_main([*command, "--", "test_nothing.py"]) == 2
+    assert found == [minutes]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from benchsuite.measure.matrix import build_matrix
@@ -15,7 +18,21 @@ from specdec.stats import Stats
 pytest_plugins = "pytester"
 
 ALIASES = {"vanilla": "draft_model", "medusa_lite": "medusa(head_init=tie)", "eagle_lite": "eagle(head=lite)"}
-DRAFTS = sorted((*ALIASES, "draft_model", "eagle", "garbage", "hybrid", "medusa", "ngram", "oracle", "suffix", "tree"))
+DRAFTS = sorted(
+    (
+        *ALIASES,
+        "custom_class",
+        "draft_model",
+        "eagle",
+        "garbage",
+        "hybrid",
+        "medusa",
+        "ngram",
+        "oracle",
+        "suffix",
+        "tree",
+    )
+)
 POLICIES = (
     "block",
     "conf_threshold",
@@ -136,6 +153,11 @@ def test_an_adapted_length_is_an_arm_of_its_own(pytester: pytest.Pytester) -> No
         (("--specdec-arm", "a/b/c/4/5"), "cannot read the arm 'a/b/c/4/5'; expected draft, draft/policy"),
         (("--specdec-arm", "ngram/match/fixed/x"), "the K of --specdec-arm is 'x'; expected whole numbers"),
         (("--specdec-arm", "ngram//fixed"), "cannot read the arm"),
+        (
+            ("--specdec-arm", "a=ngram, suffix, b=ngram/match/fixed/4"),
+            "a and b of --specdec-arm are one strategy, ngram/match/fixed/4, which is measured once: leave one of them",
+        ),
+        (("--specdec-arm", "ngram, b=ngram, suffix"), "ngram and b of --specdec-arm are one strategy"),
     ],
 )
 def test_arms_that_contradict_themselves_are_refused(
@@ -185,6 +207,24 @@ class Sevenths(Controller):
 
     def next_k(self, stats: Stats) -> int:
         return 7
+
+
+@pytest.mark.parametrize("kind", ["a class", "an alias of it"])
+def test_a_controller_whose_k_is_no_option_of_its_own_is_refused_when_it_is_registered(kind: str) -> None:
+    class Misspelt(Sevenths):
+        k_option = "sped"
+
+    class Plugin:
+        @hookimpl
+        def specdec_register_controllers(self, register: Callable[[str, Any], None]) -> None:
+            if kind != "a class":
+                register("short", "misspelt(speed=2)")
+            register("misspelt", Misspelt)
+
+    with pytest.raises(SpecdecError, match="theirs registers the controller 'misspelt', whose k_option is 'sped'"):
+        Registry({"theirs": Plugin()})
+    Misspelt.k_option = "speed"
+    assert Registry({"theirs": Plugin()}).split_k("misspelt", 5) == ("misspelt", 5)
 
 
 def test_a_k_that_contradicts_its_controller_or_that_it_does_not_take_is_refused(assemble: Make) -> None:

@@ -96,7 +96,10 @@ def _noise(launches: Launches) -> str:
             table.append((name, len(a), f"{stdev(a):.2%}", f"{stdev(y - x for x, y in zip(a, b, strict=True)):.2%}"))
     head = ("row", "launches a side", "s, launch", "s, difference of a pair")
     shown = tabulate(table, head, "github", disable_numparse=True)
-    return f"{shown}\n\nLaunched in {len(hours)} different hours, from {hours[0]} to {hours[-1]}."
+    when = (
+        f"{len(hours)} different hours, from {hours[0]} to {hours[-1]}" if len(hours) > 1 else f"one hour, {hours[0]}"
+    )
+    return f"{shown}\n\nLaunched in {when}."
 
 
 def _verdicts(launches: Launches, alive: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -48,6 +48,7 @@ class Hybrid(Draft):
             raise SpecdecError(f"model_k is {model_k}; expected 1 or more")
         self._sources, self._model_k = drafts, model_k
         self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
+        self.looks_up = not self._rest
         self.needs_hidden = any(draft.needs_hidden for draft in drafts)
         self.learns = any(draft.learns for draft in drafts)
         # Lookups have no weights, so this is the last source's number, and so is the count of forwards.
@@ -108,7 +109,7 @@ class Hybrid(Draft):
 
     def propose(self, context: Context) -> Window:
         """The lookups' proposals for the rows that have some, the last source's proposals for the others."""
-        found = [self._look_up(context, row) for row in range(context.rows)]
+        found = [next(iter(self.look_up(context, row)), ()) for row in range(context.rows)]
         looked = Window.ragged(context, found)
         if not self._rest or all(found[row] or context.max_proposals_host[row] < 1 for row in range(context.rows)):
             return looked
@@ -120,12 +121,9 @@ class Hybrid(Draft):
         [theirs] = uploaded(context.tokens.device, np.array([not tokens for tokens in found], dtype=np.int64))
         return _joined(looked, drafted, theirs > 0)
 
-    def _look_up(self, context: Context, row: int) -> list[int]:
-        for lookup in self._lookups:
-            paths = lookup.look_up(context, row)
-            if paths:
-                return list(paths[0])
-        return []
+    def look_up(self, context: Context, row: int) -> Sequence[Sequence[int]]:
+        """What the first lookup that finds something finds; a hybrid without another source is a lookup itself."""
+        return next((paths[:1] for source in self._lookups if (paths := source.look_up(context, row))), ())
 
 
 def _joined(looked: Window, drafted: Window, theirs: Tensor) -> Window:
