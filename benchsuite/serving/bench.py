@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchsuite.measure.workloads import Workload
@@ -13,6 +13,10 @@ from benchsuite.serving.figures import EndpointFigures, ServedBlock, Slo, endpoi
 from benchsuite.serving.load import Sent, Traffic, send
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
+from specdec_plugins.endpoints.replies import EndpointFailure
+
+COUNTED = 16
+"""Most tokens of the answer by which a server's ``usage`` is checked."""
 
 AGAIN = " again"
 """Behind the first endpoint's name: the same server once more in each round, whose speed shows the noise."""
@@ -51,12 +55,16 @@ class ServingBench:
 
     ``prepare`` asks every endpoint for its health, and for one token of every prompt: an address, key or model that is
     wrong is refused before anything is timed, and every server has every prompt in its prefix cache, if it has one, so
-    that no endpoint meets colder caches than another. ``blocks`` has what was measured, by load; ``keep`` is called
+    that no endpoint meets colder caches than another. It also asks once with log-probabilities, which tell whether
+    ``usage`` counts what was sent; timed requests do without, because some servers compute them slowly. ``said`` has a
+    line for each endpoint that gives none. ``blocks`` has what was measured, by load; ``keep`` is called
     after every block. Times are those of warm caches.
     """
 
     def __init__(self, plan: ServingPlan, keep: Callable[[ServingBench], None] = lambda bench: None) -> None:
         self.plan, self.blocks = plan, dict[Traffic, list[ServedBlock]]()
+        self.said: list[str] = []
+        self._known: dict[str, dict[str, int]] = {}
         self._keep = keep
         self._ready = False
 
@@ -76,8 +84,39 @@ class ServingBench:
         for endpoint in self.plan.endpoints:
             async with Client(endpoint) as client:
                 await client.health()
-                for _, prompt in self.plan.prompts:
-                    await client.complete(self._asked(prompt, max_tokens=1))
+                replies = [await client.complete(self._asked(text, max_tokens=1)) for _, text in self.plan.prompts]
+                await self._checked(client)
+                if any(reply.completion_tokens is None for reply in replies):
+                    await self._lengths(client)
+
+    async def _lengths(self, client: Client) -> None:
+        """Ask for every answer whole: some servers have a ``usage`` then, and none in a stream."""
+        lengths = self._known.setdefault(client.endpoint.name, {})
+        for _, prompt in self.plan.prompts:
+            reply = await client.complete(self._asked(prompt, stream=False))
+            if reply.counted is not None:
+                lengths[reply.text] = reply.counted
+        said = "counted by the same answers, asked for whole" if lengths else "not known: no figure is per token"
+        self.said.append(f"{client.endpoint.name} has no usage in a stream: its tokens are {said}")
+
+    def _with_length(self, name: str, one: Sent) -> Sent:
+        """The same with the number of tokens that this very text had when it was asked for whole."""
+        if one.reply is None or one.reply.counted is not None:
+            return one
+        count = self._known.get(name, {}).get(one.reply.text)
+        return replace(one, reply=replace(one.reply, completion_tokens=count))
+
+    async def _checked(self, client: Client) -> None:
+        """Compare ``usage`` with the tokens of log-probabilities, once."""
+        ask = self._asked(self.plan.prompts[0][1], max_tokens=min(COUNTED, self.plan.ask.max_tokens), logprobs=1)
+        try:
+            reply = await client.complete(ask)
+        except EndpointFailure as failure:
+            if failure.kind not in ("refused_request", "server_error"):
+                raise
+            reply = None
+        if reply is None or not reply.tokens:
+            self.said.append(f"{client.endpoint.name} gives no log-probabilities: its usage is taken at its word")
 
     def _asked(self, prompt: str, **other: Any) -> Ask:
         return Ask(**{**vars(self.plan.ask), "prompt": prompt, **other})
@@ -108,7 +147,7 @@ class ServingBench:
             async with Client(endpoint) as client:
                 await send(client, asks, load, self.plan.seed + turn, sent)
         finally:  # also an interrupt: what has ended is kept
-            blocks.append(ServedBlock(name, turn, tuple(sent)))
+            blocks.append(ServedBlock(name, turn, tuple(self._with_length(endpoint.name, one) for one in sent)))
             self._keep(self)
 
     def figures(self, load: Traffic) -> list[EndpointFigures]:

@@ -69,6 +69,7 @@ class ServingPlugin:
             options.results_root(self.config)
             self.bench = ServingBench(self._plan(), self._keep)
             self.bench.prepare()
+            self.card = self.bench.said
         except SpecdecError as error:
             self.bench = None
             raise pytest.UsageError(str(error)) from None
@@ -104,7 +105,7 @@ class ServingPlugin:
                 f"--specdec-seed; got {value('temperature')!r}, {value('max-new-tokens')!r}, {value('seed')!r}"
             ) from None
         # A sampled run with one seed would be the same text in every round; servers differ in what they do with it.
-        ask = Ask("", tokens, heat, logprobs=5, chat=api == "chat", seed=seed if heat else None)
+        ask = Ask("", tokens, heat, chat=api == "chat", seed=seed if heat else None)
         rounds = options.count(self.config, "pairs") or 2
         return ServingPlan(tuple(endpoints), prompts, ask, rounds, parse_slo(value("slo")), seed)
 
