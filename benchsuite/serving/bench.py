@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchsuite.measure.workloads import Workload
@@ -13,6 +13,11 @@ from benchsuite.serving.figures import EndpointFigures, ServedBlock, Slo, endpoi
 from benchsuite.serving.load import Sent, Traffic, send
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
+from specdec_plugins.endpoints.replies import EndpointFailure
+
+CHECK = "Name the months of the year, one after the other."
+COUNTED = 16
+"""The prompt, and the most tokens of its answer, by which a server's ``usage`` is checked."""
 
 AGAIN = " again"
 """Behind the first endpoint's name: the same server once more in each round, whose speed shows the noise."""
@@ -51,12 +56,16 @@ class ServingBench:
 
     ``prepare`` asks every endpoint for its health, and for one token of every prompt: an address, key or model that is
     wrong is refused before anything is timed, and every server has every prompt in its prefix cache, if it has one, so
-    that no endpoint meets colder caches than another. ``blocks`` has what was measured, by load; ``keep`` is called
+    that no endpoint meets colder caches than another. It also asks once with log-probabilities, which tell whether
+    ``usage`` counts what was sent; timed requests do without, because some servers compute them slowly. ``said`` has a
+    line for each endpoint that gives none. ``blocks`` has what was measured, by load; ``keep`` is called
     after every block. Times are those of warm caches.
     """
 
     def __init__(self, plan: ServingPlan, keep: Callable[[ServingBench], None] = lambda bench: None) -> None:
         self.plan, self.blocks = plan, dict[Traffic, list[ServedBlock]]()
+        self.said: list[str] = []
+        self._known: dict[str, dict[str, int]] = {}
         self._keep = keep
         self._ready = False
 
@@ -78,6 +87,47 @@ class ServingBench:
                 await client.health()
                 for _, prompt in self.plan.prompts:
                     await client.complete(self._asked(prompt, max_tokens=1))
+                await self._checked(client)
+
+    async def _count(self, blocks: list[ServedBlock]) -> None:
+        """Ask again, whole, for the answers whose stream had no ``usage``: some servers have one then.
+
+        A streamed answer of the same text gets its number. This comes after the timing, so that a server which learns
+        from what it has answered knows no answer before. In place: ``blocks``.
+        """
+        for endpoint in self.plan.endpoints:
+            mine = {n: block for n, block in enumerate(blocks) if block.endpoint.removesuffix(AGAIN) == endpoint.name}
+            replies = [one.reply for block in mine.values() for one in block.sent]
+            if all(reply is None or reply.counted is not None for reply in replies):
+                continue
+            lengths = self._known.get(endpoint.name) or await self._lengths(endpoint)
+            self._known[endpoint.name] = lengths
+            for place, block in mine.items():
+                blocks[place] = replace(block, sent=tuple(_with_length(one, lengths) for one in block.sent))
+
+    async def _lengths(self, endpoint: Endpoint) -> dict[str, int]:
+        """The number of tokens of every answer, by its text, as the server counts them outside of streams."""
+        found = {}
+        async with Client(endpoint) as client:
+            for _, prompt in self.plan.prompts:
+                reply = await client.complete(self._asked(prompt, stream=False))
+                if reply.counted is not None:
+                    found[reply.text] = reply.counted
+        said = "counted by the same answers, asked for whole" if found else "not known: no figure is per token"
+        self.said.append(f"{endpoint.name} has no usage in a stream: its tokens are {said}")
+        return found
+
+    async def _checked(self, client: Client) -> None:
+        """Compare ``usage`` with the tokens of log-probabilities, on a prompt that is not measured."""
+        ask = self._asked(CHECK, max_tokens=min(COUNTED, self.plan.ask.max_tokens), logprobs=1)
+        try:
+            reply = await client.complete(ask)
+        except EndpointFailure as failure:
+            if failure.kind not in ("refused_request", "server_error"):
+                raise
+            reply = None
+        if reply is None or not reply.tokens:
+            self.said.append(f"{client.endpoint.name} gives no log-probabilities: its usage is taken at its word")
 
     def _asked(self, prompt: str, **other: Any) -> Ask:
         return Ask(**{**vars(self.plan.ask), "prompt": prompt, **other})
@@ -90,6 +140,7 @@ class ServingBench:
             order = self._order(turn)
             for name in order:
                 asyncio.run(self._block(load, turn, name, blocks))
+        asyncio.run(self._count(blocks))
         return self.figures(load)
 
     def _order(self, turn: int) -> list[str]:
@@ -135,6 +186,12 @@ class ServingBench:
                 for load, blocks in self.blocks.items()
             ],
         }
+
+
+def _with_length(one: Sent, lengths: Mapping[str, int]) -> Sent:
+    if one.reply is None or one.reply.counted is not None:
+        return one
+    return replace(one, reply=replace(one.reply, completion_tokens=lengths.get(one.reply.text)))
 
 
 def _sent(one: Sent) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Bugs:
 
     ``change``: one token in so many, at places drawn with ``dice``, is sent as the second likeliest one; ``heat``: a
     factor of the temperature; ``no_end``: no finish_reason is sent; ``usage``: tokens added to ``completion_tokens``;
-    ``one_chunk``: a stream comes in one piece; ``no_logprobs``: none are sent.
+    ``one_chunk``: a stream comes in one piece; ``no_logprobs``: none are sent; ``no_usage``: none in a stream.
     """
 
     change: int = 0
@@ -49,6 +49,7 @@ class Bugs:
     usage: int = 0
     one_chunk: bool = False
     no_logprobs: bool = False
+    no_usage: bool = False
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -208,7 +209,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
-        parts = [_joined(list(objects))] if self.ours.bugs.one_chunk else objects
+        parts: Iterator[dict[str, Any]] = objects
+        if self.ours.bugs.one_chunk:
+            parts = iter([_joined(list(objects))])
+        if self.ours.bugs.no_usage:
+            parts = (one for one in parts if one["choices"])
         for one in parts:
             self.wfile.write(f"data: {json.dumps(one, ensure_ascii=False)}\n\n".encode())
             self.wfile.flush()

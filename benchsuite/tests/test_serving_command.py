@@ -41,13 +41,13 @@ def test_two_servers_stand_in_one_table(
             *("--specdec-slo", "ttft=60", "--specdec-results", str(tmp_path / "kept")),
         )
         assert done.returncode == 0, done.stdout
-        # Four prompts, two rounds, three loads, the first server twice; and each prompt once before the timing.
-        assert plain.asked == 4 * 2 * 3 * 2 + 4
-        assert spec.asked == 4 * 2 * 3 + 4
+        # Four prompts, three loads, the first server twice; before the timing each prompt once, and one to check usage.
+        assert plain.asked == 4 * 3 * 2 + 5
+        assert spec.asked == 4 * 3 + 5
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith(("1 at once", "2 at once", "1000 a second"))]
     for name in ("plain", "plain again", "spec"):
-        assert sum(line.startswith(f"{name} ") and "8/8" in line for line in lines) >= 3
+        assert sum(line.startswith(f"{name} ") and "4/4" in line for line in lines) >= 3
     assert "100%" in done.stdout, "every request keeps a limit of a minute"
     tables = lines[next(n for n, line in enumerate(lines) if line.startswith("1 at once")) :]
     assert max(len(line) for line in tables if not line.startswith(("results", "="))) <= 120
@@ -57,7 +57,7 @@ def test_two_servers_stand_in_one_table(
         {"concurrency": 2, "rate": None},
         {"concurrency": None, "rate": 1000.0},
     ]
-    assert all(one["tokens"] for block in found["loads"][0]["blocks"] for one in block["sent"])
+    assert all(one["usage"][1] == 6 for block in found["loads"][0]["blocks"] for one in block["sent"])
     kept = "".join(path.read_text(errors="replace") for path in (tmp_path / "kept").rglob("*") if path.is_file())
     assert SECRET not in kept + done.stdout + done.stderr
 
@@ -97,11 +97,15 @@ def test_a_server_that_fails_too_often_is_inconclusive(assemble: Make, run: Run)
         )
     )
     bad = Fault((plain_answer("400 Bad Request", "no"),))
-    with OurServer(assemble(max_length=512).engine(None, k=0)) as plain, FaultyServer([whole, whole, bad]) as spec:
+    with (
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+        FaultyServer([whole, whole, whole, bad]) as spec,
+    ):
         done = run(*FEW, "--specdec-endpoint", f"plain={plain.url},spec={spec.url}", "--specdec-workload", "chat")
     assert done.returncode == 1
-    assert "INCONCLUSIVE: spec: 0 of 4 requests were answered at the first try" in done.stdout
-    assert "of 4 requests 4 refused_request" in done.stdout
+    assert "INCONCLUSIVE: spec: 0 of 2 requests were answered at the first try" in done.stdout
+    assert "of 2 requests 2 refused_request" in done.stdout
+    assert "spec gives no log-probabilities: its usage is taken at its word" in done.stdout
 
 
 def test_an_interrupt_leaves_what_was_measured(assemble: Make, tmp_path: Path) -> None:
@@ -115,7 +119,7 @@ def test_an_interrupt_leaves_what_was_measured(assemble: Make, tmp_path: Path) -
     )
     with (
         OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
-        FaultyServer([whole, whole, Fault(hangs=True)]) as spec,
+        FaultyServer([whole, whole, whole, Fault(hangs=True)]) as spec,
     ):
         short = ("--specdec-workload", "chat", "--specdec-pairs", "1", "--specdec-results", str(tmp_path / "kept"))
         process = subprocess.Popen(
@@ -124,8 +128,8 @@ def test_an_interrupt_leaves_what_was_measured(assemble: Make, tmp_path: Path) -
             stderr=subprocess.STDOUT,
             text=True,
         )
-        # Two prompts before the timing, then the request that hangs: the server has its third request.
-        while len(spec.requests) < 3 and process.poll() is None:
+        # Two prompts before the timing and one again, then the request that hangs: the server's fourth.
+        while len(spec.requests) < 4 and process.poll() is None:
             pass
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)

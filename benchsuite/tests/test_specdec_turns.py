@@ -25,6 +25,7 @@ DRAFTS = [
     "medusa(head_init=random)",
     "eagle",
     "hybrid(sources='suffix, draft_model')",
+    "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup')",
 ]
 SAMPLED = SamplingParams(temperature=1.0, seed=4, max_new_tokens=9, repetition_penalty=1.2)
 
