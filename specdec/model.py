@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from specdec.devices import is_half, uploaded
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
 from specdec.messages import Window
+from specdec.sharding import sharding_of
 from specdec.swap import Swap
 
 PREFILL_CHUNK = 256
@@ -84,13 +86,17 @@ class ArenaModel:
 
     In place: the model's attention implementation becomes ``specdec``, and the parts that ``ops`` computes are
     replaced (``specdec.swap``); ``twin()`` gives an unmodified copy over the same weights. ``bits`` 8 or 4
-    rounds the weights of its products, in place. Raises SpecdecError for a model that cannot run over the arena.
+    rounds the weights of its products, in place. A model that was cut (``specdec.sharding``) has an arena of this rank's
+    heads, and every rank must make the same calls. Raises SpecdecError for a model that cannot run over the arena.
 
     Example: ``ArenaModel(AutoModelForCausalLM.from_pretrained(folder), ops)``
     """
 
     def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
-        self.layers = layer_shapes(model.config)
+        self.layers, self.sharding = layer_shapes(model.config), sharding_of(model)
+        if self.sharding is not None:
+            heads = self.sharding.heads
+            self.layers = [replace(layer, heads=layer.heads // heads) for layer in self.layers]
         self.limit = position_limit(model.config)
         self.native_attention: str = model.config._attn_implementation
         self.model = model.eval().requires_grad_(False)

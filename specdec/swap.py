@@ -23,6 +23,7 @@ from specdec.interfaces import Backend
 from specdec.ops import Ops
 from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
+from specdec.sharding import Joined, SummedLinear, joined_output
 
 Forward = Callable[..., Any]
 
@@ -158,6 +159,8 @@ class Swap:
         """A function from x to the outputs of all parts, concatenated along the last axis; the head's are float32."""
         linear, (weight, bias) = self.ops.linear, self._matrix(parts)
         wide = parts[0] is self._head and is_half(parts[0].weight.dtype)
+        if isinstance(parts[0], Joined):
+            return lambda x: joined_output(parts[0], linear(x, weight, bias, wide))
         return lambda x: linear(x, weight, bias, wide)
 
     def _mlp(self, parts: Sequence[nn.Linear]) -> Forward:
@@ -275,7 +278,7 @@ def _accelerates(ops: Backend, weight: Tensor) -> bool:
 def _projections(module: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
     """The linear modules ``names`` if all exist, are plain and share one input (except ``down_proj``); else none."""
     parts = [getattr(module, name, None) for name in names]
-    linears = [part for part in parts if type(part) is nn.Linear]
+    linears = [part for part in parts if type(part) in (nn.Linear, SummedLinear)]
     side = [part for part, name in zip(linears, names, strict=False) if name != "down_proj"]
     alike = len({(part.in_features, part.bias is None, part.weight.dtype) for part in side}) == 1
     return linears if len(linears) == len(names) and alike else []
@@ -302,6 +305,8 @@ def _is_layer(module: Any, forwards: dict[nn.Module, Forward]) -> bool:
     if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
         return False
     wanted = module.mlp, module.input_layernorm, module.post_attention_layernorm, module.self_attn
+    if any(isinstance(part, Joined) for part in module.modules()):
+        return False  # the op of a whole layer does not join what several ranks compute
     if attention != {"q_proj", "k_proj", "v_proj", "o_proj"} or any(part not in forwards for part in wanted):
         return False
     return len({parameter.dtype for parameter in module.parameters()}) == 1
