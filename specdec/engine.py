@@ -311,7 +311,7 @@ class Engine:
             self.trace(context, window, forward.logits, verdict)
         read = self.read(packed)
         if self._lockstep:
-            read = self._lockstep.read(read)
+            read = self._lockstep.read(read, size - TAIL)
         each = self._absorb(read[:, :size], window)
         if rows.most_logprobs is not None:
             rows.absorb_logprobs(read[:, size:], verdict.path.shape[1])

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from specdec.devices import kind_of, pick_device
 from specdec.errors import SpecdecError
 from specdec.interfaces import Controller
 from specdec.messages import Window
@@ -48,6 +49,13 @@ GRACE = 5.0
 
 LONGEST_WAIT = timedelta(minutes=30)
 """The limit of one collective call, and of the ranks' first meeting."""
+
+
+OTHERWISE = (
+    "other requests, windows or tokens; a draft, policy or controller that reads the clock, the rank or an unseeded "
+    "random number makes them"
+)
+"""What a difference between ranks means that is found before a step."""
 
 
 @dataclass(frozen=True)
@@ -124,27 +132,26 @@ class Ranks:
         """Whether this is rank 0, which writes and shows the results."""
         return self.place.rank == 0
 
-    def device(self, device: torch.device) -> torch.device:
-        """The device of this rank: of CUDA the GPU of its number on this machine.
+    def device(self, name: str) -> torch.device:
+        """The device of this rank, of the kind that ``name`` stands for: of CUDA the GPU of its number on this machine.
 
         Raises SpecdecError for MPS, for a numbered GPU, and if this machine has fewer GPUs than ranks.
         """
-        if device.type == "cpu":
-            return device
-        if device.type != "cuda" or device.index is not None:
+        kind = kind_of(name)
+        if kind == "mps" or ":" in name:
             raise SpecdecError(
-                f"--specdec-device {device} cannot be shared by {self.place.ranks} ranks; choose cpu, or cuda without "
+                f"the device {name!r} cannot be shared by {self.place.ranks} ranks; choose cpu, or cuda without "
                 "a number: each rank takes the GPU of its own"
             )
+        if kind != "cuda":
+            return pick_device(name)
         count = torch.cuda.device_count()
         if self.place.local >= count:
             raise SpecdecError(
                 f"rank {self.place.rank} is the process {self.place.local} of its machine, which has {count} GPUs; "
                 "start as many processes as there are GPUs (torchrun --nproc-per-node)"
             )
-        own = torch.device("cuda", self.place.local)
-        torch.cuda.set_device(own)
-        return own
+        return pick_device(f"cuda:{self.place.local}")
 
     def decided(self, number: int) -> int:
         """Rank 0's ``number``, on every rank; a collective call."""
@@ -363,6 +370,14 @@ def joined_ranks() -> Ranks | None:
     return _joined
 
 
+def together(what: str) -> AbstractContextManager[None]:
+    """``Ranks.together`` of the ranks that this process has joined; in a run of one process, nothing.
+
+    Example: ``with together("ngram, prompt 1/3"): runner.run(requests)``
+    """
+    return nullcontext() if _joined is None else _joined.together(what)
+
+
 class RankZeroDecides(Controller):
     """Another controller's K, chosen on rank 0 alone: for one that reads the clock, which is another on every rank."""
 
@@ -388,7 +403,7 @@ class RankZeroDecides(Controller):
 class Lockstep:
     """Compares what an engine does with what it does on the other ranks, before the forwards of every step.
 
-    The digest covers the requests, the windows' shapes and tokens, and all that was read. A window's tokens are on the
+    The digest covers the requests, the windows' shapes and tokens, and what was emitted, accepted and proposed. A window's tokens are on the
     device: their digest comes with the step's one read, and is compared before the next step.
 
     Example: ``Lockstep(ranks).step(window)``
@@ -401,15 +416,15 @@ class Lockstep:
         """Compare the requests that are about to be prefilled."""
         for request in requests:
             self._add(np.array([request.id, *request.prompt], dtype=np.int64))
-        self._ranks.compare("new requests", len(requests), 0, self._digest)
+        self._ranks.compare(f"new requests: {OTHERWISE}", len(requests), 0, self._digest)
 
     def step(self, window: Window) -> None:
         """Compare the shape of a window, and what was read before."""
-        self._ranks.compare("a step", *window.tokens.shape, self._digest)
+        self._ranks.compare(f"a step: {OTHERWISE}", *window.tokens.shape, self._digest)
 
     def over(self) -> None:
         """Compare what was read until the end of a run."""
-        self._ranks.compare("the end of the requests", 0, 0, self._digest)
+        self._ranks.compare(f"the end of the requests: {OTHERWISE}", 0, 0, self._digest)
 
     @staticmethod
     def column(window: Window) -> Tensor:
@@ -417,9 +432,14 @@ class Lockstep:
         place = torch.arange(1, window.tokens.shape[1] + 1, device=window.tokens.device)
         return ((window.tokens + 1) * place * place).sum(dim=1, keepdim=True)
 
-    def read(self, packed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Add a step's read to the digest; returns it without the column."""
-        self._add(packed)
+    def read(self, packed: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:
+        """Add a step's read to the digest, of which ``steps`` are the places of tokens; returns it without the column.
+
+        What lies past an accepted path was never written, so it is left out.
+        """
+        accepted = packed[:, steps, None]
+        tokens = np.where(np.arange(steps) <= accepted, packed[:, :steps], 0)
+        self._add(np.concatenate([tokens, packed[:, steps : steps + 3], packed[:, -1:]], axis=1))
         return packed[:, :-1]
 
     def _add(self, numbers: npt.NDArray[np.int64]) -> None:
@@ -435,12 +455,8 @@ def diverged(what: str, every: Sequence[Sequence[int]]) -> str:
     counts = Counter(kinds)
     usual = max(kinds, key=lambda kind: counts[kind])  # the first of equals
     odd = [rank for rank, kind in enumerate(kinds) if kind != usual]
-    at = what if all(kind[0] == usual[0] for kind in kinds) else f"{what} on one and elsewhere on another"
-    return (
-        f"{_ranks_named(odd)} diverged from rank {kinds.index(usual)}, found at {at}: other requests, proposals, "
-        f"tokens or shapes ({'; '.join(f'rank {rank}: {list(kinds[rank][1:])}' for rank in (kinds.index(usual), *odd))}"
-        "); a draft, policy or controller that reads the clock, the rank, or an unseeded random number does this"
-    )
+    seen = "; ".join(f"rank {rank}: {list(kinds[rank][1:])}" for rank in (kinds.index(usual), *odd))
+    return f"{_ranks_named(odd)} diverged from rank {kinds.index(usual)}, found at {what} ({seen})"
 
 
 def failed_alone(ends: Sequence[tuple[str, str]]) -> str:
