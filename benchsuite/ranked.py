@@ -1,4 +1,4 @@
-"""The part of the plugin for a target over several processes: ``torchrun … -m pytest``. Every rank measures, rank 0 writes.
+"""The part of the plugin for a target over several processes, ``torchrun … -m pytest``: all measure, rank 0 writes.
 
 Imports no torch until a run of several ranks has rows.
 """
@@ -131,9 +131,9 @@ class RankedPlugin:
         session = getattr(self.config, "_benchmarksession", None)
         if session is not None:
             session.json = session.save = session.autosave = None
-        for plugin in list(self.config.pluginmanager.get_plugins()):
-            if type(plugin).__name__ == "LogXML":
-                self.config.pluginmanager.unregister(plugin)
+        for plugin in self.config.pluginmanager.get_plugins():
+            if type(plugin).__name__ == "LogXML":  # of --junitxml
+                plugin.logfile = os.devnull
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Name the failures of other ranks than the first, whose reports nobody sees."""

@@ -42,7 +42,7 @@ BEAT = 1.0
 """Seconds between two signs of life."""
 
 SILENCE = 25.0
-"""Seconds without a sign of life after which a rank counts as lost: another machine's, whose processes cannot be seen."""
+"""Seconds without a sign of life after which a rank counts as lost: of another machine no process can be seen."""
 
 GRACE = 5.0
 """Seconds that a rank has to fail as another did, before that other is called the failure."""
@@ -306,7 +306,9 @@ class Watch(threading.Thread):
                 self._ranks.end(f"the store of the ranks, which torchrun or rank 0 holds, does not answer: {error}")
             reason = self._reason(states, monotonic())
             if reason or self._told_to_end:
-                self._ranks.end(reason or f"rank {self._ranks.place.rank} was told to end (SIGTERM), by torchrun or you")
+                self._ranks.end(
+                    reason or f"rank {self._ranks.place.rank} was told to end (SIGTERM), by torchrun or you"
+                )
 
     def _reason(self, states: Mapping[int, Mapping[str, Any]], now: float) -> str | None:
         arrived = self._ranks.points + self._ranks.waiting
@@ -343,7 +345,9 @@ class Life:
             return f"rank {rank} failed: {failed}"
         name = f"its process {state['process']} on {state['machine']}"
         if self.gone:
-            return f"rank {rank} was killed: {name} ended without a word; look for a signal or the system's memory killer"
+            return (
+                f"rank {rank} was killed: {name} ended without a word; look for a signal or the system's memory killer"
+            )
         if now - self.seen >= SILENCE:
             return (
                 f"rank {rank} was lost: {name} has given no sign of life for {SILENCE:g} s; is it stopped, or is its "
@@ -403,8 +407,8 @@ class RankZeroDecides(Controller):
 class Lockstep:
     """Compares what an engine does with what it does on the other ranks, before the forwards of every step.
 
-    The digest covers the requests, the windows' shapes and tokens, and what was emitted, accepted and proposed. A window's tokens are on the
-    device: their digest comes with the step's one read, and is compared before the next step.
+    The digest covers the requests, the windows' shapes and tokens, and what was emitted, accepted and proposed. A
+    window's tokens are on the device: their digest comes with the step's one read, and is compared before the next step.
 
     Example: ``Lockstep(ranks).step(window)``
     """

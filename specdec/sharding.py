@@ -37,7 +37,7 @@ class Joined(nn.Linear):
 
 
 class SummedLinear(Joined):
-    """Holds some of the inputs: the outputs [..., N] of the ranks are added. Rank 0 alone has the bias, others zeros."""
+    """Holds some of the inputs: the ranks' outputs [..., N] are added. Rank 0 alone has the bias, others zeros."""
 
     def join(self, part: Tensor) -> Tensor:
         """Add the ranks' parts; in place where that is possible."""
@@ -53,7 +53,7 @@ class GatheredLinear(Joined):
 
 
 class SummedEmbedding(nn.Embedding):
-    """Holds the rows of a vocabulary from ``first`` on; a rank gives zeros for tokens of the others, and all are added."""
+    """Holds the vectors of tokens from ``first`` on; a rank gives zeros for the others' tokens, and all are added."""
 
     first: int
 
@@ -130,7 +130,9 @@ def shard_model(model: PreTrainedModel, rank: int, ranks: int) -> Sharding:
     known = ("colwise", "rowwise", "colwise_gather_output", "colwise_rep", "embedding_rowwise", *KEPT)
     strange = sorted({word for word in plan.values() if word not in known})
     if not plan or strange:
-        reason = f"its plan says {', '.join(strange)}, and known are {', '.join(known)}" if strange else "it has no plan"
+        reason = (
+            f"its plan says {', '.join(strange)}, and known are {', '.join(known)}" if strange else "it has no plan"
+        )
         raise SpecdecError(
             f"a {name} model cannot be cut over {ranks} ranks: {reason} (tp_plan of transformers); "
             "run it in one process, or choose a Llama, Qwen2, Qwen3, Mistral or Gemma model"
@@ -156,7 +158,9 @@ def shard_model(model: PreTrainedModel, rank: int, ranks: int) -> Sharding:
             "that divides them (torchrun --nproc-per-node)"
         )
     if "attention" in cut and any(kind.startswith("attention") for kind in whole):
-        raise SpecdecError(f"some layers of this {name} model divide by {ranks} and others do not; choose another number")
+        raise SpecdecError(
+            f"some layers of this {name} model divide by {ranks} and others do not; choose another number"
+        )
     made = Sharding(ranks, heads, tuple(cut), tuple(whole))
     model.specdec_sharding = made
     return made

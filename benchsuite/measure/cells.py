@@ -64,7 +64,9 @@ def made_here(device: torch.device) -> dict[str, Any]:
     """Return the ``made`` of a cell that was measured by this process, on ``device``, just now."""
     ranks = joined_ranks()
     return {
-        "machine": ", ".join([provenance.device_name(device), f"{os.cpu_count()} cores", *([str(ranks)] if ranks else [])]),
+        "machine": ", ".join(
+            [provenance.device_name(device), f"{os.cpu_count()} cores", *([str(ranks)] if ranks else [])]
+        ),
         "host": platform.node(),
         "commit": provenance.own_commit(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -96,6 +96,27 @@ def _tiny_rank() -> int:
     return 0
 
 
+def ranked_smollm2() -> None:
+    """Print what SmolLM2-135M gives on each of two ranks, beside the whole model in the same process."""
+    forked(2, _smollm2_rank)
+
+
+def _smollm2_rank() -> int:
+    torch.set_num_threads(1)
+    place = _joined()
+    whole, cut = (
+        _built(catalog.load("smollm2-135m", torch.device("cpu"), torch.float32).model, place if several else None)
+        for several in (False, True)
+    )
+    judge = Judge(whole.target, tiny.prompts(1)[0])
+    found: dict[str, Any] = {"cut": str(cut.target.sharding)}
+    found["logits"] = _logits_apart(whole.target, cut.target), judge.bound
+    for draft in (None, "ngram(n_min=1)", "tree(beam=2, depth=2)"):
+        found[str(draft)] = vars(_compared(judge, whole, cut, draft, 0.0))
+    Path(f"found{place.rank}.json").write_text(json.dumps(found))
+    return 0
+
+
 def _joined() -> Place:
     place = Place.of(os.environ)
     assert place
