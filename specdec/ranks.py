@@ -110,7 +110,7 @@ class Ranks:
         self._store = self._reach(place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
         dist.init_process_group(
             self.backend,
-            store=dist.PrefixStore("group", self._store),
+            store=dist.PrefixStore("group", self._store),  # type: ignore[attr-defined]  # torch exports it unsaid
             rank=place.rank,
             world_size=place.ranks,
             timeout=LONGEST_WAIT,
@@ -123,9 +123,9 @@ class Ranks:
     def __str__(self) -> str:
         return f"{self.place.ranks} ranks over {self.backend}"
 
-    def _reach(self, master: bool) -> dist.TCPStore:
-        place = self.place
-        return dist.TCPStore(place.host, place.port, place.ranks, master, LONGEST_WAIT, wait_for_workers=False)
+    def _reach(self, master: bool) -> Any:
+        place, store = self.place, dist.TCPStore  # type: ignore[attr-defined]  # torch exports it unsaid
+        return store(place.host, place.port, place.ranks, master, LONGEST_WAIT, wait_for_workers=False)
 
     @property
     def first(self) -> bool:
@@ -224,8 +224,8 @@ class Ranks:
             if not self.first:
                 print(f"\nspecdec-bench, rank {self.place.rank}: {reason}", file=sys.stderr, flush=True)
             self.abandon(reason)
+            print(end="", file=sys.stdout, flush=True)
         finally:
-            sys.stderr.flush()
             os._exit(1)
 
     def leave(self, code: int) -> None:
@@ -233,7 +233,8 @@ class Ranks:
 
         Rank 0 has written everything by then; torchrun ends the others of a rank that leaves with a code.
         """
-        self._meet(f"the end, with exit status {code}", f"it ended with exit status {code}" if code else "")
+        self._watch.tell(done=True)  # or who leaves first would be missed by the others
+        self._meet("the end of the run", f"exit status {code}" if code else "", alike=True)
         self._watch.stop()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when the first one leaves with a code
         dist.destroy_process_group()
@@ -245,7 +246,7 @@ class Watch(threading.Thread):
     It sleeps until something happens or a sign of life is due.
     """
 
-    def __init__(self, ranks: Ranks, store: dist.TCPStore) -> None:
+    def __init__(self, ranks: Ranks, store: Any) -> None:
         super().__init__(name="specdec-ranks", daemon=True)
         place = ranks.place
         self._ranks, self._store, self._lock = ranks, store, threading.Lock()
@@ -343,6 +344,8 @@ class Life:
         self.failing = None if failed is None else self.failing or now
         if self.failing is not None and (self.gone or now - self.failing >= GRACE):
             return f"rank {rank} failed: {failed}"
+        if state.get("done"):
+            return None
         name = f"its process {state['process']} on {state['machine']}"
         if self.gone:
             return (
@@ -408,7 +411,8 @@ class Lockstep:
     """Compares what an engine does with what it does on the other ranks, before the forwards of every step.
 
     The digest covers the requests, the windows' shapes and tokens, and what was emitted, accepted and proposed. A
-    window's tokens are on the device: their digest comes with the step's one read, and is compared before the next step.
+    window's tokens are on the device: their digest comes with the step's one read, and is compared before the next
+    step.
 
     Example: ``Lockstep(ranks).step(window)``
     """

@@ -137,21 +137,20 @@ def shard_model(model: PreTrainedModel, rank: int, ranks: int) -> Sharding:
             f"a {name} model cannot be cut over {ranks} ranks: {reason} (tp_plan of transformers); "
             "run it in one process, or choose a Llama, Qwen2, Qwen3, Mistral or Gemma model"
         )
-    cut: dict[str, None] = {}
+    cut: dict[str, None] = {}  # in place of sets, for their order
     whole: dict[str, None] = {}
     heads = 1
     for parent, words in _parents(model, plan):
-        reason = _indivisible(parent, words, ranks)
-        kind = "attention" if hasattr(parent, "head_dim") else "MLP"
-        if reason:
-            whole[f"{kind} ({reason})"] = None
+        why, kind = _indivisible(parent, words, ranks), "attention" if hasattr(parent, "head_dim") else "MLP"
+        if why:
+            whole[f"{kind} ({why})"] = None
             continue
         cut[kind] = None
         heads = ranks if kind == "attention" else heads
         for part, word in words.items():
             _cut_linear(getattr(parent, part), word, rank, ranks)
-    reason = _cut_vocabulary(model, plan, rank, ranks)
-    (whole if reason else cut)[f"vocabulary ({reason})" if reason else "vocabulary"] = None
+    for part, why in _cut_vocabulary(model, plan, rank, ranks).items():
+        (whole if why else cut)[f"{part} ({why})" if why else part] = None
     if not cut:
         raise SpecdecError(
             f"nothing of this {name} model can be divided by {ranks}: {', '.join(whole)}; choose a number of processes "
@@ -176,8 +175,8 @@ def _parents(model: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[Any, d
             yield parent, words
 
 
-def _indivisible(parent: Any, words: Mapping[str, str], ranks: int) -> str | None:
-    """Why the parts of a module stay whole, in words; None if they can be cut."""
+def _indivisible(parent: Any, words: Mapping[str, str], ranks: int) -> str:
+    """Why the parts of a module stay whole, in words; an empty text if they can be cut."""
     unit = getattr(parent, "head_dim", 1)
     for part, word in words.items():
         linear = getattr(parent, part)
@@ -186,7 +185,7 @@ def _indivisible(parent: Any, words: Mapping[str, str], ranks: int) -> str | Non
         size = (linear.out_features if word == "colwise" else linear.in_features) // unit
         if size % ranks:
             return f"{size} {'heads' if unit > 1 else 'units'} do not divide by {ranks}"
-    return None
+    return ""
 
 
 def _part(weight: Tensor, rank: int, ranks: int, axis: int = 0) -> nn.Parameter:
@@ -208,24 +207,25 @@ def _cut_linear(linear: Any, word: str, rank: int, ranks: int) -> None:
     linear.__class__ = SummedLinear
 
 
-def _cut_vocabulary(model: Any, plan: Mapping[str, str], rank: int, ranks: int) -> str | None:
-    """Cut head and embedding; why they stay whole, in words, or None."""
+def _cut_vocabulary(model: Any, plan: Mapping[str, str], rank: int, ranks: int) -> dict[str, str]:
+    """Cut head and embedding; returns why each stays whole, in words, or an empty text."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     words = {model.get_submodule(name): word for name, word in plan.items() if "*" not in name}
     if words.get(head) not in ("colwise_gather_output", "colwise_rep") or type(head) is not nn.Linear:
-        return "the plan keeps the head"
+        return {"head and embedding": "the plan does not cut the head"}
     if head.out_features % ranks:
-        return f"{head.out_features} tokens do not divide by {ranks}"
+        return {"head and embedding": f"{head.out_features} tokens do not divide by {ranks}"}
     tied = head.weight is embedding.weight
     head.weight = _part(head.weight, rank, ranks)
     head.bias = None if head.bias is None else _part(head.bias, rank, ranks)
     head.out_features //= ranks
     head.__class__ = GatheredLinear
-    # A family's own class of embedding does more than look up: it stays whole.
-    if words.get(embedding) == "embedding_rowwise" and type(embedding) is nn.Embedding:
-        embedding.weight = head.weight if tied else _part(embedding.weight, rank, ranks)
-        embedding.num_embeddings //= ranks
-        embedding.padding_idx = None
-        embedding.first = rank * embedding.num_embeddings
-        embedding.__class__ = SummedEmbedding
-    return None
+    if words.get(embedding) != "embedding_rowwise" or type(embedding) is not nn.Embedding:
+        # A family's own class does more than look up.
+        return {"head": "", "embedding": f"a {type(embedding).__name__}"}
+    embedding.weight = head.weight if tied else _part(embedding.weight, rank, ranks)
+    embedding.num_embeddings //= ranks
+    embedding.padding_idx = None
+    embedding.first = rank * embedding.num_embeddings
+    embedding.__class__ = SummedEmbedding
+    return {"head": "", "embedding": ""}

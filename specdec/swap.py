@@ -278,7 +278,7 @@ def _accelerates(ops: Backend, weight: Tensor) -> bool:
 def _projections(module: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
     """The linear modules ``names`` if all exist, are plain and share one input (except ``down_proj``); else none."""
     parts = [getattr(module, name, None) for name in names]
-    linears = [part for part in parts if type(part) in (nn.Linear, SummedLinear)]
+    linears = [part for part in parts if isinstance(part, nn.Linear) and type(part) in (nn.Linear, SummedLinear)]
     side = [part for part, name in zip(linears, names, strict=False) if name != "down_proj"]
     alike = len({(part.in_features, part.bias is None, part.weight.dtype) for part in side}) == 1
     return linears if len(linears) == len(names) and alike else []

@@ -32,7 +32,8 @@ def forked(ranks: int, work: Callable[[], int]) -> list[int]:
     What a rank prints goes to ``rank<number>.txt`` in the current folder. Returns their exit codes, negative for a
     signal.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    made: Any = dist.TCPStore  # type: ignore[attr-defined]  # torch exports it unsaid
+    store = made("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes: dict[int, int] = {}
     for rank in range(ranks):
         process = os.fork()

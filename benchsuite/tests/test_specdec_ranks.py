@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from benchsuite.prove import families
+from benchsuite.report.journal import Journal
 from benchsuite.tests import ranks_rig
 from benchsuite.tests.rig import Python, Run, child_variables
 from specdec import SpecdecError
@@ -112,7 +113,8 @@ def test_smollm2_over_two_ranks_emits_the_tokens_of_one_process(run: Run, tmp_pa
     zero, one = (json.loads((tmp_path / f"found{rank}.json").read_text()) for rank in (0, 1))
     assert zero == one
     assert zero.pop("cut") == (
-        "each of 2 ranks holds a part of MLP, vocabulary; whole on every rank: attention (9 heads do not divide by 2)"
+        "each of 2 ranks holds a part of MLP, head, embedding; "
+        "whole on every rank: attention (9 heads do not divide by 2)"
     )
     apart, bound = zero.pop("logits")
     assert 0 < apart <= bound, "sums of two parts are rounded otherwise"
@@ -128,11 +130,12 @@ def test_a_run_on_two_ranks_is_written_and_shown_once(two: Any, tmp_path: Path) 
     assert codes == [0, 0], texts
     assert "10 passed" in texts[0]
     assert texts[1] == "", "rank 1 is quiet"
-    assert "2 ranks over gloo: each of 2 ranks holds a part of attention, MLP, vocabulary" in texts[0]
+    assert "2 ranks over gloo: each of 2 ranks holds a part of attention, MLP, head, embedding" in texts[0]
     [folder] = (tmp_path / "out").iterdir()
     assert len(list((folder / "cells").iterdir())) == 2
-    rows = json.loads((folder / "benchmark.json").read_text())["rows"]
-    assert all("2 ranks over gloo" in json.dumps(row) for row in rows), "a row does not say where it was measured"
+    journal = Journal.load(folder)
+    assert journal.said["machine"]["ranks"] == "2 ranks over gloo"
+    assert all(cell.made["machine"].endswith(", 2 ranks over gloo") for cell in journal.cells())
     assert (tmp_path / "out.xml").read_text().count("<testcase") == 10
 
 
@@ -247,6 +250,7 @@ def test_a_rank_whose_process_is_gone_was_killed_unless_it_said_why_it_ends() ->
     life = Life(0.0, gone=True)
     assert str(life.lost(1, STATE, 0, 0.0)).startswith("rank 1 was killed: its process 7 on here")
     assert life.lost(1, {**STATE, "ended": "a reason"}, 0, 0.0) == "a reason"
+    assert life.lost(1, {**STATE, "done": True}, 0, 0.0) is None, "it left, and this rank is about to"
     assert life.lost(1, {**STATE, "failed": "ngram: no", "point": 3}, 3, 0.0) == "rank 1 failed: ngram: no"
 
 
