@@ -209,7 +209,8 @@ def _cut_linear(linear: Any, word: str, rank: int, ranks: int) -> None:
 
 def _cut_vocabulary(model: Any, plan: Mapping[str, str], rank: int, ranks: int) -> dict[str, str]:
     """Cut head and embedding; returns why each stays whole, in words, or an empty text."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    embedding: Any = model.get_input_embeddings()
     words = {model.get_submodule(name): word for name, word in plan.items() if "*" not in name}
     if words.get(head) not in ("colwise_gather_output", "colwise_rep") or type(head) is not nn.Linear:
         return {"head and embedding": "the plan does not cut the head"}

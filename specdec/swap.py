@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arena import Plan
-from specdec.decoder import DecoderWeights
+from specdec.decoder import DecoderWeights, decode
 from specdec.devices import available_bytes, is_half
 from specdec.interfaces import Backend
 from specdec.ops import Ops
@@ -225,6 +226,8 @@ class Swap:
             heads_kv=attention.k_proj.out_features // size,
             head_dim=size,
             scaling=attention.scaling,
+            join_out=getattr(attention.o_proj, "join", None),
+            join_down=getattr(mlp.down_proj, "join", None),
         )
 
     def _stack(self, modules: Sequence[Any]) -> list[tuple[nn.Module, Forward]]:
@@ -233,6 +236,8 @@ class Swap:
         A call without a plan runs each layer's own forward.
         """
         layers, decoder_layers = [self._weights(module) for module in modules], self.ops.decoder_layers
+        if any(layer.join_out or layer.join_down for layer in layers):
+            decoder_layers = partial(decode, self.ops)  # no backend's layers join what several ranks compute
         indices = [module.self_attn.layer_idx for module in modules]
 
         def forward_of(module: Any) -> Forward:
@@ -305,8 +310,6 @@ def _is_layer(module: Any, forwards: dict[nn.Module, Forward]) -> bool:
     if set(parts) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
         return False
     wanted = module.mlp, module.input_layernorm, module.post_attention_layernorm, module.self_attn
-    if any(isinstance(part, Joined) for part in module.modules()):
-        return False  # the op of a whole layer does not join what several ranks compute
     if attention != {"q_proj", "k_proj", "v_proj", "o_proj"} or any(part not in forwards for part in wanted):
         return False
     return len({parameter.dtype for parameter in module.parameters()}) == 1
