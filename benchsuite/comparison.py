@@ -126,7 +126,7 @@ class ComparisonPlugin:
         from benchsuite.measure.session import Bench
         from specdec.devices import be_deterministic
         from specdec.errors import SpecdecError
-        from specdec.ranks import together
+        from specdec.ranks import on_all_ranks
 
         config = self.config
         plan = self._plan()
@@ -134,14 +134,14 @@ class ComparisonPlugin:
             raise SpecdecError("the gate measures every row itself: leave out --specdec-resume, or --gate")
         with uncaptured(config):
             self.ranked.begin(arms, self.gated, self._abandon)
-        with together("the folder of results"):
+        with on_all_ranks("the folder of results"):
             if self.ranked.first:
                 self._keeper.begin([*self.arms.values()])
         said = [be_deterministic(int(options.value(config, "seed")))] if options.flag(config, "deterministic") else []
         bench = Bench(plan, self._abandon, self._keep)
         bench.card += [*said, *self._keeper.repeated()]
         arms = self._keeper.go_on(bench, arms)
-        with uncaptured(config), together("loading and building"):
+        with uncaptured(config), on_all_ranks("loading and building"):
             bench.prepare(arms)
         return bench
 

@@ -377,10 +377,10 @@ def joined_ranks() -> Ranks | None:
     return _joined
 
 
-def together(what: str) -> AbstractContextManager[None]:
+def on_all_ranks(what: str) -> AbstractContextManager[None]:
     """``Ranks.together`` of the ranks that this process has joined; in a run of one process, nothing.
 
-    Example: ``with together("ngram, prompt 1/3"): runner.run(requests)``
+    Example: ``with on_all_ranks("ngram, prompt 1/3"): runner.run(requests)``
     """
     return nullcontext() if _joined is None else _joined.together(what)
 

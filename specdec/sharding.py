@@ -41,7 +41,7 @@ class SummedLinear(Joined):
 
     def join(self, part: Tensor) -> Tensor:
         """Add the ranks' parts; in place where that is possible."""
-        return summed(part)
+        return summed_over_ranks(part)
 
 
 class GatheredLinear(Joined):
@@ -62,10 +62,10 @@ class SummedEmbedding(nn.Embedding):
         local = ids - self.first
         inside = (local >= 0) & (local < self.num_embeddings)
         found = super().forward(torch.where(inside, local, 0))
-        return summed(found * inside[..., None])
+        return summed_over_ranks(found * inside[..., None])
 
 
-def summed(part: Tensor) -> Tensor:
+def summed_over_ranks(part: Tensor) -> Tensor:
     """The sum of the ranks' tensors of one shape, the same bits on every rank; a collective call."""
     part = part.contiguous()
     dist.all_reduce(part)
@@ -224,9 +224,10 @@ def _cut_vocabulary(model: Any, plan: Mapping[str, str], rank: int, ranks: int) 
     if words.get(embedding) != "embedding_rowwise" or type(embedding) is not nn.Embedding:
         # A family's own class does more than look up.
         return {"head": "", "embedding": f"a {type(embedding).__name__}"}
+    cut: Any = embedding  # by another name: its type is known no more once its class is changed
     embedding.weight = head.weight if tied else _part(embedding.weight, rank, ranks)
     embedding.num_embeddings //= ranks
     embedding.padding_idx = None
-    embedding.first = rank * embedding.num_embeddings
-    embedding.__class__ = SummedEmbedding
+    cut.first = rank * embedding.num_embeddings
+    cut.__class__ = SummedEmbedding
     return {"head": "", "embedding": ""}

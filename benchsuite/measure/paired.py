@@ -30,7 +30,7 @@ from benchsuite.measure.units import Unit
 from benchsuite.measure.watchdog import RunTimeout
 from specdec.errors import SpecdecError
 from specdec.interfaces import Contract
-from specdec.ranks import together
+from specdec.ranks import on_all_ranks
 from specdec.request import Request
 
 WARM_UP = 8
@@ -253,7 +253,7 @@ class Comparison:
         Several ranks continue after a refusal that all of them met; any other error ends them.
         """
         try:
-            with together(series.arm.label):
+            with on_all_ranks(series.arm.label):
                 yield
         except Exception as error:
             if series.arm.plain:

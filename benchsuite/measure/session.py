@@ -34,7 +34,7 @@ from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
 from specdec.quantised import BITS
-from specdec.ranks import joined_ranks, together
+from specdec.ranks import joined_ranks, on_all_ranks
 from specdec.registry import Registry
 from specdec.request import Request
 from specdec.sharding import shard_model
@@ -132,7 +132,7 @@ class Bench(Measured):
         refused: dict[Setting, SpecdecError] = {}
         for setting, group in groups.items():
             try:
-                with together(setting.id):
+                with on_all_ranks(setting.id):
                     self._stages[setting] = self._stage(setting, group)
             except SpecdecError as error:
                 refused[setting] = error
@@ -308,7 +308,7 @@ class Bench(Measured):
     ) -> None:
         """Measure batches of one workload, pass by pass, and make its rows; an error of plain fails the workload."""
         try:
-            with together(setting.id):
+            with on_all_ranks(setting.id):
                 comparison = self._comparison(setting, progress)
                 for batches in passes:
                     comparison.measure(list(self._units(setting, batches)), enough)

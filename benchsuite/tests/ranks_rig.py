@@ -155,6 +155,6 @@ def _compared(judge: Judge, whole: Assembly, cut: Assembly, draft: str | None, t
     return Found(equal, bugs, outputs[1])
 
 
-def texts(folder: Path, ranks: int = 2) -> Sequence[str]:
+def rank_texts(folder: Path, ranks: int = 2) -> Sequence[str]:
     """What each rank printed."""
     return [(folder / f"rank{rank}.txt").read_text() for rank in range(ranks)]

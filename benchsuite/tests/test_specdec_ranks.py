@@ -55,12 +55,12 @@ Comparison._run, Ngram.propose = planted_run, planted
 
 
 @pytest.fixture(scope="module")
-def cases(python: Python, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranked_outputs(python: Python, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found in every case."""
     folder = tmp_path_factory.mktemp("cases")
     done = python(("-c", "from benchsuite.tests.ranks_rig import *; ranked_cases()"), folder, child_variables("", {}))
     assert done.returncode == 0, done.stderr
-    assert [(folder / f"found{rank}.json").exists() for rank in (0, 1)] == [True, True], ranks_rig.texts(folder)
+    assert [(folder / f"found{rank}.json").exists() for rank in (0, 1)] == [True, True], ranks_rig.rank_texts(folder)
     return [json.loads((folder / f"found{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -75,7 +75,7 @@ def two(run: Run, tmp_path: Path) -> Any:
         )
         done = run("-c", code, path=str(tmp_path))
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1]), list(ranks_rig.texts(tmp_path))
+        return json.loads(done.stdout.splitlines()[-1]), list(ranks_rig.rank_texts(tmp_path))
 
     return call
 
@@ -88,9 +88,9 @@ def two(run: Run, tmp_path: Path) -> Any:
     + [("llama", draft) for draft in ranks_rig.HEADS],
 )
 def test_two_ranks_emit_the_tokens_of_one_process(
-    family: str, draft: str | None, temperature: str, cases: list[dict[str, Any]]
+    family: str, draft: str | None, temperature: str, ranked_outputs: list[dict[str, Any]]
 ) -> None:
-    zero, one = (found[f"{family} {draft} {temperature}"] for found in cases)
+    zero, one = (found[f"{family} {draft} {temperature}"] for found in ranked_outputs)
     assert zero == one, "the ranks emitted different tokens"
     assert not zero["bugs"]
     assert zero["equal"] == 3 or zero["bugs"] == [], "a difference that no tie explains"
@@ -98,18 +98,20 @@ def test_two_ranks_emit_the_tokens_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ranks_rig.FAMILIES)
-def test_logits_of_two_ranks_lie_within_the_bound_of_certified_ties(family: str, cases: list[dict[str, Any]]) -> None:
-    for found in cases:
+def test_logits_of_two_ranks_lie_within_the_bound_of_certified_ties(
+    family: str, ranked_outputs: list[dict[str, Any]]
+) -> None:
+    for found in ranked_outputs:
         apart, bound = found[f"{family} logits"]
         assert 0 <= apart <= bound
-    assert cases[0][f"{family} logits"] == cases[1][f"{family} logits"]
+    assert ranked_outputs[0][f"{family} logits"] == ranked_outputs[1][f"{family} logits"]
 
 
 @pytest.mark.slow
 def test_smollm2_over_two_ranks_emits_the_tokens_of_one_process(run: Run, tmp_path: Path) -> None:
     done = run("-c", "from benchsuite.tests.ranks_rig import *; ranked_smollm2()")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "found1.json").exists(), ranks_rig.texts(tmp_path)
+    assert (tmp_path / "found1.json").exists(), ranks_rig.rank_texts(tmp_path)
     zero, one = (json.loads((tmp_path / f"found{rank}.json").read_text()) for rank in (0, 1))
     assert zero == one
     assert zero.pop("cut") == (
