@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +45,15 @@ def forked(ranks: int, work: Callable[[], int]) -> list[int]:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-            code = work()
-            sys.stdout.flush()
-            os._exit(code)
+            code = 1
+            try:
+                code = work()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
         processes[process] = rank
     codes = dict.fromkeys(range(ranks), 0)
     while processes:

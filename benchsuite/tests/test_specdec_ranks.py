@@ -25,7 +25,8 @@ from specdec.sharding import shard_model
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs are forked after imports, and ended by pidfd")
 
 TWO = ("--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny", "--specdec-workload", "chat,reasoning")
-SHORT = (*TWO, "--specdec-max-new-tokens", "6", "--specdec-prompts", "2", "--specdec-peer", "none")
+LIMIT = ("--specdec-timeout", "20")  # of a rank that waits for another, were it not found
+SHORT = (*TWO, "--specdec-max-new-tokens", "6", "--specdec-prompts", "2", "--specdec-peer", "none", *LIMIT)
 NGRAM = (*SHORT, "--specdec-draft", "ngram", "--specdec-results", "out", "-p", "no:cacheprovider", "-q")
 
 PLANTED = """
@@ -33,6 +34,7 @@ import os, signal
 import specdec.ranks
 from benchsuite.measure.paired import Comparison
 from specdec import SpecdecError
+from specdec_plugins.controllers.goodput import Goodput
 from specdec_plugins.drafts.ngram import Ngram
 
 specdec.ranks.GRACE = 0.2
@@ -50,8 +52,9 @@ def planted(self, context):
     return window
 
 Comparison._run, Ngram.propose = planted_run, planted
+Goodput.next_k = lambda self, stats: 1 + 2 * int(os.environ["RANK"])
 """
-"""A plugin of pytest: in the second workload, ngram does something else on some ranks."""
+"""A plugin of pytest: in the second workload, ngram does something else on some ranks; goodput's clock is the rank."""
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +130,7 @@ def test_smollm2_over_two_ranks_emits_the_tokens_of_one_process(run: Run, tmp_pa
 @pytest.mark.slow
 def test_a_run_on_two_ranks_is_written_and_shown_once(two: Any, tmp_path: Path) -> None:
     arms = ("--specdec-arm", "ngram/match/goodput/4,tree/match,oracle(0.8)/match/fixed/4")
-    more = ("--specdec-batch", "2", "--specdec-temperature", "0.8", "--junitxml", "out.xml")
+    more = ("--specdec-batch", "2", "--specdec-temperature", "0.8", "--junitxml", "out$RANK.xml")
     codes, texts = two(*SHORT, *arms, *more, "--specdec-results", "out", "-p", "no:cacheprovider")
     assert codes == [0, 0], texts
     assert "10 passed" in texts[0]
@@ -138,7 +141,8 @@ def test_a_run_on_two_ranks_is_written_and_shown_once(two: Any, tmp_path: Path) 
     journal = Journal.load(folder)
     assert journal.said["machine"]["ranks"] == "2 ranks over gloo"
     assert all(cell.made["machine"].endswith(", 2 ranks over gloo") for cell in journal.cells())
-    assert (tmp_path / "out.xml").read_text().count("<testcase") == 10
+    assert (tmp_path / "out0.xml").read_text().count("<testcase") == 10
+    assert not (tmp_path / "out1.xml").exists()
 
 
 @pytest.mark.slow
@@ -162,6 +166,14 @@ def test_a_failure_of_one_rank_ends_all_by_its_name_and_keeps_the_finished_rows(
     [folder] = (tmp_path / "out").iterdir()
     assert len(list((folder / "cells").iterdir())) == 1
     assert len(json.loads((folder / "benchmark.json").read_text())["rows"]) == 3
+
+
+@pytest.mark.slow
+def test_errors_that_differ_between_the_ranks_end_the_run(two: Any) -> None:
+    ended, texts = two(*NGRAM, fault="raise RuntimeError('planted ' + os.environ['RANK'])", ranks="01")
+    assert ended == [1, 1], texts
+    for text in texts:
+        assert "rank 0 failed: ngram: RuntimeError: planted 0; rank 1 failed: ngram: RuntimeError: planted 1" in text
 
 
 @pytest.mark.slow
