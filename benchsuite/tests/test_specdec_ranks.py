@@ -129,7 +129,7 @@ def test_smollm2_over_two_ranks_emits_the_tokens_of_one_process(run: Run, tmp_pa
 
 @pytest.mark.slow
 def test_a_run_on_two_ranks_is_written_and_shown_once(two: Any, tmp_path: Path) -> None:
-    arms = ("--specdec-arm", "ngram/match/goodput/4,tree/match,oracle(0.8)/match/fixed/4")
+    arms = ("--specdec-arm", "oracle(0.8)/match/goodput/4,tree/match,ngram/match")
     more = ("--specdec-batch", "2", "--specdec-temperature", "0.8", "--junitxml", "out$RANK.xml")
     codes, texts = two(*SHORT, *arms, *more, "--specdec-results", "out", "-p", "no:cacheprovider")
     assert codes == [0, 0], texts
