@@ -34,6 +34,9 @@ ALONE = {
 ELSEWHERE = {"specdec_kernels": "pytest -m kernels", "specdec_decoding": "pytest -m decoding"}
 """Fixtures whose benchmarks know no ranks, and the commands that use them."""
 
+CUT = ("transformers", "transformers_prompt_lookup")
+"""The peers that run on a cut model."""
+
 
 class RankedPlugin:
     """Joins the ranks of a run, keeps all but rank 0 quiet, and has them end together.
@@ -100,7 +103,6 @@ class RankedPlugin:
             self._write_nothing()
 
     def _refuse(self, arms: Sequence[Arm], gated: bool, ranks: int) -> None:
-        from benchsuite.measure.peers import COMPILED
         from specdec.errors import SpecdecError
         from specdec.quantised import BITS
 
@@ -123,8 +125,12 @@ class RankedPlugin:
                     f"--specdec-dtype {arm.setting.dtype}",
                     "weights are rounded in groups of inputs, which a cut would divide otherwise than one process does",
                 )
-            if arm.peer and arm.peer.partition("(")[0] == COMPILED:
-                raise refused(f"--specdec-peer {COMPILED}", "collective calls are not compiled here")
+            name = (arm.peer or CUT[0]).partition("(")[0].strip()
+            if name not in CUT:
+                raise refused(
+                    f"--specdec-peer {name}",
+                    f"only {' and '.join(CUT)} run on a cut model (nothing that is compiled, and no other engine)",
+                )
 
     def _write_nothing(self) -> None:
         """Rank 0 writes the files that pytest-benchmark and pytest are asked for."""
