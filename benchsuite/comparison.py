@@ -14,6 +14,7 @@ import pytest
 from benchsuite import options
 from benchsuite.capture import uncaptured
 from benchsuite.keeping import FOLDER, GROUPED, LINES, RunKeeper
+from benchsuite.ranked import RankedPlugin
 from benchsuite.report.replay import replayed_seconds
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class ComparisonPlugin:
         self.measured: Measured | None = None  # the bench's own, or what the workers of pytest-xdist have measured
         self._refused: Exception | None = None  # an invalid option, found where pytest would print a traceback
         self._bar: Any = None
+        self.ranked = RankedPlugin(config)
         self._keeper = RunKeeper(config)
         self._lines: list[Lines] = []  # of pytest-xdist's workers
         self._session: Any = None
@@ -124,17 +126,22 @@ class ComparisonPlugin:
         from benchsuite.measure.session import Bench
         from specdec.devices import be_deterministic
         from specdec.errors import SpecdecError
+        from specdec.ranks import on_all_ranks
 
         config = self.config
         plan = self._plan()
         if self.gated and options.flag(config, "resume"):
             raise SpecdecError("the gate measures every row itself: leave out --specdec-resume, or --gate")
-        self._keeper.begin([*self.arms.values()])
+        with uncaptured(config):
+            self.ranked.begin(arms, self.gated, self._abandon)
+        with on_all_ranks("the folder of results"):
+            if self.ranked.first:
+                self._keeper.begin([*self.arms.values()])
         said = [be_deterministic(int(options.value(config, "seed")))] if options.flag(config, "deterministic") else []
         bench = Bench(plan, self._abandon, self._keep)
         bench.card += [*said, *self._keeper.repeated()]
         arms = self._keeper.go_on(bench, arms)
-        with uncaptured(config):
+        with uncaptured(config), on_all_ranks("loading and building"):
             bench.prepare(arms)
         return bench
 
@@ -142,6 +149,8 @@ class ComparisonPlugin:
         """Write a cell; where there is no room, measure no more: what is measured is shown, and written at the end."""
         assert self.bench is not None
         self._keeper.keep(cell, self.bench)
+        if self._keeper.full and self.ranked.ranks is not None:
+            self.ranked.ranks.end(self._keeper.full)
         if self._keeper.full:
             self._session.shouldstop = self._keeper.full
         elif self._keeper.journal and options.flag(self.config, "profile"):
@@ -222,6 +231,8 @@ class ComparisonPlugin:
     def _tick(self, bench: Bench) -> Callable[[str], None]:
         from tqdm import tqdm
 
+        if not self.ranked.first:
+            return lambda what: None
         if self._bar is None:
             # In a log file each update of the bar is a line, so one update every 30 s is enough.
             pause = 0.2 if sys.stderr.isatty() else 30.0

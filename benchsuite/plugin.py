@@ -46,7 +46,7 @@ OPTIONS = {
 """Every option as a configuration file names it."""
 
 COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "specdec-kernels", "specdec-gate"
-DECODING, SHARDS, SERVING = "specdec-decoding", "specdec-shards", "specdec-serving"
+DECODING, SHARDS, RANKS, SERVING = "specdec-decoding", "specdec-shards", "specdec-ranks", "specdec-serving"
 """The names under which the plugin's objects are registered."""
 
 
@@ -72,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # pytest prints summaries in reverse order of registration.
         register(ShardPlugin(config, comparison.cell_of), SHARDS)
         register(DevicePlugin(config), DEVICES)
+        register(comparison.ranked, RANKS)
         register(comparison, COMPARISON)
         register(KernelPlugin(config), KERNELS)
         register(DecodingPlugin(config), DECODING)

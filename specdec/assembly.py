@@ -16,6 +16,7 @@ from specdec.errors import SpecdecError
 from specdec.exact import WIDTHS, require_exact
 from specdec.interfaces import Draft, Env
 from specdec.model import ArenaModel
+from specdec.ranks import RankZeroDecides, joined_ranks
 from specdec.registry import Registry
 from specdec.request import Request
 from specdec.runtime import CudaGraphs, Eager, Graphed, Recorder
@@ -48,7 +49,8 @@ class Assembly:
         self._env = Env(
             target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain, self._no_draft, Eager()
         )
-        self._graphs = graphs and records(target.device.type)
+        # Collective calls are never captured here.
+        self._graphs = graphs and records(target.device.type) and target.sharding is None
         self._exact, self._proved = exact, set[tuple[int, int]]()
         self._replayer: Engine | None = None
         self._replayed: dict[Request, tuple[int, ...]] = {}
@@ -79,6 +81,9 @@ class Assembly:
         runtime = Graphed(recorder, self.target.ops) if recorder else Eager()
         env = replace(self._env, max_rows=max_rows or self._env.max_rows, plain=plain, runtime=runtime)
         chosen, controller_s = self._timed(lambda: self.registry.controller(controller, env, k))
+        ranks = joined_ranks() if self.target.sharding else None
+        if ranks and not chosen.deterministic:
+            chosen = RankZeroDecides(chosen, ranks)
         window = replace(env, max_window=chosen.max_k + 1)
         whole = replace(window, draft=lambda text: self.registry.draft(text, whole))
         drafter, draft_s = self._timed(lambda: None if draft is None else self.registry.draft(draft, whole))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from specdec.interfaces import Backend
 
 
+Join = Callable[[Tensor], Tensor] | None
+"""What makes a whole output of a rank's part; None where the part is the whole."""
+
+
 @dataclass(frozen=True, eq=False)
 class DecoderWeights:
     """The weights of one layer.
 
     ``qkv`` [(heads + 2 heads_kv) d, H] maps an input to queries, keys and values, ``gate_up`` [2 N, H] to the
     two halves of a SwiGLU; a bias may be None. ``norm_offset`` is added to the weights of both norms. All four matrices
-    are of one kind.
+    are of one kind. ``join_out`` and ``join_down`` make the whole of what ``out`` and ``down`` give where they are cut
+    over ranks (``specdec.sharding``): only ``decode`` calls them.
     """
 
     norm_before: Tensor
@@ -40,6 +45,8 @@ class DecoderWeights:
     heads_kv: int
     head_dim: int
     scaling: float
+    join_out: Join = None
+    join_down: Join = None
 
     def packed(self, ops: Backend) -> DecoderWeights:
         """The layer with its matrices as ``ops`` reads them fastest: see ``Backend.pack``."""
@@ -85,7 +92,9 @@ def _decode(ops: Backend, x: Tensor, layer: DecoderWeights, turn: tuple[Tensor, 
     query, fresh = ops.rotary(both[:, :heads], both[:, heads : heads + heads_kv], *turn)
     ops.kv_append(at.keys, at.values, fresh, both[:, heads + heads_kv :], at.cells)
     seen = at.attend(ops, query, layer.scaling)
-    x = x + ops.linear(seen.reshape(batch, width, -1), layer.out, layer.out_bias)
+    out = ops.linear(seen.reshape(batch, width, -1), layer.out, layer.out_bias)
+    x = x + (layer.join_out(out) if layer.join_out else out)
     normed = ops.rms_norm(x, layer.norm_after, layer.eps_after, layer.norm_offset)
     gate, up = ops.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-    return x + ops.linear(ops.silu_mul(gate, up), layer.down, layer.down_bias)
+    down = ops.linear(ops.silu_mul(gate, up), layer.down, layer.down_bias)
+    return x + (layer.join_down(down) if layer.join_down else down)

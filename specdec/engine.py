@@ -29,6 +29,7 @@ from specdec.interfaces import Backend, Controller, Draft, Policy
 from specdec.logprobs import TokenLogprobs
 from specdec.messages import Context, Verdict, Window
 from specdec.model import ArenaModel
+from specdec.ranks import Lockstep, joined_ranks
 from specdec.request import Request, SamplingParams
 from specdec.rows import TAIL, Kind, Live, Rows
 from specdec.runtime import Eager, Runtime, Steps
@@ -138,6 +139,8 @@ class Engine:
         self.target, self.draft, self.policy, self.controller, self.ops = target, draft, policy, controller, ops
         self.tokenizer, self.replayed = tokenizer, replayed
         self.runtime = runtime or Eager()
+        ranks = joined_ranks()
+        self._lockstep = Lockstep(ranks) if ranks and target.sharding else None
         self.set_up_seconds: dict[str, float] = {}
         self.exact = False
         self.max_rows, self.max_length = max_rows, max_length
@@ -171,6 +174,8 @@ class Engine:
         self._take(requests)
         while self.rows.live:
             self.step()
+        if self._lockstep:
+            self._lockstep.over()
         if self.draft:
             for name, count in self.draft.info().items():
                 self.stats.counts[name] += count - self._draft_before.get(name, 0)
@@ -269,6 +274,8 @@ class Engine:
     @torch.inference_mode()
     def _take(self, requests: Sequence[Request]) -> None:
         self._ids.update(request.id for request in requests)
+        if self._lockstep:
+            self._lockstep.begin(requests)
         now = time.perf_counter()
         self._waiting.extend((request, now) for request in requests)
         while self._waiting and len(self.rows.live) < self.max_rows:
@@ -291,6 +298,8 @@ class Engine:
             proposal = self.draft.propose(context)
             proposal.check(context.rows, self.max_window, self.target.vocabulary, type(self.draft).__name__)
             steps, window = self._begun(context, proposal)
+        if self._lockstep:
+            self._lockstep.step(window)
         proposed = mark()
         forward, verdict, packed, marks = self._verify(steps, window, context)
         size = verdict.path.shape[1] + TAIL
@@ -301,6 +310,8 @@ class Engine:
         if self.trace:
             self.trace(context, window, forward.logits, verdict)
         read = self.read(packed)
+        if self._lockstep:
+            read = self._lockstep.read(read, size - TAIL)
         each = self._absorb(read[:, :size], window)
         if rows.most_logprobs is not None:
             rows.absorb_logprobs(read[:, size:], verdict.path.shape[1])
@@ -394,7 +405,9 @@ class Engine:
         wanted = self.rows.most_logprobs
         chances = None if wanted is None else logprobs.pack(context, forward.logits, window, verdict, wanted)
         packed = self.rows.extend(window, verdict, self.ops)
-        return packed if chances is None else torch.cat([packed, chances], dim=1)
+        more = [] if chances is None else [chances]
+        more += [self._lockstep.column(window)] if self._lockstep else []
+        return torch.cat([packed, *more], dim=1) if more else packed
 
     def read(self, packed: Tensor) -> npt.NDArray[np.int64]:
         """Copy ``packed`` to the host: the only transfer of a step from the device. The next read overwrites it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from specdec.devices import is_half, uploaded
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend
 from specdec.messages import Window
+from specdec.sharding import sharding_of
 from specdec.swap import Swap
 
 PREFILL_CHUNK = 256
@@ -70,6 +72,12 @@ def layer_shapes(config: PretrainedConfig) -> list[LayerShape]:
     return [LayerShape(heads, head_dim, spans[kind]) for kind in kinds]
 
 
+def layers_of(model: PreTrainedModel) -> list[LayerShape]:
+    """The attention layers of a model, with this rank's heads alone if it was cut (``specdec.sharding``)."""
+    shapes, cut = layer_shapes(model.config), sharding_of(model)
+    return shapes if cut is None else [replace(shape, heads=shape.heads // cut.heads) for shape in shapes]
+
+
 def position_limit(config: PretrainedConfig) -> int | None:
     """The model's number of positions; None if every layer has a sliding window and positions are rotary."""
     config = config.get_text_config(decoder=True)
@@ -84,13 +92,15 @@ class ArenaModel:
 
     In place: the model's attention implementation becomes ``specdec``, and the parts that ``ops`` computes are
     replaced (``specdec.swap``); ``twin()`` gives an unmodified copy over the same weights. ``bits`` 8 or 4
-    rounds the weights of its products, in place. Raises SpecdecError for a model that cannot run over the arena.
+    rounds the weights of its products, in place. A model that was cut (``specdec.sharding``) has an arena of this
+    rank's heads, and every rank must make the same calls. Raises SpecdecError for a model that cannot run over the
+    arena.
 
     Example: ``ArenaModel(AutoModelForCausalLM.from_pretrained(folder), ops)``
     """
 
     def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
-        self.layers = layer_shapes(model.config)
+        self.layers, self.sharding = layers_of(model), sharding_of(model)
         self.limit = position_limit(model.config)
         self.native_attention: str = model.config._attn_implementation
         self.model = model.eval().requires_grad_(False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -17,12 +18,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arena import Plan
-from specdec.decoder import DecoderWeights
+from specdec.decoder import DecoderWeights, decode
 from specdec.devices import available_bytes, is_half
 from specdec.interfaces import Backend
 from specdec.ops import Ops
 from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
+from specdec.sharding import Joined, SummedLinear, joined_output
 
 Forward = Callable[..., Any]
 
@@ -158,6 +160,8 @@ class Swap:
         """A function from x to the outputs of all parts, concatenated along the last axis; the head's are float32."""
         linear, (weight, bias) = self.ops.linear, self._matrix(parts)
         wide = parts[0] is self._head and is_half(parts[0].weight.dtype)
+        if isinstance(parts[0], Joined):
+            return lambda x: joined_output(parts[0], linear(x, weight, bias, wide))
         return lambda x: linear(x, weight, bias, wide)
 
     def _mlp(self, parts: Sequence[nn.Linear]) -> Forward:
@@ -222,6 +226,8 @@ class Swap:
             heads_kv=attention.k_proj.out_features // size,
             head_dim=size,
             scaling=attention.scaling,
+            join_out=getattr(attention.o_proj, "join", None),
+            join_down=getattr(mlp.down_proj, "join", None),
         )
 
     def _stack(self, modules: Sequence[Any]) -> list[tuple[nn.Module, Forward]]:
@@ -230,6 +236,8 @@ class Swap:
         A call without a plan runs each layer's own forward.
         """
         layers, decoder_layers = [self._weights(module) for module in modules], self.ops.decoder_layers
+        if any(layer.join_out or layer.join_down for layer in layers):
+            decoder_layers = partial(decode, self.ops)  # no backend's layers join what several ranks compute
         indices = [module.self_attn.layer_idx for module in modules]
 
         def forward_of(module: Any) -> Forward:
@@ -275,7 +283,7 @@ def _accelerates(ops: Backend, weight: Tensor) -> bool:
 def _projections(module: nn.Module, names: Sequence[str]) -> list[nn.Linear]:
     """The linear modules ``names`` if all exist, are plain and share one input (except ``down_proj``); else none."""
     parts = [getattr(module, name, None) for name in names]
-    linears = [part for part in parts if type(part) is nn.Linear]
+    linears = [part for part in parts if isinstance(part, nn.Linear) and type(part) in (nn.Linear, SummedLinear)]
     side = [part for part, name in zip(linears, names, strict=False) if name != "down_proj"]
     alike = len({(part.in_features, part.bias is None, part.weight.dtype) for part in side}) == 1
     return linears if len(linears) == len(names) and alike else []

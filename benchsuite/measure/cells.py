@@ -24,6 +24,7 @@ from benchsuite.measure.runners import Outcome
 from benchsuite.measure.ties import Difference
 from benchsuite.measure.units import Unit
 from specdec.devices import Stopwatch
+from specdec.ranks import joined_ranks
 from specdec.request import Request
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 
@@ -61,8 +62,11 @@ class Cell:
 
 def made_here(device: torch.device) -> dict[str, Any]:
     """Return the ``made`` of a cell that was measured by this process, on ``device``, just now."""
+    ranks = joined_ranks()
     return {
-        "machine": f"{provenance.device_name(device)}, {os.cpu_count()} cores",
+        "machine": ", ".join(
+            [provenance.device_name(device), f"{os.cpu_count()} cores", *([str(ranks)] if ranks else [])]
+        ),
         "host": platform.node(),
         "commit": provenance.own_commit(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

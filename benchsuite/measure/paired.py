@@ -30,6 +30,7 @@ from benchsuite.measure.units import Unit
 from benchsuite.measure.watchdog import RunTimeout
 from specdec.errors import SpecdecError
 from specdec.interfaces import Contract
+from specdec.ranks import on_all_ranks
 from specdec.request import Request
 
 WARM_UP = 8
@@ -247,9 +248,13 @@ class Comparison:
 
     @contextmanager
     def _isolated(self, series: Series) -> Iterator[None]:
-        """Record an arm's exception in its series, so that the other arms continue; plain's exception is raised."""
+        """Record an arm's exception in its series, so that the other arms continue; plain's exception is raised.
+
+        Several ranks continue after a refusal that all of them met; any other error ends them.
+        """
         try:
-            yield
+            with on_all_ranks(series.arm.label):
+                yield
         except Exception as error:
             if series.arm.plain:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ from benchsuite.measure.runners import Emission, Outcome, mean_length
 from benchsuite.measure.sources import Tokens
 from specdec.devices import Stopwatch, synchronize
 from specdec.errors import SpecdecError, unknown
+from specdec.ranks import Place
 from specdec.registry import Entry, Registry
 from specdec.request import Request
 
@@ -77,9 +79,10 @@ def default_peers(kind: str) -> list[str]:
     """Return the peers of ``--specdec-peer auto`` on a kind of device.
 
     On CUDA the compiled one is among them, because our steps are recorded there: a forward that the host launches op by
-    op is no measure for them. Elsewhere compiling takes longer than a short run.
+    op is no measure for them. Elsewhere compiling takes longer than a short run, and collective calls are not compiled.
     """
-    return ["transformers", "transformers_prompt_lookup", *([COMPILED] if kind == "cuda" else [])]
+    compiled = kind == "cuda" and Place.of(os.environ) is None
+    return ["transformers", "transformers_prompt_lookup", *([COMPILED] if compiled else [])]
 
 
 @dataclass(frozen=True)

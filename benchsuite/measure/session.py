@@ -34,8 +34,10 @@ from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
 from specdec.quantised import BITS
+from specdec.ranks import joined_ranks, on_all_ranks
 from specdec.registry import Registry
 from specdec.request import Request
+from specdec.sharding import shard_model
 
 Progress = Callable[[str], None]
 
@@ -130,7 +132,8 @@ class Bench(Measured):
         refused: dict[Setting, SpecdecError] = {}
         for setting, group in groups.items():
             try:
-                self._stages[setting] = self._stage(setting, group)
+                with on_all_ranks(setting.id):
+                    self._stages[setting] = self._stage(setting, group)
             except SpecdecError as error:
                 refused[setting] = error
         if refused and not self._stages:
@@ -154,7 +157,8 @@ class Bench(Measured):
         return list(dict.fromkeys(lines))
 
     def _stage(self, setting: Setting, arms: list[Arm]) -> Stage:
-        device = devices.pick_device(setting.device)
+        ranks = joined_ranks()
+        device = devices.pick_device(setting.device) if ranks is None else ranks.device(setting.device)
         dtype = devices.pick_dtype(setting.dtype, device)
         ops = self.registry.backend(setting.backend)
         target, loaded = self._load(setting, ops, device, dtype)
@@ -209,7 +213,7 @@ class Bench(Measured):
             _forward_seconds(stage),
             ops.absent(device.type),
             peers,
-            [*target.swap.notes(), *Load.measured().lines()],
+            [*target.swap.notes(), *Load.measured().lines(), *([f"{ranks}: {target.sharding}"] if ranks else [])],
         )
         return stage
 
@@ -232,7 +236,13 @@ class Bench(Measured):
         key = (setting.target, setting.backend, device, dtype, bits)
         if key not in self._loaded:
             name = "tiny" if self.plan.dry else setting.target
-            loaded = catalog.load(name, device, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
+            ranks = joined_ranks()
+            # A rank loads the whole model on the host, and moves its own part to its device.
+            first = torch.device("cpu") if ranks else device
+            loaded = catalog.load(name, first, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
+            if ranks:
+                shard_model(loaded.model, ranks.place.rank, ranks.place.ranks)
+                loaded.model.to(device)
             texts = weights.texts(loaded.tokenizer) if bits else []
             before = weights.perplexity(loaded.model, texts) if bits else 0.0
             target = ArenaModel(loaded.model, ops, bits)
@@ -298,9 +308,10 @@ class Bench(Measured):
     ) -> None:
         """Measure batches of one workload, pass by pass, and make its rows; an error of plain fails the workload."""
         try:
-            comparison = self._comparison(setting, progress)
-            for batches in passes:
-                comparison.measure(list(self._units(setting, batches)), enough)
+            with on_all_ranks(setting.id):
+                comparison = self._comparison(setting, progress)
+                for batches in passes:
+                    comparison.measure(list(self._units(setting, batches)), enough)
         except Exception as error:
             # Plain failed: every arm of the workload raises this error, and none runs again.
             self._failed[setting] = error

@@ -28,6 +28,7 @@ from specdec.ledger import output_paths, stacked
 from specdec.model import ArenaModel
 from specdec.request import Request
 from specdec.sampling import Purpose
+from specdec.sharding import joined_output
 from specdec_kernels.reference import Reference
 
 MARGIN = 4
@@ -146,7 +147,7 @@ def _widen_head(model: PreTrainedModel) -> None:
     """In place: the head of a model in half precision gives float32 logits, as ``ArenaModel``'s does."""
     head: Any = model.get_output_embeddings()
     if is_half(head.weight.dtype):
-        head.forward = lambda x: Reference().linear(x, head.weight, head.bias, wide=True)
+        head.forward = lambda x: joined_output(head, Reference().linear(x, head.weight, head.bias, wide=True))
 
 
 def _show(pair: tuple[float, float] | None) -> str:

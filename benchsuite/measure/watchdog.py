@@ -20,7 +20,12 @@ LONGEST = 1_000_000
 
 
 class RunTimeout(SpecdecError):
-    """A run took longer than its limit; the text names the run, the limit, the place in the code and what to do."""
+    """A run took longer than its limit; the text names the run, the limit, the place in the code and what to do.
+
+    ``alone``: each process has a clock of its own, so that ranks are at different places afterwards.
+    """
+
+    alone = True
 
 
 class Watchdog:

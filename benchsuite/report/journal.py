@@ -27,6 +27,7 @@ from benchsuite.measure.weights import Weights
 from benchsuite.report import folder as folders
 from benchsuite.report.folder import MANIFEST, PART
 from specdec.errors import SpecdecError
+from specdec.ranks import joined_ranks
 
 FORMAT, VERSION = "specdec-results", 1
 UNREADABLE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, StopIteration)
@@ -38,7 +39,7 @@ CELLS = "cells"
 
 def manifest(options: Mapping[str, str]) -> dict[str, Any]:
     """Return what this run is: its origin, its machine, and the text of every option."""
-    gpus = provenance.accelerators()
+    gpus, ranks = provenance.accelerators(), joined_ranks()
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -50,6 +51,7 @@ def manifest(options: Mapping[str, str]) -> dict[str, Any]:
             "cores": psutil.cpu_count(logical=False),
             "threads": os.environ.get("OMP_NUM_THREADS"),
             **({"gpus": [gpu["name"] for gpu in gpus]} if gpus else {}),
+            **({"ranks": str(ranks)} if ranks else {}),
         },
         **({"accelerators": gpus} if gpus else {}),
         "options": dict(options),

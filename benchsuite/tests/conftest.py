@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from hypothesis import settings
 
 from benchsuite.prove.tiny import assembly
 from benchsuite.tests.gate_rig import Suite
-from benchsuite.tests.rig import KILLS, Make, Python, Run
+from benchsuite.tests.rig import KILLS, Make, Python, Run, child_variables
 from benchsuite.tests.warm import Warm
 from specdec.registry import LOAD_PLUGINS
 
@@ -69,17 +68,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(kills_table(kills))
 
 
-def _variables(path: str, given: dict[str, str]) -> dict[str, str]:
-    """The environment of a process that a test starts."""
-    # xdist's variables would switch off the benchmarks of the inner run.
-    outer = {name: text for name, text in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
-    ours = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
-    ours |= {"CUDA_VISIBLE_DEVICES": ""}  # on a GPU other rows would run by default
-    # A file that is written twice within a second would be run from the first one's bytecode.
-    ours |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "-p no:randomly"}
-    return {**outer, **ours, **({"PYTHONPATH": path} if path else {}), **given}
-
-
 def _cold(arguments: Sequence[str], folder: Path, variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run Python in an interpreter that starts and imports by itself."""
     words = [sys.executable, *arguments]
@@ -95,7 +83,7 @@ def python() -> Iterator[Python]:
     if sys.platform != "linux":
         yield _cold
         return
-    warm = Warm({**_variables("", {}), LOAD_PLUGINS: ""})
+    warm = Warm({**child_variables("", {}), LOAD_PLUGINS: ""})
     yield warm.run
     warm.close()
 
@@ -108,7 +96,7 @@ def run(python: Python, tmp_path: Path) -> Run:
     """
 
     def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        return python(arguments, tmp_path, _variables(path, environment))
+        return python(arguments, tmp_path, child_variables(path, environment))
 
     return call
 
@@ -118,7 +106,7 @@ def cold(tmp_path: Path) -> Run:
     """As ``run``, in an interpreter that starts and imports by itself."""
 
     def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        return _cold(arguments, tmp_path, _variables(path, environment))
+        return _cold(arguments, tmp_path, child_variables(path, environment))
 
     return call
 

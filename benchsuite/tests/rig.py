@@ -72,6 +72,17 @@ def config(**given: str) -> Any:
     return SimpleNamespace(getoption=values.get, getini=values.get)
 
 
+def child_variables(path: str, given: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a process that a test starts, with ``path`` as PYTHONPATH."""
+    # xdist's variables would switch off the benchmarks of the inner run.
+    outer = {name: text for name, text in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+    ours = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
+    ours |= {"CUDA_VISIBLE_DEVICES": ""}  # on a GPU other rows would run by default
+    # A file that is written twice within a second would be run from the first one's bytecode.
+    ours |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "-p no:randomly"}
+    return {**outer, **ours, **({"PYTHONPATH": path} if path else {}), **given}
+
+
 HEAD_IDS = torch.arange(0, 258, 2)
 """The vocabulary of the heads that tests make."""
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec import Context
 from specdec.interfaces import Env
+from specdec.sharding import whole_weight
 from specdec_plugins.growth import wanted
 
 
@@ -21,7 +22,7 @@ class Reduced:
         self.ids, self.vocabulary, self._ops = ids, env.target.vocabulary, env.ops
         # bfloat16 halves the bytes; its rounding error is far smaller than the error of a small head.
         dtype = torch.bfloat16 if env.target.dtype == torch.float32 else env.target.dtype
-        self.read_with(env.target.model.get_output_embeddings().weight[ids].to(dtype))
+        self.read_with(whole_weight(env.target.model.get_output_embeddings())[ids].to(dtype))
 
     def read_with(self, rows: Tensor) -> None:
         """Read tokens with ``rows`` [D, H] instead of the target's own rows."""

@@ -14,6 +14,7 @@ from specdec.errors import unknown
 from specdec.interfaces import DraftFactory, Env
 from specdec.request import SamplingParams
 from specdec.runtime import addresses
+from specdec.sharding import whole_weight
 from specdec_plugins.chain import Chain
 from specdec_plugins.growth import Growth
 from specdec_plugins.heads import files
@@ -31,7 +32,7 @@ class Untrained(nn.Module):
 
     def __init__(self, env: Env, count: int, init: str) -> None:
         super().__init__()
-        output: Tensor = env.target.model.get_output_embeddings().weight
+        output: Tensor = whole_weight(env.target.model.get_output_embeddings())
         size = output.shape[1]
         generator = torch.Generator().manual_seed(env.seed)
 
