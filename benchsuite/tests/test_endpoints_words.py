@@ -31,7 +31,7 @@ COUNTED = {
 """Of each recorded page: drafts, proposed, accepted, accepted by position, emitted."""
 
 
-def figures(said: Speculation) -> tuple[Any, ...]:
+def every_figure(said: Speculation) -> tuple[Any, ...]:
     """Every figure, without notes and engines."""
     return (
         *(getattr(said, name) for name in (*words.COUNTS, "accepted_by_position", "histogram")),
@@ -62,7 +62,7 @@ def test_rates_and_lengths_have_our_definitions() -> None:
 def test_a_page_written_again_keeps_every_figure(name: str) -> None:
     said = words.read_page(PAGES[name])
     again = words.read_page(words.write_page(said))
-    assert figures(again) == figures(said)
+    assert every_figure(again) == every_figure(said)
     assert again.engines == said.engines
     assert again.began == said.began
 
@@ -73,7 +73,7 @@ def test_a_body_written_again_keeps_every_figure(name: str) -> None:
     assert said is not None
     again = words.read_body(json.loads(json.dumps(words.write_body(said))))
     assert again is not None
-    assert figures(again) == figures(said)
+    assert every_figure(again) == every_figure(said)
     assert not said.notes
 
 
@@ -177,7 +177,7 @@ def test_a_page_without_speculation_says_so(page: str, note: str) -> None:
 
 def test_names_of_other_versions_are_read_or_named() -> None:
     bare = PAGES["vllm-dflash"].replace("_total", "")
-    assert figures(words.read_page(bare)) == figures(words.read_page(PAGES["vllm-dflash"]))
+    assert every_figure(words.read_page(bare)) == every_figure(words.read_page(PAGES["vllm-dflash"]))
     first = words.read_page(
         "vllm:spec_decode_num_accepted_tokens_total 8547\nvllm:spec_decode_num_draft_tokens_total 13311\n"
         "vllm:spec_decode_num_emitted_tokens_total 10616\nvllm:spec_decode_efficiency 0.598\n"
@@ -303,7 +303,7 @@ def test_what_a_body_has_a_name_for_comes_back_and_the_rest_is_listed(said: Spec
 def test_the_difference_undoes_the_sum(one: Speculation, other: Speculation) -> None:
     both = words.added([one, other])
     assert both is not None
-    assert figures(words.between(one, both))[:4] == figures(other)[:4]
+    assert every_figure(words.between(one, both))[:4] == every_figure(other)[:4]
 
 
 @given(
