@@ -88,6 +88,16 @@ LATER = MappingProxyType(
 )
 """Names that later versions of SGLang give to figures of earlier ones; several may stand in one body."""
 
+BODIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "vllm body": ("metrics", "speculative_decoding"),
+        "sglang body": ("meta_info",),
+        "llama.cpp body": ("timings",),
+        "sglang info": ("internal_states",),
+    }
+)
+"""The keys under which a body has its figures; those of SGLang's info stand in a list, one for each scheduler."""
+
 FIRST_ENGINE = (
     "vllm:spec_decode_num_emitted_tokens_total",
     "vllm:spec_decode_draft_acceptance_rate",
@@ -301,20 +311,18 @@ def write_page(said: Speculation, source: str | None = None) -> str:
 def write_body(said: Speculation, source: str | None = None) -> dict[str, Any]:
     """Return the part of an answer's body in which a server would say this; as ``write_page``."""
     source = source or said.source
-    bodies = {
-        "vllm body": lambda found: {"metrics": {"speculative_decoding": found}},
-        "sglang body": lambda found: {"meta_info": found},
-        "llama.cpp body": lambda found: {"timings": found},
-        "sglang info": lambda found: {"internal_states": [found]},
-    }
-    if source not in bodies:
-        raise unknown("body", source, bodies)
+    if source not in BODIES:
+        raise unknown("body", source, BODIES)
     found: dict[str, Any] = {}
     for word, name in NAMES[source].items():
         value = list(said.histogram) if word == "histogram" else _told(said, word)
         if value is not None and value != []:
             found[name] = value * 1e3 if name.endswith("_ms") else value
-    return bodies[source](found)
+    if source == "sglang info":
+        return {"internal_states": [found]}
+    for key in reversed(BODIES[source]):
+        found = {key: found}
+    return found
 
 
 def unsaid(said: Speculation, source: str) -> list[str]:
