@@ -19,11 +19,12 @@ KNOWN = {"aiperf": "1.4", "guidellm": "2"}
 
 @dataclass(frozen=True)
 class ForeignRun:
-    """One run of a file: its name, its figures by our words, and the paths of what was not read."""
+    """One run of a file: its name, its figures by our words, the paths of what was not read, and notes on the rest."""
 
     name: str
     figures: Mapping[str, Any]
     left: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def read_result(content: Any) -> ForeignFile:
         raise SpecdecError(
             f"the file is {FORMATS[format_]}'s and holds no figure that is known here: did its run fail?"
         )
+    notes += [f"{run.name}: {note}" for run in runs for note in run.notes]
     return ForeignFile(format_, version, tuple(runs), tuple(notes))
 
 
@@ -153,17 +155,24 @@ def _of_guidellm(content: Mapping[str, Any]) -> tuple[str | None, list[ForeignRu
         _mapping(benchmark, f"benchmarks.{number}")
         strategy = _at(benchmark, "config.strategy.type_")
         run = _read(f"{number} {strategy}" if strategy else str(number), benchmark, "guidellm")
-        answered = _at(benchmark, "requests.successful")
-        # GuideLLM sums nothing of speculation; it hands the servers' own words of each request on.
-        said = [
-            read_body({"metrics": one.get("response_metrics")})
-            for one in (answered if isinstance(answered, list) else [])
-            if isinstance(one, Mapping)
-        ]
-        whole = added([one for one in said if one]) if all(said) else None
-        spoken = {name: value for name, value in (whole.figures() if whole else {}).items() if value is not None}
-        runs.append(ForeignRun(run.name, {**run.figures, **spoken}, run.left))
+        spoken, notes = _spoken(_at(benchmark, "requests.successful"), run.figures.get("requests"))
+        runs.append(ForeignRun(run.name, {**run.figures, **spoken}, run.left, notes))
     return None if version is None else str(version), runs
+
+
+def _spoken(answered: Any, total: int | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """GuideLLM sums nothing of speculation; it hands on what the server said of each request that it kept."""
+    kept = [one for one in answered if isinstance(one, Mapping)] if isinstance(answered, list) else []
+    said = [found for one in kept if (found := read_body({"metrics": one.get("response_metrics")}))]
+    whole = added(said)
+    if whole is None:
+        return {}, ()
+    if len(said) < len(kept):
+        return {}, (f"{len(said)} of {len(kept)} requests say something of speculation; they were not summed",)
+    notes = whole.notes
+    if total is not None and len(said) < total:
+        notes = (f"speculation is that of the {len(said)} of {total} requests that the file keeps", *notes)
+    return {name: value for name, value in whole.figures().items() if value is not None}, notes
 
 
 def _of_ours(content: Mapping[str, Any]) -> tuple[str | None, list[ForeignRun]]:

@@ -101,7 +101,7 @@ def test_the_difference_of_two_pages_is_what_was_counted_between_them() -> None:
     assert (said.drafts, said.proposed, said.accepted, said.emitted) == (20, 40, 20, 50)
     assert said.accepted_by_position == (13, 7)
     assert said.scope == "between"
-    assert sorted(engine.drafts for engine in said.engines.values()) == [0, 20]
+    assert {engine.drafts for engine in said.engines.values()} == {0, 20}
     assert words.between(after, after).mean_acceptance_length is None
 
 
@@ -238,6 +238,8 @@ def test_figures_that_contradict_each_other_are_refused_or_noted() -> None:
     with pytest.raises(PageError, match="9 of 4 proposals accepted"):
         words.read_body({"timings": {"draft_n": 4, "draft_n_accepted": 9}})
     body = {"num_spec_steps": 4, "num_draft_tokens": 12, "num_accepted_draft_tokens": 3, "acceptance_histogram": [3, 1]}
+    with pytest.raises(PageError, match="a histogram of 5 steps and 3 accepted"):
+        words.read_body({"metrics": {"speculative_decoding": {**body, "acceptance_histogram": [2, 3]}}})
     with pytest.raises(PageError, match="a histogram of 4 steps and 1 accepted"):
         words.read_body({"metrics": {"speculative_decoding": body}})
     said = words.read_body(

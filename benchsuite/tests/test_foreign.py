@@ -173,6 +173,19 @@ def test_a_version_that_is_not_known_is_noted() -> None:
     assert "GuideLLM says no version" in read_result(older).notes[0]
 
 
+def test_requests_that_a_file_does_not_keep_are_noted_and_silent_ones_are_not_summed() -> None:
+    content = raw("guidellm")
+    requests = content["benchmarks"][0]["requests"]
+    del requests["successful"][0]
+    found = read_result(content)
+    assert found.runs[0].figures["counters.num_drafts"] == 5 * 7
+    assert found.notes == ("0 synchronous: speculation is that of the 5 of 6 requests that the file keeps",)
+    requests["successful"][0]["response_metrics"] = None
+    found = read_result(content)
+    assert "counters.num_drafts" not in found.runs[0].figures
+    assert found.notes == ("0 synchronous: 4 of 5 requests say something of speculation; they were not summed",)
+
+
 @pytest.mark.parametrize("value", ["NaN", "1e400", "-1", '"12"', "true", "9" * 400, "[[1]]"])
 def test_a_figure_that_is_no_number_is_refused_by_its_path(value: str, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
