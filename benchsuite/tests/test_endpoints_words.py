@@ -95,6 +95,19 @@ def test_bodies_read_as_what_they_count() -> None:
     assert words.read_body({"timings": {"predicted_n": 5}}) is None
 
 
+def test_the_length_that_sglang_says_of_a_request_counts_the_prefills_token_and_ours_does_not() -> None:
+    said = words.read_body(BODIES["sglang"]["body"])
+    assert said is not None
+    assert (said.said_length, said.mean_acceptance_length) == (3.0, 2.0)
+    assert words.write_body(said)["meta_info"]["spec_accept_length"] == 3.0
+    wrong = json.loads(
+        json.dumps(BODIES["sglang"]["body"]).replace('"spec_accept_length": 3.0', '"spec_accept_length": 4.0')
+    )
+    noted = words.read_body(wrong)
+    assert noted is not None
+    assert noted.notes == ("the server's mean acceptance length is 4; its counts make 2",)
+
+
 def test_the_difference_of_two_pages_is_what_was_counted_between_them() -> None:
     before, after = (words.read_page(PAGES[f"vllm-{name}"]) for name in ("before", "after"))
     said = words.between(before, after)

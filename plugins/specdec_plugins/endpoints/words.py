@@ -315,8 +315,14 @@ def write_body(said: Speculation, source: str | None = None) -> dict[str, Any]:
         raise unknown("body", source, BODIES)
     found: dict[str, Any] = {}
     for word, name in NAMES[source].items():
-        value = list(said.histogram) if word == "histogram" else _told(said, word)
-        if value is not None and value != []:
+        if word == "histogram":
+            if said.histogram:
+                found[name] = list(said.histogram)
+            continue
+        value = _told(said, word)
+        if word == "said_length" and (theirs := _with_prefill(said, source)) is not None:
+            value = theirs
+        if value is not None:
             found[name] = value * 1e3 if name.endswith("_ms") else value
     if source == "sglang info":
         return {"internal_states": [found]}
@@ -503,7 +509,10 @@ def _checked(said: Speculation) -> Speculation:
         ("acceptance rate", said.said_rate, said.acceptance_rate),
         ("mean acceptance length", said.said_length, said.mean_acceptance_length),
     ):
-        if theirs is not None and ours is not None and not math.isclose(theirs, ours, rel_tol=1e-3):
+        other = _with_prefill(said, said.source) if what == "mean acceptance length" else None
+        if theirs is None or ours is None or (other is not None and math.isclose(theirs, other, rel_tol=1e-3)):
+            continue
+        if not math.isclose(theirs, ours, rel_tol=1e-3):
             notes.append(f"the server's {what} is {theirs:g}; its counts make {ours:g}")
     return replace(said, notes=tuple(notes))
 
@@ -574,6 +583,13 @@ def _told(said: Speculation, word: str) -> float | int | None:
         else getattr(said, word)
     )
     return value
+
+
+def _with_prefill(said: Speculation, source: str) -> float | None:
+    """SGLang's mean length of one request: its tokens, the prefill's among them, over its steps; None elsewhere."""
+    if source != "sglang body" or said.emitted is None or not said.drafts:
+        return None
+    return said.emitted / said.drafts
 
 
 def _gauge(sample: PageSample, where: str) -> float:
