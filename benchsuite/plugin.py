@@ -16,12 +16,15 @@ from benchsuite.keeping import GROUPED
 from benchsuite.kernelbench.plugin import KernelPlugin
 from benchsuite.report.replay import replay
 from benchsuite.selection import DevicePlugin
+from benchsuite.serving.plugin import ServingPlugin
 from benchsuite.shards import ShardPlugin
 
 if TYPE_CHECKING:
     from benchsuite.decodingbench.bench import DecodingBench
     from benchsuite.kernelbench.timing import KernelBench
     from benchsuite.measure.results import Row
+    from benchsuite.serving.certified import Certificate
+    from benchsuite.serving.figures import EndpointFigures
 
 MARKERS = (
     "cuda: needs an NVIDIA GPU",
@@ -29,6 +32,7 @@ MARKERS = (
     "gpu: needs a GPU of either kind",
     "kernels: times the kernels and the key/value arena; run it alone, `-m kernels`",
     "decoding: measures decoding as users run it: processors, queues, log-probabilities; run it alone, `-m decoding`",
+    "serving: measures the servers of --specdec-endpoint; run it alone, `-m serving`",
     "museum: known bugs, each put into our code and found by the layer that is there for it",
     "gate(tolerance, level): the slowdown that --gate lets through here, a fraction; the only level it gates at",
     "fake_gpu: steps on tensors that say they are on a GPU and hold no numbers; kernels compiled for absent GPUs",
@@ -42,7 +46,7 @@ OPTIONS = {
 """Every option as a configuration file names it."""
 
 COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "specdec-kernels", "specdec-gate"
-DECODING, SHARDS = "specdec-decoding", "specdec-shards"
+DECODING, SHARDS, SERVING = "specdec-decoding", "specdec-shards", "specdec-serving"
 """The names under which the plugin's objects are registered."""
 
 
@@ -71,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         register(comparison, COMPARISON)
         register(KernelPlugin(config), KERNELS)
         register(DecodingPlugin(config), DECODING)
+        register(ServingPlugin(config), SERVING)
         if given and not hasattr(config, "workerinput"):
             from benchsuite.gate.plugin import GatePlugin
 
@@ -125,6 +130,25 @@ def specdec_decoding(request: pytest.FixtureRequest) -> DecodingBench:
     plugin: Any = request.config.pluginmanager.get_plugin(DECODING)
     bench: DecodingBench = plugin.bench(request.param)
     return bench
+
+
+@pytest.fixture
+def specdec_served(request: pytest.FixtureRequest) -> list[EndpointFigures]:
+    """The figures of every server of ``--specdec-endpoint`` under one load, the first endpoint's first.
+
+    A test that requests it gets one item for each load of ``--specdec-concurrency`` and ``--specdec-rate``.
+    """
+    plugin: Any = request.config.pluginmanager.get_plugin(SERVING)
+    rows: list[EndpointFigures] = plugin.figures(request.param)
+    return rows
+
+
+@pytest.fixture
+def specdec_certificates(request: pytest.FixtureRequest) -> list[Certificate]:
+    """What can be said of the outputs of every server of ``--specdec-endpoint`` beside the first one's."""
+    plugin: Any = request.config.pluginmanager.get_plugin(SERVING)
+    found: list[Certificate] = plugin.certificates()
+    return found
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ ARROWS = {
     "targets": "options machine",
     "kernelbench": "machine report targets",
     "decodingbench": "options machine measure report targets",
+    "serving": "options measure report",
     "prove": "measure",
     "conformance": "prove measure kernelbench",
     "museum": "conformance prove measure",
@@ -34,7 +35,8 @@ ARROWS = {
     "selection": "comparison",
     "shards": "options",
     "configuration": "options report",
-    "plugin": "options configuration keeping comparison selection shards gate decodingbench kernelbench measure report",
+    "plugin": "options configuration keeping comparison selection shards gate decodingbench kernelbench measure report "
+    "serving",
     "compare": "machine measure report gate",
     "foreign": "",
     "cluster": "report",
@@ -43,8 +45,9 @@ ARROWS = {
     "test_speculation": "measure",
     "test_kernels": "kernelbench",
     "test_decoding": "decodingbench",
+    "test_serving": "serving",
     "tests": "options configuration plugin compare __main__ machine measure report kernelbench decodingbench prove "
-    "conformance museum gate gpu_day foreign",
+    "conformance museum gate gpu_day foreign serving",
 }
 """Every room and module of benchsuite, and the others that it imports."""
 

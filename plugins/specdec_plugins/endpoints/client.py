@@ -90,7 +90,8 @@ class Ask:
 class Client:
     """Asks one endpoint, over connections that are kept. Its methods are coroutines.
 
-    ``sleep`` and ``dice`` are for tests: waits between tries, and their jitter. ``transport``: httpx's, None: the network.
+    ``sleep`` and ``dice`` are for tests: waits between tries, and their jitter. ``transport`` is httpx's; None is the
+    network.
 
     Example: ``async with Client(endpoint) as client: reply = await client.complete(Ask("Once", 16))``
     """
@@ -105,15 +106,15 @@ class Client:
     ) -> None:
         self.endpoint = endpoint
         self._sleep, self._dice = sleep, dice or random.Random()
-        httpx = _httpx()
-        self._errors = httpx
+        http = _httpx()
+        self._errors = http
         self._model: str | None = endpoint.model
         headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
-        self._http: httpx.AsyncClient = httpx.AsyncClient(
+        self._http: httpx.AsyncClient = http.AsyncClient(
             base_url=endpoint.url,
             headers=headers,
-            timeout=httpx.Timeout(endpoint.read_s, connect=endpoint.connect_s),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            timeout=http.Timeout(endpoint.read_s, connect=endpoint.connect_s),
+            limits=http.Limits(max_connections=None, max_keepalive_connections=None),
             follow_redirects=False,
             transport=transport,
             trust_env=False,  # a proxy of the environment would be measured with the server
@@ -151,17 +152,17 @@ class Client:
             async with asyncio.timeout(self.endpoint.total_s):
                 answer = await self._http.get(path)
             self._refused(answer, answer.text)
-            return answer.text
+            return str(answer.text)
 
         found, _ = await self._tried(once)
-        return found
+        return str(found)
 
     async def complete(self, ask: Ask) -> Reply:
         """Ask, and return the whole answer. Raises EndpointFailure by its kind.
 
         What may go away by itself is tried again, up to ``endpoint.retries`` times, after a time drawn below
-        ``BACK_OFF_S`` doubled at each try (full jitter), or after what Retry-After asks for. Nothing is tried again once a
-        part of an answer has come.
+        ``BACK_OFF_S`` doubled at each try (full jitter), or after what Retry-After asks for. Nothing is tried again
+        once a part of an answer has come.
         """
         model = await self._served()
         path = "/v1/chat/completions" if ask.chat else "/v1/completions"
@@ -342,7 +343,7 @@ class _Gathered:
             tokens = tokens_of(choice)
             self._own |= {name: value for name, value in choice.items() if name in ("token_ids", "prompt_token_ids")}
             self.finish = choice.get("finish_reason") or self.finish
-        except (KeyError, IndexError, AttributeError, TypeError) as error:
+        except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             said = f"a choice cannot be read ({type(error).__name__}: {error})"
             raise self.client._failure("invalid", said, begun=True) from None
         if text or tokens:

@@ -15,7 +15,7 @@ KEY = "SPECDEC_API_KEY"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server: its name in tables, its address without a path below ``/v1``, and a model (None: the only one it serves).
+    """A server: its name in tables, its address without ``/v1``, and a model (None: the only one that it serves).
 
     Time limits in seconds: ``connect_s`` to a connection, ``read_s`` between two pieces of an answer, ``total_s`` of a
     whole answer. ``retries``: attempts after the first. The API key is read from the environment when it is needed, and

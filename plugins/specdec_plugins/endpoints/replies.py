@@ -1,4 +1,4 @@
-"""What a server answers: text, tokens with their log-probabilities, when each piece came; or the kind of its failure."""
+"""What a server answers: text, tokens with log-probabilities, when each piece came; or the kind of its failure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ RETRIED = ("refused", "reset", "limited", "server_error", "timeout")
 class EndpointFailure(SpecdecError):
     """A request that got no usable answer.
 
-    ``kind`` is one of ``FAILURES``; ``status`` the HTTP status, if there was one; ``wait_s`` what Retry-After asked for;
-    ``begun``: part of an answer had come; ``attempts``: how often it was tried.
+    ``kind`` is one of ``FAILURES``; ``status`` the HTTP status, if there was one; ``wait_s`` what Retry-After asked
+    for; ``begun``: part of an answer had come; ``attempts``: how often it was tried.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer: seconds since the request was sent, its text, and its tokens where that is known."""
+    """A piece of a streamed answer: seconds since the request was sent, its text, its tokens where they are known."""
 
     seconds: float
     text: str
@@ -116,10 +116,10 @@ def own_words(found: Mapping[str, Any]) -> dict[str, Any]:
 def tokens_of(choice: Mapping[str, Any]) -> tuple[Token, ...]:
     """Return the tokens of a choice: of completions (lists side by side) or chat (``logprobs.content``).
 
-    Raises EndpointFailure ``invalid`` for lists of different lengths and for numbers that are none.
+    Raises ValueError for lists of different lengths, for numbers that are none, and for anything else.
 
-    Sources: OpenAI API reference, completions and chat completions; vllm-project/vllm (``token_ids`` beside a choice with
-    ``return_token_ids``, ``token_id:7`` as text with ``return_tokens_as_token_ids``); ggml-org/llama.cpp
+    Sources: OpenAI API reference, completions and chat completions; vllm-project/vllm (``token_ids`` beside a choice
+    with ``return_token_ids``, ``token_id:7`` as text with ``return_tokens_as_token_ids``); ggml-org/llama.cpp
     (``tools/server/README.md``: ``logprobs.content`` with ``id``, also for completions).
     """
     found = choice.get("logprobs")
@@ -133,11 +133,11 @@ def tokens_of(choice: Mapping[str, Any]) -> tuple[Token, ...]:
             for place, one in enumerate(tokens)
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise EndpointFailure("invalid", f"logprobs are no list of tokens ({type(error).__name__}: {error})") from None
+        raise ValueError(f"logprobs are no list of tokens ({type(error).__name__}: {error})") from None
     for token in tokens:
         for value in (token.logprob, *(chance for _, chance in token.top)):
             if value is not None and (math.isnan(value) or value > 1e-3):
-                raise EndpointFailure("invalid", f"the token {token.text!r} has the log-probability {value}")
+                raise ValueError(f"the token {token.text!r} has the log-probability {value}")
     return tokens
 
 

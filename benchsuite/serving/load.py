@@ -1,0 +1,109 @@
+"""Load: requests sent to one endpoint, so many at once or so many a second, and what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.errors import SpecdecError
+from specdec_plugins.endpoints.client import Ask, Client
+from specdec_plugins.endpoints.replies import EndpointFailure, Reply
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How requests are sent: ``concurrency`` at once, each as soon as one has ended; or ``rate`` a second.
+
+    With a rate the gaps are exponential (Poisson arrivals), whatever the server does: a slow one gathers requests.
+    Exactly one of the two is given.
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def label(self) -> str:
+        """In words: ``4 at once``, ``2 a second``."""
+        return f"{self.concurrency} at once" if self.concurrency else f"{self.rate:g} a second"
+
+    @property
+    def id(self) -> str:
+        """In a test's name: ``c4``, ``r2``."""
+        return f"c{self.concurrency}" if self.concurrency else f"r{self.rate:g}"
+
+
+def parse_loads(concurrency: str, rate: str) -> list[Traffic]:
+    """Return the loads of ``--specdec-concurrency`` and ``--specdec-rate``. SpecdecError for a wrong number.
+
+    Example: ``parse_loads("1,4", "2")`` has three loads.
+    """
+    found = []
+    for text in filter(None, (part.strip() for part in concurrency.split(","))):
+        if not text.isdigit() or not int(text):
+            raise SpecdecError(f"--specdec-concurrency has {text!r}; expected whole numbers, 1 or more, as in 1,4")
+        found.append(Traffic(concurrency=int(text)))
+    for text in filter(None, (part.strip() for part in rate.split(","))):
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 0 < value < float("inf"):
+            raise SpecdecError(f"--specdec-rate has {text!r}; expected requests a second above 0, as in 0.5,2")
+        found.append(Traffic(rate=value))
+    if not found:
+        raise SpecdecError("neither --specdec-concurrency nor --specdec-rate is given; expected one, as in 1,4")
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One request of a block: the place of its prompt, seconds since the block began, and its reply or its failure.
+
+    ``late_s``: how much later it was sent than the arrivals of a rate asked for.
+    """
+
+    prompt: int
+    sent_s: float
+    ended_s: float
+    reply: Reply | None
+    failure: str | None = None
+    said: str = ""
+    late_s: float = 0.0
+
+
+async def send(client: Client, asks: Sequence[tuple[int, Ask]], load: Traffic, seed: int, sent: list[Sent]) -> None:
+    """Send ``asks`` (each with the place of its prompt) under a load, and append what comes of each to ``sent``.
+
+    In place: ``sent``, in the order of their ends, so that an interrupt leaves what has ended.
+    """
+    start = time.perf_counter()
+
+    async def one(prompt: int, ask: Ask, due: float) -> None:
+        begun = time.perf_counter() - start
+        late = max(0.0, begun - due)
+        try:
+            reply = await client.complete(ask)
+        except EndpointFailure as failure:
+            sent.append(Sent(prompt, begun, time.perf_counter() - start, None, failure.kind, str(failure), late))
+            return
+        sent.append(Sent(prompt, begun, time.perf_counter() - start, reply, late_s=late))
+
+    if load.concurrency:
+        waiting = iter(asks)
+
+        async def worker() -> None:
+            for prompt, ask in waiting:
+                await one(prompt, ask, time.perf_counter() - start)
+
+        await asyncio.gather(*(worker() for _ in range(min(load.concurrency, len(asks)))))
+        return
+    assert load.rate
+    dice, due, tasks = random.Random(seed), 0.0, []
+    for prompt, ask in asks:
+        await asyncio.sleep(max(0.0, due - (time.perf_counter() - start)))
+        tasks.append(asyncio.create_task(one(prompt, ask, due)))
+        due += dice.expovariate(load.rate)
+    await asyncio.gather(*tasks)

@@ -1,0 +1,300 @@
+"""Bad servers are the normal case: each fault has its kind, is tried again where that may help, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchsuite.tests.faulty import DONE, STREAM, Fault, FaultyServer, event, plain_answer
+from benchsuite.tests.our_server import MODEL, Bugs, OurServer
+from benchsuite.tests.rig import Make
+from specdec import SpecdecError
+from specdec_plugins.endpoints.client import BACK_OFF_S, LONGEST_WAIT_S, Ask, Client, retry_after
+from specdec_plugins.endpoints.named import KEY, Endpoint, parse_endpoints
+from specdec_plugins.endpoints.replies import FAILURES, RETRIED, EndpointFailure, Reply, tokens_of
+
+SECRET = "sk-very-secret-0123456789"
+WHOLE = Fault(
+    (STREAM, event("Hi"), event("", reason="length", usage={"prompt_tokens": 1, "completion_tokens": 1}), DONE)
+)
+
+
+def replied(url: str, ask: Ask | None = None, retries: int = 0, **limits: Any) -> tuple[Reply, list[float]]:
+    """The reply of a server, and the waits between tries, which are not waited for."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def run() -> Reply:
+        endpoint = replace(Endpoint("spec", url, "m", retries=retries), **limits)
+        async with Client(endpoint, sleep=sleep, dice=random.Random(0)) as client:
+            return await client.complete(ask or Ask("Once", 4))
+
+    return asyncio.run(run()), waits
+
+
+def failure(scripts: list[Fault], ask: Ask | None = None, retries: int = 0, **limits: Any) -> EndpointFailure:
+    with FaultyServer(scripts) as server, pytest.raises(EndpointFailure) as error:
+        replied(server.url, ask, retries, **limits)
+    return error.value
+
+
+LOGPROBS = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{"a": -0.1}, {"b": -0.2}]}
+
+FAULTS = {
+    "reset-before": (Fault(resets=True), "reset"),
+    "reset-mid-stream": (Fault((STREAM, event("Hi")), resets=True), "reset"),
+    "closed-mid-stream": (Fault((STREAM, event("Hi"))), "truncated"),
+    "401": (Fault((plain_answer("401 Unauthorized", '{"error": "key"}'),)), "unauthorised"),
+    "403": (Fault((plain_answer("403 Forbidden", "{}"),)), "unauthorised"),
+    "404-model": (Fault((plain_answer("404 Not Found", '{"error": "no model"}'),)), "not_found"),
+    "400": (Fault((plain_answer("400 Bad Request", '{"error": "echo"}'),)), "refused_request"),
+    "429": (Fault((plain_answer("429 Too Many Requests", "{}"),)), "limited"),
+    "500": (Fault((plain_answer("500 Internal Server Error", "oops"),)), "server_error"),
+    "error-in-stream": (
+        Fault((STREAM, event("Hi"), b'data: {"error": {"message": "OOM"}}\n\n', DONE)),
+        "server_error",
+    ),
+    "truncated-json": (Fault((STREAM, b'data: {"choices": [{"text": "Hi\n\n', DONE)), "truncated"),
+    "invalid-json": (Fault((STREAM, b"data: <html>\n\n", DONE)), "invalid"),
+    "a-list": (Fault((STREAM, b"data: [1]\n\n", DONE)), "invalid"),
+    "no-choices": (Fault((STREAM, b'data: {"hello": 1}\n\n', DONE)), "invalid"),
+    "not-utf8": (Fault((STREAM, b'data: {"choices": [{"text": "\xe2\x82"}]}\n\n', DONE)), "invalid"),
+    "nan": (
+        Fault((STREAM, event("a", logprobs={"tokens": ["a"], "token_logprobs": [float("nan")]}), DONE)),
+        "invalid",
+    ),
+    "stall": (Fault((STREAM, event("Hi")), hangs=True), "timeout"),
+    "never-ends": (Fault((STREAM, event("Hi")), forever=True), "endless"),
+    "usage-too-high": (
+        Fault((STREAM, event("ab", reason="length", logprobs=LOGPROBS, usage={"completion_tokens": 4}), DONE)),
+        "usage",
+    ),
+    "usage-beyond-max": (Fault((STREAM, event("a", reason="length", usage={"completion_tokens": 9}), DONE)), "usage"),
+    "usage-zero": (Fault((STREAM, event("a", reason="length", usage={"completion_tokens": 0}), DONE)), "usage"),
+    "redirect": (Fault((plain_answer("307 Temporary Redirect", "", "Location: http://elsewhere/"),)), "redirect"),
+    "stop-token-lost": (Fault((STREAM, event("Hi"), DONE)), "cut_off"),
+}
+
+
+@pytest.mark.parametrize(("script", "kind"), FAULTS.values(), ids=[*FAULTS])
+def test_a_fault_has_its_kind_and_says_what_to_do(script: Fault, kind: str) -> None:
+    found = failure([script], read_s=0.3)
+    assert found.kind == kind
+    assert FAILURES[kind][1:] in str(found)
+    assert "spec (http://127.0.0.1" in str(found)
+
+
+def test_every_kind_of_failure_is_met_by_a_fault() -> None:
+    assert {kind for _, kind in FAULTS.values()} | {"refused"} == set(FAILURES)
+
+
+def test_nothing_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(EndpointFailure, match="nothing listens|Nothing listens") as error:
+        replied(f"http://127.0.0.1:{port}")
+    assert error.value.kind == "refused"
+
+
+def test_a_server_that_drips_is_ended_by_the_total_limit() -> None:
+    """Comments come faster than the read limit, and no answer: only the limit of the whole answer ends it."""
+    found = failure([Fault((STREAM, b": still here\n\n"), forever=True)], read_s=5.0, total_s=0.3)
+    assert (found.kind, found.begun) == ("timeout", True)
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_character_in_two_pieces_is_read_whole(at: int) -> None:
+    """The event is cut at each of its last bytes, in the middle of a character, of CRLF and of the data."""
+    whole = event("é€😀", reason="length").replace(b"\n\n", b"\r\n\r\n")
+    with FaultyServer([Fault((STREAM, whole[:-at], whole[-at:], b": a comment\r\n\r\n", DONE))]) as server:
+        reply, _ = replied(server.url)
+    assert reply.text == "é€😀"
+    cut = whole.index("€".encode()) + 1
+    with FaultyServer([Fault((STREAM, whole[:cut], whole[cut:], DONE))]) as server:
+        assert replied(server.url)[0].text == "é€😀"
+
+
+@pytest.mark.parametrize("name", ["429", "500", "reset-before"])
+def test_what_may_go_away_is_tried_again_with_growing_waits(name: str) -> None:
+    script = FAULTS[name][0]
+    with FaultyServer([script, script, WHOLE]) as server:
+        reply, waits = replied(server.url, retries=2)
+    assert (reply.text, reply.attempts, len(server.requests)) == ("Hi", 3, 3)
+    assert [0 <= wait <= BACK_OFF_S * 2**n for n, wait in enumerate(waits)] == [True, True]
+    assert failure([script], retries=2).attempts == 3
+
+
+@pytest.mark.parametrize("name", ["401", "404-model", "400", "redirect", "invalid-json", "usage-zero"])
+def test_what_will_not_go_away_is_asked_once(name: str) -> None:
+    with FaultyServer([FAULTS[name][0], WHOLE]) as server:
+        with pytest.raises(EndpointFailure):
+            replied(server.url, retries=3)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("name", ["reset-mid-stream", "closed-mid-stream", "error-in-stream"])
+def test_an_answer_that_has_begun_is_not_asked_for_again(name: str) -> None:
+    """The server may have generated the text already: a second run would be timed in a warm cache."""
+    with FaultyServer([FAULTS[name][0], WHOLE]) as server:
+        with pytest.raises(EndpointFailure) as error:
+            replied(server.url, retries=3)
+        assert (len(server.requests), error.value.begun) == (1, True)
+
+
+def test_retry_after_is_honoured() -> None:
+    wait = Fault((plain_answer("429 Too Many Requests", "{}", "Retry-After: 7"),))
+    with FaultyServer([wait, WHOLE]) as server:
+        reply, waits = replied(server.url, retries=1)
+    assert (waits, reply.attempts) == ([7.0], 2)
+    too_long = Fault((plain_answer("429 Too Many Requests", "{}", f"Retry-After: {LONGEST_WAIT_S + 1:.0f}"),))
+    assert failure([too_long, WHOLE], retries=1).attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("3", 3.0),
+        ("Wed, 21 Oct 2015 07:28:10 GMT", 10.0),
+        ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
+        ("soon", None),
+        ("-4", None),
+        (None, None),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(text: str | None, seconds: float | None) -> None:
+    assert retry_after(text, now=1445412480.0) == seconds  # 07:28:00
+
+
+def test_the_key_is_sent_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server writes it back, at a place where the message is cut in the middle of it."""
+    monkeypatch.setenv(KEY, SECRET)
+    for pad in range(170, 215):
+        told = Fault((plain_answer("401 Unauthorized", "x" * pad + SECRET),))
+        with FaultyServer([told]) as server:
+            with pytest.raises(EndpointFailure) as error:
+                replied(server.url)
+            assert f"Bearer {SECRET}".encode() in server.requests[0]
+        assert "sk-ve" not in str(error.value) + repr(error.value)
+    endpoint = Endpoint("spec", "http://127.0.0.1:1")
+    assert SECRET not in repr(endpoint)
+    monkeypatch.setenv(f"{KEY}_SPEC", "other")
+    assert endpoint.key == "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty"),
+        ("http://localhost:8000", "expected name=url"),
+        ("plain=localhost:8000", "expected http://host:port"),
+        ("plain=ftp://localhost", "expected http://host:port"),
+        ("a=http://x, a=http://y", "names 'a' twice"),
+        (f"a=http://user:{SECRET}@x", "would be stored"),
+        (f"a=http://x/?api_key={SECRET}", "would be stored"),
+    ],
+)
+def test_a_wrong_list_of_endpoints_is_refused(text: str, said: str) -> None:
+    with pytest.raises(SpecdecError, match=said) as error:
+        parse_endpoints(text)
+    assert SECRET not in str(error.value)
+
+
+def test_endpoints_are_named() -> None:
+    assert parse_endpoints("plain=http://localhost:8000/v1/, spec=https://x/api#m") == [
+        Endpoint("plain", "http://localhost:8000"),
+        Endpoint("spec", "https://x/api", "m"),
+    ]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("chat", [True, False], ids=["chat", "completions"])
+@pytest.mark.parametrize("draft", [None, "ngram"])
+def test_our_own_server_is_read(draft: str | None, chat: bool, stream: bool, assemble: Make) -> None:
+    """The same tokens with and without a draft, and their log-probabilities are those of the engine."""
+    prompt = "once upon once upon"
+    with OurServer(assemble().engine(draft, k=4 if draft else 0)) as server:
+        endpoint_reply, _ = asked_ours(server, Ask(prompt, 12, logprobs=3, chat=chat, stream=stream))
+    assert len(endpoint_reply.tokens) == endpoint_reply.completion_tokens == 12
+    assert all(len(token.top) == 3 and token.top[0][1] >= token.top[1][1] for token in endpoint_reply.tokens)
+    assert all(token.logprob == dict(token.top)[token.text] for token in endpoint_reply.tokens), "greedy: the likeliest"
+    assert endpoint_reply.finish_reason == "length"
+    with OurServer(assemble().engine(None, k=0)) as server:
+        plain, _ = asked_ours(server, Ask(prompt, 12, logprobs=3, chat=chat, stream=not stream))
+    assert [token.id for token in plain.tokens] == [token.id for token in endpoint_reply.tokens]
+    assert plain.text == endpoint_reply.text
+
+
+def asked_ours(server: OurServer, ask: Ask) -> tuple[Reply, list[float]]:
+    async def run() -> Reply:
+        async with Client(Endpoint("ours", server.url)) as client:
+            await client.health()
+            assert await client.models() == [MODEL]
+            return await client.complete(ask)
+
+    return asyncio.run(run()), []
+
+
+def test_echo_scores_the_text_of_a_prompt(assemble: Make) -> None:
+    """What was generated greedily, asked for again as a prompt, has the same log-probabilities at its places."""
+    with OurServer(assemble().engine(None, k=0)) as server:
+        first, _ = asked_ours(server, Ask((104, 105, 32), 8, logprobs=2))
+        ids = (104, 105, 32, *(token.id or 0 for token in first.tokens))
+        scored, _ = asked_ours(server, Ask(ids, 1, logprobs=2, echo=True))
+    assert [token.id for token in scored.tokens[: len(ids)]] == [*ids]
+    for one, other in zip(scored.tokens[3 : len(ids)], first.tokens, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [name for name, _ in one.top] == [name for name, _ in other.top]
+
+
+@pytest.mark.parametrize(
+    ("bugs", "kind"), [(Bugs(no_end=True), "cut_off"), (Bugs(usage=3), "usage")], ids=["no_end", "usage"]
+)
+def test_planted_bugs_of_our_server_are_found(bugs: Bugs, kind: str, assemble: Make) -> None:
+    with OurServer(assemble().engine(None, k=0), bugs) as server, pytest.raises(EndpointFailure) as error:
+        asked_ours(server, Ask("hi", 8, logprobs=1))
+    assert error.value.kind == kind
+
+
+def test_a_server_with_several_models_wants_one_named() -> None:
+    async def run(url: str) -> Reply:
+        async with Client(Endpoint("spec", url)) as client:
+            client.models = several  # type: ignore[method-assign]
+            return await client.complete(Ask("x", 1))
+
+    async def several() -> list[str]:
+        return ["a", "b"]
+
+    with FaultyServer([WHOLE]) as server, pytest.raises(SpecdecError, match="name=url#model"):
+        asyncio.run(run(server.url))
+
+
+def test_token_ids_of_a_prompt_cannot_be_chatted() -> None:
+    with pytest.raises(SpecdecError, match="takes a text"):
+        Ask((1, 2), 4, chat=True).body("m")
+
+
+def test_lists_of_different_lengths_are_no_tokens() -> None:
+    with pytest.raises(ValueError, match="2 tokens, 1 token_logprobs"):
+        tokens_of({"logprobs": {"tokens": ["a", "b"], "token_logprobs": [-1.0]}})
+
+
+def test_only_kinds_that_exist_are_tried_again() -> None:
+    assert set(RETRIED) < set(FAILURES)
+
+
+def test_a_changed_token_differs_from_plain(assemble: Make) -> None:
+    with (
+        OurServer(assemble().engine(None, k=0)) as plain,
+        OurServer(assemble().engine(None, k=0), Bugs(change=2)) as bad,
+    ):
+        good, _ = asked_ours(plain, Ask("hello", 24, logprobs=2))
+        wrong, _ = asked_ours(bad, Ask("hello", 24, logprobs=2))
+    differ = [a.id != b.id for a, b in zip(good.tokens, wrong.tokens, strict=True)]
+    assert 4 < sum(differ) < 20

@@ -1,0 +1,164 @@
+"""``pytest -m serving`` as a user runs it, over servers of our own: tables, files, refusals, an interrupt."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchsuite.tests.faulty import Fault, FaultyServer, plain_answer
+from benchsuite.tests.our_server import Bugs, OurServer
+from benchsuite.tests.rig import Make, Run
+from specdec_plugins.endpoints.named import KEY
+
+SERVE = ("-m", "pytest", "--pyargs", "benchsuite.test_serving", "-m", "serving")
+FEW = (*SERVE, "--specdec-prompts", "2", "--specdec-max-new-tokens", "6", "--specdec-certify", "off")
+SECRET = "sk-also-secret-987654"
+
+
+def folder_of(root: Path) -> Path:
+    [found] = [path for path in root.iterdir() if path.is_dir()]
+    return found
+
+
+def test_two_servers_stand_in_one_table(
+    assemble: Make, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, SECRET)
+    with (
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+        OurServer(assemble(max_length=512).engine("ngram", k=4)) as spec,
+    ):
+        done = run(
+            *FEW,
+            "--specdec-endpoint",
+            f"plain={plain.url},spec={spec.url}",
+            *("--specdec-workload", "chat,reasoning", "--specdec-concurrency", "1,2", "--specdec-rate", "1000"),
+            *("--specdec-slo", "ttft=60", "--specdec-results", str(tmp_path / "kept")),
+        )
+        assert done.returncode == 0, done.stdout
+        # Four prompts, three loads, the first server twice; before the timing each prompt once, and one to check usage.
+        assert plain.asked == 4 * 3 * 2 + 5
+        assert spec.asked == 4 * 3 + 5
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith(("1 at once", "2 at once", "1000 a second"))]
+    for name in ("plain", "plain again", "spec"):
+        assert sum(line.startswith(f"{name} ") and "4/4" in line for line in lines) >= 3
+    assert "100%" in done.stdout, "every request keeps a limit of a minute"
+    tables = lines[next(n for n, line in enumerate(lines) if line.startswith("1 at once")) :]
+    assert max(len(line) for line in tables if not line.startswith(("results", "="))) <= 120
+    found = json.loads((folder_of(tmp_path / "kept") / "serving.json").read_text())
+    assert [load["load"] for load in found["loads"]] == [
+        {"concurrency": 1, "rate": None},
+        {"concurrency": 2, "rate": None},
+        {"concurrency": None, "rate": 1000.0},
+    ]
+    assert all(one["usage"][1] == 6 for block in found["loads"][0]["blocks"] for one in block["sent"])
+    kept = "".join(path.read_text(errors="replace") for path in (tmp_path / "kept").rglob("*") if path.is_file())
+    assert SECRET not in kept + done.stdout + done.stderr
+
+
+def test_without_an_endpoint_nothing_runs_and_a_line_says_how(run: Run) -> None:
+    done = run(*SERVE, "-rs")
+    assert done.returncode == 0
+    assert "2 skipped" in done.stdout
+    assert "--specdec-endpoint plain=http://localhost:8000" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--specdec-endpoint", "localhost:8000"), "expected name=url"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-concurrency", "0"), "--specdec-concurrency has '0'"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-slo", "itl=1"), "--specdec-slo has 'itl=1'"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-endpoint-api", "rpc"), "choices: chat, completions"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-temperature", "0,1"), "one value each"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-certify", "int8"), "bfloat16, float16, float32"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1"), "refused"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_timed(arguments: tuple[str, ...], said: str, run: Run) -> None:
+    done = run(*FEW, *arguments)
+    assert done.returncode == 4, done.stdout
+    assert said in done.stderr + done.stdout
+
+
+def test_a_server_that_fails_too_often_is_inconclusive(assemble: Make, run: Run) -> None:
+    """It answers what is asked before the timing, and nothing after it."""
+    good = (b'{"choices": [{"text": "x", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}',)
+    whole = Fault(
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\ndata: ",
+            *good,
+            b"\n\ndata: [DONE]\n\n",
+        )
+    )
+    bad = Fault((plain_answer("400 Bad Request", "no"),))
+    with (
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+        FaultyServer([whole, whole, whole, bad]) as spec,
+    ):
+        done = run(*FEW, "--specdec-endpoint", f"plain={plain.url},spec={spec.url}", "--specdec-workload", "chat")
+    assert done.returncode == 1
+    assert "INCONCLUSIVE: spec: 0 of 2 requests were answered at the first try" in done.stdout
+    assert "of 2 requests 2 refused_request" in done.stdout
+    assert "spec gives no log-probabilities: its usage is taken at its word" in done.stdout
+
+
+def test_an_interrupt_leaves_what_was_measured(assemble: Make, tmp_path: Path) -> None:
+    """The second server hangs after its warm-up; the process is interrupted when the first one's block is written."""
+    whole = Fault(
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+            b'data: {"choices": [{"text": "x", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}\n\n'
+            b"data: [DONE]\n\n",
+        )
+    )
+    with (
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+        FaultyServer([whole, whole, whole, Fault(hangs=True)]) as spec,
+    ):
+        short = ("--specdec-workload", "chat", "--specdec-pairs", "1", "--specdec-results", str(tmp_path / "kept"))
+        process = subprocess.Popen(
+            [sys.executable, *FEW, "--specdec-endpoint", f"plain={plain.url},spec={spec.url}", *short],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        # Two prompts before the timing and one again, then the request that hangs: the server's fourth.
+        while len(spec.requests) < 4 and process.poll() is None:
+            pass
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    found = json.loads((folder_of(tmp_path / "kept") / "serving.json").read_text())
+    sent = {block["endpoint"]: len(block["sent"]) for block in found["loads"][0]["blocks"]}
+    assert sent.get("spec", 0) == 0
+    assert all(count == 2 for name, count in sent.items() if name != "spec")
+
+
+def test_a_server_that_changes_usage_is_counted_as_such(assemble: Make, run: Run) -> None:
+    with (
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+        OurServer(assemble(max_length=512).engine(None, k=0), Bugs(usage=2)) as bad,
+    ):
+        done = run(*FEW, "--specdec-endpoint", f"plain={plain.url},spec={bad.url}", "--specdec-workload", "chat")
+    assert done.returncode == 4, "the warm-up finds it"
+    assert "usage" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("change", [0, 4], ids=["honest", "one token in four changed"])
+def test_a_changed_output_fails_and_an_honest_one_is_certified(change: int, assemble: Make, run: Run) -> None:
+    with (
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+        OurServer(assemble(max_length=512).engine("ngram", k=4), Bugs(change=change)) as spec,
+    ):
+        endpoints = ("--specdec-endpoint", f"plain={plain.url},spec={spec.url}", "--specdec-workload", "chat")
+        done = run(*FEW, *endpoints, "--specdec-max-new-tokens", "24", "--specdec-certify", "float32")
+    assert done.returncode == (1 if change else 0), done.stdout
+    assert ("spec: FAILED: " if change else "spec: certified: 2 of 2 outputs are plain's") in done.stdout
+    assert ("plain's list: " in done.stdout) == bool(change)

@@ -1,0 +1,226 @@
+"""Figures of servers: over what they are taken, and what a server that lies, stalls or answers at once does to them."""
+
+from __future__ import annotations
+
+import asyncio
+from math import exp, log
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchsuite.serving.figures import (
+    EndpointFigures,
+    ServedBlock,
+    Slo,
+    endpoint_figures,
+    parse_slo,
+    percentile,
+    token_gaps_of,
+    tpot_of,
+    ttft_of,
+)
+from benchsuite.serving.load import Sent, Traffic, parse_loads, send
+from specdec import SpecdecError
+from specdec_plugins.endpoints.client import Ask
+from specdec_plugins.endpoints.replies import Chunk, EndpointFailure, Reply, Token
+
+
+def reply(seconds: float, pieces: list[tuple[float, int | None]], counted: int | None, attempts: int = 1) -> Reply:
+    """An answer whose pieces came at these seconds with these numbers of tokens."""
+    chunks = tuple(Chunk(at, "x", tokens) for at, tokens in pieces)
+    return Reply("x" * len(pieces), (), chunks, seconds, 3, counted, "length", attempts, {})
+
+
+def sent_with(prompt: int, found: Reply, start: float = 0.0) -> Sent:
+    return Sent(prompt, start, start + found.seconds, found)
+
+
+def test_times_of_one_answer_by_hand() -> None:
+    """Pieces of 2, 1 and 3 tokens at 0.5, 0.7 and 1.3 s: four tokens after the first piece in 0.8 s."""
+    one = reply(1.4, [(0.5, 2), (0.7, 1), (1.3, 3)], 6)
+    assert ttft_of(one) == 0.5
+    assert tpot_of(one) == pytest.approx(0.2)
+    assert token_gaps_of(one) == pytest.approx([0.2, 0.2, 0.2, 0.2])
+
+
+def test_a_server_that_sends_everything_in_one_piece_has_no_time_per_token() -> None:
+    """Dividing its whole time by its tokens would make the lazy server look smooth; its first piece is its last."""
+    lazy = reply(2.0, [(2.0, 8)], 8)
+    assert (ttft_of(lazy), tpot_of(lazy), token_gaps_of(lazy)) == (2.0, None, [])
+    [row] = endpoint_figures([ServedBlock("a", 0, (sent_with(0, lazy),))], ["a"], ["chat"], Slo(ttft=1.0, tpot=0.1))
+    assert row.decoding is None
+    assert row.goodput == (0.0, 0.0), "it breaks the limit of the first token"
+
+
+def test_pieces_are_not_tokens() -> None:
+    """A server that speculates sends three tokens in each of two pieces: six tokens, whoever counts the pieces."""
+    found = endpoint_figures(
+        [ServedBlock("a", 0, (sent_with(0, reply(2.0, [(1.0, 3), (2.0, 3)], 6)),))], ["a"], ["chat"], None
+    )
+    assert found[0].tokens_per_s == 3.0
+    assert found[0].piece_ms[0] == pytest.approx(1000)
+    assert found[0].token_ms[0] == pytest.approx(1000 / 3)
+
+
+def test_a_server_whose_tokens_nobody_knows_has_no_figure_per_token() -> None:
+    [row] = endpoint_figures(
+        [ServedBlock("a", 0, (sent_with(0, reply(2.0, [(1.0, None), (2.0, None)], None)),))], ["a"], ["c"], None
+    )
+    assert (row.tokens_per_s, row.speed, row.tpot_ms[0]) == (None, None, None)
+    assert row.e2e_ms[0] == 2000
+
+
+@given(st.lists(st.floats(0.01, 9), min_size=1, max_size=300), st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
+    found = percentile(values, share)
+    if found is None:
+        assert share > 0.5
+        assert len(values) * (1 - share) < 1
+        return
+    assert sum(value <= found for value in values) >= share * len(values)
+    assert sum(value < found for value in values) < share * len(values)
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "known"), [(9, 0.9, False), (10, 0.9, True), (99, 0.99, False), (100, 0.99, True)]
+)
+def test_a_high_percentile_of_few_values_is_not_printed(count: int, share: float, known: bool) -> None:
+    assert (percentile(range(count), share) is not None) == known
+
+
+def _pair(ratio: list[float]) -> list[EndpointFigures]:
+    """Two endpoints over six prompts of two workloads; the second is faster by each prompt's ratio."""
+    base = [reply(float(n + 1), [(0.5, 1), (float(n + 1), 4)], 5) for n in range(6)]
+    other = [
+        reply(one.seconds / by, [(0.5 / by, 1), (one.seconds / by, 4)], 5) for one, by in zip(base, ratio, strict=True)
+    ]
+    blocks = [
+        ServedBlock("plain", 0, tuple(sent_with(n, one) for n, one in enumerate(base))),
+        ServedBlock("spec", 0, tuple(sent_with(n, one) for n, one in reversed([*enumerate(other)]))),
+    ]
+    return endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 3 + ["code"] * 3, None)
+
+
+def test_speeds_are_paired_by_prompt_and_weigh_workloads_alike() -> None:
+    plain, spec = _pair([2.0] * 6)
+    assert plain.speed is not None
+    assert plain.speed.ratio == 1
+    assert spec.speed is not None
+    assert spec.speed.ratio == pytest.approx(2)
+    assert spec.decoding is not None
+    assert spec.decoding.ratio == pytest.approx(2)
+    _, mixed = _pair([4.0, 4.0, 4.0, 1.0, 1.0, 1.0])
+    assert mixed.speed is not None
+    assert mixed.speed.ratio == pytest.approx(2)
+
+
+def test_one_odd_prompt_among_many_widens_the_interval_and_does_not_carry_the_figure() -> None:
+    _, odd = _pair([1.0, 1.0, 1.0, 1.0, 1.0, 30.0])
+    assert odd.speed is not None
+    assert odd.speed.ratio == pytest.approx(exp(log(30) / 6))
+    assert odd.speed.low is not None
+    assert odd.speed.low < 1, "the table shows ~"
+
+
+def test_retried_answers_are_counted_and_not_timed() -> None:
+    slow = [sent_with(n, reply(1.0, [(0.5, 1), (1.0, 4)], 5)) for n in range(4)]
+    retried = sent_with(4, reply(99.0, [(98.0, 1), (99.0, 4)], 5, attempts=2))
+    [row] = endpoint_figures([ServedBlock("a", 0, (*slow, retried))], ["a"], ["chat"] * 5, None)
+    assert (row.asked, row.retried, row.e2e_ms[0]) == (5, 1, 1000)
+
+
+def test_too_few_answers_are_inconclusive_and_failures_are_counted_by_kind() -> None:
+    failed = [Sent(n, 0.0, 1.0, None, kind) for n, kind in enumerate(["timeout", "reset", "timeout"])]
+    good = sent_with(3, reply(1.0, [(0.5, 1), (1.0, 4)], 5))
+    [row] = endpoint_figures([ServedBlock("a", 0, (*failed, good))], ["a"], ["chat"] * 4, None)
+    assert dict(row.failed) == {"reset": 1, "timeout": 2}
+    assert (row.speed, row.tokens_per_s) == (None, None)
+    assert row.why == "1 of 4 requests were answered at the first try"
+
+
+def test_goodput_counts_requests_that_keep_every_limit_over_all_that_were_asked() -> None:
+    """Two of four keep both limits in four seconds; one is too slow, one failed."""
+    fine, late = reply(1.0, [(0.2, 1), (1.0, 8)], 9), reply(4.0, [(3.0, 1), (4.0, 8)], 9)
+    block = ServedBlock(
+        "a", 0, (sent_with(0, fine), sent_with(1, fine), sent_with(2, late), Sent(3, 0.0, 1.0, None, "reset"))
+    )
+    [row] = endpoint_figures([block], ["a"], ["chat"] * 4, Slo(ttft=0.5, tpot=0.15))
+    assert row.goodput == (0.5, 0.5)
+
+
+def test_limits_and_loads_are_read() -> None:
+    assert parse_slo(" ttft=0.5, e2e=10 ") == Slo(ttft=0.5, e2e=10.0)
+    assert parse_slo("") is None
+    assert parse_loads("1,4", "0.5") == [Traffic(concurrency=1), Traffic(concurrency=4), Traffic(rate=0.5)]
+    assert parse_loads("", "2") == [Traffic(rate=2.0)]
+
+
+@pytest.mark.parametrize("text", ["ttft", "itl=1", "ttft=0", "tpot=fast"])
+def test_a_wrong_limit_is_refused(text: str) -> None:
+    with pytest.raises(SpecdecError, match="expected ttft, tpot or e2e"):
+        parse_slo(text)
+
+
+@pytest.mark.parametrize(("concurrency", "rate"), [("0", ""), ("two", ""), ("", "-1"), ("", "inf"), ("", "")])
+def test_a_wrong_load_is_refused(concurrency: str, rate: str) -> None:
+    with pytest.raises(SpecdecError, match="expected"):
+        parse_loads(concurrency, rate)
+
+
+class _Recorder:
+    """Counts requests at once, without a server."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.now = self.most = 0
+        self.fails = fails
+
+    async def complete(self, ask: Ask) -> Reply:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.now -= 1
+        if str(ask.prompt) in map(str, range(self.fails)):
+            raise EndpointFailure("reset", "planted")
+        return reply(0.1, [(0.1, 1)], 1)
+
+
+@pytest.mark.parametrize(
+    "load", [Traffic(concurrency=1), Traffic(concurrency=3), Traffic(rate=1e6)], ids=lambda load: load.id
+)
+def test_a_load_sends_every_request_once_and_no_more_at_once_than_asked(load: Traffic) -> None:
+    client, sent = _Recorder(fails=2), list[Sent]()
+    asks = [(n, Ask(str(n), 1)) for n in range(9)]
+    asyncio.run(send(client, asks, load, 0, sent))  # type: ignore[arg-type]
+    assert sorted(one.prompt for one in sent) == list(range(9))
+    assert sorted(one.prompt for one in sent if one.failure) == [0, 1], "a failure is a result, and stops nothing"
+    if load.concurrency:
+        assert client.most == load.concurrency
+
+
+def test_tokens_of_logprobs_count_before_usage() -> None:
+    with_tokens = Reply("ab", (Token("a"), Token("b")), (), 1.0, 1, 9, "stop", 1, {})
+    assert with_tokens.counted == 2
+
+
+def _rounds(second: float) -> list[EndpointFigures]:
+    """Two endpoints of equal speed; in the second round the second one is ``second`` times as fast."""
+
+    def block(name: str, turn: int, by: float) -> ServedBlock:
+        replies = [reply((n + 1) / by, [(0.5 / by, 1), ((n + 1) / by, 9)], 10) for n in range(6)]
+        return ServedBlock(name, turn, tuple(sent_with(n, one) for n, one in enumerate(replies)))
+
+    blocks = [block("plain", turn, 1.0) for turn in (0, 1)] + [block("spec", 0, 1.0), block("spec", 1, second)]
+    return endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 3 + ["code"] * 3, None)
+
+
+def test_a_server_that_knows_its_answers_the_second_time_is_not_called_faster() -> None:
+    _, spec = _rounds(4.0)
+    assert spec.learns == pytest.approx(4)
+    assert spec.decoding is not None
+    assert spec.decoding.ratio == pytest.approx(1)
+    _, honest = _rounds(1.05)
+    assert honest.learns is None
+    assert honest.decoding is not None
+    assert honest.decoding.ratio == pytest.approx(1.05**0.5)
