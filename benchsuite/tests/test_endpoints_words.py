@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import suppress
 from dataclasses import replace
@@ -12,9 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchsuite.tests.our_server import OurServer
+from benchsuite.tests.rig import Make
 from specdec.errors import SpecdecError
 from specdec_plugins.endpoints import words
+from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.exposition import PageError, PageSample, read_samples, write_samples
+from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.words import Speculation
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -282,6 +287,32 @@ def test_requests_added_up_are_their_sums() -> None:
     assert other is not None
     with pytest.raises(PageError, match="the words of one server"):
         words.added([one, other])
+
+
+def test_pages_asked_before_and_after_requests_count_what_the_engine_did(assemble: Make) -> None:
+    engine = assemble().engine("ngram", k=3)
+
+    async def run(url: str) -> tuple[str, str, str]:
+        async with Client(Endpoint("spec", url)) as client:
+            pages = [await client.page("/metrics")]
+            for _ in range(2):
+                await client.complete(Ask("ab ab ab ab ab", 24))
+                pages.append(await client.page("/metrics"))
+        return pages[0], pages[1], pages[2]
+
+    with OurServer(engine) as server:
+        first, second, third = map(words.read_page, asyncio.run(run(server.url)))
+    counts = engine.stats.counts
+    said = words.between(first, third)
+    assert (said.drafts, said.proposed, said.accepted) == tuple(
+        counts[name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    )
+    assert said.proposed
+    halves = words.added([words.between(first, second), words.between(second, third)])
+    assert halves is not None
+    assert (halves.drafts, halves.proposed, halves.accepted) == (said.drafts, said.proposed, said.accepted)
+    assert said.acceptance_rate == engine.stats.acceptance_rate
+    assert said.mean_acceptance_length == engine.stats.mean_acceptance_length
 
 
 COUNT = st.integers(0, 10**9)
