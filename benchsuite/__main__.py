@@ -1,4 +1,4 @@
-"""``python -m benchsuite merge|submit|report|compare|history``: work with results, without measuring anything."""
+"""``python -m benchsuite merge|submit|report|compare|history|convert``: work with results, without measuring."""
 
 from __future__ import annotations
 
@@ -53,6 +53,16 @@ def _parser() -> argparse.ArgumentParser:
     history.add_argument("runs", nargs="+", metavar="run", help=runs)
     history.add_argument("--html", type=Path, required=True, metavar="FILE", help="the page to be made")
     history.set_defaults(run=_history)
+    convert = commands.add_parser(
+        "convert", help="show or convert a result of vLLM bench serve, AIPerf, GuideLLM, or ours"
+    )
+    convert.add_argument(
+        "file", type=Path, help="the result file, recognised by its content, or a server's /metrics page"
+    )
+    convert.add_argument("--to", choices=("vllm", "aiperf", "guidellm", "ours"), help="default: a table of our words")
+    convert.add_argument("--run", dest="one", metavar="NAME", help="one run of the file; default: all")
+    convert.add_argument("--out", type=Path, metavar="FILE", help="default: standard output")
+    convert.set_defaults(run=_convert)
     return parser
 
 
@@ -106,6 +116,26 @@ def _history(given: argparse.Namespace) -> None:
 
     given.html.write_text(shown.history([read_side(name) for name in given.runs]), encoding="utf-8")
     print(given.html)
+
+
+def _convert(given: argparse.Namespace) -> None:
+    from benchsuite.foreign import files, shown
+    from benchsuite.report.folder import strict_json
+
+    found = files.read_file(given.file)
+    found = files.chosen(found, given.one) if given.one else found
+    text, lost = shown.as_table(found), list[str]()
+    if given.to:
+        content, lost = files.write_result(found, given.to)
+        text = strict_json(content)
+        lost = [f"no place in {given.to}: {one}" for one in lost]
+        lost += [f"{run.name}: {len(run.left)} values of the file were not read" for run in found.runs if run.left]
+        lost += found.notes
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+    print("".join(f"{line}\n" for line in lost), end="", file=sys.stderr)
 
 
 if __name__ == "__main__":

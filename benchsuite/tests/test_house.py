@@ -39,15 +39,16 @@ ARROWS = {
     "plugin": "options configuration keeping comparison selection shards gate decodingbench kernelbench measure report "
     "serving",
     "compare": "machine measure report gate",
+    "foreign": "",
     "cluster": "report",
     "gpu_day": "machine",
-    "__main__": "report compare cluster",
+    "__main__": "report compare cluster foreign",
     "test_speculation": "measure",
     "test_kernels": "kernelbench",
     "test_decoding": "decodingbench",
     "test_serving": "serving",
     "tests": "options configuration plugin compare __main__ machine measure report kernelbench decodingbench prove "
-    "conformance museum gate gpu_day serving",
+    "conformance museum gate gpu_day foreign serving",
 }
 """Every room and module of benchsuite, and the others that it imports."""
 
