@@ -31,7 +31,12 @@ ALONE = {
 }
 """Options that a run of several ranks refuses, each with the reason."""
 
-ELSEWHERE = {"specdec_kernels": "pytest -m kernels", "specdec_decoding": "pytest -m decoding"}
+ELSEWHERE = {
+    "specdec_kernels": "pytest -m kernels",
+    "specdec_decoding": "pytest -m decoding",
+    "specdec_served": "pytest -m serving",
+    "specdec_certificates": "pytest -m serving",
+}
 """Fixtures whose benchmarks know no ranks, and the commands that use them."""
 
 CUT = ("transformers", "transformers_prompt_lookup")
@@ -70,7 +75,7 @@ class RankedPlugin:
         """Refuse benchmarks that know no ranks; let a run without rows print."""
         used = {name for item in session.items for name in getattr(item, "fixturenames", ()) if name in ELSEWHERE}
         if self.several and used and not self.config.option.collectonly:
-            commands = " and ".join(sorted(ELSEWHERE[name] for name in used))
+            commands = " and ".join(sorted({ELSEWHERE[name] for name in used}))
             raise pytest.UsageError(
                 f"{commands} measures one process, and torchrun has started {os.environ['WORLD_SIZE']}: run it "
                 "without torchrun, or name benchsuite/test_speculation.py alone"
