@@ -48,6 +48,7 @@ class Assembly:
         self._env = Env(
             target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain, self._no_draft, Eager()
         )
+        self.max_length = max_length
         self._graphs = graphs and records(target.device.type)
         self._exact, self._proved = exact, set[tuple[int, int]]()
         self._replayer: Engine | None = None

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from benchsuite import options
-from benchsuite.measure.matrix import Setting
+from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.sources import TokenSource
 from benchsuite.measure.ties import Judge
 from benchsuite.report.journal import Journal
-from specdec import Request
+from specdec import PeerEnv, Registry, Request, catalog
 from specdec.assembly import Assembly
 from specdec_plugins.heads import files, start, training
 
@@ -70,6 +72,12 @@ def config(**given: str) -> Any:
     values = {f"specdec_{option.name.replace('-', '_')}": option.default for option in options.OPTIONS}
     values |= {f"specdec_{name}": value for name, value in given.items()}
     return SimpleNamespace(getoption=values.get, getini=values.get)
+
+
+def peer_runner(text: str, model: PreTrainedModel, max_length: int = 192, target: str = "tiny") -> PeerRunner:
+    """A peer on a model."""
+    env = PeerEnv(target, model.device, model.dtype, max_length, 1, 1, lambda: model, catalog.byte_tokenizer())
+    return PeerRunner(Arm(SETTING, peer=parse_peer(text).text), Registry().peer(text, env))
 
 
 HEAD_IDS = torch.arange(0, 258, 2)
