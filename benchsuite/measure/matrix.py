@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from benchsuite import options
-from benchsuite.measure.peers import PeerName, default_peers, parse_peer, peer_batches
+from benchsuite.measure.peers import PeerName, default_peers, endpoint_peers, parse_peer, peer_batches
 from benchsuite.measure.workloads import workload_names
 from specdec.devices import kind_of, records
 from specdec.errors import SpecdecError, unknown
@@ -171,6 +171,7 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
         return [_number(f"--specdec-{name}", text, kind, least) for text in texts(name)]
 
     peers = [peer for peer in texts("peer") if peer == "auto" or (peer != "none" and parse_peer(peer))]
+    peers += endpoint_peers(options.value(config, "endpoint"))
     graphs = options.value(config, "graphs") == "auto"
     strategies = _named(config) if options.value(config, "arm") else _product(config, texts, numbers)
     seed = _number("--specdec-seed", options.value(config, "seed"), int, 0)

@@ -83,6 +83,23 @@ def parse_peer(text: str) -> PeerName:
     return PeerName(f"{name}({shown})" if shown else name)
 
 
+def endpoint_peers(text: str) -> list[str]:
+    """Return the servers of ``--specdec-endpoint`` as peers, which are asked one request at a time.
+
+    Raises SpecdecError as ``parse_endpoints`` does, and without httpx.
+
+    Example: ``endpoint_peers("spec=http://localhost:8001")`` is ``["endpoint(url=http://localhost:8001, name=spec)"]``.
+    """
+    if not text:
+        return []
+    from specdec_plugins.endpoints.named import parse_endpoints
+
+    return [
+        parse_peer(f"endpoint({one.url!r}, name={one.name!r}" + (f", model={one.model!r})" if one.model else ")")).text
+        for one in parse_endpoints(text)
+    ]
+
+
 def _written(value: object) -> str:
     """A value as ``parse_peer`` reads it again: a text in quotes, if it could be taken apart."""
     return repr(value) if isinstance(value, str) and not re.fullmatch(r"[\w./:+-]+", value) else str(value)
