@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure
 
+CHECK = "Name the months of the year, one after the other."
 COUNTED = 16
-"""Most tokens of the answer by which a server's ``usage`` is checked."""
+"""The prompt, and the most tokens of its answer, by which a server's ``usage`` is checked."""
 
 AGAIN = " again"
 """Behind the first endpoint's name: the same server once more in each round, whose speed shows the noise."""
@@ -84,31 +85,41 @@ class ServingBench:
         for endpoint in self.plan.endpoints:
             async with Client(endpoint) as client:
                 await client.health()
-                replies = [await client.complete(self._asked(text, max_tokens=1)) for _, text in self.plan.prompts]
+                for _, prompt in self.plan.prompts:
+                    await client.complete(self._asked(prompt, max_tokens=1))
                 await self._checked(client)
-                if any(reply.completion_tokens is None for reply in replies):
-                    await self._lengths(client)
 
-    async def _lengths(self, client: Client) -> None:
-        """Ask for every answer whole: some servers have a ``usage`` then, and none in a stream."""
-        lengths = self._known.setdefault(client.endpoint.name, {})
-        for _, prompt in self.plan.prompts:
-            reply = await client.complete(self._asked(prompt, stream=False))
-            if reply.counted is not None:
-                lengths[reply.text] = reply.counted
-        said = "counted by the same answers, asked for whole" if lengths else "not known: no figure is per token"
-        self.said.append(f"{client.endpoint.name} has no usage in a stream: its tokens are {said}")
+    async def _count(self, blocks: list[ServedBlock]) -> None:
+        """Ask again, whole, for the answers whose stream had no ``usage``: some servers have one then.
 
-    def _with_length(self, name: str, one: Sent) -> Sent:
-        """The same with the number of tokens that this very text had when it was asked for whole."""
-        if one.reply is None or one.reply.counted is not None:
-            return one
-        count = self._known.get(name, {}).get(one.reply.text)
-        return replace(one, reply=replace(one.reply, completion_tokens=count))
+        A streamed answer of the same text gets its number. This comes after the timing, so that a server which learns
+        from what it has answered knows no answer before. In place: ``blocks``.
+        """
+        for endpoint in self.plan.endpoints:
+            mine = {n: block for n, block in enumerate(blocks) if block.endpoint.removesuffix(AGAIN) == endpoint.name}
+            replies = [one.reply for block in mine.values() for one in block.sent]
+            if all(reply is None or reply.counted is not None for reply in replies):
+                continue
+            lengths = self._known.get(endpoint.name) or await self._lengths(endpoint)
+            self._known[endpoint.name] = lengths
+            for place, block in mine.items():
+                blocks[place] = replace(block, sent=tuple(_with_length(one, lengths) for one in block.sent))
+
+    async def _lengths(self, endpoint: Endpoint) -> dict[str, int]:
+        """The number of tokens of every answer, by its text, as the server counts them outside of streams."""
+        found = {}
+        async with Client(endpoint) as client:
+            for _, prompt in self.plan.prompts:
+                reply = await client.complete(self._asked(prompt, stream=False))
+                if reply.counted is not None:
+                    found[reply.text] = reply.counted
+        said = "counted by the same answers, asked for whole" if found else "not known: no figure is per token"
+        self.said.append(f"{endpoint.name} has no usage in a stream: its tokens are {said}")
+        return found
 
     async def _checked(self, client: Client) -> None:
-        """Compare ``usage`` with the tokens of log-probabilities, once."""
-        ask = self._asked(self.plan.prompts[0][1], max_tokens=min(COUNTED, self.plan.ask.max_tokens), logprobs=1)
+        """Compare ``usage`` with the tokens of log-probabilities, on a prompt that is not measured."""
+        ask = self._asked(CHECK, max_tokens=min(COUNTED, self.plan.ask.max_tokens), logprobs=1)
         try:
             reply = await client.complete(ask)
         except EndpointFailure as failure:
@@ -129,6 +140,7 @@ class ServingBench:
             order = self._order(turn)
             for name in order:
                 asyncio.run(self._block(load, turn, name, blocks))
+        asyncio.run(self._count(blocks))
         return self.figures(load)
 
     def _order(self, turn: int) -> list[str]:
@@ -147,7 +159,7 @@ class ServingBench:
             async with Client(endpoint) as client:
                 await send(client, asks, load, self.plan.seed + turn, sent)
         finally:  # also an interrupt: what has ended is kept
-            blocks.append(ServedBlock(name, turn, tuple(self._with_length(endpoint.name, one) for one in sent)))
+            blocks.append(ServedBlock(name, turn, tuple(sent)))
             self._keep(self)
 
     def figures(self, load: Traffic) -> list[EndpointFigures]:
@@ -174,6 +186,12 @@ class ServingBench:
                 for load, blocks in self.blocks.items()
             ],
         }
+
+
+def _with_length(one: Sent, lengths: Mapping[str, int]) -> Sent:
+    if one.reply is None or one.reply.counted is not None:
+        return one
+    return replace(one, reply=replace(one.reply, completion_tokens=lengths.get(one.reply.text)))
 
 
 def _sent(one: Sent) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
 from statistics import fmean, median
@@ -13,6 +13,9 @@ from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.serving.load import Sent
 from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.replies import Reply
+
+LEARNT = 1.1
+"""How many times as fast a prompt must be decoded the second time, at least, for a server to be said to learn."""
 
 ENOUGH = 0.5
 """The least share of requests that must have been answered at the first try; with fewer nothing is said of speed."""
@@ -127,7 +130,8 @@ class EndpointFigures:
     used. Latencies in milliseconds as (median, 90th, 99th percentile) over requests, or over gaps. ``tokens_per_s``: of
     the whole server, over the blocks' time. ``goodput``: requests a second that keep the limits, and their share of all
     that were asked. ``rate``: requests sent a second. ``speed``, ``decoding``: over the first endpoint, from sending to
-    the last byte and after the first piece. ``why``: why there is no speed.
+    the last byte and after the first piece. ``learns``: how many times as fast it decoded prompts that it had answered
+    before, if that is certain; speeds are then those of the first round. ``why``: why there is no speed.
     """
 
     endpoint: str
@@ -144,6 +148,7 @@ class EndpointFigures:
     rate: float
     speed: Estimate | None
     decoding: Estimate | None
+    learns: float | None = None
     why: str = ""
 
 
@@ -169,6 +174,9 @@ def _figures(
     seconds = sum(block.seconds for block in mine)
     counted = [reply.counted for reply in answered]
     known = [count for count in counted if count is not None]
+    learns = _learns(mine, workloads)
+    if learns:
+        mine = [block for block in mine if block.round == 0]
     enough = len(clean) >= ENOUGH * len(sent) and len(clean) > 0
     why = "" if enough else f"{len(clean)} of {len(sent)} requests were answered at the first try"
     kept = sum(slo.keeps(reply) for reply in answered) if slo else 0
@@ -187,8 +195,17 @@ def _figures(
         len(sent) / seconds if seconds else 0.0,
         _speed(mine, base, workloads, whole_per_token) if enough else None,
         _speed(mine, base, workloads, tpot_of) if enough else None,
+        learns,
         why,
     )
+
+
+def _learns(mine: Sequence[ServedBlock], workloads: Sequence[str]) -> float | None:
+    """How many times as fast prompts were decoded that the server had answered before; None if it may be chance."""
+    first = [block for block in mine if block.round == 0]
+    later = [replace(block, round=0) for block in mine if block.round > 0]
+    found = _speed(later, first, workloads, tpot_of)
+    return found.ratio if found and found.low is not None and found.low > LEARNT else None
 
 
 def _three(seconds: Sequence[float]) -> tuple[float | None, float | None, float | None]:

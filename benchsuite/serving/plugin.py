@@ -32,7 +32,6 @@ class ServingPlugin:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.bench: ServingBench | None = None
-        self.card: list[str] = []
         self.outcome = ""
         self._loads: dict[str, Traffic] = {}
         self._refused: str | None = None
@@ -69,7 +68,6 @@ class ServingPlugin:
             options.results_root(self.config)
             self.bench = ServingBench(self._plan(), self._keep)
             self.bench.prepare()
-            self.card = self.bench.said
         except SpecdecError as error:
             self.bench = None
             raise pytest.UsageError(str(error)) from None
@@ -106,7 +104,7 @@ class ServingPlugin:
             ) from None
         # A sampled run with one seed would be the same text in every round; servers differ in what they do with it.
         ask = Ask("", tokens, heat, chat=api == "chat", seed=seed if heat else None)
-        rounds = options.count(self.config, "pairs") or 2
+        rounds = options.count(self.config, "pairs") or 1
         return ServingPlan(tuple(endpoints), prompts, ask, rounds, parse_slo(value("slo")), seed)
 
     def _keep(self, bench: ServingBench) -> None:
@@ -136,7 +134,7 @@ class ServingPlugin:
         from benchsuite.serving.report import write_serving
 
         try:
-            self.outcome = f"results: {write_serving(root, self.bench, self.card, exitstatus == 0)}"
+            self.outcome = f"results: {write_serving(root, self.bench, self.bench.said, exitstatus == 0)}"
             self._partial(root).unlink(missing_ok=True)
         except OSError as error:
             self.outcome = f"the results could not be written to {root}: {error}"
@@ -149,5 +147,5 @@ class ServingPlugin:
         from benchsuite.serving.report import serving_lines
 
         terminalreporter.section("endpoints", sep="=")
-        for line in (*self.card, *serving_lines(self.bench), *([self.outcome] if self.outcome else [])):
+        for line in (*self.bench.said, *serving_lines(self.bench), *([self.outcome] if self.outcome else [])):
             terminalreporter.write_line(line)

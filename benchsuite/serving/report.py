@@ -70,6 +70,11 @@ def endpoint_notes(rows: Sequence[EndpointFigures]) -> list[str]:
             kinds = [f"{count} {kind}" for kind, count in row.failed.items()]
             kinds += [f"{row.retried} answered after a retry, not timed"] if row.retried else []
             lines.append(f"{row.endpoint}: of {row.asked} requests {', '.join(kinds)}")
+        if row.learns:
+            lines.append(
+                f"{row.endpoint}: prompts that it had answered before were decoded {row.learns:.2f} times as fast: it "
+                "keeps what requests teach; speeds are those of its first round"
+            )
         if row.why:
             lines.append(f"{row.endpoint}: INCONCLUSIVE: {row.why}; nothing is said of its speed")
     return lines

@@ -202,3 +202,25 @@ def test_a_load_sends_every_request_once_and_no_more_at_once_than_asked(load: Tr
 def test_tokens_of_logprobs_count_before_usage() -> None:
     with_tokens = Reply("ab", (Token("a"), Token("b")), (), 1.0, 1, 9, "stop", 1, {})
     assert with_tokens.counted == 2
+
+
+def _rounds(second: float) -> list[EndpointFigures]:
+    """Two endpoints of equal speed; in the second round the second one is ``second`` times as fast."""
+
+    def block(name: str, turn: int, by: float) -> ServedBlock:
+        replies = [reply((n + 1) / by, [(0.5 / by, 1), ((n + 1) / by, 9)], 10) for n in range(6)]
+        return ServedBlock(name, turn, tuple(sent_with(n, one) for n, one in enumerate(replies)))
+
+    blocks = [block("plain", turn, 1.0) for turn in (0, 1)] + [block("spec", 0, 1.0), block("spec", 1, second)]
+    return endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 3 + ["code"] * 3, None)
+
+
+def test_a_server_that_knows_its_answers_the_second_time_is_not_called_faster() -> None:
+    _, spec = _rounds(4.0)
+    assert spec.learns == pytest.approx(4)
+    assert spec.decoding is not None
+    assert spec.decoding.ratio == pytest.approx(1)
+    _, honest = _rounds(1.05)
+    assert honest.learns is None
+    assert honest.decoding is not None
+    assert honest.decoding.ratio == pytest.approx(1.05**0.5)
