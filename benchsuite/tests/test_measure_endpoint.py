@@ -57,6 +57,11 @@ def streamed(*pieces: str, usage: int | None = 4, reason: str = "length") -> Fau
     return Fault((STREAM, *map(event, pieces), event("", reason=reason, usage=used), DONE))
 
 
+def script(*timed: Fault, usage: int | None = 4) -> list[Fault]:
+    """What is asked of a server for a new prompt: a token, the timed answer, the names of its tokens."""
+    return [at_once("a", usage=1), *timed, at_once(usage=usage)]
+
+
 def bodies_of(server: FaultyServer) -> list[dict[str, object]]:
     return [json.loads(request.partition(b"\r\n\r\n")[2]) for request in server.requests]
 
@@ -75,9 +80,9 @@ def test_a_server_of_our_engine_has_our_tokens(draft: str | None, k: int, assemb
         outcome = runner.run(work)
         assert outcome.tokens == expected
         assert [sum(count for _, count in one) for one in outcome.emissions] == [len(one) for one in expected]
-        assert server.asked == 6, "each prompt once untimed and once timed"
+        assert server.asked == 9, "each prompt for a token, timed, and for the names of its tokens"
         runner.run(work)
-        assert server.asked == 9, "a known prompt is asked once"
+        assert server.asked == 12, "a known prompt is asked once"
 
 
 def test_an_answer_in_one_piece_has_no_decoding_speed(assemble: Make, runner_of: Build) -> None:
@@ -105,7 +110,7 @@ def test_a_server_of_other_weights_has_other_tokens(runner_of: Build, assemble: 
 def test_tokens_come_with_the_piece_that_completes_their_text(
     pieces: tuple[str, ...], counts: list[int], runner_of: Build
 ) -> None:
-    with FaultyServer([at_once(), streamed(*pieces)]) as server:
+    with FaultyServer(script(streamed(*pieces))) as server:
         outcome = runner_of(server.url).run(ONE)
     assert outcome.tokens == [IDS]
     assert [count for _, count in outcome.emissions[0]] == counts
@@ -113,8 +118,7 @@ def test_tokens_come_with_the_piece_that_completes_their_text(
 
 @pytest.mark.parametrize("usage", [4, 5, None])
 def test_the_end_token_is_there_whether_or_not_the_server_counts_it(usage: int | None, runner_of: Build) -> None:
-    answers = [at_once(usage=usage, reason="stop"), streamed("ab", "cd", usage=usage, reason="stop")]
-    with FaultyServer(answers) as server:
+    with FaultyServer(script(streamed("ab", "cd", usage=usage, reason="stop"), usage=usage)) as server:
         outcome = runner_of(server.url).run(ENDING)
     assert outcome.tokens == [(*IDS, 256)]
     assert [count for _, count in outcome.emissions[0]] == [2, 3]
@@ -122,7 +126,7 @@ def test_the_end_token_is_there_whether_or_not_the_server_counts_it(usage: int |
 
 def test_a_usage_that_the_text_does_not_have_is_refused(runner_of: Build) -> None:
     with (
-        FaultyServer([at_once(usage=3), streamed("abcd", usage=3)]) as server,
+        FaultyServer(script(streamed("abcd", usage=3), usage=3)) as server,
         pytest.raises(SpecdecError, match=r"which is 4 of the target's tokens, and says 3: its tokens are not known"),
     ):
         runner_of(server.url).run(ONE)
@@ -131,7 +135,7 @@ def test_a_usage_that_the_text_does_not_have_is_refused(runner_of: Build) -> Non
 def test_a_prompt_that_the_server_read_otherwise_is_refused(runner_of: Build) -> None:
     """For example with a token of its own in front."""
     with (
-        FaultyServer([at_once(prompt=4)]) as server,
+        FaultyServer([at_once("a", usage=1, prompt=4)]) as server,
         pytest.raises(SpecdecError, match=r"read 4 tokens, the target has 3 for the prompt; serve the target's model"),
     ):
         runner_of(server.url).run(ONE)
@@ -139,22 +143,25 @@ def test_a_prompt_that_the_server_read_otherwise_is_refused(runner_of: Build) ->
 
 def test_an_answer_after_a_retry_is_not_timed(runner_of: Build) -> None:
     busy = Fault((plain_answer("429 Too Many Requests", "{}", "Retry-After: 0"),))
-    with FaultyServer([at_once(), busy, streamed("abcd"), streamed("ab", "cd")]) as server:
+    with FaultyServer(script(busy, streamed("abcd"), streamed("ab", "cd"))) as server:
         outcome = runner_of(server.url).run(ONE)
-        assert len(server.requests) == 4
+        assert len(server.requests) == 5
     assert [count for _, count in outcome.emissions[0]] == [2, 2], "of the answer that came at the first try"
 
 
 def test_a_server_that_never_answers_at_the_first_try_is_not_timed(runner_of: Build) -> None:
     busy = Fault((plain_answer("429 Too Many Requests", "{}", "Retry-After: 0"),))
-    answers = [at_once(), *[busy, streamed("abcd")] * 3]
-    with FaultyServer(answers) as server, pytest.raises(SpecdecError, match="3 answers, none at the first try"):
+    with (
+        FaultyServer(script(*[busy, streamed("abcd")] * 3)) as server,
+        pytest.raises(SpecdecError, match="3 answers, none at the first try"),
+    ):
         runner_of(server.url).run(ONE)
 
 
 @pytest.mark.parametrize("server_name", ["vllm", "llama_cpp", "other"])
 def test_no_prompt_meets_its_own_cache_where_the_server_can_be_asked(server_name: str, runner_of: Build) -> None:
-    with FaultyServer([at_once(), streamed("abcd")]) as server:
+    answers = [*script(streamed("abcd"))[server_name != "other" :], streamed("abcd")]
+    with FaultyServer(answers) as server:
         runner = runner_of(server.url, server=server_name)
         runner.run(ONE)
         runner.run(ONE)
@@ -165,11 +172,21 @@ def test_no_prompt_meets_its_own_cache_where_the_server_can_be_asked(server_name
     assert ("may be in its cache" in runner.described()) == (server_name == "other")
 
 
+def test_a_new_prompt_is_timed_before_a_server_can_learn_its_answer(runner_of: Build) -> None:
+    with FaultyServer(script(streamed("abcd"))) as server:
+        runner_of(server.url).run(ONE)
+        assert [(body["max_tokens"], body["stream"]) for body in bodies_of(server)] == [
+            (1, False),
+            (4, True),
+            (4, False),
+        ]
+
+
 def test_prompts_go_as_ids_or_as_text(runner_of: Build) -> None:
     for prompt, expected in (("ids", list(PROMPT)), ("text", catalog.byte_tokenizer().decode(list(PROMPT)))):
-        with FaultyServer([at_once(), streamed("abcd")]) as server:
+        with FaultyServer(script(streamed("abcd"))) as server:
             runner_of(server.url, prompt=prompt).run(ONE)
-            assert [body["prompt"] for body in bodies_of(server)] == [expected, expected]
+            assert [body["prompt"] for body in bodies_of(server)] == [expected] * 3
 
 
 @pytest.mark.parametrize(
@@ -199,7 +216,7 @@ def test_endpoints_are_peers_of_every_setting() -> None:
     texts = endpoint_peers("plain=http://localhost:1, spec=http://localhost:2#m")
     assert [parse_peer(text).text for text in texts] == texts
     arms = build_matrix(config(endpoint="spec=http://localhost:2#m", peer="none"))
-    assert [arm.peer for arm in arms if arm.peer] == texts[1:2]
+    assert {arm.peer for arm in arms if arm.peer} == {texts[1]}
     assert endpoint_peers("") == []
 
 

@@ -7,6 +7,7 @@ import itertools
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -35,10 +36,11 @@ class EndpointPeer(Peer):
 
     Its tokens are compared with plain's and not judged: weights, precision and kernels are the server's own. The prompt
     is sent as the target's token ids, or as text to a server that takes no ids; a server that says it read another
-    number of tokens is refused. A prompt is asked for once untimed, whole and with log-probabilities, which name the
-    tokens of the timed answer of the same text; those of another text are its text in the target's tokens, if they are
-    as many as ``usage`` says. A server that keeps prompts (``server=other``) has therefore every prompt in its cache;
-    llama.cpp and vLLM are asked not to use theirs.
+    number of tokens is refused. After its first timed answer a prompt is asked once more, untimed, whole and with
+    log-probabilities, which name the tokens of every answer of the same text; those of another text are its text in the
+    target's tokens, if they are as many as ``usage`` says. vLLM and llama.cpp are asked to pass by their cache of
+    prompts; any other server (``server=other``) is asked for one token of a new prompt first, so that every timed
+    prompt is in its cache, if it has one.
 
     A token's time is that of the piece of the stream which completes its text.
 
@@ -91,9 +93,9 @@ class EndpointPeer(Peer):
 
     def _one(self, request: Request) -> Generation:
         prompt = tuple(request.prompt)
-        if prompt not in self._known:
-            self._known[prompt] = {}
-            self._learn(request)
+        new = prompt not in self._known
+        if new and not COLD[self._server]:
+            self._asked(request, 1, stream=False)
         for _ in range(FIRST_TRIES):
             reply = self._asked(request, stream=True)
             if reply.attempts == 1:
@@ -102,10 +104,13 @@ class EndpointPeer(Peer):
             raise EndpointFailure(
                 "limited", f"{self._endpoint.name}: {FIRST_TRIES} answers, none at the first try, so none can be timed"
             )
+        if new:  # afterwards: a server that learns from its answers has not seen this one when it is first timed
+            self._known[prompt] = self._named(request)
         tokens = self._tokens(request, reply)
         return Generation(tokens, self._emissions(tokens, reply), reply.seconds)
 
-    def _asked(self, request: Request, **more: Any) -> Reply:
+    def _asked(self, request: Request, most: int | None = None, **more: Any) -> Reply:
+        """Ask for an answer, of ``most`` tokens where it need not be whole."""
         params = request.params
         extra: dict[str, object] = dict(COLD[self._server])
         if "cache_salt" in extra:
@@ -116,7 +121,7 @@ class EndpointPeer(Peer):
         seed = params.seed + request.id if params.temperature else None
         if self._client is None:
             raise SpecdecError(f"the endpoint {self._endpoint.name} is closed; build another")
-        ask = Ask(text, params.max_new_tokens, params.temperature, params.top_p, seed, extra=extra, **more)
+        ask = Ask(text, most or params.max_new_tokens, params.temperature, params.top_p, seed, extra=extra, **more)
         reply = self._loop.run(self._client.complete(ask))
         if reply.prompt_tokens not in (None, len(request.prompt)):
             raise SpecdecError(
@@ -125,25 +130,28 @@ class EndpointPeer(Peer):
             )
         return reply
 
-    def _learn(self, request: Request) -> None:
-        """Ask once, untimed, for the tokens behind the text."""
+    def _named(self, request: Request) -> dict[str, tuple[int, ...]]:
+        """Ask once, untimed, for the tokens behind a text; empty if the server does not name them."""
         try:
             reply = self._asked(request, stream=False, logprobs=1)
         except EndpointFailure as failure:
             if failure.kind not in ("refused_request", "server_error"):
                 raise
-            reply = self._asked(request, stream=False)  # the server has no log-probabilities
-        found = [self._id_of(token) for token in reply.tokens]
-        ids = [one for one in found if one is not None]
-        if ids and len(ids) == len(found):
-            self._known[tuple(request.prompt)][reply.text] = self._ended(request, tuple(ids), reply)
+            return {}  # the server has no log-probabilities
+        ids = [self._id_of(token) for token in reply.tokens]
+        whole = tuple(one for one in ids if one is not None)
+        return {reply.text: self._ended(request, whole, reply)} if whole and len(whole) == len(ids) else {}
+
+    @cached_property
+    def _vocabulary(self) -> dict[str, int]:
+        return dict(self._names.get_vocab())
 
     def _id_of(self, token: Token) -> int | None:
         """A token's number: the server's, that of ``token_id:7``, or of the only token with this name or text."""
         placed = re.fullmatch(r"token_id:(\d+)", token.text)
         if token.id is not None or placed:
             return token.id if token.id is not None else int(placed[1]) if placed else None
-        named = self._names.get_vocab().get(token.text)
+        named = self._vocabulary.get(token.text)
         alike = self._names(token.text, add_special_tokens=False)["input_ids"]
         return named if named is not None else alike[0] if len(alike) == 1 else None
 
