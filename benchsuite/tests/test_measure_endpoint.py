@@ -245,3 +245,25 @@ def test_servers_are_rows_of_the_main_table(run: Run, tmp_path: Path) -> None:
     assert f"peer endpoint spec at {spec.url}: prompts sent as token ids, prompts may be in its cache" in done.stdout
     [page] = (tmp_path / "kept").rglob("report.html")
     assert spec.url in page.read_text()
+
+
+def test_a_server_that_fails_in_the_middle_ends_its_own_row(run: Run) -> None:
+    down = Fault((plain_answer("400 Bad Request", "out of order"),))
+    with FaultyServer([down]) as server:
+        done = run(
+            *("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny"),
+            *("--specdec-endpoint", f"spec={server.url}", "--specdec-peer", "none", "--specdec-draft", "ngram"),
+            *("--specdec-prompts", "1", "--specdec-max-new-tokens", "4", "--specdec-workload", "chat"),
+        )
+    assert done.returncode == 1, done.stdout
+    assert "could not be measured: refused_request: spec" in " ".join(done.stdout.split())
+    assert "3 of 4 rows were measured and kept their contract" in done.stdout
+
+
+def test_a_server_that_does_not_answer_is_refused_before_anything_is_measured(run: Run) -> None:
+    done = run(
+        *("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny"),
+        *("--specdec-endpoint", "spec=http://127.0.0.1:1/v1", "--specdec-workload", "chat"),
+    )
+    assert done.returncode == 4, done.stdout
+    assert "refused: spec (http://127.0.0.1:1)" in done.stdout + done.stderr
