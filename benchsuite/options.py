@@ -85,8 +85,8 @@ OPTIONS = (
     Option(
         "endpoint",
         "",
-        "OpenAI-compatible servers for -m serving, as name=url or name=url#model: plain=http://localhost:8000; API "
-        "keys from the variables SPECDEC_API_KEY_<NAME> or SPECDEC_API_KEY",
+        "OpenAI-compatible servers, for -m serving or as rows beside ours, as name=url or name=url#model: "
+        "plain=http://localhost:8000; API keys from the variables SPECDEC_API_KEY_<NAME> or SPECDEC_API_KEY",
         many=True,
     ),
     Option("endpoint-api", "completions", "how servers are asked: completions, or chat with their own template"),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from specdec.hookspecs import hookimpl
     from specdec.interfaces import Backend, Controller, Draft, Env, Policy
     from specdec.messages import Context, Verdict, Window
+    from specdec.peer import Generation, Peer, PeerEnv
     from specdec.registry import Registry
     from specdec.request import Request, SamplingParams
     from specdec.sampling import Purpose
@@ -24,6 +25,9 @@ __all__ = [
     "Draft",
     "Engine",
     "Env",
+    "Generation",
+    "Peer",
+    "PeerEnv",
     "Policy",
     "Purpose",
     "Registry",
@@ -43,6 +47,7 @@ _HOMES = {
     "hookspecs": "hookimpl",
     "interfaces": "Backend Controller Draft Env Policy",
     "messages": "Context Verdict Window",
+    "peer": "Generation Peer PeerEnv",
     "registry": "Registry",
     "request": "Request SamplingParams",
     "sampling": "Purpose",

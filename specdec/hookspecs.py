@@ -1,4 +1,4 @@
-"""The four hooks that register drafts, policies, controllers and backends.
+"""The five hooks that register drafts, policies, controllers, backends and other engines.
 
 Implement a hook in a module and name the module in the entry-point group ``specdec``; the module is loaded when
 the registry is built::
@@ -19,6 +19,7 @@ from collections.abc import Callable
 import pluggy
 
 from specdec.interfaces import BackendFactory, ControllerFactory, DraftFactory, PolicyFactory
+from specdec.peer import PeerFactory
 
 hookspec = pluggy.HookspecMarker("specdec")
 hookimpl = pluggy.HookimplMarker("specdec")
@@ -104,4 +105,25 @@ def specdec_register_backends(register: Callable[[str, BackendFactory | str], No
     Errors: as for drafts; a named backend that cannot run here raises SpecdecError with its reason.
 
     Since 0.1.
+    """
+
+
+@hookspec
+def specdec_register_engines(register: Callable[[str, PeerFactory | str], None]) -> None:
+    """Register other engines, which run as peers beside ours, by calling ``register(name, factory)`` once for each.
+
+    Called once, for every plugin, when a registry is built; never during a run. Every implementation is called, none
+    wins over another, and return values are ignored. ``--specdec-peer "name(option=value)"`` makes a row of one.
+
+    :param register:
+        Takes a name and ``factory(env, **options) -> Peer``, with the same rules as for drafts; ``env`` is a
+        ``specdec.peer.PeerEnv``. If the factory is a class, its ``missing`` and ``check_options`` are called before any
+        model is loaded.
+
+    The factory runs once for each setting that has the peer, outside all timing, and may load a model.
+
+    Errors: as for drafts; an engine that cannot run here (``Peer.missing``) raises SpecdecError with its reason when it
+    is named.
+
+    Since 0.2.
     """

@@ -19,6 +19,7 @@ from specdec import hookspecs
 from specdec.errors import SpecdecError, unknown
 from specdec.interfaces import Backend, Controller, Draft, Env, Factory, Policy
 from specdec.ops import Ops
+from specdec.peer import Peer, PeerEnv
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "policy": ("specdec_register_policies", ("env",)),
         "controller": ("specdec_register_controllers", ("env",)),
         "backend": ("specdec_register_backends", ()),
+        "peer": ("specdec_register_engines", ("env",)),
     }
 )
 """Each kind's hook, and the arguments that the engine gives its factories."""
@@ -286,6 +288,26 @@ class Registry:
         reasons = [(backend, backend.missing()) for backend in above]
         able = [backend for backend, reason in reasons if reason is None]
         return Ops([*able, reference], [(backend, reason) for backend, reason in reasons if reason])
+
+    def parse_peer(self, text: str) -> tuple[Entry, dict[str, Any]]:
+        """Read a peer as ``parse`` does; return its factory and the value of every option, defaults included.
+
+        Also raises SpecdecError, before anything is loaded, for a value that the factory refuses (``check_options``)
+        and for an engine that cannot run here (``missing``).
+        """
+        entry, given = self.parse("peer", text)
+        options = {**entry.options, **given}
+        if inspect.isclass(entry.factory) and issubclass(entry.factory, Peer):
+            entry.factory.check_options(**options)
+            reason = entry.factory.missing()
+            if reason:
+                raise SpecdecError(f"the peer {text!r} cannot run here: {reason}")
+        return entry, options
+
+    def peer(self, text: str, env: PeerEnv) -> Peer:
+        """Build the peer that ``text`` names, after the checks of ``parse_peer``."""
+        self.parse_peer(text)
+        return self._build("peer", text, Peer, env)
 
     def _build(self, kind: str, text: str, base: type[T], *given: object, **own: object) -> T:
         entry, options = self.parse(kind, text)

@@ -40,6 +40,27 @@ def folder() -> Path:
     return ready
 
 
+def gguf() -> Path:
+    """The model's GGUF file in the cache folder, verified; it is fetched first if the cache lacks it.
+
+    llama.cpp reads it, so that it decodes from the same weights. Raises SpecdecError as ``folder`` does.
+    """
+    kept = cache_root() / Path(MEMBER).name
+    try:
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=kept.parent, prefix="making-") as work:
+                _fetch(Path(work)).replace(kept)
+        got = _sha256(kept)
+    except OSError as error:
+        raise SpecdecError(
+            f"{kept} could not be written or read: {error}; check the disk, or set SPECDEC_CACHE"
+        ) from error
+    if got != GGUF_SHA256:
+        raise SpecdecError(f"the cached file {kept} is damaged; delete it and run again, which fetches it")
+    return kept
+
+
 def _verify(ready: Path) -> None:
     try:
         expected = json.loads((ready / "sha256.json").read_text())

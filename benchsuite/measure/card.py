@@ -28,7 +28,7 @@ def card(
     """Return the card's lines.
 
     ``forward_s``: measured seconds of a forward of one token; ``absent``: backends that cannot run, each with its
-    reason; ``peers``: what each peer runs (``TransformersRunner.described``); ``notes``: on the target's memory and on
+    reason; ``peers``: what each peer runs (``Peer.described``); ``notes``: on the target's memory and on
     the machine's load.
     """
     gib = machine.weight_bytes / 2**30

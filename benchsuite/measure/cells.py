@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchsuite.machine import provenance
+from benchsuite.measure.agreement import Agreement
 from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.judgement import Judgement
 from benchsuite.measure.matrix import Arm, Setting
@@ -151,6 +152,9 @@ def _series(series: Series, places: Mapping[int, int]) -> dict[str, Any]:
         "dtype": str(series.dtype).removeprefix("torch."),
         "conditions": dict(series.conditions),
         "fidelity": _written(asdict(series.fidelity)),
+        "engine": series.engine,
+        "agreed": asdict(series.agreed),
+        "referred": asdict(series.referred),
         "judged": series.judged and [series.judged.nats, series.judged.tokens],
         "differences": [_written(asdict(difference)) for difference in series.differences],
         "runs": [
@@ -175,6 +179,9 @@ def _read_series(found: Mapping[str, Any], setting: Setting, units: list[Unit]) 
         fidelity=Fidelity(**_read(found["fidelity"])),
         judged=found["judged"] and Judgement(*found["judged"]),
         conditions=found["conditions"],
+        engine=found.get("engine", "transformers" if found["peer"] else ""),  # older cells lack these three
+        agreed=Agreement(**found.get("agreed", {})),
+        referred=Agreement(**found.get("referred", {})),
         dtype=getattr(torch, found["dtype"]),
         **{name: found[name] for name in FACTS},
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from benchsuite import options
-from benchsuite.measure.peers import default_peers, parse_peer
+from benchsuite.measure.peers import PeerName, default_peers, endpoint_peers, parse_peer, peer_batches
 from benchsuite.measure.workloads import workload_names
 from specdec.devices import kind_of, records
 from specdec.errors import SpecdecError, unknown
@@ -116,7 +116,7 @@ class Arm:
         """The row's name in tables: ``plain``, ``ngram``, ``transformers prompt lookup`` …"""
         once_more = "plain again" if self.again else "plain eager" if self.eager else None
         ours = once_more or self.name or self.draft or "plain"
-        return parse_peer(self.peer).label if self.peer else ours
+        return PeerName(self.peer).label if self.peer else ours
 
     @property
     def strategy(self) -> str:
@@ -131,7 +131,7 @@ class Arm:
         strategy = [self.label.replace(" ", "-")]
         if self.peer is not None:
             # -k cannot select by an equals sign.
-            strategy += [part.replace("=", "") for part in parse_peer(self.peer).shown.split(", ") if part]
+            strategy += [part.replace("=", "") for part in PeerName(self.peer).shown.split(", ") if part]
         if self.draft is not None:
             strategy += [self.policy, *([] if self.k is None else [f"k{self.k}"])]
             strategy += [self.controller] if self.controller != "fixed" else []
@@ -171,6 +171,7 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
         return [_number(f"--specdec-{name}", text, kind, least) for text in texts(name)]
 
     peers = [peer for peer in texts("peer") if peer == "auto" or (peer != "none" and parse_peer(peer))]
+    peers += endpoint_peers(options.value(config, "endpoint"))
     graphs = options.value(config, "graphs") == "auto"
     strategies = _named(config) if options.value(config, "arm") else _product(config, texts, numbers)
     seed = _number("--specdec-seed", options.value(config, "seed"), int, 0)
@@ -258,11 +259,12 @@ def _refuse_two_names(strategies: list[dict[str, Any]]) -> None:
 
 
 def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str], graphs: bool) -> list[dict[str, Any]]:
-    # Peers run at batch 1 only: transformers pads its batches, the engine's are ragged.
+    # transformers runs at batch 1 only: it pads its batches, and the engine's are ragged.
     kind = kind_of(setting.device)
-    outside = [peer for one in peers for peer in (default_peers(kind) if one == "auto" else [one])]
+    named = [parse_peer(peer).text for one in peers for peer in (default_peers(kind) if one == "auto" else [one])]
+    outside = [peer for peer in named if setting.batch == 1 or peer_batches(peer)]
     once_more = [{"again": True}, *([{"eager": True}] if graphs and records(kind) else [])]
-    return [{}, *once_more, *ours, *({"peer": parse_peer(one).text} for one in outside if setting.batch == 1)]
+    return [{}, *once_more, *ours, *({"peer": peer} for peer in outside)]
 
 
 def _within(name: str, text: str) -> float:

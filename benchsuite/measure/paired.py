@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import log
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from benchsuite.machine import memory
 from benchsuite.measure import fidelity, ties
+from benchsuite.measure.agreement import Agreement
 from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.judgement import Judgement, Output
 from benchsuite.measure.matrix import Arm
+from benchsuite.measure.peers import PeerName, PeerRunner
 from benchsuite.measure.runners import EngineRunner, Outcome, Runner
 from benchsuite.measure.sources import Tokens
 from benchsuite.measure.ties import Difference, Judge
@@ -37,6 +40,10 @@ WARM_UP = 8
 """Tokens that every arm decodes before its first timed run of a workload."""
 
 
+Promise = Contract | Literal["own"]
+"""A contract, or of a peer with arithmetic of its own: its tokens are compared with plain's and not judged."""
+
+
 @dataclass
 class Series:
     """One arm's outcomes over the units, plain's outcomes of the same units, and the result of the contract check.
@@ -45,11 +52,13 @@ class Series:
     ``repeats`` is False where the controller reads the clock: a second run may propose and count differently.
     ``learns``: the draft declares that ended requests change its proposals; ``learnt``: after ``forget`` it still
     proposed better for a prompt that it had seen. ``conditions`` as in ``Runner.conditions``. ``judged``: of its
-    outputs, if the run has a judge.
+    outputs, if the run has a judge. ``engine``: of a peer, its engine's name, which is that of its plain decoding;
+    ``agreed``: with plain's outputs, where the contract is ``own``; ``referred``: with those of its engine's own plain
+    decoding, where that runs too.
     """
 
     arm: Arm
-    contract: Contract
+    contract: Promise
     units: list[Unit] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     plain: list[Outcome] = field(default_factory=list)
@@ -67,6 +76,9 @@ class Series:
     dtype: torch.dtype = torch.float32
     checked: int = 0
     judged: Judgement | None = None
+    engine: str = ""
+    agreed: Agreement = field(default_factory=Agreement)
+    referred: Agreement = field(default_factory=Agreement)
 
     @property
     def outputs(self) -> list[Output]:
@@ -115,6 +127,8 @@ def checked(every: Sequence[Series]) -> str | None:
         if bugs:
             return f"FAILED: {bugs} of {compared} differ"
         return failed + ties.equal_text(equal, compared, certified)
+    if first.contract == "own":
+        return agreements(every)
     whole = sum((series.fidelity for series in every), Fidelity())
     if not whole.tokens:
         return None
@@ -122,6 +136,14 @@ def checked(every: Sequence[Series]) -> str | None:
         return failed + whole.shown
     ours, plain = whole.perplexities
     return f"{whole.agreed / whole.tokens:.0%} agree; ppl {ours:.2f} for {plain:.2f}"
+
+
+def agreements(every: Sequence[Series]) -> str | None:
+    """Return how far the outputs of a peer with arithmetic of its own agree with plain's and with its own engine's."""
+    plain = sum((series.agreed for series in every), Agreement())
+    own = sum((series.referred for series in every), Agreement())
+    name = PeerName(every[0].engine).label
+    return (plain.shown + (f"; {own.shown} of {name}'s" if own.runs else "")) if plain.runs else None
 
 
 def logs(ours: Series, base: Series, cost: Callable[[Outcome], float]) -> list[float]:
@@ -168,6 +190,7 @@ class Comparison:
                 learns=runner.learns,
                 conditions=runner.conditions(),
                 dtype=judge.model.dtype,
+                engine=engine_of(runner),
             )
             for arm, runner in runners.items()
         }
@@ -196,6 +219,7 @@ class Comparison:
             self._progress(f"checking {arm.label}")
             if not arm.plain and not measured.error:
                 with self._isolated(measured):
+                    self._refer(measured)
                     self._check(measured)
                     self._ask_again(arm)
         self.whole = True
@@ -265,6 +289,15 @@ class Comparison:
             told = "\n" + "".join(traceback.format_exception(error)) if self.debug else ""
             series.error = f"{series.arm.label} could not be measured: {error}{place}{told}"
 
+    def _refer(self, series: Series) -> None:
+        """Compare a peer's outputs with those of its own engine's plain decoding, if that is among the arms."""
+        own = [one for arm, one in self.series.items() if arm.peer and PeerName(arm.peer).name == series.engine]
+        if own and own[0] is not series:
+            series.referred = Agreement()
+            for mine, theirs in zip(series.outcomes, own[0].outcomes, strict=False):
+                for got, expected in zip(mine.tokens, theirs.tokens, strict=True):
+                    series.referred += Agreement.of(expected, got)
+
     def _check(self, series: Series) -> None:
         new = slice(series.checked, None)
         plain, runner = (_Limited(self.runners[arm], self._limit) for arm in (self._plain, series.arm))
@@ -274,7 +307,10 @@ class Comparison:
                 series.compared += 1
                 series.equal += expected == got
                 series.tokens += len(expected)
-                if series.contract != "exact":
+                if series.contract == "own":
+                    if request.params.temperature == 0:  # others draw with numbers of their own
+                        series.agreed += Agreement.of(expected, got)
+                elif series.contract != "exact":
                     series.fidelity += fidelity.examine(self.judge, request, expected, got)
                 elif expected != got:
                     pair = expected, got
@@ -297,12 +333,23 @@ class _Limited:
             return self._runner.logits_at(requests, request, index)
 
 
-def contract_of(runner: Runner) -> Contract:
-    """Return the arm's contract: its policy's or, for a peer, "exact" if greedy and "distribution" if sampled."""
+def contract_of(runner: Runner) -> Promise:
+    """Return the arm's contract: its policy's or, for a peer, "own" if its arithmetic is, else "exact" if greedy and
+    "distribution" if sampled.
+    """
     params = runner.arm.setting.sampling(())
     if isinstance(runner, EngineRunner):
         return runner.engine.policy.contract(params)
+    if isinstance(runner, PeerRunner) and runner.peer.own_arithmetic:
+        return "own"
     return "exact" if params.temperature == 0 else "distribution"
+
+
+def engine_of(runner: Runner) -> str:
+    """Return the name of a peer's engine, which is that of its plain decoding; empty for our own."""
+    if not isinstance(runner, PeerRunner):
+        return ""
+    return runner.peer.reference or PeerName(runner.arm.peer or "").name
 
 
 def repeats(runner: Runner) -> bool:

@@ -16,7 +16,7 @@ from benchsuite.measure.judgement import together
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series, broken, checked, logs
 from benchsuite.measure.parts import PARTS, parts
-from benchsuite.measure.peers import parse_peer
+from benchsuite.measure.peers import PeerName
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.ties import Judge
 from benchsuite.measure.workloads import copy_rate
@@ -218,6 +218,7 @@ def _row(
     outcomes = [outcome for series in every for outcome in series.outcomes]
     info: dict[str, Any] = dict.fromkeys(KEYS)
     info |= _named(arm, machine, workload) | _judged(every)
+    info["backend"] = every[0].engine or machine.backend
     info |= {
         "baseline": base[0].label,
         "set_up_s": set_up,
@@ -230,14 +231,15 @@ def _row(
     if outcomes and outcomes[0].stats:
         info |= _acceptance(outcomes)
         steps = [_record(number, *pair) for number, outcome in enumerate(outcomes) for pair in outcome.timed]
-    decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards for o in outcomes)
-    if arm.peer and forwards:
+    decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards or 0 for o in outcomes)
+    if arm.peer and forwards and all(o.forwards is not None for o in outcomes):
         info["tau"] = decoded / forwards
     ratios, method = dict[str, list[float]](), ""
     info["verdict"] = "FAILED" if failures else "baseline" if arm == base[0] else None
     if not failures and decoded:
         others = [outcome for series in plain.values() for outcome in series.outcomes]
         info |= _speed(outcomes, others, arm, machine) | _latency(outcomes) | parts(outcomes, others)
+        info["mbu"] = None if every[0].contract == "own" else info["mbu"]  # the bytes of its weights are not known
         found = contrast(pool, base[1], decoding)
         ratios = {name: [exp(value) for value in values] for name, values in found.items()}
         info |= _compared(arm, pool, base, found, noise, across)
@@ -282,12 +284,11 @@ def _named(arm: Arm, machine: Machine, workload: str) -> dict[str, Any]:
         "draft": arm.peer or arm.draft or (arm.label if arm.control else None),
         "policy": arm.policy if arm.draft else None,
         "controller": arm.controller if arm.draft else None,
-        "backend": "transformers" if arm.peer else machine.backend,
         "device": machine.device,
         "dtype": machine.dtype,
         "batch": arm.setting.batch,
         "workload": workload,
-        "num_speculative_tokens": parse_peer(arm.peer).k if arm.peer else arm.k if arm.draft else 0,
+        "num_speculative_tokens": PeerName(arm.peer).k if arm.peer else arm.k if arm.draft else 0,
         "peak_memory_bytes": machine.peak_memory_bytes,
         "temperature": arm.setting.temperature,
         "top_k": arm.setting.top_k,
@@ -490,11 +491,15 @@ def _speed(outcomes: Sequence[Outcome], plain: Sequence[Outcome], arm: Arm, mach
     decoded, seconds = sum(o.decoded for o in outcomes), sum(o.decode_s for o in outcomes)
     plain_decoded, plain_seconds = sum(o.decoded for o in plain), sum(o.decode_s for o in plain)
     cache = machine.bytes_per_cell * arm.setting.batch
-    moved = sum(o.forwards * (machine.weight_bytes + cache * o.mean_length) + o.draft_bytes for o in outcomes)
+    known = [
+        o.forwards * (machine.weight_bytes + cache * o.mean_length) + o.draft_bytes
+        for o in outcomes
+        if o.forwards is not None
+    ]
     return {
         "tokens_per_s": decoded / seconds,
         "plain_tokens_per_s": plain_decoded / plain_seconds if plain_decoded else None,
-        "mbu": moved / seconds / machine.bandwidth,
+        "mbu": sum(known) / seconds / machine.bandwidth if len(known) == len(outcomes) else None,
     }
 
 

@@ -33,10 +33,10 @@ class Outcome:
     ``wall_s``: from handing over the requests to the last token of the last, with everything between: prefill,
     decoding, every call into the draft. ``decode_s``: the same without prefill; it covers ``decoded`` tokens, of all
     rows. ``emissions``: of each request. ``forwards`` counts decoding forwards, over ``mean_length`` tokens of context
-    each; ``draft_bytes`` are the weights that the draft's forwards read. ``replays`` counts how often the strategy has
-    asked for plain's output since it was built: an answer may have been kept. ``forgetting_s``, part of ``wall_s``, are
-    the seconds in which draft and controller forgot before the run. ``memory``: ``machine.memory.used`` after it.
-    ``stats`` is None for a peer.
+    each, None if a peer does not say; ``draft_bytes`` are the weights that the draft's forwards read. ``replays``
+    counts how often the strategy has asked for plain's output since it was built: an answer may have been kept.
+    ``forgetting_s``, part of ``wall_s``, are the seconds in which draft and controller forgot before the run.
+    ``memory``: ``machine.memory.used`` after it. ``stats`` is None for a peer.
     """
 
     tokens: list[Tokens]
@@ -44,7 +44,7 @@ class Outcome:
     decode_s: float
     decoded: int
     emissions: list[list[Emission]]
-    forwards: int
+    forwards: int | None
     mean_length: float
     stats: Stats | None = None
     draft_bytes: int = 0

@@ -18,7 +18,7 @@ from benchsuite.measure.judgement import OutputJudge
 from benchsuite.measure.matrix import Arm, Setting, arm_named
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Comparison
-from benchsuite.measure.peers import TransformersRunner, parse_peer, peer_runner
+from benchsuite.measure.peers import PeerRunner, parse_peer, peer_needs_gguf
 from benchsuite.measure.plan import MeasuringPlan, Search
 from benchsuite.measure.results import Machine, Row
 from benchsuite.measure.runners import EngineRunner, Runner
@@ -33,6 +33,7 @@ from specdec.errors import SpecdecError
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
+from specdec.peer import PeerEnv
 from specdec.quantised import BITS
 from specdec.ranks import joined_ranks, on_all_ranks
 from specdec.registry import Registry
@@ -161,6 +162,8 @@ class Bench(Measured):
         device = devices.pick_device(setting.device) if ranks is None else ranks.device(setting.device)
         dtype = devices.pick_dtype(setting.dtype, device)
         ops = self.registry.backend(setting.backend)
+        if not self.plan.dry and any(arm.peer and peer_needs_gguf(arm.peer) for arm in arms):
+            catalog.gguf_file(setting.target)  # refused before a model is loaded
         target, loaded = self._load(setting, ops, device, dtype)
         texts = [self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)]
         encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]
@@ -180,7 +183,7 @@ class Bench(Measured):
         runners: dict[Arm, Runner] = {}
         for arm in strategies:
             if arm.peer:
-                runners[arm] = peer_runner(arm, target.twin(), parse_peer(arm.peer), longest + setting.max_new_tokens)
+                runners[arm] = self._peer(arm, assembly)
             else:
                 runners[arm] = EngineRunner(arm, self._engine(arm, assembly))
         # The longest prompt of a conversation is known by its length alone.
@@ -204,7 +207,7 @@ class Bench(Measured):
             self.card += card.dry(setting, dtype, device, machine.bandwidth, longest, prompts)
         eos = catalog.end_tokens(loaded.model)
         stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
-        peers = [runner.described() for runner in runners.values() if isinstance(runner, TransformersRunner)]
+        peers = [runner.described() for runner in runners.values() if isinstance(runner, PeerRunner)]
         self.card += card.card(
             machine,
             device,
@@ -227,6 +230,29 @@ class Bench(Measured):
                 raise  # only a text can name a model or a head
             self.card.append(f"dry run: garbage stands for {arm.draft}, which does not fit the tiny model: {error}")
             return assembly.engine("garbage", arm.policy, arm.controller, arm.k)
+
+    def _peer(self, arm: Arm, assembly: Assembly) -> PeerRunner:
+        """The arm's engine; in a dry run transformers, where it cannot load the tiny model."""
+        target, setting = assembly.target, arm.setting
+        env = PeerEnv(
+            "tiny" if self.plan.dry else setting.target,
+            target.device,
+            target.dtype,
+            assembly.max_length,
+            setting.batch,
+            torch.get_num_threads(),
+            target.twin,
+            assembly.tokenizer,
+        )
+        try:
+            peer = self.registry.peer(arm.peer or "", env)
+            peer.check_params(setting.sampling(()))
+        except SpecdecError as error:
+            if not self.plan.dry:
+                raise
+            self.card.append(f"dry run: transformers stands for {arm.peer}: {error}")
+            peer = self.registry.peer("transformers", env)
+        return PeerRunner(arm, peer)
 
     def _load(
         self, setting: Setting, ops: Ops, device: torch.device, dtype: torch.dtype

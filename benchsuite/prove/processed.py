@@ -18,10 +18,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from benchsuite.measure.peers import OutputPenalties
 from specdec import Request, Window
 from specdec.ledger import Ledger
 from specdec.processors import StackedParams, process
+from specdec_plugins.engines.transformers import OutputPenalties
 
 
 def by_transformers(request: Request, output: tuple[int, ...], logits: Tensor) -> Tensor:

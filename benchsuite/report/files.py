@@ -11,7 +11,7 @@ from benchsuite.measure import results
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.measured import Measured
-from benchsuite.measure.peers import parse_peer
+from benchsuite.measure.peers import PeerName
 from benchsuite.measure.results import Row
 from benchsuite.report import folder, tables
 from benchsuite.report.page import page
@@ -145,7 +145,7 @@ def _bar_label(row: Row, lengths: bool) -> str:
     """``lengths``: whether the rows differ in their budget of tokens."""
     setting = row.arm.setting
     k = "" if row.arm.k is None else f" {row.arm.k}"
-    shown = parse_peer(row.arm.peer).shown if row.arm.peer else f"{row.arm.policy}{k}" if row.arm.draft else ""
+    shown = PeerName(row.arm.peer).shown if row.arm.peer else f"{row.arm.policy}{k}" if row.arm.draft else ""
     strategy = f", {shown}" if shown else ""
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
     batch += f", {setting.max_new_tokens} tokens" if lengths else ""

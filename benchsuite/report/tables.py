@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.matrix import Arm
-from benchsuite.measure.peers import parse_peer
+from benchsuite.measure.peers import PeerName
 from benchsuite.measure.results import Row
 from benchsuite.measure.weights import Weights
 
@@ -90,7 +90,7 @@ def _verdict(row: Row) -> str:
 
 def _policy(row: Row) -> str:
     if row.arm.peer:
-        return parse_peer(row.arm.peer).shown or "-"
+        return PeerName(row.arm.peer).shown or "-"
     if row.arm.draft is None:
         return "-"
     controller = "" if row.arm.controller == "fixed" else f" {row.arm.controller.partition('(')[0]}"

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from benchsuite import options
-from benchsuite.measure.matrix import Setting
+from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.sources import TokenSource
 from benchsuite.measure.ties import Judge
 from benchsuite.report.journal import Journal
-from specdec import Request
+from specdec import PeerEnv, Registry, Request, catalog
 from specdec.assembly import Assembly
 from specdec_plugins.heads import files, start, training
 
@@ -81,6 +83,12 @@ def child_variables(path: str, given: dict[str, str]) -> dict[str, str]:
     # A file that is written twice within a second would be run from the first one's bytecode.
     ours |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "-p no:randomly"}
     return {**outer, **ours, **({"PYTHONPATH": path} if path else {}), **given}
+
+
+def peer_runner(text: str, model: PreTrainedModel, max_length: int = 192, target: str = "tiny") -> PeerRunner:
+    """A peer on a model."""
+    env = PeerEnv(target, model.device, model.dtype, max_length, 1, 1, lambda: model, catalog.byte_tokenizer())
+    return PeerRunner(Arm(SETTING, peer=parse_peer(text).text), Registry().peer(text, env))
 
 
 HEAD_IDS = torch.arange(0, 258, 2)

@@ -17,7 +17,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from benchsuite.measure.card import card
 from benchsuite.measure.matrix import Arm, build_matrix
-from benchsuite.measure.peers import CompiledRunner, TransformersRunner, parse_peer
+from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.results import Machine
 from benchsuite.measure.runners import Outcome
@@ -26,18 +26,13 @@ from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families
 from benchsuite.prove.tiny import requests
-from benchsuite.tests.rig import SETTING, Make, assert_same, config
-from specdec import SamplingParams, SpecdecError
+from benchsuite.tests.rig import SETTING, Make, assert_same, config, peer_runner
+from specdec import Registry, SamplingParams, SpecdecError
 from specdec.assembly import Assembly
 
 EVERY = ("transformers", "transformers(cache=static)", "transformers_prompt_lookup", "transformers_prompt_lookup(k=3)")
 LOOKUPS = [(10, 2), (3, 2), (3, 1), (1, 2)]
 """(k, ngram) of prompt lookup."""
-
-
-def runner(text: str, model: PreTrainedModel) -> TransformersRunner:
-    """A peer on a model."""
-    return TransformersRunner(Arm(SETTING, peer=text), model, parse_peer(text))
 
 
 @pytest.fixture
@@ -65,7 +60,7 @@ def counts(outcome: Outcome) -> list[list[int]]:
 def test_the_defaults_of_prompt_lookup_are_those_of_transformers() -> None:
     parameters = inspect.signature(PromptLookupCandidateGenerator).parameters
     theirs = {"k": parameters["num_output_tokens"].default, "ngram": parameters["max_matching_ngram_size"].default}
-    assert parse_peer("transformers_prompt_lookup").options == theirs
+    assert Registry().entry("peer", "transformers_prompt_lookup").options == theirs
 
 
 @pytest.mark.parametrize(
@@ -95,9 +90,9 @@ def test_a_peer_has_one_text_however_it_was_written(text: str, same: str, label:
     ("text", "message"),
     [
         (
-            "vllm",
-            r"unknown peer 'vllm'; choices: auto, none, transformers, transformers_compiled, "
-            "transformers_prompt_lookup$",
+            "tgi",
+            r"unknown peer 'tgi'; choices: auto, endpoint, llama_cpp, llama_cpp_prompt_lookup, none, transformers, "
+            "transformers_assisted, transformers_compiled, transformers_prompt_lookup, vllm, vllm_speculative$",
         ),
         ("transformers_compiled(mode=default)", "'transformers_compiled' does not take mode .*; its options: none$"),
         ("transformer", r"unknown peer 'transformer'; did you mean 'transformers'\?"),
@@ -131,7 +126,7 @@ def test_a_static_cache_and_prompt_lookup_change_no_token_on_tiny(family: str, a
     judge = Judge(build.target, range(40))
     plain, work = EngineSource(build.engine(None)), requests(count=2)
     for text in ("transformers(cache=static)", "transformers_prompt_lookup"):
-        assert_same(judge, plain, runner(text, judge.model), work)
+        assert_same(judge, plain, peer_runner(text, judge.model), work)
 
 
 @pytest.mark.parametrize(
@@ -155,17 +150,17 @@ def test_prompt_lookup_draws_with_the_penalties_of_each_token_it_accepts(
     expected = ours.tokens(work)
     assert expected != ours.tokens(requests(base, count=3)), "the penalties change nothing here"
     for text in ("transformers", "transformers_prompt_lookup", "transformers_prompt_lookup(k=3, ngram=1)"):
-        assert_same(judge, ours, runner(text, judge.model), work, expected)
+        assert_same(judge, ours, peer_runner(text, judge.model), work, expected)
 
 
 @pytest.mark.parametrize("text", EVERY)
 def test_only_the_request_ends_an_output_and_says_how_it_is_drawn(text: str) -> None:
     model = cyclic()
     request = requests()[0]
-    whole = runner("transformers", model).tokens([request])[0]
+    whole = peer_runner("transformers", model).tokens([request])[0]
     model.config.eos_token_id = model.generation_config.eos_token_id = whole[2]
     model.generation_config.repetition_penalty = 9.0
-    peer = runner(text, model)
+    peer = peer_runner(text, model)
     assert peer.tokens([request]) == [whole]
     ended = peer.run([replace(request, params=replace(request.params, eos=(whole[5],)))])
     assert ended.tokens == [whole[:6]]
@@ -174,7 +169,7 @@ def test_only_the_request_ends_an_output_and_says_how_it_is_drawn(text: str) -> 
 
 @pytest.mark.parametrize("text", EVERY)
 def test_sampling_repeats_itself_and_the_request_filters_it(text: str) -> None:
-    peer = runner(text, cyclic())
+    peer = peer_runner(text, cyclic())
     warm = SamplingParams(temperature=2.0, seed=3, max_new_tokens=12)
     drawn, greedy = (peer.tokens(requests(params, count=2)) for params in (warm, SamplingParams(max_new_tokens=12)))
     assert peer.tokens(requests(warm, count=2)) == drawn != greedy
@@ -189,7 +184,7 @@ def test_emissions_forwards_and_times_are_those_of_a_clock_that_ticks_with_each_
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = cyclic()
-    peer, work = runner(text, model), requests(count=3)
+    peer, work = peer_runner(text, model), requests(count=3)
     done: list[int] = []
     model.register_forward_hook(lambda module, inputs, output: done.append(1))
     monkeypatch.setattr("specdec.devices.time", SimpleNamespace(perf_counter=lambda: float(len(done))))
@@ -228,7 +223,7 @@ def looked_up(prompt: tuple[int, ...], output: tuple[int, ...], k: int, ngram: i
 @pytest.mark.parametrize(("k", "ngram"), LOOKUPS)
 def test_emissions_of_prompt_lookup_are_those_of_its_rule_with_that_k_and_ngram(k: int, ngram: int) -> None:
     work = requests(SamplingParams(max_new_tokens=50), count=2)
-    got = runner(f"transformers_prompt_lookup(k={k}, ngram={ngram})", cyclic()).run(work)
+    got = peer_runner(f"transformers_prompt_lookup(k={k}, ngram={ngram})", cyclic()).run(work)
     assert counts(got) == [
         looked_up(request.prompt, output, k, ngram) for request, output in zip(work, got.tokens, strict=True)
     ]
@@ -236,27 +231,27 @@ def test_emissions_of_prompt_lookup_are_those_of_its_rule_with_that_k_and_ngram(
 
 def test_each_k_and_ngram_of_that_test_gives_other_emissions_and_the_same_tokens() -> None:
     work = requests(SamplingParams(max_new_tokens=50), count=2)
-    found = [runner(f"transformers_prompt_lookup({k}, {ngram})", cyclic()).run(work) for k, ngram in LOOKUPS]
+    found = [peer_runner(f"transformers_prompt_lookup({k}, {ngram})", cyclic()).run(work) for k, ngram in LOOKUPS]
     assert len({str(counts(outcome)) for outcome in found}) == len(LOOKUPS)
     assert [max(map(max, counts(outcome))) for outcome in found] == [k + 1 for k, _ in LOOKUPS]
-    plain = runner("transformers", cyclic()).tokens(work)
+    plain = peer_runner("transformers", cyclic()).tokens(work)
     assert all(outcome.tokens == plain for outcome in found)
 
 
 def test_the_first_emission_of_prompt_lookup_has_what_its_first_forward_accepted() -> None:
     model = cyclic()
     request = requests(SamplingParams(max_new_tokens=60))[0]
-    whole = runner("transformers", model).tokens([request])[0]
+    whole = peer_runner("transformers", model).tokens([request])[0]
     # A prompt that ends in the cycle: the first forward has the prompt and the proposals, all of them right.
     late = replace(request, prompt=whole, params=SamplingParams(max_new_tokens=20))
-    outcome = runner("transformers_prompt_lookup(k=4)", model).run([late])
+    outcome = peer_runner("transformers_prompt_lookup(k=4)", model).run([late])
     assert counts(outcome)[0] == [5, 5, 5, 5]
     assert (outcome.forwards, outcome.decoded) == (3, 15)
 
 
 def test_a_forward_past_the_end_of_the_output_emits_nothing() -> None:
     model = cyclic()
-    peer, generate = runner("transformers_prompt_lookup", model), model.generate
+    peer, generate = peer_runner("transformers_prompt_lookup", model), model.generate
 
     def longer(ids: Tensor, **given: Any) -> Tensor:
         out: Tensor = generate(ids, **given)
@@ -285,14 +280,14 @@ def test_the_cache_is_the_one_asked_for(text: str, kind: type) -> None:
     model.register_forward_pre_hook(
         lambda module, inputs, given: seen.add(type(given["past_key_values"])), with_kwargs=True
     )
-    runner(text, model).run(requests(count=2))
+    peer_runner(text, model).run(requests(count=2))
     assert seen == {kind}
 
 
 @pytest.mark.parametrize("text", EVERY)
 def test_logits_are_those_from_which_each_token_was_drawn(text: str) -> None:
     model = cyclic()
-    peer, work = runner(text, model), requests(count=2)
+    peer, work = peer_runner(text, model), requests(count=2)
     for request, output in zip(work, peer.tokens(work), strict=True):
         for index in (0, 1, 11, len(output) - 1):
             logits = peer.logits_at(work, request.id, index)
@@ -303,7 +298,7 @@ def test_logits_are_those_from_which_each_token_was_drawn(text: str) -> None:
 
 @pytest.mark.parametrize("text", EVERY)
 def test_a_single_token_is_one_emission_and_no_decoding(text: str) -> None:
-    peer = runner(text, cyclic())
+    peer = peer_runner(text, cyclic())
     outcome = peer.run(requests(SamplingParams(max_new_tokens=1), count=1))
     assert [count for _, count in outcome.emissions[0]] == [1]
     assert (outcome.forwards, outcome.decoded, outcome.decode_s) == (0, 0, 0.0)
@@ -311,7 +306,7 @@ def test_a_single_token_is_one_emission_and_no_decoding(text: str) -> None:
 
 def test_a_model_whose_config_asks_for_compilation_is_not_compiled() -> None:
     model = families.build_model("llama")
-    peer = runner("transformers(cache=static)", model)
+    peer = peer_runner("transformers(cache=static)", model)
     asked = CompileConfig()
     asked._compile_all_devices = True
     model.generation_config.compile_config = asked
@@ -324,7 +319,9 @@ def test_a_model_whose_config_asks_for_compilation_is_not_compiled() -> None:
 def test_a_peer_says_in_which_dtype_and_how_it_runs(dtype: torch.dtype, name: str) -> None:
     model = families.build_model("llama", dtype=dtype)
     version = transformers.__version__
-    lookup, plain = (runner(text, model) for text in ("transformers_prompt_lookup(k=3)", "transformers(cache=static)"))
+    lookup, plain = (
+        peer_runner(text, model) for text in ("transformers_prompt_lookup(k=3)", "transformers(cache=static)")
+    )
     assert lookup.conditions() == plain.conditions() == {"dtype": name, "compile": "no"}
     assert lookup.described() == (
         f"transformers {version} generate: dynamic cache, sdpa attention, {name}, not compiled; "
@@ -333,11 +330,10 @@ def test_a_peer_says_in_which_dtype_and_how_it_runs(dtype: torch.dtype, name: st
     assert plain.described() == f"transformers {version} generate: static cache, sdpa attention, {name}, not compiled"
 
 
-def compiled_peer(build: Assembly, judge: Judge, backend: str) -> CompiledRunner:
+def compiled_peer(build: Assembly, judge: Judge, backend: str) -> PeerRunner:
     """The compiled peer on a model, with one of torch.compile's backends."""
-    text = "transformers_compiled"
-    peer = CompiledRunner(Arm(SETTING, peer=text), judge.model, parse_peer(text), build.engine(None).max_length)
-    peer._config.backend = backend
+    peer = peer_runner("transformers_compiled", judge.model, build.max_length)
+    peer.peer._config.backend = backend  # type: ignore[attr-defined]
     return peer
 
 
@@ -401,7 +397,7 @@ def test_the_compiled_peer_runs_by_default_on_cuda_alone(device: str, peers: lis
 def test_the_card_has_a_line_for_each_peer() -> None:
     machine = Machine("tiny", "cpu", "cpu", "float32", 2**20, 64, 1e9, 0)
     arms = [Arm(SETTING), Arm(SETTING, peer="transformers")]
-    peers = [runner(text, families.build_model("llama")).described() for text in EVERY]
+    peers = [peer_runner(text, families.build_model("llama")).described() for text in EVERY]
     lines = card(machine, torch.device("cpu"), arms, 3, 0.001, ("triton: " + "word " * 40,), peers)
     assert [line for line in lines if line.startswith("peer transformers")] == [f"peer {line}" for line in peers]
     assert all(len(line) <= 118 for line in lines if line.startswith(("peer", "without", "word")))

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
         ({"batch": "0"}, r"--specdec-batch is '0'; expected whole numbers, 1 or more"),
         ({"temperature": "nan"}, r"--specdec-temperature is 'nan'; expected numbers"),
         ({"max_new_tokens": "0"}, r"--specdec-max-new-tokens is '0'"),
-        ({"peer": "vllm"}, r"unknown peer 'vllm'; choices: auto, none, transformers"),
+        ({"peer": "tgi"}, r"unknown peer 'tgi'; choices: auto, llama_cpp, "),
         ({"peer": "transformers, transformers_prompt_lookup(kk=2)"}, "does not take kk .*its options: k=10, ngram=2"),
         ({"peer": "transformers_prompt_lookup(k=0)"}, "k of the peer .* is 0; expected a whole number, 1 or more"),
         ({"draft": " , "}, r"--specdec-draft is empty"),
@@ -85,7 +85,7 @@ def test_a_peer_is_one_arm_however_it_is_written_and_its_id_has_its_options() ->
 @pytest.mark.parametrize(
     ("arm", "message"),
     [
-        (Arm(SETTING, peer="vllm"), "unknown peer 'vllm'"),
+        (Arm(SETTING, peer="tgi"), "unknown peer 'tgi'"),
         (Arm(SETTING, draft="ngrm", k=4), "unknown draft 'ngrm'; did you mean 'ngram'"),
         (Arm(SETTING, draft="ngram", policy="mach", k=4), "unknown policy 'mach'; did you mean 'match'"),
         (Arm(SETTING, draft="ngram", controller="fix", k=4), "unknown controller 'fix'"),

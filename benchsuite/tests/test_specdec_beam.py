@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from benchsuite.measure import workloads
-from benchsuite.measure.peers import generate_arguments
 from benchsuite.prove import families
 from benchsuite.prove.read_guard import only_engine_reads
 from benchsuite.prove.tiny import prompts, registry
@@ -25,6 +24,7 @@ from specdec import Request, SamplingParams, SpecdecError, catalog
 from specdec.arena import Arena, LayerShape
 from specdec.beam import FLOOR, Beams, BeamSearch, Hypothesis
 from specdec.model import ArenaModel
+from specdec_plugins.engines.transformers import generate_arguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

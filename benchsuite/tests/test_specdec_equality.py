@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchsuite.measure.matrix import Arm
-from benchsuite.measure.peers import TransformersRunner, parse_peer
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families
 from benchsuite.prove.tiny import ask, requests
-from benchsuite.tests.rig import DEVICES, SETTING, Make, assert_same
+from benchsuite.tests.rig import DEVICES, Make, assert_same, peer_runner
 from specdec import Engine, SamplingParams
 
 DRAFTS = ("ngram", "ngram(n_max=2, n_min=1)", "draft_model", "garbage", "oracle(0.8)", "oracle(1.0)", "oracle(0.0)")
@@ -39,7 +37,7 @@ def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemb
     build = assemble(family)
     judge = Judge(build.target, range(40))
     ours = source(build.engine(None))
-    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, parse_peer("transformers"))
+    theirs = peer_runner("transformers", judge.model)
     for request in requests(GREEDY):
         work = [request]
         pair = ours.tokens(work)[0], theirs.tokens(work)[0]

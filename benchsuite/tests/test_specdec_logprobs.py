@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.measure.peers import generate_arguments
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import tiny
 from benchsuite.prove.read_guard import guarded_steps
@@ -16,6 +15,7 @@ from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
 from specdec.engine import Completion
 from specdec.logprobs import TokenLogprobs
+from specdec_plugins.engines.transformers import generate_arguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from benchsuite.measure.peers import generate_arguments
 from benchsuite.prove import families, tiny
 from benchsuite.tests.rig import Make
 from specdec import Engine, Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import PREFILL_CHUNK, ArenaModel
+from specdec_plugins.engines.transformers import generate_arguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,12 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchsuite.measure.matrix import Arm
-from benchsuite.measure.peers import TransformersRunner, parse_peer
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import tiny
-from benchsuite.tests.rig import SETTING, assert_same
+from benchsuite.tests.rig import assert_same, peer_runner
 from specdec import Request, SamplingParams
 from specdec.assembly import Assembly
 
@@ -140,7 +138,7 @@ def test_greedy_decoding_with_a_processor_equals_transformers_generate_on_tiny(
     family: str, params: dict[str, Any]
 ) -> None:
     _, judge, plain = built(family)
-    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, parse_peer("transformers"))
+    theirs = peer_runner("transformers", judge.model)
     changed = 0
     for request in works(SamplingParams(**{**params, "temperature": 0.0}), 3):
         pair = plain.tokens([request])[0], theirs.tokens([request])[0]

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from benchsuite.measure import workloads
-from benchsuite.measure.matrix import Arm
-from benchsuite.measure.peers import TransformersRunner, parse_peer
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import SETTING, assert_same
+from benchsuite.tests.rig import assert_same, peer_runner
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -51,7 +49,7 @@ def plain(temperature: float) -> tuple[EngineSource, list[tuple[int, ...]]]:
 def test_plain_equals_transformers_generate_on_every_prompt() -> None:
     build, judge, _ = smollm2()
     ours = EngineSource(build.engine(None, max_rows=1))
-    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, parse_peer("transformers"))
+    theirs = peer_runner("transformers", judge.model)
     for request in _work():
         pair = build.plain(request), theirs.run([request]).tokens[0]
         for difference in judge.compare([request], request, ours, theirs, pair):
@@ -125,7 +123,7 @@ PROCESSED = SamplingParams(
 def test_greedy_decoding_with_every_processor_equals_transformers_generate() -> None:
     build, judge, prompts = smollm2()
     ours = EngineSource(build.engine(None, max_rows=1))
-    theirs = TransformersRunner(Arm(SETTING, peer="transformers"), judge.model, parse_peer("transformers"))
+    theirs = peer_runner("transformers", judge.model)
     bare = SamplingParams(max_new_tokens=PROCESSED.max_new_tokens, eos=PROCESSED.eos)
     changed = 0
     for prompt in prompts[::6]:

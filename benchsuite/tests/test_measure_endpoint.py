@@ -1,0 +1,269 @@
+"""A server as a row of the main job: its tokens are found, its pieces timed, and what cannot be known is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchsuite.measure.matrix import build_matrix
+from benchsuite.measure.peers import PeerRunner, endpoint_peers, parse_peer
+from benchsuite.measure.sources import EngineSource
+from benchsuite.prove.tiny import requests
+from benchsuite.tests.faulty import DONE, STREAM, Fault, FaultyServer, event, plain_answer
+from benchsuite.tests.our_server import Bugs, OurServer
+from benchsuite.tests.rig import Make, Run, config, peer_runner
+from specdec import Registry, Request, SamplingParams, SpecdecError, catalog
+from specdec.assembly import Assembly
+from specdec.model import ArenaModel
+
+PROMPT = (3, 4, 5)
+IDS = tuple(catalog.byte_tokenizer()("abcd")["input_ids"])
+
+
+Build = Callable[..., PeerRunner]
+"""The fixture ``runner_of``."""
+
+
+@pytest.fixture
+def runner_of(assemble: Make) -> Iterator[Build]:
+    """Runners of the peer on tiny, closed at the end."""
+    made: list[PeerRunner] = []
+    twin = assemble().target.twin()
+
+    def build(url: str, **options: str) -> PeerRunner:
+        shown = ", ".join([f"url={url}", *(f"{name}={value}" for name, value in options.items())])
+        made.append(peer_runner(f"endpoint({shown})", twin))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.peer.close()
+
+
+def at_once(text: str = "abcd", *, usage: int | None = 4, prompt: int = 3, reason: str = "length") -> Fault:
+    """An answer without log-probabilities, in one piece of JSON."""
+    used = {"prompt_tokens": prompt} | ({} if usage is None else {"completion_tokens": usage})
+    choice = {"index": 0, "text": text, "finish_reason": reason}
+    return Fault((plain_answer("200 OK", json.dumps({"choices": [choice], "usage": used})),))
+
+
+def streamed(*pieces: str, usage: int | None = 4, reason: str = "length") -> Fault:
+    """The same in pieces."""
+    used = {"prompt_tokens": 3} | ({} if usage is None else {"completion_tokens": usage})
+    return Fault((STREAM, *map(event, pieces), event("", reason=reason, usage=used), DONE))
+
+
+def script(*timed: Fault, usage: int | None = 4) -> list[Fault]:
+    """What is asked of a server for a new prompt: a token, the timed answer, the names of its tokens."""
+    return [at_once("a", usage=1), *timed, at_once(usage=usage)]
+
+
+def bodies_of(server: FaultyServer) -> list[dict[str, object]]:
+    return [json.loads(request.partition(b"\r\n\r\n")[2]) for request in server.requests]
+
+
+ONE = [Request(0, PROMPT, SamplingParams(max_new_tokens=4))]
+ENDING = [Request(0, PROMPT, SamplingParams(max_new_tokens=8, eos=(256,)))]
+
+
+@pytest.mark.parametrize(("draft", "k"), [(None, 0), ("ngram", 4)])
+def test_a_server_of_our_engine_has_our_tokens(draft: str | None, k: int, assemble: Make, runner_of: Build) -> None:
+    build = assemble()
+    work = requests(count=3)
+    expected = EngineSource(build.engine(None)).tokens(work)
+    with OurServer(assemble().engine(draft, k=k)) as server:
+        runner = runner_of(server.url)
+        outcome = runner.run(work)
+        assert outcome.tokens == expected
+        assert [sum(count for _, count in one) for one in outcome.emissions] == [len(one) for one in expected]
+        assert server.asked == 9, "each prompt for a token, timed, and for the names of its tokens"
+        runner.run(work)
+        assert server.asked == 12, "a known prompt is asked once"
+
+
+def test_an_answer_in_one_piece_has_no_decoding_speed(assemble: Make, runner_of: Build) -> None:
+    with OurServer(assemble().engine(None), Bugs(one_chunk=True)) as server:
+        outcome = runner_of(server.url).run(requests(count=1))
+    assert len(outcome.emissions[0]) == 1
+    assert outcome.decoded == 0
+    assert outcome.decode_s == 0
+
+
+def test_a_server_of_other_weights_has_other_tokens(runner_of: Build, assemble: Make) -> None:
+    """They are that server's, whatever ours would say."""
+    work = requests(count=2)
+    ours, theirs = (EngineSource(assemble(family).engine(None)).tokens(work) for family in ("llama", "qwen2"))
+    with OurServer(assemble("qwen2").engine(None)) as server:
+        outcome = runner_of(server.url).run(work)
+    assert outcome.tokens == theirs
+    assert outcome.tokens != ours
+
+
+@pytest.mark.parametrize(
+    ("pieces", "counts"),
+    [(("a", "b", "c", "d"), [1, 1, 1, 1]), (("ab", "", "cd"), [2, 2]), (("abcd",), [4]), (("a", "bcd"), [1, 3])],
+)
+def test_tokens_come_with_the_piece_that_completes_their_text(
+    pieces: tuple[str, ...], counts: list[int], runner_of: Build
+) -> None:
+    with FaultyServer(script(streamed(*pieces))) as server:
+        outcome = runner_of(server.url).run(ONE)
+    assert outcome.tokens == [IDS]
+    assert [count for _, count in outcome.emissions[0]] == counts
+
+
+@pytest.mark.parametrize("usage", [4, 5, None])
+def test_the_end_token_is_there_whether_or_not_the_server_counts_it(usage: int | None, runner_of: Build) -> None:
+    with FaultyServer(script(streamed("ab", "cd", usage=usage, reason="stop"), usage=usage)) as server:
+        outcome = runner_of(server.url).run(ENDING)
+    assert outcome.tokens == [(*IDS, 256)]
+    assert [count for _, count in outcome.emissions[0]] == [2, 3]
+
+
+def test_a_usage_that_the_text_does_not_have_is_refused(runner_of: Build) -> None:
+    with (
+        FaultyServer(script(streamed("abcd", usage=3), usage=3)) as server,
+        pytest.raises(SpecdecError, match=r"which is 4 of the target's tokens, and says 3: its tokens are not known"),
+    ):
+        runner_of(server.url).run(ONE)
+
+
+def test_a_prompt_that_the_server_read_otherwise_is_refused(runner_of: Build) -> None:
+    """For example with a token of its own in front."""
+    with (
+        FaultyServer([at_once("a", usage=1, prompt=4)]) as server,
+        pytest.raises(SpecdecError, match=r"read 4 tokens, the target has 3 for the prompt; serve the target's model"),
+    ):
+        runner_of(server.url).run(ONE)
+
+
+def test_an_answer_after_a_retry_is_not_timed(runner_of: Build) -> None:
+    busy = Fault((plain_answer("429 Too Many Requests", "{}", "Retry-After: 0"),))
+    with FaultyServer(script(busy, streamed("abcd"), streamed("ab", "cd"))) as server:
+        outcome = runner_of(server.url).run(ONE)
+        assert len(server.requests) == 5
+    assert [count for _, count in outcome.emissions[0]] == [2, 2], "of the answer that came at the first try"
+
+
+def test_a_server_that_never_answers_at_the_first_try_is_not_timed(runner_of: Build) -> None:
+    busy = Fault((plain_answer("429 Too Many Requests", "{}", "Retry-After: 0"),))
+    with (
+        FaultyServer(script(*[busy, streamed("abcd")] * 3)) as server,
+        pytest.raises(SpecdecError, match="3 answers, none at the first try"),
+    ):
+        runner_of(server.url).run(ONE)
+
+
+@pytest.mark.parametrize("server_name", ["vllm", "llama_cpp", "other"])
+def test_no_prompt_meets_its_own_cache_where_the_server_can_be_asked(server_name: str, runner_of: Build) -> None:
+    answers = [*script(streamed("abcd"))[server_name != "other" :], streamed("abcd")]
+    with FaultyServer(answers) as server:
+        runner = runner_of(server.url, server=server_name)
+        runner.run(ONE)
+        runner.run(ONE)
+        bodies = bodies_of(server)
+    salts = {body.get("cache_salt") for body in bodies}
+    assert len(salts) == (3 if server_name == "vllm" else 1)
+    assert {body.get("cache_prompt") for body in bodies} == {False if server_name == "llama_cpp" else None}
+    assert ("may be in its cache" in runner.described()) == (server_name == "other")
+
+
+def test_a_new_prompt_is_timed_before_a_server_can_learn_its_answer(runner_of: Build) -> None:
+    with FaultyServer(script(streamed("abcd"))) as server:
+        runner_of(server.url).run(ONE)
+        assert [(body["max_tokens"], body["stream"]) for body in bodies_of(server)] == [
+            (1, False),
+            (4, True),
+            (4, False),
+        ]
+
+
+def test_prompts_go_as_ids_or_as_text(runner_of: Build) -> None:
+    for prompt, expected in (("ids", list(PROMPT)), ("text", catalog.byte_tokenizer().decode(list(PROMPT)))):
+        with FaultyServer(script(streamed("abcd"))) as server:
+            runner_of(server.url, prompt=prompt).run(ONE)
+            assert [body["prompt"] for body in bodies_of(server)] == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("endpoint", "the peer endpoint has no address"),
+        ("endpoint(url=localhost)", r"expected http://host:port"),
+        ("endpoint(url=http://localhost:1, server=vlm)", "unknown server of the peer endpoint 'vlm'; did you mean"),
+        ("endpoint(url=http://localhost:1, prompt=tokens)", "unknown prompt of the peer endpoint 'tokens'"),
+        ("endpoint(url='http://me:secret@localhost:1')", "the API key into the environment variable"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_is_refused_before_anything_is_loaded(text: str, message: str) -> None:
+    with pytest.raises(SpecdecError, match=message):
+        parse_peer(text)
+
+
+def test_parameters_that_completions_lack_are_refused(runner_of: Build) -> None:
+    with FaultyServer([at_once()]) as server:
+        peer = runner_of(server.url).peer
+        peer.check_params(SamplingParams(temperature=0.7, top_p=0.9))
+        with pytest.raises(SpecdecError, match="cannot decode with top_k"):
+            peer.check_params(SamplingParams(temperature=0.7, top_k=5))
+
+
+def test_endpoints_are_peers_of_every_setting() -> None:
+    texts = endpoint_peers("plain=http://localhost:1, spec=http://localhost:2#m")
+    assert [parse_peer(text).text for text in texts] == texts
+    arms = build_matrix(config(endpoint="spec=http://localhost:2#m", peer="none"))
+    assert {arm.peer for arm in arms if arm.peer} == {texts[1]}
+    assert endpoint_peers("") == []
+
+
+def test_servers_are_rows_of_the_main_table(run: Run, tmp_path: Path) -> None:
+    device = torch.device("cpu")
+    loaded = catalog.load("tiny", device, torch.float32, rows=1, max_length=512, seed=0)
+    target = ArenaModel(loaded.model, Registry().backend("auto"))
+    build = Assembly(Registry(), target, loaded.tokenizer, max_rows=1, max_length=512)
+    eos = catalog.end_tokens(loaded.model)
+    with (
+        OurServer(build.engine(None, k=0), eos=eos) as plain,
+        OurServer(build.engine("ngram", k=4), eos=eos) as spec,
+    ):
+        done = run(
+            *("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny"),
+            *("--specdec-endpoint", f"plain={plain.url},spec={spec.url}", "--specdec-peer", "none"),
+            *("--specdec-draft", "ngram", "--specdec-prompts", "2", "--specdec-max-new-tokens", "8"),
+            *("--specdec-workload", "chat", "--specdec-results", str(tmp_path / "kept")),
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("endpoint ")]
+    for name in ("plain", "spec"):
+        assert any(f"name={name}" in line for line in rows), done.stdout
+    assert "own: 2/2 equal" in done.stdout
+    assert "2/2 equal of endpoint's" in done.stdout, "the second server is compared with the first as well"
+    assert f"peer endpoint spec at {spec.url}: prompts sent as token ids, prompts may be in its cache" in done.stdout
+    [page] = (tmp_path / "kept").rglob("report.html")
+    assert spec.url in page.read_text()
+
+
+def test_a_server_that_fails_in_the_middle_ends_its_own_row(run: Run) -> None:
+    down = Fault((plain_answer("400 Bad Request", "out of order"),))
+    with FaultyServer([down]) as server:
+        done = run(
+            *("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny"),
+            *("--specdec-endpoint", f"spec={server.url}", "--specdec-peer", "none", "--specdec-draft", "ngram"),
+            *("--specdec-prompts", "1", "--specdec-max-new-tokens", "4", "--specdec-workload", "chat"),
+        )
+    assert done.returncode == 1, done.stdout
+    assert "could not be measured: refused_request: spec" in " ".join(done.stdout.split())
+    assert "3 of 4 rows were measured and kept their contract" in done.stdout
+
+
+def test_a_server_that_does_not_answer_is_refused_before_anything_is_measured(run: Run) -> None:
+    done = run(
+        *("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny"),
+        *("--specdec-endpoint", "spec=http://127.0.0.1:1/v1", "--specdec-workload", "chat"),
+    )
+    assert done.returncode == 4, done.stdout
+    assert "refused: spec (http://127.0.0.1:1)" in done.stdout + done.stderr

@@ -1,0 +1,1 @@
+"""Engines of others as peers, one a file."""

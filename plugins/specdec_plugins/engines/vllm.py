@@ -1,0 +1,153 @@
+"""vllm: vLLM offline, on the target's files."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from itertools import count
+from typing import Annotated, Any
+
+import torch
+
+from specdec import Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, hookimpl
+from specdec.devices import Stopwatch
+from specdec.peer import PeerFactory, absent, refuse_params
+
+PARAMS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_new_tokens",
+)
+"""Sampling parameters that vLLM has with our meaning; its bad words are texts."""
+
+Memory = Annotated[float, "share of the GPU's memory that vLLM may take, gpu_memory_utilization"]
+Eager = Annotated[bool, "True: nothing is compiled or captured, enforce_eager"]
+
+
+class Vllm(Peer):
+    """vLLM's ``LLM``, whose engine is stepped here, so that tokens are timed as they arrive. Several requests at once.
+
+    Prefix caching is off: nothing is kept between prompts. Its kernels round in their own way, and it returns no raw
+    logits, so that its tokens are compared with plain's and not judged.
+
+    Source: vllm-project/vllm, vllm/entrypoints/llm.py, examples/offline_inference/llm_engine_example.py.
+    """
+
+    batches = own_arithmetic = True
+
+    def __init__(self, env: PeerEnv, memory: Memory = 0.9, eager: Eager = False) -> None:
+        self._load(env, memory, eager, None)
+
+    @classmethod
+    def check_options(cls, **options: object) -> None:
+        """A share, and a truth value."""
+        memory, eager = options["memory"], options["eager"]
+        if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory <= 1:
+            raise SpecdecError(f"memory of the peer vllm is {memory!r}; expected a share, more than 0 and at most 1")
+        if not isinstance(eager, bool):
+            raise SpecdecError(f"eager of the peer vllm is {eager!r}; expected True or False")
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Whether vLLM is installed."""
+        return absent("vllm", "vllm")
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Refuse what vLLM lacks."""
+        refuse_params("vllm", params, PARAMS)
+
+    def _load(self, env: PeerEnv, memory: float, eager: bool, speculative: Mapping[str, Any] | None) -> None:
+        """Load the model; ``speculative``: vLLM's ``speculative_config``, None for plain decoding."""
+        self._module: Any = import_module("vllm")
+        self._dtype, self._eager = str(env.dtype).removeprefix("torch."), eager
+        more = {} if speculative is None else {"speculative_config": dict(speculative)}
+        start = time.perf_counter()
+        self._llm: Any = self._module.LLM(
+            model=env.files(),
+            dtype=self._dtype,
+            max_model_len=env.max_length,
+            max_num_seqs=env.max_rows,
+            enable_prefix_caching=False,
+            gpu_memory_utilization=memory,
+            enforce_eager=eager,
+            **more,
+        )
+        self.set_up_seconds = {"load": time.perf_counter() - start}
+        self._names = count()
+
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        """Decode all requests at once, step by step; the tokens of one step are one emission of their request."""
+        if self._llm is None:
+            raise SpecdecError("this peer of vLLM is closed; build another")
+        engine, watch = self._llm.llm_engine, Stopwatch(torch.device("cpu"))  # a step returns tokens on the host
+        names = [str(next(self._names)) for _ in requests]
+        tokens: dict[str, list[int]] = {name: [] for name in names}
+        arrived: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        start = watch.mark()
+        for name, request in zip(names, requests, strict=True):
+            engine.add_request(name, {"prompt_token_ids": list(request.prompt)}, self._params(request))
+        while engine.has_unfinished_requests():
+            step = engine.step()
+            mark = watch.mark()
+            for output in step:
+                found = list(output.outputs[0].token_ids)  # all so far
+                new = len(found) - len(tokens[output.request_id])
+                tokens[output.request_id] = found
+                if new:
+                    arrived[output.request_id].append((mark, new))
+        return [
+            Generation(
+                tuple(tokens[name]),
+                tuple((watch.seconds(start, mark), new) for mark, new in arrived[name]),
+                watch.seconds(start, arrived[name][-1][0]) if arrived[name] else 0.0,
+            )
+            for name in names
+        ]
+
+    def _params(self, request: Request) -> Any:
+        params = request.params
+        sampled = {"seed": params.seed + request.id} if params.temperature > 0 else {}
+        return self._module.SamplingParams(
+            max_tokens=params.max_new_tokens,
+            min_tokens=params.min_new_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k or -1,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=dict(params.bias) or None,
+            stop_token_ids=list(params.eos),
+            ignore_eos=True,  # only the request ends an output, not the model's config
+            detokenize=False,
+            **sampled,
+        )
+
+    def conditions(self) -> dict[str, str]:
+        """The dtype, and whether vLLM compiles."""
+        return {"dtype": self._dtype, "compile": "no" if self._eager else "by vLLM"}
+
+    def described(self) -> str:
+        """Version, dtype, compiling."""
+        compiled = "not compiled" if self._eager else "compiled and captured by vLLM"
+        return f"vLLM {self._module.__version__}: {self._dtype}, {compiled}, no prefix caching"
+
+    def close(self) -> None:
+        """Let go of the engine and collect it."""
+        self._llm = None
+        gc.collect()
+
+
+@hookimpl
+def specdec_register_engines(register: Callable[[str, PeerFactory], None]) -> None:
+    """Register ``vllm``."""
+    register("vllm", Vllm)
