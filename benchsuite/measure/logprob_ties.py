@@ -74,7 +74,7 @@ class ServedDifference:
         return f"{found}; plain's list: {plain}; the other's: {other}"
 
 
-def same(one: Token, other: Token) -> bool:
+def same_token(one: Token, other: Token) -> bool:
     """Whether two tokens are the same: by their numbers where both have one, else by their texts."""
     return one.id == other.id if one.id is not None and other.id is not None else one.text == other.text
 
@@ -82,7 +82,7 @@ def same(one: Token, other: Token) -> bool:
 def parting(one: Sequence[Token], other: Sequence[Token]) -> int:
     """Return the number of tokens that two outputs have in common from their beginning."""
     shared = min(len(one), len(other))
-    return next((place for place in range(shared) if not same(one[place], other[place])), shared)
+    return next((place for place in range(shared) if not same_token(one[place], other[place])), shared)
 
 
 def bound_of(pairs: Sequence[tuple[Sequence[Token], Sequence[Token]]], dtype: str = "unknown") -> Bound:
