@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchsuite.foreign.glossary import COUNTED, FORMATS, SCALES, WORDS, Place, Word, unit_factor
+from benchsuite.foreign.glossary import COUNTED, FORMATS, SCALES, WORDS, OwnPlace, Word, unit_factor
 from specdec.errors import SpecdecError, unknown
 from specdec_plugins.endpoints.words import added, read_body, read_page
 
@@ -218,7 +218,7 @@ def _read(name: str, content: Mapping[str, Any], format_: str) -> ForeignRun:
     return ForeignRun(name, figures, tuple(left))
 
 
-def _scale(content: Mapping[str, Any], word: Word, place: Place, format_: str) -> float:
+def _scale(content: Mapping[str, Any], word: Word, place: OwnPlace, format_: str) -> float:
     """What the file's numbers are times ours: AIPerf says the unit of each metric."""
     metric = content.get(place.path.partition(".")[0])
     said = metric.get("unit") if format_ == "aiperf" and isinstance(metric, Mapping) else None
@@ -231,7 +231,7 @@ def _scale(content: Mapping[str, Any], word: Word, place: Place, format_: str) -
     return factor
 
 
-def _converted(word: Word, place: Place, value: Any, factor: float, figures: Mapping[str, Any]) -> Any:
+def _converted(word: Word, place: OwnPlace, value: Any, factor: float, figures: Mapping[str, Any]) -> Any:
     if not place.per:
         scaled = _figure(word, value, place.path)
         return scaled if isinstance(scaled, dict | list) or factor == 1 else scaled / factor

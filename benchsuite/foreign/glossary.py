@@ -21,7 +21,7 @@ FORMATS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class OwnPlace:
     """Where a format keeps a figure: the keys to it joined by dots, its unit there, and its number over ours.
 
     ``per``: our word for what its numbers are shares of, where it keeps shares and we keep counts.
@@ -40,7 +40,7 @@ class Word:
     name: str
     unit: str
     meaning: str
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, OwnPlace] = field(default_factory=dict)
 
 
 def _word(name: str, unit: str, meaning: str, vllm: str = "", aiperf: str = "", guidellm: str = "") -> Word:
@@ -52,7 +52,7 @@ def _word(name: str, unit: str, meaning: str, vllm: str = "", aiperf: str = "", 
             path, _, theirs = text.partition(" ")
             share = theirs.startswith("/")
             factor = 1 if share else _factor(unit, theirs or unit)
-            places[format_] = Place(path, "ratio" if share else theirs or unit, factor, theirs[1:] if share else "")
+            places[format_] = OwnPlace(path, "ratio" if share else theirs or unit, factor, theirs[1:] if share else "")
     return Word(name, unit, meaning, places)
 
 

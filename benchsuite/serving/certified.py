@@ -37,14 +37,14 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Answers:
+class ServedAnswers:
     """The answers of one endpoint, by the place of their prompts; None where one failed. ``failures`` by kind."""
 
     replies: tuple[Reply | None, ...]
     failures: tuple[str, ...] = ()
 
 
-async def ask_all(endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> Answers:
+async def ask_all(endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
     """Ask for every answer, so many at once; nothing is timed."""
     gate, failed = asyncio.Semaphore(at_once), list[str]()
     async with Client(endpoint) as client:
@@ -57,7 +57,7 @@ async def ask_all(endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> 
                     failed.append(failure.kind)
                     return None
 
-        return Answers(tuple(await asyncio.gather(*map(one, asks))), tuple(failed))
+        return ServedAnswers(tuple(await asyncio.gather(*map(one, asks))), tuple(failed))
 
 
 def certify(
@@ -81,7 +81,7 @@ def certify(
 
 
 def _greedy(
-    name: str, plain: Answers, other: Answers, bound: Bound, server: Endpoint, asks: Sequence[Ask]
+    name: str, plain: ServedAnswers, other: ServedAnswers, bound: Bound, server: Endpoint, asks: Sequence[Ask]
 ) -> Certificate:
     both = [(n, a, b) for n, (a, b) in enumerate(zip(plain.replies, other.replies, strict=True)) if a and b]
     if not both:
