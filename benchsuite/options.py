@@ -92,6 +92,12 @@ OPTIONS = (
     Option("endpoint-api", "completions", "how servers are asked: completions, or chat with their own template"),
     Option("concurrency", "1", "requests that a server has at once", many=True),
     Option("rate", "", "requests a second sent to a server, at random times: 0.5,2", many=True),
+    Option(
+        "certify",
+        "auto",
+        "auto: the outputs of every endpoint are compared with the first one's; a dtype of the servers narrows what "
+        "counts as rounding: float32, bfloat16, float16; off",
+    ),
     Option("slo", "", "limits that a request must keep to count for goodput, in seconds: ttft=0.5,tpot=0.05,e2e=10"),
     Option(
         "backend",

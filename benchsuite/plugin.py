@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from benchsuite.decodingbench.bench import DecodingBench
     from benchsuite.kernelbench.timing import KernelBench
     from benchsuite.measure.results import Row
+    from benchsuite.serving.certified import Certificate
     from benchsuite.serving.figures import EndpointFigures
 
 MARKERS = (
@@ -140,6 +141,14 @@ def specdec_served(request: pytest.FixtureRequest) -> list[EndpointFigures]:
     plugin: Any = request.config.pluginmanager.get_plugin(SERVING)
     rows: list[EndpointFigures] = plugin.figures(request.param)
     return rows
+
+
+@pytest.fixture
+def specdec_certificates(request: pytest.FixtureRequest) -> list[Certificate]:
+    """What can be said of the outputs of every server of ``--specdec-endpoint`` beside the first one's."""
+    plugin: Any = request.config.pluginmanager.get_plugin(SERVING)
+    found: list[Certificate] = plugin.certificates()
+    return found
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchsuite.serving.certified import Certificate
 from benchsuite.serving.figures import EndpointFigures
 
 pytestmark = [pytest.mark.serving, pytest.mark.slow]
@@ -13,3 +14,8 @@ def test_serving(specdec_served: list[EndpointFigures]) -> None:
     assert any(row.failed != {} or row.asked for row in specdec_served)
     inconclusive = [f"{row.endpoint}: {row.why}" for row in specdec_served if row.why]
     assert not inconclusive, "INCONCLUSIVE: " + "; ".join(inconclusive)
+
+
+def test_outputs_are_those_of_the_first_endpoint(specdec_certificates: list[Certificate]) -> None:
+    wrong = ["\n".join(one.lines) for one in specdec_certificates if one.state == "bug"]
+    assert not wrong, "\n\n".join(wrong)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchsuite.measure.workloads import Workload
+from benchsuite.serving.certified import Certificate, certify
 from benchsuite.serving.figures import EndpointFigures, ServedBlock, Slo, endpoint_figures
 from benchsuite.serving.load import Sent, Traffic, send
 from specdec_plugins.endpoints.client import Ask, Client
@@ -68,6 +69,7 @@ class ServingBench:
         self._known: dict[str, dict[str, int]] = {}
         self._keep = keep
         self._ready = False
+        self.certificates: list[Certificate] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -162,6 +164,16 @@ class ServingBench:
             blocks.append(ServedBlock(name, turn, tuple(sent)))
             self._keep(self)
 
+    def certify(self, dtype: str) -> list[Certificate]:
+        """Compare the outputs of every endpoint with the first one's, once; nothing is timed. See
+        ``certified.certify``."""
+        if self.certificates is None:
+            self.prepare()
+            prompts = [text for _, text in self.plan.prompts]
+            self.certificates = certify(self.plan.endpoints, prompts, self.plan.ask, dtype)
+            self._keep(self)
+        return self.certificates
+
     def figures(self, load: Traffic) -> list[EndpointFigures]:
         """The figures so far, in the order of ``names``."""
         workloads = [label for label, _ in self.plan.prompts]
@@ -174,6 +186,7 @@ class ServingBench:
             "endpoints": [{"name": one.name, "url": one.url, "model": one.model} for one in self.plan.endpoints],
             "asked": ask | dict(self.plan.ask.extra),
             "prompts": [{"workload": label, "text": text} for label, text in self.plan.prompts],
+            "certificates": [asdict(one) for one in self.certificates or ()],
             "loads": [
                 {
                     "load": asdict(load),

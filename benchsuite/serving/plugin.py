@@ -14,9 +14,11 @@ from benchsuite import options
 
 if TYPE_CHECKING:
     from benchsuite.serving.bench import ServingBench, ServingPlan
+    from benchsuite.serving.certified import Certificate
     from benchsuite.serving.figures import EndpointFigures
     from benchsuite.serving.load import Traffic
 
+CERTIFICATES = "specdec_certificates"
 NONE = "no endpoint is given: --specdec-endpoint plain=http://localhost:8000,spec=http://localhost:8001 names servers"
 
 
@@ -28,6 +30,7 @@ class ServingPlugin:
     """
 
     fixture = "specdec_served"
+    """Of the figures; ``CERTIFICATES`` is that of the certificates."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -56,7 +59,8 @@ class ServingPlugin:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Build the plan and ask every endpoint for its health. UsageError, before any test runs, if that fails."""
-        mine = [item for item in session.items if self.fixture in getattr(item, "fixturenames", ())]
+        fixtures = (self.fixture, CERTIFICATES)
+        mine = [item for item in session.items if set(fixtures) & set(getattr(item, "fixturenames", ()))]
         if self._refused is not None:
             raise pytest.UsageError(self._refused)
         if not mine or not self._loads or self.config.option.collectonly:
@@ -93,6 +97,9 @@ class ServingPlugin:
         names = [name for text in value("workload").split(",") for name in workload_names(text.strip())]
         prompts = prompts_of([load_workload(name).first(options.count(self.config, "prompts")) for name in names])
         api = value("endpoint-api")
+        dtypes = ("auto", "off", "float32", "bfloat16", "float16")
+        if value("certify") not in dtypes:
+            raise unknown("--specdec-certify", value("certify"), dtypes)
         if api not in ("completions", "chat"):
             raise unknown("--specdec-endpoint-api", api, ("completions", "chat"))
         try:
@@ -106,6 +113,27 @@ class ServingPlugin:
         ask = Ask("", tokens, heat, chat=api == "chat", seed=seed if heat else None)
         rounds = options.count(self.config, "pairs") or 1
         return ServingPlan(tuple(endpoints), prompts, ask, rounds, parse_slo(value("slo")), seed)
+
+    def _why_not(self) -> str:
+        """Why no output is compared; empty if they are."""
+        if not options.value(self.config, "endpoint"):
+            return NONE
+        if options.value(self.config, "certify") == "off":
+            return "--specdec-certify off"
+        if "," not in options.value(self.config, "endpoint"):
+            return "a single endpoint has nothing to be compared with"
+        if options.value(self.config, "temperature").strip() not in ("0", "1", "0.0", "1.0"):
+            return "outputs are compared at temperature 0 or 1: servers' log-probabilities of others differ in meaning"
+        return ""
+
+    def certificates(self) -> list[Certificate]:
+        """The certificates of every endpoint but the first; skips the test that asks where nothing can be compared."""
+        reason = self._why_not()
+        if reason:
+            pytest.skip(reason)
+        assert self.bench is not None
+        dtype = options.value(self.config, "certify")
+        return self.bench.certify("unknown" if dtype == "auto" else dtype)
 
     def _keep(self, bench: ServingBench) -> None:
         """Write what is there to one file, replacing the file of the block before in one go."""
@@ -128,7 +156,8 @@ class ServingPlugin:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the results folder."""
-        root = options.results_root(self.config) if self.bench is not None and self.bench.blocks else None
+        measured = self.bench is not None and (self.bench.blocks or self.bench.certificates)
+        root = options.results_root(self.config) if measured else None
         if root is None or self.bench is None:
             return
         from benchsuite.serving.report import write_serving
@@ -142,7 +171,7 @@ class ServingPlugin:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""
-        if self.bench is None or not self.bench.blocks:
+        if self.bench is None or not (self.bench.blocks or self.bench.certificates):
             return
         from benchsuite.serving.report import serving_lines
 

@@ -87,7 +87,8 @@ def serving_lines(bench: ServingBench) -> list[str]:
         rows = bench.figures(load)
         speeds, latencies = serving_tables(rows)
         lines += [f"{load.label}, {_size(bench, load)}", speeds, "", latencies, *wrapped(endpoint_notes(rows)), ""]
-    return [*lines, *wrapped(COLUMNS)] if lines else []
+    lines += wrapped(COLUMNS) if lines else []
+    return lines + wrapped(line for one in bench.certificates or () for line in one.lines)
 
 
 def _size(bench: ServingBench, load: Traffic) -> str:
@@ -103,6 +104,8 @@ def serving_files(bench: ServingBench, card: Sequence[str]) -> dict[str, str]:
         notes = "\n\n".join(endpoint_notes(rows))
         parts += [f"## {load.label}", _size(bench, load), *serving_tables(rows, "github"), notes]
     parts.append("\n".join(f"- {line}" for line in COLUMNS))
+    if bench.certificates:
+        parts += ["## Outputs", "\n".join(f"- {line}" for one in bench.certificates for line in one.lines)]
     return {
         "serving.json": folder.strict_json(bench.as_json()),
         "serving.md": "\n\n".join(part for part in parts if part) + "\n",

@@ -16,7 +16,7 @@ from benchsuite.tests.rig import Make, Run
 from specdec_plugins.endpoints.named import KEY
 
 SERVE = ("-m", "pytest", "--pyargs", "benchsuite.test_serving", "-m", "serving")
-FEW = (*SERVE, "--specdec-prompts", "2", "--specdec-max-new-tokens", "6")
+FEW = (*SERVE, "--specdec-prompts", "2", "--specdec-max-new-tokens", "6", "--specdec-certify", "off")
 SECRET = "sk-also-secret-987654"
 
 
@@ -65,7 +65,7 @@ def test_two_servers_stand_in_one_table(
 def test_without_an_endpoint_nothing_runs_and_a_line_says_how(run: Run) -> None:
     done = run(*SERVE, "-rs")
     assert done.returncode == 0
-    assert "1 skipped" in done.stdout
+    assert "2 skipped" in done.stdout
     assert "--specdec-endpoint plain=http://localhost:8000" in done.stdout
 
 
@@ -77,6 +77,7 @@ def test_without_an_endpoint_nothing_runs_and_a_line_says_how(run: Run) -> None:
         (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-slo", "itl=1"), "--specdec-slo has 'itl=1'"),
         (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-endpoint-api", "rpc"), "choices: chat, completions"),
         (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-temperature", "0,1"), "one value each"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-certify", "int8"), "bfloat16, float16, float32"),
         (("--specdec-endpoint", "a=http://127.0.0.1:1"), "refused"),
     ],
 )
@@ -148,3 +149,16 @@ def test_a_server_that_changes_usage_is_counted_as_such(assemble: Make, run: Run
         done = run(*FEW, "--specdec-endpoint", f"plain={plain.url},spec={bad.url}", "--specdec-workload", "chat")
     assert done.returncode == 4, "the warm-up finds it"
     assert "usage" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("change", [0, 4], ids=["honest", "one token in four changed"])
+def test_a_changed_output_fails_and_an_honest_one_is_certified(change: int, assemble: Make, run: Run) -> None:
+    with (
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+        OurServer(assemble(max_length=512).engine("ngram", k=4), Bugs(change=change)) as spec,
+    ):
+        endpoints = ("--specdec-endpoint", f"plain={plain.url},spec={spec.url}", "--specdec-workload", "chat")
+        done = run(*FEW, *endpoints, "--specdec-max-new-tokens", "24", "--specdec-certify", "float32")
+    assert done.returncode == (1 if change else 0), done.stdout
+    assert ("spec: FAILED: " if change else "spec: certified: 2 of 2 outputs are plain's") in done.stdout
+    assert ("plain's list: " in done.stdout) == bool(change)

@@ -1,0 +1,208 @@
+"""Certificates: is a server's output that of the plain server? What is asked, and what is said of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from benchsuite.measure import logprob_ties
+from benchsuite.measure.fidelity import FALSE_ALARM
+from benchsuite.measure.logprob_ties import Bound, ServedDifference
+from benchsuite.measure.transforms import FALSE_ALARM_OF_HEAT, read_tokens
+from specdec_plugins.endpoints.client import Ask, Client
+from specdec_plugins.endpoints.named import Endpoint
+from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
+
+LIST = 5
+"""Likeliest tokens asked for at each place: the most that the OpenAI API gives of completions."""
+
+OTHER_BATCH = 4
+"""Requests at once in plain's second run, whose batches are others than those of one at a time."""
+
+State = Literal["certified", "bug", "differs, not judged", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What can be said of one endpoint's outputs beside the plain endpoint's.
+
+    ``lines`` say why; the first is the whole in a sentence.
+    """
+
+    endpoint: str
+    state: State
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of one endpoint, by the place of their prompts; None where one failed. ``failures`` by kind."""
+
+    replies: tuple[Reply | None, ...]
+    failures: tuple[str, ...] = ()
+
+
+async def ask_all(endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> Answers:
+    """Ask for every answer, so many at once; nothing is timed."""
+    gate, failed = asyncio.Semaphore(at_once), list[str]()
+    async with Client(endpoint) as client:
+
+        async def one(ask: Ask) -> Reply | None:
+            async with gate:
+                try:
+                    return await client.complete(ask)
+                except EndpointFailure as failure:
+                    failed.append(failure.kind)
+                    return None
+
+        return Answers(tuple(await asyncio.gather(*map(one, asks))), tuple(failed))
+
+
+def certify(
+    endpoints: Sequence[Endpoint], prompts: Sequence[str], ask: Ask, dtype: str = "unknown"
+) -> list[Certificate]:
+    """Ask all endpoints for all prompts, with log-probabilities, and certify each by the first one.
+
+    Greedy requests (temperature 0) are compared token by token, sampled ones at temperature 1 as a distribution. Raises
+    ValueError for another temperature: servers differ in whether their log-probabilities are those before it or after.
+    """
+    if ask.temperature not in (0, 1):
+        raise ValueError(f"got temperature {ask.temperature:g}; a certificate needs 0 or 1")
+    plain, *others = endpoints
+    asks = [replace(ask, prompt=prompt, logprobs=LIST, stream=False) for prompt in prompts]
+    if ask.temperature:
+        return [_sampled(plain, other, asks) for other in others]
+    first, second = (asyncio.run(ask_all(plain, asks, at_once)) for at_once in (1, OTHER_BATCH))
+    pairs = [(one.tokens, two.tokens) for one, two in zip(first.replies, second.replies, strict=True) if one and two]
+    bound = logprob_ties.bound_of(pairs, dtype)
+    return [_greedy(other.name, first, asyncio.run(ask_all(other, asks)), bound, plain, asks) for other in others]
+
+
+def _greedy(
+    name: str, plain: Answers, other: Answers, bound: Bound, server: Endpoint, asks: Sequence[Ask]
+) -> Certificate:
+    both = [(n, a, b) for n, (a, b) in enumerate(zip(plain.replies, other.replies, strict=True)) if a and b]
+    if not both:
+        kinds = ", ".join(sorted({*plain.failures, *other.failures})) or "nothing was asked"
+        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE: no prompt was answered by both ({kinds})",))
+    outputs = [a.tokens for _, a, _ in both]
+    if not any(outputs) or not any(b.tokens for _, _, b in both):
+        return _texts_alone(name, both)
+    differences = [found for n, a, b in both if (found := logprob_ties.compare_outputs(n, a.tokens, b.tokens, bound))]
+    scored = [found for n, _, b in both for found in _scored(server, asks[n], n, b, bound)]
+    return _verdict(name, both, differences, scored, bound, [len(b.tokens) for _, _, b in both])
+
+
+def _texts_alone(name: str, both: Sequence[tuple[int, Reply, Reply]]) -> Certificate:
+    differ = [n for n, a, b in both if a.text != b.text]
+    if not differ:
+        line = f"{name}: {len(both)} of {len(both)} texts are plain's; no log-probabilities were given"
+        return Certificate(name, "certified", (line,))
+    line = (
+        f"{name}: differs, not judged: the texts of prompts {', '.join(map(str, differ))} are not plain's, and without "
+        "log-probabilities rounding cannot be told from a bug; start the servers with them"
+    )
+    return Certificate(name, "differs, not judged", (line,))
+
+
+def _scored(server: Endpoint, ask: Ask, prompt: int, reply: Reply, bound: Bound) -> list[ServedDifference]:
+    """What plain would not have chosen of an output, reading it; empty where plain cannot be asked for that."""
+    tokens = echoed(server, ask, reply)
+    return [] if tokens is None else logprob_ties.score_outputs(prompt, tokens, reply.tokens, bound)
+
+
+def echoed(server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
+    """Return an output's tokens with the server's lists at their places, by ``echo``; None where it has no such thing.
+
+    Where servers name tokens by numbers, prompt and output are sent as these; else as text, and None is returned if
+    that is other tokens than were generated, whose places would be others'.
+    """
+    if ask.chat or not reply.tokens:
+        return None
+    reading = replace(ask, max_tokens=1, echo=True, temperature=0.0, stop=())
+    ids = [token.id for token in reply.tokens]
+    before = None if None in ids else _ids_of(server, reading)
+    prompt: str | tuple[int, ...]
+    if before is not None:
+        prompt = (*before, *(number for number in ids if number is not None))
+    elif isinstance(ask.prompt, str):
+        prompt = ask.prompt + reply.text
+    else:
+        return None
+    [found] = asyncio.run(ask_all(server, [replace(reading, prompt=prompt)])).replies
+    if found is None:
+        return None
+    # The answer has one generated token behind the echoed ones.
+    tokens = found.tokens[:-1] if len(found.tokens) > 1 else ()
+    mine = tokens[len(tokens) - len(reply.tokens) :]
+    fits = len(tokens) > len(reply.tokens) and logprob_ties.parting(mine, reply.tokens) == len(mine)
+    return tuple(mine) if fits else None
+
+
+def _ids_of(server: Endpoint, ask: Ask) -> tuple[int, ...] | None:
+    """The numbers of the prompt's tokens, as the server echoes them; None where it does not say them."""
+    if not isinstance(ask.prompt, str):
+        return ask.prompt
+    [found] = asyncio.run(ask_all(server, [ask])).replies
+    ids = [token.id for token in found.tokens[:-1]] if found else []
+    return tuple(number for number in ids if number is not None) if ids and None not in ids else None
+
+
+def _verdict(
+    name: str,
+    both: Sequence[tuple[int, Reply, Reply]],
+    differences: Sequence[ServedDifference],
+    scored: Sequence[ServedDifference],
+    bound: Bound,
+    lengths: Sequence[int],
+) -> Certificate:
+    outputs = [a.tokens for _, a, _ in both]
+    # A first difference that was scored is the same difference.
+    places = {(one.prompt, one.place) for one in differences}
+    every = [*differences, *(one for one in scored if (one.prompt, one.place) not in places)]
+    bugs = [one for one in every if one.kind == "bug"]
+    ties = [one for one in every if one.kind == "tie"]
+    open_ = [one for one in every if one.kind == "not judged"]
+    near, _ = logprob_ties.near_ties(outputs, bound)
+    rate = logprob_ties.smallest_rate(outputs, bound)
+    finds = "nothing would be found" if rate is None else f"one changed token in {rate:.0f} is found with 99 %"
+    equal = len(both) - len(differences)
+    head = f"{equal} of {len(both)} outputs are plain's, {len(ties)} ties, {sum(lengths):,} tokens; {finds}"
+    rest = (str(bound), *map(str, bugs[:3]), *map(str, open_[:3]), *map(str, ties[:3]))
+    if bugs:
+        return Certificate(name, "bug", (f"{name}: FAILED: {len(bugs)} tokens are not plain's; {head}", *rest))
+    if logprob_ties.too_many_ties(len(ties), near):
+        line = f"{name}: FAILED: {len(ties)} of {near} places where a tie can be are ties, a coin would make half"
+        return Certificate(name, "bug", (f"{line}; {head}", *rest))
+    if open_:
+        return Certificate(name, "differs, not judged", (f"{name}: {len(open_)} differences not judged; {head}", *rest))
+    return Certificate(name, "certified", (f"{name}: certified: {head}", *rest))
+
+
+def _sampled(plain: Endpoint, other: Endpoint, asks: Sequence[Ask]) -> Certificate:
+    """Read an endpoint's sampled outputs under the plain one's lists."""
+    answers = asyncio.run(ask_all(other, asks))
+    read = [echoed(plain, ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
+    sample = read_tokens([tokens for tokens in read if tokens])
+    name = other.name
+    if not sample.tokens:
+        line = (
+            f"{name}: INCONCLUSIVE: {plain.name} cannot read a text with log-probabilities (echo), or splits it into "
+            "other tokens; nothing is said of the distribution"
+        )
+        return Certificate(name, "inconclusive", (line,))
+    factor = sample.heat_found()
+    finds = "no factor of the temperature up to 4" if factor is None else f"a temperature {factor:.2f} times as high"
+    needs = f"1.1 times needs {sample.tokens_for(1.1):,.0f} tokens, 1.2 times {sample.tokens_for(1.2):,.0f}"
+    head = (
+        f"{sample.tokens:,} tokens of {other.name} under {plain.name}'s list: transforms p={sample.evenness:.2g}, "
+        f"log-probabilities p={sample.heat_p:.2g}; {finds} is found with 99 %; {needs}"
+    )
+    if sample.evenness < FALSE_ALARM or sample.heat_p < FALSE_ALARM_OF_HEAT:
+        hotter = "hotter" if sample.surplus < 0 else "colder"
+        return Certificate(name, "bug", (f"{name}: FAILED: not plain's distribution, {hotter}; {head}",))
+    state: State = "certified" if factor is not None else "inconclusive"
+    said = "certified" if factor is not None else "INCONCLUSIVE, too few tokens"
+    return Certificate(name, state, (f"{name}: {said}: {head}",))
