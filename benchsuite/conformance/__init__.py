@@ -18,9 +18,11 @@ from collections.abc import Sequence
 from benchsuite.conformance.backends import BackendChecks
 from benchsuite.conformance.controllers import ControllerChecks
 from benchsuite.conformance.drafts import DraftChecks
+from benchsuite.conformance.engines import EngineChecks
 from benchsuite.conformance.policies import PolicyChecks
 from benchsuite.prove.tiny import Extra
 from specdec.interfaces import BackendFactory, Contract, ControllerFactory, DraftFactory, Factory, PolicyFactory
+from specdec.peer import PeerFactory
 
 
 def draft(
@@ -117,6 +119,32 @@ def backend(
     """
     claims = {"text": text, "ops": tuple(ops), "device": device, "extra": _extra("backend", text, factory)}
     return type("BackendChecks", (BackendChecks,), claims)
+
+
+def engine(
+    text: str,
+    *,
+    own_arithmetic: bool = False,
+    sampled: bool = True,
+    refuses: Sequence[str] = (),
+    factory: PeerFactory | None = None,
+) -> type[EngineChecks]:
+    """Return checks of another engine that runs as a peer, as a test class. They skip where it cannot run.
+
+    ``own_arithmetic``: its kernels or its weights round in a way of their own, so that equality with the target is not
+    checked. ``sampled``: it decodes at temperatures above 0; otherwise it refuses them. ``refuses``: values of options
+    that it must refuse before anything is loaded. The target is a tiny Llama, also as a GGUF file (``env.gguf()``).
+
+    Example: ``TestLlamaCpp = conformance.engine("llama_cpp", own_arithmetic=True, refuses=["threads=0"])``
+    """
+    claims = {
+        "text": text,
+        "own_arithmetic": own_arithmetic,
+        "sampled": sampled,
+        "refuses": tuple(refuses),
+        "extra": _extra("peer", text, factory),
+    }
+    return type("EngineChecks", (EngineChecks,), claims)
 
 
 def _extra(kind: str, text: str, factory: Factory | None) -> tuple[Extra, ...]:

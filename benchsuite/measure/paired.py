@@ -143,7 +143,7 @@ def agreements(every: Sequence[Series]) -> str | None:
     plain = sum((series.agreed for series in every), Agreement())
     own = sum((series.referred for series in every), Agreement())
     name = PeerName(every[0].engine).label
-    return (plain.shown + (f"; {own.shown} of {name}'s" if own.runs else "")) if plain.runs else None
+    return (plain.shown + (f"; with {name} {own.shown}" if own.runs else "")) if plain.runs else None
 
 
 def logs(ours: Series, base: Series, cost: Callable[[Outcome], float]) -> list[float]:

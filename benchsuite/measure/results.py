@@ -217,8 +217,7 @@ def _row(
     failures = failures or broken(every)
     outcomes = [outcome for series in every for outcome in series.outcomes]
     info: dict[str, Any] = dict.fromkeys(KEYS)
-    info |= _named(arm, machine, workload) | _judged(every)
-    info["backend"] = every[0].engine or machine.backend
+    info |= _named(arm, every[0].engine, machine, workload) | _judged(every)
     info |= {
         "baseline": base[0].label,
         "set_up_s": set_up,
@@ -238,8 +237,7 @@ def _row(
     info["verdict"] = "FAILED" if failures else "baseline" if arm == base[0] else None
     if not failures and decoded:
         others = [outcome for series in plain.values() for outcome in series.outcomes]
-        info |= _speed(outcomes, others, arm, machine) | _latency(outcomes) | parts(outcomes, others)
-        info["mbu"] = None if every[0].contract == "own" else info["mbu"]  # the bytes of its weights are not known
+        info |= _speed(outcomes, others, every[0], machine) | _latency(outcomes) | parts(outcomes, others)
         found = contrast(pool, base[1], decoding)
         ratios = {name: [exp(value) for value in values] for name, values in found.items()}
         info |= _compared(arm, pool, base, found, noise, across)
@@ -279,8 +277,9 @@ def _memory(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return {name: max(outcome.memory.get(name, 0) for outcome in outcomes) for name in kinds}
 
 
-def _named(arm: Arm, machine: Machine, workload: str) -> dict[str, Any]:
+def _named(arm: Arm, engine: str, machine: Machine, workload: str) -> dict[str, Any]:
     return {
+        "backend": engine or machine.backend,
         "draft": arm.peer or arm.draft or (arm.label if arm.control else None),
         "policy": arm.policy if arm.draft else None,
         "controller": arm.controller if arm.draft else None,
@@ -487,19 +486,19 @@ def _by_position(lists: Sequence[list[int]]) -> list[int]:
     return [sum(counts[i] for counts in lists if i < len(counts)) for i in range(longest)]
 
 
-def _speed(outcomes: Sequence[Outcome], plain: Sequence[Outcome], arm: Arm, machine: Machine) -> dict[str, Any]:
+def _speed(outcomes: Sequence[Outcome], plain: Sequence[Outcome], series: Series, machine: Machine) -> dict[str, Any]:
     decoded, seconds = sum(o.decoded for o in outcomes), sum(o.decode_s for o in outcomes)
     plain_decoded, plain_seconds = sum(o.decoded for o in plain), sum(o.decode_s for o in plain)
-    cache = machine.bytes_per_cell * arm.setting.batch
-    known = [
+    cache = machine.bytes_per_cell * series.arm.setting.batch
+    moved = [
         o.forwards * (machine.weight_bytes + cache * o.mean_length) + o.draft_bytes
         for o in outcomes
-        if o.forwards is not None
+        if o.forwards is not None and series.contract != "own"  # its weights have other bytes
     ]
     return {
         "tokens_per_s": decoded / seconds,
         "plain_tokens_per_s": plain_decoded / plain_seconds if plain_decoded else None,
-        "mbu": sum(known) / seconds / machine.bandwidth if len(known) == len(outcomes) else None,
+        "mbu": sum(moved) / seconds / machine.bandwidth if len(moved) == len(outcomes) else None,
     }
 
 

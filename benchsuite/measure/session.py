@@ -133,6 +133,8 @@ class Bench(Measured):
         refused: dict[Setting, SpecdecError] = {}
         for setting, group in groups.items():
             try:
+                if not self.plan.dry and any(arm.peer and peer_needs_gguf(arm.peer) for arm in group):
+                    catalog.gguf_file(setting.target)  # refused before a model is loaded
                 with on_all_ranks(setting.id):
                     self._stages[setting] = self._stage(setting, group)
             except SpecdecError as error:
@@ -162,8 +164,6 @@ class Bench(Measured):
         device = devices.pick_device(setting.device) if ranks is None else ranks.device(setting.device)
         dtype = devices.pick_dtype(setting.dtype, device)
         ops = self.registry.backend(setting.backend)
-        if not self.plan.dry and any(arm.peer and peer_needs_gguf(arm.peer) for arm in arms):
-            catalog.gguf_file(setting.target)  # refused before a model is loaded
         target, loaded = self._load(setting, ops, device, dtype)
         texts = [self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)]
         encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]

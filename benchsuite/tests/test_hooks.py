@@ -1,4 +1,4 @@
-"""The four hooks: what their pages say, and that each does what it says."""
+"""The five hooks: what their pages say, and that each does what it says."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from specdec import (
     Draft,
     Engine,
     Env,
+    Generation,
+    Peer,
+    PeerEnv,
     Registry,
     Request,
     SamplingParams,
@@ -180,3 +183,31 @@ def test_specdec_register_backends() -> None:
         assert ran["verify_prefix", "counting"] > 0
         assert ran["verify_prefix", "reference"] == 0
         assert ran["kv_append", "reference"] > 0
+
+
+class CountingPeer(Peer):
+    """Emits the numbers from ``first`` on, one a millisecond: an engine without a model."""
+
+    def __init__(self, env: PeerEnv, first: int = 1) -> None:
+        self.first = first
+
+    def generate(self, requests: Any) -> list[Generation]:
+        made = [tuple(range(self.first, self.first + request.params.max_new_tokens)) for request in requests]
+        return [Generation(t, tuple((i / 1e3, 1) for i in range(len(t))), len(t) / 1e3) for t in made]
+
+    def described(self) -> str:
+        return "counted"
+
+
+def test_specdec_register_engines() -> None:
+    def register_counted(register: Any) -> None:
+        register("from_seven", "counted(first=7)")
+        register("counted", CountingPeer)
+
+    third = SimpleNamespace(specdec_register_engines=hookimpl(register_counted))
+    registry, cpu = Registry({"third": third}), torch.device("cpu")
+    model = build_model("llama")
+    env = PeerEnv("tiny", cpu, torch.float32, 64, 1, 1, lambda: model, catalog.byte_tokenizer())
+    work = [Request(0, (1, 2), SamplingParams(max_new_tokens=3))]
+    for text, tokens in (("counted", (1, 2, 3)), ("counted(first=4)", (4, 5, 6)), ("from_seven", (7, 8, 9))):
+        assert registry.peer(text, env).generate(work)[0].tokens == tokens

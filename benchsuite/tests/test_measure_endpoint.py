@@ -116,6 +116,27 @@ def test_tokens_come_with_the_piece_that_completes_their_text(
     assert [count for _, count in outcome.emissions[0]] == counts
 
 
+@pytest.mark.parametrize(
+    ("logprobs", "ids"),
+    [
+        ({"content": [{"token": "a", "id": 7, "logprob": -1.0}, {"token": "b", "id": 9, "logprob": -1.0}]}, (7, 9)),
+        ({"tokens": ["token_id:7", "token_id:9"], "token_logprobs": [-1.0, -1.0]}, (7, 9)),
+        ({"tokens": ["a", "b"], "token_logprobs": [-1.0, -1.0]}, IDS[:2]),
+        ({"tokens": ["a", "bc"], "token_logprobs": [-1.0, -1.0]}, IDS[2:]),
+    ],
+    ids=["numbers", "numbers as text", "texts", "a text of two tokens"],
+)
+def test_log_probabilities_name_the_tokens_of_a_text(
+    logprobs: dict[str, object], ids: tuple[int, ...], runner_of: Build
+) -> None:
+    """They are not read from the text, which is ``cd``, unless they cannot be told apart."""
+    choice = {"index": 0, "text": "cd", "finish_reason": "length", "logprobs": logprobs}
+    answer = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+    named = Fault((plain_answer("200 OK", json.dumps(answer)),))
+    with FaultyServer([*script(streamed("c", "d", usage=2))[:2], named]) as server:
+        assert runner_of(server.url).run(ONE).tokens == [ids]
+
+
 @pytest.mark.parametrize("usage", [4, 5, None])
 def test_the_end_token_is_there_whether_or_not_the_server_counts_it(usage: int | None, runner_of: Build) -> None:
     with FaultyServer(script(streamed("ab", "cd", usage=usage, reason="stop"), usage=usage)) as server:

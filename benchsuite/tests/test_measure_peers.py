@@ -263,7 +263,7 @@ def test_a_forward_past_the_end_of_the_output_emits_nothing() -> None:
     model.generate = longer
     outcome = peer.run(work)
     assert counts(outcome) == counts(usual)
-    assert outcome.forwards == usual.forwards + 1
+    assert (outcome.forwards or 0) == (usual.forwards or 0) + 1
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class EndpointPeer(Peer):
         url: Annotated[str, "the server's address: http://localhost:8000"] = "",
         name: Annotated[str, "in messages, and of the variable SPECDEC_API_KEY_<NAME>"] = "server",
         model: Annotated[str, "of several that the server has"] = "",
-        server: Annotated[str, "whose cache is to be passed by: vllm, llama_cpp, other (none)"] = "other",
+        server: Annotated[str, "whose cache of prompts is left unused: vllm, llama_cpp; other: none"] = "other",
         prompt: Annotated[str, "sent as ids or as text"] = "ids",
     ) -> None:
         self._endpoint, self._server, self._text = _endpoint_of(url, name, model), server, prompt == "text"
