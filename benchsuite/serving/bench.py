@@ -12,6 +12,7 @@ from benchsuite.measure.workloads import Workload
 from benchsuite.serving.certified import Certificate, certify
 from benchsuite.serving.figures import EndpointFigures, ServedBlock, Slo, endpoint_figures
 from benchsuite.serving.load import Sent, Traffic, send
+from benchsuite.serving.own_words import OwnWords, own_words_of, page_now
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure
@@ -66,6 +67,7 @@ class ServingBench:
     def __init__(self, plan: ServingPlan, keep: Callable[[ServingBench], None] = lambda bench: None) -> None:
         self.plan, self.blocks = plan, dict[Traffic, list[ServedBlock]]()
         self.said: list[str] = []
+        self.words: dict[Traffic, dict[str, OwnWords]] = {}
         self._known: dict[str, dict[str, int]] = {}
         self._keep = keep
         self._ready = False
@@ -138,10 +140,16 @@ class ServingBench:
         """Send every prompt to every endpoint, ``rounds`` times, and return the figures."""
         self.prepare()
         blocks = self.blocks.setdefault(load, [])
+        pages = [asyncio.run(page_now(endpoint)) for endpoint in self.plan.endpoints]
         for turn in range(self.plan.rounds):
             order = self._order(turn)
             for name in order:
                 asyncio.run(self._block(load, turn, name, blocks))
+        for endpoint, before in zip(self.plan.endpoints, pages, strict=True):
+            mine = [block for block in blocks if block.endpoint.removesuffix(AGAIN) == endpoint.name]
+            replies = [one.reply for block in mine for one in block.sent if one.reply]
+            words = own_words_of(before, asyncio.run(page_now(endpoint)), replies)
+            self.words.setdefault(load, {})[endpoint.name] = words
         asyncio.run(self._count(blocks))
         return self.figures(load)
 
@@ -191,6 +199,10 @@ class ServingBench:
                 {
                     "load": asdict(load),
                     "figures": [asdict(one) for one in self.figures(load)],
+                    "own_words": {
+                        name: [said.figures() for said in (one.page, one.bodies) if said is not None]
+                        for name, one in self.words.get(load, {}).items()
+                    },
                     "blocks": [
                         {"endpoint": block.endpoint, "round": block.round, "sent": [_sent(one) for one in block.sent]}
                         for block in blocks

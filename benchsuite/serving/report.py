@@ -86,9 +86,15 @@ def serving_lines(bench: ServingBench) -> list[str]:
     for load in bench.blocks:
         rows = bench.figures(load)
         speeds, latencies = serving_tables(rows)
-        lines += [f"{load.label}, {_size(bench, load)}", speeds, "", latencies, *wrapped(endpoint_notes(rows)), ""]
+        lines += [f"{load.label}, {_size(bench, load)}", speeds, "", latencies, *wrapped(_notes(bench, load)), ""]
     lines += wrapped(COLUMNS) if lines else []
     return lines + wrapped(line for one in bench.certificates or () for line in one.lines)
+
+
+def _notes(bench: ServingBench, load: Traffic) -> list[str]:
+    """Lines below a load's tables: failures, what is inconclusive, and what the servers say of themselves."""
+    words = [line for name, one in bench.words.get(load, {}).items() for line in one.lines(name)]
+    return [*endpoint_notes(bench.figures(load)), *words]
 
 
 def _size(bench: ServingBench, load: Traffic) -> str:
@@ -101,7 +107,7 @@ def serving_files(bench: ServingBench, card: Sequence[str]) -> dict[str, str]:
     parts = ["# Endpoints", "\n".join(f"- {line}" for line in card)]
     for load in bench.blocks:
         rows = bench.figures(load)
-        notes = "\n\n".join(endpoint_notes(rows))
+        notes = "\n\n".join(_notes(bench, load))
         parts += [f"## {load.label}", _size(bench, load), *serving_tables(rows, "github"), notes]
     parts.append("\n".join(f"- {line}" for line in COLUMNS))
     if bench.certificates:

@@ -7,6 +7,7 @@ import pytest
 from benchsuite.measure.workloads import Question, Workload
 from benchsuite.serving.bench import AGAIN, ServingBench, ServingPlan, prompts_of
 from benchsuite.serving.load import Traffic
+from benchsuite.serving.own_words import own_words_of
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make
 from specdec_plugins.endpoints.client import Ask
@@ -75,3 +76,28 @@ def test_a_usage_that_counts_more_than_was_sent_is_found_before_the_timing(assem
         with pytest.raises(EndpointFailure, match="usage says"):
             bench.prepare()
     assert not bench.blocks
+
+
+def test_what_a_server_says_of_itself_is_what_its_engine_counted_under_the_load(assemble: Make) -> None:
+    """Counters since the start are differenced: what was asked before the timing is not in them."""
+    engine = assemble().engine("oracle(0.7)", k=2)
+    with OurServer(assemble().engine(None, k=0)) as a, OurServer(engine) as b:
+        bench = ServingBench(planned(a, b))
+        bench.prepare()
+        before = engine.stats.counts["num_draft_tokens"], engine.stats.counts["num_accepted_tokens"]
+        bench.measure(Traffic(concurrency=1))
+        after = engine.stats.counts["num_draft_tokens"], engine.stats.counts["num_accepted_tokens"]
+    [words] = bench.words.values()
+    page = words["e1"].page
+    assert page is not None
+    assert (page.proposed, page.accepted) == (after[0] - before[0], after[1] - before[1])
+    [line] = words["e1"].lines("e1")
+    assert line.startswith(f"e1 says of itself (vllm page): {page.drafts} drafts, {page.accepted} of {page.proposed}")
+    assert words["e0"].lines("e0") == [], "plain decoding has nothing to say"
+
+
+def test_words_that_cannot_be_read_are_said_and_lose_nothing() -> None:
+    found = own_words_of("<html>", "<html>", [])
+    assert found.page is None
+    assert "its own words could not be read" in found.lines("e1")[0]
+    assert own_words_of(None, "x 1", []).lines("e1") == []

@@ -1,0 +1,65 @@
+"""What servers say of their own speculation while they are measured: their pages before and after, their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specdec_plugins.endpoints.client import Client
+from specdec_plugins.endpoints.exposition import PageError
+from specdec_plugins.endpoints.named import Endpoint
+from specdec_plugins.endpoints.replies import EndpointFailure, Reply
+from specdec_plugins.endpoints.words import Speculation, added, between, read_body, read_page
+
+
+@dataclass(frozen=True)
+class OwnWords:
+    """What one endpoint says of all its requests under one load; None where it says nothing.
+
+    ``page``: the difference of its ``/metrics`` before and after, which counts whatever else it was asked meanwhile;
+    ``bodies``: the sum of what its answers say of themselves. ``wrong``: why something could not be read.
+    """
+
+    page: Speculation | None
+    bodies: Speculation | None
+    wrong: str = ""
+
+    def lines(self, name: str) -> list[str]:
+        """Return a line for each source, and one for what could not be read."""
+        found = [_line(name, said) for said in (self.page, self.bodies) if said is not None and said.speculates]
+        return [*found, *([f"{name}: its own words could not be read: {self.wrong}"] if self.wrong else [])]
+
+
+async def page_now(endpoint: Endpoint) -> str | None:
+    """Return the text of an endpoint's ``/metrics``; None if it has none."""
+    async with Client(endpoint) as client:
+        try:
+            return await client.page("/metrics")
+        except EndpointFailure:
+            return None
+
+
+def own_words_of(before: str | None, after: str | None, replies: Iterable[Reply]) -> OwnWords:
+    """Return what two pages and the answers between them say; a page of another program is none."""
+    page = bodies = None
+    wrong = []
+    try:
+        if before is not None and after is not None:
+            page = between(read_page(before), read_page(after))
+    except PageError as error:
+        wrong.append(str(error))
+    try:
+        bodies = added(said for reply in replies if (said := read_body(reply.body)) is not None)
+    except PageError as error:
+        wrong.append(str(error))
+    return OwnWords(page, bodies, "; ".join(wrong))
+
+
+def _line(name: str, said: Speculation) -> str:
+    parts = [
+        f"{said.drafts:,} drafts" if said.drafts is not None else "",
+        f"{said.accepted:,} of {said.proposed:,} accepted" if said.accepted is not None and said.proposed else "",
+        f"acceptance rate {said.acceptance_rate:.2f}" if said.acceptance_rate is not None else "",
+        f"mean acceptance length {said.mean_acceptance_length:.2f}" if said.mean_acceptance_length is not None else "",
+    ]
+    return f"{name} says of itself ({said.source}): {', '.join(part for part in parts if part)}"
