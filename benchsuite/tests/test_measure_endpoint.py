@@ -262,7 +262,7 @@ def test_servers_are_rows_of_the_main_table(run: Run, tmp_path: Path) -> None:
     for name in ("plain", "spec"):
         assert any(f"name={name}" in line for line in rows), done.stdout
     assert "own: 2/2 equal" in done.stdout
-    assert "2/2 equal of endpoint's" in done.stdout, "the second server is compared with the first as well"
+    assert "2/2 equal; with endpoint 2/2 equal" in done.stdout, "the second server is compared with the first as well"
     assert f"peer endpoint spec at {spec.url}: prompts sent as token ids, prompts may be in its cache" in done.stdout
     [page] = (tmp_path / "kept").rglob("report.html")
     assert spec.url in page.read_text()
