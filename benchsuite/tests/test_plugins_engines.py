@@ -54,7 +54,7 @@ class StandIn:
 def vllm(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """The stand-in in vLLM's place."""
     stand_in = StandIn()
-    monkeypatch.setitem(sys.modules, "vllm", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "vllm", stand_in)
     return stand_in
 
 
