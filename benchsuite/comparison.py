@@ -251,6 +251,8 @@ class ComparisonPlugin:
         """Write the results folder; the controller of pytest-xdist writes what its workers have measured."""
         if self._bar is not None:
             self._bar.close()
+        if self.bench is not None:
+            self.bench.close()
         if self._lines and self._keeper.journal is not None:
             for lines in self._lines:
                 self._keeper.journal.note(lines)

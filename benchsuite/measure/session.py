@@ -413,6 +413,13 @@ class Bench(Measured):
             )
         return self._comparisons[setting]
 
+    def close(self) -> None:
+        """Free the memory of other engines; nothing is measured afterwards."""
+        for stage in self._stages.values():
+            for runner in stage.runners.values():
+                if isinstance(runner, PeerRunner):
+                    runner.peer.close()
+
     def trace(self, setting: Setting, folder: Path) -> None:
         """Write a trace of each of our arms on the first unit of a setting to ``folder``, by the arm's name."""
         for arm, series in self._comparisons[setting].series.items():

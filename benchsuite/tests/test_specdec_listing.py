@@ -33,6 +33,10 @@ DRAFTS = sorted(
         "tree",
     )
 )
+ENGINES = [
+    *("endpoint", "llama_cpp", "llama_cpp_prompt_lookup", "transformers", "transformers_assisted"),
+    *("transformers_compiled", "transformers_prompt_lookup", "vllm", "vllm_speculative"),
+]
 POLICIES = (
     "block",
     "conf_threshold",
@@ -50,6 +54,7 @@ def test_every_built_in_strategy_is_there() -> None:
     assert registry().names("draft") == DRAFTS
     assert registry().names("policy") == list(POLICIES)
     assert registry().names("controller") == ["adaptive", "fixed", "goodput"]
+    assert registry().names("peer") == ENGINES
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "backend"])

@@ -341,7 +341,9 @@ class _Gathered:
             pieces = [part.get(name) for name in ("reasoning_content", "reasoning", "content", "text")]
             text = "".join(str(piece) for piece in pieces if piece)
             tokens = tokens_of(choice)
-            self._own |= {name: value for name, value in choice.items() if name in ("token_ids", "prompt_token_ids")}
+            # vLLM's numbers of tokens, and SGLang's words, which stand beside the text.
+            beside = ("token_ids", "prompt_token_ids", "meta_info")
+            self._own |= {name: choice[name] for name in beside if choice.get(name) is not None}
             self.finish = choice.get("finish_reason") or self.finish
         except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
             said = f"a choice cannot be read ({type(error).__name__}: {error})"
