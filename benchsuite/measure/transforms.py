@@ -72,9 +72,7 @@ class ServedSample:
 
         Example: ``sample.tokens_for(1.2)`` for 1.2 times the temperature.
         """
-        shift = sum(
-            _mean_log(_heated(chances, factor), chances) - _mean_log(chances, chances) for chances in self.lists
-        )
+        shift = self._shift(factor)
         if not shift:
             return float("inf")
         normal = NormalDist()
@@ -83,6 +81,15 @@ class ServedSample:
             wide
         )
         return self.tokens * (crossed / abs(shift)) ** 2
+
+    @property
+    def hotter(self) -> bool:
+        """Whether the sum lies on the side to which a higher temperature moves it, which the rest of a list may turn."""
+        return self.surplus * self._shift(1.2) > 0
+
+    def _shift(self, factor: float) -> float:
+        """How far a factor of the temperature moves the sum."""
+        return sum(_mean_log(_heated(chances, factor), chances) - _mean_log(chances, chances) for chances in self.lists)
 
     def _finds(self, factor: float, probability: float) -> bool:
         return self.tokens_for(factor, probability) <= self.tokens

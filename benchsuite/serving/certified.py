@@ -195,13 +195,13 @@ def _sampled(plain: Endpoint, other: Endpoint, asks: Sequence[Ask]) -> Certifica
         return Certificate(name, "inconclusive", (line,))
     factor = sample.heat_found()
     finds = "no factor of the temperature up to 4" if factor is None else f"a temperature {factor:.2f} times as high"
-    needs = f"1.1 times needs {sample.tokens_for(1.1):,.0f} tokens, 1.2 times {sample.tokens_for(1.2):,.0f}"
+    needs = f"1.1 times needs {sample.tokens_for(1.1):,.0f} tokens, 1.2 times {sample.tokens_for(1.2):,.0f} tokens"
     head = (
         f"{sample.tokens:,} tokens of {other.name} under {plain.name}'s list: transforms p={sample.evenness:.2g}, "
         f"log-probabilities p={sample.heat_p:.2g}; {finds} is found with 99 %; {needs}"
     )
     if sample.evenness < FALSE_ALARM or sample.heat_p < FALSE_ALARM_OF_HEAT:
-        hotter = "hotter" if sample.surplus < 0 else "colder"
+        hotter = "hotter" if sample.hotter else "colder"
         return Certificate(name, "bug", (f"{name}: FAILED: not plain's distribution, {hotter}; {head}",))
     state: State = "certified" if factor is not None else "inconclusive"
     said = "certified" if factor is not None else "INCONCLUSIVE, too few tokens"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from math import exp, log, sqrt
 
 import pytest
@@ -166,6 +167,7 @@ def test_another_temperature_is_found_with_the_stated_tokens(heat: float) -> Non
     needed = int(read_tokens([world(dice, 1.0, 4000)]).tokens_for(heat))
     found = [read_tokens([world(dice, heat, needed)], n).heat_p < FALSE_ALARM_OF_HEAT for n in range(60)]
     assert sum(found) >= 55, (sum(found), needed)
+    assert all(read_tokens([world(dice, heat, needed)], n).hotter == (heat > 1) for n in range(10))
     short = [read_tokens([world(dice, heat, needed // 8)], n).heat_p < FALSE_ALARM_OF_HEAT for n in range(60)]
     assert sum(short) < 30, "the number is not far too large"
 
@@ -211,6 +213,45 @@ def test_changed_tokens_are_found_over_http(change: int, assemble: Make) -> None
     assert state == "bug", text
     assert "FAILED" in text
     assert "plain's list: " in text
+
+
+@pytest.mark.slow
+def test_one_changed_token_in_200_is_found_among_so_many_tokens_as_the_certificate_says(assemble: Make) -> None:
+    """Of 1,200 tokens six are changed; the honest server's certificate says that one in 200 is found with 99 %."""
+    prompts = [f"{word} and then {word} again, " for word in ("sun", "rain", "snow", "wind", "fog", "hail")]
+    found = {}
+    for change in (0, 200):
+        with (
+            OurServer(assemble(max_length=256).engine(None, k=0)) as plain,
+            OurServer(assemble(max_length=256).engine("ngram", k=4), Bugs(change=change)) as spec,
+        ):
+            endpoints = [Endpoint("plain", plain.url), Endpoint("spec", spec.url)]
+            [found[change]] = certify(endpoints, prompts, Ask("", 200), "float32")
+    assert found[0].state == "certified", found[0].lines
+    stated = re.search(r"one changed token in (\d+) is found", found[0].lines[0])
+    assert stated is not None
+    assert int(stated[1]) >= 200
+    assert found[200].state == "bug", found[200].lines
+
+
+@pytest.mark.slow
+def test_a_slightly_higher_temperature_is_found_with_the_tokens_that_the_certificate_asks_for(assemble: Make) -> None:
+    """The honest server's certificate says how many tokens 1.2 times the temperature needs; with more, it is found."""
+    prompts = [f"{word} and then {word} again, " for word in ("sun", "rain", "snow", "wind", "fog", "hail")]
+    found = {}
+    for heat in (1.0, 1.2):
+        with (
+            OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+            OurServer(assemble(max_length=512).engine("garbage", "rejection", k=2), Bugs(heat=heat)) as spec,
+        ):
+            endpoints = [Endpoint("plain", plain.url), Endpoint("spec", spec.url)]
+            [found[heat]] = certify(endpoints, prompts, Ask("", 400, temperature=1.0))
+    assert found[1.0].state == "certified", found[1.0].lines
+    needed = re.search(r"1.2 times ([\d,]+) tokens", found[1.0].lines[0])
+    assert needed is not None
+    assert int(needed[1].replace(",", "")) <= 2400
+    assert found[1.2].state == "bug", found[1.2].lines
+    assert "hotter" in found[1.2].lines[0]
 
 
 def test_a_server_without_logprobs_is_not_judged(assemble: Make) -> None:
