@@ -84,7 +84,8 @@ class ServedSample:
 
     @property
     def hotter(self) -> bool:
-        """Whether the sum lies on the side to which a higher temperature moves it, which the rest of a list may turn."""
+        """Whether the sum lies on the side to which a higher temperature moves it, which the rest of a list may
+        turn."""
         return self.surplus * self._shift(1.2) > 0
 
     def _shift(self, factor: float) -> float:
