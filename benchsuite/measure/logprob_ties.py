@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from math import exp, lgamma, log
 from typing import Literal
 
 from benchsuite.measure.fidelity import SURE
@@ -52,7 +52,7 @@ class ServedDifference:
     """The first place where two outputs differ, and what the log-probabilities say of it.
 
     ``place``: tokens before it; ``gap``: how much likelier plain's list finds its own token, at least, in nats; None
-    where it has no list. ``lists``: both servers' lists.
+    where it has no list. ``lists``: both servers' lists. ``before``: the end of the text before that place.
     """
 
     prompt: int
@@ -62,6 +62,7 @@ class ServedDifference:
     kind: Kind
     gap: float | None
     lists: tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]
+    before: str = ""
 
     def __str__(self) -> str:
         gap = "no list" if self.gap is None else f"{self.gap:.3g} nats"
@@ -71,7 +72,7 @@ class ServedDifference:
         if self.kind == "tie":
             return found
         plain, other = (", ".join(f"{text!r} {chance:.3f}" for text, chance in one) or "none" for one in self.lists)
-        return f"{found}; plain's list: {plain}; the other's: {other}"
+        return f"{found}; after {self.before!r}; plain's list: {plain}; the other's: {other}"
 
 
 def same_token(one: Token, other: Token) -> bool:
@@ -94,13 +95,33 @@ def bound_of(pairs: Sequence[tuple[Sequence[Token], Sequence[Token]]], dtype: st
     worst, compared = 0.0, 0
     for one, other in pairs:
         for place in range(min(parting(one, other) + 1, len(one), len(other))):
-            theirs = dict(other[place].top)
-            for text, chance in one[place].top:
-                if text in theirs:
-                    compared += 1
-                    worst = max(worst, abs(chance - theirs[text]))
+            apart = _apart(one[place], other[place])
+            compared += len(apart)
+            worst = max([worst, *apart])
     floor = FLOORS[dtype]
     return Bound(min(MOST, max(2 * worst, floor)), worst, compared, floor)
+
+
+def _apart(one: Token, other: Token) -> list[float]:
+    """How far two lists are apart, in nats, at each text that names one token of each."""
+    theirs = dict(other.top)
+    shared = [(text, chance) for text, chance in one.top if text in theirs]
+    return [abs(chance - theirs[text]) for text, chance in shared if not (_unclear(one, text) or _unclear(other, text))]
+
+
+def _unclear(token: Token, text: str) -> bool:
+    """Whether a text may be several tokens: one listed twice, or a part of a character (U+FFFD)."""
+    return "\ufffd" in text or sum(listed == text for listed, _ in token.top) > 1
+
+
+def drifts(plain: Sequence[Token], other: Sequence[Token], bound: Bound) -> list[tuple[int, float]]:
+    """Return the places, up to the first different token, whose lists are further apart than the bound, and how far.
+
+    The tokens before are equal, so the lists should be: a cache that is wrong after a rollback shows here first.
+    """
+    shared = range(min(parting(plain, other) + 1, len(plain), len(other)))
+    found = [(place, max([0.0, *_apart(plain[place], other[place])])) for place in shared]
+    return [(place, nats) for place, nats in found if nats > bound.nats]
 
 
 def compare_outputs(
@@ -108,10 +129,11 @@ def compare_outputs(
 ) -> ServedDifference | None:
     """Return the first difference of two outputs; None if they are equal.
 
-    A tie: plain's list at that place has the other token, and within the bound. A bug: it is further away; of a token
-    that the list lacks, as far as the list's last one at least. Not judged: plain has no list there, or the other token
-    could be just below its end. An output that ends earlier is a bug if even the second likeliest token is out of the
-    bound: then no end token can be within it.
+    A tie: plain's list at that place has the other token, and within the bound; so has the other's own list, if it has
+    both. A bug: one of the lists has them further apart; a token that plain's list lacks is as far as the list's last
+    one at least. Not judged: plain has no list there, the other token could be just below its end, or a text may be
+    several tokens of which only some are within the bound. An output that ends earlier is a bug if even the second
+    likeliest token is out of the bound: then no end token can be within it.
     """
     place = parting(plain, other)
     if place == len(plain) == len(other):
@@ -120,18 +142,31 @@ def compare_outputs(
         return _ended(prompt, plain, other, place, bound)
     mine, its = plain[place], other[place]
     kind, gap = _judged(mine, its.text, bound)
-    return ServedDifference(prompt, place, mine.text, its.text, kind, gap, (mine.top, its.top))
+    own = dict(its.top)
+    if (
+        kind == "tie"
+        and not (_unclear(its, mine.text) or _unclear(its, its.text))
+        and {mine.text, its.text} <= own.keys()
+    ):
+        gap = max(gap or 0.0, abs(own[mine.text] - own[its.text]))
+        kind = "tie" if gap <= bound.nats else "bug"
+    return ServedDifference(prompt, place, mine.text, its.text, kind, gap, (mine.top, its.top), _before(plain, place))
 
 
-def _judged(mine: Token, text: str, bound: Bound) -> tuple[Kind, float | None]:
-    """What plain's list at a place says of another token's text."""
+def _before(tokens: Sequence[Token], place: int) -> str:
+    return "".join(token.text for token in tokens[:place])[-60:]
+
+
+def _judged(mine: Token, text: str, bound: Bound, chance: float | None = None) -> tuple[Kind, float | None]:
+    """What plain's list at a place says of another token's text; ``chance``: its log-probability if known."""
     if not mine.top:
         return "not judged", None
-    listed = dict(mine.top)
     best = mine.top[0][1]
-    if text in listed:
-        gap = best - listed[text]
-        return ("tie" if gap <= bound.nats else "bug"), gap
+    gaps = [best - value for listed, value in mine.top if listed == text] if chance is None else [best - chance]
+    if gaps:
+        if max(gaps) <= bound.nats:
+            return "tie", max(gaps)
+        return ("not judged" if chance is None and _unclear(mine, text) else "bug"), max(gaps)
     gap = best - mine.top[-1][1]
     return ("bug" if gap > bound.nats else "not judged"), gap
 
@@ -144,7 +179,7 @@ def _ended(prompt: int, plain: Sequence[Token], other: Sequence[Token], place: i
     gap = going.top[0][1] - going.top[1][1] if len(going.top) > 1 else None
     kind: Kind = "bug" if gap is not None and gap > bound.nats else "not judged"
     lists = (going.top, ()) if longer is plain else ((), going.top)
-    return ServedDifference(prompt, place, *texts, kind, gap, lists)
+    return ServedDifference(prompt, place, *texts, kind, gap, lists, _before(longer, place))
 
 
 def score_outputs(prompt: int, scored: Sequence[Token], other: Sequence[Token], bound: Bound) -> list[ServedDifference]:
@@ -156,9 +191,9 @@ def score_outputs(prompt: int, scored: Sequence[Token], other: Sequence[Token], 
     found = []
     for place, (mine, its) in enumerate(zip(scored, other, strict=False)):
         if mine.top and mine.top[0][0] != mine.text:
-            kind, gap = _judged(mine, mine.text, bound)
-            likeliest = mine.top[0][0]
-            found.append(ServedDifference(prompt, place, likeliest, its.text, kind, gap, (mine.top, its.top)))
+            kind, gap = _judged(mine, mine.text, bound, mine.logprob)
+            likeliest, lists = mine.top[0][0], (mine.top, its.top)
+            found.append(ServedDifference(prompt, place, likeliest, its.text, kind, gap, lists, _before(scored, place)))
     return found
 
 
@@ -173,12 +208,14 @@ def too_many_ties(ties: int, chances: int) -> bool:
 
     Example: ``too_many_ties(40, 44)``
     """
-    term, tail = 0.5**chances, 0.0
-    for count in range(chances + 1):
-        if count >= ties:
-            tail += term
-        term *= (chances - count) / (count + 1)
-    return tail < UNLIKELY
+    if 2 * ties <= chances + 1:  # half of the law lies at or above its middle
+        return False
+
+    def mass(count: int) -> float:
+        ways = lgamma(chances + 1) - lgamma(count + 1) - lgamma(chances - count + 1)
+        return exp(ways - chances * log(2))
+
+    return sum(map(mass, range(ties, chances + 1))) < UNLIKELY
 
 
 def smallest_rate(outputs: Sequence[Sequence[Token]], bound: Bound) -> float | None:

@@ -1,12 +1,14 @@
 """Sampled outputs judged by a plain server's log-probabilities: do the tokens follow its distribution?
 
 Two tests over the same tokens, each given the text before it. Probability integral transforms, whose counts in equal
-bins are even if the tokens follow the distribution: they see any change of shape. And the sum of the tokens'
-log-probabilities less what is expected of each: it sees a temperature with far fewer tokens. Both are sums of
-martingale differences, so that tokens of one text may be taken together: given what came before, each has the law that
-is tested.
+bins are even if the tokens follow the distribution: they see any change of shape. And the likelihood of the tokens at
+other temperatures over that at plain's: it sees a temperature with fewer tokens. Given what came before, each transform
+is uniform and each ratio has the expectation 1, so that tokens of one text may be taken together; the product of the
+ratios is a martingale, and by Ville's inequality exceeds 1/p with a probability of at most p, whatever the lists and
+however few the tokens. A central limit would not do: in peaked lists three rare tokens are six standard deviations.
 
-Source: Rosenblatt 1952 (the transform); Rao's score test for the exponent of p.
+Sources: Rosenblatt 1952 (the transform); Ville 1939 (the inequality); Ramdas, Gruenwald, Vovk and Shafer,
+arXiv 2210.01948 (mixtures of such ratios as tests).
 """
 
 from __future__ import annotations
@@ -24,6 +26,12 @@ FALSE_ALARM_OF_HEAT = 1e-6
 """How often tokens of the plain server itself fail the test of the temperature; that of the bins has
 ``FALSE_ALARM``."""
 
+HEATS = tuple(side for factor in (1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 3.0) for side in (factor, 1 / factor))
+"""Factors of the temperature whose likelihoods are mixed, each with the same weight."""
+
+LEAST_REST = 1e-6
+"""What lies outside of a list is taken to be no less likely: the lists' own rounding hides anything smaller."""
+
 HOTTEST = 4.0
 """The largest factor of the temperature that is looked at."""
 
@@ -32,13 +40,14 @@ HOTTEST = 4.0
 class ServedSample:
     """Tokens read under plain's lists.
 
-    ``bins`` counts transforms; ``surplus`` is the sum of log p less its expectation, ``spread`` the variance of that
-    sum. ``lists`` has, for each token, the probabilities of its list and that of everything else.
+    ``bins`` counts transforms; ``surplus`` is the sum of log p less its expectation; ``ratios`` has, for each of
+    ``HEATS``, the log of the tokens' likelihood at that temperature over that at plain's. ``lists`` has the
+    probabilities of each token's list and that of everything else.
     """
 
     bins: tuple[int, ...]
     surplus: float
-    spread: float
+    ratios: tuple[float, ...]
     lists: tuple[tuple[float, ...], ...]
 
     @property
@@ -53,8 +62,14 @@ class ServedSample:
 
     @property
     def heat_p(self) -> float:
-        """The two-sided p-value of the sum of log-probabilities, by the central limit; 1 without any spread."""
-        return 2 * NormalDist().cdf(-abs(self.surplus) / sqrt(self.spread)) if self.spread > 0 else 1.0
+        """The p-value of the temperature, at most: one over the mean of the likelihood ratios."""
+        most = max(self.ratios)
+        return min(1.0, exp(-most) * len(self.ratios) / sum(exp(one - most) for one in self.ratios))
+
+    @property
+    def hotter(self) -> bool:
+        """Whether the likeliest of ``HEATS`` is above 1."""
+        return HEATS[max(range(len(HEATS)), key=self.ratios.__getitem__)] > 1
 
     def heat_found(self, probability: float = 0.99) -> float | None:
         """Return the smallest factor of the temperature above 1 that would be found so surely; None up to
@@ -72,79 +87,58 @@ class ServedSample:
 
         Example: ``sample.tokens_for(1.2)`` for 1.2 times the temperature.
         """
-        shift = self._shift(factor)
-        if not shift:
+        hot = [(_heated(chances, factor), chances) for chances in self.lists]
+        ratios = [[log(h / p) for h, p in zip(*pair, strict=True)] for pair in hot]
+        means = [
+            sum(h * one for h, one in zip(pair[0], row, strict=True)) for pair, row in zip(hot, ratios, strict=True)
+        ]
+        gain = sum(means)
+        if gain <= 0:
             return float("inf")
-        normal = NormalDist()
-        wide = sum(_variance_log(_heated(chances, factor), chances) for chances in self.lists)
-        crossed = -normal.inv_cdf(FALSE_ALARM_OF_HEAT / 2) * sqrt(self.spread) + normal.inv_cdf(probability) * sqrt(
-            wide
+        wide = sum(
+            sum(h * (one - mean) ** 2 for h, one in zip(pair[0], row, strict=True))
+            for pair, row, mean in zip(hot, ratios, means, strict=True)
         )
-        return self.tokens * (crossed / abs(shift)) ** 2
-
-    @property
-    def hotter(self) -> bool:
-        """Whether the sum lies on the side to which a higher temperature moves it, which the rest of a list may
-        turn."""
-        return self.surplus * self._shift(1.2) > 0
-
-    def _shift(self, factor: float) -> float:
-        """How far a factor of the temperature moves the sum."""
-        return sum(_mean_log(_heated(chances, factor), chances) - _mean_log(chances, chances) for chances in self.lists)
+        # The sum over n tokens is about normal: n gain/N - z sqrt(n wide/N) must reach the threshold.
+        threshold = log(len(HEATS) / FALSE_ALARM_OF_HEAT)
+        reach = NormalDist().inv_cdf(probability) * sqrt(wide)
+        return self.tokens * ((reach + sqrt(reach**2 + 4 * gain * threshold)) / (2 * gain)) ** 2
 
     def _finds(self, factor: float, probability: float) -> bool:
         return self.tokens_for(factor, probability) <= self.tokens
 
 
-def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0) -> ServedSample:
+def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0, most: int = 5) -> ServedSample:
     """Return what plain's lists say of the tokens of outputs, sampled at temperature 1 without filters.
 
     ``outputs``: each token with plain's own log-probability and list at its place. Likelier tokens come first; a token
     takes a uniform share of its own probability, drawn by ``seed``. What a list lacks is one bin of all the rest.
-    Tokens without a list are left out; so are later copies of the same output, which would be the same evidence again.
+    Tokens without a list are left out. Outputs must be of different requests: a copy is the same evidence again. A copy
+    cannot be told here, because honest short outputs coincide, and to drop these would favour rare tokens. ``most``
+    entries of a list are used: a server may append a drawn token that is not among the likeliest (vLLM's
+    ``SamplingParams.logprobs``: "up to logprobs+1 elements"), and a list must not depend on what was drawn.
     """
     dice = random.Random(seed)
-    bins, surplus, spread = [0] * BINS, 0.0, 0.0
+    bins, surplus, ratios = [0] * BINS, 0.0, [0.0] * len(HEATS)
     lists: list[tuple[float, ...]] = []
-    seen = set[tuple[str, ...]]()
-    for output in outputs:
-        texts = tuple(token.text for token in output)
-        if texts in seen:
-            continue
-        seen.add(texts)
-        for token in output:
-            if not token.top:
-                continue
-            chances = [exp(chance) for _, chance in token.top]
-            rest = max(0.0, 1 - sum(chances))
-            chances.append(rest)
-            place = next((n for n, (text, _) in enumerate(token.top) if text == token.text), len(chances) - 1)
-            before = sum(chances[:place])
-            share = min(before + dice.random() * chances[place], 1 - 1e-12)
-            bins[int(share * BINS)] += 1
-            surplus += _log(chances[place]) - _mean_log(chances, chances)
-            spread += _variance_log(chances, chances)
-            lists.append(tuple(chances))
-    return ServedSample(tuple(bins), surplus, spread, tuple(lists))
-
-
-def _log(chance: float) -> float:
-    """The logarithm; of nothing that of a very small chance, so that an impossible token counts a lot and not
-    infinitely."""
-    return log(max(chance, 1e-9))
-
-
-def _mean_log(weights: Sequence[float], chances: Sequence[float]) -> float:
-    return sum(weight * _log(chance) for weight, chance in zip(weights, chances, strict=True) if weight > 0)
-
-
-def _variance_log(weights: Sequence[float], chances: Sequence[float]) -> float:
-    middle = _mean_log(weights, chances)
-    return sum(w * (_log(chance) - middle) ** 2 for w, chance in zip(weights, chances, strict=True) if w > 0)
+    for token in (token for output in outputs for token in output if token.top):
+        top = token.top[:most]
+        chances = [exp(chance) for _, chance in top]
+        chances.append(max(LEAST_REST, 1 - sum(chances)))
+        whole = sum(chances)
+        chances = [chance / whole for chance in chances]
+        place = next((n for n, (text, _) in enumerate(top) if text == token.text), len(top))
+        share = min(sum(chances[:place]) + dice.random() * chances[place], 1 - 1e-12)
+        bins[int(share * BINS)] += 1
+        surplus += log(chances[place]) - sum(chance * log(chance) for chance in chances)
+        for n, factor in enumerate(HEATS):
+            ratios[n] += log(_heated(chances, factor)[place] / chances[place])
+        lists.append(tuple(chances))
+    return ServedSample(tuple(bins), surplus, tuple(ratios), tuple(lists))
 
 
 def _heated(chances: Sequence[float], factor: float) -> list[float]:
     """The probabilities at ``factor`` times the temperature; everything outside of a list is taken for one token."""
-    powers = [chance ** (1 / factor) if chance > 0 else 0.0 for chance in chances]
+    powers = [chance ** (1 / factor) for chance in chances]
     whole = sum(powers)
     return [power / whole for power in powers]

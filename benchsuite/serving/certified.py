@@ -52,12 +52,18 @@ async def ask_all(endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> 
         async def one(ask: Ask) -> Reply | None:
             async with gate:
                 try:
-                    return await client.complete(ask)
+                    reply = await client.complete(ask)
+                    return replace(reply, tokens=tuple(_cut(token) for token in reply.tokens))
                 except EndpointFailure as failure:
                     failed.append(failure.kind)
                     return None
 
         return ServedAnswers(tuple(await asyncio.gather(*map(one, asks))), tuple(failed))
+
+
+def _cut(token: Token) -> Token:
+    """The token with the likeliest ones alone: some servers add a drawn one that is not among them."""
+    return replace(token, top=token.top[:LIST])
 
 
 def certify(
@@ -71,7 +77,8 @@ def certify(
     if ask.temperature not in (0, 1):
         raise ValueError(f"got temperature {ask.temperature:g}; a certificate needs 0 or 1")
     plain, *others = endpoints
-    asks = [replace(ask, prompt=prompt, logprobs=LIST, stream=False) for prompt in prompts]
+    # The same prompt twice would be the same evidence twice.
+    asks = [replace(ask, prompt=prompt, logprobs=LIST, stream=False) for prompt in dict.fromkeys(prompts)]
     if ask.temperature:
         return [_sampled(plain, other, asks) for other in others]
     first, second = (asyncio.run(ask_all(plain, asks, at_once)) for at_once in (1, OTHER_BATCH))
@@ -91,8 +98,17 @@ def _greedy(
     if not any(outputs) or not any(b.tokens for _, _, b in both):
         return _texts_alone(name, both)
     differences = [found for n, a, b in both if (found := logprob_ties.compare_outputs(n, a.tokens, b.tokens, bound))]
-    scored = [found for n, _, b in both for found in _scored(server, asks[n], n, b, bound)]
-    return _verdict(name, both, differences, scored, bound, [len(b.tokens) for _, _, b in both])
+    scored = list[ServedDifference]()
+    judged = list[Sequence[Token]]()
+    for n, a, b in both:
+        read = echoed(server, asks[n], b)
+        if read is not None:
+            scored += logprob_ties.score_outputs(n, read, b.tokens, bound)
+        # What follows a first difference is judged only where plain reads it.
+        judged.append(a.tokens[: logprob_ties.parting(a.tokens, b.tokens) + 1] if read is None else read)
+    drifted = [(n, *one) for n, a, b in both for one in logprob_ties.drifts(a.tokens, b.tokens, bound)]
+    prompts = [str(ask.prompt) for ask in asks]
+    return _verdict(name, judged, differences, scored, bound, drifted, prompts)
 
 
 def _texts_alone(name: str, both: Sequence[tuple[int, Reply, Reply]]) -> Certificate:
@@ -105,12 +121,6 @@ def _texts_alone(name: str, both: Sequence[tuple[int, Reply, Reply]]) -> Certifi
         "log-probabilities rounding cannot be told from a bug; start the servers with them"
     )
     return Certificate(name, "differs, not judged", (line,))
-
-
-def _scored(server: Endpoint, ask: Ask, prompt: int, reply: Reply, bound: Bound) -> list[ServedDifference]:
-    """What plain would not have chosen of an output, reading it; empty where plain cannot be asked for that."""
-    tokens = echoed(server, ask, reply)
-    return [] if tokens is None else logprob_ties.score_outputs(prompt, tokens, reply.tokens, bound)
 
 
 def echoed(server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
@@ -152,13 +162,13 @@ def _ids_of(server: Endpoint, ask: Ask) -> tuple[int, ...] | None:
 
 def _verdict(
     name: str,
-    both: Sequence[tuple[int, Reply, Reply]],
+    outputs: Sequence[Sequence[Token]],
     differences: Sequence[ServedDifference],
     scored: Sequence[ServedDifference],
     bound: Bound,
-    lengths: Sequence[int],
+    drifted: Sequence[tuple[int, int, float]],
+    prompts: Sequence[str],
 ) -> Certificate:
-    outputs = [a.tokens for _, a, _ in both]
     # A first difference that was scored is the same difference.
     places = {(one.prompt, one.place) for one in differences}
     every = [*differences, *(one for one in scored if (one.prompt, one.place) not in places)]
@@ -168,9 +178,16 @@ def _verdict(
     near, _ = logprob_ties.near_ties(outputs, bound)
     rate = logprob_ties.smallest_rate(outputs, bound)
     finds = "nothing would be found" if rate is None else f"one changed token in {rate:.0f} is found with 99 %"
-    equal = len(both) - len(differences)
-    head = f"{equal} of {len(both)} outputs are plain's, {len(ties)} ties, {sum(lengths):,} tokens; {finds}"
-    rest = (str(bound), *map(str, bugs[:3]), *map(str, open_[:3]), *map(str, ties[:3]))
+    equal, tokens = len(outputs) - len(differences), sum(map(len, outputs))
+    head = f"{equal} of {len(outputs)} outputs are plain's, {len(ties)} ties, {tokens:,} tokens judged; {finds}"
+    shown = [f"{one}; the prompt: {prompts[one.prompt][-60:]!r}" for one in (*bugs[:3], *open_[:3], *ties[:3])]
+    if drifted:
+        prompt, place, nats = max(drifted, key=lambda one: one[2])
+        shown.append(
+            f"{len(drifted)} lists of equal texts are further apart than the bound, by up to {nats:.3g} nats at prompt "
+            f"{prompt}, token {place}: the tokens agree and the probabilities do not; see the cache after a rollback"
+        )
+    rest = (str(bound), *shown)
     if bugs:
         return Certificate(name, "bug", (f"{name}: FAILED: {len(bugs)} tokens are not plain's; {head}", *rest))
     if logprob_ties.too_many_ties(len(ties), near):
@@ -185,7 +202,7 @@ def _sampled(plain: Endpoint, other: Endpoint, asks: Sequence[Ask]) -> Certifica
     """Read an endpoint's sampled outputs under the plain one's lists."""
     answers = asyncio.run(ask_all(other, asks))
     read = [echoed(plain, ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
-    sample = read_tokens([tokens for tokens in read if tokens])
+    sample = read_tokens([tokens for tokens in read if tokens], most=LIST)
     name = other.name
     if not sample.tokens:
         line = (

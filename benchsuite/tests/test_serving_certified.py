@@ -17,6 +17,7 @@ from benchsuite.measure.logprob_ties import (
     Bound,
     bound_of,
     compare_outputs,
+    drifts,
     near_ties,
     parting,
     score_outputs,
@@ -24,7 +25,7 @@ from benchsuite.measure.logprob_ties import (
     tokens_needed,
     too_many_ties,
 )
-from benchsuite.measure.transforms import FALSE_ALARM_OF_HEAT, read_tokens
+from benchsuite.measure.transforms import FALSE_ALARM_OF_HEAT, HEATS, read_tokens
 from benchsuite.serving.certified import certify
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make
@@ -94,6 +95,44 @@ def test_the_end_of_the_bound_is_within_it() -> None:
         assert found.kind == kind
 
 
+def test_a_tie_needs_both_lists_where_both_have_the_tokens() -> None:
+    mine = listed("a", ("a", -0.69), ("b", -0.7))
+    for other, kind in (
+        (listed("b", ("b", -0.69), ("a", -0.7)), "tie"),
+        (listed("b", ("b", -0.01), ("a", -6.0)), "bug"),
+        (listed("b", ("b", -0.01)), "tie"),
+    ):
+        found = compare_outputs(0, [mine], [other], BOUND)
+        assert found is not None
+        assert found.kind == kind
+
+
+def test_a_part_of_a_character_may_be_several_tokens() -> None:
+    """Texts do not tell them apart: a difference that only one of them excuses is not judged, and sets no bound."""
+    part = "\ufffd"
+    mine = listed("a", ("a", -1.0), (part, -1.1), (part, -3.0))
+    near = listed("a", ("a", -1.0), (part, -1.1), (part, -1.2))
+    for token, kind in ((mine, "not judged"), (near, "tie")):
+        found = compare_outputs(0, [token], [Token(part)], BOUND)
+        assert found is not None
+        assert found.kind == kind
+    assert bound_of([([mine], [near])]).compared == 1
+
+
+def test_equal_tokens_with_other_probabilities_are_found() -> None:
+    one = [listed("a", ("a", -0.1), ("b", -2.0)), listed("c", ("c", -0.1)), listed("d", ("d", -0.1))]
+    two = [listed("a", ("a", -0.1), ("b", -2.6)), listed("x", ("c", -0.5)), listed("d", ("d", -4.0))]
+    assert drifts(one, one, BOUND) == []
+    assert drifts(one, two, BOUND) == [(0, pytest.approx(0.6))], "after another token the lists are of another text"
+
+
+def test_a_scored_token_out_of_the_list_is_judged_by_its_own_log_probability() -> None:
+    top = (("a", -1.0), ("b", -1.2))
+    for chance, kind in ((-1.5, "tie"), (-9.0, "bug"), (None, "not judged")):
+        [found] = score_outputs(0, [Token("x"), Token("z", None, chance, top)], [Token("x"), Token("z")], BOUND)
+        assert (found.kind, found.place, found.before) == (kind, 1, "x")
+
+
 @pytest.mark.parametrize(("second", "kind"), [(-3.0, "bug"), (-0.3, "not judged")])
 def test_an_output_that_ends_early_is_a_bug_where_no_end_token_can_be_near(second: float, kind: str) -> None:
     long = [listed("a", ("a", -0.1)), listed("b", ("b", -0.05), ("c", second))]
@@ -123,6 +162,12 @@ def test_the_stated_size_is_that_of_the_binomial() -> None:
     assert smallest_rate([[close]], BOUND) is None
 
 
+def test_ties_of_many_places_are_counted_without_underflow() -> None:
+    assert not too_many_ties(0, 1100)
+    assert not too_many_ties(1500, 3000)
+    assert too_many_ties(1700, 3000)
+
+
 @given(st.integers(0, 200), st.integers(0, 200))
 def test_too_many_ties_are_more_than_tosses_of_a_coin(ties: int, chances: int) -> None:
     from math import comb
@@ -148,15 +193,32 @@ def world(dice: random.Random, heat: float, tokens: int, changed: float = 0.0) -
 
 
 def test_honest_samples_are_not_suspected() -> None:
-    """400 samples of 300 tokens: with false alarms of 1e-6 one fails with a probability below 1e-3.
-
-    The p-values are also spread evenly: the smallest of 400 lies below 0.02 and above 1e-6 with a probability of 0.999.
-    """
+    """400 samples of 300 tokens; by Ville's inequality at most a share p has a p-value below p, here with 5 sigma."""
     dice = random.Random(5)
     samples = [read_tokens([world(dice, 1.0, 300)], seed) for seed in range(400)]
     assert min(one.evenness for one in samples) >= FALSE_ALARM
-    assert FALSE_ALARM_OF_HEAT <= min(one.heat_p for one in samples) < 0.02
-    assert sum(one.heat_p < 0.5 for one in samples) == pytest.approx(200, abs=5 * sqrt(100))
+    for level in (0.5, 0.1, 0.02):
+        most = 400 * level + 5 * sqrt(400 * level * (1 - level))
+        assert sum(one.heat_p < level for one in samples) <= most
+    assert min(one.heat_p for one in samples) >= FALSE_ALARM_OF_HEAT
+
+
+def test_rare_tokens_of_peaked_lists_are_not_suspected() -> None:
+    """Three rare tokens of 300 are six standard deviations and come once in 300 samples: no normal law."""
+    lists = (("a", log(0.999)), ("b", log(0.001)))
+    common, rare = Token("a", None, None, lists), Token("b", None, None, lists)
+    assert read_tokens([[common] * 297 + [rare] * 3]).heat_p > 1e-3
+    assert read_tokens([[common] * 200 + [rare] * 100]).heat_p < FALSE_ALARM_OF_HEAT
+
+
+def test_the_likelihood_ratio_of_every_temperature_has_the_expectation_one() -> None:
+    """The law that the false alarm rests on, summed over a list and its rest."""
+    chances = [0.6, 0.25, 0.1, 0.05]
+    top = tuple((str(n), log(chance)) for n, chance in enumerate(chances[:3]))
+    ratios = [read_tokens([[Token(str(n), None, None, top)]]).ratios for n in range(4)]
+    assert len(ratios[0]) == len(HEATS) == len(set(HEATS))
+    for n in range(len(HEATS)):
+        assert sum(p * exp(row[n]) for p, row in zip(chances, ratios, strict=True)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("heat", [1.2, 0.85])
@@ -172,10 +234,20 @@ def test_another_temperature_is_found_with_the_stated_tokens(heat: float) -> Non
     assert sum(short) < 30, "the number is not far too large"
 
 
-def test_the_same_text_twice_is_one_piece_of_evidence() -> None:
-    output = world(random.Random(1), 1.0, 50)
-    assert read_tokens([output, list(output), output]) == read_tokens([output])
-    assert read_tokens([output]).tokens == 50
+def test_equal_short_outputs_of_different_requests_all_count() -> None:
+    """Honest outputs of two tokens coincide; without the copies, rare tokens would be too many."""
+    top = (("a", log(0.9)), ("b", log(0.07)), ("c", log(0.02)))
+    dice = random.Random(7)
+    outputs = [[Token(dice.choices("abcz", [90, 7, 2, 1])[0], None, None, top) for _ in range(2)] for _ in range(500)]
+    sample = read_tokens(outputs)
+    assert sample.tokens == 1000
+    assert min(sample.heat_p, sample.evenness) > 1e-3
+
+
+def test_a_drawn_token_that_a_server_appends_to_its_list_is_one_of_the_rest() -> None:
+    top = (("a", log(0.5)), ("b", log(0.2)))
+    appended = Token("z", None, log(0.1), (*top, ("z", log(0.1))))
+    assert read_tokens([[appended]], most=2) == read_tokens([[Token("z", None, None, top)]], most=2)
 
 
 def test_a_token_outside_of_the_list_is_one_of_the_rest() -> None:
@@ -213,6 +285,15 @@ def test_changed_tokens_are_found_over_http(change: int, assemble: Make) -> None
     assert state == "bug", text
     assert "FAILED" in text
     assert "plain's list: " in text
+    assert "the prompt: " in text
+
+
+def test_a_prompt_given_twice_is_asked_and_counted_once(assemble: Make) -> None:
+    with OurServer(assemble().engine(None, k=0)) as plain, OurServer(assemble().engine("ngram", k=4)) as spec:
+        endpoints = [Endpoint("plain", plain.url), Endpoint("spec", spec.url)]
+        twice, once = (certify(endpoints, PROMPTS[:1] * n, Ask("", 6), "float32")[0] for n in (2, 1))
+    assert twice == once
+    assert "1 of 1 outputs" in once.lines[0]
 
 
 @pytest.mark.slow
