@@ -66,11 +66,6 @@ class ServedSample:
         most = max(self.ratios)
         return min(1.0, exp(-most) * len(self.ratios) / sum(exp(one - most) for one in self.ratios))
 
-    @property
-    def hotter(self) -> bool:
-        """Whether the likeliest of ``HEATS`` is above 1."""
-        return HEATS[max(range(len(HEATS)), key=self.ratios.__getitem__)] > 1
-
     def heat_found(self, probability: float = 0.99) -> float | None:
         """Return the smallest factor of the temperature above 1 that would be found so surely; None up to
         ``HOTTEST``."""

@@ -218,8 +218,7 @@ def _sampled(plain: Endpoint, other: Endpoint, asks: Sequence[Ask]) -> Certifica
         f"log-probabilities p={sample.heat_p:.2g}; {finds} is found with 99 %; {needs}"
     )
     if sample.evenness < FALSE_ALARM or sample.heat_p < FALSE_ALARM_OF_HEAT:
-        hotter = "hotter" if sample.hotter else "colder"
-        return Certificate(name, "bug", (f"{name}: FAILED: not plain's distribution, {hotter}; {head}",))
+        return Certificate(name, "bug", (f"{name}: FAILED: not plain's distribution; {head}",))
     state: State = "certified" if factor is not None else "inconclusive"
     said = "certified" if factor is not None else "INCONCLUSIVE, too few tokens"
     return Certificate(name, state, (f"{name}: {said}: {head}",))

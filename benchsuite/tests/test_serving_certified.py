@@ -123,7 +123,9 @@ def test_equal_tokens_with_other_probabilities_are_found() -> None:
     one = [listed("a", ("a", -0.1), ("b", -2.0)), listed("c", ("c", -0.1)), listed("d", ("d", -0.1))]
     two = [listed("a", ("a", -0.1), ("b", -2.6)), listed("x", ("c", -0.5)), listed("d", ("d", -4.0))]
     assert drifts(one, one, BOUND) == []
-    assert drifts(one, two, BOUND) == [(0, pytest.approx(0.6))], "after another token the lists are of another text"
+    [(place, nats)] = drifts(one, two, BOUND)  # after another token the lists are of another text
+    assert place == 0
+    assert nats == pytest.approx(0.6)
 
 
 def test_a_scored_token_out_of_the_list_is_judged_by_its_own_log_probability() -> None:
@@ -229,7 +231,6 @@ def test_another_temperature_is_found_with_the_stated_tokens(heat: float) -> Non
     needed = int(read_tokens([world(dice, 1.0, 4000)]).tokens_for(heat))
     found = [read_tokens([world(dice, heat, needed)], n).heat_p < FALSE_ALARM_OF_HEAT for n in range(60)]
     assert sum(found) >= 55, (sum(found), needed)
-    assert all(read_tokens([world(dice, heat, needed)], n).hotter == (heat > 1) for n in range(10))
     short = [read_tokens([world(dice, heat, needed // 8)], n).heat_p < FALSE_ALARM_OF_HEAT for n in range(60)]
     assert sum(short) < 30, "the number is not far too large"
 
@@ -332,7 +333,6 @@ def test_a_slightly_higher_temperature_is_found_with_the_tokens_that_the_certifi
     assert needed is not None
     assert int(needed[1].replace(",", "")) <= 2400
     assert found[1.2].state == "bug", found[1.2].lines
-    assert "hotter" in found[1.2].lines[0]
 
 
 def test_a_server_without_logprobs_is_not_judged(assemble: Make) -> None:
