@@ -201,8 +201,9 @@ class EngineChecks(Checks):
 
     def test_forwards_explain_the_tokens(self) -> None:
         """A forward emits at most K + 1 tokens, and no emission has no forward; not where forwards are not known."""
+        peer = self.peer()  # skips the check where the engine cannot run
         k = _k(self.text, self.extra) or 0
-        for request, one in zip(self.work(), self.decoded(self.peer(), self.work()), strict=True):
+        for request, one in zip(self.work(), self.decoded(peer, self.work()), strict=True):
             if one.forwards is None:
                 pytest.skip("the engine does not say its forwards")
             most = max(count for _, count in one.emissions)

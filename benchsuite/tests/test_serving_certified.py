@@ -112,7 +112,8 @@ def test_a_part_of_a_character_may_be_several_tokens() -> None:
     part = "\ufffd"
     mine = listed("a", ("a", -1.0), (part, -1.1), (part, -3.0))
     near = listed("a", ("a", -1.0), (part, -1.1), (part, -1.2))
-    for token, kind in ((mine, "not judged"), (near, "tie")):
+    alone = listed("a", ("a", -1.0), (part, -3.0))  # where a text has one place, all but one of its tokens are lost
+    for token, kind in ((mine, "not judged"), (near, "tie"), (alone, "not judged")):
         found = compare_outputs(0, [token], [Token(part)], BOUND)
         assert found is not None
         assert found.kind == kind
@@ -219,6 +220,8 @@ def test_the_likelihood_ratio_of_every_temperature_has_the_expectation_one() -> 
     top = tuple((str(n), log(chance)) for n, chance in enumerate(chances[:3]))
     ratios = [read_tokens([[Token(str(n), None, None, top)]]).ratios for n in range(4)]
     assert len(ratios[0]) == len(HEATS) == len(set(HEATS))
+    hot = HEATS.index(2.0)
+    assert ratios[3][hot] > 0 > ratios[0][hot], "rare tokens speak for a higher temperature"
     for n in range(len(HEATS)):
         assert sum(p * exp(row[n]) for p, row in zip(chances, ratios, strict=True)) == pytest.approx(1)
 
