@@ -17,6 +17,7 @@ from specdec.model import ArenaModel
 ROUNDS = 5
 """Measurements of each point, in as many random orders; the median counts."""
 
+
 class Point(NamedTuple):
     """A forward: rows, tokens of context in each, slots of each row's window."""
 
@@ -79,21 +80,21 @@ def forward_seconds(seconds: Mapping[Point, float], width: int, rows: int, lengt
     by_rows: dict[int, dict[int, dict[int, float]]] = {}
     for point, value in seconds.items():
         by_rows.setdefault(point.rows, {}).setdefault(point.length, {})[point.width] = value
-    return between(
+    return interpolated(
         {
-            some: between({at: between(widths, width) for at, widths in lengths.items()}, length)
+            some: interpolated({at: interpolated(widths, width) for at, widths in lengths.items()}, length)
             for some, lengths in by_rows.items()
         },
         rows,
     )
 
 
-def between(known: Mapping[int, float], key: int) -> float:
+def interpolated(known: Mapping[int, float], key: int) -> float:
     """Return the value at ``key``: linear between known keys, the smallest key's below them.
 
     Above them the line through the smallest and the largest goes on, unless it falls; a single value stays as it is.
 
-    Example: ``between({1: 1.0, 5: 3.0}, 3)`` is 2.0.
+    Example: ``interpolated({1: 1.0, 5: 3.0}, 3)`` is 2.0.
     """
     if key in known:
         return known[key]

@@ -42,7 +42,8 @@ class Env:
     and remembered; the engine counts the calls in ``Engine.replayed``, because the speed of a replay means nothing);
     ``draft(text)``: builds another registered draft for the same engine, for drafts that combine others;
     ``runtime``: runs parts of a draft op by op, or records and replays them, as the engine's own (``specdec.runtime``).
-    ``calibration``: seconds of the target's forward, measured where they are asked for and shared by all engines over it.
+    ``calibration``: seconds of the target's forward, measured where they are asked for and shared by all engines over
+    it.
     """
 
     target: ArenaModel

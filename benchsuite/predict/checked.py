@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import fmean, median
 
@@ -12,8 +12,8 @@ from benchsuite.measure.cells import Cell
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.predict.costs import Costs
-from benchsuite.predict.prediction import Prediction, Prompts, Replay, predict, text_spread
-from benchsuite.predict.traces import Trace, traces_of
+from benchsuite.predict.prediction import Prediction, PromptSizes, Replay, predict, text_spread
+from benchsuite.predict.traces import StepTrace, traces_of
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Accuracy:
 class UnitTraces:
     """One unit of an arm: its requests' prompts, their traces, and the log of its paired speedup over plain."""
 
-    prompts: Prompts
-    traces: tuple[Trace, ...]
+    prompts: PromptSizes
+    traces: tuple[StepTrace, ...]
     gain: float
 
 
@@ -91,7 +91,7 @@ def units_of(series: Series, tokens: int) -> dict[int, UnitTraces]:
         lengths = tuple(len(request.prompt) for request in unit.requests)
         made = tuple(trace for trace in traces_of(mine) if trace.steps)
         if made:
-            found.setdefault(unit.number, UnitTraces(Prompts(lengths, tokens), made, 0.0))
+            found.setdefault(unit.number, UnitTraces(PromptSizes(lengths, tokens), made, 0.0))
     return {number: UnitTraces(one.prompts, one.traces, fmean(gains[number])) for number, one in found.items()}
 
 
@@ -99,9 +99,9 @@ def check_cells(cells: Iterable[Cell], costs: Mapping[int, Costs] | Costs, parts
     """Predict every cell of our strategies from texts that are not in it, and set the measured speedup beside it.
 
     With ``parts`` = 1 each unit is predicted from all other units of its workload (leave one out), and the cell is the
-    geometric mean of these: every text has then been used for the others, so that the spread between texts hardly shows.
-    With 2 a cell is divided: each half of the units is a cell of its own, predicted from the other half alone. Cells whose
-    arm failed, or that have fewer units than parts + 1, are left out.
+    geometric mean of these: every text has then been used for the others, so that the spread between texts hardly
+    shows. With 2 a cell is divided: each half of the units is a cell of its own, predicted from the other half alone.
+    Cells whose arm failed, or that have fewer units than parts + 1, are left out.
     """
     by_arm: dict[Arm, dict[Arm, dict[int, UnitTraces]]] = defaultdict(dict)
     for cell in cells:
@@ -124,8 +124,6 @@ def check_cells(cells: Iterable[Cell], costs: Mapping[int, Costs] | Costs, parts
 
 def arm_without_workload(arm: Arm) -> Arm:
     """Return the arm as it is on every workload of its setting."""
-    from dataclasses import replace
-
     return replace(arm, setting=arm.setting.without_workload)
 
 
@@ -139,15 +137,14 @@ def _checked(
     arm: Arm, units: Mapping[int, UnitTraces], costs: Costs, parts: int, spread: float | None
 ) -> Iterable[CheckedCell]:
     numbers = sorted(units)
+    groups: list[tuple[list[int], dict[int, list[int]]]] = []
     if parts == 1:
         groups = [(numbers, {number: [other for other in numbers if other != number] for number in numbers})]
-    else:
-        groups = []
-        for part in range(parts):
-            mine = numbers[part::parts]
-            others = [number for number in numbers if number not in mine]
-            if mine and others:
-                groups.append((mine, dict.fromkeys(mine, others)))
+    for part in range(parts if parts > 1 else 0):
+        mine = numbers[part::parts]
+        rest = [number for number in numbers if number not in mine]
+        if mine and rest:
+            groups.append((mine, dict.fromkeys(mine, rest)))
     for part, (mine, others) in enumerate(groups):
         targets = [
             (units[number].prompts, [trace for other in others[number] for trace in units[other].traces])

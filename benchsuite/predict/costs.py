@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec.calibration import Point, between, forward_seconds
+from specdec.calibration import Point, forward_seconds, interpolated
 from specdec.errors import SpecdecError
 
 VERSION_OF_COSTS = 1
@@ -20,9 +20,9 @@ VERSION_OF_COSTS = 1
 class DraftCosts:
     """Seconds of a strategy's own parts, by rows, then by tokens of context.
 
-    ``steps``: of the draft (``propose`` and ``observe``) in a step, by the proposals that it made; a key of -1 is a step
-    that asked for none. ``rest``: of controller, policy, commit and host, in steps that asked for none (0) and for some
-    (1). ``admit``: of ``admit`` and ``prefilled`` for a request; ``between``: of ``release`` and ``move``.
+    ``steps``: of the draft (``propose`` and ``observe``) in a step, by the proposals that it made; a key of -1 is a
+    step that asked for none. ``rest``: of controller, policy, commit and host, in steps that asked for none (0) and for
+    some (1). ``admit``: of ``admit`` and ``prefilled`` for a request; ``between``: of ``release`` and ``move``.
     """
 
     steps: Mapping[int, Mapping[int, Mapping[int, float]]]
@@ -32,9 +32,9 @@ class DraftCosts:
 
     def draft(self, rows: int, length: float, proposed: int) -> float:
         """Seconds of the draft in a step; ``proposed`` -1 where nothing was asked for."""
-        return between(
+        return interpolated(
             {
-                some: between({at: _of(kinds, proposed) for at, kinds in lengths.items()}, round(length))
+                some: interpolated({at: _of(kinds, proposed) for at, kinds in lengths.items()}, round(length))
                 for some, lengths in self.steps.items()
             },
             rows,
@@ -42,7 +42,7 @@ class DraftCosts:
 
     def other(self, rows: int, asked: bool) -> float:
         """Seconds of everything but draft and target in a step."""
-        return between({some: kinds.get(int(asked), kinds.get(0, 0.0)) for some, kinds in self.rest.items()}, rows)
+        return interpolated({some: kinds.get(int(asked), kinds.get(0, 0.0)) for some, kinds in self.rest.items()}, rows)
 
 
 def _of(kinds: Mapping[int, float], proposed: int) -> float:
@@ -50,7 +50,7 @@ def _of(kinds: Mapping[int, float], proposed: int) -> float:
     if proposed < 0:
         return kinds.get(-1, 0.0)
     made = {key: seconds for key, seconds in kinds.items() if key >= 0}
-    return between(made, proposed) if made else kinds.get(-1, 0.0)
+    return interpolated(made, proposed) if made else kinds.get(-1, 0.0)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Costs:
 
     def plain_step(self, rows: int, length: float) -> float:
         """Seconds of a step of plain decoding."""
-        return self.verify(1, rows, length) + between(self.plain, rows)
+        return self.verify(1, rows, length) + interpolated(self.plain, rows)
 
     def step(self, strategy: str, rows: int, length: float, asked: int, proposed: int) -> float:
         """Seconds of a step that asked for ``asked`` proposals a row and got at most ``proposed`` of one row."""
@@ -90,8 +90,8 @@ class Costs:
     def begun(self, strategy: str | None, length: float) -> float:
         """Seconds of a prompt's prefill, with what the draft does then and when the request ends."""
         known = self.strategies[strategy] if strategy else None
-        drafting = between(known.admit, round(length)) + known.release if known and known.admit else 0.0
-        return between(self.prefill, round(length)) + drafting
+        drafting = interpolated(known.admit, round(length)) + known.release if known and known.admit else 0.0
+        return interpolated(self.prefill, round(length)) + drafting
 
     def with_strategies(self, more: Mapping[str, DraftCosts]) -> Costs:
         """These costs and those of further strategies."""
@@ -130,12 +130,15 @@ class Costs:
                 raise SpecdecError(f"{path} has calibrations of version {found['version']}; {again}")
             costs = _read_costs(found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SpecdecError(f"{path} is no file of calibrations ({type(error).__name__}: {error}); {again}") from None
+            said = f"{type(error).__name__}: {error}"
+            raise SpecdecError(f"{path} is no file of calibrations ({said}); {again}") from None
         names = sorted({*identity, *costs.identity})
         odd = [name for name in names if identity.get(name) != costs.identity.get(name)]
         if odd:
             wrong = "; ".join(f"{name} {costs.identity.get(name)!r}, here {identity.get(name)!r}" for name in odd)
-            raise SpecdecError(f"the calibrations of {path} were made elsewhere: {wrong}. Times do not carry over: {again}")
+            raise SpecdecError(
+                f"the calibrations of {path} were made elsewhere: {wrong}. Times do not carry over: {again}"
+            )
         return costs
 
 

@@ -11,8 +11,8 @@ from statistics import fmean, variance
 
 from benchsuite.measure.interval import student
 from benchsuite.predict.costs import Costs
-from benchsuite.predict.traces import Trace, reached
-from specdec_plugins.forecast import speeds
+from benchsuite.predict.traces import StepTrace, reached
+from specdec_plugins.forecast import goodputs
 
 DRAWS = 24
 """Batches that are put together from traces of single prompts, for each batch that is predicted."""
@@ -25,7 +25,7 @@ STRIDE = 16
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptSizes:
     """Requests that run together: tokens of each prompt, and tokens that each is to emit."""
 
     lengths: tuple[int, ...]
@@ -36,8 +36,8 @@ class Prompts:
 class Prediction:
     """A predicted speedup over plain decoding, and the 90 % interval in which the measured one is expected.
 
-    ``end_to_end``: the same from prompt to last token. ``low`` and ``high`` are None where there is a single other text.
-    ``texts``: traces that it follows from.
+    ``end_to_end``: the same from prompt to last token. ``low`` and ``high`` are None where there is a single other
+    text. ``texts``: traces that it follows from.
     """
 
     ratio: float
@@ -55,7 +55,7 @@ class Replay:
         self._step = cache(lambda rows, place, asked, made: costs.step(strategy, rows, place * STRIDE, asked, made))
         self._plain = cache(lambda rows, place: costs.plain_step(rows, place * STRIDE))
 
-    def decoding(self, traces: Sequence[Trace], prompts: Prompts) -> float:
+    def decoding(self, traces: Sequence[StepTrace], prompts: PromptSizes) -> float:
         """Seconds of decoding ``prompts`` together, each with the steps of its trace, begun again where it ends."""
         live = [(trace, length, 0, 0) for trace, length in zip(traces, prompts.lengths, strict=True)]
         seconds = 0.0
@@ -71,12 +71,12 @@ class Replay:
             live = [row for row in after if row[3] < prompts.tokens]
         return seconds
 
-    def plain(self, prompts: Prompts) -> float:
+    def plain(self, prompts: PromptSizes) -> float:
         """Seconds of decoding ``prompts`` together, a token of each in every step."""
         longest, rows = max(prompts.lengths), len(prompts.lengths)
         return sum(self._plain(rows, (longest + token) // STRIDE) for token in range(prompts.tokens))
 
-    def gains(self, traces: Sequence[Trace], prompts: Prompts) -> tuple[float, float]:
+    def gains(self, traces: Sequence[StepTrace], prompts: PromptSizes) -> tuple[float, float]:
         """The logs of the speedup of decoding, and from prompt to last token."""
         ours, theirs = self.decoding(traces, prompts), self.plain(prompts)
         ours_begun = sum(self.costs.begun(self.strategy, length) for length in prompts.lengths)
@@ -85,17 +85,17 @@ class Replay:
 
 
 def predict(
-    costs: Costs, strategy: str, targets: Sequence[tuple[Prompts, Sequence[Trace]]], spread: float | None = None
+    costs: Costs, strategy: str, targets: Sequence[tuple[PromptSizes, Sequence[StepTrace]]], spread: float | None = None
 ) -> Prediction:
     """Predict the speedup of a cell: the geometric mean over its units.
 
-    ``targets``: each unit of the cell, and the traces of other texts that it is predicted from. ``spread``: the variance
-    of the log speedup between texts of this strategy over all workloads, which steadies that within this one. Raises
-    ValueError for a unit without traces.
+    ``targets``: each unit of the cell, and the traces of other texts that it is predicted from. ``spread``: the
+    variance of the log speedup between texts of this strategy over all workloads, which steadies that within this one.
+    Raises ValueError for a unit without traces.
 
     The interval is Student's t. Its variance is that of the mean over the other texts, plus that of the mean over the
-    cell's own, plus the machine's noise in both. The variance between texts is moderated: ``spread`` counts as ``PRIOR``
-    degrees of freedom. Source: Smyth 2004 (moderated t), with a fixed prior.
+    cell's own, plus the machine's noise in both. The variance between texts is moderated: ``spread`` counts as
+    ``PRIOR`` degrees of freedom. Source: Smyth 2004 (moderated t), with a fixed prior.
     """
     replay = Replay(costs, strategy)
     decoding, whole, by_text = list[float](), list[float](), list[list[float]]()
@@ -113,7 +113,7 @@ def predict(
     return Prediction(exp(middle), low, high, exp(fmean(whole)), texts)
 
 
-def drawn_batches(traces: Sequence[Trace], size: int) -> list[list[Trace]]:
+def drawn_batches(traces: Sequence[StepTrace], size: int) -> list[list[StepTrace]]:
     """Return batches of ``size`` traces: each trace alone, or ``DRAWS`` batches drawn with a fixed seed."""
     if size == 1:
         return [[trace] for trace in traces]
@@ -144,12 +144,12 @@ def _half_width(
 
 
 def expected_speeds(
-    costs: Costs, strategy: str, traces: Sequence[Trace], rows: int, length: float, most: int
+    costs: Costs, strategy: str, traces: Sequence[StepTrace], rows: int, length: float, most: int
 ) -> list[float]:
-    """Return the expected speedup over plain decoding for K = 0 … ``most``, of chains, by ``forecast.speeds``.
+    """Return the expected speedup over plain decoding for K = 0 … ``most``, of chains, by ``forecast.goodputs``.
 
-    ``traces`` should come from steps that asked for ``most`` proposals or more. The rows of a batch are independent: its
-    window is as wide as the longest of their proposals.
+    ``traces`` should come from steps that asked for ``most`` proposals or more. The rows of a batch are independent:
+    its window is as wide as the longest of their proposals.
     """
     made, kept = reached(traces, most)
     wide = [1 - (1 - share) ** rows for share in made]
@@ -161,7 +161,7 @@ def expected_speeds(
         shares = [*chances[:k], 1 - sum(chances[:k])]
         return sum(share * costs.strategies[strategy].draft(rows, length, n) for n, share in enumerate(shares))
 
-    found = speeds(
+    found = goodputs(
         kept,
         wide,
         lambda width: costs.verify(width, rows, length),
@@ -171,12 +171,12 @@ def expected_speeds(
     return [speed * costs.plain_step(rows, length) for speed in found]
 
 
-def break_even(costs: Costs, k: int, rows: int, length: float, drafting: float = 0.0) -> float | None:
+def needed_acceptance(costs: Costs, k: int, rows: int, length: float, drafting: float = 0.0) -> float | None:
     """Return the acceptance at which K proposals neither gain nor lose, the same at every position; None above 1.
 
     ``drafting``: seconds of the draft for all K.
 
-    Example: ``break_even(costs, 4, rows=1, length=256)`` is 0.08 where a window of five costs 1.09 forwards.
+    Example: ``needed_acceptance(costs, 4, rows=1, length=256)`` is 0.08 where a window of five costs 1.09 forwards.
     """
     if constant_speed(costs, 1.0, k, rows, length, drafting) < 1:
         return None
@@ -190,15 +190,13 @@ def break_even(costs: Costs, k: int, rows: int, length: float, drafting: float =
     return high
 
 
-def constant_speed(
-    costs: Costs, acceptance: float, k: int, rows: int, length: float, drafting: float = 0.0
-) -> float:
+def constant_speed(costs: Costs, acceptance: float, k: int, rows: int, length: float, drafting: float = 0.0) -> float:
     """Return the speedup of K proposals of which each is accepted with the same chance, if all before it were.
 
     ``drafting``: seconds of the draft in a step. Everything else costs what it does in plain decoding.
     """
     rest = costs.plain_step(rows, length) - costs.verify(1, rows, length)
-    found = speeds(
+    found = goodputs(
         [acceptance**depth for depth in range(1, k + 1)],
         [1.0] * k,
         lambda width: costs.verify(width, rows, length),
@@ -208,6 +206,6 @@ def constant_speed(
     return found[-1] * costs.plain_step(rows, length)
 
 
-def pooled_traces(by_workload: Mapping[str, Sequence[Trace]]) -> list[Trace]:
+def pooled_traces(by_workload: Mapping[str, Sequence[StepTrace]]) -> list[StepTrace]:
     """Return the traces of all workloads in one list."""
     return [trace for traces in by_workload.values() for trace in traces]

@@ -36,9 +36,9 @@ def measure_costs(
 ) -> Costs:
     """Measure the target's forwards, plain decoding and each strategy over ``text``, cut to ``lengths``.
 
-    ``engines``: of each strategy, by its name, built by ``assembly``; they must have room for ``max(rows)`` requests. Of
-    what ``known`` has, nothing is measured again. Order is random with a fixed seed, so that a machine that slows down
-    does not slow one strategy. In place: the engines' drafts forget.
+    ``engines``: of each strategy, by its name, built by ``assembly``; they must have room for ``max(rows)`` requests.
+    Of what ``known`` has, nothing is measured again. Order is random with a fixed seed, so that a machine that slows
+    down does not slow one strategy. In place: the engines' drafts forget.
     """
     widest = max([engine.max_window for engine in engines.values()], default=1)
     widths = sorted({width for width in WIDTHS_PROBED if width < widest} | {1, widest})
@@ -56,9 +56,9 @@ def measure_costs(
 
 def _requests(text: Sequence[int], rows: int, length: int, tokens: int) -> list[Request]:
     """``rows`` requests of ``length`` tokens each from different places of the text, which is taken in a circle."""
-    stride = max(1, len(text) // max(rows, 1))
+    stride, params = max(1, len(text) // max(rows, 1)), SamplingParams(max_new_tokens=tokens)
     return [
-        Request(row, tuple(text[(row * stride + at) % len(text)] for at in range(length)), SamplingParams(max_new_tokens=tokens))
+        Request(row, tuple(text[(row * stride + at) % len(text)] for at in range(length)), params)
         for row in range(rows)
     ]
 

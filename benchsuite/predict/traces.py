@@ -11,7 +11,8 @@ from benchsuite.measure.runners import Outcome
 
 
 class Seen(NamedTuple):
-    """One row of one step: K asked for, proposals made, proposals accepted; it emits one token more than it accepted."""
+    """One row of one step: K asked for, proposals made, proposals accepted; it emits one token more than it
+    accepted."""
 
     asked: int
     proposed: int
@@ -19,8 +20,9 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trace:
-    """The steps of one request, in order; ``branched``: some step proposed a tree, whose nodes are more than its depth."""
+class StepTrace:
+    """The steps of one request, in order; ``branched``: some step proposed a tree, whose nodes are more than its
+    depth."""
 
     steps: tuple[Seen, ...]
     branched: bool = False
@@ -30,15 +32,16 @@ class Trace:
         """Tokens that the steps emit."""
         return sum(step.accepted + 1 for step in self.steps)
 
-    def cut(self, k: int) -> Trace:
+    def cut(self, k: int) -> StepTrace:
         """The same text with at most ``k`` proposals a step.
 
-        Where more than ``k`` were accepted, the rest is proposed again from the token after them: what could be proposed
-        from further back is taken to be proposed from there too. A tree is proposed whole or, with 0, not at all.
+        Where more than ``k`` were accepted, the rest is proposed again from the token after them: what could be
+        proposed from further back is taken to be proposed from there too. A tree is proposed whole or, with 0, not at
+        all.
         """
-        return self if self.branched and k else Trace(tuple(_cut(self.steps, k)), self.branched and k > 0)
+        return self if self.branched and k else StepTrace(tuple(_cut(self.steps, k)), self.branched and k > 0)
 
-    def grown(self, k: int, chance: float, dice: random.Random) -> Trace:
+    def grown(self, k: int, chance: float, dice: random.Random) -> StepTrace:
         """The same text with up to ``k`` proposals, where steps were cut off by a smaller K.
 
         A step whose proposals were as many as asked for, and all accepted, goes on into the next one with probability
@@ -46,7 +49,7 @@ class Trace:
         """
         if self.branched:
             return self
-        return Trace(tuple(_cut(_joined(self.steps, k, chance, dice), k)))
+        return StepTrace(tuple(_cut(_joined(self.steps, k, chance, dice), k)))
 
 
 def _cut(steps: Iterable[Seen], k: int) -> Iterator[Seen]:
@@ -66,7 +69,7 @@ def _joined(steps: Sequence[Seen], k: int, chance: float, dice: random.Random) -
             whole = open_step.accepted + 1
             step = Seen(k, whole + step.proposed, whole + step.accepted)
             open_step = None
-        ended = step.proposed == step.accepted and 0 < step.proposed
+        ended = step.proposed == step.accepted and step.proposed > 0
         if ended and step.asked and step.accepted < k and dice.random() < chance:
             open_step = step
             continue
@@ -77,7 +80,7 @@ def _joined(steps: Sequence[Seen], k: int, chance: float, dice: random.Random) -
         yield open_step
 
 
-def traces_of(outcome: Outcome) -> list[Trace]:
+def traces_of(outcome: Outcome) -> list[StepTrace]:
     """Return the trace of each request of a run, in their order; empty for a peer.
 
     The rows of a step are in the engine's order: the last live row takes the place of one that has ended
@@ -98,10 +101,10 @@ def traces_of(outcome: Outcome) -> list[Trace]:
         for place in reversed([place for place, request in enumerate(live) if left[request] <= 0]):
             live[place] = live[-1]
             live.pop()
-    return [Trace(tuple(steps), tree) for steps, tree in zip(found, branched, strict=True)]
+    return [StepTrace(tuple(steps), tree) for steps, tree in zip(found, branched, strict=True)]
 
 
-def reached(traces: Sequence[Trace], most: int) -> tuple[list[float], list[float]]:
+def reached(traces: Sequence[StepTrace], most: int) -> tuple[list[float], list[float]]:
     """Return, for depths 1 … ``most``, the shares of steps with a proposal there, and with an accepted one.
 
     Steps that asked for none are left out; without any others both are zeros.

@@ -1,8 +1,10 @@
-"""Predictions: traces keep their text, replays cost what their steps cost, and what is wrong shows where it is wrong."""
+"""Predictions: traces keep their text, replays cost what their steps cost, and what is wrong shows where it is
+wrong."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -10,27 +12,32 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from benchsuite.measure.matrix import Arm
 from benchsuite.measure.runners import EngineRunner
-from benchsuite.prove.tiny import requests
 from benchsuite.predict.costs import Costs, DraftCosts
 from benchsuite.predict.prediction import (
-    Prompts,
+    PromptSizes,
     Replay,
-    break_even,
     constant_speed,
     expected_speeds,
+    needed_acceptance,
     predict,
+    text_spread,
 )
-from benchsuite.predict.traces import Seen, Trace, reached, traces_of
-from benchsuite.tests.rig import Make
-from specdec import SpecdecError
-from specdec.calibration import Calibration, Point, between
+from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
+from benchsuite.prove.tiny import requests
+from benchsuite.tests.rig import SETTING, Make
+from specdec import SpecdecError, Window
+from specdec.arena import Arena
+from specdec.calibration import Calibration, Point, interpolated
+from specdec.model import ArenaModel
 
 NAME = "ngram/match/fixed/4"
 
 
-def world(slope: float = 0.05, draft: float = 0.01, noise: float = 0.0, slower: float = 0.0) -> Costs:
+def costs_by_formula(slope: float = 0.05, draft: float = 0.01, noise: float = 0.0, slower: float = 0.0) -> Costs:
     """Costs by formulas: a forward of W slots takes 1 + slope (W - 1) seconds, whatever the rows and the context.
 
     The draft takes ``draft`` a proposal, and ``slower`` more for each token of context.
@@ -55,11 +62,11 @@ steps = st.integers(1, 9).flatmap(
         lambda made: st.builds(Seen, st.just(asked), st.just(made), st.integers(0, made))
     )
 )
-chains = st.lists(steps, min_size=1, max_size=12).map(lambda found: Trace(tuple(found)))
+chains = st.lists(steps, min_size=1, max_size=12).map(lambda found: StepTrace(tuple(found)))
 
 
 @given(chains, st.integers(0, 9))
-def test_a_cut_trace_emits_the_same_text_with_at_most_k_proposals(trace: Trace, k: int) -> None:
+def test_a_cut_trace_emits_the_same_text_with_at_most_k_proposals(trace: StepTrace, k: int) -> None:
     found = trace.cut(k)
     assert found.tokens == trace.tokens
     assert all(0 <= step.accepted <= step.proposed <= step.asked <= k for step in found.steps)
@@ -67,7 +74,7 @@ def test_a_cut_trace_emits_the_same_text_with_at_most_k_proposals(trace: Trace, 
 
 
 @given(chains, st.integers(0, 9), st.integers(0, 9))
-def test_cutting_twice_is_cutting_once_for_the_smaller_k_in_what_is_accepted(trace: Trace, a: int, b: int) -> None:
+def test_cutting_twice_is_cutting_once_for_the_smaller_k_in_what_is_accepted(trace: StepTrace, a: int, b: int) -> None:
     small, large = sorted((a, b))
     once, twice = trace.cut(small), trace.cut(large).cut(small)
     assert twice.tokens == once.tokens
@@ -75,16 +82,16 @@ def test_cutting_twice_is_cutting_once_for_the_smaller_k_in_what_is_accepted(tra
 
 
 @given(chains, st.integers(1, 12), st.floats(0, 1), st.integers(0, 5))
-def test_a_grown_trace_emits_the_same_text(trace: Trace, k: int, chance: float, seed: int) -> None:
+def test_a_grown_trace_emits_the_same_text(trace: StepTrace, k: int, chance: float, seed: int) -> None:
     found = trace.grown(k, chance, random.Random(seed))
     assert found.tokens == trace.tokens
     assert all(0 <= step.accepted <= step.proposed <= k for step in found.steps)
 
 
 def test_a_tree_is_proposed_whole_or_not_at_all() -> None:
-    tree = Trace((Seen(8, 8, 3), Seen(8, 8, 0)), branched=True)
+    tree = StepTrace((Seen(8, 8, 3), Seen(8, 8, 0)), branched=True)
     assert tree.cut(4) == tree
-    assert tree.cut(0) == Trace((Seen(0, 0, 0),) * 5)
+    assert tree.cut(0) == StepTrace((Seen(0, 0, 0),) * 5)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -92,16 +99,11 @@ def test_the_traces_of_a_run_are_its_counters(rows: int, assemble: Make) -> None
     """Requests of three lengths end at different steps, so that rows change their places."""
     engine = assemble(max_rows=rows).engine("ngram", k=4)
     found = requests(count=rows)
-    from dataclasses import replace
-
     uneven = [
         replace(request, params=replace(request.params, max_new_tokens=5 + 7 * (place % 3), eos=()))
         for place, request in enumerate(found)
     ]
-    from benchsuite.measure.matrix import Arm, Setting
-
-    setting = Setting("tiny", "auto", "cpu", "auto", rows, 0.0, 0, 1.0, 24, 0, "chat")
-    outcome = EngineRunner(Arm(setting, "ngram", k=4), engine).run(uneven)
+    outcome = EngineRunner(Arm(SETTING, "ngram", k=4), engine).run(uneven)
     traces = traces_of(outcome)
     assert [trace.tokens for trace in traces] == [len(tokens) for tokens in outcome.tokens]
     assert outcome.stats is not None
@@ -113,23 +115,25 @@ def test_the_traces_of_a_run_are_its_counters(rows: int, assemble: Make) -> None
 
 
 def test_a_replay_costs_the_sum_of_its_steps() -> None:
-    """By hand: two steps of a row that accept 4 and 1 of 4 proposals, at 1 + 0.05 x 4 + 0.01 x 4 + 0.01 seconds each."""
-    trace = Trace((Seen(4, 4, 4), Seen(4, 4, 1)))
-    replay = Replay(world(), NAME)
-    assert replay.decoding([trace], Prompts((100,), 7)) == pytest.approx(2 * 1.25)
-    assert replay.plain(Prompts((100,), 7)) == pytest.approx(7 * 1.01)
+    """By hand: two steps of a row that accept 4 and 1 of 4 proposals, at 1 + 0.05 x 4 + 0.01 x 4 + 0.01 seconds
+    each."""
+    trace = StepTrace((Seen(4, 4, 4), Seen(4, 4, 1)))
+    replay = Replay(costs_by_formula(), NAME)
+    assert replay.decoding([trace], PromptSizes((100,), 7)) == pytest.approx(2 * 1.25)
+    assert replay.plain(PromptSizes((100,), 7)) == pytest.approx(7 * 1.01)
 
 
 def test_a_batch_waits_for_its_longest_row_and_its_widest_window() -> None:
-    """One row needs three steps, the other six: three steps of two rows, three of one. Widths are the larger of both."""
-    fast, slow = Trace((Seen(4, 4, 1),)), Trace((Seen(4, 2, 0),))
-    seconds = Replay(world(), NAME).decoding([fast, slow], Prompts((100, 100), 6))
+    """One row needs three steps, the other six: three steps of two rows, three of one. Widths are the larger of
+    both."""
+    fast, slow = StepTrace((Seen(4, 4, 1),)), StepTrace((Seen(4, 2, 0),))
+    seconds = Replay(costs_by_formula(), NAME).decoding([fast, slow], PromptSizes((100, 100), 6))
     assert seconds == pytest.approx(3 * (1.2 + 0.04 + 0.01) + 3 * (1.1 + 0.02 + 0.01))
 
 
 @given(st.floats(0.05, 0.95), st.integers(1, 8))
 def test_the_formula_is_the_limit_of_replays(rate: float, k: int) -> None:
-    """Independent proposals, each right with one probability: a long replay and ``speeds`` agree within its noise.
+    """Independent proposals, each right with one probability: a long replay and ``goodputs`` agree within its noise.
 
     2,000 steps: the standard error of their mean accepted is below 0.07 tokens of at least 1.05.
     """
@@ -138,39 +142,39 @@ def test_the_formula_is_the_limit_of_replays(rate: float, k: int) -> None:
     def kept() -> int:
         return next((n for n in range(k) if dice.random() >= rate), k)
 
-    trace = Trace(tuple(Seen(k, k, kept()) for _ in range(2000)))
+    trace = StepTrace(tuple(Seen(k, k, kept()) for _ in range(2000)))
     made, accepted = reached([trace], k)
     assert made == [1.0] * k
-    ratio = Replay(world(), NAME).plain(Prompts((64,), trace.tokens)) / Replay(world(), NAME).decoding(
-        [trace], Prompts((64,), trace.tokens)
-    )
-    assert expected_speeds(world(), NAME, [trace], 1, 64, k)[k] == pytest.approx(ratio, rel=1e-6)
+    ratio = Replay(costs_by_formula(), NAME).plain(PromptSizes((64,), trace.tokens)) / Replay(
+        costs_by_formula(), NAME
+    ).decoding([trace], PromptSizes((64,), trace.tokens))
+    assert expected_speeds(costs_by_formula(), NAME, [trace], 1, 64, k)[k] == pytest.approx(ratio, rel=1e-6)
     drafting = 0.01 * k
-    assert constant_speed(world(), rate, k, 1, 64, drafting) == pytest.approx(ratio, rel=0.1)
+    assert constant_speed(costs_by_formula(), rate, k, 1, 64, drafting) == pytest.approx(ratio, rel=0.1)
     assert accepted[0] == pytest.approx(rate, abs=0.05)
 
 
 def test_break_even_is_where_the_speed_is_one() -> None:
-    costs = world(slope=0.1)
-    needed = break_even(costs, 4, 1, 64, drafting=0.2)
+    costs = costs_by_formula(slope=0.1)
+    needed = needed_acceptance(costs, 4, 1, 64, drafting=0.2)
     assert needed is not None
     assert constant_speed(costs, needed, 4, 1, 64, 0.2) == pytest.approx(1.0, abs=1e-9)
-    assert break_even(costs, 4, 1, 64, drafting=10.0) is None, "five tokens cannot pay for ten forwards of drafting"
+    assert needed_acceptance(costs, 4, 1, 64, drafting=10.0) is None, "too much drafting"
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=9), min_size=2, max_size=5))
 def test_in_a_world_of_the_costs_a_text_predicts_itself(texts: list[list[int]]) -> None:
     """No uncertainty of costs: the residual of a text that is predicted from itself is 0."""
-    costs = world()
+    costs = costs_by_formula()
     for accepted in texts:
-        trace = Trace(tuple(Seen(4, 4, n) for n in accepted))
-        prompts = Prompts((80,), trace.tokens)
+        trace = StepTrace(tuple(Seen(4, 4, n) for n in accepted))
+        prompts = PromptSizes((80,), trace.tokens)
         replay = Replay(costs, NAME)
         measured = replay.plain(prompts) / replay.decoding([trace], prompts)
         assert predict(costs, NAME, [(prompts, [trace])]).ratio == pytest.approx(measured)
 
 
-def _texts(dice: random.Random, count: int, spread: float) -> list[Trace]:
+def _texts(dice: random.Random, count: int, spread: float) -> list[StepTrace]:
     """Texts whose acceptance differs: each proposal is right with a chance of its text's own."""
     found = []
     for _ in range(count):
@@ -179,7 +183,7 @@ def _texts(dice: random.Random, count: int, spread: float) -> list[Trace]:
         for _ in range(14):
             kept = next((n for n in range(4) if dice.random() >= rate), 4)
             steps.append(Seen(4, 4, kept))
-        found.append(Trace(tuple(steps)))
+        found.append(StepTrace(tuple(steps)))
     return found
 
 
@@ -189,11 +193,9 @@ def test_intervals_hold_what_they_say() -> None:
     At 90 % the standard error of the share is 0.9 points.
     """
     dice, held = random.Random(7), 0
-    costs = world(noise=0.0)
+    costs = costs_by_formula(noise=0.0)
     replay = Replay(costs, NAME)
-    prompts = Prompts((80,), 30)
-    from benchsuite.predict.prediction import text_spread
-
+    prompts = PromptSizes((80,), 30)
     for _ in range(200):
         everything = [_texts(dice, 8, 0.15) for _ in range(6)]
         logs = [[replay.gains([trace], prompts)[0] for trace in texts] for texts in everything]
@@ -208,17 +210,18 @@ def test_intervals_hold_what_they_say() -> None:
 
 @pytest.mark.parametrize("fault", ["v", "draft"])
 def test_a_planted_mistake_shows_in_the_residuals_of_the_rows_concerned(fault: str) -> None:
-    """v is off by 20 % at five slots, or the draft slows with context: rows of K = 4, or long prompts, alone are wrong."""
-    truth = world(slower=0.0005 if fault == "draft" else 0.0)
+    """v is off by 20 % at five slots, or the draft slows with context: rows of K = 4, or long prompts, alone are
+    wrong."""
+    truth = costs_by_formula(slower=0.0005 if fault == "draft" else 0.0)
     forward = {
         Point(1, length, width): (1 + 0.05 * (width - 1)) * (1.2 if width == 5 and fault == "v" else 1.0)
         for length in (16, 512)
         for width in (1, 2, 3, 5, 9, 17)
     }
-    believed = Costs(truth.identity, forward, truth.prefill, {1: 0.01}, world().strategies, 0.0)
+    believed = Costs(truth.identity, forward, truth.prefill, {1: 0.01}, costs_by_formula().strategies, 0.0)
 
     def residual(k: int, length: int) -> float:
-        trace, prompts = Trace((Seen(k, k, k // 2),)), Prompts((length,), 24)
+        trace, prompts = StepTrace((Seen(k, k, k // 2),)), PromptSizes((length,), 24)
         replay = Replay(truth, NAME)
         measured = replay.plain(prompts) / replay.decoding([trace], prompts)
         return log(measured / predict(believed, NAME, [(prompts, [trace])]).ratio)
@@ -233,17 +236,20 @@ def test_a_planted_mistake_shows_in_the_residuals_of_the_rows_concerned(fault: s
 
 
 def test_costs_are_the_same_after_a_file(tmp_path: Path) -> None:
-    costs = world(noise=0.02)
+    costs = costs_by_formula(noise=0.02)
     costs.save(tmp_path / "costs.json")
     assert Costs.load(tmp_path / "costs.json", costs.identity) == costs
 
 
 @pytest.mark.parametrize(
     ("here", "said"),
-    [({"machine": "two"}, "machine 'one', here 'two'"), ({"machine": "one", "dtype": "int8"}, "dtype None, here 'int8'")],
+    [
+        ({"machine": "two"}, "machine 'one', here 'two'"),
+        ({"machine": "one", "dtype": "int8"}, "dtype None, here 'int8'"),
+    ],
 )
 def test_costs_of_another_machine_or_dtype_are_refused(here: dict[str, str], said: str, tmp_path: Path) -> None:
-    world().save(tmp_path / "costs.json")
+    costs_by_formula().save(tmp_path / "costs.json")
     with pytest.raises(SpecdecError, match="made elsewhere") as error:
         Costs.load(tmp_path / "costs.json", here)
     assert said in str(error.value)
@@ -259,7 +265,7 @@ def test_a_file_that_holds_something_else_is_refused(text: str, tmp_path: Path) 
 
 @given(st.dictionaries(st.integers(1, 30), st.floats(0.1, 9), min_size=1), st.integers(0, 40))
 def test_between_known_values_lie_values_between(known: dict[int, float], key: int) -> None:
-    found = between(known, key)
+    found = interpolated(known, key)
     inside = [k for k in known if k <= key] and [k for k in known if k >= key]
     if inside:
         assert min(known.values()) - 1e-9 <= found <= max(known.values()) + 1e-9
@@ -270,12 +276,15 @@ def test_a_calibration_measures_each_point_once(assemble: Make, monkeypatch: pyt
     target = assemble().target
     calls = []
     forward = type(target).forward
-    monkeypatch.setattr(
-        type(target), "forward", lambda self, *given: calls.append(given[1].tokens.shape) or forward(self, *given)
-    )
+
+    def counted(self: ArenaModel, arena: Arena, window: Window, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
+        calls.append(tuple(window.tokens.shape))
+        return forward(self, arena, window, rows, longest)
+
+    monkeypatch.setattr(type(target), "forward", counted)
     calibration = Calibration(target)
     calibration.measure([1, 2], [8], [1, 3])
-    assert sorted(set(map(tuple, calls))) == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    assert sorted(set(calls)) == [(1, 1), (1, 3), (2, 1), (2, 3)]
     assert all(seconds > 0 for seconds in calibration.seconds.values())
     before = len(calls)
     calibration.measure([2], [8], [3])

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from specdec.calibration import between
+from specdec.calibration import interpolated
 
 KEEP = 0.85
 """Factor by which a new observation reduces the weight of the older ones: about the last seven count."""
@@ -64,10 +64,10 @@ class Times:
         known = {one: median(values) for one, values in self._seen.items()}
         if len(known) == 1 and key > max(known) > 0:
             return next(iter(known.values())) * key / max(known)  # the cost of one proposal, until others are known
-        return between(known, key) if known else 0.0
+        return interpolated(known, key) if known else 0.0
 
 
-def speeds(
+def goodputs(
     kept: Sequence[float],
     made: Sequence[float],
     verify: Callable[[int], float],
@@ -76,16 +76,16 @@ def speeds(
 ) -> list[float]:
     """Return the expected tokens per second of a row for K = 0, 1 … ``len(kept)``: the formula of every forecast.
 
-    A step emits one token and, of each depth, the share that is ``kept`` there: the chance that a proposal of that depth
-    is made and accepted. ``made``: the chance that some row of the batch has a proposal of that depth; each makes the
-    window a slot wider. Seconds: ``verify(W)`` of the target's forward, ``draft(K)`` of all that the draft does in a
-    step that asks for K (0: what it costs without proposing), ``rest(0)`` and ``rest(1)`` of everything else in steps
+    A step emits one token and, of each depth, the share that is ``kept`` there: the chance that a proposal of that
+    depth is made and accepted. ``made``: the chance that some row of the batch has a proposal of that depth; each makes
+    the window a slot wider. Seconds: ``verify(W)`` of the target's forward, ``draft(K)`` of all that the draft does in
+    a step that asks for K (0: what it costs without proposing), ``rest(0)`` and ``rest(1)`` of everything else in steps
     that ask for none and for some.
 
-    Source: the expected length of Leviathan et al. 2211.17192, section 3.1, with a chance of its own at each depth, over
-    a step's expected time; the goodput of SmartSpec, Liu et al. 2406.14066.
+    Source: the expected length of Leviathan et al. 2211.17192, section 3.1, with a chance of its own at each depth,
+    over a step's expected time; the goodput of SmartSpec, Liu et al. 2406.14066.
 
-    Example: ``speeds([0.5], [1.0], lambda w: 1.0, lambda k: 0.1 * k, lambda k: 0.0)`` is ``[1.0, 1.5 / 1.1]``.
+    Example: ``goodputs([0.5], [1.0], lambda w: 1.0, lambda k: 0.1 * k, lambda k: 0.0)`` is ``[1.0, 1.5 / 1.1]``.
     """
     out = [1 / (verify(1) + draft(0) + rest(0))]
     expected, forward = 1.0, verify(1)

@@ -9,7 +9,7 @@ from typing import Annotated
 from specdec import Controller, SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
 from specdec.stats import Stats, Step
-from specdec_plugins.forecast import Chances, Times, best, speeds
+from specdec_plugins.forecast import Chances, Times, best, goodputs
 
 CHEAP = 0.003
 """Largest share of plain decoding's time that probes may cost while K is 0."""
@@ -84,7 +84,7 @@ class Goodput(Controller):
 
     def speeds(self) -> list[float]:
         """Predicted tokens per second of a row for K = 0, 1 …; ``next_k`` maximises them."""
-        return speeds(
+        return goodputs(
             self._kept.reached(self._most),
             self._made.reached(self._most),
             self._verify.at,
