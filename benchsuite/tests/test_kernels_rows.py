@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -44,9 +45,7 @@ def products_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     AVX-512 do not. What is tested here is the kernels' order of tiles, not the order within one product of a tile.
     """
     if find_spec("triton") is not None:
-        from triton.runtime import interpreter
-
-        monkeypatch.setattr(interpreter, "np", _Numpy())
+        monkeypatch.setattr(import_module("triton.runtime.interpreter"), "np", _Numpy())
 
 
 def _ops(name: str = "cpu") -> Ops:
