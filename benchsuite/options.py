@@ -89,6 +89,12 @@ OPTIONS = (
         "plain=http://localhost:8000; API keys from the variables SPECDEC_API_KEY_<NAME> or SPECDEC_API_KEY",
         many=True,
     ),
+    Option(
+        "endpoint-start",
+        "",
+        "a YAML file with the command that starts each server, as in plain: vllm serve …; servers of one address are "
+        "started in turn",
+    ),
     Option("endpoint-api", "completions", "how servers are asked: completions, or chat with their own template"),
     Option("concurrency", "1", "requests that a server has at once", many=True),
     Option("rate", "", "requests a second sent to a server, at random times: 0.5,2", many=True),

@@ -13,6 +13,7 @@ from benchsuite.serving.certified import Certificate, certify
 from benchsuite.serving.figures import EndpointFigures, ServedBlock, Slo, endpoint_figures
 from benchsuite.serving.load import Sent, Traffic, send
 from benchsuite.serving.own_words import OwnWords, own_words_of, page_now
+from benchsuite.serving.restarts import ServersInTurn
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure
@@ -64,12 +65,18 @@ class ServingBench:
     after every block. Times are those of warm caches.
     """
 
-    def __init__(self, plan: ServingPlan, keep: Callable[[ServingBench], None] = lambda bench: None) -> None:
+    def __init__(
+        self,
+        plan: ServingPlan,
+        keep: Callable[[ServingBench], None] = lambda bench: None,
+        servers: ServersInTurn | None = None,
+    ) -> None:
         self.plan, self.blocks = plan, dict[Traffic, list[ServedBlock]]()
         self.said: list[str] = []
         self.words: dict[Traffic, dict[str, OwnWords]] = {}
         self._known: dict[str, dict[str, int]] = {}
         self._keep = keep
+        self.servers = servers or ServersInTurn({})
         self._ready = False
         self.certificates: list[Certificate] | None = None
 
@@ -82,18 +89,22 @@ class ServingBench:
     def prepare(self) -> None:
         """Refuse endpoints that do not answer; see the class. Raises SpecdecError."""
         if not self._ready:
-            asyncio.run(self._prepared())
+            for endpoint in self.plan.endpoints:
+                asyncio.run(self._prepared(self.servers.connect(endpoint)))
             self._ready = True
 
-    async def _prepared(self) -> None:
-        for endpoint in self.plan.endpoints:
-            async with Client(endpoint) as client:
-                await client.health()
-                for _, prompt in self.plan.prompts:
-                    await client.complete(self._asked(prompt, max_tokens=1))
-                await self._checked(client)
+    async def _prepared(self, opened: Client) -> None:
+        async with opened as client:
+            await client.health()
+            await self._warm(client)
+            await self._checked(client)
 
-    async def _count(self, blocks: list[ServedBlock]) -> None:
+    async def _warm(self, client: Client) -> None:
+        """Have a server read every prompt."""
+        for _, prompt in self.plan.prompts:
+            await client.complete(self._asked(prompt, max_tokens=1))
+
+    def _count(self, blocks: list[ServedBlock]) -> None:
         """Ask again, whole, for the answers whose stream had no ``usage``: some servers have one then.
 
         A streamed answer of the same text gets its number. This comes after the timing, so that a server which learns
@@ -104,21 +115,23 @@ class ServingBench:
             replies = [one.reply for block in mine.values() for one in block.sent]
             if all(reply is None or reply.counted is not None for reply in replies):
                 continue
-            lengths = self._known.get(endpoint.name) or await self._lengths(endpoint)
+            lengths = self._known.get(endpoint.name)
+            if lengths is None:
+                lengths = asyncio.run(self._lengths(self.servers.connect(endpoint)))
             self._known[endpoint.name] = lengths
             for place, block in mine.items():
                 blocks[place] = replace(block, sent=tuple(_with_length(one, lengths) for one in block.sent))
 
-    async def _lengths(self, endpoint: Endpoint) -> dict[str, int]:
+    async def _lengths(self, opened: Client) -> dict[str, int]:
         """The number of tokens of every answer, by its text, as the server counts them outside of streams."""
         found = {}
-        async with Client(endpoint) as client:
+        async with opened as client:
             for _, prompt in self.plan.prompts:
                 reply = await client.complete(self._asked(prompt, stream=False))
                 if reply.counted is not None:
                     found[reply.text] = reply.counted
         said = "counted by the same answers, asked for whole" if found else "not known: no figure is per token"
-        self.said.append(f"{endpoint.name} has no usage in a stream: its tokens are {said}")
+        self.said.append(f"{opened.endpoint.name} has no usage in a stream: its tokens are {said}")
         return found
 
     async def _checked(self, client: Client) -> None:
@@ -140,17 +153,17 @@ class ServingBench:
         """Send every prompt to every endpoint, ``rounds`` times, and return the figures."""
         self.prepare()
         blocks = self.blocks.setdefault(load, [])
-        pages = [asyncio.run(page_now(endpoint)) for endpoint in self.plan.endpoints]
+        pages = [self._page(endpoint) for endpoint in self.plan.endpoints]
         for turn in range(self.plan.rounds):
             order = self._order(turn)
             for name in order:
-                asyncio.run(self._block(load, turn, name, blocks))
+                self._block(load, turn, name, blocks)
         for endpoint, before in zip(self.plan.endpoints, pages, strict=True):
             mine = [block for block in blocks if block.endpoint.removesuffix(AGAIN) == endpoint.name]
             replies = [one.reply for block in mine for one in block.sent if one.reply]
-            words = own_words_of(before, asyncio.run(page_now(endpoint)), replies)
+            words = own_words_of(before, self._page(endpoint), replies)
             self.words.setdefault(load, {})[endpoint.name] = words
-        asyncio.run(self._count(blocks))
+        self._count(blocks)
         return self.figures(load)
 
     def _order(self, turn: int) -> list[str]:
@@ -159,15 +172,24 @@ class ServingBench:
         random.Random(self.plan.seed + turn // 2).shuffle(names)
         return names[::-1] if turn % 2 else names
 
-    async def _block(self, load: Traffic, turn: int, name: str, blocks: list[ServedBlock]) -> None:
+    def _block(self, load: Traffic, turn: int, name: str, blocks: list[ServedBlock]) -> None:
         endpoint = next(one for one in self.plan.endpoints if name in (one.name, one.name + AGAIN))
         places = list(range(len(self.plan.prompts)))
         random.Random(self.plan.seed + turn).shuffle(places)  # the same for all endpoints of a round
         asks = [(place, self._asked(self.plan.prompts[place][1])) for place in places]
         sent: list[Sent] = []
-        try:
-            async with Client(endpoint) as client:
+        before = self.servers.starts.get(endpoint.name)
+        opened = self.servers.connect(endpoint)
+        started = self.servers.starts.get(endpoint.name) != before
+
+        async def run() -> None:
+            async with opened as client:
+                if started:
+                    await self._warm(client)  # its cache of prompts is empty, and others' are not
                 await send(client, asks, load, self.plan.seed + turn, sent)
+
+        try:
+            asyncio.run(run())
         finally:  # also an interrupt: what has ended is kept
             blocks.append(ServedBlock(name, turn, tuple(sent)))
             self._keep(self)
@@ -178,9 +200,13 @@ class ServingBench:
         if self.certificates is None:
             self.prepare()
             prompts = [text for _, text in self.plan.prompts]
-            self.certificates = certify(self.plan.endpoints, prompts, self.plan.ask, dtype)
+            self.certificates = certify(self.plan.endpoints, prompts, self.plan.ask, dtype, self.servers.connect)
             self._keep(self)
         return self.certificates
+
+    def _page(self, endpoint: Endpoint) -> str | None:
+        """An endpoint's counters; None of one that is started in turn, whose counters begin anew each time."""
+        return None if endpoint.name in self.servers.commands else asyncio.run(page_now(endpoint))
 
     def figures(self, load: Traffic) -> list[EndpointFigures]:
         """The figures so far, in the order of ``names``."""

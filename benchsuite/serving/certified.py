@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,10 +44,18 @@ class ServedAnswers:
     failures: tuple[str, ...] = ()
 
 
-async def ask_all(endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
+Connect = Callable[[Endpoint], Client]
+"""Makes a client of an endpoint; what is started only when it is asked is started then."""
+
+
+def ask_all(connect: Connect, endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
     """Ask for every answer, so many at once; nothing is timed."""
+    return asyncio.run(_asked_all(connect(endpoint), asks, at_once))
+
+
+async def _asked_all(opened: Client, asks: Sequence[Ask], at_once: int) -> ServedAnswers:
     gate, failed = asyncio.Semaphore(at_once), list[str]()
-    async with Client(endpoint) as client:
+    async with opened as client:
 
         async def one(ask: Ask) -> Reply | None:
             async with gate:
@@ -67,7 +75,11 @@ def _cut(token: Token) -> Token:
 
 
 def certify(
-    endpoints: Sequence[Endpoint], prompts: Sequence[str], ask: Ask, dtype: str = "unknown"
+    endpoints: Sequence[Endpoint],
+    prompts: Sequence[str],
+    ask: Ask,
+    dtype: str = "unknown",
+    connect: Connect = Client,
 ) -> list[Certificate]:
     """Ask all endpoints for all prompts, with log-probabilities, and certify each by the first one.
 
@@ -80,15 +92,21 @@ def certify(
     # The same prompt twice would be the same evidence twice.
     asks = [replace(ask, prompt=prompt, logprobs=LIST, stream=False) for prompt in dict.fromkeys(prompts)]
     if ask.temperature:
-        return [_sampled(plain, other, asks) for other in others]
-    first, second = (asyncio.run(ask_all(plain, asks, at_once)) for at_once in (1, OTHER_BATCH))
+        return [_sampled(connect, plain, other, asks) for other in others]
+    first, second = (ask_all(connect, plain, asks, at_once) for at_once in (1, OTHER_BATCH))
     pairs = [(one.tokens, two.tokens) for one, two in zip(first.replies, second.replies, strict=True) if one and two]
     bound = logprob_ties.bound_of(pairs, dtype)
-    return [_greedy(other.name, first, asyncio.run(ask_all(other, asks)), bound, plain, asks) for other in others]
+    return [_greedy(connect, other.name, first, ask_all(connect, other, asks), bound, plain, asks) for other in others]
 
 
 def _greedy(
-    name: str, plain: ServedAnswers, other: ServedAnswers, bound: Bound, server: Endpoint, asks: Sequence[Ask]
+    connect: Connect,
+    name: str,
+    plain: ServedAnswers,
+    other: ServedAnswers,
+    bound: Bound,
+    server: Endpoint,
+    asks: Sequence[Ask],
 ) -> Certificate:
     both = [(n, a, b) for n, (a, b) in enumerate(zip(plain.replies, other.replies, strict=True)) if a and b]
     if not both:
@@ -101,7 +119,7 @@ def _greedy(
     scored = list[ServedDifference]()
     judged = list[Sequence[Token]]()
     for n, a, b in both:
-        read = echoed(server, asks[n], b)
+        read = echoed(connect, server, asks[n], b)
         if read is not None:
             scored += logprob_ties.score_outputs(n, read, b.tokens, bound)
         # What follows a first difference is judged only where plain reads it.
@@ -123,7 +141,7 @@ def _texts_alone(name: str, both: Sequence[tuple[int, Reply, Reply]]) -> Certifi
     return Certificate(name, "differs, not judged", (line,))
 
 
-def echoed(server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
+def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
     """Return an output's tokens with the server's lists at their places, by ``echo``; None where it has no such thing.
 
     Where servers name tokens by numbers, prompt and output are sent as these; else as text, and None is returned if
@@ -133,7 +151,7 @@ def echoed(server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None
         return None
     reading = replace(ask, max_tokens=1, echo=True, temperature=0.0, stop=())
     ids = [token.id for token in reply.tokens]
-    before = None if None in ids else _ids_of(server, reading)
+    before = None if None in ids else _ids_of(connect, server, reading)
     prompt: str | tuple[int, ...]
     if before is not None:
         prompt = (*before, *(number for number in ids if number is not None))
@@ -141,7 +159,7 @@ def echoed(server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None
         prompt = ask.prompt + reply.text
     else:
         return None
-    [found] = asyncio.run(ask_all(server, [replace(reading, prompt=prompt)])).replies
+    [found] = ask_all(connect, server, [replace(reading, prompt=prompt)]).replies
     if found is None:
         return None
     # The answer has one generated token behind the echoed ones.
@@ -151,11 +169,11 @@ def echoed(server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None
     return tuple(mine) if fits else None
 
 
-def _ids_of(server: Endpoint, ask: Ask) -> tuple[int, ...] | None:
+def _ids_of(connect: Connect, server: Endpoint, ask: Ask) -> tuple[int, ...] | None:
     """The numbers of the prompt's tokens, as the server echoes them; None where it does not say them."""
     if not isinstance(ask.prompt, str):
         return ask.prompt
-    [found] = asyncio.run(ask_all(server, [ask])).replies
+    [found] = ask_all(connect, server, [ask]).replies
     ids = [token.id for token in found.tokens[:-1]] if found else []
     return tuple(number for number in ids if number is not None) if ids and None not in ids else None
 
@@ -198,10 +216,10 @@ def _verdict(
     return Certificate(name, "certified", (f"{name}: certified: {head}", *rest))
 
 
-def _sampled(plain: Endpoint, other: Endpoint, asks: Sequence[Ask]) -> Certificate:
+def _sampled(connect: Connect, plain: Endpoint, other: Endpoint, asks: Sequence[Ask]) -> Certificate:
     """Read an endpoint's sampled outputs under the plain one's lists."""
-    answers = asyncio.run(ask_all(other, asks))
-    read = [echoed(plain, ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
+    answers = ask_all(connect, other, asks)
+    read = [echoed(connect, plain, ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
     sample = read_tokens([tokens for tokens in read if tokens], most=LIST)
     name = other.name
     if not sample.tokens:

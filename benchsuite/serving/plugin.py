@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from benchsuite.serving.certified import Certificate
     from benchsuite.serving.figures import EndpointFigures
     from benchsuite.serving.load import Traffic
+    from benchsuite.serving.restarts import ServersInTurn
 
 CERTIFICATES = "specdec_certificates"
 NONE = "no endpoint is given: --specdec-endpoint plain=http://localhost:8000,spec=http://localhost:8001 names servers"
@@ -70,11 +71,30 @@ class ServingPlugin:
 
         try:
             options.results_root(self.config)
-            self.bench = ServingBench(self._plan(), self._keep)
+            plan = self._plan()
+            self.bench = ServingBench(plan, self._keep, self._servers(plan))
             self.bench.prepare()
         except SpecdecError as error:
+            if self.bench is not None:
+                self.bench.servers.close()
             self.bench = None
             raise pytest.UsageError(str(error)) from None
+
+    def _servers(self, plan: ServingPlan) -> ServersInTurn:
+        from benchsuite.serving.restarts import ServersInTurn, read_commands
+        from specdec.errors import SpecdecError
+
+        path = options.value(self.config, "endpoint-start")
+        if path:
+            return ServersInTurn(read_commands(self.config.invocation_params.dir / path, plan.endpoints))
+        addresses = [endpoint.url for endpoint in plan.endpoints]
+        twice = next((url for url in addresses if addresses.count(url) > 1), None)
+        if twice:
+            raise SpecdecError(
+                f"two endpoints have the address {twice}: give each its own, or --specdec-endpoint-start a file with "
+                "the command that starts each"
+            )
+        return ServersInTurn({})
 
     def _plan(self) -> ServingPlan:
         from dataclasses import replace
@@ -158,6 +178,8 @@ class ServingPlugin:
         """Write the results folder."""
         measured = self.bench is not None and (self.bench.blocks or self.bench.certificates)
         root = options.results_root(self.config) if measured else None
+        if self.bench is not None:
+            self.bench.servers.close()
         if root is None or self.bench is None:
             return
         from benchsuite.serving.report import write_serving

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from specdec.errors import SpecdecError
@@ -35,6 +35,10 @@ class Endpoint:
         """The API key: that of ``SPECDEC_API_KEY_<NAME>``, else of ``SPECDEC_API_KEY``; None where neither is set."""
         own = "".join(sign if sign.isalnum() else "_" for sign in self.name).upper()
         return os.environ.get(f"{KEY}_{own}") or os.environ.get(KEY) or None
+
+    def impatient(self) -> Endpoint:
+        """The same with limits of two seconds and without retries: to see whether it answers now."""
+        return replace(self, connect_s=2.0, read_s=2.0, total_s=2.0, retries=0)
 
     def hidden(self, text: str) -> str:
         """The text without the API key."""

@@ -1,0 +1,165 @@
+"""One address, several servers: each is started by its command when it is asked, and ended before another."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchsuite.serving.restarts import ServersInTurn, read_commands
+from benchsuite.tests.rig import Run
+from specdec import SpecdecError
+from specdec_plugins.endpoints.client import Ask
+from specdec_plugins.endpoints.named import KEY, Endpoint
+
+SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+port, text = int(sys.argv[1]), sys.argv[2]
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_): pass
+    def answer(self, body):
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def do_GET(self):
+        self.answer({"data": [{"id": "m"}]})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        choice = {"text": text * asked["max_tokens"], "finish_reason": "length"}
+        body = {"choices": [choice], "usage": {"completion_tokens": asked["max_tokens"]}}
+        if not asked["stream"]:
+            return self.answer(body)
+        data = f"data: {json.dumps(body)}\\n\\ndata: [DONE]\\n\\n".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+print("listening", flush=True)
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def started_by(tmp_path: Path, port: int) -> dict[str, str]:
+    """A server that says a and one that says b, at one address."""
+    script = tmp_path / "server.py"
+    script.write_text(SERVER, encoding="utf-8")
+    return {
+        name: shlex.join([sys.executable, str(script), str(port), text])
+        for name, text in (("plain", "a"), ("spec", "b"))
+    }
+
+
+@pytest.fixture
+def servers(started_by: dict[str, str]) -> Iterator[ServersInTurn]:
+    found = ServersInTurn(started_by, patience_s=60)
+    yield found
+    found.close()
+
+
+def said(servers: ServersInTurn, endpoint: Endpoint) -> str:
+    opened = servers.connect(endpoint)
+
+    async def run() -> str:
+        async with opened as client:
+            return (await client.complete(Ask("x", 3))).text
+
+    return asyncio.run(run())
+
+
+def test_each_endpoint_is_answered_by_its_own_server(servers: ServersInTurn, port: int) -> None:
+    plain, spec = (Endpoint(name, f"http://127.0.0.1:{port}") for name in ("plain", "spec"))
+    assert [said(servers, one) for one in (plain, plain, spec, plain)] == ["aaa", "aaa", "bbb", "aaa"]
+    assert servers.starts == {"plain": 2, "spec": 1}, "a server that runs is not started again"
+    servers.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_a_server_that_ends_at_once_is_refused_with_its_last_words(port: int) -> None:
+    command = shlex.join([sys.executable, "-c", "import sys; sys.exit('no such model')"])
+    servers = ServersInTurn({"plain": command}, patience_s=60)
+    with pytest.raises(SpecdecError, match=r"(?s)ended with 1 .*lines:.no such model"):
+        servers.connect(Endpoint("plain", f"http://127.0.0.1:{port}"))
+
+
+def test_a_command_that_is_none_is_refused(port: int) -> None:
+    with pytest.raises(SpecdecError, match="cannot be run: No such file"):
+        ServersInTurn({"plain": "no-such-program"}).connect(Endpoint("plain", f"http://127.0.0.1:{port}"))
+
+
+ONE = "http://localhost:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("- a", "expected one command for each name"),
+        ("plain: 3", "expected one command for each name"),
+        ("plain: [", "expected lines like plain"),
+        ("plain: x\nother: y", "unknown endpoint 'other'"),
+        ("plain: x", "no command for spec"),
+        ("plain: x\nspec: y --key sk-secret-1", "has the API key in it"),
+    ],
+)
+def test_a_wrong_file_of_commands_is_refused(
+    text: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "sk-secret-1")
+    path = tmp_path / "servers.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecdecError, match=wrong) as error:
+        read_commands(path, [Endpoint("plain", ONE), Endpoint("spec", ONE)])
+    assert "sk-secret-1" not in str(error.value)
+
+
+def test_two_servers_of_one_address_are_measured_and_compared(
+    started_by: dict[str, str], port: int, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "servers.yaml").write_text(yaml.safe_dump(started_by), encoding="utf-8")
+    address = f"http://127.0.0.1:{port}"
+    few: tuple[str, ...] = (
+        "-m",
+        "pytest",
+        "--pyargs",
+        "benchsuite.test_serving",
+        "-m",
+        "serving",
+        "--specdec-max-new-tokens",
+        "4",
+    )
+    few += (
+        "--specdec-prompts",
+        "2",
+        "--specdec-workload",
+        "chat",
+        "--specdec-endpoint",
+        f"plain={address},spec={address}",
+    )
+    done = run(*few, "--specdec-endpoint-start", str(tmp_path / "servers.yaml"))
+    assert "spec: differs, not judged: the texts of prompts 0, 1" in done.stdout
+    assert done.returncode == 0, done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith("spec  ") and "2/2" in line]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    refused = run(*few)
+    assert refused.returncode == 4
+    assert "two endpoints have the address" in refused.stderr
