@@ -104,6 +104,12 @@ OPTIONS = (
         "auto: the outputs of every endpoint are compared with the first one's; a dtype of the servers narrows what "
         "counts as rounding: float32, bfloat16, float16; off",
     ),
+    Option(
+        "certify-by",
+        "",
+        "a target with the servers' weights that reads their outputs on this machine, in place of the first server: "
+        "for servers without log-probabilities, or without echo",
+    ),
     Option("slo", "", "limits that a request must keep to count for goodput, in seconds: ttft=0.5,tpot=0.05,e2e=10"),
     Option(
         "backend",

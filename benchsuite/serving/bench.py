@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchsuite.measure.workloads import Workload
-from benchsuite.serving.certified import Certificate, certify
+from benchsuite.serving.certified import Certificate, Read, certify
 from benchsuite.serving.figures import EndpointFigures, ServedBlock, Slo, endpoint_figures
 from benchsuite.serving.load import Sent, Traffic, send
 from benchsuite.serving.own_words import OwnWords, own_words_of, page_now
@@ -70,6 +70,7 @@ class ServingBench:
         plan: ServingPlan,
         keep: Callable[[ServingBench], None] = lambda bench: None,
         servers: ServersInTurn | None = None,
+        read: Read | None = None,
     ) -> None:
         self.plan, self.blocks = plan, dict[Traffic, list[ServedBlock]]()
         self.said: list[str] = []
@@ -77,6 +78,7 @@ class ServingBench:
         self._known: dict[str, dict[str, int]] = {}
         self._keep = keep
         self.servers = servers or ServersInTurn({})
+        self._read = read
         self._ready = False
         self.certificates: list[Certificate] | None = None
 
@@ -200,7 +202,9 @@ class ServingBench:
         if self.certificates is None:
             self.prepare()
             prompts = [text for _, text in self.plan.prompts]
-            self.certificates = certify(self.plan.endpoints, prompts, self.plan.ask, dtype, self.servers.connect)
+            self.certificates = certify(
+                self.plan.endpoints, prompts, self.plan.ask, dtype, self.servers.connect, self._read
+            )
             self._keep(self)
         return self.certificates
 

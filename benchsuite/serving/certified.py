@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from benchsuite.measure import logprob_ties
@@ -44,6 +45,9 @@ class ServedAnswers:
     failures: tuple[str, ...] = ()
 
 
+Read = Callable[[Ask, Reply], tuple[Token, ...] | None]
+"""Reads an output: its tokens with the likeliest ones at their places, or None where that cannot be told."""
+
 Connect = Callable[[Endpoint], Client]
 """Makes a client of an endpoint; what is started only when it is asked is started then."""
 
@@ -80,11 +84,13 @@ def certify(
     ask: Ask,
     dtype: str = "unknown",
     connect: Connect = Client,
+    read: Read | None = None,
 ) -> list[Certificate]:
     """Ask all endpoints for all prompts, with log-probabilities, and certify each by the first one.
 
     Greedy requests (temperature 0) are compared token by token, sampled ones at temperature 1 as a distribution. Raises
     ValueError for another temperature: servers differ in whether their log-probabilities are those before it or after.
+    ``read``: reads outputs in the plain server's place, such as a local model with the same weights (``LocalJudge``).
     """
     if ask.temperature not in (0, 1):
         raise ValueError(f"got temperature {ask.temperature:g}; a certificate needs 0 or 1")
@@ -92,9 +98,12 @@ def certify(
     # The same prompt twice would be the same evidence twice.
     asks = [replace(ask, prompt=prompt, logprobs=LIST, stream=False) for prompt in dict.fromkeys(prompts)]
     if ask.temperature:
-        return [_sampled(connect, plain, other, asks) for other in others]
+        reading = read or partial(echoed, connect, plain)
+        return [_sampled(connect, reading, plain.name, other, asks) for other in others]
     first, second = (ask_all(connect, plain, asks, at_once) for at_once in (1, OTHER_BATCH))
     pairs = [(one.tokens, two.tokens) for one, two in zip(first.replies, second.replies, strict=True) if one and two]
+    if read is not None:
+        return [_read_locally(read, first, one.name, ask_all(connect, one, asks), asks, dtype) for one in others]
     bound = logprob_ties.bound_of(pairs, dtype)
     return [_greedy(connect, other.name, first, ask_all(connect, other, asks), bound, plain, asks) for other in others]
 
@@ -127,6 +136,39 @@ def _greedy(
     drifted = [(n, *one) for n, a, b in both for one in logprob_ties.drifts(a.tokens, b.tokens, bound)]
     prompts = [str(ask.prompt) for ask in asks]
     return _verdict(name, judged, differences, scored, bound, drifted, prompts)
+
+
+def _read_locally(
+    read: Read, plain: ServedAnswers, name: str, other: ServedAnswers, asks: Sequence[Ask], dtype: str
+) -> Certificate:
+    """Judge an endpoint's outputs by a reader; plain's own show how far honest tokens lie from the reader's likeliest."""
+    both = [(n, a, b) for n, (a, b) in enumerate(zip(plain.replies, other.replies, strict=True)) if a and b]
+    of_plain = [tokens for n, a, _ in both if (tokens := read(asks[n], a))]
+    of_other = {n: tokens for n, _, b in both if (tokens := read(asks[n], b))}
+    if not of_plain or not of_other:
+        line = f"{name}: INCONCLUSIVE: no text of {'plain' if not of_plain else name} can be read token by token"
+        return Certificate(name, "inconclusive", (line,))
+    apart = [token.top[0][1] - (token.logprob or 0.0) for tokens in of_plain for token in tokens]
+    floor = logprob_ties.FLOORS[dtype]
+    bound = Bound(min(logprob_ties.MOST, max(max(apart), floor)), max(apart) / 2, len(apart), floor)
+    every = [one for n, tokens in of_other.items() for one in logprob_ties.score_outputs(n, tokens, tokens, bound)]
+    bugs = [one for one in every if one.kind == "bug"]
+    rate = logprob_ties.smallest_rate([*of_other.values()], bound)
+    finds = "nothing would be found" if rate is None else f"one changed token in {rate:.0f} is found with 99 %"
+    tokens = sum(map(len, of_other.values()))
+    equal = sum(a.text == b.text for _, a, b in both)
+    head = f"{equal} of {len(both)} outputs are plain's, {len(of_other)} read by the local judge, {tokens:,} tokens; {finds}"
+    rest = (
+        f"a token within {bound.nats:.3g} nats of the judge's likeliest may be chosen: plain's own lie up to "
+        f"{max(apart):.2g} from it",
+        *map(str, bugs[:3]),
+    )
+    if bugs:
+        return Certificate(name, "bug", (f"{name}: FAILED: {len(bugs)} tokens are not the judge's; {head}", *rest))
+    unread = len(both) - len(of_other)
+    if unread and equal < len(both):
+        return Certificate(name, "differs, not judged", (f"{name}: {unread} texts could not be read; {head}", *rest))
+    return Certificate(name, "certified", (f"{name}: certified: {head}", *rest))
 
 
 def _texts_alone(name: str, both: Sequence[tuple[int, Reply, Reply]]) -> Certificate:
@@ -216,15 +258,15 @@ def _verdict(
     return Certificate(name, "certified", (f"{name}: certified: {head}", *rest))
 
 
-def _sampled(connect: Connect, plain: Endpoint, other: Endpoint, asks: Sequence[Ask]) -> Certificate:
+def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks: Sequence[Ask]) -> Certificate:
     """Read an endpoint's sampled outputs under the plain one's lists."""
     answers = ask_all(connect, other, asks)
-    read = [echoed(connect, plain, ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
+    read = [reading(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
     sample = read_tokens([tokens for tokens in read if tokens], most=LIST)
     name = other.name
     if not sample.tokens:
         line = (
-            f"{name}: INCONCLUSIVE: {plain.name} cannot read a text with log-probabilities (echo), or splits it into "
+            f"{name}: INCONCLUSIVE: {judge} cannot read a text with log-probabilities (echo), or splits it into "
             "other tokens; nothing is said of the distribution"
         )
         return Certificate(name, "inconclusive", (line,))
@@ -232,7 +274,7 @@ def _sampled(connect: Connect, plain: Endpoint, other: Endpoint, asks: Sequence[
     finds = "no factor of the temperature up to 4" if factor is None else f"a temperature {factor:.2f} times as high"
     needs = f"1.1 times needs {sample.tokens_for(1.1):,.0f} tokens, 1.2 times {sample.tokens_for(1.2):,.0f} tokens"
     head = (
-        f"{sample.tokens:,} tokens of {other.name} under {plain.name}'s list: transforms p={sample.evenness:.2g}, "
+        f"{sample.tokens:,} tokens of {other.name} under {judge}'s list: transforms p={sample.evenness:.2g}, "
         f"log-probabilities p={sample.heat_p:.2g}; {finds} is found with 99 %; {needs}"
     )
     if sample.evenness < FALSE_ALARM or sample.heat_p < FALSE_ALARM_OF_HEAT:

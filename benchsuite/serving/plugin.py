@@ -14,7 +14,7 @@ from benchsuite import options
 
 if TYPE_CHECKING:
     from benchsuite.serving.bench import ServingBench, ServingPlan
-    from benchsuite.serving.certified import Certificate
+    from benchsuite.serving.certified import Certificate, Read
     from benchsuite.serving.figures import EndpointFigures
     from benchsuite.serving.load import Traffic
     from benchsuite.serving.restarts import ServersInTurn
@@ -72,13 +72,21 @@ class ServingPlugin:
         try:
             options.results_root(self.config)
             plan = self._plan()
-            self.bench = ServingBench(plan, self._keep, self._servers(plan))
+            self.bench = ServingBench(plan, self._keep, self._servers(plan), self._reader())
             self.bench.prepare()
         except SpecdecError as error:
             if self.bench is not None:
                 self.bench.servers.close()
             self.bench = None
             raise pytest.UsageError(str(error)) from None
+
+    def _reader(self) -> Read | None:
+        name = options.value(self.config, "certify-by")
+        if not name or self._why_not():
+            return None
+        from benchsuite.serving.local_judge import LocalJudge
+
+        return LocalJudge(name).read
 
     def _servers(self, plan: ServingPlan) -> ServersInTurn:
         from benchsuite.serving.restarts import ServersInTurn, read_commands

@@ -27,11 +27,12 @@ from benchsuite.measure.logprob_ties import (
 )
 from benchsuite.measure.transforms import FALSE_ALARM_OF_HEAT, HEATS, read_tokens
 from benchsuite.serving.certified import certify
+from benchsuite.serving.local_judge import LocalJudge
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.named import Endpoint
-from specdec_plugins.endpoints.replies import Token
+from specdec_plugins.endpoints.replies import Reply, Token
 
 BOUND = Bound(0.5, 0.0, 0, 0.5)
 
@@ -359,6 +360,45 @@ def test_a_sampled_pair_is_read_under_plains_list_over_http(
         found, text = certificate(plain, spec, tokens, temperature=1.0)
     assert found == state, text
     assert f"{4 * tokens} tokens of spec under plain's list" in text
+
+
+@pytest.mark.parametrize("change", [0, 8])
+@pytest.mark.parametrize("named", [True, False], ids=["numbers", "text alone"])
+def test_a_local_model_judges_servers_that_say_nothing(change: int, named: bool, assemble: Make) -> None:
+    """The judge is the servers' own tiny model. Without numbers few of its texts are the same tokens again: of those
+    that are, none is suspected, and where none is nothing is said."""
+    quiet = {"no_logprobs": not named}
+    with (
+        OurServer(assemble().engine(None, k=0), Bugs(**quiet)) as plain,
+        OurServer(assemble().engine("ngram", k=4), Bugs(change=change, **quiet)) as spec,
+    ):
+        endpoints = [Endpoint("plain", plain.url), Endpoint("spec", spec.url)]
+        judge = LocalJudge("tiny")
+        judge._model = assemble().target.twin()  # the catalog's tiny model has other weights
+        [found] = certify(endpoints, PROMPTS, Ask("", 24), "float32", read=judge.read)
+    if named:
+        assert found.state == ("bug" if change else "certified"), found.lines
+        assert "4 read by the local judge" in found.lines[0]
+    else:
+        assert found.state in (
+            ("bug", "inconclusive", "differs, not judged") if change else ("certified", "inconclusive")
+        )
+
+
+def test_a_local_judge_reads_a_text_only_where_its_tokens_are_known() -> None:
+    judge = LocalJudge("tiny")
+    ask = Ask("hello", 3)
+
+    def reply(text: str, counted: int, reason: str = "length") -> Reply:
+        return Reply(text, (), (), 1.0, 5, counted, reason, 1, {})
+
+    read = judge.read(ask, reply("abc", 3))
+    assert read is not None
+    assert [token.id for token in read] == judge._tokenizer("abc")["input_ids"]
+    assert all(len(token.top) == 5 and token.logprob is not None for token in read)
+    assert judge.read(ask, reply("abc", 4)) is None, "the server counted other tokens"
+    assert judge.read(ask, reply("abc", 4, "stop")) is not None, "it counted the end token"
+    assert judge.read(ask, reply("\ufffd", 1)) is None, "a part of a character"
 
 
 def test_other_temperatures_have_no_certificate() -> None:
