@@ -393,6 +393,21 @@ def test_a_plain_server_that_is_not_itself_judges_nobody(assemble: Make) -> None
     assert "plain asked twice is not itself" in found.lines[0]
 
 
+@pytest.mark.parametrize(("second", "state"), [(-3.0, "certified"), (-0.2, "inconclusive")])
+def test_equal_outputs_of_which_no_change_would_be_found_are_not_certified(
+    second: float, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every place is a near tie: another token there would pass as rounding."""
+    reply = Reply("a", (listed("a", ("a", -0.1), ("b", second)),), (), 0.0, None, None, None, 1, {})
+
+    async def answered(endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
+        return ServedAnswers((reply,) * len(asks))
+
+    monkeypatch.setattr("benchsuite.serving.certified.ask_all", answered)
+    [found] = certify([Endpoint("plain", "http://x"), Endpoint("spec", "http://y")], ["x"], Ask("", 1))
+    assert found.state == state, found.lines
+
+
 def test_sampling_with_a_filter_has_no_certificate() -> None:
     with pytest.raises(ValueError, match="got top_p 0.9"):
         certify([Endpoint("a", "http://x"), Endpoint("b", "http://y")], ["x"], Ask("", 4, temperature=1, top_p=0.9))
