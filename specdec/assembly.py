@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from specdec.calibration import Calibration
 from specdec.devices import records, synchronize
 from specdec.engine import Engine
 from specdec.errors import SpecdecError
@@ -29,6 +30,7 @@ class Assembly:
 
     ``graphs``: where it is possible, they record the parts of their steps and replay them (``specdec.runtime``).
     ``exact``: windows of every width give the same bits; what cannot be proved to is refused (``specdec.exact``).
+    ``calibration``: what the target's forwards cost; by default measured as plugins ask for it.
 
     Example: ``Assembly(Registry(), target, tokenizer, max_rows=1, max_length=256).engine("ngram", k=4)``
     """
@@ -44,10 +46,22 @@ class Assembly:
         seed: int = 0,
         graphs: bool = False,
         exact: bool = False,
+        calibration: Calibration | None = None,
     ) -> None:
         self.registry, self.target, self.tokenizer = registry, target, tokenizer
+        self.calibration = calibration or Calibration(target)
         self._env = Env(
-            target, tokenizer, target.ops, max_rows, max_length, 1, seed, self.plain, self._no_draft, Eager()
+            target,
+            tokenizer,
+            target.ops,
+            max_rows,
+            max_length,
+            1,
+            seed,
+            self.plain,
+            self._no_draft,
+            Eager(),
+            self.calibration,
         )
         self.max_length = max_length
         # Collective calls are never captured here.

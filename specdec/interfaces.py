@@ -24,6 +24,7 @@ from specdec.request import Request, SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from specdec.calibration import Calibration
     from specdec.model import ArenaModel
     from specdec.runtime import Runtime
     from specdec.stats import Stats
@@ -41,6 +42,8 @@ class Env:
     and remembered; the engine counts the calls in ``Engine.replayed``, because the speed of a replay means nothing);
     ``draft(text)``: builds another registered draft for the same engine, for drafts that combine others;
     ``runtime``: runs parts of a draft op by op, or records and replays them, as the engine's own (``specdec.runtime``).
+    ``calibration``: seconds of the target's forward, measured where they are asked for and shared by all engines over
+    it.
     """
 
     target: ArenaModel
@@ -53,6 +56,7 @@ class Env:
     plain: Callable[[Request], tuple[int, ...]]
     draft: Callable[[str], Draft]
     runtime: Runtime
+    calibration: Calibration
 
 
 class Draft(ABC):

@@ -60,6 +60,7 @@ class FaultyServer:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._over = threading.Event()
+        self._posts = threading.Semaphore(0)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._serve, daemon=True).start()
@@ -68,6 +69,12 @@ class FaultyServer:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._socket.close()
+
+    def wait(self, posts: int) -> None:
+        """Return when so many more POSTs have come; TimeoutError after a minute without one."""
+        for _ in range(posts):
+            if not self._posts.acquire(timeout=60):
+                raise TimeoutError(f"{len(self.requests)} requests came, and no further one in a minute")
 
     def _serve(self) -> None:
         posts = 0
@@ -85,6 +92,7 @@ class FaultyServer:
                 self.requests.append(request)
                 script = self.scripts[min(posts, len(self.scripts) - 1)]
                 posts += 1
+                self._posts.release()
             threading.Thread(target=self._play, args=(connection, script), daemon=True).start()
 
     def _play(self, connection: socket.socket, script: Fault) -> None:

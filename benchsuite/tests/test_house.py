@@ -26,6 +26,7 @@ ARROWS = {
     "kernelbench": "machine report targets",
     "decodingbench": "options machine measure report targets",
     "serving": "options measure report",
+    "predict": "measure",
     "prove": "measure",
     "conformance": "prove measure kernelbench",
     "museum": "conformance prove measure",
@@ -48,7 +49,7 @@ ARROWS = {
     "test_decoding": "decodingbench",
     "test_serving": "serving",
     "tests": "options configuration plugin compare __main__ machine measure report kernelbench decodingbench prove "
-    "conformance museum gate gpu_day foreign serving",
+    "conformance museum gate gpu_day foreign predict serving",
 }
 """Every room and module of benchsuite, and the others that it imports."""
 

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
         ({"batch": "0"}, r"--specdec-batch is '0'; expected whole numbers, 1 or more"),
         ({"temperature": "nan"}, r"--specdec-temperature is 'nan'; expected numbers"),
         ({"max_new_tokens": "0"}, r"--specdec-max-new-tokens is '0'"),
-        ({"peer": "tgi"}, r"unknown peer 'tgi'; choices: auto, llama_cpp, "),
+        ({"peer": "tgi"}, r"unknown peer 'tgi'; choices: auto, endpoint, llama_cpp, "),
         ({"peer": "transformers, transformers_prompt_lookup(kk=2)"}, "does not take kk .*its options: k=10, ngram=2"),
         ({"peer": "transformers_prompt_lookup(k=0)"}, "k of the peer .* is 0; expected a whole number, 1 or more"),
         ({"draft": " , "}, r"--specdec-draft is empty"),

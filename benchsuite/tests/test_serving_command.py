@@ -17,6 +17,11 @@ from specdec_plugins.endpoints.named import KEY
 
 SERVE = ("-m", "pytest", "--pyargs", "benchsuite.test_serving", "-m", "serving")
 FEW = (*SERVE, "--specdec-prompts", "2", "--specdec-max-new-tokens", "6", "--specdec-certify", "off")
+INTERRUPTED = (
+    "import signal, sys, pytest; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "sys.exit(pytest.main(sys.argv[1:]))"
+)
+"""pytest that can be interrupted also where it was started in the background, by a shell that ignores SIGINT for it."""
 SECRET = "sk-also-secret-987654"
 
 
@@ -124,14 +129,21 @@ def test_an_interrupt_leaves_what_was_measured(assemble: Make, tmp_path: Path) -
     ):
         short = ("--specdec-workload", "chat", "--specdec-pairs", "1", "--specdec-results", str(tmp_path / "kept"))
         process = subprocess.Popen(
-            [sys.executable, *FEW, "--specdec-endpoint", f"plain={plain.url},spec={spec.url}", *short],
+            [
+                sys.executable,
+                "-c",
+                INTERRUPTED,
+                *FEW[2:],
+                "--specdec-endpoint",
+                f"plain={plain.url},spec={spec.url}",
+                *short,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         # Two prompts before the timing and one again, then the request that hangs: the server's fourth.
-        while len(spec.requests) < 4 and process.poll() is None:
-            pass
+        spec.wait(4)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 2, output

@@ -206,6 +206,7 @@ def _built(registry: Registry, text: str, rows: int, longest: int, k: int, vocab
         no_plain,
         lambda part: registry.draft(part, env),
         Eager(),
+        cast(Any, _Absent("the calibration")),
     )
     needs = f"the draft {text!r} of {entry.owner} cannot run in vLLM"
     try:

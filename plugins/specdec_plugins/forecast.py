@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
+
+from specdec.calibration import interpolated
 
 KEEP = 0.85
 """Factor by which a new observation reduces the weight of the older ones: about the last seven count."""
@@ -59,25 +61,40 @@ class Times:
 
     def at(self, key: int) -> float:
         """Seconds for ``key``; 0 before the first measurement."""
-        known = sorted(self._seen)
-        if key in self._seen:
-            return median(self._seen[key])
-        below = [k for k in known if k < key]
-        above = [k for k in known if k > key]
-        if not known:
-            return 0.0
-        if not below:
-            return median(self._seen[above[0]])
-        low = below[-1]
-        if above:
-            high = above[0]
-            share = (key - low) / (high - low)
-            return (1 - share) * median(self._seen[low]) + share * median(self._seen[high])
-        if low == 0 or len(below) == 1:
-            return median(self._seen[low]) * (key / low if low else 1.0)
-        first = below[0]
-        slope = (median(self._seen[low]) - median(self._seen[first])) / (low - first)
-        return median(self._seen[low]) + max(0.0, slope) * (key - low)
+        known = {one: median(values) for one, values in self._seen.items()}
+        if len(known) == 1 and key > max(known) > 0:
+            return next(iter(known.values())) * key / max(known)  # the cost of one proposal, until others are known
+        return interpolated(known, key) if known else 0.0
+
+
+def goodputs(
+    kept: Sequence[float],
+    made: Sequence[float],
+    verify: Callable[[int], float],
+    draft: Callable[[int], float],
+    rest: Callable[[int], float],
+) -> list[float]:
+    """Return the expected tokens per second of a row for K = 0, 1 … ``len(kept)``: the formula of every forecast.
+
+    A step emits one token and, of each depth, the share that is ``kept`` there: the chance that a proposal of that
+    depth is made and accepted. ``made``: the chance that some row of the batch has a proposal of that depth; each makes
+    the window a slot wider. Seconds: ``verify(W)`` of the target's forward, ``draft(K)`` of all that the draft does in
+    a step that asks for K (0: what it costs without proposing), ``rest(0)`` and ``rest(1)`` of everything else in steps
+    that ask for none and for some.
+
+    Source: the expected length of Leviathan et al. 2211.17192, section 3.1, with a chance of its own at each depth,
+    over a step's expected time; the goodput of SmartSpec, Liu et al. 2406.14066.
+
+    Example: ``goodputs([0.5], [1.0], lambda w: 1.0, lambda k: 0.1 * k, lambda k: 0.0)`` is ``[1.0, 1.5 / 1.1]``.
+    """
+    out = [1 / (verify(1) + draft(0) + rest(0))]
+    expected, forward = 1.0, verify(1)
+    for k, (chance, asked) in enumerate(zip(kept, made, strict=True), 1):
+        expected += chance
+        # One more slot, weighted by the chance that a k-th proposal is made.
+        forward += asked * max(0.0, verify(k + 1) - verify(k))
+        out.append(expected / (forward + draft(k) + rest(1)))
+    return out
 
 
 def best(speeds: Sequence[float]) -> int:

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Annotated
 
-import torch
-
-from specdec import Controller, SpecdecError, Window, hookimpl
-from specdec.devices import Stopwatch
+from specdec import Controller, SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
 from specdec.stats import Stats, Step
-from specdec_plugins.forecast import Chances, Times, best
+from specdec_plugins.forecast import Chances, Times, best, goodputs
 
 CHEAP = 0.003
 """Largest share of plain decoding's time that probes may cost while K is 0."""
+
+TRUST = 4
+"""Measurements of a step that the calibration of its width counts as."""
 
 
 class Goodput(Controller):
@@ -84,27 +84,26 @@ class Goodput(Controller):
 
     def speeds(self) -> list[float]:
         """Predicted tokens per second of a row for K = 0, 1 …; ``next_k`` maximises them."""
-        kept, made = self._kept.reached(self._most), self._made.reached(self._most)
-        out = [1 / (self._verify.at(1) + self._rest.at(0))]
-        expected, verify = 1.0, self._verify.at(1)
-        for k in range(1, self._most + 1):
-            expected += kept[k - 1]
-            # One more slot, weighted by the chance that a k-th proposal is made.
-            verify += made[k - 1] * max(0.0, self._verify.at(k + 1) - self._verify.at(k))
-            out.append(expected / (verify + self._draft.at(k) + self._rest.at(1)))
-        return out
+        return goodputs(
+            self._kept.reached(self._most),
+            self._made.reached(self._most),
+            self._verify.at,
+            # What a draft costs without proposing is part of ``_rest`` here.
+            lambda k: self._draft.at(k) if k else 0.0,
+            self._rest.at,
+        )
 
     def _choose(self) -> int:
         if self._most == 0:
             return 0
-        speeds = self.speeds()
+        expected = self.speeds()
         if self._tree:
-            speeds[1:-1] = [0.0] * (self._most - 1)
-        k = best(speeds)
+            expected[1:-1] = [0.0] * (self._most - 1)
+        k = best(expected)
         if k > 0:
             return k
-        tried = self._most if self._tree else best([0.0, *speeds[1:]])
-        loss = 1 - speeds[tried] / speeds[0]
+        tried = self._most if self._tree else best([0.0, *expected[1:]])
+        loss = 1 - expected[tried] / expected[0]
         return tried if self._since >= max(self._probe, loss / CHEAP) else 0
 
     def _learn(self, stats: Stats, step: Step) -> None:
@@ -138,22 +137,14 @@ class Goodput(Controller):
         before[:] = now
         return added
 
-    @torch.inference_mode()
     def _calibrate(self, env: Env) -> Times:
-        """The target's time for a few widths, measured at half the length of the longest sequence."""
-        measured = Times()
-        target, half = env.target, env.max_length // 2
-        arena = target.arena(env.max_rows, env.max_length, self._most + 1)
-        arena.committed += half
+        """The target's time for a few widths, at half the length of the longest sequence."""
+        measured, half = Times(), env.max_length // 2
         widths = sorted({1, 2, self._most + 1} | {w for w in (4, 8, 12) if w < self._most})
-        watch = Stopwatch(target.device)
-        for _ in range(4):
-            for width in widths:
-                tokens = torch.zeros(env.max_rows, width, dtype=torch.int64, device=target.device)
-                window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens[:, 0] + width - 1)
-                start = watch.mark()
-                target.forward(arena, window, slice(0, env.max_rows), half)
-                measured.seen(width, watch.seconds(start, watch.mark()))
+        env.calibration.measure([env.max_rows], [half], widths)
+        for width in widths:
+            for _ in range(TRUST):
+                measured.seen(width, env.calibration.forward(width, env.max_rows, half))
         return measured
 
 

@@ -1,0 +1,1 @@
+"""Speedups predicted from what was measured elsewhere: what forwards and drafts cost, and what other texts accepted."""

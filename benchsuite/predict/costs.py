@@ -1,0 +1,189 @@
+"""Costs: seconds of the parts of a step, measured apart from any arm's run, and kept in a file of their own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specdec.calibration import Point, forward_seconds, interpolated
+from specdec.errors import SpecdecError
+
+VERSION_OF_COSTS = 1
+"""Of the file's form."""
+
+
+@dataclass(frozen=True)
+class DraftCosts:
+    """Seconds of a strategy's own parts, by rows, then by tokens of context.
+
+    ``steps``: of the draft (``propose`` and ``observe``) in a step, by the proposals that it made; a key of -1 is a
+    step that asked for none. ``rest``: of controller, policy, commit and host, in steps that asked for none (0) and for
+    some (1). ``admit``: of ``admit`` and ``prefilled`` for a request; ``between``: of ``release`` and ``move``.
+    """
+
+    steps: Mapping[int, Mapping[int, Mapping[int, float]]]
+    rest: Mapping[int, Mapping[int, float]]
+    admit: Mapping[int, float]
+    release: float = 0.0
+
+    def draft(self, rows: int, length: float, proposed: int) -> float:
+        """Seconds of the draft in a step; ``proposed`` -1 where nothing was asked for."""
+        return interpolated(
+            {
+                some: interpolated({at: _of(kinds, proposed) for at, kinds in lengths.items()}, round(length))
+                for some, lengths in self.steps.items()
+            },
+            rows,
+        )
+
+    def other(self, rows: int, asked: bool) -> float:
+        """Seconds of everything but draft and target in a step."""
+        return interpolated({some: kinds.get(int(asked), kinds.get(0, 0.0)) for some, kinds in self.rest.items()}, rows)
+
+
+def _of(kinds: Mapping[int, float], proposed: int) -> float:
+    """The seconds for ``proposed``, between those measured; idle steps have a key of their own."""
+    if proposed < 0:
+        return kinds.get(-1, 0.0)
+    made = {key: seconds for key, seconds in kinds.items() if key >= 0}
+    return interpolated(made, proposed) if made else kinds.get(-1, 0.0)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a target, its strategies and the engine cost on one machine, in seconds.
+
+    ``identity``: everything that the figures depend on, by name; another machine's or model's are refused. ``forward``:
+    of the target, by ``Point``. ``prefill``: of a prompt, by its tokens. ``plain``: of everything but the forward in a
+    step of plain decoding, by rows. ``strategies``: by their names. ``noise``: the share by which the same work takes
+    longer or shorter from one time to the next (the standard deviation of its logarithm). ``made``: seconds since 1970.
+
+    Example: ``Costs.load(path, identity).step("ngram/match/fixed/4", rows=1, length=200, asked=4, proposed=3)``
+    """
+
+    identity: Mapping[str, str]
+    forward: Mapping[Point, float]
+    prefill: Mapping[int, float]
+    plain: Mapping[int, float]
+    strategies: Mapping[str, DraftCosts]
+    noise: float
+    made: float = field(default_factory=time.time)
+
+    def verify(self, width: int, rows: int, length: float) -> float:
+        """Seconds of a forward of the target."""
+        return forward_seconds(self.forward, width, rows, round(length))
+
+    def plain_step(self, rows: int, length: float) -> float:
+        """Seconds of a step of plain decoding."""
+        return self.verify(1, rows, length) + interpolated(self.plain, rows)
+
+    def step(self, strategy: str, rows: int, length: float, asked: int, proposed: int) -> float:
+        """Seconds of a step that asked for ``asked`` proposals a row and got at most ``proposed`` of one row."""
+        known = self.strategies[strategy]
+        drafting = known.draft(rows, length, proposed if asked else -1)
+        return self.verify(proposed + 1, rows, length) + drafting + known.other(rows, asked > 0)
+
+    def begun(self, strategy: str | None, length: float) -> float:
+        """Seconds of a prompt's prefill, with what the draft does then and when the request ends."""
+        known = self.strategies[strategy] if strategy else None
+        drafting = interpolated(known.admit, round(length)) + known.release if known and known.admit else 0.0
+        return interpolated(self.prefill, round(length)) + drafting
+
+    def with_strategies(self, more: Mapping[str, DraftCosts]) -> Costs:
+        """These costs and those of further strategies."""
+        return Costs(
+            self.identity,
+            self.forward,
+            self.prefill,
+            self.plain,
+            {**self.strategies, **more},
+            self.noise,
+            self.made,
+        )
+
+    def age(self, now: float | None = None) -> str:
+        """How long ago they were measured, in words. Example: ``measured 3 min ago``."""
+        seconds = (time.time() if now is None else now) - self.made
+        for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+            if seconds >= size:
+                return f"measured {seconds / size:.0f} {unit} ago"
+        return "measured just now"
+
+    def save(self, path: Path) -> None:
+        """Write them to a file, replacing it in one go."""
+        text = json.dumps(_written_costs(self), indent=1)
+        new = path.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+
+    @staticmethod
+    def load(path: Path, identity: Mapping[str, str]) -> Costs:
+        """Read a file. Raises SpecdecError if it holds something else, or was made where ``identity`` differs."""
+        again = "measure again: leave the file out, or delete it"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if found["version"] != VERSION_OF_COSTS:
+                raise SpecdecError(f"{path} has calibrations of version {found['version']}; {again}")
+            costs = _read_costs(found)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise SpecdecError(f"{path} is no file of calibrations ({said}); {again}") from None
+        names = sorted({*identity, *costs.identity})
+        odd = [name for name in names if identity.get(name) != costs.identity.get(name)]
+        if odd:
+            wrong = "; ".join(f"{name} {costs.identity.get(name)!r}, here {identity.get(name)!r}" for name in odd)
+            raise SpecdecError(
+                f"the calibrations of {path} were made elsewhere: {wrong}. Times do not carry over: {again}"
+            )
+        return costs
+
+
+def _written_costs(costs: Costs) -> dict[str, Any]:
+    return {
+        "version": VERSION_OF_COSTS,
+        "made": costs.made,
+        "identity": dict(costs.identity),
+        "noise": costs.noise,
+        "forward_s": [[*point, seconds] for point, seconds in sorted(costs.forward.items())],
+        "prefill_s": [[length, seconds] for length, seconds in sorted(costs.prefill.items())],
+        "plain_s": [[rows, seconds] for rows, seconds in sorted(costs.plain.items())],
+        "strategies": {
+            name: {
+                "steps_s": [
+                    [rows, length, proposed, seconds]
+                    for rows, lengths in one.steps.items()
+                    for length, kinds in lengths.items()
+                    for proposed, seconds in sorted(kinds.items())
+                ],
+                "rest_s": [[rows, kind, s] for rows, kinds in one.rest.items() for kind, s in sorted(kinds.items())],
+                "admit_s": [[length, seconds] for length, seconds in sorted(one.admit.items())],
+                "release_s": one.release,
+            }
+            for name, one in costs.strategies.items()
+        },
+    }
+
+
+def _read_costs(found: Mapping[str, Any]) -> Costs:
+    strategies = {}
+    for name, one in found["strategies"].items():
+        steps: dict[int, dict[int, dict[int, float]]] = {}
+        for rows, length, proposed, seconds in one["steps_s"]:
+            steps.setdefault(rows, {}).setdefault(length, {})[proposed] = seconds
+        rest: dict[int, dict[int, float]] = {}
+        for rows, kind, seconds in one["rest_s"]:
+            rest.setdefault(rows, {})[kind] = seconds
+        strategies[name] = DraftCosts(steps, rest, dict(one["admit_s"]), one["release_s"])
+    return Costs(
+        dict(found["identity"]),
+        {Point(rows, length, width): seconds for rows, length, width, seconds in found["forward_s"]},
+        dict(found["prefill_s"]),
+        dict(found["plain_s"]),
+        strategies,
+        found["noise"],
+        found["made"],
+    )

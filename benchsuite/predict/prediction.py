@@ -1,0 +1,211 @@
+"""Speedups of cells that were not measured: traces of other texts, replayed at measured costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import exp, log, sqrt
+from statistics import fmean, variance
+
+from benchsuite.measure.interval import student
+from benchsuite.predict.costs import Costs
+from benchsuite.predict.traces import StepTrace, reached
+from specdec_plugins.forecast import goodputs
+
+DRAWS = 24
+"""Batches that are put together from traces of single prompts, for each batch that is predicted."""
+
+PRIOR = 4.0
+"""Degrees of freedom that the spread of a strategy over all workloads adds to that within one."""
+
+STRIDE = 16
+"""Tokens of context between two evaluations of a cost."""
+
+
+@dataclass(frozen=True)
+class PromptSizes:
+    """Requests that run together: tokens of each prompt, and tokens that each is to emit."""
+
+    lengths: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted speedup over plain decoding, and the 90 % interval in which the measured one is expected.
+
+    ``end_to_end``: the same from prompt to last token. ``low`` and ``high`` are None where there is a single other
+    text. ``texts``: traces that it follows from.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    end_to_end: float
+    texts: int
+
+
+class Replay:
+    """Runs of a strategy and of plain decoding at ``costs``: sums of the costs of their steps, nothing is executed."""
+
+    def __init__(self, costs: Costs, strategy: str) -> None:
+        self.costs, self.strategy = costs, strategy
+        self._step = cache(lambda rows, place, asked, made: costs.step(strategy, rows, place * STRIDE, asked, made))
+        self._plain = cache(lambda rows, place: costs.plain_step(rows, place * STRIDE))
+
+    def decoding(self, traces: Sequence[StepTrace], prompts: PromptSizes) -> float:
+        """Seconds of decoding ``prompts`` together, each with the steps of its trace, begun again where it ends."""
+        live = [(trace, length, 0, 0) for trace, length in zip(traces, prompts.lengths, strict=True)]
+        seconds = 0.0
+        while live:
+            now = [trace.steps[at % len(trace.steps)] for trace, _, at, _ in live]
+            longest = max(length + emitted for _, length, _, emitted in live)
+            asked = max(step.asked for step in now)
+            seconds += self._step(len(live), longest // STRIDE, asked, max(step.proposed for step in now))
+            after = [
+                (trace, length, at + 1, emitted + step.accepted + 1)
+                for (trace, length, at, emitted), step in zip(live, now, strict=True)
+            ]
+            live = [row for row in after if row[3] < prompts.tokens]
+        return seconds
+
+    def plain(self, prompts: PromptSizes) -> float:
+        """Seconds of decoding ``prompts`` together, a token of each in every step."""
+        longest, rows = max(prompts.lengths), len(prompts.lengths)
+        return sum(self._plain(rows, (longest + token) // STRIDE) for token in range(prompts.tokens))
+
+    def gains(self, traces: Sequence[StepTrace], prompts: PromptSizes) -> tuple[float, float]:
+        """The logs of the speedup of decoding, and from prompt to last token."""
+        ours, theirs = self.decoding(traces, prompts), self.plain(prompts)
+        ours_begun = sum(self.costs.begun(self.strategy, length) for length in prompts.lengths)
+        begun = sum(self.costs.begun(None, length) for length in prompts.lengths)
+        return log(theirs / ours), log((theirs + begun) / (ours + ours_begun))
+
+
+def predict(
+    costs: Costs, strategy: str, targets: Sequence[tuple[PromptSizes, Sequence[StepTrace]]], spread: float | None = None
+) -> Prediction:
+    """Predict the speedup of a cell: the geometric mean over its units.
+
+    ``targets``: each unit of the cell, and the traces of other texts that it is predicted from. ``spread``: the
+    variance of the log speedup between texts of this strategy over all workloads, which steadies that within this one.
+    Raises ValueError for a unit without traces.
+
+    The interval is Student's t. Its variance is that of the mean over the other texts, plus that of the mean over the
+    cell's own, plus the machine's noise in both. The variance between texts is moderated: ``spread`` counts as
+    ``PRIOR`` degrees of freedom. Source: Smyth 2004 (moderated t), with a fixed prior.
+    """
+    replay = Replay(costs, strategy)
+    decoding, whole, by_text = list[float](), list[float](), list[list[float]]()
+    for prompts, traces in targets:
+        if not traces:
+            raise ValueError("a unit has no trace of another text to be predicted from")
+        found = [replay.gains(drawn, prompts) for drawn in drawn_batches(traces, len(prompts.lengths))]
+        decoding.append(fmean(one for one, _ in found))
+        whole.append(fmean(one for _, one in found))
+        by_text.append([one for one, _ in found] if len(prompts.lengths) == 1 else [])
+    texts = min(len(traces) // len(prompts.lengths) for prompts, traces in targets)
+    middle = fmean(decoding)
+    half = _half_width(by_text, texts, len(targets), spread, costs.noise)
+    low, high = (None, None) if half is None else (exp(middle - half), exp(middle + half))
+    return Prediction(exp(middle), low, high, exp(fmean(whole)), texts)
+
+
+def drawn_batches(traces: Sequence[StepTrace], size: int) -> list[list[StepTrace]]:
+    """Return batches of ``size`` traces: each trace alone, or ``DRAWS`` batches drawn with a fixed seed."""
+    if size == 1:
+        return [[trace] for trace in traces]
+    dice = random.Random(0)
+    whole = len(traces) >= size
+    return [dice.sample(traces, size) if whole else dice.choices(traces, k=size) for _ in range(DRAWS)]
+
+
+def text_spread(by_text: Sequence[Sequence[float]]) -> float | None:
+    """Return the pooled variance of logs between texts; None where no group has two."""
+    groups = [group for group in by_text if len(group) > 1]
+    degrees = sum(len(group) - 1 for group in groups)
+    return sum(variance(group) * (len(group) - 1) for group in groups) / degrees if groups else None
+
+
+def _half_width(
+    by_text: Sequence[Sequence[float]], texts: int, units: int, spread: float | None, noise: float
+) -> float | None:
+    """Half the interval of the log: of ``units`` texts' mean, predicted from ``texts`` others'."""
+    own = text_spread(by_text)
+    if own is None and spread is None:
+        return None
+    degrees = max(texts - 1, 0) if own is not None else 0
+    prior = PRIOR if spread is not None else 0.0
+    between = ((own or 0.0) * degrees + (spread or 0.0) * prior) / (degrees + prior)
+    whole = between * (1 / max(texts, 1) + 1 / units) + noise**2 * (1 + 2 / units)
+    return student(0.9, max(degrees + prior, 1)) * sqrt(whole)
+
+
+def expected_speeds(
+    costs: Costs, strategy: str, traces: Sequence[StepTrace], rows: int, length: float, most: int
+) -> list[float]:
+    """Return the expected speedup over plain decoding for K = 0 … ``most``, of chains, by ``forecast.goodputs``.
+
+    ``traces`` should come from steps that asked for ``most`` proposals or more. The rows of a batch are independent:
+    its window is as wide as the longest of their proposals.
+    """
+    made, kept = reached(traces, most)
+    wide = [1 - (1 - share) ** rows for share in made]
+    chances = [a - b for a, b in zip([1.0, *made], [*made, 0.0], strict=True)]
+
+    def drafting(k: int) -> float:
+        if not k:
+            return costs.strategies[strategy].draft(rows, length, -1)
+        shares = [*chances[:k], 1 - sum(chances[:k])]
+        return sum(share * costs.strategies[strategy].draft(rows, length, n) for n, share in enumerate(shares))
+
+    found = goodputs(
+        kept,
+        wide,
+        lambda width: costs.verify(width, rows, length),
+        drafting,
+        lambda asked: costs.strategies[strategy].other(rows, bool(asked)),
+    )
+    return [speed * costs.plain_step(rows, length) for speed in found]
+
+
+def needed_acceptance(costs: Costs, k: int, rows: int, length: float, drafting: float = 0.0) -> float | None:
+    """Return the acceptance at which K proposals neither gain nor lose, the same at every position; None above 1.
+
+    ``drafting``: seconds of the draft for all K.
+
+    Example: ``needed_acceptance(costs, 4, rows=1, length=256)`` is 0.08 where a window of five costs 1.09 forwards.
+    """
+    if constant_speed(costs, 1.0, k, rows, length, drafting) < 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if constant_speed(costs, middle, k, rows, length, drafting) < 1:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def constant_speed(costs: Costs, acceptance: float, k: int, rows: int, length: float, drafting: float = 0.0) -> float:
+    """Return the speedup of K proposals of which each is accepted with the same chance, if all before it were.
+
+    ``drafting``: seconds of the draft in a step. Everything else costs what it does in plain decoding.
+    """
+    rest = costs.plain_step(rows, length) - costs.verify(1, rows, length)
+    found = goodputs(
+        [acceptance**depth for depth in range(1, k + 1)],
+        [1.0] * k,
+        lambda width: costs.verify(width, rows, length),
+        lambda asked: drafting if asked else 0.0,
+        lambda asked: rest,
+    )
+    return found[-1] * costs.plain_step(rows, length)
+
+
+def pooled_traces(by_workload: Mapping[str, Sequence[StepTrace]]) -> list[StepTrace]:
+    """Return the traces of all workloads in one list."""
+    return [trace for traces in by_workload.values() for trace in traces]

@@ -1,0 +1,113 @@
+"""What a forward of the target costs: measured before the first step, looked up afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from itertools import product
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from specdec.devices import Stopwatch
+from specdec.messages import Window
+from specdec.model import ArenaModel
+
+ROUNDS = 5
+"""Measurements of each point, in as many random orders; the median counts."""
+
+
+class Point(NamedTuple):
+    """A forward: rows, tokens of context in each, slots of each row's window."""
+
+    rows: int
+    length: int
+    width: int
+
+
+class Calibration:
+    """Seconds of the target's forward, by ``Point``.
+
+    ``seconds`` are those already known, from an earlier run on the same machine; who gives them answers for that
+    (``benchsuite.predict.costs`` refuses a file of another machine or model).
+
+    Example: ``Calibration(target).forward(5, rows=1, length=256)``
+    """
+
+    def __init__(self, target: ArenaModel, seconds: Mapping[Point, float] | None = None) -> None:
+        self.target = target
+        self.seconds: dict[Point, float] = dict(seconds or {})
+
+    @torch.inference_mode()
+    def measure(self, rows: Iterable[int], lengths: Iterable[int], widths: Iterable[int]) -> None:
+        """Measure every combination that is not known yet, on an arena of its own, in random order."""
+        missing = sorted({Point(*point) for point in product(rows, lengths, widths)} - set(self.seconds))
+        if not missing:
+            return
+        taken: dict[Point, list[float]] = {point: [] for point in missing}
+        order, watch = random.Random(0), Stopwatch(self.target.device)
+        arena = self.target.arena(
+            max(point.rows for point in missing),
+            max(point.length + point.width for point in missing),
+            max(point.width for point in missing),
+        )
+        for turn in range(ROUNDS + 1):
+            order.shuffle(missing)
+            for point in missing:
+                arena.committed.fill_(point.length)
+                tokens = torch.zeros(point.rows, point.width, dtype=torch.int64, device=self.target.device)
+                window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens[:, 0] + point.width - 1)
+                start = watch.mark()
+                self.target.forward(arena, window, slice(0, point.rows), point.length)
+                seconds = watch.seconds(start, watch.mark())
+                if turn:  # the first round warms up
+                    taken[point].append(seconds)
+        self.seconds |= {point: median(values) for point, values in taken.items()}
+
+    def forward(self, width: int, rows: int, length: int) -> float:
+        """Seconds of one forward: on straight lines between the measured points, rows within lengths within widths.
+
+        Raises ValueError before the first measurement.
+        """
+        return forward_seconds(self.seconds, width, rows, length)
+
+
+def forward_seconds(seconds: Mapping[Point, float], width: int, rows: int, length: int) -> float:
+    """Return the seconds of a forward from those of measured points; see ``Calibration.forward``."""
+    if not seconds:
+        raise ValueError("no forward has been measured; call Calibration.measure first")
+    by_rows: dict[int, dict[int, dict[int, float]]] = {}
+    for point, value in seconds.items():
+        by_rows.setdefault(point.rows, {}).setdefault(point.length, {})[point.width] = value
+    return interpolated(
+        {
+            some: interpolated({at: interpolated(widths, width) for at, widths in lengths.items()}, length)
+            for some, lengths in by_rows.items()
+        },
+        rows,
+    )
+
+
+def interpolated(known: Mapping[int, float], key: int) -> float:
+    """Return the value at ``key``: linear between known keys, the smallest key's below them.
+
+    Above them the line through the smallest and the largest goes on, unless it falls; a single value stays as it is.
+
+    Example: ``interpolated({1: 1.0, 5: 3.0}, 3)`` is 2.0.
+    """
+    if key in known:
+        return known[key]
+    keys = sorted(known)
+    below = [one for one in keys if one < key]
+    above = [one for one in keys if one > key]
+    if not below:
+        return known[above[0]]
+    low = below[-1]
+    if above:
+        share = (key - low) / (above[0] - low)
+        return (1 - share) * known[low] + share * known[above[0]]
+    first = below[0]
+    if first == low:
+        return known[low]
+    return known[low] + max(0.0, (known[low] - known[first]) / (low - first)) * (key - low)
