@@ -129,15 +129,15 @@ def _greedy(
         judged.append(a.tokens[:shared] if read is None else read)
     drifted = [(n, *one) for n, a, b in both for one in logprob_ties.drifts(a.tokens, b.tokens, bound)]
     prompts = [str(ask.prompt) for ask in asks]
-    found = _verdict(name, judged, differences, scored, bound, drifted, prompts)
+    certificate = _verdict(name, judged, differences, scored, bound, drifted, prompts)
     missing = len(asks) - len(both)
     if not missing:
-        return found
+        return certificate
     kinds = ", ".join(sorted({*plain.failures, *other.failures}))
     line = f"{missing} of {len(asks)} prompts were not answered by both ({kinds})"
-    if found.state == "certified":
-        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE: {line}", *found.lines))
-    return replace(found, lines=(*found.lines, line))
+    if certificate.state == "certified":
+        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE: {line}", *certificate.lines))
+    return replace(certificate, lines=(*certificate.lines, line))
 
 
 def _silent(reply: Reply) -> bool:

@@ -128,7 +128,8 @@ def test_what_plain_itself_turns_is_neither_excused_nor_accused() -> None:
     one = [listed("a", ("a", -0.2), ("b", -2.0))]
     two = [listed("b", ("b", -0.2), ("a", -2.0))]
     bound = bound_of([(one, two)])
-    assert (bound.nats, bound.sure) == (MOST, pytest.approx(3.6))
+    assert bound.nats == MOST
+    assert bound.sure == pytest.approx(3.6)
     assert compare_outputs(0, one, two, bound).kind == "not judged"  # type: ignore[union-attr]
     for gap, kind in ((0.9, "tie"), (3.5, "not judged"), (3.7, "bug")):
         mine = listed("a", ("a", -0.1), ("b", -0.1 - gap))
@@ -314,7 +315,7 @@ class Heard(OurServer):
             yield {**one, "choices": [{**part, "logprobs": None} for part in one["choices"]]} if silent else one
 
 
-def pair(plain: OurServer, other: OurServer, tokens: int = 12, **ask: float) -> Certificate:
+def served_pair(plain: OurServer, other: OurServer, tokens: int = 12, **ask: float) -> Certificate:
     endpoints = [Endpoint("plain", plain.url, retries=0), Endpoint("spec", other.url, retries=0)]
     [found] = certify(endpoints, PROMPTS, Ask("", tokens, **ask), "float32")  # type: ignore[arg-type]
     return found
@@ -323,7 +324,7 @@ def pair(plain: OurServer, other: OurServer, tokens: int = 12, **ask: float) -> 
 def test_each_prompt_is_sampled_with_its_own_seed(assemble: Make) -> None:
     """Servers make the same random numbers of one seed: 50 honest outputs of it failed in 14 of 20 samples."""
     with OurServer(assemble().engine(None, k=0)) as plain, Heard(assemble().engine(None, k=0)) as spec:
-        pair(plain, spec, 4, temperature=1.0, seed=7)
+        served_pair(plain, spec, 4, temperature=1.0, seed=7)
         assert spec.seeds == [7, 8, 9, 10]
 
 
@@ -332,7 +333,7 @@ def test_prompts_without_an_answer_are_not_certified(heat: float, assemble: Make
     engines = [assemble(max_length=256).engine(None, k=0) for _ in range(2)]
     with OurServer(engines[0]) as plain, Heard(engines[1]) as spec:
         spec.answers = 3
-        found = pair(plain, spec, 150 if heat else 12, temperature=heat)
+        found = served_pair(plain, spec, 150 if heat else 12, temperature=heat)
     text = "\n".join(found.lines)
     assert found.state == "inconclusive", text
     assert "1 of 4" in text
@@ -351,7 +352,7 @@ def test_outputs_that_plain_cannot_read_are_not_certified(
     monkeypatch.setattr("benchsuite.serving.certified.echoed", seldom)
     engines = [assemble(max_length=256).engine(None, k=0) for _ in range(2)]
     with OurServer(engines[0]) as plain, OurServer(engines[1]) as spec:
-        found = pair(plain, spec, 150, temperature=1.0)
+        found = served_pair(plain, spec, 150, temperature=1.0)
     assert found.state == ("inconclusive" if unread else "certified"), found.lines
     assert ("1 of 4 outputs are missing" in found.lines[0]) == bool(unread)
 
@@ -381,14 +382,14 @@ def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypa
 def test_a_reply_without_log_probabilities_among_others_is_no_bug(change: int, state: str, assemble: Make) -> None:
     with OurServer(assemble().engine(None, k=0)) as plain, Heard(assemble().engine("ngram", k=4)) as spec:
         spec.silent, spec.change = PROMPTS[1], change
-        found = pair(plain, spec)
+        found = served_pair(plain, spec)
     assert found.state == state, found.lines
 
 
 def test_a_plain_server_that_is_not_itself_judges_nobody(assemble: Make) -> None:
     engines = [assemble().engine(None, k=0) for _ in range(2)]
     with OurServer(engines[0], Bugs(change=5)) as plain, OurServer(engines[1]) as spec:
-        found = pair(plain, spec, 24)
+        found = served_pair(plain, spec, 24)
     assert found.state == "inconclusive", found.lines
     assert "plain asked twice is not itself" in found.lines[0]
 
