@@ -39,8 +39,16 @@ class Bound:
     compared: int
     floor: float
 
+    @property
+    def sure(self) -> float:
+        """How far apart two tokens are that plain's own disagreement cannot turn, in nats: beyond it is a bug.
+
+        It is more than ``nats`` where these are cut to ``MOST``: what lies between is neither excused nor accused.
+        """
+        return max(self.nats, 2 * self.seen)
+
     def __str__(self) -> str:
-        cut = f", cut to {MOST:g}" if self.nats == MOST else ""
+        cut = f", cut to {MOST:g}; up to {self.sure:.3g} is not judged" if self.sure > self.nats else ""
         return (
             f"two tokens within {self.nats:.3g} nats may change places: twice the largest disagreement of plain with "
             f"itself, {self.seen:.2g} over {self.compared:,} log-probabilities, and at least {self.floor:g}{cut}"
@@ -105,13 +113,13 @@ def bound_of(pairs: Sequence[tuple[Sequence[Token], Sequence[Token]]], dtype: st
 def _apart(one: Token, other: Token) -> list[float]:
     """How far two lists are apart, in nats, at each text that names one token of each."""
     theirs = dict(other.top)
-    shared = [(text, chance) for text, chance in one.top if text in theirs]
-    return [abs(chance - theirs[text]) for text, chance in shared if not (_unclear(one, text) or _unclear(other, text))]
+    clear = [(text, chance) for text, chance in one.top if text in theirs and not unclear(one.top, text)]
+    return [abs(chance - theirs[text]) for text, chance in clear if not unclear(other.top, text)]
 
 
-def _unclear(token: Token, text: str) -> bool:
-    """Whether a text may be several tokens: one listed twice, or a part of a character (U+FFFD)."""
-    return "\ufffd" in text or sum(listed == text for listed, _ in token.top) > 1
+def unclear(top: Sequence[tuple[str, float]], text: str) -> bool:
+    """Whether a text may be several tokens: one that a list has twice, or a part of a character (U+FFFD)."""
+    return "\ufffd" in text or sum(listed == text for listed, _ in top) > 1
 
 
 def drifts(plain: Sequence[Token], other: Sequence[Token], bound: Bound) -> list[tuple[int, float]]:
@@ -130,10 +138,10 @@ def compare_outputs(
     """Return the first difference of two outputs; None if they are equal.
 
     A tie: plain's list at that place has the other token, and within the bound; so has the other's own list, if it has
-    both. A bug: one of the lists has them further apart; a token that plain's list lacks is as far as the list's last
-    one at least. Not judged: plain has no list there, the other token could be just below its end, or a text may be
-    several tokens of which only some are within the bound. An output that ends earlier is a bug if even the second
-    likeliest token is out of the bound: then no end token can be within it.
+    both. A bug: one of the lists has them further apart than ``bound.sure``; a token that plain's list lacks is as far
+    as the list's last one at least. Not judged: plain has no list there, the other token could be just below its end, a
+    text may be several tokens of which only some are within the bound, or plain disagrees with itself as much. An
+    output that ends earlier is a bug if even the second likeliest token is beyond: then no end token can be nearer.
     """
     place = parting(plain, other)
     if place == len(plain) == len(other):
@@ -145,16 +153,21 @@ def compare_outputs(
     own = dict(its.top)
     if (
         kind == "tie"
-        and not (_unclear(its, mine.text) or _unclear(its, its.text))
+        and not (unclear(its.top, mine.text) or unclear(its.top, its.text))
         and {mine.text, its.text} <= own.keys()
     ):
         gap = max(gap or 0.0, abs(own[mine.text] - own[its.text]))
-        kind = "tie" if gap <= bound.nats else "bug"
+        kind = _kind(gap, bound)
     return ServedDifference(prompt, place, mine.text, its.text, kind, gap, (mine.top, its.top), _before(plain, place))
 
 
 def _before(tokens: Sequence[Token], place: int) -> str:
     return "".join(token.text for token in tokens[:place])[-60:]
+
+
+def _kind(gap: float, bound: Bound) -> Kind:
+    """What two tokens so far apart in a list are to each other."""
+    return "tie" if gap <= bound.nats else "bug" if gap > bound.sure else "not judged"
 
 
 def _judged(mine: Token, text: str, bound: Bound, chance: float | None = None) -> tuple[Kind, float | None]:
@@ -164,11 +177,11 @@ def _judged(mine: Token, text: str, bound: Bound, chance: float | None = None) -
     best = mine.top[0][1]
     gaps = [best - value for listed, value in mine.top if listed == text] if chance is None else [best - chance]
     if gaps:
-        if max(gaps) <= bound.nats:
-            return "tie", max(gaps)
-        return ("not judged" if chance is None and _unclear(mine, text) else "bug"), max(gaps)
+        kind = _kind(max(gaps), bound)
+        several = chance is None and unclear(mine.top, text)
+        return ("not judged" if kind == "bug" and several else kind), max(gaps)
     gap = best - mine.top[-1][1]
-    return ("bug" if gap > bound.nats else "not judged"), gap
+    return ("bug" if gap > bound.sure else "not judged"), gap
 
 
 def _ended(prompt: int, plain: Sequence[Token], other: Sequence[Token], place: int, bound: Bound) -> ServedDifference:
@@ -177,7 +190,7 @@ def _ended(prompt: int, plain: Sequence[Token], other: Sequence[Token], place: i
     going = longer[place]
     texts = (going.text, "(end)") if longer is plain else ("(end)", going.text)
     gap = going.top[0][1] - going.top[1][1] if len(going.top) > 1 else None
-    kind: Kind = "bug" if gap is not None and gap > bound.nats else "not judged"
+    kind: Kind = "bug" if gap is not None and gap > bound.sure else "not judged"
     lists = (going.top, ()) if longer is plain else ((), going.top)
     return ServedDifference(prompt, place, *texts, kind, gap, lists, _before(longer, place))
 
@@ -221,12 +234,12 @@ def too_many_ties(ties: int, chances: int) -> bool:
 def smallest_rate(outputs: Sequence[Sequence[Token]], bound: Bound) -> float | None:
     """Return the N for which one changed token in N is found with the probability ``SURE``; None if none is.
 
-    A change to the second likeliest token, or to a less likely one, is found where those two are out of the bound.
+    A change to the second likeliest token, or to a less likely one, is found where those two are apart for sure.
 
     Example: over 1,000 such places it is 218.
     """
-    near, lists = near_ties(outputs, bound)
-    judged = lists - near
+    lists = [token.top for output in outputs for token in output if len(token.top) > 1]
+    judged = sum(top[0][1] - top[1][1] > bound.sure for top in lists)
     # 1 - (1 - 1/N)^judged = SURE
     return 1 / (1 - (1 - SURE) ** (1 / judged)) if judged else None
 

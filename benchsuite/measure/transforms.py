@@ -20,6 +20,7 @@ from math import exp, log, sqrt
 from statistics import NormalDist
 
 from benchsuite.measure.fidelity import BINS, evenness
+from benchsuite.measure.logprob_ties import unclear
 from specdec_plugins.endpoints.replies import Token
 
 FALSE_ALARM_OF_HEAT = 1e-6
@@ -108,8 +109,10 @@ def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0, most: int = 5
 
     ``outputs``: each token with plain's own log-probability and list at its place. Likelier tokens come first; a token
     takes a uniform share of its own probability, drawn by ``seed``. What a list lacks is one bin of all the rest.
-    Tokens without a list are left out. Outputs must be of different requests: a copy is the same evidence again. A copy
-    cannot be told here, because honest short outputs coincide, and to drop these would favour rare tokens. ``most``
+    Tokens without a list are left out, and those whose list has a text that may be several tokens: the list alone
+    decides, not what was drawn, so that the others keep their law. Outputs must be of different requests with different
+    seeds: a copy is the same evidence again. A copy cannot be told here, because honest short outputs coincide, and to
+    drop these would favour rare tokens. ``most``
     entries of a list are used: a server may append a drawn token that is not among the likeliest (vLLM's
     ``SamplingParams.logprobs``: "up to logprobs+1 elements"), and a list must not depend on what was drawn.
     """
@@ -118,6 +121,8 @@ def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0, most: int = 5
     lists: list[tuple[float, ...]] = []
     for token in (token for output in outputs for token in output if token.top):
         top = token.top[:most]
+        if any(unclear(top, text) for text, _ in top):
+            continue
         chances = [exp(chance) for _, chance in top]
         chances.append(max(LEAST_REST, 1 - sum(chances)))
         whole = sum(chances)

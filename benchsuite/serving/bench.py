@@ -202,9 +202,8 @@ class ServingBench:
         if self.certificates is None:
             self.prepare()
             prompts = [text for _, text in self.plan.prompts]
-            self.certificates = certify(
-                self.plan.endpoints, prompts, self.plan.ask, dtype, self.servers.connect, self._read
-            )
+            connect, plan = self.servers.connect, self.plan
+            self.certificates = certify(plan.endpoints, prompts, plan.ask, dtype, connect, self._read)
             self._keep(self)
         return self.certificates
 

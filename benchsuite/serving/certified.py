@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import comb
 from typing import Literal
 
 from benchsuite.measure import logprob_ties
@@ -89,14 +90,16 @@ def certify(
     """Ask all endpoints for all prompts, with log-probabilities, and certify each by the first one.
 
     Greedy requests (temperature 0) are compared token by token, sampled ones at temperature 1 as a distribution. Raises
-    ValueError for another temperature: servers differ in whether their log-probabilities are those before it or after.
+    ValueError for another temperature or ``top_p``: servers differ in whether their log-probabilities are those before
+    or after these.
     ``read``: reads outputs in the plain server's place, such as a local model with the same weights (``LocalJudge``).
     """
     if ask.temperature not in (0, 1):
         raise ValueError(f"got temperature {ask.temperature:g}; a certificate needs 0 or 1")
+    if ask.temperature and ask.top_p != 1:
+        raise ValueError(f"got top_p {ask.top_p:g}; a certificate of sampled outputs needs 1")
     plain, *others = endpoints
-    # The same prompt twice would be the same evidence twice.
-    asks = [replace(ask, prompt=prompt, logprobs=LIST, stream=False) for prompt in dict.fromkeys(prompts)]
+    asks = _asks(ask, prompts)
     if ask.temperature:
         reading = read or partial(echoed, connect, plain)
         return [_sampled(connect, reading, plain.name, other, asks) for other in others]
@@ -105,7 +108,24 @@ def certify(
     if read is not None:
         return [_read_locally(read, first, one.name, ask_all(connect, one, asks), asks, dtype) for one in others]
     bound = logprob_ties.bound_of(pairs, dtype)
+    own = [found for n, pair in enumerate(pairs) if (found := logprob_ties.compare_outputs(n, *pair, bound))]
+    unlike = [one for one in own if one.kind == "bug"]
+    if unlike:
+        line = f"INCONCLUSIVE: {plain.name} asked twice is not itself, so that nothing can be compared with it"
+        return [Certificate(one.name, "inconclusive", (f"{one.name}: {line}", str(unlike[0]))) for one in others]
     return [_greedy(connect, other.name, first, ask_all(connect, other, asks), bound, plain, asks) for other in others]
+
+
+def _asks(ask: Ask, prompts: Sequence[str]) -> list[Ask]:
+    """One request for each different prompt: the same prompt twice would be the same evidence twice.
+
+    So would be one seed for all prompts: servers make the same random numbers of it for each.
+    """
+    seeds = range(ask.seed, ask.seed + len(prompts)) if ask.seed is not None else [None] * len(prompts)
+    return [
+        replace(ask, prompt=prompt, seed=seed, logprobs=LIST, stream=False)
+        for prompt, seed in zip(dict.fromkeys(prompts), seeds, strict=False)
+    ]
 
 
 def _greedy(
@@ -124,7 +144,7 @@ def _greedy(
     outputs = [a.tokens for _, a, _ in both]
     if not any(outputs) or not any(b.tokens for _, _, b in both):
         return _texts_alone(name, both)
-    differences = [found for n, a, b in both if (found := logprob_ties.compare_outputs(n, a.tokens, b.tokens, bound))]
+    differences = [found for n, a, b in both if (found := _compared(n, a, b, bound))]
     scored = list[ServedDifference]()
     judged = list[Sequence[Token]]()
     for n, a, b in both:
@@ -132,16 +152,39 @@ def _greedy(
         if read is not None:
             scored += logprob_ties.score_outputs(n, read, b.tokens, bound)
         # What follows a first difference is judged only where plain reads it.
-        judged.append(a.tokens[: logprob_ties.parting(a.tokens, b.tokens) + 1] if read is None else read)
+        shared = 0 if _silent(b) else logprob_ties.parting(a.tokens, b.tokens) + 1
+        judged.append(a.tokens[:shared] if read is None else read)
     drifted = [(n, *one) for n, a, b in both for one in logprob_ties.drifts(a.tokens, b.tokens, bound)]
     prompts = [str(ask.prompt) for ask in asks]
-    return _verdict(name, judged, differences, scored, bound, drifted, prompts)
+    certificate = _verdict(name, judged, differences, scored, bound, drifted, prompts)
+    missing = len(asks) - len(both)
+    if not missing:
+        return certificate
+    kinds = ", ".join(sorted({*plain.failures, *other.failures}))
+    line = f"{missing} of {len(asks)} prompts were not answered by both ({kinds})"
+    if certificate.state == "certified":
+        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE: {line}", *certificate.lines))
+    return replace(certificate, lines=(*certificate.lines, line))
+
+
+def _silent(reply: Reply) -> bool:
+    """Whether a reply has a text and no log-probabilities, so that its tokens are unknown."""
+    return bool(reply.text) and not reply.tokens
+
+
+def _compared(prompt: int, plain: Reply, other: Reply, bound: Bound) -> ServedDifference | None:
+    """The first difference of two replies; of texts alone where one has no log-probabilities."""
+    if not (_silent(plain) or _silent(other)):
+        return logprob_ties.compare_outputs(prompt, plain.tokens, other.tokens, bound)
+    if plain.text == other.text:
+        return None
+    return ServedDifference(prompt, 0, plain.text[:60], other.text[:60], "not judged", None, ((), ()))
 
 
 def _read_locally(
     read: Read, plain: ServedAnswers, name: str, other: ServedAnswers, asks: Sequence[Ask], dtype: str
 ) -> Certificate:
-    """Judge an endpoint's outputs by a reader; plain's own show how far honest tokens lie from the reader's likeliest."""
+    """Judge outputs by a reader; plain's own show how far honest tokens lie from the reader's likeliest."""
     both = [(n, a, b) for n, (a, b) in enumerate(zip(plain.replies, other.replies, strict=True)) if a and b]
     of_plain = [tokens for n, a, _ in both if (tokens := read(asks[n], a))]
     of_other = {n: tokens for n, _, b in both if (tokens := read(asks[n], b))}
@@ -155,9 +198,10 @@ def _read_locally(
     bugs = [one for one in every if one.kind == "bug"]
     rate = logprob_ties.smallest_rate([*of_other.values()], bound)
     finds = "nothing would be found" if rate is None else f"one changed token in {rate:.0f} is found with 99 %"
-    tokens = sum(map(len, of_other.values()))
+    count = sum(map(len, of_other.values()))
     equal = sum(a.text == b.text for _, a, b in both)
-    head = f"{equal} of {len(both)} outputs are plain's, {len(of_other)} read by the local judge, {tokens:,} tokens; {finds}"
+    seen = f"{len(of_other)} read by the local judge, {count:,} tokens"
+    head = f"{equal} of {len(both)} outputs are plain's, {seen}; {finds}"
     rest = (
         f"a token within {bound.nats:.3g} nats of the judge's likeliest may be chosen: plain's own lie up to "
         f"{max(apart):.2g} from it",
@@ -255,11 +299,17 @@ def _verdict(
         return Certificate(name, "bug", (f"{line}; {head}", *rest))
     if open_:
         return Certificate(name, "differs, not judged", (f"{name}: {len(open_)} differences not judged; {head}", *rest))
+    if rate is None:
+        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE: {head}", *rest))
     return Certificate(name, "certified", (f"{name}: certified: {head}", *rest))
 
 
 def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks: Sequence[Ask]) -> Certificate:
-    """Read an endpoint's sampled outputs under the plain one's lists."""
+    """Read an endpoint's sampled outputs under the plain one's lists.
+
+    Which outputs can be read may depend on their tokens. The p-values are therefore multiplied by the number of ways in
+    which so many could have been left out (Boole's inequality), and outputs that nobody read are not certified.
+    """
     answers = ask_all(connect, other, asks)
     read = [reading(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
     sample = read_tokens([tokens for tokens in read if tokens], most=LIST)
@@ -270,15 +320,23 @@ def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks:
             "other tokens; nothing is said of the distribution"
         )
         return Certificate(name, "inconclusive", (line,))
+    left = len(asks) - sum(map(bool, read))
+    ways = comb(len(asks), left)
+    even, heat = (min(1.0, p * ways) for p in (sample.evenness, sample.heat_p))
     factor = sample.heat_found()
     finds = "no factor of the temperature up to 4" if factor is None else f"a temperature {factor:.2f} times as high"
     needs = f"1.1 times needs {sample.tokens_for(1.1):,.0f} tokens, 1.2 times {sample.tokens_for(1.2):,.0f} tokens"
     head = (
-        f"{sample.tokens:,} tokens of {other.name} under {judge}'s list: transforms p={sample.evenness:.2g}, "
-        f"log-probabilities p={sample.heat_p:.2g}; {finds} is found with 99 %; {needs}"
+        f"{sample.tokens:,} tokens of {other.name} under {judge}'s list: transforms p={even:.2g}, "
+        f"log-probabilities p={heat:.2g}; {finds} is found with 99 %; {needs}"
     )
-    if sample.evenness < FALSE_ALARM or sample.heat_p < FALSE_ALARM_OF_HEAT:
+    if left:
+        kinds = f" ({', '.join(sorted(set(answers.failures)))})" if answers.failures else ""
+        head += f"; {left} of {len(asks)} outputs are missing{kinds}, or {judge} reads them as other tokens"
+    if even < FALSE_ALARM or heat < FALSE_ALARM_OF_HEAT:
         return Certificate(name, "bug", (f"{name}: FAILED: not plain's distribution; {head}",))
+    if left:
+        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE, not all outputs could be read: {head}",))
     state: State = "certified" if factor is not None else "inconclusive"
     said = "certified" if factor is not None else "INCONCLUSIVE, too few tokens"
     return Certificate(name, state, (f"{name}: {said}: {head}",))

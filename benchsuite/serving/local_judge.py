@@ -47,9 +47,8 @@ class LocalJudge:
             return [number for number in named if number is not None]
         ids: list[int] = self._tokenizer(reply.text, add_special_tokens=False)["input_ids"]
         # A server that ended by itself may count the end token, which has no text.
-        fits = reply.counted is not None and reply.counted - len(ids) in (
-            (0, 1) if reply.finish_reason == "stop" else (0,)
-        )
+        more = (0, 1) if reply.finish_reason == "stop" else (0,)
+        fits = reply.counted is not None and reply.counted - len(ids) in more
         return ids if fits and self._tokenizer.decode(ids) == reply.text else None
 
     @torch.inference_mode()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator, Sequence
 from math import exp, log, sqrt
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,10 +28,11 @@ from benchsuite.measure.logprob_ties import (
     too_many_ties,
 )
 from benchsuite.measure.transforms import FALSE_ALARM_OF_HEAT, HEATS, read_tokens
-from benchsuite.serving.certified import certify
+from benchsuite.serving.certified import Certificate, Connect, ServedAnswers, certify, echoed
 from benchsuite.serving.local_judge import LocalJudge
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make
+from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import Reply, Token
@@ -119,6 +122,28 @@ def test_a_part_of_a_character_may_be_several_tokens() -> None:
         assert found is not None
         assert found.kind == kind
     assert bound_of([([mine], [near])]).compared == 1
+
+
+def test_what_plain_itself_turns_is_neither_excused_nor_accused() -> None:
+    """A noisy plain: beyond ``MOST`` nothing is a tie, and up to its own disagreement nothing is a bug."""
+    one = [listed("a", ("a", -0.2), ("b", -2.0))]
+    two = [listed("b", ("b", -0.2), ("a", -2.0))]
+    bound = bound_of([(one, two)])
+    assert bound.nats == MOST
+    assert bound.sure == pytest.approx(3.6)
+    assert compare_outputs(0, one, two, bound).kind == "not judged"  # type: ignore[union-attr]
+    for gap, kind in ((0.9, "tie"), (3.5, "not judged"), (3.7, "bug")):
+        mine = listed("a", ("a", -0.1), ("b", -0.1 - gap))
+        assert compare_outputs(0, [mine], [Token("b")], bound).kind == kind  # type: ignore[union-attr]
+        beside = listed("b", ("b", -0.1), ("a", -0.1 - gap))  # the other's own list
+        near = listed("a", ("a", -0.1), ("b", -0.2))
+        assert compare_outputs(0, [near], [beside], bound).kind == kind  # type: ignore[union-attr]
+    for gap, kind in ((3.5, "not judged"), (3.7, "bug")):
+        mine = listed("a", ("a", -0.1), ("b", -0.1 - gap))
+        assert compare_outputs(0, [mine], [Token("z")], bound).kind == kind  # type: ignore[union-attr]
+        assert compare_outputs(0, [mine], [], bound).kind == kind  # type: ignore[union-attr]
+    assert smallest_rate([one], bound) is None, "at a gap of 1.8 a change would not be judged"
+    assert smallest_rate([one], BOUND) is not None
 
 
 def test_equal_tokens_with_other_probabilities_are_found() -> None:
@@ -249,6 +274,17 @@ def test_equal_short_outputs_of_different_requests_all_count() -> None:
     assert min(sample.heat_p, sample.evenness) > 1e-3
 
 
+def test_lists_with_parts_of_characters_are_left_out_whatever_was_drawn() -> None:
+    """Honest draws of two tokens of one text would all be taken for the likelier one."""
+    part = "\ufffd"
+    lists = [((part, log(0.5)), (part, log(0.3)), ("a", log(0.15))), (("a", log(0.4)), ("a", log(0.4)))]
+    clear = Token("a", None, None, (("a", log(0.5)), ("b", log(0.3))))
+    for top in lists:
+        for text in (part, "a", "z"):
+            assert read_tokens([[clear, Token(text, None, None, top)]]) == read_tokens([[clear]])
+    assert read_tokens([[Token(part, None, None, clear.top)]]).tokens == 1, "a part that was not listed is of the rest"
+
+
 def test_a_drawn_token_that_a_server_appends_to_its_list_is_one_of_the_rest() -> None:
     top = (("a", log(0.5)), ("b", log(0.2)))
     appended = Token("z", None, log(0.1), (*top, ("z", log(0.1))))
@@ -260,6 +296,123 @@ def test_a_token_outside_of_the_list_is_one_of_the_rest() -> None:
     sample = read_tokens([[token]])
     assert sample.bins[9] == 1, "the rest has the last tenth"
     assert sample.surplus < 0
+
+
+class Heard(OurServer):
+    """Keeps the seeds that it is asked for; answers the first ``answers`` requests.
+
+    ``silent``: the answer to this prompt has no log-probabilities, and ``Bugs(change=…)`` are in no other.
+    """
+
+    answers, silent, change = 99, "", 0
+
+    def answer(self, asked: dict[str, Any], chat: bool) -> Iterator[dict[str, Any]]:
+        self.seeds = [*getattr(self, "seeds", []), asked.get("seed")]
+        if len(self.seeds) > self.answers:
+            raise SpecdecError("no more answers")
+        silent = asked["prompt"] == self.silent
+        self.bugs.change = self.change if silent else 0
+        for one in super().answer(asked, chat):
+            yield {**one, "choices": [{**part, "logprobs": None} for part in one["choices"]]} if silent else one
+
+
+def served_pair(plain: OurServer, other: OurServer, tokens: int = 12, **ask: float) -> Certificate:
+    endpoints = [Endpoint("plain", plain.url, retries=0), Endpoint("spec", other.url, retries=0)]
+    [found] = certify(endpoints, PROMPTS, Ask("", tokens, **ask), "float32")  # type: ignore[arg-type]
+    return found
+
+
+def test_each_prompt_is_sampled_with_its_own_seed(assemble: Make) -> None:
+    """Servers make the same random numbers of one seed: 50 honest outputs of it failed in 14 of 20 samples."""
+    with OurServer(assemble().engine(None, k=0)) as plain, Heard(assemble().engine(None, k=0)) as spec:
+        served_pair(plain, spec, 4, temperature=1.0, seed=7)
+        assert spec.seeds == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_prompts_without_an_answer_are_not_certified(heat: float, assemble: Make) -> None:
+    engines = [assemble(max_length=256).engine(None, k=0) for _ in range(2)]
+    with OurServer(engines[0]) as plain, Heard(engines[1]) as spec:
+        spec.answers = 3
+        found = served_pair(plain, spec, 150 if heat else 12, temperature=heat)
+    text = "\n".join(found.lines)
+    assert found.state == "inconclusive", text
+    assert "1 of 4" in text
+    assert "refused_request" in text
+
+
+@pytest.mark.parametrize("unread", [0, 1])
+def test_outputs_that_plain_cannot_read_are_not_certified(
+    unread: int, monkeypatch: pytest.MonkeyPatch, assemble: Make
+) -> None:
+    """Read may be only outputs of some tokens, so that what was read does not speak for what was not."""
+
+    def seldom(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
+        return None if unread and ask.prompt == PROMPTS[1] else echoed(connect, server, ask, reply)
+
+    monkeypatch.setattr("benchsuite.serving.certified.echoed", seldom)
+    engines = [assemble(max_length=256).engine(None, k=0) for _ in range(2)]
+    with OurServer(engines[0]) as plain, OurServer(engines[1]) as spec:
+        found = served_pair(plain, spec, 150, temperature=1.0)
+    assert found.state == ("inconclusive" if unread else "certified"), found.lines
+    assert ("1 of 4 outputs are missing" in found.lines[0]) == bool(unread)
+
+
+def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the outputs that have a rare token, the others look too likely; the ways to leave them out count."""
+    dice, top = random.Random(3), tuple((name, log(p)) for name, p in (("a", 0.7), ("b", 0.2), ("c", 0.08)))
+    read: list[tuple[Token, ...] | None] = []
+    for _ in range(400):
+        texts = dice.choices("abcz", [70, 20, 8, 2], k=64)
+        read.append(None if "z" in texts else tuple(Token(text, None, None, top) for text in texts))
+    assert read_tokens([one for one in read if one]).heat_p < FALSE_ALARM_OF_HEAT, "this sample would fail"
+    reply = Reply("x", (), (), 0.0, None, None, None, 1, {})
+
+    def answered(connect: Connect, endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
+        return ServedAnswers((reply,) * len(asks))
+
+    monkeypatch.setattr("benchsuite.serving.certified.ask_all", answered)
+    outputs = iter(read)
+    monkeypatch.setattr("benchsuite.serving.certified.echoed", lambda *_: next(outputs))
+    endpoints = [Endpoint("plain", "http://x"), Endpoint("spec", "http://y")]
+    [found] = certify(endpoints, [str(n) for n in range(400)], Ask("", 64, temperature=1.0))
+    assert found.state == "inconclusive", found.lines
+
+
+@pytest.mark.parametrize(("change", "state"), [(0, "certified"), (1, "differs, not judged")])
+def test_a_reply_without_log_probabilities_among_others_is_no_bug(change: int, state: str, assemble: Make) -> None:
+    with OurServer(assemble().engine(None, k=0)) as plain, Heard(assemble().engine("ngram", k=4)) as spec:
+        spec.silent, spec.change = PROMPTS[1], change
+        found = served_pair(plain, spec)
+    assert found.state == state, found.lines
+
+
+def test_a_plain_server_that_is_not_itself_judges_nobody(assemble: Make) -> None:
+    engines = [assemble().engine(None, k=0) for _ in range(2)]
+    with OurServer(engines[0], Bugs(change=5)) as plain, OurServer(engines[1]) as spec:
+        found = served_pair(plain, spec, 24)
+    assert found.state == "inconclusive", found.lines
+    assert "plain asked twice is not itself" in found.lines[0]
+
+
+@pytest.mark.parametrize(("second", "state"), [(-3.0, "certified"), (-0.2, "inconclusive")])
+def test_equal_outputs_of_which_no_change_would_be_found_are_not_certified(
+    second: float, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every place is a near tie: another token there would pass as rounding."""
+    reply = Reply("a", (listed("a", ("a", -0.1), ("b", second)),), (), 0.0, None, None, None, 1, {})
+
+    def answered(connect: Connect, endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
+        return ServedAnswers((reply,) * len(asks))
+
+    monkeypatch.setattr("benchsuite.serving.certified.ask_all", answered)
+    [found] = certify([Endpoint("plain", "http://x"), Endpoint("spec", "http://y")], ["x"], Ask("", 1))
+    assert found.state == state, found.lines
+
+
+def test_sampling_with_a_filter_has_no_certificate() -> None:
+    with pytest.raises(ValueError, match="got top_p 0.9"):
+        certify([Endpoint("a", "http://x"), Endpoint("b", "http://y")], ["x"], Ask("", 4, temperature=1, top_p=0.9))
 
 
 PROMPTS = ["hello there my friend", "def main(x):", "one two three one two", "the cat sat on the mat, and then"]
@@ -367,10 +520,9 @@ def test_a_sampled_pair_is_read_under_plains_list_over_http(
 def test_a_local_model_judges_servers_that_say_nothing(change: int, named: bool, assemble: Make) -> None:
     """The judge is the servers' own tiny model. Without numbers few of its texts are the same tokens again: of those
     that are, none is suspected, and where none is nothing is said."""
-    quiet = {"no_logprobs": not named}
     with (
-        OurServer(assemble().engine(None, k=0), Bugs(**quiet)) as plain,
-        OurServer(assemble().engine("ngram", k=4), Bugs(change=change, **quiet)) as spec,
+        OurServer(assemble().engine(None, k=0), Bugs(no_logprobs=not named)) as plain,
+        OurServer(assemble().engine("ngram", k=4), Bugs(change=change, no_logprobs=not named)) as spec,
     ):
         endpoints = [Endpoint("plain", plain.url), Endpoint("spec", spec.url)]
         judge = LocalJudge("tiny")
