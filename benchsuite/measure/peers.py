@@ -50,8 +50,20 @@ class PeerName:
 
     @property
     def label(self) -> str:
-        """The name in words: ``transformers prompt lookup``."""
-        return self.name.replace("_", " ")
+        """The name in words, ``transformers prompt lookup``, with that which an option ``name`` gives it."""
+        words = self.name.replace("_", " ")
+        return f"{words} {self._given}" if self._given else words
+
+    @property
+    def _given(self) -> str | None:
+        """The value of an option ``name``; None without one."""
+        found = [part for part in split_list(self.shown) if part.startswith("name=")]
+        return found[0].removeprefix("name=").strip("'\"") if found else None
+
+    @property
+    def brief(self) -> str:
+        """``shown`` for a column of a table: nothing for a peer that has a name of its own, as servers have."""
+        return "" if self._given else self.shown
 
     @property
     def shown(self) -> str:

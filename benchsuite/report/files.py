@@ -145,7 +145,7 @@ def _bar_label(row: Row, lengths: bool) -> str:
     """``lengths``: whether the rows differ in their budget of tokens."""
     setting = row.arm.setting
     k = "" if row.arm.k is None else f" {row.arm.k}"
-    shown = PeerName(row.arm.peer).shown if row.arm.peer else f"{row.arm.policy}{k}" if row.arm.draft else ""
+    shown = PeerName(row.arm.peer).brief if row.arm.peer else f"{row.arm.policy}{k}" if row.arm.draft else ""
     strategy = f", {shown}" if shown else ""
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
     batch += f", {setting.max_new_tokens} tokens" if lengths else ""

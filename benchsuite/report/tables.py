@@ -90,7 +90,7 @@ def _verdict(row: Row) -> str:
 
 def _policy(row: Row) -> str:
     if row.arm.peer:
-        return PeerName(row.arm.peer).shown or "-"
+        return PeerName(row.arm.peer).brief or "-"
     if row.arm.draft is None:
         return "-"
     controller = "" if row.arm.controller == "fixed" else f" {row.arm.controller.partition('(')[0]}"

@@ -260,7 +260,8 @@ def test_servers_are_rows_of_the_main_table(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("endpoint ")]
     for name in ("plain", "spec"):
-        assert any(f"name={name}" in line for line in rows), done.stdout
+        assert sum(line.startswith(f"endpoint {name} ") for line in rows) == 4, "once in each table"
+    assert max(map(len, rows)) <= 120
     assert "own: 2/2 equal" in done.stdout
     assert "2/2 equal; with endpoint 2/2 equal" in done.stdout, "the second server is compared with the first as well"
     assert f"peer endpoint spec at {spec.url}: prompts sent as token ids, prompts may be in its cache" in done.stdout

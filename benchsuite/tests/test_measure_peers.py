@@ -78,6 +78,7 @@ def test_the_defaults_of_prompt_lookup_are_those_of_transformers() -> None:
             "transformers prompt lookup",
             4,
         ),
+        ("endpoint(name=a, url='http://x')", "endpoint(url=http://x, name=a)", "endpoint a", None),
     ],
 )
 def test_a_peer_has_one_text_however_it_was_written(text: str, same: str, label: str, k: int | None) -> None:
