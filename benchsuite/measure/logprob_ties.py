@@ -140,8 +140,9 @@ def compare_outputs(
     A tie: plain's list at that place has the other token, and within the bound; so has the other's own list, if it has
     both. A bug: one of the lists has them further apart than ``bound.sure``; a token that plain's list lacks is as far
     as the list's last one at least. Not judged: plain has no list there, the other token could be just below its end, a
-    text may be several tokens of which only some are within the bound, or plain disagrees with itself as much. An
-    output that ends earlier is a bug if even the second likeliest token is beyond: then no end token can be nearer.
+    text may be several tokens of which only some are within the bound, plain disagrees with itself as much, or plain's
+    own token is not its likeliest one (penalties: it chooses by other numbers than it lists). An output that ends
+    earlier is a bug if even the second likeliest token is beyond: then no end token can be nearer.
     """
     place = parting(plain, other)
     if place == len(plain) == len(other):
@@ -150,6 +151,8 @@ def compare_outputs(
         return _ended(prompt, plain, other, place, bound)
     mine, its = plain[place], other[place]
     kind, gap = _judged(mine, its.text, bound)
+    if _chose_otherwise(mine, bound):
+        kind = "not judged"
     own = dict(its.top)
     if (
         kind == "tie"
@@ -159,6 +162,14 @@ def compare_outputs(
         gap = max(gap or 0.0, abs(own[mine.text] - own[its.text]))
         kind = _kind(gap, bound)
     return ServedDifference(prompt, place, mine.text, its.text, kind, gap, (mine.top, its.top), _before(plain, place))
+
+
+def _chose_otherwise(token: Token, bound: Bound) -> bool:
+    """Whether a greedy server's own token is not the likeliest of its list: with penalties it chooses by other numbers,
+    which its list does not show."""
+    own = [chance for text, chance in token.top if text == token.text]
+    own += [token.logprob] if token.logprob is not None else []
+    return bool(own) and bool(token.top) and token.top[0][1] - max(own) > bound.nats
 
 
 def _before(tokens: Sequence[Token], place: int) -> str:

@@ -395,6 +395,17 @@ def test_a_plain_server_that_is_not_itself_judges_nobody(assemble: Make) -> None
     assert "plain asked twice is not itself" in found.lines[0]
 
 
+def test_a_server_that_chooses_by_other_numbers_than_it_lists_is_not_judged() -> None:
+    """llama-cpp-python penalises repeats unless told otherwise, and lists log-probabilities from before that."""
+    top = (("a", -1.3), ("b", -2.97), ("c", -2.98))
+    found = compare_outputs(0, [Token("b", None, -2.97, top)], [Token("c", None, -2.98, top)], BOUND)
+    assert found is not None
+    assert found.kind == "not judged"
+    found = compare_outputs(0, [Token("a", None, -1.3, top)], [Token("c", None, -2.98, top)], BOUND)
+    assert found is not None
+    assert found.kind == "bug"
+
+
 @pytest.mark.parametrize(("second", "state"), [(-3.0, "certified"), (-0.2, "inconclusive")])
 def test_equal_outputs_of_which_no_change_would_be_found_are_not_certified(
     second: float, state: str, monkeypatch: pytest.MonkeyPatch
