@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from benchsuite.tests.faulty import DONE, STREAM, Fault, FaultyServer, event, pl
 from benchsuite.tests.our_server import MODEL, Bugs, OurServer
 from benchsuite.tests.rig import Make
 from specdec import SpecdecError
+from specdec_plugins.endpoints import client as client_module
 from specdec_plugins.endpoints.client import BACK_OFF_S, LONGEST_WAIT_S, Ask, Client, retry_after
 from specdec_plugins.endpoints.named import KEY, Endpoint, parse_endpoints
 from specdec_plugins.endpoints.replies import FAILURES, RETRIED, EndpointFailure, Reply, tokens_of
@@ -78,6 +82,9 @@ FAULTS = {
     ),
     "usage-beyond-max": (Fault((STREAM, event("a", reason="length", usage={"completion_tokens": 9}), DONE)), "usage"),
     "usage-zero": (Fault((STREAM, event("a", reason="length", usage={"completion_tokens": 0}), DONE)), "usage"),
+    "usage-no-object": (Fault((STREAM, b'data: {"choices": [{"text": "a"}], "usage": [1]}\n\n', DONE)), "invalid"),
+    "too-deep": (Fault((STREAM, b"data: " + b"[" * 100_000 + b"\n\n", DONE)), "invalid"),
+    "not-compressed": (Fault((plain_answer("200 OK", "no gzip", "Content-Encoding: gzip"),)), "invalid"),
     "redirect": (Fault((plain_answer("307 Temporary Redirect", "", "Location: http://elsewhere/"),)), "redirect"),
     "stop-token-lost": (Fault((STREAM, event("Hi"), DONE)), "cut_off"),
 }
@@ -121,6 +128,85 @@ def test_a_character_in_two_pieces_is_read_whole(at: int) -> None:
         assert replied(server.url)[0].text == "é€😀"
 
 
+WHOLE_FAULTS = {
+    "broken-off": (Fault((plain_answer("200 OK", "{}").replace(b"Length: 2", b"Length: 9"),)), "reset"),
+    "reset": (Fault((plain_answer("200 OK", "{}").replace(b"Length: 2", b"Length: 9"),), resets=True), "reset"),
+    "stall": (Fault((plain_answer("200 OK", "{}").replace(b"Length: 2", b"Length: 9"),), hangs=True), "timeout"),
+    "not-compressed": (Fault((plain_answer("200 OK", "no gzip", "Content-Encoding: gzip"),)), "invalid"),
+    "truncated": (Fault((plain_answer("200 OK", '{"choices": [{'),)), "truncated"),
+}
+
+
+@pytest.mark.parametrize(("script", "kind"), WHOLE_FAULTS.values(), ids=[*WHOLE_FAULTS])
+def test_a_whole_answer_that_has_begun_is_not_asked_for_again(script: Fault, kind: str) -> None:
+    with FaultyServer([script, WHOLE]) as server:
+        with pytest.raises(EndpointFailure) as error:
+            replied(server.url, Ask("Once", 4, stream=False), retries=3, read_s=0.3)
+        assert (error.value.kind, error.value.begun, len(server.requests)) == (kind, True, 1)
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Oops"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_an_answer_without_an_end_is_cut(status: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the memory is full: no line, no event and no status says when it is too much."""
+    monkeypatch.setattr(client_module, "MOST_BYTES", 2**17)
+    head = plain_answer(status, "").replace(b"Length: 0", b"Length: 99999999999")
+    found = failure([Fault((head, b": x\n" * 4096), forever=True)], Ask("Once", 4, stream=stream), total_s=30)
+    assert (found.kind, found.attempts) == ("endless", 1)
+
+
+def test_streams_share_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer is read to its end, also behind [DONE]: no request times a connection of its own."""
+    monkeypatch.setattr(client_module, "KEPT_S", 60.0)
+    came: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+        def do_POST(self) -> None:
+            came.append(self.client_address)
+            self.rfile.read(int(self.headers["Content-Length"]))
+            data = event("Hi", reason="length") + DONE
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
+
+    async def run(url: str) -> None:
+        async with Client(Endpoint("spec", url, "m")) as client:
+            for _ in range(3):
+                assert (await client.complete(Ask("Once", 4))).text == "Hi"
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        asyncio.run(run(f"http://127.0.0.1:{server.server_address[1]}"))
+        server.shutdown()
+    assert len(came) == 3
+    assert len(set(came)) == 1
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [Fault((b"",), hangs=True), Fault((b"data: {not json\n\n",)), Fault((b"data: x\n\n",), resets=True)],
+    ids=["hangs", "noise", "reset"],
+)
+def test_what_comes_behind_the_end_changes_no_answer(behind: Fault) -> None:
+    whole = replace(behind, pieces=(*WHOLE.pieces, *behind.pieces))
+    with FaultyServer([whole]) as server:
+        reply, waits = replied(server.url)
+    assert (reply.text, reply.attempts, waits) == ("Hi", 1, [])
+
+
+@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"])
+def test_a_gateway_that_has_no_server_yet_is_asked_again(status: str) -> None:
+    with FaultyServer([Fault((plain_answer(status, "{}", "Retry-After: 3"),)), WHOLE]) as server:
+        reply, waits = replied(server.url, retries=1)
+    assert (reply.text, reply.attempts, waits) == ("Hi", 2, [3.0])
+
+
 @pytest.mark.parametrize("name", ["429", "500", "reset-before"])
 def test_what_may_go_away_is_tried_again_with_growing_waits(name: str) -> None:
     script = FAULTS[name][0]
@@ -154,7 +240,9 @@ def test_retry_after_is_honoured() -> None:
         reply, waits = replied(server.url, retries=1)
     assert (waits, reply.attempts) == ([7.0], 2)
     too_long = Fault((plain_answer("429 Too Many Requests", "{}", f"Retry-After: {LONGEST_WAIT_S + 1:.0f}"),))
-    assert failure([too_long, WHOLE], retries=1).attempts == 1
+    found = failure([too_long, WHOLE], retries=1)
+    assert found.attempts == 1
+    assert "Retry-After asks for 61 s; a request waits 60 s" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +253,7 @@ def test_retry_after_is_honoured() -> None:
         ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
         ("soon", None),
         ("-4", None),
+        ("²", None),
         (None, None),
     ],
 )
@@ -175,22 +264,58 @@ def test_retry_after_is_a_number_or_a_date(text: str | None, seconds: float | No
 def test_the_key_is_sent_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server writes it back, at a place where the message is cut in the middle of it."""
     monkeypatch.setenv(KEY, SECRET)
-    for pad in range(170, 215):
-        told = Fault((plain_answer("401 Unauthorized", "x" * pad + SECRET),))
-        with FaultyServer([told]) as server:
-            with pytest.raises(EndpointFailure) as error:
-                replied(server.url)
-            assert f"Bearer {SECRET}".encode() in server.requests[0]
-        assert "sk-ve" not in str(error.value) + repr(error.value)
+    for pad in range(150, 215, 8):  # a message is cut at 200: twice at least within the key
+        text = "x" * pad + SECRET
+        for told in (
+            plain_answer("401 Unauthorized", text),
+            plain_answer("307 Temporary Redirect", "", f"Location: http://{text}"),
+            STREAM + json.dumps({"error": {"message": text}}).encode() + b"\n",
+            STREAM + f"data: {text}\n\n".encode(),
+            STREAM + f"data: {json.dumps([text])}\n\n".encode(),
+            STREAM + f"data: {json.dumps({'said': text})}\n\n".encode(),
+            STREAM + f"data: {json.dumps({'choices': [{}], 'usage': text})}\n\n".encode(),
+        ):
+            with FaultyServer([Fault((told,))]) as server:
+                with pytest.raises(EndpointFailure) as error:
+                    replied(server.url)
+                assert f"Bearer {SECRET}".encode() in server.requests[0]
+            assert "sk-ve" not in str(error.value) + repr(error.value)
     endpoint = Endpoint("spec", "http://127.0.0.1:1")
     assert SECRET not in repr(endpoint)
     monkeypatch.setenv(f"{KEY}_SPEC", "other")
     assert endpoint.key == "other"
 
 
+@pytest.mark.parametrize("sign", ["\r", "\n", " ", "é", "€", "\x7f"])
+@pytest.mark.parametrize("variable", [KEY, f"{KEY}_SPEC"])
+def test_a_key_that_no_header_can_carry_is_refused_unseen(
+    variable: str, sign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, SECRET + sign)
+    with FaultyServer([WHOLE]) as server, pytest.raises(SpecdecError, match=f"the API key in {variable} has") as error:
+        replied(server.url)
+    assert not server.requests
+    assert "sk-ve" not in str(error.value) + repr(error.value)
+
+
+def test_a_key_is_hidden_as_json_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, 'sk/very"secret')
+    endpoint = Endpoint("spec", "http://127.0.0.1:1")
+    for written in ('sk/very"secret', 'sk/very\\"secret', 'sk\\/very"secret'):
+        assert endpoint.hidden(f"<{written}>") == "<[key]>"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("a=http://x:abc", "expected http://host:port.*Port"),
+        ("a=http://x:99999", "expected http://host:port.*range"),
+        ("a=http://x:0", "expected http://host:port"),
+        ("a=http://[::1", "expected http://host:port.*IPv6"),
+        ("a=http://x y", "expected http://host:port"),
+        (f"a=user:{SECRET}@x", "would be stored"),
+        (f"a=http:/user:{SECRET}@x", "would be stored"),
+        (f"a=http://user:{SECRET}#more@x", "expected http://host:port"),
         ("", "empty"),
         ("http://localhost:8000", "expected name=url"),
         ("plain=localhost:8000", "expected http://host:port"),
@@ -211,6 +336,7 @@ def test_endpoints_are_named() -> None:
         Endpoint("plain", "http://localhost:8000"),
         Endpoint("spec", "https://x/api", "m"),
     ]
+    assert parse_endpoints("a=http://[::1]:80#org/m@2")[0] == Endpoint("a", "http://[::1]:80", "org/m@2")
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

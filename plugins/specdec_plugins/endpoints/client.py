@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import json
 import random
@@ -34,6 +35,15 @@ LONGEST_WAIT_S = 60.0
 
 SHOWN = 200
 """Characters of an answer that a message shows."""
+
+MOST_BYTES = 2**27
+"""Longest answer: log-probabilities of a long prompt's tokens are some ten MiB."""
+
+KEPT_S = 2.0
+"""How long a connection is kept without a request. uvicorn closes its own after 5: a request must not meet that."""
+
+BEHIND_S = 0.1
+"""Longest time for what a server sends behind the end of a stream."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +119,14 @@ class Client:
         http = _httpx()
         self._errors = http
         self._model: str | None = endpoint.model
-        headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+        headers = {"Accept-Encoding": "identity"}  # a compressed stream comes in other pieces than the server's
+        if endpoint.key:
+            headers["Authorization"] = f"Bearer {endpoint.key}"
         self._http: httpx.AsyncClient = http.AsyncClient(
             base_url=endpoint.url,
             headers=headers,
             timeout=http.Timeout(endpoint.read_s, connect=endpoint.connect_s),
-            limits=http.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=http.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEPT_S),
             follow_redirects=False,
             transport=transport,
             trust_env=False,  # a proxy of the environment would be measured with the server
@@ -149,10 +161,10 @@ class Client:
         """The text of a page, for example ``/metrics``."""
 
         async def once() -> str:
-            async with asyncio.timeout(self.endpoint.total_s):
-                answer = await self._http.get(path)
-            self._refused(answer, answer.text)
-            return str(answer.text)
+            async with asyncio.timeout(self.endpoint.total_s), self._http.stream("GET", path) as answer:
+                text = await self._read(answer)
+            self._refused(answer, text)
+            return text
 
         found, _ = await self._tried(once)
         return str(found)
@@ -225,6 +237,12 @@ class Client:
             raise self._failure("refused", str(error) or "no connection") from None
         except http.TransportError as error:
             raise self._failure("reset", str(error) or type(error).__name__) from None
+        except http.DecodingError as error:
+            raise self._failure("invalid", f"the answer cannot be decompressed: {error}", begun=True) from None
+
+    def _start_of(self, text: str) -> str:
+        """What a message shows of an answer. The key is taken out before the cut, which would leave a part of it."""
+        return self.endpoint.hidden(text)[:SHOWN].strip()
 
     def _failure(self, kind: str, said: str, **more: Any) -> EndpointFailure:
         text = self.endpoint.hidden(said)
@@ -235,21 +253,39 @@ class Client:
         status = answer.status_code
         if status < 300:
             return
-        # The key is taken out before the text is cut, so that no part of it is left at the end.
-        said = f"HTTP {status}: {self.endpoint.hidden(text)[:SHOWN].strip()}"
+        said = f"HTTP {status}: {self._start_of(text)}"
         if status < 400:
             raise self._failure("redirect", f"HTTP {status} to {answer.headers.get('location')!r}", status=status)
         kind = {401: "unauthorised", 403: "unauthorised", 404: "not_found", 429: "limited", 408: "timeout"}.get(
             status, "server_error" if status >= 500 else "refused_request"
         )
-        raise self._failure(kind, said, status=status, wait_s=retry_after(answer.headers.get("retry-after")))
+        wait = retry_after(answer.headers.get("retry-after"))
+        if wait is not None and wait > LONGEST_WAIT_S:
+            said += f" (Retry-After asks for {wait:g} s; a request waits {LONGEST_WAIT_S:g} s at most)"
+        raise self._failure(kind, said, status=status, wait_s=wait)
+
+    async def _read(self, answer: httpx.Response) -> str:
+        """The text of a whole answer. What breaks off has begun, and is not asked for again."""
+        pieces, size = [], 0
+        try:
+            async for piece in answer.aiter_bytes():
+                pieces.append(piece)
+                size += len(piece)
+                if size > MOST_BYTES:
+                    raise self._failure("endless", f"an answer is longer than {MOST_BYTES >> 20} MiB", begun=True)
+        except self._errors.TimeoutException:
+            raise
+        except self._errors.TransportError as error:
+            raise self._failure("reset", f"in the middle of an answer: {error}", begun=True) from None
+        return b"".join(pieces).decode("utf-8", "replace")
 
     async def _whole(self, path: str, body: dict[str, Any], ask: Ask) -> Reply:
         start = time.perf_counter()
-        answer = await self._http.post(path, json=body)
+        async with self._http.stream("POST", path, json=body) as answer:
+            text = await self._read(answer)
         seconds = time.perf_counter() - start
-        self._refused(answer, answer.text)
-        found = self._json(answer.text)
+        self._refused(answer, text)
+        found = self._json(text)
         gathered = _Gathered(self, ask)
         gathered.add(found, seconds)
         return gathered.reply(seconds)
@@ -259,26 +295,36 @@ class Client:
         gathered = _Gathered(self, ask)
         async with self._http.stream("POST", path, json=body) as answer:
             if answer.status_code >= 300:
-                self._refused(answer, (await answer.aread()).decode("utf-8", "replace"))
+                self._refused(answer, await self._read(answer))
             done = False
+            events = self._events(answer.aiter_bytes())
             try:
-                async for data in self._events(answer.aiter_bytes()):
+                async for data in events:
                     if data == "[DONE]":
                         done = True
                         break
                     gathered.add(self._json(data), time.perf_counter() - start)
-            except (self._errors.TransportError, self._errors.DecodingError) as error:
-                if isinstance(error, self._errors.TimeoutException):
-                    raise
+            except self._errors.TimeoutException:
+                raise
+            except self._errors.TransportError as error:
                 raise self._failure("reset", f"in the middle of a stream: {error}", begun=True) from None
+            seconds = time.perf_counter() - start
+            # A connection whose answer is not read to its end is closed, and the next request would time a new one.
+            with contextlib.suppress(self._errors.HTTPError, EndpointFailure, TimeoutError):
+                async with asyncio.timeout(BEHIND_S):
+                    async for _ in events:
+                        pass
         if not done and gathered.finish is None:
             raise self._failure("truncated", "the stream ended without [DONE] and without finish_reason", begun=True)
-        return gathered.reply(time.perf_counter() - start)
+        return gathered.reply(seconds)
 
     async def _events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
         """The data of server-sent events. A line is decoded when it is whole: a character may lie in two pieces."""
-        left = b""
+        left, size = b"", 0
         async for piece in pieces:
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise self._failure("endless", f"a stream is longer than {MOST_BYTES >> 20} MiB", begun=True)
             *lines, left = (left + piece).split(b"\n")
             if len(left) > 2**20:
                 raise self._failure("endless", "a line of a stream is longer than 1 MiB", begun=True)
@@ -301,14 +347,18 @@ class Client:
             found = json.loads(text)
         except ValueError as error:
             ended = getattr(error, "pos", 0) >= len(text.rstrip()) or "Unterminated" in str(error)
-            shown = self.endpoint.hidden(text)[:SHOWN]
             raise self._failure(
-                "truncated" if ended else "invalid", f"no JSON: {shown!r} ({error})", begun=True
+                "truncated" if ended else "invalid", f"no JSON: {self._start_of(text)!r} ({error})", begun=True
             ) from None
+        except RecursionError:
+            raise self._failure("invalid", f"JSON too deep to be read: {self._start_of(text)!r}", begun=True) from None
         if not isinstance(found, dict):
-            raise self._failure("invalid", f"expected an object, got {text[:SHOWN]!r}", begun=True)
+            raise self._failure("invalid", f"expected an object, got {self._start_of(text)!r}", begun=True)
+        if not isinstance(found.get("usage") or {}, dict):
+            said = self._start_of(str(found["usage"]))
+            raise self._failure("invalid", f"expected an object of counts as usage, got {said}", begun=True)
         if found.get("error"):
-            said = self.endpoint.hidden(json.dumps(found["error"]))[:SHOWN]
+            said = self._start_of(json.dumps(found["error"]))
             raise self._failure("server_error", f"an error in the answer: {said}", begun=True)
         return found
 
@@ -331,7 +381,7 @@ class _Gathered:
         self._usage = found.get("usage") or self._usage
         choices = found.get("choices")
         if choices is None and not self._usage:
-            raise self.client._failure("invalid", f"no choices in {str(found)[:SHOWN]}", begun=True)
+            raise self.client._failure("invalid", f"no choices in {self.client._start_of(str(found))}", begun=True)
         if not choices:
             return  # the last object of a stream has the usage alone
         try:
@@ -400,7 +450,7 @@ def retry_after(text: str | None, now: float | None = None) -> float | None:
     """
     if not text:
         return None
-    if text.strip().isdigit():
+    if text.isascii() and text.strip().isdigit():
         return float(text)
     try:
         at = email.utils.parsedate_to_datetime(text).timestamp()

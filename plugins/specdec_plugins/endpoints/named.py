@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
@@ -34,15 +35,27 @@ class Endpoint:
     def key(self) -> str | None:
         """The API key: that of ``SPECDEC_API_KEY_<NAME>``, else of ``SPECDEC_API_KEY``; None where neither is set."""
         own = "".join(sign if sign.isalnum() else "_" for sign in self.name).upper()
-        return os.environ.get(f"{KEY}_{own}") or os.environ.get(KEY) or None
+        for variable in (f"{KEY}_{own}", KEY):
+            if key := os.environ.get(variable):
+                # No header can carry others, and the errors of HTTP libraries would show the whole of it.
+                if not all("!" <= sign <= "~" for sign in key):
+                    raise SpecdecError(
+                        f"the API key in {variable} has a blank, a line break or a letter outside of ASCII; expected "
+                        f"visible ASCII alone: set it again, without what was copied with it"
+                    )
+                return key
+        return None
 
     def impatient(self) -> Endpoint:
         """The same with limits of two seconds and without retries: to see whether it answers now."""
         return replace(self, connect_s=2.0, read_s=2.0, total_s=2.0, retries=0)
 
     def hidden(self, text: str) -> str:
-        """The text without the API key."""
-        return text.replace(self.key, "[key]") if self.key else text
+        """The text without the API key, also as JSON writes it."""
+        if key := self.key:
+            for written in (key, json.dumps(key)[1:-1], key.replace("/", "\\/")):
+                text = text.replace(written, "[key]")
+        return text
 
 
 def parse_endpoints(text: str) -> list[Endpoint]:
@@ -70,16 +83,20 @@ def parse_endpoints(text: str) -> list[Endpoint]:
 
 def _endpoint(name: str, address: str) -> Endpoint:
     whole, _, model = address.partition("#")
-    url = urlsplit(whole)
-    if url.username or url.password or url.query:
+    if "@" in whole or "?" in whole:
         raise SpecdecError(
             f"the address of the endpoint {name!r} has a user, a password or a query, which would be stored with the "
             f"results; leave them out and put the API key into the environment variable {KEY}"
         )
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise SpecdecError(
-            f"the endpoint {name!r} has the address {whole!r}; expected http://host:port or https://host"
-        )
+    shown = "…" if "@" in address else whole  # a password may hold the # that ends the address
+    expected = f"the endpoint {name!r} has the address {shown!r}; expected http://host:port or https://host"
+    try:
+        url = urlsplit(whole)
+        port = url.port  # raises for what is none
+    except ValueError as error:
+        raise SpecdecError(expected if "@" in address else f"{expected} ({error})") from None
+    if url.scheme not in ("http", "https") or not url.hostname or port == 0 or any(map(str.isspace, whole)):
+        raise SpecdecError(expected)
     path = url.path.rstrip("/").removesuffix("/v1")
     return Endpoint(name, f"{url.scheme}://{url.netloc}{path}", model or None)
 
