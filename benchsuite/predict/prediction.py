@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp, log, sqrt
@@ -204,8 +204,3 @@ def constant_speed(costs: Costs, acceptance: float, k: int, rows: int, length: f
         lambda asked: rest,
     )
     return found[-1] * costs.plain_step(rows, length)
-
-
-def pooled_traces(by_workload: Mapping[str, Sequence[StepTrace]]) -> list[StepTrace]:
-    """Return the traces of all workloads in one list."""
-    return [trace for traces in by_workload.values() for trace in traces]

@@ -103,10 +103,11 @@ def certify(
     if ask.temperature:
         reading = read or partial(echoed, connect, plain)
         return [_sampled(connect, reading, plain.name, other, asks) for other in others]
-    first, second = (ask_all(connect, plain, asks, at_once) for at_once in (1, OTHER_BATCH))
-    pairs = [(one.tokens, two.tokens) for one, two in zip(first.replies, second.replies, strict=True) if one and two]
+    first = ask_all(connect, plain, asks)
     if read is not None:
         return [_read_locally(read, first, one.name, ask_all(connect, one, asks), asks, dtype) for one in others]
+    second = ask_all(connect, plain, asks, OTHER_BATCH)
+    pairs = [(one.tokens, two.tokens) for one, two in zip(first.replies, second.replies, strict=True) if one and two]
     bound = logprob_ties.bound_of(pairs, dtype)
     own = [found for n, pair in enumerate(pairs) if (found := logprob_ties.compare_outputs(n, *pair, bound))]
     unlike = [one for one in own if one.kind == "bug"]

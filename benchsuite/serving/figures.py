@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
@@ -212,12 +212,15 @@ def _three(seconds: Sequence[float]) -> tuple[float | None, float | None, float 
     """Median and two percentiles, in milliseconds."""
     if not seconds:
         return None, None, None
-    high = [percentile(seconds, share) for share in (0.9, 0.99)]
-    return median(seconds) * 1e3, *(None if value is None else value * 1e3 for value in high)  # type: ignore[return-value]
+    p90, p99 = (percentile(seconds, share) for share in (0.9, 0.99))
+    return median(seconds) * 1e3, p90 and p90 * 1e3, p99 and p99 * 1e3
 
 
 def _speed(
-    mine: Sequence[ServedBlock], base: Sequence[ServedBlock], workloads: Sequence[str], cost: object
+    mine: Sequence[ServedBlock],
+    base: Sequence[ServedBlock],
+    workloads: Sequence[str],
+    cost: Callable[[Reply], float | None],
 ) -> Estimate | None:
     """The speed over the baseline's, by a cost of a reply; None without a pair."""
     logs: dict[int, list[float]] = defaultdict(list)
@@ -226,7 +229,7 @@ def _speed(
         for one in block.sent:
             other = theirs.get((block.round, one.prompt))
             if one.reply and other and other.reply and one.reply.attempts == other.reply.attempts == 1:
-                ours, its = cost(one.reply), cost(other.reply)  # type: ignore[operator]
+                ours, its = cost(one.reply), cost(other.reply)
                 if ours and its:
                     logs[one.prompt].append(log(its / ours))
     units: dict[str, list[float]] = defaultdict(list)

@@ -168,11 +168,9 @@ class ServingPlugin:
         root = options.results_root(self.config)
         if root is None:
             return
-        from benchsuite.report.folder import strict_json
+        from benchsuite.report.folder import strict_json, write_file
 
-        new = root / "serving-partial.new"
-        new.write_text(strict_json(bench.as_json()), encoding="utf-8")
-        new.replace(self._partial(root))
+        write_file(self._partial(root), strict_json(bench.as_json()).encode())
 
     def _partial(self, root: Path) -> Path:
         return root / "serving-partial.json"
