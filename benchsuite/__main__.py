@@ -1,4 +1,4 @@
-"""``python -m benchsuite merge|submit|report|compare|history|convert``: work with results, without measuring."""
+"""``python -m benchsuite merge|submit|report|compare|history|convert|advise``: work with results; advice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def benchsuite_main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchsuite", description="Work with results, without measuring.")
+    parser = argparse.ArgumentParser(prog="python -m benchsuite", description="Work with results; advice on a text.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     merge = commands.add_parser("merge", help="put the parts of one run (--specdec-shard) together")
     merge.add_argument("folders", nargs="+", type=Path, help="a folder of results of each part")
@@ -63,6 +63,23 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--run", dest="one", metavar="NAME", help="one run of the file; default: all")
     convert.add_argument("--out", type=Path, metavar="FILE", help="default: standard output")
     convert.set_defaults(run=_convert)
+    advise = commands.add_parser("advise", help="the fastest draft, controller and K for a text, in some minutes")
+    advise.add_argument("--target", default="smollm2-135m", help="tiny, smollm2-135m, a folder, a hub id")
+    advise.add_argument("--workload", default="chat", help="a kind of text, or a .jsonl file of prompts")
+    advise.add_argument("--minutes", type=float, default=2.0, help="the budget; loading comes before")
+    advise.add_argument("--batch", default="1", help="batches, as a comma list: 1,4")
+    advise.add_argument("--drafts", default="ngram,suffix,hybrid", help="drafts, as a comma list")
+    advise.add_argument("--k", default="1,2,4,8,15", help="K of fixed, as a comma list; goodput has the largest")
+    advise.add_argument("--prompts", type=int, default=8, help="most prompts of the text")
+    advise.add_argument("--max-new-tokens", type=int, default=32)
+    advise.add_argument("--temperature", type=float, default=0.0)
+    advise.add_argument("--policy", default="match")
+    advise.add_argument("--dtype", default="auto")
+    advise.add_argument("--device", default="auto")
+    advise.add_argument("--backend", default="auto")
+    advise.add_argument("--seed", type=int, default=0)
+    advise.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too")
+    advise.set_defaults(run=_advise)
     return parser
 
 
@@ -136,6 +153,16 @@ def _convert(given: argparse.Namespace) -> None:
     else:
         print(text, end="")
     print("".join(f"{line}\n" for line in lost), end="", file=sys.stderr)
+
+
+def _advise(given: argparse.Namespace) -> None:
+    from benchsuite.predict.asked import advice_asked, advice_json, advice_lines
+    from benchsuite.report.folder import strict_json
+
+    found = advice_asked(given)
+    if given.json:
+        given.json.write_text(strict_json(advice_json(found)), encoding="utf-8")
+    print("\n".join(advice_lines(found)))
 
 
 if __name__ == "__main__":

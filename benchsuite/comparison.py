@@ -50,6 +50,7 @@ class ComparisonPlugin:
         self._keeper = RunKeeper(config)
         self._lines: list[Lines] = []  # of pytest-xdist's workers
         self._session: Any = None
+        self._predicted: list[str] = []
 
     def is_control(self, name: str) -> bool:
         """Whether the row of that name is an outside reference, or plain decoding once more."""
@@ -172,6 +173,7 @@ class ComparisonPlugin:
         if value("graphs") not in ("auto", "off"):
             raise SpecdecError(f"--specdec-graphs is {value('graphs')!r}; expected auto or off")
         dry = options.flag(self.config, "dry-run")
+        self._check_predict(dry)
         if dry and self.gated:
             raise SpecdecError("a dry run has nothing to gate: leave out --specdec-dry-run, or --gate")
         precision = parse_share(value("precision"), "--specdec-precision") if value("precision") else None
@@ -200,6 +202,52 @@ class ComparisonPlugin:
             exact=options.flag(self.config, "exact"),
             across=parse_across(value("across")),
         )
+
+    def _check_predict(self, dry: bool) -> None:
+        """Refuse a prediction that this run cannot make, or that would mean nothing."""
+        from benchsuite.predict.forecasts import check_source
+        from specdec.errors import SpecdecError
+
+        given = options.value(self.config, "predict")
+        if given == "off":
+            return
+        check_source(given)
+        unfit = [
+            said
+            for said, holds in (
+                ("a dry run's figures mean nothing: leave out --specdec-dry-run", dry),
+                (
+                    "pytest-xdist's processes disturb each other's costs: leave out -n",
+                    hasattr(self.config, "workerinput"),
+                ),
+                ("costs of a target over several processes are not probed: run one process", self.ranked.ranks),
+            )
+            if holds
+        ]
+        if unfit:
+            raise SpecdecError(f"--specdec-predict {given}: {unfit[0]}, or --specdec-predict")
+
+    def _predict(self, bench: Bench) -> dict[str, str]:
+        """Predict what was measured, if that is wished for; returns the files that say it, by their names."""
+        given = options.value(self.config, "predict")
+        if given == "off" or not bench.cells:
+            return {}
+        from benchsuite.predict.forecasts import forecasts_of
+        from benchsuite.predict.shown import forecast_json, forecast_lines
+        from benchsuite.report.folder import strict_json
+        from specdec.errors import SpecdecError
+
+        try:
+            with uncaptured(self.config):
+                found = forecasts_of(bench, given)
+        except SpecdecError as error:
+            self._predicted = [f"not predicted: {error}"]
+            return {}
+        self._predicted = forecast_lines(found)
+        return {
+            "prediction.json": strict_json(forecast_json(found)),
+            "prediction.txt": "\n".join(self._predicted) + "\n",
+        }
 
     def _abandon(self, what: str) -> None:
         """Write and show what is finished, from the watchdog's thread: the process ends after this."""
@@ -251,13 +299,15 @@ class ComparisonPlugin:
         """Write the results folder; the controller of pytest-xdist writes what its workers have measured."""
         if self._bar is not None:
             self._bar.close()
+        predictions: dict[str, str] = {}
         if self.bench is not None:
+            predictions = self._predict(self.bench)
             self.bench.close()
         if self._lines and self._keeper.journal is not None:
             for lines in self._lines:
                 self._keeper.journal.note(lines)
             self.measured = self._keeper.journal.measured()
-        if self.measured is not None and not self._keeper.write(self.measured, complete=exitstatus == 0):
+        if self.measured is not None and not self._keeper.write(self.measured, exitstatus == 0, predictions):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
@@ -288,6 +338,10 @@ class ComparisonPlugin:
             from benchsuite.report import terminal
 
             terminal.show(terminalreporter, self.measured, self._keeper.outcome)
+        if self._predicted:
+            terminalreporter.section("predicted and measured", sep="=")
+            for line in self._predicted:
+                terminalreporter.write_line(line)
 
 
 def _marks(arm: Arm) -> list[pytest.MarkDecorator]:

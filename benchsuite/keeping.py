@@ -5,7 +5,7 @@ Imports no torch until a run has rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,9 +120,9 @@ class RunKeeper:
                 f"{error.strerror or error}; free space and go on with --specdec-resume"
             )
 
-    def write(self, measured: Measured, complete: bool) -> bool:
-        """Write the files made of all cells, if there are any; False if that failed. A worker leaves them to the
-        controller, and returns its lines."""
+    def write(self, measured: Measured, complete: bool, more: Mapping[str, str] | None = None) -> bool:
+        """Write the files made of all cells, if there are any, and ``more`` texts by their names; False if that failed.
+        A worker leaves them to the controller, and returns its lines."""
         if self.journal is None or not measured.cells:
             return True
         from benchsuite.report.files import comparison_files
@@ -136,7 +136,8 @@ class RunKeeper:
             for cell in self._unwritten:
                 self.journal.keep(cell)
             steps = options.value(self.config, "detail") == "steps"
-            self.journal.finish(comparison_files(measured, self.journal.said, steps), measured, complete)
+            files = comparison_files(measured, self.journal.said, steps) | dict(more or {})
+            self.journal.finish(files, measured, complete)
         except OSError as error:
             self.outcome = (
                 f"the results could not be written to {self.journal.folder}: {error.strerror or error}; free space and "

@@ -209,6 +209,12 @@ OPTIONS = (
     ),
     Option("debug", "", "show the traceback of an arm that could not be measured", flag=True),
     Option("config", "", "a YAML file of options, without the specdec- before their names; the command line wins"),
+    Option(
+        "predict",
+        "off",
+        "every row beside its prediction from other texts and from costs that are probed after the run: cached takes "
+        "what an earlier run of this machine, code and model kept, fresh measures all, a file is one of these; or off",
+    ),
     Option("repeat", "", "take the options of the run in this folder of results"),
     Option("results", "", "folder for results/<time>-<name>/: cells, tables, JSON, report, manifest"),
     Option(

@@ -474,6 +474,14 @@ class Bench(Measured):
                     stage.judge.model,
                 )
 
+    def units(self, setting: Setting) -> list[Unit]:
+        """Return the units of a setting that was prepared; later turns of conversations are decoded for it."""
+        return [*self._units(setting, self._batches(setting))]
+
+    def stages(self) -> Iterator[tuple[Setting, Stage]]:
+        """Yield every stage that was built, with its setting apart from the workload."""
+        yield from self._stages.items()
+
     def engines(self) -> Iterator[tuple[Arm, Engine]]:
         """Yield every engine that was built, with its arm."""
         for stage in self._stages.values():

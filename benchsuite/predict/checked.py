@@ -9,29 +9,48 @@ from math import exp, log
 from statistics import fmean, median
 
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.paired import Series
-from benchsuite.predict.costs import Costs
-from benchsuite.predict.prediction import Prediction, PromptSizes, Replay, predict, text_spread
+from benchsuite.predict.costs import Costs, strategy_of
+from benchsuite.predict.prediction import Prediction, PromptSizes, Replay, PredictedUnit, Text, predict, text_spread
 from benchsuite.predict.traces import StepTrace, traces_of
+
+
+@dataclass(frozen=True)
+class UnitTraces:
+    """One unit of an arm: its number, its requests' texts and sizes, their traces, and the log of its paired speedup
+    over plain. Units of one number are not independent of each other."""
+
+    number: int
+    texts: tuple[Text, ...]
+    prompts: PromptSizes
+    traces: tuple[StepTrace, ...]
+    gain: float
 
 
 @dataclass(frozen=True)
 class CheckedCell:
     """One arm on one workload: its measured speedup over plain, and the predicted one.
 
-    ``part``: which units of the cell, where it was divided (from 0); all of them otherwise.
+    ``part``: which units of the cell, where it was divided (from 0); all of them otherwise. ``units``: what was
+    measured.
     """
 
     arm: Arm
     part: int
     measured: float
     prediction: Prediction
+    units: tuple[UnitTraces, ...] = ()
 
     @property
     def residual(self) -> float:
         """ln(measured / predicted): above 0, it was faster than predicted."""
         return log(self.measured / self.prediction.ratio)
+
+    @property
+    def log_measured(self) -> float:
+        """ln(measured)."""
+        return log(self.measured)
 
     @property
     def inside(self) -> bool | None:
@@ -71,84 +90,84 @@ class Accuracy:
         )
 
 
-@dataclass(frozen=True)
-class UnitTraces:
-    """One unit of an arm: its requests' prompts, their traces, and the log of its paired speedup over plain."""
-
-    prompts: PromptSizes
-    traces: tuple[StepTrace, ...]
-    gain: float
-
-
-def units_of(series: Series, tokens: int) -> dict[int, UnitTraces]:
-    """Return the units of an arm by number; of several runs of a unit, the gains' mean and the first run's traces."""
-    gains: dict[int, list[float]] = defaultdict(list)
-    found: dict[int, UnitTraces] = {}
+def units_of(series: Series, tokens: int) -> list[UnitTraces]:
+    """Return the units of an arm; of several runs of a unit, the gains' mean and the first run's traces."""
+    gains: dict[tuple[Text, ...], list[float]] = defaultdict(list)
+    found: dict[tuple[Text, ...], UnitTraces] = {}
     for unit, mine, theirs in zip(series.units, series.outcomes, series.plain, strict=False):
-        if not mine.decoded or not theirs.decoded:
+        made = tuple(traces_of(mine))
+        if not mine.decoded or not theirs.decoded or not all(trace.steps for trace in made):
             continue
-        gains[unit.number].append(log(theirs.seconds_per_token / mine.seconds_per_token))
-        lengths = tuple(len(request.prompt) for request in unit.requests)
-        made = tuple(trace for trace in traces_of(mine) if trace.steps)
-        if made:
-            found.setdefault(unit.number, UnitTraces(PromptSizes(lengths, tokens), made, 0.0))
-    return {number: UnitTraces(one.prompts, one.traces, fmean(gains[number])) for number, one in found.items()}
+        texts = tuple(request.prompt for request in unit.requests)
+        gains[texts].append(log(theirs.seconds_per_token / mine.seconds_per_token))
+        sizes = PromptSizes(tuple(map(len, texts)), tokens)
+        found.setdefault(texts, UnitTraces(unit.number, texts, sizes, made, 0.0))
+    return [replace(one, gain=fmean(gains[texts])) for texts, one in found.items()]
 
 
-def check_cells(cells: Iterable[Cell], costs: Mapping[int, Costs] | Costs, parts: int = 1) -> list[CheckedCell]:
+def check_cells(cells: Iterable[Cell], costs: Mapping[Setting, Costs], parts: int = 1) -> list[CheckedCell]:
     """Predict every cell of our strategies from texts that are not in it, and set the measured speedup beside it.
 
-    With ``parts`` = 1 each unit is predicted from all other units of its workload (leave one out), and the cell is the
-    geometric mean of these: every text has then been used for the others, so that the spread between texts hardly
-    shows. With 2 a cell is divided: each half of the units is a cell of its own, predicted from the other half alone.
-    Cells whose arm failed, or that have fewer units than parts + 1, are left out.
+    ``costs``: of each setting without its workload; cells of others are left out, as are those whose arm failed or that
+    have fewer units than ``parts`` + 1 and no other batch. With ``parts`` = 1 each unit is predicted from all other
+    units of its workload (leave one out), those of other batches included; the cell is the geometric mean of these.
+    Every text has then served for the others: what is left is mostly the error of the costs. With 2 a cell is divided:
+    each half of the units is a cell of its own, predicted from the other half alone, so that it holds the difference
+    between texts as well.
     """
-    by_arm: dict[Arm, dict[Arm, dict[int, UnitTraces]]] = defaultdict(dict)
+    known: dict[Arm, dict[Arm, list[UnitTraces]]] = defaultdict(dict)
     for cell in cells:
         for arm, series in cell.series.items():
-            if arm.draft is not None and not series.failure:
-                units = units_of(series, cell.setting.max_new_tokens)
-                if len(units) > 1:
-                    by_arm[arm_without_workload(arm)][arm] = units
+            have = costs.get(arm.setting.without_workload)
+            if arm.draft is None or series.failure or have is None or strategy_of(arm) not in have.strategies:
+                continue
+            units = units_of(series, cell.setting.max_new_tokens)
+            if units:
+                known[replace(arm, setting=arm.setting.without_workload)][arm] = units
     found = []
-    for arms in by_arm.values():
-        one = next(iter(arms))
-        known = costs if isinstance(costs, Costs) else costs[one.setting.batch]
-        if one.strategy not in known.strategies:
-            continue
-        spread = text_spread([_gains_of_texts(known, one.strategy, units) for units in arms.values()])
+    for without, arms in known.items():
+        spread = text_spread([_gains_of_texts(costs[without.setting], arm, units) for arm, units in arms.items()])
         for arm, units in arms.items():
-            found += list(_checked(arm, units, known, parts, spread))
+            # The same strategy on the same workload in another batch.
+            others = [
+                unit
+                for other in known
+                if replace(other, setting=replace(other.setting, batch=without.setting.batch)) == without
+                and other != without
+                for unit in known[other].get(replace(arm, setting=replace(arm.setting, batch=other.setting.batch)), [])
+            ]
+            found += list(_checked(arm, units, others, costs[without.setting], parts, spread))
     return found
 
 
-def arm_without_workload(arm: Arm) -> Arm:
-    """Return the arm as it is on every workload of its setting."""
-    return replace(arm, setting=arm.setting.without_workload)
-
-
-def _gains_of_texts(costs: Costs, strategy: str, units: Mapping[int, UnitTraces]) -> list[float]:
-    """The replayed gain of each unit from its own traces: how texts differ, without the clock."""
-    replay = Replay(costs, strategy)
-    return [replay.gains(unit.traces, unit.prompts)[0] for unit in units.values()]
+def _gains_of_texts(costs: Costs, arm: Arm, units: Sequence[UnitTraces]) -> list[float]:
+    """The replayed gain of each text from its own trace: how texts differ, without the clock."""
+    replay = Replay(costs, strategy_of(arm))
+    return [replay.gains([trace] * len(unit.texts), unit.prompts)[0] for unit in units for trace in unit.traces]
 
 
 def _checked(
-    arm: Arm, units: Mapping[int, UnitTraces], costs: Costs, parts: int, spread: float | None
+    arm: Arm,
+    units: Sequence[UnitTraces],
+    others: Sequence[UnitTraces],
+    costs: Costs,
+    parts: int,
+    spread: float | None,
 ) -> Iterable[CheckedCell]:
-    numbers = sorted(units)
-    groups: list[tuple[list[int], dict[int, list[int]]]] = []
-    if parts == 1:
-        groups = [(numbers, {number: [other for other in numbers if other != number] for number in numbers})]
-    for part in range(parts if parts > 1 else 0):
-        mine = numbers[part::parts]
-        rest = [number for number in numbers if number not in mine]
-        if mine and rest:
-            groups.append((mine, dict.fromkeys(mine, rest)))
-    for part, (mine, others) in enumerate(groups):
-        targets = [
-            (units[number].prompts, [trace for other in others[number] for trace in units[other].traces])
-            for number in mine
-        ]
-        measured = exp(fmean(units[number].gain for number in mine))
-        yield CheckedCell(arm, part, measured, predict(costs, arm.strategy, targets, spread))
+    numbers = sorted({unit.number for unit in units})
+    for part in range(parts):
+        mine = [unit for unit in units if unit.number in numbers[part::parts]]
+        held = {text for unit in mine for text in unit.texts}
+        targets = []
+        for unit in mine:
+            hidden = held if parts > 1 else {text for one in mine if one.number == unit.number for text in one.texts}
+            donors = {
+                text: trace
+                for one in (*others, *units)
+                for text, trace in zip(one.texts, one.traces, strict=True)
+                if text not in hidden
+            }
+            targets.append(PredictedUnit(unit.prompts, unit.texts, donors))
+        if mine and all(target.donors for target in targets):
+            measured = exp(fmean(unit.gain for unit in mine))
+            yield CheckedCell(arm, part, measured, predict(costs, strategy_of(arm), targets, spread), tuple(mine))

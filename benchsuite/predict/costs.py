@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchsuite.machine import provenance
+from benchsuite.measure.matrix import Arm, Setting
+from specdec.cache import cache_root
 from specdec.calibration import Point, forward_seconds, interpolated
 from specdec.errors import SpecdecError
+from specdec.model import ArenaModel
 
-VERSION_OF_COSTS = 1
+VERSION_OF_COSTS = 2
 """Of the file's form."""
 
 
@@ -22,13 +30,16 @@ class DraftCosts:
 
     ``steps``: of the draft (``propose`` and ``observe``) in a step, by the proposals that it made; a key of -1 is a
     step that asked for none. ``rest``: of controller, policy, commit and host, in steps that asked for none (0) and for
-    some (1). ``admit``: of ``admit`` and ``prefilled`` for a request; ``between``: of ``release`` and ``move``.
+    some (1). ``admit``: of ``admit`` and ``prefilled`` for a request; ``release``: of ``release`` and ``move``.
+    ``forward``: of the target over this strategy's windows, where they are trees, which cost more than chains of the
+    same width; empty for chains.
     """
 
     steps: Mapping[int, Mapping[int, Mapping[int, float]]]
     rest: Mapping[int, Mapping[int, float]]
     admit: Mapping[int, float]
     release: float = 0.0
+    forward: Mapping[Point, float] = field(default_factory=dict)
 
     def draft(self, rows: int, length: float, proposed: int) -> float:
         """Seconds of the draft in a step; ``proposed`` -1 where nothing was asked for."""
@@ -61,8 +72,9 @@ class Costs:
     of the target, by ``Point``. ``prefill``: of a prompt, by its tokens. ``plain``: of everything but the forward in a
     step of plain decoding, by rows. ``strategies``: by their names. ``noise``: the share by which the same work takes
     longer or shorter from one time to the next (the standard deviation of its logarithm). ``made``: seconds since 1970.
+    A strategy's name is ``strategy_of`` an arm: what its draft costs depends on the proposals made, not on its K.
 
-    Example: ``Costs.load(path, identity).step("ngram/match/fixed/4", rows=1, length=200, asked=4, proposed=3)``
+    Example: ``Costs.load(path, identity).step("ngram/match/fixed", rows=1, length=200, asked=4, proposed=3)``
     """
 
     identity: Mapping[str, str]
@@ -73,9 +85,10 @@ class Costs:
     noise: float
     made: float = field(default_factory=time.time)
 
-    def verify(self, width: int, rows: int, length: float) -> float:
-        """Seconds of a forward of the target."""
-        return forward_seconds(self.forward, width, rows, round(length))
+    def verify(self, width: int, rows: int, length: float, strategy: str | None = None) -> float:
+        """Seconds of a forward of the target over chains, or over what a strategy proposes."""
+        own = self.strategies[strategy].forward if strategy else {}
+        return forward_seconds(own if own and width > 1 else self.forward, width, rows, round(length))
 
     def plain_step(self, rows: int, length: float) -> float:
         """Seconds of a step of plain decoding."""
@@ -85,7 +98,7 @@ class Costs:
         """Seconds of a step that asked for ``asked`` proposals a row and got at most ``proposed`` of one row."""
         known = self.strategies[strategy]
         drafting = known.draft(rows, length, proposed if asked else -1)
-        return self.verify(proposed + 1, rows, length) + drafting + known.other(rows, asked > 0)
+        return self.verify(proposed + 1, rows, length, strategy) + drafting + known.other(rows, asked > 0)
 
     def begun(self, strategy: str | None, length: float) -> float:
         """Seconds of a prompt's prefill, with what the draft does then and when the request ends."""
@@ -95,15 +108,19 @@ class Costs:
 
     def with_strategies(self, more: Mapping[str, DraftCosts]) -> Costs:
         """These costs and those of further strategies."""
-        return Costs(
-            self.identity,
-            self.forward,
-            self.prefill,
-            self.plain,
-            {**self.strategies, **more},
-            self.noise,
-            self.made,
-        )
+        return replace(self, strategies={**self.strategies, **more})
+
+    def cheaper(self, strategy: str, share: float) -> Costs:
+        """These costs, with a draft whose proposals take ``share`` of their time."""
+        known = self.strategies[strategy]
+        steps = {
+            rows: {
+                length: {made: seconds * share if made > 0 else seconds for made, seconds in kinds.items()}
+                for length, kinds in lengths.items()
+            }
+            for rows, lengths in known.steps.items()
+        }
+        return self.with_strategies({strategy: replace(known, steps=steps)})
 
     def age(self, now: float | None = None) -> str:
         """How long ago they were measured, in words. Example: ``measured 3 min ago``."""
@@ -116,6 +133,7 @@ class Costs:
     def save(self, path: Path) -> None:
         """Write them to a file, replacing it in one go."""
         text = json.dumps(_written_costs(self), indent=1)
+        path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
         new.write_text(text, encoding="utf-8")
         new.replace(path)
@@ -142,6 +160,39 @@ class Costs:
         return costs
 
 
+def strategy_of(arm: Arm) -> str:
+    """Return an arm's strategy without its K, as costs name it. Example: ``ngram/match/goodput``"""
+    return "/".join([arm.draft or "", arm.policy, arm.controller])
+
+
+def costs_identity(setting: Setting, target: ArenaModel) -> dict[str, str]:
+    """Return all that costs depend on: the machine, its threads, this code, the target with its weights, the dtype.
+
+    Weights are told apart by a digest of the configuration and of the smallest parameters.
+    """
+    digest = hashlib.sha256(target.model.config.to_json_string().encode())
+    for parameter in sorted(target.model.parameters(), key=lambda one: one.numel())[:32]:
+        digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
+    return {
+        "machine": f"{provenance.device_name(target.device)}, {os.cpu_count()} cores",
+        "vectors": " ".join(provenance.vectors()),
+        "threads": str(torch.get_num_threads()),
+        "torch": torch.__version__,
+        "commit": " ".join(filter(None, [provenance.own_commit(), provenance.own_changes()])),
+        "target": setting.target,
+        "weights": digest.hexdigest()[:16],
+        "dtype": setting.dtype if target.bits else str(target.dtype).removeprefix("torch."),
+        "backend": target.ops.name,
+    }
+
+
+def costs_path(identity: Mapping[str, str]) -> Path:
+    """Return where the costs of an identity are kept, in the cache folder."""
+    said = json.dumps({**identity, "version": str(VERSION_OF_COSTS)}, sort_keys=True)
+    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    return cache_root() / "calibrations" / f"{digest}.json"
+
+
 def _written_costs(costs: Costs) -> dict[str, Any]:
     return {
         "version": VERSION_OF_COSTS,
@@ -162,6 +213,7 @@ def _written_costs(costs: Costs) -> dict[str, Any]:
                 "rest_s": [[rows, kind, s] for rows, kinds in one.rest.items() for kind, s in sorted(kinds.items())],
                 "admit_s": [[length, seconds] for length, seconds in sorted(one.admit.items())],
                 "release_s": one.release,
+                "forward_s": [[*point, seconds] for point, seconds in sorted(one.forward.items())],
             }
             for name, one in costs.strategies.items()
         },
@@ -177,13 +229,19 @@ def _read_costs(found: Mapping[str, Any]) -> Costs:
         rest: dict[int, dict[int, float]] = {}
         for rows, kind, seconds in one["rest_s"]:
             rest.setdefault(rows, {})[kind] = seconds
-        strategies[name] = DraftCosts(steps, rest, dict(one["admit_s"]), one["release_s"])
+        strategies[name] = DraftCosts(
+            steps, rest, dict(one["admit_s"]), one["release_s"], _read_points(one["forward_s"])
+        )
     return Costs(
         dict(found["identity"]),
-        {Point(rows, length, width): seconds for rows, length, width, seconds in found["forward_s"]},
+        _read_points(found["forward_s"]),
         dict(found["prefill_s"]),
         dict(found["plain_s"]),
         strategies,
         found["noise"],
         found["made"],
     )
+
+
+def _read_points(found: Iterable[Sequence[Any]]) -> dict[Point, float]:
+    return {Point(rows, length, width): seconds for rows, length, width, seconds in found}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import exp, log, sqrt
@@ -19,6 +20,9 @@ DRAWS = 24
 
 PRIOR = 4.0
 """Degrees of freedom that the spread of a strategy over all workloads adds to that within one."""
+
+WRONG = 0.04
+"""Standard deviation of the logarithm of a replay at measured costs, from what a run of the same steps takes."""
 
 STRIDE = 16
 """Tokens of context between two evaluations of a cost."""
@@ -45,6 +49,21 @@ class Prediction:
     high: float | None
     end_to_end: float
     texts: int
+
+    @property
+    def log_ratio(self) -> float:
+        """ln(ratio)."""
+        return log(self.ratio)
+
+    @property
+    def log_end_to_end(self) -> float:
+        """ln(end_to_end)."""
+        return log(self.end_to_end)
+
+    @property
+    def half(self) -> float | None:
+        """Half the interval of ln(ratio); None without one."""
+        return None if self.high is None else log(self.high / self.ratio)
 
 
 class Replay:
@@ -84,31 +103,49 @@ class Replay:
         return log(theirs / ours), log((theirs + begun) / (ours + ours_begun))
 
 
-def predict(
-    costs: Costs, strategy: str, targets: Sequence[tuple[PromptSizes, Sequence[StepTrace]]], spread: float | None = None
-) -> Prediction:
+Text = tuple[int, ...]
+"""A text is told apart from others by its prompt's token ids."""
+
+
+@dataclass(frozen=True)
+class PredictedUnit:
+    """A unit that is predicted: its requests' sizes and texts, and the traces of texts that it is predicted from."""
+
+    prompts: PromptSizes
+    texts: tuple[Text, ...]
+    donors: Mapping[Text, StepTrace]
+
+
+def predict(costs: Costs, strategy: str, targets: Sequence[PredictedUnit], spread: float | None = None) -> Prediction:
     """Predict the speedup of a cell: the geometric mean over its units.
 
-    ``targets``: each unit of the cell, and the traces of other texts that it is predicted from. ``spread``: the
-    variance of the log speedup between texts of this strategy over all workloads, which steadies that within this one.
-    Raises ValueError for a unit without traces.
+    ``spread``: the variance of the log speedup between texts of this strategy over all workloads, which steadies that
+    within this one. Raises ValueError for a unit without traces.
 
-    The interval is Student's t. Its variance is that of the mean over the other texts, plus that of the mean over the
-    cell's own, plus the machine's noise in both. The variance between texts is moderated: ``spread`` counts as
+    The interval is Student's t. Its variance has three parts. Texts: what is predicted is a sum of texts' logs with
+    weights, and what is measured is another; the variance between texts counts with the squares of the differences of
+    these weights, so that a text that is in both sums in equal parts adds nothing. The machine: its noise in each unit,
+    of the arm and of plain. The costs: ``WRONG``. The variance between texts is moderated: ``spread`` counts as
     ``PRIOR`` degrees of freedom. Source: Smyth 2004 (moderated t), with a fixed prior.
     """
     replay = Replay(costs, strategy)
     decoding, whole, by_text = list[float](), list[float](), list[list[float]]()
-    for prompts, traces in targets:
-        if not traces:
+    weights: dict[Text, float] = defaultdict(float)
+    for target in targets:
+        if not target.donors:
             raise ValueError("a unit has no trace of another text to be predicted from")
-        found = [replay.gains(drawn, prompts) for drawn in drawn_batches(traces, len(prompts.lengths))]
+        rows, traces = len(target.prompts.lengths), [*target.donors.values()]
+        found = [replay.gains(drawn, target.prompts) for drawn in drawn_batches(traces, rows)]
         decoding.append(fmean(one for one, _ in found))
         whole.append(fmean(one for _, one in found))
-        by_text.append([one for one, _ in found] if len(prompts.lengths) == 1 else [])
-    texts = min(len(traces) // len(prompts.lengths) for prompts, traces in targets)
+        by_text.append([replay.gains([trace] * rows, target.prompts)[0] for trace in traces])
+        for text in target.texts:
+            weights[text] += 1 / rows / len(targets)
+        for text in target.donors:
+            weights[text] -= 1 / len(traces) / len(targets)
+    texts = min(len(target.donors) for target in targets)
     middle = fmean(decoding)
-    half = _half_width(by_text, texts, len(targets), spread, costs.noise)
+    half = _half_width(by_text, texts, sum(share**2 for share in weights.values()), spread, costs.noise, len(targets))
     low, high = (None, None) if half is None else (exp(middle - half), exp(middle + half))
     return Prediction(exp(middle), low, high, exp(fmean(whole)), texts)
 
@@ -130,17 +167,20 @@ def text_spread(by_text: Sequence[Sequence[float]]) -> float | None:
 
 
 def _half_width(
-    by_text: Sequence[Sequence[float]], texts: int, units: int, spread: float | None, noise: float
+    by_text: Sequence[Sequence[float]], texts: int, squares: float, spread: float | None, noise: float, units: int
 ) -> float | None:
-    """Half the interval of the log: of ``units`` texts' mean, predicted from ``texts`` others'."""
+    """Half the interval of the log; ``squares``: the sum of the squares of the texts' weights."""
     own = text_spread(by_text)
     if own is None and spread is None:
         return None
     degrees = max(texts - 1, 0) if own is not None else 0
     prior = PRIOR if spread is not None else 0.0
     between = ((own or 0.0) * degrees + (spread or 0.0) * prior) / (degrees + prior)
-    whole = between * (1 / max(texts, 1) + 1 / units) + noise**2 * (1 + 2 / units)
-    return student(0.9, max(degrees + prior, 1)) * sqrt(whole)
+    certain = 2 * noise**2 / units + WRONG**2
+    whole = between * squares + certain
+    # Welch and Satterthwaite: what is taken for certain has no uncertainty of its own.
+    freedom = (degrees + prior) * (whole / (between * squares)) ** 2 if between * squares > 0 else 1e6
+    return student(0.9, min(freedom, 1e6)) * sqrt(whole)
 
 
 def expected_speeds(
@@ -164,7 +204,7 @@ def expected_speeds(
     found = goodputs(
         kept,
         wide,
-        lambda width: costs.verify(width, rows, length),
+        lambda width: costs.verify(width, rows, length, strategy),
         drafting,
         lambda asked: costs.strategies[strategy].other(rows, bool(asked)),
     )

@@ -3,130 +3,204 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import log
 from statistics import fmean, median, stdev
 
-from benchsuite.measure.runners import Always
 from benchsuite.predict.costs import Costs, DraftCosts
 from specdec.assembly import Assembly
+from specdec.calibration import Point
 from specdec.engine import Engine
+from specdec.interfaces import Controller
 from specdec.request import Request, SamplingParams
 from specdec.stats import Stats
 
-TOKENS = 12
-"""Tokens that a strategy decodes for each K and context."""
+TOKENS = 36
+"""Tokens of each row that a strategy decodes in a run of the probe."""
 
-AGAIN_PLAIN = 6
-"""Runs of plain decoding, whose differences are the noise."""
+TURNS = 3
+"""Runs of each strategy, rows and context, one in each pass over them all; the first passes warm up."""
+
+KS_PROBED = (0, 1, 2, 3, 4, 6, 8, 12, 15)
+"""K that the steps of the probe ask for, up to the strategy's own; each in turn, in random order."""
 
 WIDTHS_PROBED = (1, 2, 3, 5, 9, 16)
-"""Slots of the windows whose forwards are measured, up to the widest that is needed."""
+"""Slots of the windows whose forwards are measured alone, up to the widest that is needed."""
+
+FEWEST_STEPS = 3
+"""Steps of one width from which their forwards in runs are taken, and not those measured alone."""
+
+
+class Cycling(Controller):
+    """Asks for each K in turn, in random order; the controller that it stands for spends its own time all the same."""
+
+    deterministic = False
+
+    def __init__(self, own: Controller, ks: Sequence[int], seed: int) -> None:
+        self._own, self._ks, self._dice = own, list(ks), random.Random(seed)
+        self._left: list[int] = []
+
+    @property
+    def max_k(self) -> int:
+        """The largest K of the controller that it stands for."""
+        return self._own.max_k
+
+    def next_k(self, stats: Stats) -> int:
+        """Let the controller choose, and return the next K of the cycle."""
+        self._own.next_k(stats)
+        if not self._left:
+            self._left = self._dice.sample(self._ks, len(self._ks))
+        return self._left.pop()
+
+
+class Probed:
+    """Seconds of the parts of steps, as runs bring them."""
+
+    def __init__(self) -> None:
+        self.forward: dict[Point, list[float]] = defaultdict(list)
+        self.trees: dict[str, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.prefill: dict[int, list[float]] = defaultdict(list)
+        self.plain: dict[int, list[float]] = defaultdict(list)
+        self.whole: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self.steps: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
+        self.rest: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+        self.admit: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self.release: dict[str, list[float]] = defaultdict(list)
+
+    def book(self, name: str, engine: Engine, rows: int, length: int) -> None:
+        """Take the last run of an engine; ``name`` is empty for plain decoding. Steps in which some rows have ended
+        are left out."""
+        stats, seconds = engine.stats, []
+        chosen = stats.chosen or [0] * len(stats.steps)
+        for asked, step in zip(chosen, stats.steps, strict=True):
+            if step.rows != rows:
+                continue
+            times = stats.times(step)
+            branched = engine.draft is not None and engine.draft.branches and step.width > 1
+            forward = self.trees[name] if branched else self.forward
+            forward[Point(rows, length, step.width)].append(times.target)
+            seconds.append(times.target + times.rest)
+            if not name:
+                self.plain[rows].append(times.rest)
+                continue
+            self.steps[name, rows, length, step.k if asked else -1].append(times.draft)
+            self.rest[name, rows, int(asked > 0)].append(times.rest)
+        if name:
+            self.admit[name, length].append(stats.called("admit", "prefilled") / rows)
+            self.release[name].append(stats.called("release", "move") / rows)
+        else:
+            self.whole[rows, length].append(fmean(seconds))
+
+    def strategy(self, name: str) -> DraftCosts:
+        """The costs of one strategy: medians."""
+        steps: dict[int, dict[int, dict[int, float]]] = {}
+        for (mine, rows, length, made), values in self.steps.items():
+            if mine == name:
+                steps.setdefault(rows, {}).setdefault(length, {})[made] = median(values)
+        rest: dict[int, dict[int, float]] = {}
+        for (mine, rows, kind), values in self.rest.items():
+            if mine == name:
+                rest.setdefault(rows, {})[kind] = median(values)
+        admit = {length: median(values) for (mine, length), values in self.admit.items() if mine == name}
+        trees = {point: median(values) for point, values in self.trees[name].items()}
+        return DraftCosts(steps, rest, admit, median(self.release[name]), trees)
 
 
 def measure_costs(
-    assembly: Assembly,
-    engines: Mapping[str, Engine],
-    text: Sequence[int],
-    rows: Sequence[int],
+    assemblies: Mapping[int, Assembly],
+    engines: Mapping[int, Mapping[str, Engine]],
+    texts: Sequence[Sequence[int]],
     lengths: Sequence[int],
+    params: SamplingParams,
     identity: Mapping[str, str],
     known: Costs | None = None,
 ) -> Costs:
-    """Measure the target's forwards, plain decoding and each strategy over ``text``, cut to ``lengths``.
+    """Measure the target's forwards, plain decoding and each strategy over ``texts``, prompts of at most ``lengths``.
 
-    ``engines``: of each strategy, by its name, built by ``assembly``; they must have room for ``max(rows)`` requests.
-    Of what ``known`` has, nothing is measured again. Order is random with a fixed seed, so that a machine that slows
-    down does not slow one strategy. In place: the engines' drafts forget.
+    ``assemblies`` and ``engines``, of each strategy by its name, are given for each number of rows; ``params`` are
+    those of the requests that are to be predicted. Of what ``known`` has, nothing is measured again, and its age stays.
+    All runs alternate in random order with a fixed seed, so that a machine that slows down does not slow one strategy
+    alone. In place: the engines' drafts and controllers forget.
     """
-    widest = max([engine.max_window for engine in engines.values()], default=1)
-    widths = sorted({width for width in WIDTHS_PROBED if width < widest} | {1, widest})
-    calibration = assembly.calibration
-    calibration.seconds |= dict(known.forward) if known else {}
-    calibration.measure(rows, lengths, widths)
-    if known is None or not set(rows) <= set(known.plain):
-        plain, prefill, noise = _plain(assembly.engine(None, k=0), text, rows, lengths)
-    else:
-        plain, prefill, noise = dict(known.plain), dict(known.prefill), known.noise
-    missing = {name: engine for name, engine in engines.items() if known is None or name not in known.strategies}
-    found = Costs(identity, calibration.seconds, prefill, plain, known.strategies if known else {}, noise)
-    return found.with_strategies({name: _drafting(engine, text, rows, lengths) for name, engine in missing.items()})
-
-
-def _requests(text: Sequence[int], rows: int, length: int, tokens: int) -> list[Request]:
-    """``rows`` requests of ``length`` tokens each from different places of the text, which is taken in a circle."""
-    stride, params = max(1, len(text) // max(rows, 1)), SamplingParams(max_new_tokens=tokens)
-    return [
-        Request(row, tuple(text[(row * stride + at) % len(text)] for at in range(length)), params)
-        for row in range(rows)
-    ]
-
-
-def _plain(
-    engine: Engine, text: Sequence[int], rows: Sequence[int], lengths: Sequence[int]
-) -> tuple[dict[int, float], dict[int, float], float]:
-    """Seconds of a step beside its forward by rows, of prefill by length, and the noise of whole runs."""
-    rest: dict[int, list[float]] = defaultdict(list)
-    prefill: dict[int, list[float]] = defaultdict(list)
-    spread = []
-    for some in rows:
-        for length in lengths:
-            runs = []
-            for turn in range(AGAIN_PLAIN):
-                done = engine.run(_requests(text, some, length, TOKENS))
-                if not turn:
-                    continue  # warms up
-                times = [engine.stats.times(step) for step in engine.stats.steps]
-                rest[some] += [one.rest for one in times]
-                prefill[length] += [completion.prefill_s for completion in done]
-                runs.append(sum(one.target + one.rest for one in times))
-            spread.append(stdev(map(log, runs)))
-    return (
-        {some: median(values) for some, values in rest.items()},
-        {length: median(values) for length, values in prefill.items()},
-        fmean(spread),
+    missing = {
+        some: {
+            name: engine
+            for name, engine in of_rows.items()
+            if known is None or name not in known.strategies or some not in known.strategies[name].steps
+        }
+        for some, of_rows in engines.items()
+    }
+    if known is not None and not any(missing.values()) and set(assemblies) <= set(known.plain):
+        return known
+    forward = dict(known.forward) if known else {}
+    for some, assembly in assemblies.items():
+        widest = max([engine.max_window for engine in engines[some].values()], default=1)
+        widths = sorted({width for width in WIDTHS_PROBED if width < widest} | {1, widest})
+        assembly.calibration.measure([some], lengths, widths)
+        alone = assembly.calibration.seconds.items()
+        forward = {point: seconds for point, seconds in alone if point.length in lengths} | forward
+    found = _runs(assemblies, missing, texts, lengths, params)
+    forward |= {point: median(values) for point, values in found.forward.items() if len(values) >= FEWEST_STEPS}
+    noise = fmean([stdev(map(log, values)) for values in found.whole.values()])
+    costs = Costs(
+        identity,
+        forward,
+        {**(known.prefill if known else {}), **{length: median(values) for length, values in found.prefill.items()}},
+        {**(known.plain if known else {}), **{rows: median(values) for rows, values in found.plain.items()}},
+        known.strategies if known else {},
+        noise,
+        known.made if known else time.time(),
     )
+    names = {name for of_rows in missing.values() for name in of_rows}
+    return costs.with_strategies({name: found.strategy(name) for name in names})
 
 
-def _drafting(engine: Engine, text: Sequence[int], rows: Sequence[int], lengths: Sequence[int]) -> DraftCosts:
-    """What a strategy costs, from runs with K fixed: in each of them every step asks for the same."""
-    own, most = engine.controller, engine.max_window - 1
-    ks = [k for k in sorted({0, 1, 2, 4, 8, most}) if k <= most]
-    runs = [(some, length, k) for some in rows for length in lengths for k in ks]
-    random.Random(0).shuffle(runs)
-    steps: dict[int, dict[int, dict[int, list[float]]]] = {}
-    rest: dict[int, dict[int, list[float]]] = {}
-    admit: dict[int, list[float]] = defaultdict(list)
-    released = []
-    try:
-        for some, length, k in [runs[0], *runs]:  # the first warms up
-            engine.controller = Always(k)
-            if engine.draft:
-                engine.draft.forget()
-            engine.run(_requests(text, some, length, TOKENS))
-            stats = engine.stats
-            _book(stats, k, steps.setdefault(some, {}).setdefault(length, {}), rest.setdefault(some, {}))
-            admit[length].append(stats.called("admit", "prefilled") / some)
-            released.append(stats.called("release", "move") / some)
-    finally:
-        engine.controller = own
-        own.forget()
-        if engine.draft:
-            engine.draft.forget()
-    return DraftCosts(
-        {
-            some: {at: {made: median(values) for made, values in kinds.items()} for at, kinds in at_lengths.items()}
-            for some, at_lengths in steps.items()
-        },
-        {some: {kind: median(values) for kind, values in kinds.items()} for some, kinds in rest.items()},
-        {length: median(values) for length, values in admit.items()},
-        median(released),
-    )
+def _runs(
+    assemblies: Mapping[int, Assembly],
+    engines: Mapping[int, Mapping[str, Engine]],
+    texts: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    params: SamplingParams,
+) -> Probed:
+    found, dice = Probed(), random.Random(0)
+    kinds: list[tuple[str, Engine, int, int]] = []
+    for some, assembly in assemblies.items():
+        plain = assembly.engine(None, k=0, max_rows=some)
+        kinds += [("", plain, some, length) for length in lengths]
+        kinds += [(name, engine, some, length) for name, engine in engines[some].items() for length in lengths]
+    for turn in range(TURNS):
+        for name, engine, some, length in dice.sample(kinds, len(kinds)):
+            requests = _requests(texts, some, length, turn, params)
+            own = engine.controller
+            if name:
+                engine.controller = Cycling(own, [k for k in KS_PROBED if k <= own.max_k], turn)
+            try:
+                done = engine.run(requests)
+            finally:
+                engine.controller = own
+                own.forget()
+                if engine.draft:
+                    engine.draft.forget()
+            if turn or not name:
+                found.book(name, engine, some, length)
+            found.prefill[length] += [one.prefill_s for one in done] if not name else []
+    return found
 
 
-def _book(stats: Stats, k: int, steps: dict[int, list[float]], rest: dict[int, list[float]]) -> None:
-    for step in stats.steps:
-        times = stats.times(step)
-        steps.setdefault(step.k if k else -1, []).append(times.draft)
-        rest.setdefault(int(k > 0), []).append(times.rest)
+def _requests(
+    texts: Sequence[Sequence[int]], rows: int, length: int, turn: int, params: SamplingParams
+) -> list[Request]:
+    """``rows`` requests from different texts, which are cut to ``length`` less half of what is decoded, or joined."""
+    params = replace(params, max_new_tokens=TOKENS, eos=())
+    size, found = max(1, length - TOKENS // 2), []
+    for row in range(rows):
+        first = turn * rows + row
+        joined: list[int] = []
+        while len(joined) < size:
+            joined += texts[first % len(texts)]
+            first += 1
+        found.append(Request(row, tuple(joined[-size:]), params))
+    return found

@@ -3,7 +3,9 @@ wrong."""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
@@ -16,10 +18,17 @@ from torch import Tensor
 
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.runners import EngineRunner
-from benchsuite.predict.costs import Costs, DraftCosts
+from benchsuite.predict.advisor import Candidate
+from benchsuite.predict.checked import CheckedCell, UnitTraces
+from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
+from benchsuite.predict.levers import lever
 from benchsuite.predict.prediction import (
+    WRONG,
+    Prediction,
     PromptSizes,
     Replay,
+    PredictedUnit,
+    Text,
     constant_speed,
     expected_speeds,
     needed_acceptance,
@@ -28,7 +37,7 @@ from benchsuite.predict.prediction import (
 )
 from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
 from benchsuite.prove.tiny import requests
-from benchsuite.tests.rig import SETTING, Make
+from benchsuite.tests.rig import SETTING, SHORT, Make, Run
 from specdec import SpecdecError, Window
 from specdec.arena import Arena
 from specdec.calibration import Calibration, Point, interpolated
@@ -171,7 +180,7 @@ def test_in_a_world_of_the_costs_a_text_predicts_itself(texts: list[list[int]]) 
         prompts = PromptSizes((80,), trace.tokens)
         replay = Replay(costs, NAME)
         measured = replay.plain(prompts) / replay.decoding([trace], prompts)
-        assert predict(costs, NAME, [(prompts, [trace])]).ratio == pytest.approx(measured)
+        assert predict(costs, NAME, [PredictedUnit(prompts, ((1,),), {(2,): trace})]).ratio == pytest.approx(measured)
 
 
 def _texts(dice: random.Random, count: int, spread: float) -> list[StepTrace]:
@@ -201,7 +210,8 @@ def test_intervals_hold_what_they_say() -> None:
         logs = [[replay.gains([trace], prompts)[0] for trace in texts] for texts in everything]
         spread = text_spread(logs)
         for texts, gains in zip(everything, logs, strict=True):
-            found = predict(costs, NAME, [(prompts, texts[4:])] * 4, spread)
+            donors: dict[Text, StepTrace] = {(4 + place,): text for place, text in enumerate(texts[4:])}
+            found = predict(costs, NAME, [PredictedUnit(prompts, ((place,),), donors) for place in range(4)], spread)
             assert found.low is not None
             assert found.high is not None
             held += found.low <= exp(fmean(gains[:4])) <= found.high
@@ -224,7 +234,7 @@ def test_a_planted_mistake_shows_in_the_residuals_of_the_rows_concerned(fault: s
         trace, prompts = StepTrace((Seen(k, k, k // 2),)), PromptSizes((length,), 24)
         replay = Replay(truth, NAME)
         measured = replay.plain(prompts) / replay.decoding([trace], prompts)
-        return log(measured / predict(believed, NAME, [(prompts, [trace])]).ratio)
+        return log(measured / predict(believed, NAME, [PredictedUnit(prompts, ((1,),), {(2,): trace})]).ratio)
 
     if fault == "v":
         assert abs(residual(2, 64)) < 0.005
@@ -291,3 +301,138 @@ def test_a_calibration_measures_each_point_once(assemble: Make, monkeypatch: pyt
     assert len(calls) == before
     with pytest.raises(ValueError, match="measure first"):
         Calibration(target).forward(1, 1, 1)
+
+
+PREDICTED = ("-m", "pytest", *SHORT, "--specdec-arm", "ngram/match/fixed/4,oracle(0.8)/match/fixed/8")
+"""A short main job of two strategies; each cell has two texts."""
+
+
+def test_a_run_shows_each_row_beside_its_prediction_and_keeps_it(run: Run, tmp_path: Path) -> None:
+    """The costs that it probed are taken again by the next run, which says their age; a run of another dtype refuses
+    the file."""
+    cache = {"SPECDEC_CACHE": str(tmp_path / "cache")}
+    arguments = [*PREDICTED, "--specdec-prompts", "2", "--specdec-max-new-tokens", "8", "--specdec-peer", "none"]
+    first = run(*arguments, "--specdec-predict", "fresh", "--specdec-results", "results", **cache)
+    assert first.returncode == 0, first.stdout
+    shown = first.stdout[first.stdout.index("predicted and measured") :]
+    for word in ("ngram", "oracle(0.8)", "residual", "2 cells", "90 % intervals hold"):
+        assert word in shown
+    (found,) = (tmp_path / "results").glob("*/prediction.json")
+    said = json.loads(found.read_text())
+    assert {cell["arm"] for cell in said["cells"]} == {"ngram/match/fixed/4", "oracle(0.8)/match/fixed/8"}
+    assert all(cell["low"] < cell["predicted"] < cell["high"] for cell in said["cells"])
+    (costs,) = (tmp_path / "cache" / "calibrations").glob("*.json")
+    again = run(*arguments, "--specdec-predict", "cached", **cache)
+    assert "measured just now: what was known of 2 strategies" in again.stdout
+    other = run(*arguments, "--specdec-predict", str(costs), "--specdec-dtype", "bfloat16", **cache)
+    assert "not predicted: the calibrations of" in other.stdout
+    assert "dtype 'float32', here 'bfloat16'" in other.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("nowhere",), "there is no such file"),
+        (("fresh", "--specdec-dry-run"), "a dry run's figures mean nothing"),
+    ],
+)
+def test_a_prediction_that_cannot_be_made_is_refused_before_work(options: tuple[str, ...], said: str, run: Run) -> None:
+    done = run(*PREDICTED, "--specdec-predict", *options)
+    assert done.returncode == 4
+    assert said in done.stdout + done.stderr
+
+
+def test_advice_names_a_strategy_and_the_command_that_measures_it(run: Run, tmp_path: Path) -> None:
+    """On ``tiny``: the JSON holds every strategy for each batch, and the chosen one has the largest expectation."""
+    done = run(
+        *("-m", "benchsuite", "advise", "--target", "tiny", "--drafts", "ngram,oracle(0.9)", "--k", "2,8"),
+        *("--batch", "1,2", "--minutes", "0.02", "--prompts", "4", "--max-new-tokens", "12", "--json", "advice.json"),
+        SPECDEC_CACHE=str(tmp_path / "cache"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "advice.json").read_text())
+    assert [one["batch"] for one in found] == [1, 2]
+    for one in found:
+        assert len(one["tried"]) == 6
+        assert one["speedup"] == max(tried["expected"] for tried in one["tried"])
+        assert one["strategy"] in one["command"]
+        assert one["command"] in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--minutes", "0"), "--minutes is 0.0; expected more than 0"),
+        (("--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
+        (("--workload", "nothing"), "nothing"),
+        (("--drafts", "ngrm"), "ngram"),
+    ],
+)
+def test_advice_that_cannot_be_given_is_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
+    done = run("-m", "benchsuite", "advise", "--target", "tiny", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def candidates(true: Mapping[str, float], predicted: Mapping[str, float]) -> list[Candidate]:
+    """Strategies whose predictions and measurements are given; names are drafts'."""
+    return [
+        Candidate(Arm(SETTING, name, k=4), log(predicted[name]), WRONG, 0.03, [log(value)] * 4)
+        for name, value in true.items()
+    ]
+
+
+def test_measurements_outweigh_a_prediction_that_was_wrong() -> None:
+    """Predicted 1.5 and 1.4, measured four times 1.2 and 1.45 with 3 % of noise each: the second is expected to be
+    faster."""
+    first, second = candidates({"a": 1.2, "b": 1.45}, {"a": 1.5, "b": 1.4})
+    assert second.mean > first.mean
+    assert first.deviation == pytest.approx(1 / (1 / WRONG**2 + 4 / 0.03**2) ** 0.5)
+    assert exp(first.mean) < 1.3
+
+
+def test_a_tree_costs_what_its_own_windows_cost() -> None:
+    """A window of nine slots takes 1.4 s as a chain; as this strategy's tree it takes 3."""
+    costs = costs_by_formula()
+    tree = replace(costs.strategies[NAME], forward={Point(1, 64, 2): 1.5, Point(1, 64, 9): 3.0})
+    with_tree = costs.with_strategies({"tree": tree})
+    assert with_tree.verify(9, 1, 64) == pytest.approx(1.4)
+    assert with_tree.verify(9, 1, 64, "tree") == pytest.approx(3.0)
+    assert with_tree.verify(1, 1, 64, "tree") == pytest.approx(1.0), "a single slot is no tree"
+    steps = [with_tree.step(name, 1, 64, 8, 8) for name in (NAME, "tree")]
+    assert steps[1] - steps[0] == pytest.approx(1.6)
+
+
+def test_a_text_that_is_measured_and_predicted_from_alike_adds_nothing_to_the_interval() -> None:
+    """Two texts, each predicted from the other: both sums have both texts in equal parts. Of two halves none is in
+    both."""
+    slow, fast = StepTrace((Seen(4, 4, 0),) * 20), StepTrace((Seen(4, 4, 4),) * 4)
+    prompts = PromptSizes((80,), 20)
+    texts: dict[Text, StepTrace] = {(1,): slow, (2,): fast}
+    out = [
+        PredictedUnit(prompts, (text,), {other: trace for other, trace in texts.items() if other != text})
+        for text in texts
+    ]
+    both = predict(costs_by_formula(), NAME, out, spread=0.5)
+    apart = predict(costs_by_formula(), NAME, out[:1], spread=0.5)
+    assert both.half is not None
+    assert apart.half is not None
+    assert both.half == pytest.approx(1.645 * WRONG, rel=1e-3)
+    assert apart.half > 1
+
+
+def test_the_sentence_of_a_row_names_what_would_help_most() -> None:
+    """Nothing accepted at K = 8: plain decoding. A draft that costs a whole forward: a cheaper one."""
+
+    def said(trace: StepTrace, draft: float) -> str:
+        prompts = PromptSizes((80,), trace.tokens)
+        unit = UnitTraces(0, ((1,),), prompts, (trace,), 0.0)
+        arm = Arm(SETTING, "ngram", k=trace.steps[0].asked)
+        costs = costs_by_formula(draft=draft)
+        costs = costs.with_strategies({strategy_of(arm): costs.strategies[NAME]})
+        return lever(CheckedCell(arm, 0, 1.0, Prediction(1.0, None, None, 1.0, 1), (unit,)), costs)
+
+    assert "plain decoding is faster" in said(StepTrace((Seen(8, 8, 0),) * 9), 0.01)
+    assert "a draft half as expensive would give" in said(StepTrace((Seen(4, 4, 4),) * 9), 0.25)
+    assert "breaks even with" in said(StepTrace((Seen(4, 4, 4),) * 9), 0.0)

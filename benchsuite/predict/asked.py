@@ -1,0 +1,135 @@
+"""Advice as it is asked for on the command line, and as it is shown."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from math import exp
+from typing import Any
+
+from tabulate import tabulate
+
+from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.plan import MeasuringPlan
+from benchsuite.measure.session import Bench
+from benchsuite.measure.workloads import workload_names
+from benchsuite.predict.advisor import CLOSE, Advice, Advisor, Candidate
+from specdec.errors import SpecdecError
+from specdec.registry import split_list
+
+SHOWN = 6
+"""Strategies of each batch that the table names; JSON has all."""
+
+
+def advice_asked(given: argparse.Namespace) -> list[Advice]:
+    """Load, build and advise, by the arguments of ``python -m benchsuite advise``. Raises SpecdecError for a wrong
+    one."""
+    if not given.minutes > 0:
+        raise SpecdecError(f"--minutes is {given.minutes}; expected more than 0")
+    ks, batches = (_numbers(f"--{name}", getattr(given, name)) for name in ("k", "batch"))
+    names = workload_names(given.workload)
+    if len(names) != 1:
+        raise SpecdecError(f"--workload {given.workload!r} names {len(names)} kinds of text; advice is for one")
+    settings = [
+        Setting(
+            given.target,
+            given.backend,
+            given.device,
+            given.dtype,
+            batch,
+            given.temperature,
+            0,
+            1.0,
+            given.max_new_tokens,
+            given.seed,
+            names[0],
+        )
+        for batch in batches
+    ]
+    arms = [
+        Arm(setting, draft, given.policy, controller, k)
+        for setting in settings
+        for draft in split_list(given.drafts)
+        for controller, k in [*[("fixed", k) for k in ks], ("goodput", max(ks))]
+    ]
+    bench = Bench(MeasuringPlan(prompts=given.prompts))
+    bench.prepare(arms)
+    return Advisor(bench, arms, 60 * given.minutes).advise()
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    found = [int(part) for part in split_list(text) if part.isdigit() and int(part)]
+    if not found or len(found) != len(split_list(text)):
+        raise SpecdecError(f"{option} is {text!r}; expected whole numbers from 1, as a comma list: 1,4")
+    return found
+
+
+def advice_lines(advices: Sequence[Advice]) -> list[str]:
+    """Return a table of what was tried for each batch, and the advice with the command that measures it."""
+    lines = []
+    for advice in advices:
+        rows = [
+            (
+                one.arm.draft,
+                one.arm.controller,
+                one.arm.k,
+                f"{exp(one.predicted):.2f}x",
+                _times(one.measured, lambda found: f"{found:.2f}x"),
+                len(one.measured),
+                f"{exp(one.mean):.2f}x",
+            )
+            for one in advice.tried[:SHOWN]
+        ]
+        headers = ("draft", "controller", "K", "predicted", "measured", "units", "expected")
+        best = advice.best
+        lines += [
+            f"batch {best.setting.batch}: the first {len(rows)} of {len(advice.tried)} strategies",
+            tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True),
+            f"{_chosen(advice)}, after {advice.seconds:.0f} s",
+            advice.command,
+            "",
+        ]
+    return lines[:-1]
+
+
+def _chosen(advice: Advice) -> str:
+    best = advice.best
+    if advice.speedup < 1:
+        return f"no strategy is faster than plain decoding; the best, {best.strategy}, has {advice.speedup:.2f}x"
+    return (
+        f"advice: {best.strategy}, {advice.speedup:.2f}x plain ({advice.low:.2f} to {advice.high:.2f} with 90 %); at "
+        f"least {CLOSE:g} of the best one's speed with probability {advice.sure:.2f}"
+    )
+
+
+def _times(measured: Sequence[float], shown: Callable[[float], str]) -> str:
+    return shown(exp(sum(measured) / len(measured))) if measured else "-"
+
+
+def advice_json(advices: Sequence[Advice]) -> list[dict[str, Any]]:
+    """Return the advice for each batch, with everything that was tried, as JSON has it."""
+
+    def tried(one: Candidate) -> dict[str, Any]:
+        return {
+            "strategy": one.arm.strategy,
+            "predicted": exp(one.predicted),
+            "measured": [exp(found) for found in one.measured],
+            "expected": exp(one.mean),
+        }
+
+    return [
+        {
+            "target": advice.best.setting.target,
+            "workload": advice.best.setting.workload,
+            "batch": advice.best.setting.batch,
+            "strategy": advice.best.strategy,
+            "speedup": advice.speedup,
+            "low": advice.low,
+            "high": advice.high,
+            "sure": advice.sure,
+            "seconds": advice.seconds,
+            "command": advice.command,
+            "tried": [tried(one) for one in advice.tried],
+        }
+        for advice in advices
+    ]
