@@ -36,7 +36,20 @@ from benchsuite.prove.processed import slots_beside_transformers
 from benchsuite.prove.read_guard import guarded_steps
 from benchsuite.prove.renamed import shuffled_draft
 from benchsuite.prove.table_target import Table, TableDraft, Tabular, random_table
-from specdec import Completion, Context, Draft, Engine, Request, SamplingParams, TextStream, Window, catalog, sampling
+from specdec import (
+    Completion,
+    Context,
+    Draft,
+    Engine,
+    Request,
+    SamplingParams,
+    TextStream,
+    Verdict,
+    Window,
+    catalog,
+    sampling,
+)
+from specdec.assembly import Assembly
 from specdec.beam import Beams, BeamSearch
 from specdec.jobs import OutFile, Prompts, read_jobs, run_jobs
 from specdec_kernels.reference import Reference
@@ -265,12 +278,14 @@ def drafting() -> None:
 
 
 def ties() -> None:
-    """The bound of a tie is small, and a corrupt arena cannot certify itself."""
+    """The bound of a tie is small, a corrupt arena cannot certify itself, and a token follows from its arm's logits."""
     build = tiny.assembly(backend="reference")
     judge = Judge(build.target, range(40))
     assert judge.bound < 1e-3, f"the bound is {judge.bound:.1e}"
+    apart = judge._own_difference()
+    assert judge.bound <= 4 * apart, f"the bound is {judge.bound / apart:.0f} times the model's own difference"
     engine = build.engine("oracle(1.0)", k=4)
-    forward = engine.target.forward
+    forward, accept = engine.target.forward, engine.policy.accept
 
     def corrupt(*given: Any) -> tuple[Tensor, Tensor]:
         logits, hidden = forward(*given)
@@ -281,14 +296,27 @@ def ties() -> None:
             logits = logits.scatter_add(2, top.indices[..., 1:], gap * 2 + 1e-2)
         return logits, hidden
 
-    object.__setattr__(engine.target, "forward", corrupt)
+    def second(logits: Tensor, window: Window, context: Context) -> Verdict:
+        # The logits stay right, so that only the token shows that the arm does not choose by them.
+        verdict = accept(logits, window, context)
+        last = logits[torch.arange(len(logits)), verdict.path.amax(dim=1)]
+        return replace(verdict, next=last.topk(2, dim=-1).indices[:, 1])
+
+    _must_not_certify("a corrupt arena", build, engine, engine.target, "forward", corrupt)
+    _must_not_certify("an arm that emits its runner-up", build, engine, engine.policy, "accept", second)
+
+
+def _must_not_certify(text: str, build: Assembly, engine: Engine, part: object, name: str, wrong: Any) -> None:
+    """Raise AssertionError if outputs pass while the method ``name`` of a part of the engine is ``wrong``."""
+    right = getattr(part, name)
+    object.__setattr__(part, name, wrong)
     try:
-        differ("a corrupt arena", build, engine, tiny.requests(GREEDY, 2))
+        differ(text, build, engine, tiny.requests(GREEDY, 2))
     except Failed:
         return
     finally:
-        object.__setattr__(engine.target, "forward", forward)
-    raise AssertionError("a corrupt arena certified itself")
+        object.__setattr__(part, name, right)
+    raise AssertionError(f"{text} certified itself")
 
 
 def processors() -> None:

@@ -159,6 +159,25 @@ OURS = (
     ),
     mutant(
         "ours",
+        "the judge does not ask whether a token follows from its own arm's logits",
+        "ties",
+        ("benchsuite.measure.ties:Judge._judge", "request.after(outputs[0][:index])) != token:", "request) == -1:"),
+    ),
+    mutant(
+        "ours",
+        "the judge looks at the logits of plain alone",
+        "ties",
+        ("benchsuite.measure.ties:Judge._judge", '("plain", "the other"), seen', '("plain",), seen[:1]'),
+        ("benchsuite.measure.ties:Judge._judge", "ends, strict=True)", "ends, strict=False)"),
+    ),
+    mutant(
+        "ours",
+        "the bound of a tie is forty times what the model differs from itself, not four times",
+        "ties",
+        ("benchsuite.measure.ties:Judge.bound", "MARGIN * self", "10 * MARGIN * self"),
+    ),
+    mutant(
+        "ours",
         "the penalties count one token a step, the last",
         "rollback",
         (

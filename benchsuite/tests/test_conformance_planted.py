@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +15,14 @@ import torch
 from torch import Tensor
 
 from benchsuite import conformance
-from benchsuite.conformance.claims import failures
+from benchsuite.conformance.backends import BackendChecks
+from benchsuite.conformance.claims import Checks, failures
+from benchsuite.conformance.controllers import ControllerChecks
+from benchsuite.conformance.drafts import DraftChecks
+from benchsuite.conformance.engines import EngineChecks
+from benchsuite.conformance.policies import PolicyChecks
+from benchsuite.prove import tiny
+from benchsuite.tests.test_conformance_engines import ENGINES
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
 from specdec.interfaces import ControllerFactory
 from specdec_kernels.reference import Reference
@@ -236,7 +245,123 @@ class Limping(RepeatPending):
         return replace(window, width=window.width + 0) if self._steps % 2 else window
 
 
+class Silent(RepeatPending):
+    """Never proposes anything."""
+
+    def propose(self, context: Context) -> Window:
+        return Window.root(context)
+
+
+class Orphan(RepeatPending):
+    """Says that the second proposal continues the third."""
+
+    branches = True
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        parents = window.parents.clone()
+        parents[:, 2:3] = 3
+        return replace(window, parents=parents)
+
+
+class Detached(RepeatPending):
+    """Says that its second proposal continues nothing."""
+
+    branches = True
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        parents = window.parents.clone()
+        parents[:, 2:3] = -1
+        return replace(window, parents=parents)
+
+
+class Likely(DraftModel):
+    """Changes q after it has drawn from it, as ``told`` says."""
+
+    @staticmethod
+    def told(q: Tensor, drawn: Tensor) -> Tensor:
+        """What is returned in place of q [B, K, V], of which ``drawn`` [B, K, 1] were drawn."""
+        return q
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        if window.q is None:
+            return window
+        return replace(window, q=self.told(window.q.clone(), window.tokens[:, 1:, None]))
+
+
+class NotANumber(Likely):
+    """Divides by zero in one place of q (vllm#41834)."""
+
+    @staticmethod
+    def told(q: Tensor, drawn: Tensor) -> Tensor:
+        q[..., 0] = torch.nan
+        return q
+
+
+class Negative(Likely):
+    """Takes so much from one token and gives it to another that a probability is negative: the sum is 1."""
+
+    @staticmethod
+    def told(q: Tensor, drawn: Tensor) -> Tensor:
+        shift = q[..., :1] + 0.1
+        return torch.cat([q[..., :1] - shift, q[..., 1:2] + shift, q[..., 2:]], dim=-1)
+
+
+class Unnormalised(Likely):
+    """Returns shares that sum to 1.001."""
+
+    @staticmethod
+    def told(q: Tensor, drawn: Tensor) -> Tensor:
+        return q * 1.001
+
+
+class Unlikely(Likely):
+    """Gives the second token that it has drawn no probability, and another one what it had."""
+
+    @staticmethod
+    def told(q: Tensor, drawn: Tensor) -> Tensor:
+        second, token = q[:, 1:2], drawn[:, 1:2]
+        had = second.gather(2, token)
+        second.scatter_add_(2, (token + 1) % q.shape[2], had).scatter_(2, token, 0.0)
+        return q
+
+
+class Doubtful(Flatter):
+    """Draws from the target's own distribution, but returns a flatter one as q: unlikely tokens are kept too rarely."""
+
+    def __init__(self, env: Any) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            tiny.save_target("llama", Path(folder))
+            super().__init__(env, model=folder)
+
+
+class Usurper(RepeatPending):
+    """Puts another token in the place of the pending one."""
+
+    def propose(self, context: Context) -> Window:
+        window = super().propose(context)
+        return replace(window, tokens=torch.cat([(window.tokens[:, :1] + 1) % 256, window.tokens[:, 1:]], dim=1))
+
+
+class Unforgetting(Learner):
+    """Learns, says so, and has no ``forget``."""
+
+    learns = True
+
+
 DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
+    (Silent, {}, "is_what_it_claims", "planted proposes now and then.*nothing at all"),
+    (Orphan, {"trees": True}, "well_formed", "a parent that is no earlier slot"),
+    (Detached, {"trees": True}, "well_formed", "a parent that is no earlier slot"),
+    (NotANumber, {"sampled": True}, "well_formed", "q is not finite"),
+    (Negative, {"sampled": True}, "well_formed", "negative somewhere"),
+    (Unnormalised, {"sampled": True}, "well_formed", r"rows of q sum to \[1.001"),
+    (Unlikely, {"sampled": True}, "well_formed", "a token that its own q calls impossible"),
+    (Usurper, {}, "it_changes_no_output", r"changes no output.*from the unmodified model's"),
+    (Doubtful, {"sampled": True}, "sampled_outputs_have_the_targets", "have the target's distribution.*chance"),
+    (Unforgetting, {"remembers": True}, "remembered_only", "planted forgets.*after forget"),
     (Peeking, {}, "fit_for_a_gpu", "the host reads a number of the device"),
     (Carrying, {}, "fit_for_a_gpu", r"a copy from cpu to cuda that waits, at test_conformance_planted.py:\d+: most = "),
     (Limping, {}, "fit_for_a_gpu", "two steps of 5 slots launch .* so that neither can be recorded"),
@@ -362,6 +487,60 @@ class Weighing(Match):
         return super().accept(logits, window, context)
 
 
+class Redrawn(Match):
+    """Draws the target's token by other noise than plain decoding does."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        choices = context.choose(logits, context.length[:, None] + window.depth, Purpose.RESIDUAL)
+        return context.ops.verify_prefix(window, choices)
+
+
+class Altering(Match):
+    """Changes the verdict in one place."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        return self.altered(super().accept(logits, window, context), logits)
+
+    @staticmethod
+    def altered(verdict: Verdict, logits: Tensor) -> Verdict:
+        """The verdict that is returned."""
+        return verdict
+
+
+class Rootless(Altering):
+    """Leaves the root out of the path."""
+
+    @staticmethod
+    def altered(verdict: Verdict, logits: Tensor) -> Verdict:
+        return replace(verdict, path=torch.where(verdict.path == 0, 1, verdict.path))
+
+
+class Unended(Altering):
+    """Fills the rest of the path with 0 in place of -1."""
+
+    @staticmethod
+    def altered(verdict: Verdict, logits: Tensor) -> Verdict:
+        return replace(verdict, path=verdict.path.clamp(min=0))
+
+
+class OutOfWords(Altering):
+    """Emits a token one past the vocabulary's last."""
+
+    @staticmethod
+    def altered(verdict: Verdict, logits: Tensor) -> Verdict:
+        return replace(verdict, next=torch.full_like(verdict.next, logits.shape[2]))
+
+
+class Leaping(Altering):
+    """Keeps the last slot of the window after the root, whatever its parent is."""
+
+    @staticmethod
+    def altered(verdict: Verdict, logits: Tensor) -> Verdict:
+        path = torch.full_like(verdict.path, -1)
+        path[:, 0], path[:, 1] = 0, logits.shape[1] - 1
+        return replace(verdict, path=path, num_accepted=torch.ones_like(verdict.num_accepted))
+
+
 EXACT = {"greedy": "exact", "sampled": "exact", "trees": True, "coupled": True}
 POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
     (
@@ -383,6 +562,13 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
         "num_accepted",
     ),
     (Shared, {"greedy": "exact", "sampled": "distribution"}, "does_not_see_its_neighbours", "in the batch, .* alone"),
+    (Rootless, EXACT, "a_verdict_is_a_path", r"path \[1"),
+    (Unended, EXACT, "a_verdict_is_a_path", r"path \[0, .*0\] with num_accepted"),
+    (OutOfWords, EXACT, "a_verdict_is_a_path", "next 6"),
+    (Leaping, EXACT, "a_verdict_is_a_path", r"path \[0, 4, .*num_accepted 1"),
+    (Redrawn, EXACT, "sampled_outputs", "changes no output.*does not follow from its own logits"),
+    (Weighing, EXACT, "reads_the_device_once", "read the device through"),
+    (Match, EXACT | {"trees": False}, "is_what_it_claims", "trees=False.*trees=True"),
     (Writer, EXACT, "not_written_to", "written to"),
     (Tallying, EXACT, "recorded_and_replayed", "differs at token"),
     (Weighing, EXACT, "fit_for_a_gpu", "the host reads a number of the device"),
@@ -392,8 +578,13 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
         "greedy_outputs",
         "changes no output",
     ),
-    (Match, {"greedy": "exact", "sampled": "distribution", "trees": True, "coupled": True}, "claims", "it says exact"),
-    (Match, {"greedy": "exact", "sampled": "exact", "trees": True}, "claims", "coupled=False.*coupled=True"),
+    (
+        Match,
+        {"greedy": "exact", "sampled": "distribution", "trees": True, "coupled": True},
+        "is_what_it_claims",
+        "it says exact",
+    ),
+    (Match, {"greedy": "exact", "sampled": "exact", "trees": True}, "is_what_it_claims", "coupled=False.*coupled=True"),
 ]
 
 
@@ -436,17 +627,68 @@ class Keeper(Goodput):
             super().forget()
 
 
-@pytest.mark.parametrize(
-    ("fault", "deterministic", "check", "message"),
-    [
-        (Beyond, True, "within_its_bounds", "K 5 at step 0, max_k 4"),
-        (Clock, True, "repeats", "has deterministic=True"),
-        (Hoarder, True, "repeats", "K 4 in the first run, 3 in the second, after forget"),
-        (Hoarder, False, "after_forget", "planted forgets.*K 4 by a new controller, 3 after a run"),
-        (Keeper, False, "after_forget", "planted forgets"),
-    ],
-    ids=name_of,
-)
+class Halves(Fixed):
+    """Asks for two and a half proposals."""
+
+    def next_k(self, stats: Any) -> Any:
+        return 2.5
+
+
+class Growing(Fixed):
+    """Raises its own maximum while it runs."""
+
+    @property
+    def max_k(self) -> int:
+        """One more after each step."""
+        return self._k
+
+    def next_k(self, stats: Any) -> int:
+        self._k += 1
+        return 1
+
+
+class Experimental(Fixed):
+    """Tries how fast the target is with smaller weights, and leaves them so."""
+
+    def __init__(self, env: Any, k: int = 4) -> None:
+        super().__init__(env, k)
+        self._weights = env.target.model.get_input_embeddings().weight
+
+    def next_k(self, stats: Any) -> int:
+        with torch.no_grad():
+            self._weights.mul_(0.9)
+        return super().next_k(stats)
+
+
+class Numbered(Fixed):
+    """Asks for as many proposals as there were controllers before it."""
+
+    built = 0
+
+    def __init__(self, env: Any, k: int = 4) -> None:
+        super().__init__(env, k)
+        Numbered.built += 1
+        self._number = Numbered.built
+
+    def next_k(self, stats: Any) -> int:
+        return self._number % 5
+
+
+CONTROLLERS: list[tuple[ControllerFactory, bool, str, str]] = [
+    (Fixed, False, "is_what_it_claims", "has deterministic=False.*deterministic=True"),
+    (Beyond, True, "within_its_bounds", "K 5 at step 0, max_k 4"),
+    (Halves, True, "within_its_bounds", "K 2.5 at step 0"),
+    (Growing, True, "within_its_bounds", "max_k 4, now 5"),
+    (Clock, True, "repeats", "has deterministic=True"),
+    (Hoarder, True, "repeats", "K 4 in the first run, 3 in the second, after forget"),
+    (Numbered, True, "repeats", "K . in the first run, . in a new engine"),
+    (Hoarder, False, "after_forget", "planted forgets.*K 4 by a new controller, 3 after a run"),
+    (Keeper, False, "after_forget", "planted forgets"),
+    (Experimental, True, "changes_no_output", "changes no output"),
+]
+
+
+@pytest.mark.parametrize(("fault", "deterministic", "check", "message"), CONTROLLERS, ids=name_of)
 def test_a_faulty_controller_is_found(fault: ControllerFactory, deterministic: bool, check: str, message: str) -> None:
     kit = conformance.controller("planted", deterministic=deterministic, factory=fault)
     said = next(failures(kit, only=check), None)
@@ -464,8 +706,56 @@ class Rounded(Reference):
         return super().rms_norm(x.bfloat16().to(x.dtype), weight, eps, offset)
 
 
-def test_a_faulty_backend_is_found() -> None:
-    found = dict(failures(conformance.backend("planted", ops=["rms_norm"], factory=Rounded)))
-    assert re.search("rms_norm of planted is the reference's.*errs by", "".join(found.values()), re.DOTALL)
-    found = dict(failures(conformance.backend("planted", ops=["rms_norm", "linear"], factory=Rounded)))
-    assert re.search("planted runs linear.*took none", "".join(found.values()), re.DOTALL)
+class Hidden(Reference):
+    """Runs an op that it does not name."""
+
+    name = "planted"
+    priority = 1
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        return super().rms_norm(x, weight, eps, offset)
+
+
+class Lenient(Reference):
+    """Keeps the first proposal, whatever the target chose."""
+
+    name = "planted"
+    priority = 1
+
+    def verify_prefix(self, window: Window, choices: Tensor) -> Verdict:
+        if window.tokens.shape[1] > 1:
+            choices = torch.cat([window.tokens[:, 1:2], choices[:, 1:]], dim=1)
+        return super().verify_prefix(window, choices)
+
+
+BACKENDS: list[tuple[type[Reference], list[str], str, str]] = [
+    (Rounded, ["rms_norm"], "agrees_with_the_reference", "rms_norm of planted is the reference's.*errs by"),
+    (Hidden, ["rms_norm", "linear"], "agrees_with", "planted runs linear.*took none"),
+    (Hidden, [], "agrees_with", "planted does not run rms_norm.*it took the cases of"),
+    (Lenient, [], "changes_no_output", "changes no output"),
+]
+
+
+@pytest.mark.parametrize(("fault", "ops", "check", "message"), BACKENDS, ids=name_of)
+def test_a_faulty_backend_is_found(fault: type[Reference], ops: list[str], check: str, message: str) -> None:
+    found = failures(conformance.backend("planted", ops=ops, factory=fault), only=check)
+    assert any(re.search(message, said, re.DOTALL) for _, said in found)
+
+
+PLANTED: dict[type[Checks], list[str]] = {
+    DraftChecks: [check for _, _, check, _ in DRAFTS],
+    PolicyChecks: [check for _, _, check, _ in POLICIES],
+    ControllerChecks: [check for _, _, check, _ in CONTROLLERS],
+    BackendChecks: [check for _, _, check, _ in BACKENDS],
+    EngineChecks: [check for _, check, _ in ENGINES],
+}
+"""The checks of which a fault is found above, each by a part of its name."""
+
+
+def test_each_check_of_the_kit_has_been_seen_to_fail() -> None:
+    assert PLANTED.keys() == {*Checks.__subclasses__()}, "a kind of plugin whose kit is not tried"
+    for kit, parts in PLANTED.items():
+        names = [name for name in vars(kit) if name.startswith("test_")]
+        meant = {part: [name for name in names if re.search(part, name)] for part in parts}
+        assert {part: found for part, found in meant.items() if len(found) != 1} == {}, "the part of a name is of one"
+        assert {*names} - {found[0] for found in meant.values()} == set(), f"no fault is planted for these of {kit}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from benchsuite.measure import workloads
 from benchsuite.measure.sources import EngineSource
@@ -79,6 +80,36 @@ def test_a_difference_is_a_tie_only_within_the_bound(
     assert [difference.tie for difference in found] == [tie], found
     assert reason in found[0].reason
     assert found[0].index == 2
+
+
+@pytest.mark.parametrize("share", [0.9, 1.1])
+@pytest.mark.parametrize("lift", [1, -1], ids=["above", "below"])
+@pytest.mark.parametrize("arm", [0, 1], ids=["plain", "the other"])
+def test_any_logit_of_either_arm_beyond_the_bound_is_a_bug(
+    arm: int, lift: int, share: float, assemble: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine tenths of the bound pass, eleven do not: at a token that neither arm chose, upwards or downwards."""
+    judge, output, logits, second = near_tie(assemble)
+    level = _lifted(logits, second, -1e-6)
+    monkeypatch.setattr(judge, "logits", lambda prefix: level)
+    seen = [level, _lifted(level, second, 1e-6)]
+    seen[arm] = seen[arm].clone()
+    seen[arm][level.argmin()] += lift * share * judge.bound
+    other = (*output[:2], second, *output[3:])
+    runners = ScriptedSource(output, seen[0]), ScriptedSource(other, seen[1])
+    [found] = judge.compare([REQUEST], REQUEST, *runners, (output, other))
+    assert found.tie is (share < 1), found
+    assert found.tie or f"{('plain', 'the other')[arm]}'s logits lie" in found.reason
+
+
+def test_a_token_of_plain_that_its_own_logits_do_not_give_is_a_bug(assemble: Make) -> None:
+    judge, output, logits, second = near_tie(assemble)
+    plain = (*output[:2], second, *output[3:])
+    found = judge.compare(
+        [REQUEST], REQUEST, ScriptedSource(plain, logits), ScriptedSource(output, logits), (plain, output)
+    )
+    assert not found[0].tie
+    assert "plain's token does not follow from its own logits" in found[0].reason
 
 
 def test_a_token_that_its_own_logits_do_not_give_is_a_bug(assemble: Make) -> None:
@@ -169,6 +200,25 @@ def test_the_bound_is_measured_small_and_capped(assemble: Make) -> None:
     bound = Judge(assemble().target, range(40)).bound
     assert 0 < bound <= MOST_FLOAT32
     assert Judge(assemble(dtype=torch.bfloat16).target, range(40)).bound > bound
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_the_bound_is_four_times_what_the_model_differs_from_itself(dtype: torch.dtype, assemble: Make) -> None:
+    """Between the last eight tokens of 24 at once and one by one; in half precision at least a rounding step."""
+    judge = Judge(assemble(dtype=dtype).target, range(5))
+    ids = torch.arange(24)[None] % 5
+    whole, single = DynamicCache(config=judge.model.config), DynamicCache(config=judge.model.config)
+    for cache in (whole, single):
+        judge.model(ids[:, :16], past_key_values=cache)
+    at_once = judge.model(ids[:, 16:], past_key_values=whole).logits[0].double()
+    far = largest = 0.0
+    for place in range(8):
+        alone = judge.model(ids[:, 16 + place, None], past_key_values=single).logits[0, 0].double()
+        far = max(far, float((alone - at_once[place]).abs().max()))
+        largest = max(largest, float(at_once[place].abs().max()))
+    least = 0.0 if dtype == torch.float32 else 2.0**-7 * largest
+    assert judge.bound == pytest.approx(4 * max(far, least), rel=1e-6)
 
 
 @pytest.mark.parametrize(("count", "of"), [(0, 50), (3, 50), (50, 50)])
