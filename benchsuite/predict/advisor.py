@@ -16,7 +16,7 @@ from benchsuite.measure.session import Bench, Stage
 from benchsuite.measure.units import Unit
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.forecasts import costs_of
-from benchsuite.predict.prediction import WRONG, PromptSizes, PredictedUnit, Text, predict
+from benchsuite.predict.prediction import WRONG, PredictedUnit, PromptSizes, Text, predict
 from benchsuite.predict.traces import StepTrace, traces_of
 from specdec.errors import SpecdecError
 

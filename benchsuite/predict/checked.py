@@ -12,7 +12,7 @@ from benchsuite.measure.cells import Cell
 from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.paired import Series
 from benchsuite.predict.costs import Costs, strategy_of
-from benchsuite.predict.prediction import Prediction, PromptSizes, Replay, PredictedUnit, Text, predict, text_spread
+from benchsuite.predict.prediction import PredictedUnit, Prediction, PromptSizes, Replay, Text, predict, text_spread
 from benchsuite.predict.traces import StepTrace, traces_of
 
 

@@ -24,10 +24,10 @@ from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.levers import lever
 from benchsuite.predict.prediction import (
     WRONG,
+    PredictedUnit,
     Prediction,
     PromptSizes,
     Replay,
-    PredictedUnit,
     Text,
     constant_speed,
     expected_speeds,
