@@ -22,7 +22,7 @@ from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.engines import EngineChecks
 from benchsuite.conformance.policies import PolicyChecks
 from benchsuite.prove import tiny
-from benchsuite.tests.test_conformance_engines import ENGINES
+from benchsuite.tests.faulty_engines import ENGINES
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
 from specdec.interfaces import ControllerFactory
 from specdec_kernels.reference import Reference
@@ -245,7 +245,7 @@ class Limping(RepeatPending):
         return replace(window, width=window.width + 0) if self._steps % 2 else window
 
 
-class Silent(RepeatPending):
+class Speechless(RepeatPending):
     """Never proposes anything."""
 
     def propose(self, context: Context) -> Window:
@@ -352,7 +352,7 @@ class Unforgetting(Learner):
 
 
 DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
-    (Silent, {}, "is_what_it_claims", "planted proposes now and then.*nothing at all"),
+    (Speechless, {}, "is_what_it_claims", "planted proposes now and then.*nothing at all"),
     (Orphan, {"trees": True}, "well_formed", "a parent that is no earlier slot"),
     (Detached, {"trees": True}, "well_formed", "a parent that is no earlier slot"),
     (NotANumber, {"sampled": True}, "well_formed", "q is not finite"),
@@ -716,7 +716,7 @@ class Hidden(Reference):
         return super().rms_norm(x, weight, eps, offset)
 
 
-class Lenient(Reference):
+class Forgiving(Reference):
     """Keeps the first proposal, whatever the target chose."""
 
     name = "planted"
@@ -732,7 +732,7 @@ BACKENDS: list[tuple[type[Reference], list[str], str, str]] = [
     (Rounded, ["rms_norm"], "agrees_with_the_reference", "rms_norm of planted is the reference's.*errs by"),
     (Hidden, ["rms_norm", "linear"], "agrees_with", "planted runs linear.*took none"),
     (Hidden, [], "agrees_with", "planted does not run rms_norm.*it took the cases of"),
-    (Lenient, [], "changes_no_output", "changes no output"),
+    (Forgiving, [], "changes_no_output", "changes no output"),
 ]
 
 

@@ -34,44 +34,44 @@ def pairs(differences: Sequence[float]) -> tuple[Side, Side]:
     return Side([[1.0]] * len(differences), [NONE]), Side([[1.0 + d] for d in differences], [NONE])
 
 
-def spread(middle: float, count: int, width: float = 1e-4) -> list[float]:
+def spaced(middle: float, count: int, width: float = 1e-4) -> list[float]:
     """Distinct values around a middle, which is their Hodges-Lehmann estimate."""
     return [middle + width * (i - (count - 1) / 2) for i in range(count)]
 
 
-def verdict(differences: Sequence[float], final: bool, case: Subject = ROW) -> GateVerdict:
+def decided(differences: Sequence[float], final: bool, case: Subject = ROW) -> GateVerdict:
     return decide({case: pairs(differences)}, LIMITS, ALPHA, final, live=True)[case][0]
 
 
 @pytest.mark.parametrize(
     ("rule", "differences", "final", "expected"),
     [
-        ("the tolerance itself is not beyond it", spread(AT - NEAR, 7), True, PASS),
-        ("what is beyond the tolerance and surely slower is REGRESSED", spread(AT + NEAR, 7), True, REGRESSED),
-        ("only the second stage accuses", spread(AT + NEAR, 7), False, INCONCLUSIVE),
-        ("six launches have p = 1/64, which is no 1 %", spread(AT + NEAR, 6), True, INCONCLUSIVE),
-        ("six launches exclude at 1/32: the first stage passes", spread(0.0, 6), False, PASS),
-        ("six launches exclude nothing at 1 %: the last stage does not pass", spread(0.0, 6), True, INCONCLUSIVE),
-        ("five launches exclude at 1/32", spread(0.0, 5), False, PASS),
-        ("four launches exclude nothing at 1/32", spread(0.0, 4), False, INCONCLUSIVE),
-        ("seven launches exclude at 1 %", spread(0.0, 7), True, PASS),
-        ("one launch of seven at twice the tolerance", [*spread(0.0, 6), TWICE + NEAR], True, INCONCLUSIVE),
-        ("one launch of seven just below it", [*spread(0.0, 6), TWICE - NEAR], True, PASS),
-        ("one launch of five at twice the tolerance", [*spread(0.0, 4), TWICE + NEAR], False, INCONCLUSIVE),
-        ("one launch of five just below it", [*spread(0.0, 4), TWICE - NEAR], False, PASS),
-        ("a gain beyond the tolerance, surely", spread(-AT - NEAR, 7), True, IMPROVED),
-        ("a gain of the tolerance itself is none", spread(-AT + NEAR, 7), True, PASS),
-        ("a gain that is not sure is none", spread(-AT - NEAR, 6) + [2 * AT / 3], True, PASS),
-        ("a gain leads to the second stage", spread(-AT - NEAR, 7), False, INCONCLUSIVE),
-        ("a gain within the tolerance does not", spread(-AT + NEAR, 7), False, PASS),
-        ("beyond the tolerance, and one launch is faster", [*spread(TWICE, 6), -1.0], True, INCONCLUSIVE),
+        ("the tolerance itself is not beyond it", spaced(AT - NEAR, 7), True, PASS),
+        ("what is beyond the tolerance and surely slower is REGRESSED", spaced(AT + NEAR, 7), True, REGRESSED),
+        ("only the second stage accuses", spaced(AT + NEAR, 7), False, INCONCLUSIVE),
+        ("six launches have p = 1/64, which is no 1 %", spaced(AT + NEAR, 6), True, INCONCLUSIVE),
+        ("six launches exclude at 1/32: the first stage passes", spaced(0.0, 6), False, PASS),
+        ("six launches exclude nothing at 1 %: the last stage does not pass", spaced(0.0, 6), True, INCONCLUSIVE),
+        ("five launches exclude at 1/32", spaced(0.0, 5), False, PASS),
+        ("four launches exclude nothing at 1/32", spaced(0.0, 4), False, INCONCLUSIVE),
+        ("seven launches exclude at 1 %", spaced(0.0, 7), True, PASS),
+        ("one launch of seven at twice the tolerance", [*spaced(0.0, 6), TWICE + NEAR], True, INCONCLUSIVE),
+        ("one launch of seven just below it", [*spaced(0.0, 6), TWICE - NEAR], True, PASS),
+        ("one launch of five at twice the tolerance", [*spaced(0.0, 4), TWICE + NEAR], False, INCONCLUSIVE),
+        ("one launch of five just below it", [*spaced(0.0, 4), TWICE - NEAR], False, PASS),
+        ("a gain beyond the tolerance, surely", spaced(-AT - NEAR, 7), True, IMPROVED),
+        ("a gain of the tolerance itself is none", spaced(-AT + NEAR, 7), True, PASS),
+        ("a gain that is not sure is none", [*spaced(-AT - NEAR, 6), 2 * AT / 3], True, PASS),
+        ("a gain leads to the second stage", spaced(-AT - NEAR, 7), False, INCONCLUSIVE),
+        ("a gain within the tolerance does not", spaced(-AT + NEAR, 7), False, PASS),
+        ("beyond the tolerance, and one launch is faster", [*spaced(TWICE, 6), -1.0], True, INCONCLUSIVE),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) and " " in value else "",
 )
 def test_a_sentence_of_the_rules_holds_at_its_edge(
     rule: str, differences: list[float], final: bool, expected: GateVerdict
 ) -> None:
-    assert verdict(differences, final) == expected, rule
+    assert decided(differences, final) == expected, rule
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_a_sentence_of_the_rules_holds_at_its_edge(
     ids=lambda value: value.shown if isinstance(value, Subject) else "",
 )
 def test_each_figure_has_its_tolerance_and_a_row_of_a_larger_one_its_own(case: Subject, limit: float) -> None:
-    assert verdict(spread(log1p(limit) - NEAR, 8, 1e-8), True, case) == PASS
-    assert verdict(spread(log1p(limit) + NEAR, 8, 1e-8), True, case) == REGRESSED
+    assert decided(spaced(log1p(limit) - NEAR, 8, 1e-8), True, case) == PASS
+    assert decided(spaced(log1p(limit) + NEAR, 8, 1e-8), True, case) == REGRESSED
     assert replace(LIMITS, rows={"row": 0.5}).of(case) == 0.5
 
 
@@ -128,7 +128,7 @@ def test_every_verdict_is_the_documented_one() -> None:
         final = dice.random() < 0.6
         own, other = (ALPHA, 1 / 32) if final else (1 / 32, ALPHA)
         expected = due(differences, final, own)
-        assert verdict(differences, final) == expected, differences
+        assert decided(differences, final) == expected, differences
         seen[final, expected] = seen.get((final, expected), 0) + 1
         levels_matter[final] += expected != due(differences, final, other)
     assert min(levels_matter.values()) >= 10, levels_matter
@@ -189,13 +189,13 @@ class Asked:
 @pytest.mark.parametrize(
     ("differences", "launches", "asked", "expected"),
     [
-        (spread(0.0, 13), (5, 8), [5], PASS),  # the first stage decides
-        (spread(TWICE, 13), (5, 8), [5, 13], REGRESSED),
-        ([*spread(0.0, 4), 0.1, *spread(0.0, 8)], (5, 8), [5, 13], PASS),
-        (spread(0.0, 6), (5, 1), [5], PASS),
-        ([*spread(0.0, 5), 0.2], (6, 0), [6], INCONCLUSIVE),  # a single stage is the last one
-        (spread(0.0, 6), (6, 0), [6], INCONCLUSIVE),  # at the last stage's level
-        (spread(TWICE, 7), (7, 0), [7], REGRESSED),
+        (spaced(0.0, 13), (5, 8), [5], PASS),  # the first stage decides
+        (spaced(TWICE, 13), (5, 8), [5, 13], REGRESSED),
+        ([*spaced(0.0, 4), 0.1, *spaced(0.0, 8)], (5, 8), [5, 13], PASS),
+        (spaced(0.0, 6), (5, 1), [5], PASS),
+        ([*spaced(0.0, 5), 0.2], (6, 0), [6], INCONCLUSIVE),  # a single stage is the last one
+        (spaced(0.0, 6), (6, 0), [6], INCONCLUSIVE),  # at the last stage's level
+        (spaced(TWICE, 7), (7, 0), [7], REGRESSED),
     ],
 )
 def test_the_second_stage_runs_where_the_first_decides_nothing_and_judges_at_its_own_level(
