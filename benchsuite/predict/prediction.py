@@ -22,8 +22,10 @@ PRIOR = 4.0
 """Degrees of freedom that the spread of a strategy over all workloads adds to that within one."""
 
 WRONG = 0.08
-"""Standard deviation of the logarithm of a replay at measured costs, from what a run of the same steps takes: of 108 cells
-on two cores (docs/results/20261124-predictions-smollm2-135m-cpu-avx512-bf16.md); with 0.04, 59 % were inside."""
+"""Standard deviation of the logarithm of a replay at measured costs, from what a run of the same steps takes.
+
+Chosen from 108 cells on two cores, where 0.04 left 41 % outside of their 90 % intervals; not confirmed on others
+(docs/results/20261124-predictions-smollm2-135m-cpu-avx512-bf16.md)."""
 
 STRIDE = 16
 """Tokens of context between two evaluations of a cost."""
