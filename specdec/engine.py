@@ -36,6 +36,7 @@ from specdec.runtime import Eager, Runtime, Steps
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 from specdec.stops import FinishReason, StopWatcher
 from specdec.text import TextStream
+from specdec.threads import one_torch_thread
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ class Forward(NamedTuple):
     logits: Tensor
     hidden: Tensor
 
+
+SMALL = 1 << 22
+"""Logits of a step up to which one thread of torch is enough for its policy: 85 slots of a vocabulary of 49,152."""
 
 Tracer = Callable[[Context, Window, Tensor, Verdict], None]
 
@@ -149,6 +153,7 @@ class Engine:
         self.rows = Rows(max_rows, max_length + self.max_window, target.vocabulary, target.device)
         self.trace: Tracer | None = None
         self._host = HostCopy(target.device)
+        self._small_draft = target.own_threads and draft is not None and draft.small_ops
         self._longest = max_length if target.limit is None else min(max_length, target.limit)
         self.kept: dict[int, KeptText] = {}
         self._begin()
@@ -295,7 +300,8 @@ class Engine:
             proposal, asked = window, mark()
         else:
             asked = mark()
-            proposal = self.draft.propose(context)
+            with one_torch_thread(self._small_draft):
+                proposal = self.draft.propose(context)
             proposal.check(context.rows, self.max_window, self.target.vocabulary, type(self.draft).__name__)
             steps, window = self._begun(context, proposal)
         if self._lockstep:
@@ -305,7 +311,8 @@ class Engine:
         size = verdict.path.shape[1] + TAIL
         if self.draft:
             # Its own window, which a draft may know by its identity.
-            self.draft.observe(proposal, verdict, forward.hidden if self.draft.needs_hidden else None)
+            with one_torch_thread(self._small_draft):
+                self.draft.observe(proposal, verdict, forward.hidden if self.draft.needs_hidden else None)
         observed = mark()
         if self.trace:
             self.trace(context, window, forward.logits, verdict)
@@ -331,11 +338,12 @@ class Engine:
         mark, live = self.stats.stopwatch.mark, slice(0, context.rows)
         forward = steps.part(self._forward, window, live)
         forwarded = mark()
-        verdict = steps.part(self._judge, window, forward, context)
-        judged = mark()
-        steps.part(self._commit, verdict, live)
-        committed = mark()
-        packed = steps.part(self._extend, window, forward, verdict, context)
+        with one_torch_thread(self.target.own_threads and forward.logits.numel() <= SMALL):
+            verdict = steps.part(self._judge, window, forward, context)
+            judged = mark()
+            steps.part(self._commit, verdict, live)
+            committed = mark()
+            packed = steps.part(self._extend, window, forward, verdict, context)
         self._host.start(packed)  # the host uses it while the device works for the draft
         return forward, verdict, packed, (forwarded, judged, committed, mark())
 
@@ -550,7 +558,7 @@ class Engine:
             self.stats.counts["prefill_forwards"] += 1
             self.stats.counts["kv_appended_tokens_total"] += tokens.shape[1]
             if self.draft and self.draft.needs_hidden:
-                with self._booked("prefilled"):
+                with self._booked("prefilled"), one_torch_thread(self._small_draft):
                     self.draft.prefilled(row, tokens, position, hidden)
         self.rows.admit(row, live)
         live.prefill = start, self.stats.stopwatch.mark()

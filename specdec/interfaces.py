@@ -65,9 +65,11 @@ class Draft(ABC):
     ``needs_hidden`` asks for the target's last hidden states; ``branches`` says that windows may be
     trees; ``looks_up`` says that ``look_up`` answers for a single row, on the host, so that a draft that combines
     others knows at once whether this draft found something; ``learns`` says that ended requests change its proposals
-    until ``forget``. ``weight_bytes`` is the number of bytes of weights that one of its forwards reads, as ``info``
-    counts them in ``draft_forwards``; a forward that runs the target's head reads that head too. Every draft must
-    declare them correctly.
+    until ``forget``. ``small_ops`` says that the torch ops of all its methods are small, so that one thread runs them
+    at least as fast as several, whose waiting would slow down the target on a CPU (``specdec.threads``); other drafts
+    keep all of torch's threads. ``weight_bytes`` is the number of bytes of weights that one of its forwards reads, as
+    ``info`` counts them in ``draft_forwards``; a forward that runs the target's head reads that head too. Every draft
+    must declare them correctly.
 
     The smallest draft, which repeats the pending token::
 
@@ -83,6 +85,7 @@ class Draft(ABC):
     branches: bool = False
     looks_up: bool = False
     learns: bool = False
+    small_ops: bool = False
     weight_bytes: int = 0
 
     @abstractmethod
@@ -202,6 +205,8 @@ class Backend(ABC):
     """Kinds of devices for which the backend is meant; if it cannot run on one of them, the user gets a message."""
     row_invariant: frozenset[str] = frozenset()
     """Ops whose result for a row is the same, bit for bit, beside any number of other rows: ``specdec.exact`` asks."""
+    own_threads: bool = False
+    """Whether its ops run on host threads that are not torch's: see ``specdec.threads``."""
 
     def missing(self) -> str | None:
         """A sentence saying why this backend cannot run here, or None when it can."""

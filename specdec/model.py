@@ -25,6 +25,7 @@ from specdec.interfaces import Backend
 from specdec.messages import Window
 from specdec.sharding import sharding_of
 from specdec.swap import Swap
+from specdec.threads import one_torch_thread
 
 PREFILL_CHUNK = 256
 """Largest number of prompt tokens in one prefill forward."""
@@ -105,6 +106,7 @@ class ArenaModel:
         self.native_attention: str = model.config._attn_implementation
         self.model = model.eval().requires_grad_(False)
         self.ops, self.bits = ops, bits
+        self.own_threads = False  # whether its forwards run on threads that are not torch's: specdec.threads
         self.swap = Swap(self.model, ops, bits)
         self.forwards = 0
         weight = next(model.parameters())
@@ -132,6 +134,7 @@ class ArenaModel:
             self.swap.put_in(layers=False)
             reason = self._differs(tokens, before)
         self.forwards = 0
+        self.own_threads = self.sharding is None and self.swap.own_threads
         if reason:
             raise SpecdecError(
                 f"a {self.model.config.model_type} model cannot run over the arena ({reason}); "
@@ -191,8 +194,8 @@ class ArenaModel:
         The hidden states are the input of the head (after the final norm). In place: the arena's cells past
         ``committed``; nothing is committed. ``longest`` as in ``Arena.plan``.
         """
-        plan = arena.plan(window, self.ops, rows, longest, self.limit)
-        with _seen_by_head(self.model) as seen:
+        with one_torch_thread(self.own_threads), _seen_by_head(self.model) as seen:
+            plan = arena.plan(window, self.ops, rows, longest, self.limit)
             out = self.model(input_ids=window.tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan)
         self.forwards += 1
         return out.logits, seen[0]
@@ -205,8 +208,10 @@ class ArenaModel:
         zero = torch.zeros(1, dtype=torch.int64, device=tokens.device)
         window = Window.chain(tokens[:, 0], tokens[:, 1:], zero + tokens.shape[1] - 1)
         rows = slice(row, row + 1)
-        plan = arena.plan(window, self.ops, rows, start, self.limit)
-        out = self.model.base_model(input_ids=tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan)
+        with one_torch_thread(self.own_threads):
+            plan = arena.plan(window, self.ops, rows, start, self.limit)
+            base = self.model.base_model
+            out = base(input_ids=tokens, position_ids=plan.position, use_cache=False, specdec_plan=plan)
         arena.committed[rows] += tokens.shape[1]
         hidden: Tensor = out.last_hidden_state
         return hidden

@@ -83,6 +83,15 @@ class Swap:
                     module.forward = forward
 
     @property
+    def own_threads(self) -> bool:
+        """Whether every product and the whole layers are in place and run on threads of a backend's own."""
+        if not self._layers or any("forward" not in module.__dict__ for module, _ in self._layers):
+            return False
+        ops, x = self.ops, self._parameters[0].new_zeros(1, 1, 1)
+        assert isinstance(ops, Ops)
+        return all(ops.pick("linear", x, weight).own_threads for weight, _ in self._matrices.values())
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a forward reads: codes of quantised weights; shared weights are counted once."""
         plain = (p for p in self._parameters if id(p) not in self._codes)

@@ -1,7 +1,7 @@
 """The cpu backend: C++ compiled at first use, one source for plain C++, AVX2, AVX-512 and AVX-512 with bfloat16.
 
 The level is the best that this processor has; ``cpu(level=avx2)`` asks for a lower one. There are as many threads as
-``torch.get_num_threads()`` says, our own: see csrc/team.h.
+``torch.get_num_threads()`` says, our own: see csrc/team.h and ``specdec.threads``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from specdec.interfaces import BackendFactory
 from specdec.messages import Verdict, Window
 from specdec.packed import Packed, Weight
 from specdec.processors import StackedParams, bans
+from specdec.threads import kernel_threads
 from specdec_kernels import build
 from specdec_kernels.reference import Reference
 
@@ -182,6 +183,7 @@ class Cpu(Reference):
     name = "cpu"
     priority = 30
     devices = ("cpu",)
+    own_threads = True
     row_invariant = frozenset(
         ("linear", "rms_norm", "rotary", "silu_mul", "kv_append", "kv_compact", "tree_attention", "decoder_layers")
     )
@@ -243,7 +245,7 @@ class Cpu(Reference):
             y.numel() // outputs,
             inputs,
             outputs,
-            torch.get_num_threads(),
+            kernel_threads(),
         )
         return y
 
@@ -262,7 +264,7 @@ class Cpu(Reference):
             size,
             eps,
             offset,
-            torch.get_num_threads(),
+            kernel_threads(),
         )
         return y
 
@@ -304,7 +306,7 @@ class Cpu(Reference):
             y.numel() // size,
             size,
             *(t.stride(-2) if t.dim() > 1 else size for t in (gate, up)),
-            torch.get_num_threads(),
+            kernel_threads(),
         )
         return y
 
@@ -380,7 +382,7 @@ class Cpu(Reference):
             mask.stride(2),
             scaling,
             softcap or 0.0,
-            torch.get_num_threads(),
+            kernel_threads(),
         )
         return out
 
@@ -418,7 +420,7 @@ class Cpu(Reference):
             (ArenaCells * len(cells))(*cells),
             rows,
             width,
-            torch.get_num_threads(),
+            kernel_threads(),
         )
         return y
 
@@ -453,7 +455,7 @@ class Cpu(Reference):
             rows,
             slots,
             vocabulary,
-            torch.get_num_threads(),
+            kernel_threads(),
         )
         return out
 
@@ -471,7 +473,7 @@ class Cpu(Reference):
             len(rows),
             size,
             rows.stride(0),
-            torch.get_num_threads(),
+            kernel_threads(),
         )
         return chosen
 
@@ -518,7 +520,7 @@ class Cpu(Reference):
             rows,
             slots,
             vocabulary,
-            torch.get_num_threads(),
+            kernel_threads(),
         )
         return Verdict(path, accepted, following)
 

@@ -20,7 +20,7 @@ class Lookup(Draft):
     ``continuations``.
     """
 
-    looks_up = True
+    looks_up = small_ops = True
 
     def __init__(self, most: int) -> None:
         self.most = most

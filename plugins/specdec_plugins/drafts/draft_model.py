@@ -57,7 +57,7 @@ class DraftModel(Draft):
                 f"the draft {model!r} has {self._model.limit} positions and sequences may reach {env.max_length}; "
                 "choose another draft or shorter prompts and outputs"
             )
-        self.weight_bytes = self._model.weight_bytes
+        self.weight_bytes, self.small_ops = self._model.weight_bytes, self._model.own_threads
         self._vocabulary = env.target.vocabulary
         # The catch-up window has 2 slots after a speculative step and grows in each step without a proposal.
         self._arena = self._model.arena(env.max_rows, env.max_length + 2, env.max_window + 1)

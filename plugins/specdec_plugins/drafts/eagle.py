@@ -31,7 +31,7 @@ class Eagle(Draft):
     tree of K nodes.
     """
 
-    needs_hidden = True
+    needs_hidden = small_ops = True
 
     def __init__(self, env: Env, head: str, max_draft: int, beam: int, depth: int, least: float) -> None:
         self._head, ids = files.load_eagle(head, env.target)

@@ -20,7 +20,7 @@ class EagleLite(Draft):
     the next step repeats the last hidden state. It is untrained and almost never accepted: a lower bound.
     """
 
-    needs_hidden = True
+    needs_hidden = small_ops = True
 
     def __init__(self, env: Env, alpha: float, max_draft: int, reset: bool) -> None:
         self._alpha, self._most, self._reset = alpha, max_draft, reset

@@ -17,6 +17,8 @@ class Garbage(Draft):
     Source: this project; a lower bound and a control.
     """
 
+    small_ops = True
+
     def __init__(self, env: Env) -> None:
         self._vocabulary, self._runtime = env.target.vocabulary, env.runtime
 

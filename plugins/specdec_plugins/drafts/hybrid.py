@@ -50,6 +50,7 @@ class Hybrid(Draft):
         self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
         self.looks_up = not self._rest
         self.needs_hidden = any(draft.needs_hidden for draft in drafts)
+        self.small_ops = all(draft.small_ops for draft in drafts)
         self.learns = any(draft.learns for draft in drafts)
         # Lookups have no weights, so this is the last source's number, and so is the count of forwards.
         self.weight_bytes = sum(draft.weight_bytes for draft in drafts)

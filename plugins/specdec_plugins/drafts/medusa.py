@@ -94,6 +94,7 @@ class Medusa(Draft):
                 raise SpecdecError(f"num_heads is {num_heads}; {head_init!r} has {self._heads.count}")
             self._reduced, self._count = Reduced(env, ids), num_heads
             self._weights = self._heads.weights(env.ops)
+            self.small_ops = True  # the products are the backend's, while untrained heads multiply in torch
         else:
             raise unknown("head_init", head_init, (*INITS, "trained"), "Or name a .safetensors file of heads.")
         heads = [self._untrained.blocks] if self._untrained else list(self._heads.parameters())

@@ -45,6 +45,7 @@ class Oracle(Draft):
                 raise SpecdecError(f"the cost {cost!r} of oracle proposes trees; expected a draft of chains")
             self.needs_hidden, self.learns = self._cost.needs_hidden, self._cost.learns
             self.weight_bytes = self._cost.weight_bytes
+        self.small_ops = self._cost is None or self._cost.small_ops
         self._scripts: dict[int, tuple[int, ...]] = {}
         self._starts: dict[int, int] = {}
         self._requests: dict[int, Request] = {}

@@ -1,0 +1,126 @@
+"""Torch's threads beside a backend's own: one within a step, and all again after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchsuite.prove.tiny import assembly
+from specdec import Context, Draft, Engine, Request, SamplingParams, Verdict, Window
+from specdec.threads import kernel_threads, one_torch_thread
+from specdec_kernels.cpu import Cpu
+from specdec_plugins.policies.match import Match
+
+THREADS = 2
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield
+    torch.set_num_threads(before)
+
+
+class Watching(Draft):
+    """Repeats the pending token and records the threads of torch and of the kernels at every call."""
+
+    needs_hidden = True
+
+    def __init__(self, small: bool) -> None:
+        self.small_ops = small
+        self.seen: set[tuple[str, int, int]] = set()
+        self.fails = False
+
+    def _see(self, call: str) -> None:
+        self.seen.add((call, torch.get_num_threads(), kernel_threads()))
+
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        self._see("prefilled")
+
+    def propose(self, context: Context) -> Window:
+        self._see("propose")
+        if self.fails:
+            raise RuntimeError("no proposals")
+        k = int(context.max_proposals_host.max())
+        return Window.chain(context.pending, context.pending[:, None].expand(-1, k), context.max_proposals)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+        self._see("observe")
+
+
+def _engine(draft: Watching, backend: str = "cpu") -> Engine:
+    return assembly(backend=backend, extra=(("draft", "watching", lambda env: draft),)).engine("watching", k=2)
+
+
+REQUESTS = [Request(0, (1, 2, 3, 4), SamplingParams(max_new_tokens=4))]
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.skipif(Cpu().missing() is not None, reason="no compiled kernels")
+@pytest.mark.parametrize(("small", "torch_has"), [(True, 1), (False, THREADS)])
+def test_torch_has_one_thread_in_the_calls_of_a_draft_with_small_ops_and_all_in_those_of_others(
+    small: bool, torch_has: int
+) -> None:
+    draft = Watching(small)
+    _engine(draft).run(REQUESTS)
+    assert draft.seen == {(call, torch_has, THREADS) for call in ("prefilled", "propose", "observe")}
+    assert torch.get_num_threads() == THREADS
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.skipif(Cpu().missing() is not None, reason="no compiled kernels")
+def test_forwards_and_the_policys_ops_wake_no_thread_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int]] = []
+    layers, accept = Cpu.decoder_layers, Match.accept
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def watching(*given: Any) -> Any:
+            seen.append((call.__name__, torch.get_num_threads()))
+            return call(*given)
+
+        return watching
+
+    monkeypatch.setattr(Cpu, "decoder_layers", watched(layers))
+    monkeypatch.setattr(Match, "accept", watched(accept))
+    engine = _engine(Watching(True))
+    seen.clear()  # the model was tried when it was loaded
+    engine.run(REQUESTS)
+    assert set(seen) == {("decoder_layers", 1), ("accept", 1)}
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_target_that_torch_computes_keeps_torchs_threads() -> None:
+    draft = Watching(True)
+    _engine(draft, backend="reference").run(REQUESTS)
+    assert {torch_has for _, torch_has, _ in draft.seen} == {THREADS}
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_torch_has_its_threads_back_after_a_draft_has_raised() -> None:
+    draft = Watching(True)
+    draft.fails = True
+    with pytest.raises(RuntimeError, match="no proposals"):
+        _engine(draft).run(REQUESTS)
+    assert (torch.get_num_threads(), kernel_threads()) == (THREADS, THREADS)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_one_torch_thread_nests_and_holds_for_its_own_thread_only() -> None:
+    found: list[int] = []
+    with one_torch_thread():
+        with one_torch_thread():
+            assert (torch.get_num_threads(), kernel_threads()) == (1, THREADS)
+        assert (torch.get_num_threads(), kernel_threads()) == (1, THREADS)
+        with one_torch_thread(False):
+            assert torch.get_num_threads() == 1
+        other = threading.Thread(target=lambda: found.append(kernel_threads()))
+        other.start()
+        other.join()
+    assert (torch.get_num_threads(), kernel_threads()) == (THREADS, THREADS)
+    assert found == [1]  # what torch gives a new thread at this moment; what this one holds is not seen there
