@@ -100,13 +100,15 @@ class ArenaModel:
     Example: ``ArenaModel(AutoModelForCausalLM.from_pretrained(folder), ops)``
     """
 
+    own_threads: bool = False
+    """Whether its forwards run on threads of a backend's own: see ``specdec.threads``."""
+
     def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
         self.layers, self.sharding = layers_of(model), sharding_of(model)
         self.limit = position_limit(model.config)
         self.native_attention: str = model.config._attn_implementation
         self.model = model.eval().requires_grad_(False)
         self.ops, self.bits = ops, bits
-        self.own_threads = False  # whether its forwards run on threads that are not torch's: specdec.threads
         self.swap = Swap(self.model, ops, bits)
         self.forwards = 0
         weight = next(model.parameters())
