@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +22,7 @@ from specdec import Context, Draft, Engine, SamplingParams, SpecdecError, Verdic
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
+from specdec_plugins.drafts import eagle
 from specdec_plugins.drafts.eagle import Eagle
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.heads import files, training
@@ -81,9 +84,7 @@ def _weights(part: Any) -> list[Tensor]:
 
 
 def _read_in_decoding(engine: Engine, draft: Any) -> tuple[int, int]:
-    """Run requests; the bytes of weights that a draft's ``propose`` and ``observe`` read, and the steps in which it was
-    not asked.
-    """
+    """Run requests; the bytes of weights that a draft's calls in decoding read, and how often it read its tokens."""
     reading, calls = Reading(_weights(draft)), Counter[str]()
 
     def watched(name: str) -> Any:
@@ -96,10 +97,19 @@ def _read_in_decoding(engine: Engine, draft: Any) -> tuple[int, int]:
 
         return call
 
-    for name in ("propose", "observe"):
+    for name in ("propose", "observe", "release"):
         object.__setattr__(draft, name, watched(name))
-    engine.run(requests(SamplingParams(max_new_tokens=6), count=2))
-    return reading.bytes, calls["observe"] - calls["propose"]
+    if isinstance(draft, Eagle):
+        logits = draft._reduced.logits
+
+        def counted(state: Tensor) -> Tensor:
+            calls["logits"] += 1
+            return logits(state)
+
+        object.__setattr__(draft._reduced, "logits", counted)
+    ask(engine, cycle([engine.max_window - 1, 0, 0]))
+    engine.run(requests(SamplingParams(max_new_tokens=12), count=2))
+    return reading.bytes, calls["logits"]
 
 
 @pytest.mark.parametrize(
@@ -122,19 +132,46 @@ def test_a_draft_reads_in_each_forward_the_bytes_that_it_declares(
 ) -> None:
     """Counted weight by weight in every operation: ``draft_forwards`` x ``weight_bytes``, prefill excluded.
 
-    A step in which EAGLE is not asked runs its layer once and reads no vocabulary. The family has one matrix as
-    embedding and head, so that the model of ``draft_model`` has no table of which only rows are read.
+    The entries of steps in which EAGLE is not asked take its layer alone, which reads no vocabulary. The family has
+    one matrix as embedding and head, so that the model of ``draft_model`` has no table of which only rows are read.
     """
     build = assemble("smollm2", max_rows=2, backend="reference")
     heads = {kind: saved_head(kind, build, tmp_path) for kind in ("eagle", "medusa")}
     engine = build.engine(text.format(**heads), policy, k=4)
     assert engine.draft is not None
     model = vars(engine.draft).get("_rest", [engine.draft])[0]  # of a hybrid, the source that is no lookup
-    read, unasked = _read_in_decoding(engine, model)
+    read, readings = _read_in_decoding(engine, model)
     if isinstance(model, Eagle):
-        assert unasked > 0, "EAGLE was asked in every step: the case is not covered"
-        read += unasked * model._reduced.weight_bytes
+        alone = engine.stats.counts["draft_forwards"] - readings
+        assert alone > 0, "no steps without proposals were caught up with"
+        read += alone * model._reduced.weight_bytes
     assert read == engine.stats.counts["draft_forwards"] * engine.draft.weight_bytes > 0
+
+
+@pytest.mark.parametrize("text", ["eagle(head={eagle!r})", "eagle(head={eagle!r}, beam=2, depth=3)"])
+def test_entries_of_steps_without_proposals_are_the_same_computed_together_or_one_by_one(
+    text: str, assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that begin and end at different steps, so that rows move while entries wait."""
+    build = assemble(max_rows=3)
+    head, found = saved_head("eagle", build, tmp_path), list[tuple[list[Any], int]]()
+    for most in (eagle.MOST_DEFERRED, 1):
+        monkeypatch.setattr(eagle, "MOST_DEFERRED", most)
+        engine, windows = build.engine(text.format(eagle=head), k=3), list[Any]()
+
+        def proposed(
+            context: Context, window: Window, logits: Tensor, verdict: Verdict, windows: Any = windows
+        ) -> None:
+            windows.append((window.tokens.tolist(), window.width.tolist()))
+
+        engine.trace = proposed
+        ask(engine, cycle([3, 0, 0, 0, 2, 0]))
+        ragged = [replace(one, params=replace(one.params, max_new_tokens=8 + 5 * one.id)) for one in requests(count=5)]
+        engine.run(ragged)
+        found.append((windows, engine.stats.counts["draft_forwards"]))
+    (together, few), (one_by_one, many) = found
+    assert together == one_by_one
+    assert few < many
 
 
 class Teacher:

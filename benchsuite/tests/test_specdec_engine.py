@@ -128,7 +128,8 @@ def test_after_warm_up_no_memory_grows_with_the_steps(draft: str | None, assembl
 
     def tensors_in_use() -> tuple[int, int]:
         gc.collect()
-        tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+        # Of these types alone: what torch's compiler leaves of other tests has no size.
+        tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
         return len(tensors), sum(t.nbytes for t in tensors)
 
     engine.submit([Request(0, prompts(1)[0], SamplingParams(max_new_tokens=400))])

@@ -14,14 +14,19 @@ KEEP = 0.85
 TRUST = 1.0
 """Weight of the prior at each depth, in observations; the prior is the chance at the depth before."""
 
-HOPE = 0.8
-"""Prior chance that the first proposal is accepted: high, because an attempt costs little and gives data."""
+HOPE = 0.6
+"""Prior chance that a proposal is accepted: high enough for a first attempt, which gives data, and low enough for a
+short one, because a wide window of several rows can cost as much as three steps."""
 
 
 class Chances:
-    """For each depth, the chance of reaching it from the depth before: a running share with the prior ``TRUST``."""
+    """For each depth, the chance of reaching it from the depth before: a running share with the prior ``TRUST``.
 
-    def __init__(self) -> None:
+    ``hope`` is the chance at depth 1 before anything was seen.
+    """
+
+    def __init__(self, hope: float = HOPE) -> None:
+        self._hope = hope
         self._hits: list[float] = []
         self._tries: list[float] = []
 
@@ -40,7 +45,7 @@ class Chances:
 
     def reached(self, most: int) -> list[float]:
         """The chances of reaching depths 1 … ``most``."""
-        chance, here, out = HOPE, 1.0, []
+        chance, here, out = self._hope, 1.0, []
         for depth in range(most):
             if depth < len(self._hits):
                 chance = (self._hits[depth] + TRUST * chance) / (self._tries[depth] + TRUST)
@@ -50,10 +55,15 @@ class Chances:
 
 
 class Times:
-    """Seconds by integer key: the median of the last nine measurements; linear between and above measured keys."""
+    """Seconds by integer key: the median of the last nine measurements; linear between and above measured keys.
 
-    def __init__(self) -> None:
+    ``proportional``: below the smallest measured key seconds are proportional to the key, as those of a draft are that
+    has a forward for each proposal; otherwise they are the smallest key's.
+    """
+
+    def __init__(self, proportional: bool = False) -> None:
         self._seen: dict[int, deque[float]] = {}
+        self._proportional = proportional
 
     def seen(self, key: int, seconds: float) -> None:
         """Add one measurement."""
@@ -62,6 +72,8 @@ class Times:
     def at(self, key: int) -> float:
         """Seconds for ``key``; 0 before the first measurement."""
         known = {one: median(values) for one, values in self._seen.items()}
+        if self._proportional and known and 0 < key < min(known):
+            return known[min(known)] * key / min(known)
         if len(known) == 1 and key > max(known) > 0:
             return next(iter(known.values())) * key / max(known)  # the cost of one proposal, until others are known
         return interpolated(known, key) if known else 0.0

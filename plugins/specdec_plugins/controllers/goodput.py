@@ -54,8 +54,8 @@ class Goodput(Controller):
 
     def forget(self) -> None:
         """Return to the prior chances and to the times that were measured when the controller was built."""
-        self._kept, self._made = Chances(), Chances()
-        self._verify, self._draft, self._rest = deepcopy(self._calibrated), Times(), Times()
+        self._kept, self._made = Chances(), Chances(hope=1.0)
+        self._verify, self._draft, self._rest = deepcopy(self._calibrated), Times(proportional=True), Times()
         self._tree = False
         self._since = 0  # steps since the last step with K above 0
         self._begin(None)

@@ -21,14 +21,18 @@ from specdec_plugins.growth import Forest, Growth
 from specdec_plugins.heads import files
 from specdec_plugins.reduced import Reduced
 
+MOST_DEFERRED = 32
+"""Steps without proposals after which their entries are computed in any case."""
+
 
 class Eagle(Draft):
     """A trained one-layer head with keys and values of its own (EAGLE, Li et al. 2401.15077).
 
     Entry t of its arena is computed from token t + 1 and the target's hidden state t. While drafting, the head
     uses its own estimates; after every step, the entries of accepted tokens are computed again from the target's
-    true states, so committed entries never contain an estimate. ``beam`` 1 drafts a chain, a larger ``beam`` a
-    tree of K nodes.
+    true states, so committed entries never contain an estimate. The entries of steps without proposals are computed
+    together, before the next proposal, so that plain decoding does not pay for the head in each step. ``beam`` 1
+    drafts a chain, a larger ``beam`` a tree of K nodes.
     """
 
     needs_hidden = small_ops = True
@@ -55,6 +59,7 @@ class Eagle(Draft):
         self._longest, self._most_tokens = 0, env.max_length  # host's bound on committed entries, and its limit
         self._asked = 0  # largest depth of the window's proposals
         self._proposed: Window | None = None
+        self._deferred: list[tuple[Tensor, Tensor]] = []  # tokens [B] and hidden states [B, 1, H] without entries yet
         # A step that proposes has as many forwards as readings of the reduced vocabulary, the forward of `observe`
         # included. A step that does not has that one forward and no reading.
         self.weight_bytes = sum(weight.nbytes for weight in self._head.parameters()) + self._reduced.weight_bytes
@@ -62,6 +67,7 @@ class Eagle(Draft):
 
     def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
         """Store the prompt, because an entry needs the token after its hidden state."""
+        self._catch_up()
         self._arena.reset(row)
         self._state[row] = 0
         [self._prompts[row]] = uploaded(self._state.device, np.array([prompt], dtype=np.int64))
@@ -69,10 +75,14 @@ class Eagle(Draft):
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
         """Delete the stored prompt."""
+        if self._deferred and len(self._deferred[0][0]) == 1:
+            self._deferred.clear()  # nobody reads the entries of the only row any more
+        self._catch_up()
         self._prompts.pop(row, None)
 
     def keep(self, row: int, tokens: tuple[int, ...]) -> object:
         """The entries of all tokens except the last."""
+        self._catch_up()
         return self._arena.keep(row, len(tokens) - 1, self._arena.max_window)
 
     def resume(self, row: int, request: Request, prompt: tuple[int, ...], kept: object, first: int) -> None:
@@ -98,6 +108,7 @@ class Eagle(Draft):
     def propose(self, context: Context) -> Window:
         """A chain or a tree from the last estimated hidden state."""
         self._longest = int(context.length_host.max()) - 1
+        self._catch_up()
         k = int(context.max_proposals_host.max())
         k = min(k, self._most or k)
         self._asked = min(k, self._depth) if self.branches else k
@@ -142,6 +153,12 @@ class Eagle(Draft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """Compute new entries from the target's hidden states of the accepted slots and the tokens after them."""
         assert hidden is not None
+        if window.tokens.shape[1] == 1 and not self._runtime.whole:
+            self._deferred.append((verdict.next.clone(), hidden.clone()))
+            if len(self._deferred) == MOST_DEFERRED:
+                self._catch_up()
+            return
+        self._catch_up()
         size = verdict.path.shape[1]
         if window is self._proposed:
             size = min(size, self._asked + 1)  # a tree has many slots and a short path
@@ -153,6 +170,19 @@ class Eagle(Draft):
         steps.part(self._learned, window, verdict, hidden, size, self._bound())
         # Without this limit, the bound would grow far too large while another draft's windows are verified.
         self._longest = min(self._longest + size, self._most_tokens)
+
+    def _catch_up(self) -> None:
+        """Compute the entries of the steps without proposals since the last call."""
+        if not self._deferred:
+            return
+        tokens, hidden = zip(*self._deferred, strict=True)
+        self._deferred.clear()
+        self._forwards += 1
+        rows = slice(0, len(tokens[0]))
+        state = self._entered(_chain(torch.stack(tokens, dim=1)), torch.cat(hidden, dim=1), rows, self._longest)
+        self._state[rows] = state[:, -1]
+        self._arena.committed[rows] += len(tokens)
+        self._longest = min(self._longest + len(tokens), self._most_tokens)
 
     def _learned(self, window: Window, verdict: Verdict, hidden: Tensor, size: int, longest: int) -> None:
         rows = slice(0, len(verdict.next))
