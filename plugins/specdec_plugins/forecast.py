@@ -63,15 +63,18 @@ class Times:
 
     def __init__(self, proportional: bool = False) -> None:
         self._seen: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}  # kept, because every step asks for all of them several times
         self._proportional = proportional
 
     def seen(self, key: int, seconds: float) -> None:
         """Add one measurement."""
-        self._seen.setdefault(key, deque(maxlen=9)).append(seconds)
+        measured = self._seen.setdefault(key, deque(maxlen=9))
+        measured.append(seconds)
+        self._medians[key] = median(measured)
 
     def at(self, key: int) -> float:
         """Seconds for ``key``; 0 before the first measurement."""
-        known = {one: median(values) for one, values in self._seen.items()}
+        known = self._medians
         if self._proportional and known and 0 < key < min(known):
             return known[min(known)] * key / min(known)
         if len(known) == 1 and key > max(known) > 0:
