@@ -1,10 +1,11 @@
-"""``python -m benchsuite merge|submit|report|compare|history|convert|advise``: work with results; advice."""
+"""``python -m benchsuite merge|submit|report|compare|history|convert|advise|breakeven``: work with results; advice."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def benchsuite_main(arguments: list[str] | None = None) -> int:
@@ -63,24 +64,33 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--run", dest="one", metavar="NAME", help="one run of the file; default: all")
     convert.add_argument("--out", type=Path, metavar="FILE", help="default: standard output")
     convert.set_defaults(run=_convert)
+    _add_predictions(commands)
+    return parser
+
+
+def _add_predictions(commands: Any) -> None:
+    """The commands that load a target and run it over a kind of text."""
     advise = commands.add_parser("advise", help="the fastest draft, controller and K for a text, in some minutes")
-    advise.add_argument("--target", default="smollm2-135m", help="tiny, smollm2-135m, a folder, a hub id")
-    advise.add_argument("--workload", default="chat", help="a kind of text, or a .jsonl file of prompts")
     advise.add_argument("--minutes", type=float, default=2.0, help="the budget; loading comes before")
-    advise.add_argument("--batch", default="1", help="batches, as a comma list: 1,4")
     advise.add_argument("--drafts", default="ngram,suffix,hybrid", help="drafts, as a comma list")
     advise.add_argument("--k", default="1,2,4,8,15", help="K of fixed, as a comma list; goodput has the largest")
-    advise.add_argument("--prompts", type=int, default=8, help="most prompts of the text")
-    advise.add_argument("--max-new-tokens", type=int, default=32)
     advise.add_argument("--temperature", type=float, default=0.0)
     advise.add_argument("--policy", default="match")
-    advise.add_argument("--dtype", default="auto")
-    advise.add_argument("--device", default="auto")
-    advise.add_argument("--backend", default="auto")
-    advise.add_argument("--seed", type=int, default=0)
-    advise.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too")
     advise.set_defaults(run=_advise)
-    return parser
+    mapped = commands.add_parser("breakeven", help="the acceptance that K proposals need, by batch and context")
+    mapped.add_argument("--drafting", type=float, default=0.0, help="cost of a proposal, in forwards of one token")
+    mapped.add_argument("--html", type=Path, metavar="FILE", help="draw it in a page")
+    mapped.set_defaults(run=_breakeven)
+    for command, batch in ((advise, "1"), (mapped, "1,4")):
+        command.add_argument("--target", default="smollm2-135m", help="tiny, smollm2-135m, a folder, a hub id")
+        command.add_argument("--workload", default="chat", help="a kind of text, or a .jsonl file of prompts")
+        command.add_argument("--batch", default=batch, help="batches, as a comma list: 1,4")
+        command.add_argument("--prompts", type=int, default=8, help="most prompts of the text")
+        command.add_argument("--max-new-tokens", type=int, default=32)
+        for name in ("--dtype", "--device", "--backend"):
+            command.add_argument(name, default="auto")
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too")
 
 
 def _merge(given: argparse.Namespace) -> None:
@@ -163,6 +173,40 @@ def _advise(given: argparse.Namespace) -> None:
     if given.json:
         given.json.write_text(strict_json(advice_json(found)), encoding="utf-8")
     print("\n".join(advice_lines(found)))
+
+
+def _breakeven(given: argparse.Namespace) -> None:
+    from benchsuite.predict.asked import map_asked
+    from benchsuite.predict.breakeven import ACCEPTANCES, map_json, map_lines
+    from benchsuite.report.folder import strict_json
+    from benchsuite.report.page import plots_page
+    from benchsuite.report.plots import Plot, Trace
+
+    costs, points, checks = map_asked(given)
+    lines = map_lines(points, checks, costs, given.drafting)
+    if given.json:
+        given.json.write_text(strict_json(map_json(points, checks)), encoding="utf-8")
+    if given.html:
+        plots = []
+        for rows, length in sorted({(point.rows, point.length) for point in points}):
+            mine = [point for point in points if (point.rows, point.length) == (rows, length)]
+            traces = [
+                Trace(f"{rate:g} accepted", [(point.k, point.speedups[place]) for point in mine], place, joined=True)
+                for place, rate in enumerate(ACCEPTANCES)
+            ]
+            for place, rate in enumerate(ACCEPTANCES):
+                found = [check for check in checks if check.rows == rows and check.acceptance == rate]
+                said = [f"K = {check.k}: measured {check.measured:.2f}x, map {check.mapped:.2f}x" for check in found]
+                if found:
+                    marks = [(float(check.k), check.measured) for check in found]
+                    traces.append(Trace(f"measured, oracle({rate:g})", marks, place, said=said))
+            note = "Lines are from the costs of forwards; marks were run, at a context between those of the maps."
+            title = f"Batch {rows}, {length} tokens of context"
+            plots.append(
+                Plot(title, note, "K", "speedup over plain", traces, level=(1.0, "plain decoding"), whole=True)
+            )
+        given.html.write_text(plots_page("Break-even map", lines[-1:], plots), encoding="utf-8")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

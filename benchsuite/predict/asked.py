@@ -14,6 +14,8 @@ from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.measure.workloads import workload_names
 from benchsuite.predict.advisor import CLOSE, Advice, Advisor, Candidate
+from benchsuite.predict.breakeven import MapCheck, MapPoint, break_even_map, checked_map, oracle_arms
+from benchsuite.predict.costs import Costs
 from specdec.errors import SpecdecError
 from specdec.registry import split_list
 
@@ -30,22 +32,7 @@ def advice_asked(given: argparse.Namespace) -> list[Advice]:
     names = workload_names(given.workload)
     if len(names) != 1:
         raise SpecdecError(f"--workload {given.workload!r} names {len(names)} kinds of text; advice is for one")
-    settings = [
-        Setting(
-            given.target,
-            given.backend,
-            given.device,
-            given.dtype,
-            batch,
-            given.temperature,
-            0,
-            1.0,
-            given.max_new_tokens,
-            given.seed,
-            names[0],
-        )
-        for batch in batches
-    ]
+    settings = _settings(given, names[0], batches, given.temperature)
     arms = [
         Arm(setting, draft, given.policy, controller, k)
         for setting in settings
@@ -55,6 +42,40 @@ def advice_asked(given: argparse.Namespace) -> list[Advice]:
     bench = Bench(MeasuringPlan(prompts=given.prompts))
     bench.prepare(arms)
     return Advisor(bench, arms, 60 * given.minutes).advise()
+
+
+def map_asked(given: argparse.Namespace) -> tuple[Costs, list[MapPoint], list[MapCheck]]:
+    """Load, build, probe and measure, by the arguments of ``python -m benchsuite breakeven``. Raises SpecdecError for a
+    wrong one."""
+    if not given.drafting >= 0:
+        raise SpecdecError(f"--drafting is {given.drafting}; expected 0 or more, in forwards of one token")
+    names = workload_names(given.workload)
+    if len(names) != 1:
+        raise SpecdecError(f"--workload {given.workload!r} names {len(names)} kinds of text; the map is of one")
+    arms = oracle_arms(_settings(given, names[0], _numbers("--batch", given.batch), 0.0))
+    bench = Bench(MeasuringPlan(prompts=given.prompts))
+    bench.prepare(arms)
+    costs, checks = checked_map(bench, arms)
+    return costs, break_even_map(costs, given.drafting), checks
+
+
+def _settings(given: argparse.Namespace, workload: str, batches: Sequence[int], temperature: float) -> list[Setting]:
+    return [
+        Setting(
+            given.target,
+            given.backend,
+            given.device,
+            given.dtype,
+            batch,
+            temperature,
+            0,
+            1.0,
+            given.max_new_tokens,
+            given.seed,
+            workload,
+        )
+        for batch in batches
+    ]
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -20,7 +20,7 @@ from specdec.calibration import Point, forward_seconds, interpolated
 from specdec.errors import SpecdecError
 from specdec.model import ArenaModel
 
-VERSION_OF_COSTS = 2
+VERSION_OF_COSTS = 3
 """Of the file's form."""
 
 
@@ -69,9 +69,11 @@ class Costs:
     """What a target, its strategies and the engine cost on one machine, in seconds.
 
     ``identity``: everything that the figures depend on, by name; another machine's or model's are refused. ``forward``:
-    of the target, by ``Point``. ``prefill``: of a prompt, by its tokens. ``plain``: of everything but the forward in a
-    step of plain decoding, by rows. ``strategies``: by their names. ``noise``: the share by which the same work takes
-    longer or shorter from one time to the next (the standard deviation of its logarithm). ``made``: seconds since 1970.
+    of the target in steps of strategies, by ``Point``. ``prefill``: of a prompt, by its tokens. ``plain``: of a whole
+    step of plain decoding, by ``Point`` of one slot, from runs without a draft: a forward of one token after a draft
+    has worked is slower, and would make every speedup look larger. ``strategies``: by their names. ``noise``: the share
+    by which the same work takes longer or shorter from one time to the next (the standard deviation of its logarithm).
+    ``made``: seconds since 1970.
     A strategy's name is ``strategy_of`` an arm: what its draft costs depends on the proposals made, not on its K.
 
     Example: ``Costs.load(path, identity).step("ngram/match/fixed", rows=1, length=200, asked=4, proposed=3)``
@@ -80,7 +82,7 @@ class Costs:
     identity: Mapping[str, str]
     forward: Mapping[Point, float]
     prefill: Mapping[int, float]
-    plain: Mapping[int, float]
+    plain: Mapping[Point, float]
     strategies: Mapping[str, DraftCosts]
     noise: float
     made: float = field(default_factory=time.time)
@@ -92,7 +94,7 @@ class Costs:
 
     def plain_step(self, rows: int, length: float) -> float:
         """Seconds of a step of plain decoding."""
-        return self.verify(1, rows, length) + interpolated(self.plain, rows)
+        return forward_seconds(self.plain, 1, rows, round(length))
 
     def step(self, strategy: str, rows: int, length: float, asked: int, proposed: int) -> float:
         """Seconds of a step that asked for ``asked`` proposals a row and got at most ``proposed`` of one row."""
@@ -201,7 +203,7 @@ def _written_costs(costs: Costs) -> dict[str, Any]:
         "noise": costs.noise,
         "forward_s": [[*point, seconds] for point, seconds in sorted(costs.forward.items())],
         "prefill_s": [[length, seconds] for length, seconds in sorted(costs.prefill.items())],
-        "plain_s": [[rows, seconds] for rows, seconds in sorted(costs.plain.items())],
+        "plain_s": [[*point, seconds] for point, seconds in sorted(costs.plain.items())],
         "strategies": {
             name: {
                 "steps_s": [
@@ -236,7 +238,7 @@ def _read_costs(found: Mapping[str, Any]) -> Costs:
         dict(found["identity"]),
         _read_points(found["forward_s"]),
         dict(found["prefill_s"]),
-        dict(found["plain_s"]),
+        _read_points(found["plain_s"]),
         strategies,
         found["noise"],
         found["made"],

@@ -24,8 +24,8 @@ PRIOR = 4.0
 WRONG = 0.08
 """Standard deviation of the logarithm of a replay at measured costs, from what a run of the same steps takes.
 
-Chosen from 108 cells on two cores, where 0.04 left 41 % outside of their 90 % intervals. A later run of other code, whose
-rows were all slower than predicted, had 24 % outside (docs/results/20261124-predictions-one-torch-thread-smollm2-135m-cpu-avx512-bf16.md)."""
+Chosen from 108 cells on two cores, where 0.04 left 41 % outside of their 90 % intervals. A later run of other code,
+whose rows were all slower than predicted, had 24 % outside: docs/results/20261124-predictions-*.md."""
 
 STRIDE = 16
 """Tokens of context between two evaluations of a cost."""

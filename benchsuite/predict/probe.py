@@ -63,7 +63,7 @@ class Probed:
         self.forward: dict[Point, list[float]] = defaultdict(list)
         self.trees: dict[str, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.prefill: dict[int, list[float]] = defaultdict(list)
-        self.plain: dict[int, list[float]] = defaultdict(list)
+        self.plain: dict[Point, list[float]] = defaultdict(list)
         self.whole: dict[tuple[int, int], list[float]] = defaultdict(list)
         self.steps: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
         self.rest: dict[tuple[str, int, int], list[float]] = defaultdict(list)
@@ -79,13 +79,13 @@ class Probed:
             if step.rows != rows:
                 continue
             times = stats.times(step)
+            if not name:
+                self.plain[Point(rows, length, 1)].append(times.target + times.rest)
+                seconds.append(times.target + times.rest)
+                continue
             branched = engine.draft is not None and engine.draft.branches and step.width > 1
             forward = self.trees[name] if branched else self.forward
             forward[Point(rows, length, step.width)].append(times.target)
-            seconds.append(times.target + times.rest)
-            if not name:
-                self.plain[rows].append(times.rest)
-                continue
             self.steps[name, rows, length, step.k if asked else -1].append(times.draft)
             self.rest[name, rows, int(asked > 0)].append(times.rest)
         if name:
@@ -133,7 +133,7 @@ def measure_costs(
         }
         for some, of_rows in engines.items()
     }
-    if known is not None and not any(missing.values()) and set(assemblies) <= set(known.plain):
+    if known is not None and not any(missing.values()) and set(assemblies) <= {point.rows for point in known.plain}:
         return known
     forward = dict(known.forward) if known else {}
     for some, assembly in assemblies.items():
@@ -149,7 +149,7 @@ def measure_costs(
         identity,
         forward,
         {**(known.prefill if known else {}), **{length: median(values) for length, values in found.prefill.items()}},
-        {**(known.plain if known else {}), **{rows: median(values) for rows, values in found.plain.items()}},
+        {**(known.plain if known else {}), **{one: median(values) for one, values in found.plain.items()}},
         known.strategies if known else {},
         noise,
         known.made if known else time.time(),

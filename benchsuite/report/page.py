@@ -12,6 +12,7 @@ from benchsuite.measure.results import Row
 from benchsuite.report import folder, pictures, tables
 from benchsuite.report.answer import answers, usable
 from benchsuite.report.generation import ShownToken, generation
+from benchsuite.report.plots import Plot
 
 STEPS = (0.9, 0.98, 1.02, 1.25, 1.6, 2.2)
 """Speedups between which the heat map changes its colour."""
@@ -42,6 +43,14 @@ def page(measured: Measured, said: Mapping[str, Any], notes: Sequence[str]) -> s
         failures=[row.failure for row in measured.rows if row.failure],
         glossary=tables.meanings(),
     )
+
+
+def plots_page(title: str, said: Sequence[str], plots: Sequence[Plot]) -> str:
+    """Return a page of plots alone, below a title and some lines.
+
+    Example: ``plots_page("Break-even map", [], plots)``
+    """
+    return folder.template("plots.html.j2", title=title, said=said, plots=[plot.drawn() for plot in plots])
 
 
 def _section(group: Sequence[Row], measured: Measured) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import cycle
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +20,7 @@ from torch import Tensor
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.predict.advisor import Candidate
+from benchsuite.predict.breakeven import ACCEPTANCES, MEASURED, break_even_map
 from benchsuite.predict.checked import CheckedCell, UnitTraces
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.levers import lever
@@ -35,10 +37,11 @@ from benchsuite.predict.prediction import (
     predict,
     text_spread,
 )
+from benchsuite.predict.probe import Probed
 from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
-from benchsuite.prove.tiny import requests
+from benchsuite.prove.tiny import ask, requests
 from benchsuite.tests.rig import SETTING, SHORT, Make, Run
-from specdec import SpecdecError, Window
+from specdec import SamplingParams, SpecdecError, Window
 from specdec.arena import Arena
 from specdec.calibration import Calibration, Point, interpolated
 from specdec.model import ArenaModel
@@ -63,7 +66,8 @@ def costs_by_formula(slope: float = 0.05, draft: float = 0.01, noise: float = 0.
     rest = {rows: {0: 0.01, 1: 0.01} for rows in (1, 4)}
     prefill = {16: 0.1, 512: 3.2}
     costs = DraftCosts(steps, rest, {16: 0.0, 512: 0.0})
-    return Costs({"machine": "one"}, forward, prefill, {1: 0.01, 4: 0.01}, {NAME: costs}, noise, made=0.0)
+    plain = {point: seconds + 0.01 for point, seconds in forward.items() if point.width == 1}
+    return Costs({"machine": "one"}, forward, prefill, plain, {NAME: costs}, noise, made=0.0)
 
 
 steps = st.integers(1, 9).flatmap(
@@ -218,6 +222,20 @@ def test_intervals_hold_what_they_say() -> None:
     assert 0.85 <= held / 1200 <= 0.95, held / 1200
 
 
+def test_plain_decoding_costs_what_it_does_in_runs_without_a_draft(assemble: Make) -> None:
+    """Steps of a strategy that asked for nothing are forwards of one token after a draft's work, and slower."""
+    engines = {name: assemble(max_length=64).engine(name or None, k=2) for name in ("", "garbage")}
+    found = Probed()
+    for name, engine in engines.items():
+        ask(engine, cycle([2, 0]))
+        engine.run(requests(SamplingParams(max_new_tokens=8), count=1))
+        found.book(name, engine, 1, 32)
+    assert [*found.plain] == [Point(1, 32, 1)]
+    assert len(found.plain[Point(1, 32, 1)]) == len(engines[""].stats.steps)
+    idle = sum(step.width == 1 for step in engines["garbage"].stats.steps)
+    assert len(found.forward[Point(1, 32, 1)]) == idle > 0
+
+
 @pytest.mark.parametrize("fault", ["v", "draft"])
 def test_a_planted_mistake_shows_in_the_residuals_of_the_rows_concerned(fault: str) -> None:
     """v is off by 20 % at five slots, or the draft slows with context: rows of K = 4, or long prompts, alone are
@@ -228,7 +246,7 @@ def test_a_planted_mistake_shows_in_the_residuals_of_the_rows_concerned(fault: s
         for length in (16, 512)
         for width in (1, 2, 3, 5, 9, 17)
     }
-    believed = Costs(truth.identity, forward, truth.prefill, {1: 0.01}, costs_by_formula().strategies, 0.0)
+    believed = Costs(truth.identity, forward, truth.prefill, truth.plain, costs_by_formula().strategies, 0.0)
 
     def residual(k: int, length: int) -> float:
         trace, prompts = StepTrace((Seen(k, k, k // 2),)), PromptSizes((length,), 24)
@@ -370,6 +388,55 @@ def test_advice_names_a_strategy_and_the_command_that_measures_it(run: Run, tmp_
 )
 def test_advice_that_cannot_be_given_is_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
     done = run("-m", "benchsuite", "advise", "--target", "tiny", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@given(st.floats(0.0, 0.5), st.floats(0.0, 0.5))
+def test_the_map_has_one_where_it_says_that_acceptance_breaks_even(slope: float, drafting: float) -> None:
+    """And every speedup grows with acceptance; below what is needed it is less than 1, above more."""
+    costs = costs_by_formula(slope=slope)
+    for point in break_even_map(costs, drafting, ks=(1, 4, 15)):
+        spent = drafting * point.k * costs.verify(1, point.rows, point.length)
+        assert list(point.speedups) == sorted(point.speedups)
+        for rate, speedup in zip(ACCEPTANCES, point.speedups, strict=True):
+            assert speedup == constant_speed(costs, rate, point.k, point.rows, point.length, spent)
+            if point.needed is None or abs(rate - point.needed) > 1e-6:
+                assert (speedup > 1) == (point.needed is not None and rate > point.needed)
+
+
+def test_a_break_even_map_is_printed_drawn_and_checked_by_runs(run: Run, tmp_path: Path) -> None:
+    """On ``tiny``: six measured cells a batch, whose accepted shares follow what the oracle was asked for."""
+    done = run(
+        *("-m", "benchsuite", "breakeven", "--target", "tiny", "--batch", "1,2", "--prompts", "4"),
+        *("--max-new-tokens", "24", "--json", "map.json", "--html", "map.html"),
+        SPECDEC_CACHE=str(tmp_path / "cache"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "map.json").read_text())
+    assert {point["rows"] for point in found["map"]} == {1, 2}
+    assert [(one["rows"], one["acceptance"], one["k"]) for one in found["measured"]] == [
+        (rows, rate, k) for rows in (1, 2) for rate, k in MEASURED
+    ]
+    for one in found["measured"]:
+        assert one["accepted"] == pytest.approx(one["acceptance"], abs=0.25)
+    page = (tmp_path / "map.html").read_text()
+    assert page.count("<figure") == len({(point["rows"], point["length"]) for point in found["map"]})
+    assert "measured, oracle(0.95)" in page
+    assert "needed: the acceptance of each proposal" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
+        (("--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
+        (("--workload", "nothing"), "nothing"),
+    ],
+)
+def test_a_map_that_cannot_be_made_is_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
+    done = run("-m", "benchsuite", "breakeven", "--target", "tiny", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,0 +1,173 @@
+"""The break-even map: the acceptance that K proposals need, by batch and context, at measured costs; some of it
+measured."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import exp, log
+from statistics import fmean
+from typing import Any
+
+from tabulate import tabulate
+
+from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.session import Bench
+from benchsuite.predict.costs import Costs
+from benchsuite.predict.forecasts import costs_of
+from benchsuite.predict.prediction import constant_speed, needed_acceptance
+
+KS_OF_MAP = (1, 2, 3, 4, 6, 8, 12, 15)
+"""K of the map."""
+
+ACCEPTANCES = (0.2, 0.4, 0.6, 0.8, 0.95)
+"""Chances of each proposal, given that all before it were accepted, at which the map has a speedup."""
+
+MEASURED = ((0.4, 2), (0.4, 8), (0.6, 4), (0.8, 2), (0.8, 8), (0.95, 15))
+"""The (acceptance, K) of each batch that are measured as a check, with ``oracle(acceptance)``."""
+
+
+@dataclass(frozen=True)
+class MapPoint:
+    """K proposals in each step of ``rows`` rows with ``length`` tokens of context.
+
+    ``window``: the forward's cost, in forwards of one slot; ``needed``: the acceptance at which nothing is gained or
+    lost, None where even 1 loses; ``speedups``: over plain, for each of ``ACCEPTANCES``.
+    """
+
+    rows: int
+    length: int
+    k: int
+    window: float
+    needed: float | None
+    speedups: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MapCheck:
+    """A cell of the map that was run: the speedup of ``oracle(acceptance)`` with K, and that of the map between its
+    lengths. ``accepted``: the share of proposals that were accepted, given those before them."""
+
+    rows: int
+    length: int
+    k: int
+    acceptance: float
+    accepted: float
+    measured: float
+    mapped: float
+
+
+def break_even_map(costs: Costs, drafting: float = 0.0, ks: Sequence[int] = KS_OF_MAP) -> list[MapPoint]:
+    """Return the map at the rows and lengths that were probed.
+
+    ``drafting``: what one proposal costs, in forwards of one slot; 0 is a lookup. Every row of a batch accepts by
+    itself, and its windows are all K + 1 slots.
+
+    Example: ``min(break_even_map(costs), key=lambda point: point.needed or 1)``
+    """
+    found = []
+    for rows, length in sorted({(point.rows, point.length) for point in costs.plain}):
+        forward = costs.verify(1, rows, length)
+        for k in ks:
+            spent = drafting * k * forward
+            speeds = [constant_speed(costs, chance, k, rows, length, spent) for chance in ACCEPTANCES]
+            needed = needed_acceptance(costs, k, rows, length, spent)
+            window = costs.verify(k + 1, rows, length) / forward
+            found.append(MapPoint(rows, length, k, window, needed, tuple(speeds)))
+    return found
+
+
+def oracle_arms(settings: Sequence[Setting]) -> list[Arm]:
+    """Return the arms that check the map, ``MEASURED`` for each setting."""
+    return [Arm(setting, f"oracle({rate})", "match", "fixed", k) for setting in settings for rate, k in MEASURED]
+
+
+def checked_map(bench: Bench, arms: Sequence[Arm]) -> tuple[Costs, list[MapCheck]]:
+    """Return the costs of a prepared bench's target, and its ``oracle_arms`` measured beside plain decoding.
+
+    Every prompt runs once with each arm, in random order with a fixed seed. The map's value is at the acceptance that
+    occurred, which in few tokens is not the one asked for.
+    """
+    [(_, costs, _)] = costs_of(bench, "cached")
+    stages, dice = dict(bench.stages()), random.Random(0)
+    by_setting: dict[Setting, list[Arm]] = defaultdict(list)
+    for arm in arms:
+        by_setting[arm.setting].append(arm)
+    found = []
+    for setting, mine in by_setting.items():
+        without, gains = setting.without_workload, defaultdict[Arm, list[float]](list)
+        tries, hits = defaultdict[Arm, int](int), defaultdict[Arm, int](int)
+        units = bench.units(setting)
+        for unit in units:
+            seconds = {}
+            order = [Arm(setting), *mine]
+            for arm in dice.sample(order, len(order)):
+                runner = stages[without].runners[replace(arm, setting=without)]
+                runner.forget()
+                outcome = runner.run(unit.requests)
+                seconds[arm] = outcome.seconds_per_token
+                for row in (row for step in outcome.stats.steps for row in step.each) if outcome.stats else ():
+                    hits[arm] += min(row.accepted, row.proposed)
+                    tries[arm] += min(row.accepted + 1, row.proposed)
+            for arm in mine:
+                gains[arm].append(log(seconds[order[0]] / seconds[arm]))
+        sizes = [len(request.prompt) + setting.max_new_tokens / 2 for unit in units for request in unit.requests]
+        for arm, (rate, k) in zip(mine, MEASURED, strict=True):
+            share, length = hits[arm] / max(1, tries[arm]), fmean(sizes)
+            mapped = constant_speed(costs, share, k, setting.batch, length)
+            found.append(MapCheck(setting.batch, round(length), k, rate, share, exp(fmean(gains[arm])), mapped))
+    return costs, found
+
+
+def map_lines(points: Sequence[MapPoint], checks: Sequence[MapCheck], costs: Costs, drafting: float) -> list[str]:
+    """Return the map and its check as tables, with where the costs are from."""
+    rows = [
+        (
+            point.rows,
+            point.length,
+            point.k,
+            f"{point.window:.2f}",
+            "-" if point.needed is None else f"{point.needed:.2f}",
+            *[f"{speedup:.2f}x" for speedup in point.speedups],
+        )
+        for point in points
+    ]
+    headers = ("batch", "context", "K", "v(K + 1)", "needed", *[f"at {chance:g}" for chance in ACCEPTANCES])
+    lines = [
+        f"Speedup over plain by acceptance, for proposals that cost {drafting:g} of a forward each:",
+        tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True),
+        "needed: the acceptance of each proposal, given those before it, with which nothing is gained or lost (- none)",
+    ]
+    if checks:
+        tried = [
+            (
+                one.rows,
+                one.length,
+                one.k,
+                f"{one.acceptance:g}",
+                f"{one.accepted:.2f}",
+                f"{one.measured:.2f}x",
+                f"{one.mapped:.2f}x",
+                f"{(one.measured / one.mapped - 1) * 100:+.1f} %",
+            )
+            for one in checks
+        ]
+        names = ("batch", "context", "K", "oracle", "accepted", "measured", "map", "difference")
+        lines += [
+            "",
+            "Measured, beside the map at the acceptance that occurred and proposals that cost nothing:",
+            tabulate(tried, headers=names, tablefmt="simple", disable_numparse=True),
+        ]
+    said = "; ".join(f"{name} {value}" for name, value in costs.identity.items())
+    return [*lines, f"{costs.age()}: {said}"]
+
+
+def map_json(points: Sequence[MapPoint], checks: Sequence[MapCheck]) -> dict[str, Any]:
+    """Return the map and its check as JSON has them."""
+    speedups = [dict(zip(map(str, ACCEPTANCES), point.speedups, strict=True)) for point in points]
+    return {
+        "map": [{**asdict(point), "speedups": found} for point, found in zip(points, speedups, strict=True)],
+        "measured": [asdict(check) for check in checks],
+    }
