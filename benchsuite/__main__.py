@@ -180,7 +180,7 @@ def _breakeven(given: argparse.Namespace) -> None:
     from benchsuite.predict.breakeven import ACCEPTANCES, map_json, map_lines
     from benchsuite.report.folder import strict_json
     from benchsuite.report.page import plots_page
-    from benchsuite.report.plots import Plot, Trace
+    from benchsuite.report.plots import SHAPES, Plot, Trace
 
     costs, points, checks = map_asked(given)
     lines = map_lines(points, checks, costs, given.drafting)
@@ -194,13 +194,14 @@ def _breakeven(given: argparse.Namespace) -> None:
                 Trace(f"{rate:g} accepted", [(point.k, point.speedups[place]) for point in mine], place, joined=True)
                 for place, rate in enumerate(ACCEPTANCES)
             ]
-            for place, rate in enumerate(ACCEPTANCES):
-                found = [check for check in checks if check.rows == rows and check.acceptance == rate]
-                said = [f"K = {check.k}: measured {check.measured:.2f}x, map {check.mapped:.2f}x" for check in found]
-                if found:
-                    marks = [(float(check.k), check.measured) for check in found]
-                    traces.append(Trace(f"measured, oracle({rate:g})", marks, place, said=said))
-            note = "Lines are from the costs of forwards; marks were run, at a context between those of the maps."
+            ran = [check for check in checks if check.rows == rows]
+            said = [
+                f"oracle({check.acceptance:g}), K = {check.k}: {check.measured:.2f}x, map {check.mapped:.2f}x"
+                for check in ran
+            ]
+            marks = [(float(check.k), check.measured) for check in ran]
+            traces.append(Trace("run with oracle", marks, SHAPES.index("ring"), said=said))
+            note = "Lines are from the costs of forwards; rings were run, at a context between those of the maps."
             title = f"Batch {rows}, {length} tokens of context"
             plots.append(
                 Plot(title, note, "K", "speedup over plain", traces, level=(1.0, "plain decoding"), whole=True)

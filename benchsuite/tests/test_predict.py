@@ -423,7 +423,7 @@ def test_a_break_even_map_is_printed_drawn_and_checked_by_runs(run: Run, tmp_pat
         assert one["accepted"] == pytest.approx(one["acceptance"], abs=0.25)
     page = (tmp_path / "map.html").read_text()
     assert page.count("<figure") == len({(point["rows"], point["length"]) for point in found["map"]})
-    assert "measured, oracle(0.95)" in page
+    assert "oracle(0.95), K = 15" in page
     assert "needed: the acceptance of each proposal" in done.stdout
 
 
