@@ -7,6 +7,7 @@ own parameters; projections of one input are stored side by side, so that one pr
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -204,8 +205,7 @@ class Swap:
 
     def _attention(self, module: nn.Module) -> Forward:
         """The class's own forward with the rotary function replaced by the op."""
-        ops, native = self.ops, type(module).forward
-
+        ops, native = self.ops, _native(module)
         usual = native.__globals__["apply_rotary_pos_emb"]
 
         def rotary(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -328,9 +328,14 @@ def _is_silu(module: Any) -> bool:
     return isinstance(getattr(module, "act_fn", None), nn.SiLU) or type(module.act_fn).__name__ == "SiLUActivation"
 
 
+def _native(module: nn.Module) -> Any:
+    """The class's own forward, without the decorators that transformers 5.24 puts around it to rename an argument."""
+    return inspect.unwrap(type(module).forward)
+
+
 def _turns(module: nn.Module) -> bool:
     """Whether the class's forward calls ``apply_rotary_pos_emb``, and a test call gives the result of the op."""
-    native = type(module).forward
+    native = _native(module)
     function = getattr(native, "__globals__", {}).get("apply_rotary_pos_emb")
     if function is None or "apply_rotary_pos_emb" not in native.__code__.co_names:
         return False
