@@ -279,7 +279,7 @@ def test_the_cache_is_the_one_asked_for(text: str, kind: type) -> None:
     model = cyclic()
     seen: set[type] = set()
     model.register_forward_pre_hook(
-        lambda module, inputs, given: seen.add(type(given["past_key_values"])), with_kwargs=True
+        lambda module, inputs, given: seen.add(type(given.get("past_key_values", given.get("cache")))), with_kwargs=True
     )
     peer_runner(text, model).run(requests(count=2))
     assert seen == {kind}

@@ -153,7 +153,7 @@ class Eagle(Draft):
     def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
         """Compute new entries from the target's hidden states of the accepted slots and the tokens after them."""
         assert hidden is not None
-        if window.tokens.shape[1] == 1 and not self._runtime.whole:
+        if window.tokens.shape[1] == 1:
             self._deferred.append((verdict.next.clone(), hidden.clone()))
             if len(self._deferred) == MOST_DEFERRED:
                 self._catch_up()
@@ -165,7 +165,7 @@ class Eagle(Draft):
         self._forwards += 1
         read = window.tokens, verdict.path, verdict.num_accepted, verdict.next, hidden
         # A window of another draft lies elsewhere at every step.
-        lasting = window is self._proposed or window.tokens.shape[1] == 1
+        lasting = window is self._proposed
         steps = self._runtime.steps((self, "observe", size, addresses(*read))) if lasting else Eager()
         steps.part(self._learned, window, verdict, hidden, size, self._bound())
         # Without this limit, the bound would grow far too large while another draft's windows are verified.
