@@ -80,7 +80,7 @@ def _add_predictions(commands: Any) -> None:
     mapped = commands.add_parser("breakeven", help="the acceptance that K proposals need, by batch and context")
     mapped.add_argument("--drafting", type=float, default=0.0, help="cost of a proposal, in forwards of one token")
     mapped.add_argument("--html", type=Path, metavar="FILE", help="draw it in a page")
-    mapped.set_defaults(run=_breakeven)
+    mapped.set_defaults(run=_breakeven, temperature=0.0)
     for command, batch in ((advise, "1"), (mapped, "1,4")):
         command.add_argument("--target", default="smollm2-135m", help="tiny, smollm2-135m, a folder, a hub id")
         command.add_argument("--workload", default="chat", help="a kind of text, or a .jsonl file of prompts")

@@ -441,7 +441,8 @@ class Engine:
     def _booked(self, name: str) -> Iterator[None]:
         """Book the time of a call into the draft outside a step."""
         start = self.stats.stopwatch.mark()
-        yield
+        with one_torch_thread(self._small_draft):
+            yield
         self.stats.calls.append(Call(name, start, self.stats.stopwatch.mark()))
 
     def _absorb(self, read: npt.NDArray[np.int64], window: Window) -> tuple[RowStep, ...]:
@@ -558,7 +559,7 @@ class Engine:
             self.stats.counts["prefill_forwards"] += 1
             self.stats.counts["kv_appended_tokens_total"] += tokens.shape[1]
             if self.draft and self.draft.needs_hidden:
-                with self._booked("prefilled"), one_torch_thread(self._small_draft):
+                with self._booked("prefilled"):
                     self.draft.prefilled(row, tokens, position, hidden)
         self.rows.admit(row, live)
         live.prefill = start, self.stats.stopwatch.mark()

@@ -6,18 +6,18 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean
 
 from benchsuite.measure.matrix import Arm, Setting
-from benchsuite.measure.runners import EngineRunner
 from benchsuite.measure.session import Bench, Stage
 from benchsuite.measure.units import Unit
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.forecasts import costs_of
 from benchsuite.predict.prediction import WRONG, PredictedUnit, PromptSizes, Text, predict
 from benchsuite.predict.traces import StepTrace, traces_of
+from benchsuite.predict.turns import engine_runner, run_in_turn
 from specdec.errors import SpecdecError
 
 TRACING = 0.4
@@ -128,12 +128,6 @@ class Advisor:
             advices.append(self._halved(found, self.spent + share))
         return advices
 
-    def _runner(self, arm: Arm) -> EngineRunner:
-        without = arm.setting.without_workload
-        runner = self._stages[without].runners[replace(arm, setting=without)]
-        assert isinstance(runner, EngineRunner)
-        return runner
-
     def _traces(self) -> dict[str, dict[Text, StepTrace]]:
         """Traces of each draft, by text, with its largest K; of the largest batch, which gives most texts a second."""
         setting = max(self._settings, key=lambda one: one.batch)
@@ -147,7 +141,7 @@ class Advisor:
             if number and self.spent > TRACING * self._seconds:
                 break
             for name, arm in widest.items():
-                runner = self._runner(arm)
+                runner = engine_runner(self._stages, arm)
                 runner.forget()
                 made = traces_of(runner.run(unit.requests))
                 for request, trace in zip(unit.requests, made, strict=True):
@@ -207,14 +201,8 @@ class Advisor:
 
     def _measure(self, unit: Unit, plain: Arm, field: Sequence[Candidate]) -> None:
         """Run plain and each candidate on a unit, in random order, and book their ratios."""
-        seconds: dict[Arm, float] = {}
-        order = [plain, *[one.arm for one in field]]
-        for arm in self._dice.sample(order, len(order)):
-            runner = self._runner(arm)
-            runner.forget()
-            outcome = runner.run(unit.requests)
-            if outcome.decoded:
-                seconds[arm] = outcome.seconds_per_token
+        ran = run_in_turn(self._stages, [plain, *[one.arm for one in field]], unit.requests, self._dice)
+        seconds = {arm: outcome.seconds_per_token for arm, outcome in ran.items() if outcome.decoded}
         for one in field:
             if plain in seconds and one.arm in seconds:
                 one.measured.append(log(seconds[plain] / seconds[one.arm]))

@@ -29,10 +29,7 @@ def advice_asked(given: argparse.Namespace) -> list[Advice]:
     if not given.minutes > 0:
         raise SpecdecError(f"--minutes is {given.minutes}; expected more than 0")
     ks, batches = (_numbers(f"--{name}", getattr(given, name)) for name in ("k", "batch"))
-    names = workload_names(given.workload)
-    if len(names) != 1:
-        raise SpecdecError(f"--workload {given.workload!r} names {len(names)} kinds of text; advice is for one")
-    settings = _settings(given, names[0], batches, given.temperature)
+    settings = _settings(given, batches)
     arms = [
         Arm(setting, draft, given.policy, controller, k)
         for setting in settings
@@ -49,17 +46,17 @@ def map_asked(given: argparse.Namespace) -> tuple[Costs, list[MapPoint], list[Ma
     wrong one."""
     if not given.drafting >= 0:
         raise SpecdecError(f"--drafting is {given.drafting}; expected 0 or more, in forwards of one token")
-    names = workload_names(given.workload)
-    if len(names) != 1:
-        raise SpecdecError(f"--workload {given.workload!r} names {len(names)} kinds of text; the map is of one")
-    arms = oracle_arms(_settings(given, names[0], _numbers("--batch", given.batch), 0.0))
+    arms = oracle_arms(_settings(given, _numbers("--batch", given.batch)))
     bench = Bench(MeasuringPlan(prompts=given.prompts))
     bench.prepare(arms)
     costs, checks = checked_map(bench, arms)
     return costs, break_even_map(costs, given.drafting), checks
 
 
-def _settings(given: argparse.Namespace, workload: str, batches: Sequence[int], temperature: float) -> list[Setting]:
+def _settings(given: argparse.Namespace, batches: Sequence[int]) -> list[Setting]:
+    names = workload_names(given.workload)
+    if len(names) != 1:
+        raise SpecdecError(f"--workload {given.workload!r} names {len(names)} kinds of text; expected one")
     return [
         Setting(
             given.target,
@@ -67,12 +64,12 @@ def _settings(given: argparse.Namespace, workload: str, batches: Sequence[int], 
             given.device,
             given.dtype,
             batch,
-            temperature,
+            given.temperature,
             0,
             1.0,
             given.max_new_tokens,
             given.seed,
-            workload,
+            names[0],
         )
         for batch in batches
     ]

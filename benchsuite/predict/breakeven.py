@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import exp, log
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,7 @@ from benchsuite.measure.session import Bench
 from benchsuite.predict.costs import Costs
 from benchsuite.predict.forecasts import costs_of
 from benchsuite.predict.prediction import constant_speed, needed_acceptance
+from benchsuite.predict.turns import run_in_turn
 
 KS_OF_MAP = (1, 2, 3, 4, 6, 8, 12, 15)
 """K of the map."""
@@ -97,22 +98,18 @@ def checked_map(bench: Bench, arms: Sequence[Arm]) -> tuple[Costs, list[MapCheck
         by_setting[arm.setting].append(arm)
     found = []
     for setting, mine in by_setting.items():
-        without, gains = setting.without_workload, defaultdict[Arm, list[float]](list)
+        gains, units = defaultdict[Arm, list[float]](list), bench.units(setting)
         tries, hits = defaultdict[Arm, int](int), defaultdict[Arm, int](int)
-        units = bench.units(setting)
+        plain = Arm(setting)
         for unit in units:
-            seconds = {}
-            order = [Arm(setting), *mine]
-            for arm in dice.sample(order, len(order)):
-                runner = stages[without].runners[replace(arm, setting=without)]
-                runner.forget()
-                outcome = runner.run(unit.requests)
-                seconds[arm] = outcome.seconds_per_token
-                for row in (row for step in outcome.stats.steps for row in step.each) if outcome.stats else ():
+            ran = run_in_turn(stages, [plain, *mine], unit.requests, dice)
+            for arm in mine:
+                gains[arm].append(log(ran[plain].seconds_per_token / ran[arm].seconds_per_token))
+                stats = ran[arm].stats
+                assert stats is not None, "an arm of ours has the engine's statistics"
+                for row in (row for step in stats.steps for row in step.each):
                     hits[arm] += min(row.accepted, row.proposed)
                     tries[arm] += min(row.accepted + 1, row.proposed)
-            for arm in mine:
-                gains[arm].append(log(seconds[order[0]] / seconds[arm]))
         sizes = [len(request.prompt) + setting.max_new_tokens / 2 for unit in units for request in unit.requests]
         for arm, (rate, k) in zip(mine, MEASURED, strict=True):
             share, length = hits[arm] / max(1, tries[arm]), fmean(sizes)

@@ -380,14 +380,17 @@ def test_advice_names_a_strategy_and_the_command_that_measures_it(run: Run, tmp_
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--minutes", "0"), "--minutes is 0.0; expected more than 0"),
-        (("--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
-        (("--workload", "nothing"), "nothing"),
-        (("--drafts", "ngrm"), "ngram"),
+        (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
+        (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
+        (("advise", "--workload", "nothing"), "nothing"),
+        (("advise", "--drafts", "ngrm"), "ngram"),
+        (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
+        (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
+        (("breakeven", "--workload", "nothing"), "nothing"),
     ],
 )
-def test_advice_that_cannot_be_given_is_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
-    done = run("-m", "benchsuite", "advise", "--target", "tiny", *arguments)
+def test_advice_and_maps_that_cannot_be_made_are_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
+    done = run("-m", "benchsuite", *arguments, "--target", "tiny")
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -425,21 +428,6 @@ def test_a_break_even_map_is_printed_drawn_and_checked_by_runs(run: Run, tmp_pat
     assert page.count("<figure") == len({(point["rows"], point["length"]) for point in found["map"]})
     assert "oracle(0.95), K = 15" in page
     assert "needed: the acceptance of each proposal" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
-        (("--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
-        (("--workload", "nothing"), "nothing"),
-    ],
-)
-def test_a_map_that_cannot_be_made_is_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
-    done = run("-m", "benchsuite", "breakeven", "--target", "tiny", *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def candidates(true: Mapping[str, float], predicted: Mapping[str, float]) -> list[Candidate]:

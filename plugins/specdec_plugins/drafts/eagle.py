@@ -61,7 +61,7 @@ class Eagle(Draft):
         self._proposed: Window | None = None
         self._deferred: list[tuple[Tensor, Tensor]] = []  # tokens [B] and hidden states [B, 1, H] without entries yet
         # A step that proposes has as many forwards as readings of the reduced vocabulary, the forward of `observe`
-        # included. A step that does not has that one forward and no reading.
+        # included. Steps that do not propose share one forward and have no reading.
         self.weight_bytes = sum(weight.nbytes for weight in self._head.parameters()) + self._reduced.weight_bytes
         self._forwards, self._runtime = 0, env.runtime
 
@@ -165,8 +165,8 @@ class Eagle(Draft):
         self._forwards += 1
         read = window.tokens, verdict.path, verdict.num_accepted, verdict.next, hidden
         # A window of another draft lies elsewhere at every step.
-        lasting = window is self._proposed
-        steps = self._runtime.steps((self, "observe", size, addresses(*read))) if lasting else Eager()
+        kind = self, "observe", size, addresses(*read)
+        steps = self._runtime.steps(kind) if window is self._proposed else Eager()
         steps.part(self._learned, window, verdict, hidden, size, self._bound())
         # Without this limit, the bound would grow far too large while another draft's windows are verified.
         self._longest = min(self._longest + size, self._most_tokens)
