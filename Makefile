@@ -2,6 +2,7 @@
 # make bench      the main job: a comparison table on the embedded model
 # make bench-all  every draft with the policies that suit it, greedy and sampled, one row and four
 # make test       everything that needs no GPU
+# make predictions   predictions beside what was measured, the advisor beside an exhaustive grid: most of an hour
 # make gpu-day    everything that waits for a GPU, in nine minutes and one folder
 # make lint       ruff and mypy
 # make docs       run the commands of README.md and put what they print into it
@@ -33,9 +34,9 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-.PHONY: demo bench bench-all test lint docs pictures gate gate-validate gpu-day clean
+.PHONY: demo bench bench-all predictions test lint docs pictures gate gate-validate gpu-day clean
 
-demo bench bench-all docs: export HF_HUB_OFFLINE = 1
+demo bench bench-all docs predictions: export HF_HUB_OFFLINE = 1
 demo: $(READY)
 	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target tiny --specdec-arm "ngram, oracle(0.8), garbage" \
 		--specdec-workload chat,code_editing --specdec-prompts 3 --specdec-max-new-tokens 32 --benchmark-quiet $(ARGS)
@@ -43,7 +44,7 @@ demo: $(READY)
 bench: $(READY)
 	@mkdir -p results
 	$(BIN)/python -m pytest benchsuite/test_speculation.py --specdec-target smollm2-135m --specdec-arm "$(ARMS)" \
-		--specdec-prompts 3 --specdec-max-new-tokens 48 --specdec-results results \
+		--specdec-prompts 3 --specdec-max-new-tokens 48 --specdec-predict cached --specdec-results results \
 		--benchmark-json results/benchmark.json --benchmark-quiet $(ARGS)
 
 bench-all: $(READY)
@@ -63,6 +64,9 @@ test: export OMP_NUM_THREADS = 1
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal --specdec-target tiny --benchmark-quiet $(ARGS)
+
+predictions: $(READY)
+	$(BIN)/python -m benchsuite.predictions $(ARGS)
 
 gpu-day: $(READY)
 	$(BIN)/python -m benchsuite.gpu_day $(ARGS)

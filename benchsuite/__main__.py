@@ -121,7 +121,8 @@ def _report(given: argparse.Namespace) -> None:
 
     journal = Journal.load(given.folder)
     measured = journal.measured()
-    journal.finish(comparison_files(measured, journal.said), measured, journal.said["complete"])
+    more = {name: (journal.folder / name).read_text(encoding="utf-8") for name in journal.kept("prediction")}
+    journal.finish(comparison_files(measured, journal.said, more=more), measured, journal.said["complete"])
     print("\n".join([*answers(measured), str(journal.folder / "report.html")]))
 
 

@@ -222,8 +222,17 @@ def _named(config: pytest.Config) -> list[dict[str, Any]]:
     for name in ("draft", "policy", "controller", "k", "adaptive-k"):
         if options.given(config, name):
             raise SpecdecError(f"--specdec-arm says which strategies run; leave out --specdec-{name}, or --specdec-arm")
+    return named_strategies(options.value(config, "arm"))
+
+
+def named_strategies(text: str) -> list[dict[str, Any]]:
+    """Return the strategies of a text as --specdec-arm has it, each as the fields of an ``Arm``. SpecdecError for one
+    that cannot be read.
+
+    Example: ``named_strategies("ngram/match/fixed/4, mine=suffix")``
+    """
     registry, strategies = Registry(), list[dict[str, Any]]()
-    for written in split_list(options.value(config, "arm")):
+    for written in split_list(text):
         # An equals sign or a slash inside brackets belongs to an option: draft_model(model=path/to/draft).
         named = re.fullmatch(r"([^(/=]+)=(.*)", written)
         parts = [part.strip() for part in re.split(r"/(?![^(]*\))", named[2] if named else written)]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean
 
+import numpy as np
+
 from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench, Stage
 from benchsuite.measure.units import Unit
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.forecasts import costs_of
-from benchsuite.predict.prediction import WRONG, PredictedUnit, PromptSizes, Text, predict
+from benchsuite.predict.prediction import PredictedUnit, PromptSizes, Text, predict
 from benchsuite.predict.traces import StepTrace, traces_of
-from benchsuite.predict.turns import engine_runner, run_in_turn
+from benchsuite.predict.turns import run_in_turn
 from specdec.errors import SpecdecError
 
 TRACING = 0.4
@@ -29,6 +32,13 @@ FIELD = 8
 CLOSE = 0.97
 """A choice of at least this share of the best one's speed is taken for right."""
 
+SURE = 0.95
+"""Probability of having a strategy that is close to the best, with which the advisor stops before its budget."""
+
+SHARED, OWN = 0.07, 0.04
+"""Standard deviations of what is wrong in the log of a prediction: for every K of a draft alike, and for one K alone.
+Together they are ``WRONG``; that K of one draft differ less than drafts is assumed."""
+
 LEAST_NOISE = 0.02
 """Least standard deviation that one paired run's logarithm is taken to have."""
 
@@ -37,26 +47,58 @@ LEAST_NOISE = 0.02
 class Candidate:
     """One strategy at one batch: the logs of its predicted speedup and of those measured, unit by unit.
 
-    ``wrong``: the standard deviation of what is predicted beside the others; ``noise``: that of one measured run.
+    ``own``: the standard deviation of what is wrong in its prediction alone, beside what is wrong for every K of its
+    draft (``SHARED``); ``noise``: that of one measured run.
     """
 
     arm: Arm
     predicted: float
-    wrong: float
+    own: float
     noise: float
     measured: list[float]
 
-    @property
-    def mean(self) -> float:
-        """The log of the expected speedup: prediction and measurements, weighted by their precisions."""
-        weights = [1 / self.wrong**2, *[1 / self.noise**2] * len(self.measured)]
-        values = [self.predicted, *self.measured]
-        return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
-    @property
-    def deviation(self) -> float:
-        """The standard deviation of ``mean``."""
-        return 1 / sqrt(1 / self.wrong**2 + len(self.measured) / self.noise**2)
+class Belief:
+    """What predictions and measurements together say of the candidates of one batch: a normal distribution of the logs
+    of their speedups, in their order.
+
+    The prediction is the prior. Its errors are independent between drafts and partly the same for every K of a draft,
+    so that a run with one K also says something of the others. Source: the posterior of a Gaussian process with
+    independent noise, Rasmussen and Williams 2006, equations 2.25 and 2.26.
+
+    Example: ``Belief(candidates).best()``
+    """
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        drafts = [_draft(one.arm) for one in candidates]
+        prior = np.array([[SHARED**2 * (a == b) for b in drafts] for a in drafts], dtype=float)
+        prior += np.diag([one.own**2 for one in candidates])
+        self.means = np.array([one.predicted for one in candidates], dtype=float)
+        self.covariance = prior
+        seen = [place for place, one in enumerate(candidates) if one.measured]
+        if seen:
+            noise = np.diag([candidates[place].noise ** 2 / len(candidates[place].measured) for place in seen])
+            gain = np.linalg.solve(prior[np.ix_(seen, seen)] + noise, prior[seen]).T
+            found = np.array([fmean(candidates[place].measured) for place in seen])
+            self.means = self.means + gain @ (found - self.means[seen])
+            self.covariance = prior - gain @ prior[seen]
+
+    def best(self) -> int:
+        """The place of the largest mean."""
+        return int(self.means.argmax())
+
+    def order(self) -> list[int]:
+        """The places, from the largest mean to the smallest."""
+        return [int(place) for place in (-self.means).argsort(kind="stable")]
+
+    def deviation(self, place: int) -> float:
+        """The standard deviation of one candidate's log."""
+        return float(np.sqrt(max(0.0, self.covariance[place, place])))
+
+    def chance(self, place: int, share: float, seed: int = 0) -> float:
+        """The probability that a candidate has at least ``share`` of the best one's speed, from 2,000 draws."""
+        drawn = np.random.default_rng(seed).multivariate_normal(self.means, self.covariance, size=2000)
+        return float((drawn[:, place] >= drawn.max(axis=1) + log(share)).mean())
 
 
 @dataclass(frozen=True)
@@ -64,7 +106,8 @@ class Advice:
     """What is fastest for one batch.
 
     ``speedup`` over plain is expected, between ``low`` and ``high`` with 90 %; ``sure``: the probability that it is at
-    least ``CLOSE`` times as fast as the best of those ``tried``; ``seconds``: spent so far, probes included.
+    least ``CLOSE`` times as fast as the best of those ``tried``, which are given with their expected speedups, the
+    fastest first; ``seconds``: spent so far, probes included.
     """
 
     best: Arm
@@ -72,7 +115,7 @@ class Advice:
     low: float
     high: float
     sure: float
-    tried: Sequence[Candidate]
+    tried: Sequence[tuple[Candidate, float]]
     seconds: float
 
     @property
@@ -92,9 +135,10 @@ class Advisor:
     """Chooses among arms that a ``Bench`` has prepared, of one workload and any batches.
 
     First each draft runs a few units with its largest K; what it would do with any other K follows from these traces,
-    and what that would cost from the costs. Then the strategies whose predictions are close run beside plain, unit by
-    unit; after each unit the slower half is left out (successive halving, Karnin et al. 2013, with the prediction as
-    prior). Raises SpecdecError without a strategy, or if the bench could not build a batch.
+    and what that would cost from the costs. Then the strategies that may be the fastest run beside plain, unit by unit,
+    and after each unit half as many (successive halving, Karnin et al. 2013, with the prediction as prior), until the
+    first is close to the best with probability ``SURE``. Raises SpecdecError without a strategy, or if the bench could
+    not build a batch.
 
     Example: ``Advisor(bench, arms, seconds=60).advise()``
     """
@@ -110,6 +154,8 @@ class Advisor:
         self._settings = list(dict.fromkeys(arm.setting for arm in self._arms))
         self._units = {setting: bench.units(setting) for setting in self._settings}
         self._dice = random.Random(0)
+        self._measured: dict[Arm, list[float]] = defaultdict(list)
+        self._lasted: dict[int, list[float]] = defaultdict(list)
 
     @property
     def spent(self) -> float:
@@ -118,14 +164,15 @@ class Advisor:
 
     def advise(self) -> list[Advice]:
         """Return the advice for each batch. The budget bounds what is begun: a run that has begun ends."""
-        costs = {setting: found for settings, found, _ in costs_of(self._bench, "cached") for setting in settings}
+        found = costs_of(self._bench, "cached", self._arms)
+        costs = {setting: one for settings, one, _ in found for setting in settings}
         traces = self._traces()
         advices = []
         for place, setting in enumerate(self._settings):
             arms = [arm for arm in self._arms if arm.setting == setting]
-            found = [self._predicted(arm, costs[setting.without_workload], traces) for arm in arms]
+            candidates = [self._predicted(arm, costs[setting.without_workload], traces) for arm in arms]
             share = (self._seconds - self.spent) / (len(self._settings) - place)
-            advices.append(self._halved(found, self.spent + share))
+            advices.append(self._halved(candidates, self.spent + share))
         return advices
 
     def _traces(self) -> dict[str, dict[Text, StepTrace]]:
@@ -137,14 +184,15 @@ class Advisor:
                 name = _draft(arm)
                 widest[name] = max(widest.get(name, arm), arm, key=lambda one: one.k or 0)
         found: dict[str, dict[Text, StepTrace]] = defaultdict(dict)
+        lasted = 0.0
         for number, unit in enumerate(self._units[setting]):
-            if number and self.spent > TRACING * self._seconds:
+            if number and self.spent + lasted > TRACING * self._seconds:
                 break
+            began = self.spent
+            ran = self._run(unit, Arm(setting), [*widest.values()])
+            lasted = self.spent - began
             for name, arm in widest.items():
-                runner = engine_runner(self._stages, arm)
-                runner.forget()
-                made = traces_of(runner.run(unit.requests))
-                for request, trace in zip(unit.requests, made, strict=True):
+                for request, trace in zip(unit.requests, traces_of(ran[arm]), strict=True):
                     if trace.steps:
                         found[name][request.prompt] = trace
         return found
@@ -167,52 +215,57 @@ class Advisor:
             found.append(predict(costs, strategy_of(arm), [PredictedUnit(one, (), donors) for one in sizes]).log_ratio)
         noise = max(LEAST_NOISE, sqrt(2) * costs.noise)
         # A controller that adapts does not have the best K from its first step on.
-        return Candidate(arm, max(found), WRONG if len(found) == 1 else 1.5 * WRONG, noise, [])
+        own = OWN if len(found) == 1 else 2 * OWN
+        return Candidate(arm, max(found), own, noise, self._measured[arm])
 
     def _halved(self, every: list[Candidate], until: float) -> Advice:
-        field = sorted(every, key=lambda one: -one.predicted)
-        best = field[0]
-        field = [one for one in field if one.predicted + 2 * one.wrong >= best.predicted - 2 * best.wrong][:FIELD]
-        plain = Arm(best.arm.setting)
-        for unit in self._rounds(best.arm.setting, until):
-            self._measure(unit, plain, field)
-            if len(field) == 1:
+        """Measure the candidates that may be the best, and fewer of them in each round, until it is clear which is, or
+        the time is over."""
+        belief, setting = Belief(every), every[0].arm.setting
+        left = min(FIELD, len(every), max(2, self._affordable(setting, until)))
+        for unit in self._rounds(setting, until):
+            if belief.chance(belief.best(), CLOSE) >= SURE:
                 break
-            field = sorted(field, key=lambda one: -one.mean)[: max(1, (len(field) + 1) // 2)]
-        chosen = max(every, key=lambda one: (one.mean, -len(one.measured)))
-        half = 1.645 * chosen.deviation
+            field = [every[place] for place in belief.order()[:left]]
+            self._run(unit, Arm(setting), [one.arm for one in field])
+            belief = Belief(every)
+            left = max(2, (left + 1) // 2)
+        best = belief.best()
+        mean, half = float(belief.means[best]), 1.645 * belief.deviation(best)
         return Advice(
-            chosen.arm,
-            exp(chosen.mean),
-            exp(chosen.mean - half),
-            exp(chosen.mean + half),
-            self._sure(chosen, every),
-            sorted(every, key=lambda one: -one.mean),
+            every[best].arm,
+            exp(mean),
+            exp(mean - half),
+            exp(mean + half),
+            belief.chance(best, CLOSE),
+            [(every[place], exp(belief.means[place])) for place in belief.order()],
             self.spent,
         )
 
-    def _rounds(self, setting: Setting, until: float) -> Iterable[Unit]:
-        """Units in turn, those without traces first, while there is time; one in any case."""
+    def _affordable(self, setting: Setting, until: float) -> int:
+        """How many candidates fit into the first of two rounds, the second of half as many, with plain in each."""
+        lasted = self._lasted[setting.batch] or self._lasted[max(self._lasted)]
+        return int(((until - self.spent) / fmean(lasted) - 2) / 1.5) if lasted else FIELD
+
+    def _rounds(self, setting: Setting, until: float) -> Iterator[Unit]:
+        """Units in turn, those without traces first, while there is time for another."""
         units = [*reversed(self._units[setting])]
-        turn = 0
-        while not turn or (self.spent < until and turn < 2 * len(units)):
+        began = self.spent
+        for turn in range(2 * len(units)):
+            if turn and self.spent + (self.spent - began) / turn / 2 > until:
+                break
             yield units[turn % len(units)]
-            turn += 1
 
-    def _measure(self, unit: Unit, plain: Arm, field: Sequence[Candidate]) -> None:
-        """Run plain and each candidate on a unit, in random order, and book their ratios."""
-        ran = run_in_turn(self._stages, [plain, *[one.arm for one in field]], unit.requests, self._dice)
+    def _run(self, unit: Unit, plain: Arm, arms: Sequence[Arm]) -> dict[Arm, Outcome]:
+        """Run plain and some arms on a unit, in random order, and keep their ratios and how long a run took."""
+        began = self.spent
+        ran = run_in_turn(self._stages, [plain, *arms], unit.requests, self._dice)
+        self._lasted[plain.setting.batch].append((self.spent - began) / len(ran))
         seconds = {arm: outcome.seconds_per_token for arm, outcome in ran.items() if outcome.decoded}
-        for one in field:
-            if plain in seconds and one.arm in seconds:
-                one.measured.append(log(seconds[plain] / seconds[one.arm]))
-
-    def _sure(self, chosen: Candidate, every: Sequence[Candidate]) -> float:
-        draws = []
-        for _ in range(1000):
-            logs = {one.arm: self._dice.gauss(one.mean, one.deviation) for one in every}
-            draws.append(logs[chosen.arm] >= max(logs.values()) + log(CLOSE))
-        return fmean(draws)
+        for arm in arms:
+            if plain in seconds and arm in seconds:
+                self._measured[arm].append(log(seconds[plain] / seconds[arm]))
+        return ran
 
 
 def _draft(arm: Arm) -> str:

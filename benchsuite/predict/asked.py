@@ -94,9 +94,9 @@ def advice_lines(advices: Sequence[Advice]) -> list[str]:
                 f"{exp(one.predicted):.2f}x",
                 _times(one.measured, lambda found: f"{found:.2f}x"),
                 len(one.measured),
-                f"{exp(one.mean):.2f}x",
+                f"{expected:.2f}x",
             )
-            for one in advice.tried[:SHOWN]
+            for one, expected in advice.tried[:SHOWN]
         ]
         headers = ("draft", "controller", "K", "predicted", "measured", "units", "expected")
         best = advice.best
@@ -127,12 +127,12 @@ def _times(measured: Sequence[float], shown: Callable[[float], str]) -> str:
 def advice_json(advices: Sequence[Advice]) -> list[dict[str, Any]]:
     """Return the advice for each batch, with everything that was tried, as JSON has it."""
 
-    def tried(one: Candidate) -> dict[str, Any]:
+    def tried(one: Candidate, expected: float) -> dict[str, Any]:
         return {
             "strategy": one.arm.strategy,
             "predicted": exp(one.predicted),
             "measured": [exp(found) for found in one.measured],
-            "expected": exp(one.mean),
+            "expected": expected,
         }
 
     return [
@@ -147,7 +147,7 @@ def advice_json(advices: Sequence[Advice]) -> list[dict[str, Any]]:
             "sure": advice.sure,
             "seconds": advice.seconds,
             "command": advice.command,
-            "tried": [tried(one) for one in advice.tried],
+            "tried": [tried(one, expected) for one, expected in advice.tried],
         }
         for advice in advices
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import ceil, exp, log
 from statistics import fmean, median
 
 from benchsuite.measure.cells import Cell
@@ -13,19 +13,21 @@ from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.paired import Series
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.prediction import PredictedUnit, Prediction, PromptSizes, Replay, Text, predict, text_spread
-from benchsuite.predict.traces import StepTrace, traces_of
+from benchsuite.predict.traces import StepTrace, kept_by_depth, traces_of
 
 
 @dataclass(frozen=True)
 class UnitTraces:
     """One unit of an arm: its number, its requests' texts and sizes, their traces, and the log of its paired speedup
-    over plain. Units of one number are not independent of each other."""
+    over plain. Units of one number are not independent of each other. ``replays``: the strategy asked for plain's
+    output."""
 
     number: int
     texts: tuple[Text, ...]
     prompts: PromptSizes
     traces: tuple[StepTrace, ...]
     gain: float
+    replays: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class CheckedCell:
     """One arm on one workload: its measured speedup over plain, and the predicted one.
 
     ``part``: which units of the cell, where it was divided (from 0); all of them otherwise. ``units``: what was
-    measured.
+    measured. ``kept``: the shares of the steps that asked for proposals in which one of depth 1, 2 … was accepted, of a
+    tree too; ``expected_kept``: the same of the texts that it is predicted from.
     """
 
     arm: Arm
@@ -41,6 +44,8 @@ class CheckedCell:
     measured: float
     prediction: Prediction
     units: tuple[UnitTraces, ...] = ()
+    kept: tuple[float, ...] = ()
+    expected_kept: tuple[float, ...] = ()
 
     @property
     def residual(self) -> float:
@@ -57,6 +62,35 @@ class CheckedCell:
         """Whether the measured speedup lies in the interval; None without one."""
         low, high = self.prediction.low, self.prediction.high
         return None if low is None or high is None else low <= self.measured <= high
+
+
+FEWEST_OTHERS = 9
+"""Cells of other strategies from which a factor is taken: with fewer, none of their errors is a 90 % one."""
+
+
+def interval_factors(cells: Sequence[CheckedCell]) -> dict[str, float]:
+    """Return, for each strategy, the factor by which the errors of the other strategies' predictions ask for wider
+    intervals than ``predict`` gave, or allow narrower ones.
+
+    It is the 90th percentile of their errors, each relative to its own interval. So no interval depends on what was
+    measured of its own strategy. A strategy with fewer than ``FEWEST_OTHERS`` cells of others has 1.
+    Source: conformal prediction, with scaled residuals as in Lei et al. 2018, section 5.2, and one strategy left out as
+    one fold is in the CV+ of Barber et al. 2021.
+    """
+    scaled = [
+        (strategy_of(cell.arm), abs(cell.residual) / cell.prediction.half) for cell in cells if cell.prediction.half
+    ]
+    found = {}
+    for strategy in dict.fromkeys(strategy_of(cell.arm) for cell in cells):
+        others = sorted(share for other, share in scaled if other != strategy)
+        fit = len(others) >= FEWEST_OTHERS
+        found[strategy] = others[ceil(0.9 * (len(others) + 1)) - 1] if fit else 1.0
+    return found
+
+
+def widened(cells: Sequence[CheckedCell], factors: Mapping[str, float]) -> list[CheckedCell]:
+    """Return the cells with their intervals multiplied (on the log scale) by the factors of their strategies."""
+    return [replace(cell, prediction=cell.prediction.widened(factors[strategy_of(cell.arm)])) for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -101,7 +135,7 @@ def units_of(series: Series, tokens: int) -> list[UnitTraces]:
         texts = tuple(request.prompt for request in unit.requests)
         gains[texts].append(log(theirs.seconds_per_token / mine.seconds_per_token))
         sizes = PromptSizes(tuple(map(len, texts)), tokens)
-        found.setdefault(texts, UnitTraces(unit.number, texts, sizes, made, 0.0))
+        found.setdefault(texts, UnitTraces(unit.number, texts, sizes, made, 0.0, mine.replays > 0))
     return [replace(one, gain=fmean(gains[texts])) for texts, one in found.items()]
 
 
@@ -170,4 +204,15 @@ def _checked(
             targets.append(PredictedUnit(unit.prompts, unit.texts, donors))
         if mine and all(target.donors for target in targets):
             measured = exp(fmean(unit.gain for unit in mine))
-            yield CheckedCell(arm, part, measured, predict(costs, strategy_of(arm), targets, spread), tuple(mine))
+            traces = [trace for unit in mine for trace in unit.traces]
+            deepest = max(step.accepted for trace in traces for step in trace.steps)
+            expected = [kept_by_depth([*target.donors.values()], deepest) for target in targets]
+            yield CheckedCell(
+                arm,
+                part,
+                measured,
+                predict(costs, strategy_of(arm), targets, spread),
+                tuple(mine),
+                tuple(kept_by_depth(traces, deepest)),
+                tuple(map(fmean, zip(*expected, strict=True))),
+            )

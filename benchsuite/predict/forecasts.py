@@ -9,9 +9,10 @@ from math import exp, sqrt
 from pathlib import Path
 from statistics import fmean
 
+from benchsuite.measure.cells import Cell
 from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.session import Bench, Stage
-from benchsuite.predict.checked import Accuracy, CheckedCell, check_cells
+from benchsuite.predict.checked import Accuracy, CheckedCell, check_cells, interval_factors, widened
 from benchsuite.predict.costs import Costs, costs_identity, costs_path, strategy_of
 from benchsuite.predict.prediction import WRONG, Prediction
 from benchsuite.predict.probe import TOKENS, measure_costs
@@ -27,21 +28,32 @@ class Forecasts:
     """Predicted and measured speedups of a run's cells.
 
     ``costs``: of each setting without its workload; ``cells``: each predicted from the other texts of its workload;
-    ``halves``: each half of a cell predicted from the other half; ``said``: where the costs are from.
+    ``halves``: each half of a cell predicted from the other half; ``arms``: each arm over all its workloads; ``said``:
+    where the costs are from. Intervals are wider or narrower by ``interval_factors``.
     """
 
     costs: Mapping[Setting, Costs]
     cells: Sequence[CheckedCell]
     halves: Sequence[CheckedCell]
+    arms: Mapping[Arm, CheckedCell]
     said: Sequence[str]
 
-    def by_arm(self) -> dict[Arm, CheckedCell]:
-        """Each arm over all its workloads: geometric means. Errors of the texts are independent between workloads,
-        those of the costs are not."""
+    @staticmethod
+    def of(cells: Sequence[Cell], costs: Mapping[Setting, Costs], said: Sequence[str] = ()) -> Forecasts:
+        """Predict measured cells at ``costs``."""
+        found, halves = check_cells(cells, costs), check_cells(cells, costs, parts=2)
+        factors = interval_factors(found)
         groups: dict[Arm, list[CheckedCell]] = defaultdict(list)
-        for cell in self.cells:
+        for cell in found:
             groups[replace(cell.arm, setting=cell.arm.setting.without_workload)].append(cell)
-        return {arm: _pooled(arm, cells) for arm, cells in groups.items()}
+        arms = widened([_pooled(arm, mine) for arm, mine in groups.items()], factors)
+        return Forecasts(
+            costs,
+            widened(found, factors),
+            widened(halves, interval_factors(halves)),
+            {cell.arm: cell for cell in arms},
+            said,
+        )
 
     def accuracy(self) -> Accuracy | None:
         """Of all cells; None without any."""
@@ -49,6 +61,9 @@ class Forecasts:
 
 
 def _pooled(arm: Arm, cells: Sequence[CheckedCell]) -> CheckedCell:
+    """An arm over all its workloads: geometric means. Errors of the texts are independent between workloads, those of
+    the costs are not."""
+
     def mean(values: Sequence[float]) -> float:
         return exp(fmean(values))
 
@@ -83,31 +98,29 @@ def forecasts_of(bench: Bench, given: str) -> Forecasts:
     anew, anything else is a file; what was measured is kept in the cache folder. Takes some seconds a strategy. Raises
     SpecdecError for a file of another machine, model, dtype or commit.
     """
-    groups: dict[Setting, dict[int, tuple[Setting, Stage]]] = defaultdict(dict)
-    for setting, stage in bench.stages():
-        groups[replace(setting, batch=0)][setting.batch] = setting, stage
-    costs: dict[Setting, Costs] = {}
-    said = []
-    for of_batch in groups.values():
-        found, line = _costs(bench, of_batch, given)
-        costs |= {setting: found for setting, _ in of_batch.values()}
-        said.append(line)
-    cells = [*bench.cells.values()]
-    return Forecasts(costs, check_cells(cells, costs), check_cells(cells, costs, parts=2), said)
+    found = costs_of(bench, given)
+    costs = {setting: one for settings, one, _ in found for setting in settings}
+    said = [line for _, _, line in found]
+    return Forecasts.of([*bench.cells.values()], costs, said)
 
 
-def costs_of(bench: Bench, given: str) -> list[tuple[list[Setting], Costs, str]]:
+def costs_of(bench: Bench, given: str, arms: Sequence[Arm] | None = None) -> list[tuple[list[Setting], Costs, str]]:
     """Return the costs of each target of a run, with the settings (without workloads) that share them, and a line that
-    says where they are from. ``given`` and errors as of ``forecasts_of``."""
+    says where they are from. ``given`` and errors as of ``forecasts_of``; ``arms``: those whose strategies are needed,
+    by default all of the bench."""
+    wanted = None if arms is None else {strategy_of(arm) for arm in arms}
     groups: dict[Setting, dict[int, tuple[Setting, Stage]]] = defaultdict(dict)
     for setting, stage in bench.stages():
         groups[replace(setting, batch=0)][setting.batch] = setting, stage
     return [
-        ([setting for setting, _ in of_batch.values()], *_costs(bench, of_batch, given)) for of_batch in groups.values()
+        ([setting for setting, _ in of_batch.values()], *_costs(bench, of_batch, given, wanted))
+        for of_batch in groups.values()
     ]
 
 
-def _costs(bench: Bench, of_batch: Mapping[int, tuple[Setting, Stage]], given: str) -> tuple[Costs, str]:
+def _costs(
+    bench: Bench, of_batch: Mapping[int, tuple[Setting, Stage]], given: str, wanted: set[str] | None
+) -> tuple[Costs, str]:
     setting, stage = next(iter(of_batch.values()))
     identity = costs_identity(setting, stage.target)
     path = costs_path(identity)
@@ -121,6 +134,8 @@ def _costs(bench: Bench, of_batch: Mapping[int, tuple[Setting, Stage]], given: s
         if arm.draft is None or replace(arm.setting, batch=0) != replace(setting, batch=0):
             continue
         mine, name = engines[arm.setting.batch], strategy_of(arm)
+        if wanted is not None and name not in wanted:
+            continue
         if name not in mine or mine[name].max_window < engine.max_window:
             mine[name] = engine
     texts = [tokens for _, _, tokens in bench.prompts()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log, sqrt
 from statistics import fmean, variance
@@ -67,6 +67,13 @@ class Prediction:
     def half(self) -> float | None:
         """Half the interval of ln(ratio); None without one."""
         return None if self.high is None else log(self.high / self.ratio)
+
+    def widened(self, factor: float) -> Prediction:
+        """The same with ``factor`` times the interval of ln(ratio)."""
+        half = self.half
+        if half is None:
+            return self
+        return replace(self, low=self.ratio * exp(-factor * half), high=self.ratio * exp(factor * half))
 
 
 class Replay:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tabulate import tabulate
 
+from benchsuite.measure.matrix import Arm
+from benchsuite.predict.at_hand import advice_at_hand
 from benchsuite.predict.checked import Accuracy, CheckedCell
+from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.forecasts import Forecasts
 from benchsuite.predict.levers import lever
 
 LEGEND = (
     "predicted: speedup over plain of the other texts' steps, replayed at costs that were probed apart (leave one "
     "text out; what is left is mostly the error of the costs)",
-    "interval: 90 %, for the measured speedup; residual: measured / predicted - 1; a row of K with a large one shows "
-    "which cost is wrong",
+    "interval: 90 %, for the measured speedup, as wide as the errors of the other strategies ask for; residual: "
+    "measured / predicted - 1; rows with a large one show which cost is wrong",
 )
 """How the table is read."""
 
 
 def forecast_lines(forecasts: Forecasts) -> list[str]:
     """Return the table of the arms over all workloads, a sentence for each, and the accuracy over all cells."""
-    arms = forecasts.by_arm()
+    arms = forecasts.arms
     if not arms:
         return ["nothing is predicted: every workload needs two texts or more, and a strategy that was built here"]
     rows = [
@@ -48,14 +54,76 @@ def forecast_lines(forecasts: Forecasts) -> list[str]:
         *said,
         "",
         *LEGEND,
-        accuracy_line(Accuracy.of(forecasts.cells), "cells (strategy x workload), leave one text out"),
+        _accuracy(forecasts),
         *(
             [accuracy_line(Accuracy.of(forecasts.halves), "halves of cells, each predicted from the other half alone")]
             if forecasts.halves
             else []
         ),
+        *context_lines(forecasts),
         *forecasts.said,
+        "",
+        "the fastest of this run, text by text; a K that was not run is expected from the steps that were:",
+        *advice_strings(forecasts),
+        "to search further: python -m benchsuite advise --workload TEXT --batch 1,4 --minutes 2",
     ]
+
+
+def cell_lines(cells: Sequence[CheckedCell]) -> list[str]:
+    """Return a Markdown table of every predicted cell."""
+    rows = [
+        (
+            cell.arm.label,
+            cell.arm.setting.workload,
+            cell.arm.setting.batch,
+            f"{cell.measured:.2f}",
+            f"{cell.prediction.ratio:.2f}",
+            _interval(cell),
+            f"{(cell.measured / cell.prediction.ratio - 1) * 100:+.1f}",
+            " ".join(f"{share:.2f}" for share in cell.kept[:4]),
+            " ".join(f"{share:.2f}" for share in cell.expected_kept[:4]),
+        )
+        for cell in cells
+    ]
+    headers = ("row", "text", "batch", "measured", "predicted", "90 % interval", "residual, %", "kept", "expected")
+    return [
+        tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True),
+        "",
+        "kept: shares of the steps that asked for proposals in which one of depth 1, 2, 3, 4 was accepted, for trees "
+        "too; expected: the same of the texts that the cell is predicted from.",
+    ]
+
+
+def _accuracy(forecasts: Forecasts) -> str:
+    return accuracy_line(Accuracy.of(forecasts.cells), "cells (strategy x workload), leave one text out")
+
+
+def advice_strings(forecasts: Forecasts) -> list[str]:
+    """Return the advice of ``advice_at_hand`` for each text and batch."""
+    lines = []
+    for setting, costs in forecasts.costs.items():
+        mine = [cell for cell in forecasts.cells if cell.arm.setting.without_workload == setting]
+        lines += [str(one) for one in advice_at_hand(mine, costs)]
+    return lines
+
+
+def context_lines(forecasts: Forecasts) -> list[str]:
+    """Return a sentence for each row whose acceptance depends on the context, and one that counts the others."""
+    groups: dict[Arm, list[CheckedCell]] = defaultdict(list)
+    for cell in forecasts.cells:
+        groups[replace(cell.arm, setting=cell.arm.setting.without_workload)].append(cell)
+    slopes = {arm: context_slope([cell.units for cell in cells]) for arm, cells in groups.items()}
+    known = {arm: slope for arm, slope in slopes.items() if slope is not None}
+    lines = [
+        f"{arm.label}, batch {arm.setting.batch}: accepted tokens of a step change by {slope.slope:+.2f} "
+        f"({slope.low:+.2f} to {slope.high:+.2f}) for each 100 tokens of context, over {slope.texts} texts"
+        for arm, slope in known.items()
+        if slope.seen
+    ]
+    still = len(known) - len(lines)
+    if still:
+        lines.append(f"no dependence of acceptance on context was seen in {still} of {len(known)} rows (90 %)")
+    return lines
 
 
 def accuracy_line(found: Accuracy, what: str) -> str:
@@ -72,10 +140,11 @@ def _interval(cell: CheckedCell) -> str:
 def forecast_json(forecasts: Forecasts) -> dict[str, Any]:
     """Return every predicted cell with its measured speedup, as JSON has it."""
     return {
-        "said": list(forecasts.said),
+        "said": [_accuracy(forecasts), *context_lines(forecasts), *forecasts.said],
+        "advice": advice_strings(forecasts),
         "cells": [_public(cell, forecasts) for cell in forecasts.cells],
         "halves": [_public(cell, forecasts) for cell in forecasts.halves],
-        "arms": [_public(cell, forecasts) for cell in forecasts.by_arm().values()],
+        "arms": [_public(cell, forecasts) for cell in forecasts.arms.values()],
     }
 
 
@@ -84,6 +153,7 @@ def _public(cell: CheckedCell, forecasts: Forecasts) -> dict[str, Any]:
     return {
         "row": cell.arm.id,
         "arm": cell.arm.strategy,
+        "label": cell.arm.label,
         "workload": cell.arm.setting.workload or "all",
         "batch": cell.arm.setting.batch,
         "part": cell.part,
@@ -93,5 +163,7 @@ def _public(cell: CheckedCell, forecasts: Forecasts) -> dict[str, Any]:
         "high": said.high,
         "predicted_end_to_end": said.end_to_end,
         "texts": said.texts,
+        "kept": list(cell.kept),
+        "expected_kept": list(cell.expected_kept),
         "lever": lever(cell, forecasts.costs[cell.arm.setting.without_workload]),
     }

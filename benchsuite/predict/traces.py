@@ -104,6 +104,13 @@ def traces_of(outcome: Outcome) -> list[StepTrace]:
     return [StepTrace(tuple(steps), tree) for steps, tree in zip(found, branched, strict=True)]
 
 
+def kept_by_depth(traces: Sequence[StepTrace], most: int) -> list[float]:
+    """Return, for depths 1 … ``most``, the share of the steps that asked for proposals in which one of that depth was
+    accepted; a tree's depth is that of its accepted path. Zeros without such steps."""
+    steps = [step for trace in traces for step in trace.steps if step.asked]
+    return [sum(step.accepted >= depth for step in steps) / max(1, len(steps)) for depth in range(1, most + 1)]
+
+
 def reached(traces: Sequence[StepTrace], most: int) -> tuple[list[float], list[float]]:
     """Return, for depths 1 … ``most``, the shares of steps with a proposal there, and with an accepted one.
 
@@ -111,7 +118,6 @@ def reached(traces: Sequence[StepTrace], most: int) -> tuple[list[float], list[f
     """
     steps = [step for trace in traces for step in trace.steps if step.asked]
     count = max(1, len(steps))
-    return (
-        [sum(step.proposed >= depth for step in steps) / count for depth in range(1, most + 1)],
-        [sum(step.accepted >= depth for step in steps) / count for depth in range(1, most + 1)],
+    return [sum(step.proposed >= depth for step in steps) / count for depth in range(1, most + 1)], kept_by_depth(
+        traces, most
     )

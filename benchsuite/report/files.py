@@ -16,10 +16,21 @@ from benchsuite.measure.results import Row
 from benchsuite.report import folder, tables
 from benchsuite.report.page import page
 
+PREDICTION = "prediction.json"
+"""The file of a run's predictions, which the report shows."""
 
-def comparison_files(measured: Measured, said: Mapping[str, Any] | None = None, steps: bool = True) -> dict[str, str]:
+
+def comparison_files(
+    measured: Measured,
+    said: Mapping[str, Any] | None = None,
+    steps: bool = True,
+    more: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return the texts of all files of a comparison, by their names. ``said``: the manifest of the run; ``steps``:
-    with a record of every step."""
+    with a record of every step; ``more``: other files of the run, the predictions among them."""
+    more = more or {}
+    predicted = json.loads(more[PREDICTION]) if PREDICTION in more else None
+    notes = [*tables.weights_table(measured.weights), _made(measured)]
     rows, groups = measured.rows, measured.pooled()
     pooled = [row for group in groups for row in group]
     sections = [
@@ -37,7 +48,8 @@ def comparison_files(measured: Measured, said: Mapping[str, Any] | None = None, 
         "table.md": _markdown(sections, [*card, _made(measured)]),
         "table.csv": tables.as_csv([*rows, *pooled]),
         "speedup.svg": folder.template("speedup.svg.j2", bars=_bars(pooled), baseline=baseline),
-        "report.html": page(measured, said or {}, [*tables.weights_table(measured.weights), _made(measured)]),
+        "report.html": page(measured, said or {}, notes, predicted),
+        **more,
     }
 
 

@@ -161,6 +161,10 @@ class Journal:
             self.said[name] += [line for line in found if line not in self.said[name]]
         folders.write_file(self.folder / MANIFEST, folders.strict_json(self.said).encode())
 
+    def kept(self, stem: str) -> list[str]:
+        """The names of the files beside the cells whose names begin with ``stem`` and a dot."""
+        return sorted(file.name for file in self.folder.glob(f"{stem}.*"))
+
     def measured(self) -> Measured:
         """Return everything that the run has measured."""
         options = self.said["options"]

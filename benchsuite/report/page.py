@@ -27,8 +27,11 @@ class Heat:
     said: str
 
 
-def page(measured: Measured, said: Mapping[str, Any], notes: Sequence[str]) -> str:
-    """Return the page. ``said``: the manifest of the run; ``notes``: the lines that follow the card."""
+def page(
+    measured: Measured, said: Mapping[str, Any], notes: Sequence[str], predicted: Mapping[str, Any] | None = None
+) -> str:
+    """Return the page. ``said``: the manifest of the run; ``notes``: the lines that follow the card; ``predicted``: the
+    content of its ``prediction.json``."""
     groups = measured.pooled()
     batches = pictures.batches(measured)
     return folder.template(
@@ -39,6 +42,7 @@ def page(measured: Measured, said: Mapping[str, Any], notes: Sequence[str]) -> s
         commit=said.get("commit"),
         sections=[_section(group, measured) for group in groups],
         batches=batches and batches.drawn(),
+        predicted=_predicted(predicted) if predicted and predicted["cells"] else None,
         success=tables.success(measured.rows) if measured.rows else "",
         failures=[row.failure for row in measured.rows if row.failure],
         glossary=tables.meanings(),
@@ -51,6 +55,29 @@ def plots_page(title: str, said: Sequence[str], plots: Sequence[Plot]) -> str:
     Example: ``plots_page("Break-even map", [], plots)``
     """
     return folder.template("plots.html.j2", title=title, said=said, plots=[plot.drawn() for plot in plots])
+
+
+def _predicted(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The plot of the predictions, a table of the rows over all workloads, and what was said of them."""
+
+    def times(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}x"
+
+    headers = ("strategy", "batch", "measured", "predicted", "90 % interval", "residual", "what would help")
+    body = [
+        (
+            one["label"],
+            one["batch"],
+            times(one["measured"]),
+            times(one["predicted"]),
+            "-" if one["low"] is None else f"{one['low']:.2f} to {one['high']:.2f}",
+            f"{(one['measured'] / one['predicted'] - 1) * 100:+.1f} %",
+            one["lever"],
+        )
+        for one in found["arms"]
+    ]
+    plot = pictures.predicted_and_measured(found["cells"]).drawn()
+    return {"plot": plot, "headers": headers, "body": body, "said": [*found["said"], *found["advice"]]}
 
 
 def _section(group: Sequence[Row], measured: Measured) -> dict[str, Any]:

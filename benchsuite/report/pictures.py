@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from benchsuite.measure.matrix import Setting
 from benchsuite.measure.measured import Measured
@@ -135,6 +136,39 @@ def _predicted(rows: Sequence[Row], number: Mapping[str, int]) -> Plot:
         _by_arm(rows, number, "sum_of_parts"),
         level=(1.0, "plain"),
         diagonal="nothing else took time",
+        ratios=True,
+    )
+
+
+def predicted_and_measured(cells: Sequence[Mapping[str, Any]]) -> Plot:
+    """Return the plot of a run's predictions, as ``prediction.json`` has them: a point for each strategy and text.
+
+    Example: ``predicted_and_measured(json.loads(text)["cells"])``
+    """
+    found: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
+    for cell in cells:
+        found[cell["label"], cell["batch"]].append(cell)
+    several = len({batch for _, batch in found}) > 1
+    return Plot(
+        "Predicted and measured",
+        "A point is one strategy on one text. Across: the speedup that the steps of other texts and the costs give. "
+        "On the line the prediction was right.",
+        "predicted speedup",
+        "measured speedup",
+        [
+            Trace(
+                f"{label}, batch {batch}" if several else label,
+                [(cell["predicted"], cell["measured"]) for cell in of],
+                place,
+                said=[
+                    f"{label}, {cell['workload']}, batch {batch}: {cell['measured']:.2f}x, predicted "
+                    f"{cell['predicted']:.2f}x"
+                    for cell in of
+                ],
+            )
+            for place, ((label, batch), of) in enumerate(found.items())
+        ],
+        diagonal="as predicted",
         ratios=True,
     )
 

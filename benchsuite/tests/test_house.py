@@ -43,6 +43,7 @@ ARROWS = {
     "foreign": "",
     "cluster": "report",
     "gpu_day": "machine",
+    "predictions": "machine measure predict report",
     "__main__": "report compare cluster foreign predict",
     "test_speculation": "measure",
     "test_kernels": "kernelbench",

@@ -1,0 +1,147 @@
+"""An exhaustive grid, to set the advisor beside: every draft with every K at every batch, measured once on a text."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from statistics import fmean, median
+
+from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.session import Bench
+from benchsuite.predict.advisor import CLOSE, Advice
+from benchsuite.predict.turns import run_in_turn
+
+KS_OF_GRID = (1, 2, 3, 4, 6, 8)
+"""K of every draft of the grid."""
+
+WARM_UP = 8
+"""Tokens that every arm decodes before its first timed run."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A text's grid. ``gains``: the log of each arm's paired speedup over plain, unit by unit; ``seconds``: what
+    measuring its cells took, without those of controllers that adapt (``others``)."""
+
+    gains: Mapping[Arm, Sequence[float]]
+    seconds: float
+
+    def speedup(self, arm: Arm) -> float:
+        """The geometric mean over the units; 1 for plain decoding."""
+        return 1.0 if arm.plain else exp(fmean(self.gains[arm]))
+
+    def cells(self, setting: Setting) -> list[Arm]:
+        """The arms of one batch with a fixed K, and plain decoding, which has K = 0."""
+        return [Arm(setting), *[arm for arm in self.gains if arm.setting == setting and arm.controller == "fixed"]]
+
+    def best(self, setting: Setting) -> Arm:
+        """The fastest cell of one batch."""
+        return max(self.cells(setting), key=self.speedup)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The advisor's choice beside the fastest cell of the grid, for one batch of a text.
+
+    ``share``: the choice's speed over that of the fastest cell, in the grid. ``again``: the same from further runs of
+    these two alone: the fastest of many cells was also a lucky one, by about twice the noise of a cell.
+    """
+
+    best: Arm
+    chosen: Arm
+    best_speedup: float
+    chosen_speedup: float
+    share: float
+    again: float
+
+    @property
+    def close(self) -> bool:
+        """Whether the choice is about as fast as the fastest cell (``CLOSE``), where they were run again."""
+        return self.again >= CLOSE
+
+
+@dataclass(frozen=True)
+class Regret:
+    """A controller's speed beside the best fixed K of its draft, on one text at one batch.
+
+    ``regret``: the share of the best K's speed that is missing, below 0 where it was faster; ``speedup``: over plain.
+    """
+
+    arm: Arm
+    best_k: int
+    regret: float
+    speedup: float
+
+
+def grid_arms(settings: Sequence[Setting], drafts: Mapping[str, str]) -> list[Arm]:
+    """Return the grid's arms, and each draft with ``goodput`` beside them. ``drafts``: by their short names.
+
+    Example: ``grid_arms(settings, {"ngram": "ngram"})`` has six cells for each setting.
+    """
+    return [
+        Arm(setting, draft, "match", controller, k, name=name)
+        for setting in settings
+        for name, draft in drafts.items()
+        for controller, k in [*[("fixed", k) for k in KS_OF_GRID], ("goodput", KS_OF_GRID[-1])]
+    ]
+
+
+def measure_grid(bench: Bench, arms: Sequence[Arm], passes: Mapping[int, int]) -> Grid:
+    """Measure each arm on every unit of its setting, ``passes`` times by batch, all in turn with plain decoding."""
+    stages, dice = dict(bench.stages()), random.Random(1)
+    gains: dict[Arm, list[float]] = defaultdict(list)
+    seconds = 0.0
+    for setting in dict.fromkeys(arm.setting for arm in arms):
+        mine, units, plain = [arm for arm in arms if arm.setting == setting], bench.units(setting), Arm(setting)
+        first = units[0].requests[0]
+        short = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
+        run_in_turn(stages, [plain, *mine], [short], dice)
+        for unit in units * passes.get(setting.batch, 1):
+            began = time.perf_counter()
+            ran = run_in_turn(stages, [plain, *mine], unit.requests, dice)
+            adapting = sum(outcome.wall_s for arm, outcome in ran.items() if arm.controller != "fixed")
+            seconds += time.perf_counter() - began - adapting
+            for arm in mine:
+                if ran[plain].decoded and ran[arm].decoded:
+                    gains[arm].append(log(ran[plain].seconds_per_token / ran[arm].seconds_per_token))
+    return Grid(gains, seconds)
+
+
+def choice(bench: Bench, grid: Grid, advice: Advice, passes: int = 2) -> Choice:
+    """Set an advice beside the grid, and run the two strategies in turn, ``passes`` times on every unit."""
+    setting = advice.best.setting
+    best = grid.best(setting)
+    # By what is known so far, the advice is to decode without a draft.
+    chosen = advice.best if advice.speedup >= 1 else Arm(setting)
+    stages, dice = dict(bench.stages()), random.Random(2)
+    logs = []
+    if chosen != best:
+        for unit in bench.units(setting) * passes:
+            ran = run_in_turn(stages, [best, chosen], unit.requests, dice)
+            if ran[best].decoded and ran[chosen].decoded:
+                logs.append(log(ran[best].seconds_per_token / ran[chosen].seconds_per_token))
+    speeds = grid.speedup(best), grid.speedup(chosen)
+    return Choice(best, chosen, *speeds, speeds[1] / speeds[0], exp(fmean(logs)) if logs else 1.0)
+
+
+def regrets(grid: Grid) -> list[Regret]:
+    """Return the regret of every arm of the grid whose controller adapts, against the best fixed K of its draft, or
+    plain decoding."""
+    found = []
+    for arm in grid.gains:
+        if arm.controller == "fixed":
+            continue
+        same = [cell for cell in grid.cells(arm.setting) if cell.plain or cell.draft == arm.draft]
+        best = max(same, key=grid.speedup)
+        speed = grid.speedup(arm)
+        found.append(Regret(arm, best.k or 0, 1 - speed / grid.speedup(best), speed))
+    return found
+
+
+def median_regret(found: Sequence[Regret]) -> float:
+    """The median over texts."""
+    return median(one.regret for one in found)

@@ -1,0 +1,302 @@
+"""What predictions are worth on this machine: ``python -m benchsuite.predictions`` (``make predictions``).
+
+It measures a matrix of strategies and sets each cell beside what other texts and the costs say of it; plants mistakes
+into the costs and shows in which rows they are seen; then measures an exhaustive grid of drafts, K and batches on each
+text, gives the advisor a tenth of that time, and sets its choices beside the grid. Everything is printed, and kept in
+one folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from benchsuite.machine import provenance
+from benchsuite.measure.matrix import Arm, Setting, named_strategies
+from benchsuite.measure.plan import MeasuringPlan
+from benchsuite.measure.session import Bench
+from benchsuite.measure.workloads import workload_names
+from benchsuite.predict.advisor import CLOSE, Advisor
+from benchsuite.predict.forecasts import costs_of, forecasts_of
+from benchsuite.predict.grid import Choice, Regret, choice, grid_arms, measure_grid, median_regret, regrets
+from benchsuite.predict.planted import planted_lines
+from benchsuite.predict.shown import cell_lines, forecast_json, forecast_lines
+from benchsuite.report.folder import strict_json, write_folder
+from benchsuite.report.page import plots_page
+from benchsuite.report.pictures import predicted_and_measured
+from specdec.errors import SpecdecError
+from specdec.registry import split_list
+
+WORKLOADS = "chat,question_answering,summarisation,code_editing,rewriting,reasoning"
+
+EAGLE = "eagle(head=trained)"
+
+DRAFTS = {
+    "ngram": "ngram",
+    "suffix": "suffix",
+    "hybrid": "hybrid",
+    "hybrid+eagle": f"hybrid(sources='suffix, ngram, {EAGLE}')",
+    "eagle": EAGLE,
+}
+"""The drafts of the grid, by their short names."""
+
+ROWS = (
+    "ngram/match/goodput/15, suffix/match/goodput/15, hybrid/match/goodput/15, "
+    f"hybrid+eagle={DRAFTS['hybrid+eagle']}/match/goodput/15, eagle={EAGLE}/match/goodput/8, "
+    "eagle-tree=eagle(head=trained, beam=4, depth=4)/match/fixed/8, "
+    "medusa=medusa(head_init=trained)/match/goodput/4, oracle(0.8)/match/fixed/8, garbage/match/fixed/8"
+)
+"""The rows of ``make bench``."""
+
+TENTH = 0.1
+"""The advisor's share of the time that the grid took."""
+
+PASSES = {4: 2}
+"""Passes over the units of the grid, by batch: batches of four make few units of the suite's prompts."""
+
+
+def predictions_main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit code (2 for a SpecdecError, whose text goes to standard error)."""
+    given = _parser().parse_args(arguments)
+    try:
+        parts = split_list(given.parts)
+        if not parts or set(parts) - {"rows", "grid"}:
+            raise SpecdecError(f"--parts is {given.parts!r}; expected rows, grid, or both as a comma list")
+        lines, files = _card(given), dict[str, str]()
+        for part, run in (("rows", _rows), ("grid", _grid)):
+            if part in parts:
+                said, made = run(given)
+                lines += ["", *said]
+                files |= made
+        text = "\n".join(lines) + "\n"
+        folder = write_folder(
+            given.results, "predictions", {"predictions.md": text, **files}, lines[:4], given.seed, complete=True
+        )
+    except SpecdecError as error:
+        print(f"benchsuite.predictions: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    print(folder)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchsuite.predictions", description="What predictions are worth.")
+    parser.add_argument("--target", default="smollm2-135m", help="tiny, smollm2-135m, a folder, a hub id")
+    parser.add_argument("--parts", default="rows,grid", help="rows, grid, or both; default: both")
+    parser.add_argument(
+        "--arms", default=ROWS, help="the rows, as --specdec-arm has them; default: those of make bench"
+    )
+    parser.add_argument("--drafts", default=", ".join(DRAFTS), help=f"drafts of the grid; default: {', '.join(DRAFTS)}")
+    parser.add_argument("--workload", default=WORKLOADS, help="kinds of text, as a comma list")
+    parser.add_argument("--batch", default="1,4", help="batches, as a comma list")
+    parser.add_argument("--prompts", type=int, default=8, help="most prompts of each text")
+    parser.add_argument("--max-new-tokens", type=int, default=32)
+    for name in ("--dtype", "--device", "--backend"):
+        parser.add_argument(name, default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where the folder is made")
+    return parser
+
+
+def _card(given: argparse.Namespace) -> list[str]:
+    commit, changes = provenance.own_commit(), provenance.own_changes()
+    return [
+        "# Predictions beside what was measured",
+        "",
+        f"- {provenance.processor()}, {' '.join(provenance.vectors())}; commit {commit}"
+        f"{' with changes' * bool(changes)}",
+        f"- `python -m benchsuite.predictions {' '.join(sys.argv[1:])}`",
+        f"- {given.target}, {given.prompts} prompts of {given.max_new_tokens} tokens, batches {given.batch}, "
+        f"dtype {given.dtype}",
+    ]
+
+
+def _settings(given: argparse.Namespace, workloads: Sequence[str]) -> list[Setting]:
+    batches = split_list(given.batch)
+    if not batches or not all(one.isdigit() and int(one) for one in batches):
+        raise SpecdecError(f"--batch is {given.batch!r}; expected whole numbers from 1, as a comma list: 1,4")
+    return [
+        Setting(
+            given.target,
+            given.backend,
+            given.device,
+            given.dtype,
+            int(batch),
+            0.0,
+            0,
+            1.0,
+            given.max_new_tokens,
+            given.seed,
+            workload,
+        )
+        for batch in batches
+        for workload in workloads
+    ]
+
+
+def _workloads(given: argparse.Namespace) -> list[str]:
+    return [name for text in split_list(given.workload) for name in workload_names(text)]
+
+
+def _tell(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
+
+
+def _rows(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """Every row predicted from other texts, beside what was measured; and mistakes planted into the costs."""
+    settings = _settings(given, _workloads(given))
+    arms = [Arm(setting, **one) for setting in settings for one in named_strategies(given.arms)]
+    bench = Bench(MeasuringPlan(prompts=given.prompts))
+    bench.prepare(arms)
+    for setting in settings:
+        _tell(f"measuring {setting.id}")
+        bench.row(Arm(setting), lambda what: None)
+    _tell("probing costs")
+    found = forecasts_of(bench, "fresh")
+    lines = ["## Rows", "", "```", *forecast_lines(found), "```", "", *cell_lines(found.cells)]
+    cells = [*bench.cells.values()]
+    lines += ["", "### Mistakes planted into the costs", "", "```", *planted_lines(cells, found), "```"]
+    plot = predicted_and_measured(forecast_json(found)["cells"])
+    files = {
+        "predictions.json": strict_json(forecast_json(found)),
+        "predictions.html": plots_page("Predicted and measured", [*_card(given)[2:]], [plot]),
+    }
+    return lines, files
+
+
+def _grid(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """The grid of each text, the advisor's choices beside it, and the regret of ``goodput``."""
+    named = split_list(given.drafts)
+    odd = [name for name in named if name not in DRAFTS]
+    if odd or not named:
+        raise SpecdecError(f"--drafts is {given.drafts!r}; expected some of {', '.join(DRAFTS)}")
+    workloads = _workloads(given)
+    settings = _settings(given, workloads)
+    arms = grid_arms(settings, {name: DRAFTS[name] for name in named})
+    fixed = [arm for arm in arms if arm.controller == "fixed"]
+    bench = Bench(MeasuringPlan(prompts=given.prompts))
+    bench.prepare(arms)
+    _tell("probing costs")
+    began = time.perf_counter()
+    costs_of(bench, "fresh", fixed)
+    probed = time.perf_counter() - began
+    choices, found, spent, whole = list[Choice](), list[Regret](), 0.0, 0.0
+    for workload in workloads:
+        _tell(f"grid of {workload}")
+        grid = measure_grid(bench, [arm for arm in arms if arm.setting.workload == workload], PASSES)
+        budget = TENTH * grid.seconds - probed / len(workloads)
+        _tell(f"{grid.seconds:.0f} s; the advisor has {budget:.0f} s beside its share of the probe")
+        advisor = Advisor(bench, [arm for arm in fixed if arm.setting.workload == workload], budget)
+        advice = advisor.advise()
+        spent, whole = spent + advisor.spent, whole + grid.seconds
+        choices += [choice(bench, grid, one) for one in advice]
+        found += regrets(grid)
+    lines = [
+        "## The advisor beside an exhaustive grid",
+        "",
+        f"{len(fixed) // len(workloads)} cells a text, measured in {whole:.0f} s; the advisor took {spent:.0f} s, and "
+        f"the probe of costs, once for all texts, {probed:.0f} s: {(spent + probed) / whole:.1%} of the grid's time.",
+        "",
+        *choice_lines(choices),
+        "",
+        "## goodput beside the best fixed K of its draft",
+        "",
+        *regret_lines(found),
+    ]
+    return lines, {"grid.json": strict_json(_grid_json(choices, found, spent, probed, whole))}
+
+
+def choice_lines(choices: Sequence[Choice]) -> list[str]:
+    """Return the table of the advisor's choices, and how many texts have a good one at every batch."""
+    rows = [
+        (
+            one.best.setting.workload,
+            one.best.setting.batch,
+            _named(one.best),
+            f"{one.best_speedup:.2f}x",
+            _named(one.chosen),
+            f"{one.chosen_speedup:.2f}x",
+            f"{one.share:.3f}",
+            f"{one.again:.3f}",
+        )
+        for one in choices
+    ]
+    headers = ("text", "batch", "fastest cell", "", "advised", "", "share", "run again")
+    texts = list(dict.fromkeys(one.best.setting.workload for one in choices))
+    good = [text for text in texts if all(one.close for one in choices if one.best.setting.workload == text)]
+    return [
+        tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True),
+        "",
+        "share: the advised strategy's speed over the fastest cell's, in the grid, where the fastest of many was also "
+        "a lucky one; run again: the same, from runs of these two in turn after the grid.",
+        "",
+        f"Within {1 - CLOSE:.0%} of the fastest at every batch, run again: {len(good)} of {len(texts)} texts; cells: "
+        f"{sum(one.close for one in choices)} of {len(choices)}; in the grid itself "
+        f"{sum(one.share >= CLOSE for one in choices)} of {len(choices)}.",
+    ]
+
+
+def regret_lines(found: Sequence[Regret]) -> list[str]:
+    """Return the table of each draft's regrets by text, with their medians and the slowest text beside plain."""
+    texts = list(dict.fromkeys(one.arm.setting.workload for one in found))
+    rows = []
+    for name, batch in dict.fromkeys((one.arm.label, one.arm.setting.batch) for one in found):
+        mine = [one for one in found if (one.arm.label, one.arm.setting.batch) == (name, batch)]
+        shown = [f"{one.regret * 100:+.1f} (K {one.best_k}, {one.speedup:.2f}x)" for one in mine]
+        slowest = min(mine, key=lambda one: one.speedup)
+        rows.append((name, batch, *shown, f"{median_regret(mine) * 100:+.1f}", f"{slowest.speedup:.2f}x"))
+    headers = ("draft", "batch", *[f"{text}, %" for text in texts], "median, %", "slowest")
+    return [
+        tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True),
+        "",
+        "Each text: what goodput misses of the speed of the best fixed K (in brackets, with goodput's speedup over "
+        "plain); below 0 it was faster. The best K is chosen from the same runs, so that it was also a lucky one.",
+    ]
+
+
+def _named(arm: Arm) -> str:
+    return "plain" if arm.plain else f"{arm.label}, K = {arm.k}"
+
+
+def _grid_json(
+    choices: Sequence[Choice], found: Sequence[Regret], spent: float, probed: float, whole: float
+) -> dict[str, object]:
+    return {
+        "grid_s": whole,
+        "advisor_s": spent,
+        "probe_s": probed,
+        "choices": [
+            {
+                "workload": one.best.setting.workload,
+                "batch": one.best.setting.batch,
+                "best": one.best.strategy,
+                "best_speedup": one.best_speedup,
+                "advised": one.chosen.strategy,
+                "advised_speedup": one.chosen_speedup,
+                "share": one.share,
+                "again": one.again,
+            }
+            for one in choices
+        ],
+        "goodput": [
+            {
+                "workload": one.arm.setting.workload,
+                "batch": one.arm.setting.batch,
+                "strategy": one.arm.strategy,
+                "best_k": one.best_k,
+                "regret": one.regret,
+                "speedup": one.speedup,
+            }
+            for one in found
+        ],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(predictions_main())
