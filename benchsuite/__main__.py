@@ -75,7 +75,7 @@ def _add_predictions(commands: Any) -> None:
     advise.add_argument("--drafts", default="ngram,suffix,hybrid", help="drafts, as a comma list")
     advise.add_argument("--k", default="1,2,4,8,15", help="K of fixed, as a comma list; goodput has the largest")
     advise.add_argument("--temperature", type=float, default=0.0)
-    advise.add_argument("--policy", default="match")
+    advise.add_argument("--policy", default="match", help="policies, as a comma list")
     advise.set_defaults(run=_advise)
     mapped = commands.add_parser("breakeven", help="the acceptance that K proposals need, by batch and context")
     mapped.add_argument("--drafting", type=float, default=0.0, help="cost of a proposal, in forwards of one token")
@@ -83,7 +83,7 @@ def _add_predictions(commands: Any) -> None:
     mapped.set_defaults(run=_breakeven, temperature=0.0)
     for command, batch in ((advise, "1"), (mapped, "1,4")):
         command.add_argument("--target", default="smollm2-135m", help="tiny, smollm2-135m, a folder, a hub id")
-        command.add_argument("--workload", default="chat", help="a kind of text, or a .jsonl file of prompts")
+        command.add_argument("--workload", default="chat", help="kinds of text, or .jsonl files: chat,long_2k")
         command.add_argument("--batch", default=batch, help="batches, as a comma list: 1,4")
         command.add_argument("--prompts", type=int, default=8, help="most prompts of the text")
         command.add_argument("--max-new-tokens", type=int, default=32)

@@ -107,7 +107,7 @@ class Advice:
 
     ``speedup`` over plain is expected, between ``low`` and ``high`` with 90 %; ``sure``: the probability that it is at
     least ``CLOSE`` times as fast as the best of those ``tried``, which are given with their expected speedups, the
-    fastest first; ``seconds``: spent so far, probes included.
+    fastest first; ``seconds``: spent so far, probes included; ``context``: mean tokens of context while decoding.
     """
 
     best: Arm
@@ -117,6 +117,7 @@ class Advice:
     sure: float
     tried: Sequence[tuple[Candidate, float]]
     seconds: float
+    context: int
 
     @property
     def command(self) -> str:
@@ -240,6 +241,8 @@ class Advisor:
             belief.chance(best, CLOSE),
             [(every[place], exp(belief.means[place])) for place in belief.order()],
             self.spent,
+            round(fmean(len(request.prompt) for unit in self._units[setting] for request in unit.requests))
+            + setting.max_new_tokens // 2,
         )
 
     def _affordable(self, setting: Setting, until: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Sequence
 from math import exp
 from typing import Any
@@ -31,14 +32,21 @@ def advice_asked(given: argparse.Namespace) -> list[Advice]:
     ks, batches = (_numbers(f"--{name}", getattr(given, name)) for name in ("k", "batch"))
     settings = _settings(given, batches)
     arms = [
-        Arm(setting, draft, given.policy, controller, k)
+        Arm(setting, draft, policy, controller, k)
         for setting in settings
         for draft in split_list(given.drafts)
+        for policy in split_list(given.policy)
         for controller, k in [*[("fixed", k) for k in ks], ("goodput", max(ks))]
     ]
     bench = Bench(MeasuringPlan(prompts=given.prompts))
     bench.prepare(arms)
-    return Advisor(bench, arms, 60 * given.minutes).advise()
+    found, began = list[Advice](), time.perf_counter()
+    texts = list(dict.fromkeys(setting.workload for setting in settings))
+    for place, text in enumerate(texts):
+        left = 60 * given.minutes - (time.perf_counter() - began)
+        mine = [arm for arm in arms if arm.setting.workload == text]
+        found += Advisor(bench, mine, left / (len(texts) - place)).advise()
+    return found
 
 
 def map_asked(given: argparse.Namespace) -> tuple[Costs, list[MapPoint], list[MapCheck]]:
@@ -46,7 +54,10 @@ def map_asked(given: argparse.Namespace) -> tuple[Costs, list[MapPoint], list[Ma
     wrong one."""
     if not given.drafting >= 0:
         raise SpecdecError(f"--drafting is {given.drafting}; expected 0 or more, in forwards of one token")
-    arms = oracle_arms(_settings(given, _numbers("--batch", given.batch)))
+    settings = _settings(given, _numbers("--batch", given.batch))
+    if len({setting.workload for setting in settings}) != 1:
+        raise SpecdecError(f"--workload {given.workload!r} names several kinds of text; expected one")
+    arms = oracle_arms(settings)
     bench = Bench(MeasuringPlan(prompts=given.prompts))
     bench.prepare(arms)
     costs, checks = checked_map(bench, arms)
@@ -54,9 +65,9 @@ def map_asked(given: argparse.Namespace) -> tuple[Costs, list[MapPoint], list[Ma
 
 
 def _settings(given: argparse.Namespace, batches: Sequence[int]) -> list[Setting]:
-    names = workload_names(given.workload)
-    if len(names) != 1:
-        raise SpecdecError(f"--workload {given.workload!r} names {len(names)} kinds of text; expected one")
+    names = [name for text in split_list(given.workload) for name in workload_names(text)]
+    if not names:
+        raise SpecdecError("--workload is empty; name kinds of text, or .jsonl files of prompts")
     return [
         Setting(
             given.target,
@@ -69,8 +80,9 @@ def _settings(given: argparse.Namespace, batches: Sequence[int]) -> list[Setting
             1.0,
             given.max_new_tokens,
             given.seed,
-            names[0],
+            name,
         )
+        for name in names
         for batch in batches
     ]
 
@@ -89,6 +101,7 @@ def advice_lines(advices: Sequence[Advice]) -> list[str]:
         rows = [
             (
                 one.arm.draft,
+                one.arm.policy,
                 one.arm.controller,
                 one.arm.k,
                 f"{exp(one.predicted):.2f}x",
@@ -98,10 +111,11 @@ def advice_lines(advices: Sequence[Advice]) -> list[str]:
             )
             for one, expected in advice.tried[:SHOWN]
         ]
-        headers = ("draft", "controller", "K", "predicted", "measured", "units", "expected")
+        headers = ("draft", "policy", "controller", "K", "predicted", "measured", "units", "expected")
         best = advice.best
         lines += [
-            f"batch {best.setting.batch}: the first {len(rows)} of {len(advice.tried)} strategies",
+            f"{best.setting.workload}, {advice.context} tokens of context, batch {best.setting.batch}: the first "
+            f"{len(rows)} of {len(advice.tried)} strategies",
             tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True),
             f"{_chosen(advice)}, after {advice.seconds:.0f} s",
             advice.command,
@@ -140,6 +154,7 @@ def advice_json(advices: Sequence[Advice]) -> list[dict[str, Any]]:
             "target": advice.best.setting.target,
             "workload": advice.best.setting.workload,
             "batch": advice.best.setting.batch,
+            "context": advice.context,
             "strategy": advice.best.strategy,
             "speedup": advice.speedup,
             "low": advice.low,

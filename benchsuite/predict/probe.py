@@ -165,7 +165,7 @@ def measure_costs(
 
 
 @dataclass(frozen=True)
-class _Run:
+class ProbeRun:
     """A run of the probe that has ended: which, its statistics, and whether its draft proposes trees."""
 
     name: str
@@ -199,14 +199,14 @@ def _runs(
     for rows, engine in (*plain.items(), *((rows, engine) for _, engine, rows, _ in kinds[:: len(lengths)])):
         engine.run(_requests(texts, rows, lengths[0], 0, params, WARM_UP))
     between = [(rows, length) for rows in plain for length in lengths]
-    runs: list[_Run] = []
+    runs: list[ProbeRun] = []
 
     def decode_plainly() -> None:
         turn = sum(not run.name for run in runs)
         rows, length = between[turn % len(between)]
         done = plain[rows].run(_requests(texts, rows, length, turn, params, PLAIN_TOKENS))
         found.prefill[length] += [one.prefill_s for one in done]
-        runs.append(_Run("", rows, length, plain[rows].stats))
+        runs.append(ProbeRun("", rows, length, plain[rows].stats))
 
     for turn in range(TURNS):
         for name, engine, rows, length in dice.sample(kinds, len(kinds)):
@@ -221,15 +221,15 @@ def _runs(
                 if engine.draft:
                     engine.draft.forget()
             branches = engine.draft is not None and engine.draft.branches
-            runs.append(_Run(name, rows, length, engine.stats, branches))
+            runs.append(ProbeRun(name, rows, length, engine.stats, branches))
     decode_plainly()
     while sum(not run.name for run in runs) < FEWEST_PLAIN * len(between):
         decode_plainly()
-    _book(found, runs)
+    book_runs(found, runs)
     return found
 
 
-def _book(found: Probed, runs: Sequence[_Run]) -> None:
+def book_runs(found: Probed, runs: Sequence[ProbeRun]) -> None:
     """Book runs, each at the pace of plain decoding before and after it; plain decoding as it was."""
     every: dict[tuple[int, int], list[float]] = defaultdict(list)
     for run in runs:

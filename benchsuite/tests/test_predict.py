@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,10 +21,14 @@ from torch import Tensor
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.predict.advisor import OWN, SHARED, Belief, Candidate
+from benchsuite.predict.at_hand import advice_at_hand
 from benchsuite.predict.breakeven import ACCEPTANCES, MEASURED, break_even_map
-from benchsuite.predict.checked import CheckedCell, UnitTraces
+from benchsuite.predict.checked import CheckedCell, UnitTraces, interval_factors, widened
+from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
+from benchsuite.predict.grid import Grid, median_regret, regrets
 from benchsuite.predict.levers import lever
+from benchsuite.predict.planted import slow_with_context, wide_off
 from benchsuite.predict.prediction import (
     WRONG,
     PredictedUnit,
@@ -37,14 +42,16 @@ from benchsuite.predict.prediction import (
     predict,
     text_spread,
 )
-from benchsuite.predict.probe import Probed
+from benchsuite.predict.probe import Probed, ProbeRun, book_runs
 from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
+from benchsuite.predictions import predictions_main
 from benchsuite.prove.tiny import ask, requests
 from benchsuite.tests.rig import SETTING, SHORT, Make, Run
 from specdec import SamplingParams, SpecdecError, Window
 from specdec.arena import Arena
 from specdec.calibration import Calibration, Point, interpolated
 from specdec.model import ArenaModel
+from specdec.stats import Marks, RowStep, Stats, Step
 
 NAME = "ngram/match/fixed/4"
 
@@ -529,3 +536,183 @@ def test_the_sentence_of_a_row_names_what_would_help_most() -> None:
     assert "plain decoding is faster" in said(StepTrace((Seen(8, 8, 0),) * 9), 0.01)
     assert "a draft half as expensive would give" in said(StepTrace((Seen(4, 4, 4),) * 9), 0.25)
     assert "breaks even with" in said(StepTrace((Seen(4, 4, 4),) * 9), 0.0)
+
+
+def checked(strategy: str, residual: float, half: float = 0.1, workload: str = "chat") -> CheckedCell:
+    """A cell that was predicted to be 1.5 times plain, within ``half`` on the log scale."""
+    arm = Arm(replace(SETTING, workload=workload), strategy, k=4)
+    said = Prediction(1.5, 1.5 * exp(-half), 1.5 * exp(half), 1.5, 4)
+    return CheckedCell(arm, 0, 1.5 * exp(residual), said)
+
+
+def test_no_interval_depends_on_what_was_measured_of_its_own_strategy() -> None:
+    """A strategy that is three times slower than predicted widens the others' intervals, and its own stays."""
+    others = [checked(draft, 0.02 * place) for place in range(1, 11) for draft in ("a", "b")]
+    fair = interval_factors([*others, checked("c", 0.0)])
+    cheat = interval_factors([*others, checked("c", -1.1)])
+    assert cheat["c/match/fixed"] == fair["c/match/fixed"]
+    assert cheat["a/match/fixed"] > fair["a/match/fixed"]
+
+
+def test_the_factor_is_the_ninetieth_percentile_of_the_others_errors_over_their_intervals() -> None:
+    """Nine other cells, off by 1 to 9 tenths of their intervals: of nine the 0.9 x 10th is the largest."""
+    others = [checked("a", 0.1 * place / 10 * (-1) ** place) for place in range(1, 10)]
+    factors = interval_factors([*others, checked("b", 0.5)])
+    assert factors["b/match/fixed"] == pytest.approx(0.9)
+    assert factors["a/match/fixed"] == 1.0, "a single other cell says nothing"
+    cell = widened([checked("b", 0.5)], factors)[0]
+    assert cell.prediction.half == pytest.approx(0.09)
+    assert cell.prediction.ratio == 1.5
+
+
+def test_intervals_hold_nine_of_ten_cells_where_costs_are_wrong_by_strategy() -> None:
+    """300 runs of nine strategies on six texts, whose costs are wrong by 5 or 15 % where 8 % is assumed."""
+    dice = random.Random(5)
+    for wrong in (0.05, 0.15):
+        held = []
+        for _ in range(300):
+            cells = []
+            for strategy in "abcdefghi":
+                shared = dice.gauss(0, wrong)
+                cells += [checked(strategy, shared + dice.gauss(0, 0.04), 1.645 * WRONG) for _ in range(6)]
+            held += [bool(cell.inside) for cell in widened(cells, interval_factors(cells))]
+        assert 0.87 <= fmean(held) <= 0.93, (wrong, fmean(held))
+
+
+def ran(rows: int, seconds: Sequence[float], name: str = "") -> ProbeRun:
+    """A run of the probe whose steps took these seconds: all of the target's forward."""
+    clock, marks = [0.0], []
+    for step in seconds:
+        marks.append([len(clock) - 1] * 4 + [len(clock)] * 6)
+        clock.append(clock[-1] + step)
+    watch = SimpleNamespace(seconds=lambda a, b: clock[b] - clock[a])
+    stats = Stats(watch)  # type: ignore[arg-type]
+    for mark in marks:
+        stats.steps.append(Step(0, 1, rows, 0, 0, rows, Marks(*mark), (RowStep(0, 0, 0, 1),) * rows))
+        stats.chosen.append(0)
+    return ProbeRun(name, rows, 32, stats)
+
+
+def test_a_machine_that_slows_down_during_the_probe_slows_no_strategy_alone() -> None:
+    """Three strategies of one cost, each between two runs of plain decoding; the machine is twice as slow for the
+    second. Its forwards count as much as the others'."""
+    runs = []
+    for pace, name in ((1.0, "a"), (2.0, "b"), (1.0, "c")):
+        runs += [ran(1, [pace] * 5), ran(1, [1.5 * pace] * 5, name), ran(1, [pace] * 5)]
+    found = Probed()
+    book_runs(found, [*runs, ran(1, [1.0] * 5)])
+    forward = found.forward[Point(1, 32, 1)]
+    assert forward == pytest.approx([1.5] * 15)
+    assert sorted(found.plain[Point(1, 32, 1)]) == [1.0] * 25 + [2.0] * 10, "plain decoding is booked as it was"
+    assert found.noise > 0
+
+
+def unit(gain: float, length: int, steps: Sequence[Seen], replays: bool = False) -> UnitTraces:
+    trace = StepTrace(tuple(steps))
+    return UnitTraces(0, ((length,),), PromptSizes((length,), 60), (trace,), gain, replays)
+
+
+def test_a_slope_over_context_is_found_where_there_is_one_and_not_made_of_differences_between_workloads() -> None:
+    """Texts of two workloads, of which the longer ones of each accept less; and two workloads that differ in both
+    length and acceptance, but not within."""
+    dice = random.Random(2)
+
+    def texts(lengths: Sequence[int], kept: Callable[[int], float]) -> list[UnitTraces]:
+        return [
+            unit(0.0, length, [Seen(4, 4, min(4, max(0, round(kept(length) + dice.gauss(0, 0.3))))) for _ in range(40)])
+            for length in lengths
+        ]
+
+    lengths = range(50, 450, 40)
+    found = context_slope([texts(lengths, lambda length: 4 - length / 100) for _ in range(2)])
+    assert found is not None
+    assert found.low < -0.95 < found.high + 0.1
+    assert found.seen
+    flat = context_slope([texts(range(50, 90, 4), lambda _: 3.0), texts(range(400, 800, 40), lambda _: 1.0)])
+    assert flat is not None
+    assert abs(flat.slope) < 0.1
+    assert context_slope([texts((100, 101, 102), lambda _: 2.0)]) is None, "prompts of one length say nothing"
+
+
+def test_advice_at_hand_names_the_fastest_row_a_better_k_or_plain_and_never_what_replays() -> None:
+    costs = costs_by_formula(slope=0.2)
+    arms = {name: Arm(SETTING, name, k=8) for name in ("slow", "fast", "wide", "oracle")}
+    costs = costs.with_strategies({strategy_of(arm): costs.strategies[NAME] for arm in arms.values()})
+
+    def cell(name: str, measured: float, steps: Sequence[Seen]) -> CheckedCell:
+        said = Prediction(measured, None, None, measured, 2)
+        return CheckedCell(arms[name], 0, measured, said, (unit(0.0, 60, steps, name == "oracle"),))
+
+    slow, fast = cell("slow", 0.8, [Seen(8, 1, 0)] * 9), cell("fast", 1.4, [Seen(8, 1, 1)] * 9)
+    assert [str(one) for one in advice_at_hand([slow], costs)] == ["chat, batch 1: plain decoding"]
+    assert str(advice_at_hand([slow, fast, cell("oracle", 3.0, [Seen(8, 8, 8)])], costs)[0]) == (
+        "chat, batch 1: fast as run, 1.40x"
+    )
+    # Eight proposals a step of which one is kept: a window of two costs 1.2 forwards where one of nine costs 2.6.
+    better = advice_at_hand([fast, cell("wide", 1.0, [Seen(8, 8, 1)] * 9)], costs)[0]
+    assert (better.best is not None and better.best.arm.draft, better.k) == ("wide", 1)
+    assert better.expected > 1.6
+
+
+def test_a_planted_width_changes_the_costs_of_that_width_alone() -> None:
+    costs = costs_by_formula()
+    wrong = wide_off(costs, 5)
+    for width in range(1, 17):
+        factor = 1.2 if width == 5 else 1.0
+        assert wrong.verify(width, 1, 64) == pytest.approx(factor * costs.verify(width, 1, 64))
+    slow = slow_with_context(costs, NAME, 0.5)
+    assert slow.strategies[NAME].draft(1, 16, 16) == pytest.approx(costs.strategies[NAME].draft(1, 16, 16))
+    assert slow.strategies[NAME].draft(1, 512, 16) == pytest.approx(costs.strategies[NAME].draft(1, 512, 16) + 0.5)
+    assert slow.strategies[NAME].draft(1, 512, 0) == costs.strategies[NAME].draft(1, 512, 0), "nothing was proposed"
+
+
+def test_a_grid_chooses_its_fastest_cell_and_says_what_goodput_misses() -> None:
+    arms = {k: Arm(SETTING, "a", "match", "fixed", k) for k in (1, 2)}
+    other, adapts = Arm(SETTING, "b", "match", "fixed", 1), Arm(SETTING, "a", "match", "goodput", 8)
+    gains = {arms[1]: [log(1.2)] * 2, arms[2]: [log(1.1), log(1.4)], other: [log(2.0)], adapts: [log(1.0)]}
+    grid = Grid(gains, 9.0)
+    assert grid.best(SETTING) == other
+    [found] = regrets(grid)
+    assert (found.arm, found.best_k) == (adapts, 2)
+    assert found.regret == pytest.approx(1 - 1 / (1.1 * 1.4) ** 0.5)
+    assert median_regret([found]) == found.regret
+    slow = Grid({arm: [log(0.9)] for arm in gains}, 9.0)
+    assert slow.best(SETTING).plain, "where every cell is slower, plain decoding is the fastest"
+    assert regrets(slow)[0].regret == pytest.approx(0.1)
+
+
+@pytest.mark.slow
+def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_command(run: Run, tmp_path: Path) -> None:
+    done = run(
+        *("-m", "benchsuite.predictions", "--target", "tiny", "--prompts", "2", "--max-new-tokens", "8"),
+        *("--workload", "chat", "--batch", "1,2", "--drafts", "ngram", "--results", "out", "--arms"),
+        "ngram/match/fixed/4, garbage/match/fixed/8",
+        SPECDEC_CACHE=str(tmp_path / "cache"),
+    )
+    assert done.returncode == 0, done.stderr
+    [folder] = (tmp_path / "out").iterdir()
+    assert (folder / "predictions.md").read_text() in done.stdout
+    for words in ("v(9) off", "slow draft", "12 cells a text", "run again", "goodput beside the best fixed K"):
+        assert words in done.stdout
+    found = json.loads((folder / "grid.json").read_text())
+    assert {(one["batch"], one["workload"]) for one in found["choices"]} == {(1, "chat"), (2, "chat")}
+    assert all(one["share"] <= 1 for one in found["choices"])
+    assert len(json.loads((folder / "predictions.json").read_text())["cells"]) == 4
+    assert "<svg" in (folder / "predictions.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--parts", "row"), "--parts is 'row'; expected rows, grid, or both"),
+        (("--drafts", "ngrm"), "--drafts is 'ngrm'; expected some of ngram, suffix"),
+        (("--batch", "one"), "--batch is 'one'; expected whole numbers from 1"),
+        (("--arms", "ngrm/match"), "ngram"),
+    ],
+)
+def test_predictions_that_cannot_be_made_are_refused(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = () if "--parts" in arguments else ("--parts", "rows" if "--arms" in arguments else "grid")
+    assert predictions_main(["--target", "tiny", *parts, *arguments]) == 2
+    assert said in capsys.readouterr().err
