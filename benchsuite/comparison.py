@@ -337,11 +337,7 @@ class ComparisonPlugin:
         if self.measured is not None and self.measured.rows:
             from benchsuite.report import terminal
 
-            terminal.show(terminalreporter, self.measured, self._keeper.outcome)
-        if self._predicted:
-            terminalreporter.section("predicted and measured", sep="=")
-            for line in self._predicted:
-                terminalreporter.write_line(line)
+            terminal.show(terminalreporter, self.measured, self._keeper.outcome, self._predicted)
 
 
 def _marks(arm: Arm) -> list[pytest.MarkDecorator]:

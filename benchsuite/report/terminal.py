@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchsuite.measure.measured import Measured
@@ -9,8 +10,9 @@ from benchsuite.report import tables
 from benchsuite.report.answer import answers
 
 
-def show(reporter: Any, measured: Measured, outcome: str) -> None:
-    """Write all results to pytest's terminal reporter, with ``outcome`` as the last line."""
+def show(reporter: Any, measured: Measured, outcome: str, predicted: Sequence[str] = ()) -> None:
+    """Write all results to pytest's terminal reporter: the tables, the lines of the predictions, and at the end the
+    answer and ``outcome``."""
     for group in measured.pooled():
         rows = measured.rows_of(group[0].arm.setting)
         reporter.section(f"speculative decoding: {tables.section_title(group[0])}", sep="=")
@@ -30,6 +32,10 @@ def show(reporter: Any, measured: Measured, outcome: str) -> None:
             *tables.notes(group, rows),
         ]
         for line in lines:
+            reporter.write_line(line)
+    if predicted:
+        reporter.section("predicted and measured", sep="=")
+        for line in (*predicted, ""):
             reporter.write_line(line)
     for line in (
         *tables.weights_table(measured.weights),
