@@ -88,7 +88,7 @@ def interval_factors(cells: Sequence[CheckedCell]) -> dict[str, float]:
     return found
 
 
-def widened(cells: Sequence[CheckedCell], factors: Mapping[str, float]) -> list[CheckedCell]:
+def with_factors(cells: Sequence[CheckedCell], factors: Mapping[str, float]) -> list[CheckedCell]:
     """Return the cells with their intervals multiplied (on the log scale) by the factors of their strategies."""
     return [replace(cell, prediction=cell.prediction.widened(factors[strategy_of(cell.arm)])) for cell in cells]
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.session import Bench, Stage
-from benchsuite.predict.checked import Accuracy, CheckedCell, check_cells, interval_factors, widened
+from benchsuite.predict.checked import Accuracy, CheckedCell, check_cells, interval_factors, with_factors
 from benchsuite.predict.costs import Costs, costs_identity, costs_path, strategy_of
 from benchsuite.predict.prediction import WRONG, Prediction
 from benchsuite.predict.probe import TOKENS, measure_costs
@@ -46,11 +46,11 @@ class Forecasts:
         groups: dict[Arm, list[CheckedCell]] = defaultdict(list)
         for cell in found:
             groups[replace(cell.arm, setting=cell.arm.setting.without_workload)].append(cell)
-        arms = widened([_pooled(arm, mine) for arm, mine in groups.items()], factors)
+        arms = with_factors([_pooled(arm, mine) for arm, mine in groups.items()], factors)
         return Forecasts(
             costs,
-            widened(found, factors),
-            widened(halves, interval_factors(halves)),
+            with_factors(found, factors),
+            with_factors(halves, interval_factors(halves)),
             {cell.arm: cell for cell in arms},
             said,
         )

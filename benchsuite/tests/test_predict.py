@@ -23,7 +23,7 @@ from benchsuite.measure.runners import EngineRunner
 from benchsuite.predict.advisor import OWN, SHARED, Belief, Candidate
 from benchsuite.predict.at_hand import advice_at_hand
 from benchsuite.predict.breakeven import ACCEPTANCES, MEASURED, break_even_map
-from benchsuite.predict.checked import CheckedCell, UnitTraces, interval_factors, widened
+from benchsuite.predict.checked import CheckedCell, UnitTraces, interval_factors, with_factors
 from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.grid import Grid, median_regret, regrets
@@ -538,7 +538,7 @@ def test_the_sentence_of_a_row_names_what_would_help_most() -> None:
     assert "breaks even with" in said(StepTrace((Seen(4, 4, 4),) * 9), 0.0)
 
 
-def checked(strategy: str, residual: float, half: float = 0.1, workload: str = "chat") -> CheckedCell:
+def checked_cell(strategy: str, residual: float, half: float = 0.1, workload: str = "chat") -> CheckedCell:
     """A cell that was predicted to be 1.5 times plain, within ``half`` on the log scale."""
     arm = Arm(replace(SETTING, workload=workload), strategy, k=4)
     said = Prediction(1.5, 1.5 * exp(-half), 1.5 * exp(half), 1.5, 4)
@@ -547,20 +547,20 @@ def checked(strategy: str, residual: float, half: float = 0.1, workload: str = "
 
 def test_no_interval_depends_on_what_was_measured_of_its_own_strategy() -> None:
     """A strategy that is three times slower than predicted widens the others' intervals, and its own stays."""
-    others = [checked(draft, 0.02 * place) for place in range(1, 11) for draft in ("a", "b")]
-    fair = interval_factors([*others, checked("c", 0.0)])
-    cheat = interval_factors([*others, checked("c", -1.1)])
+    others = [checked_cell(draft, 0.02 * place) for place in range(1, 11) for draft in ("a", "b")]
+    fair = interval_factors([*others, checked_cell("c", 0.0)])
+    cheat = interval_factors([*others, checked_cell("c", -1.1)])
     assert cheat["c/match/fixed"] == fair["c/match/fixed"]
     assert cheat["a/match/fixed"] > fair["a/match/fixed"]
 
 
 def test_the_factor_is_the_ninetieth_percentile_of_the_others_errors_over_their_intervals() -> None:
     """Nine other cells, off by 1 to 9 tenths of their intervals: of nine the 0.9 x 10th is the largest."""
-    others = [checked("a", 0.1 * place / 10 * (-1) ** place) for place in range(1, 10)]
-    factors = interval_factors([*others, checked("b", 0.5)])
+    others = [checked_cell("a", 0.1 * place / 10 * (-1) ** place) for place in range(1, 10)]
+    factors = interval_factors([*others, checked_cell("b", 0.5)])
     assert factors["b/match/fixed"] == pytest.approx(0.9)
     assert factors["a/match/fixed"] == 1.0, "a single other cell says nothing"
-    cell = widened([checked("b", 0.5)], factors)[0]
+    cell = with_factors([checked_cell("b", 0.5)], factors)[0]
     assert cell.prediction.half == pytest.approx(0.09)
     assert cell.prediction.ratio == 1.5
 
@@ -574,8 +574,8 @@ def test_intervals_hold_nine_of_ten_cells_where_costs_are_wrong_by_strategy() ->
             cells = []
             for strategy in "abcdefghi":
                 shared = dice.gauss(0, wrong)
-                cells += [checked(strategy, shared + dice.gauss(0, 0.04), 1.645 * WRONG) for _ in range(6)]
-            held += [bool(cell.inside) for cell in widened(cells, interval_factors(cells))]
+                cells += [checked_cell(strategy, shared + dice.gauss(0, 0.04), 1.645 * WRONG) for _ in range(6)]
+            held += [bool(cell.inside) for cell in with_factors(cells, interval_factors(cells))]
         assert 0.87 <= fmean(held) <= 0.93, (wrong, fmean(held))
 
 

@@ -162,6 +162,19 @@ def test_the_page_is_alone_small_and_names_are_whole(reported: Bench) -> None:
     assert json.loads(files["benchmark.json"])["rows"]
 
 
+def test_a_runs_predictions_stand_in_its_report_and_beside_it(reported: Bench) -> None:
+    row = {"label": "suffix <1>", "workload": "chat", "batch": 1, "measured": 1.5, "predicted": 1.25, "low": 1.0}
+    row |= {"high": 1.6, "lever": "a window of 5 costs 1.40 forwards"}
+    content = json.dumps({"said": ["1 cell"], "advice": ["chat: plain decoding"], "cells": [row], "arms": [row]})
+    files = comparison_files(reported, more={"prediction.json": content, "prediction.txt": "lines"})
+    assert files["prediction.json"] == content
+    html = files["report.html"]
+    for words in ("Predicted and measured", "suffix &lt;1&gt;", "+20.0 %", "1.00 to 1.60", "chat: plain decoding"):
+        assert words in html
+    assert "suffix &lt;1&gt;, chat, batch 1: 1.50x, predicted 1.25x" in html, "the point says what it is"
+    assert "Predicted and measured" not in comparison_files(reported)["report.html"]
+
+
 def test_the_heat_maps_colour_follows_the_number_and_its_text_stands_without_it(reported: Bench) -> None:
     html = page(reported, {}, [])
     cells = re.findall(r'<td data-head="[^"]*" class="h(\d)" title="([^"]*)">([\d.]+)x( [~!])?</td>', html)
