@@ -56,9 +56,6 @@ ROWS = (
 TENTH = 0.1
 """The advisor's share of the time that the grid took."""
 
-PASSES = {4: 2}
-"""Passes over the units of the grid, by batch: batches of four make few units of the suite's prompts."""
-
 
 def predictions_main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code (2 for a SpecdecError, whose text goes to standard error)."""
@@ -189,7 +186,7 @@ def _grid(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     choices, found, spent, whole = list[Choice](), list[Regret](), 0.0, 0.0
     for workload in workloads:
         _tell(f"grid of {workload}")
-        grid = measure_grid(bench, [arm for arm in arms if arm.setting.workload == workload], PASSES)
+        grid = measure_grid(bench, [arm for arm in arms if arm.setting.workload == workload])
         budget = TENTH * grid.seconds - probed / len(workloads)
         _tell(f"{grid.seconds:.0f} s; the advisor has {budget:.0f} s beside its share of the probe")
         advisor = Advisor(bench, [arm for arm in fixed if arm.setting.workload == workload], budget)

@@ -90,8 +90,8 @@ def grid_arms(settings: Sequence[Setting], drafts: Mapping[str, str]) -> list[Ar
     ]
 
 
-def measure_grid(bench: Bench, arms: Sequence[Arm], passes: Mapping[int, int]) -> Grid:
-    """Measure each arm on every unit of its setting, ``passes`` times by batch, all in turn with plain decoding."""
+def measure_grid(bench: Bench, arms: Sequence[Arm]) -> Grid:
+    """Measure each arm once on every unit of its setting, all in turn with plain decoding."""
     stages, dice = dict(bench.stages()), random.Random(1)
     gains: dict[Arm, list[float]] = defaultdict(list)
     seconds = 0.0
@@ -100,7 +100,7 @@ def measure_grid(bench: Bench, arms: Sequence[Arm], passes: Mapping[int, int]) -
         first = units[0].requests[0]
         short = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
         run_in_turn(stages, [plain, *mine], [short], dice)
-        for unit in units * passes.get(setting.batch, 1):
+        for unit in units:
             began = time.perf_counter()
             ran = run_in_turn(stages, [plain, *mine], unit.requests, dice)
             adapting = sum(outcome.wall_s for arm, outcome in ran.items() if arm.controller != "fixed")
@@ -111,8 +111,12 @@ def measure_grid(bench: Bench, arms: Sequence[Arm], passes: Mapping[int, int]) -
     return Grid(gains, seconds)
 
 
-def choice(bench: Bench, grid: Grid, advice: Advice, passes: int = 2) -> Choice:
-    """Set an advice beside the grid, and run the two strategies in turn, ``passes`` times on every unit."""
+AGAIN = 12
+"""Units, at least, on which the fastest cell and the choice are run again."""
+
+
+def choice(bench: Bench, grid: Grid, advice: Advice) -> Choice:
+    """Set an advice beside the grid, and run the two strategies in turn once more, on ``AGAIN`` units or more."""
     setting = advice.best.setting
     best = grid.best(setting)
     # By what is known so far, the advice is to decode without a draft.
@@ -120,7 +124,8 @@ def choice(bench: Bench, grid: Grid, advice: Advice, passes: int = 2) -> Choice:
     stages, dice = dict(bench.stages()), random.Random(2)
     logs = []
     if chosen != best:
-        for unit in bench.units(setting) * passes:
+        units = bench.units(setting)
+        for unit in units * -(-AGAIN // len(units)):
             ran = run_in_turn(stages, [best, chosen], unit.requests, dice)
             if ran[best].decoded and ran[chosen].decoded:
                 logs.append(log(ran[best].seconds_per_token / ran[chosen].seconds_per_token))

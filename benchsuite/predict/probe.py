@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from math import log
 from statistics import fmean, median, stdev
 
 from benchsuite.predict.costs import Costs, DraftCosts
+from benchsuite.predict.turns import Turn, step_in_turn
 from specdec.assembly import Assembly
 from specdec.calibration import Point
 from specdec.engine import Engine
@@ -18,11 +20,11 @@ from specdec.interfaces import Controller
 from specdec.request import Request, SamplingParams
 from specdec.stats import Stats
 
-TOKENS, PLAIN_TOKENS = 24, 10
-"""Tokens of each row that a strategy, or plain decoding, decodes in a run of the probe."""
+TOKENS = 16
+"""Tokens of each row that plain decoding and each strategy decode in a run of the probe."""
 
 TURNS = 2
-"""Runs of each strategy, rows and context, one in each pass over them all."""
+"""Runs with each number of rows and each context."""
 
 WARM_UP = 3
 """Tokens that each engine decodes before."""
@@ -32,9 +34,6 @@ KS_PROBED = (0, 1, 2, 3, 4, 6, 8, 12, 15)
 
 WIDTHS_PROBED = (1, 2, 3, 5, 9, 16)
 """Slots of the windows whose forwards are measured alone, up to the widest that is needed."""
-
-FEWEST_PLAIN = 3
-"""Runs of plain decoding at each number of rows and context, at least."""
 
 FEWEST_STEPS = 3
 """Steps of one width from which their forwards in runs are taken, and not those measured alone."""
@@ -76,28 +75,26 @@ class Probed:
         self.admit: dict[tuple[str, int], list[float]] = defaultdict(list)
         self.release: dict[str, list[float]] = defaultdict(list)
 
-    def book(self, name: str, engine: Engine, rows: int, length: int, pace: float = 1.0) -> None:
+    def book(self, name: str, engine: Engine, rows: int, length: int) -> None:
         """Take the last run of an engine; ``name`` is empty for plain decoding. Steps in which some rows have ended
-        are left out. ``pace``: how slow the machine was meanwhile, beside how slow it was over the probe."""
-        self.take(name, engine.stats, engine.draft is not None and engine.draft.branches, rows, length, pace)
-
-    def take(self, name: str, stats: Stats, branches: bool, rows: int, length: int, pace: float) -> None:
-        """As ``book``, of a run that has ended; ``branches``: its draft proposes trees."""
+        are left out."""
+        stats = engine.stats
         chosen = stats.chosen or [0] * len(stats.steps)
         for asked, step in zip(chosen, stats.steps, strict=True):
             if step.rows != rows:
                 continue
             times = stats.times(step)
             if not name:
-                self.plain[Point(rows, length, 1)].append((times.target + times.rest) / pace)
+                self.plain[Point(rows, length, 1)].append(times.target + times.rest)
                 continue
-            forward = self.trees[name] if branches and step.width > 1 else self.forward
-            forward[Point(rows, length, step.width)].append(times.target / pace)
-            self.steps[name, rows, length, step.k if asked else -1].append(times.draft / pace)
-            self.rest[name, rows, int(asked > 0)].append(times.rest / pace)
+            branched = engine.draft is not None and engine.draft.branches and step.width > 1
+            forward = self.trees[name] if branched else self.forward
+            forward[Point(rows, length, step.width)].append(times.target)
+            self.steps[name, rows, length, step.k if asked else -1].append(times.draft)
+            self.rest[name, rows, int(asked > 0)].append(times.rest)
         if name:
-            self.admit[name, length].append(stats.called("admit", "prefilled") / rows / pace)
-            self.release[name].append(stats.called("release", "move") / rows / pace)
+            self.admit[name, length].append(stats.called("admit", "prefilled") / rows)
+            self.release[name].append(stats.called("release", "move") / rows)
 
     def strategy(self, name: str) -> DraftCosts:
         """The costs of one strategy: medians."""
@@ -127,9 +124,8 @@ def measure_costs(
 
     ``assemblies`` and ``engines``, of each strategy by its name, are given for each number of rows; ``params`` are
     those of the requests that are to be predicted. Of what ``known`` has, nothing is measured again, and its age stays.
-    All runs alternate in random order with a fixed seed, each with a run of plain decoding before it and after it. All
-    of a run's seconds are divided by the pace of these two: theirs over the median of all runs of plain decoding with
-    the same rows and context. So a machine that slows down for some seconds slows nothing alone.
+    With each number of rows and each context plain decoding and all strategies run at once, step by step
+    (``step_in_turn``), so that a machine that is slower for a second slows nothing alone.
     In place: the engines' drafts and controllers forget.
     """
     missing = {
@@ -164,23 +160,6 @@ def measure_costs(
     return costs.with_strategies({name: found.strategy(name) for name in names})
 
 
-@dataclass(frozen=True)
-class ProbeRun:
-    """A run of the probe that has ended: which, its statistics, and whether its draft proposes trees."""
-
-    name: str
-    rows: int
-    length: int
-    stats: Stats
-    branches: bool = False
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a mean step."""
-        times = [self.stats.times(step) for step in self.stats.steps]
-        return fmean(one.booked + one.host for one in times)
-
-
 def _runs(
     assemblies: Mapping[int, Assembly],
     engines: Mapping[int, Mapping[str, Engine]],
@@ -189,58 +168,43 @@ def _runs(
     params: SamplingParams,
 ) -> Probed:
     found, dice = Probed(), random.Random(0)
-    plain = {rows: assembly.engine(None, k=0, max_rows=rows) for rows, assembly in assemblies.items()}
-    kinds = [
-        (name, engine, rows, length)
-        for rows in assemblies
-        for name, engine in engines[rows].items()
-        for length in lengths
-    ]
-    for rows, engine in (*plain.items(), *((rows, engine) for _, engine, rows, _ in kinds[:: len(lengths)])):
-        engine.run(_requests(texts, rows, lengths[0], 0, params, WARM_UP))
-    between = [(rows, length) for rows in plain for length in lengths]
-    runs: list[ProbeRun] = []
-
-    def decode_plainly() -> None:
-        turn = sum(not run.name for run in runs)
-        rows, length = between[turn % len(between)]
-        done = plain[rows].run(_requests(texts, rows, length, turn, params, PLAIN_TOKENS))
-        found.prefill[length] += [one.prefill_s for one in done]
-        runs.append(ProbeRun("", rows, length, plain[rows].stats))
-
-    for turn in range(TURNS):
-        for name, engine, rows, length in dice.sample(kinds, len(kinds)):
-            decode_plainly()
-            own = engine.controller
-            engine.controller = Cycling(own, [k for k in KS_PROBED if k <= own.max_k], turn)
-            try:
-                engine.run(_requests(texts, rows, length, turn, params, TOKENS))
-            finally:
-                engine.controller = own
-                own.forget()
-                if engine.draft:
-                    engine.draft.forget()
-            branches = engine.draft is not None and engine.draft.branches
-            runs.append(ProbeRun(name, rows, length, engine.stats, branches))
-    decode_plainly()
-    while sum(not run.name for run in runs) < FEWEST_PLAIN * len(between):
-        decode_plainly()
-    book_runs(found, runs)
+    of_rows = {
+        rows: {"": assembly.engine(None, k=0, max_rows=rows), **engines[rows]} for rows, assembly in assemblies.items()
+    }
+    for rows, mine in of_rows.items():
+        for engine in mine.values():
+            engine.run(_requests(texts, rows, lengths[0], 0, params, WARM_UP))
+    kinds = [(rows, length) for rows in of_rows for length in lengths]
+    means: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for number in range(TURNS):
+        for rows, length in dice.sample(kinds, len(kinds)):
+            requests = _requests(texts, rows, length, number, params, TOKENS)
+            turns = {name: Turn(engine, requests) for name, engine in of_rows[rows].items()}
+            with _cycling([engine for name, engine in of_rows[rows].items() if name], number):
+                step_in_turn([*turns.values()], dice)
+            for name, turn in turns.items():
+                found.book(name, turn.engine, rows, length)
+            outcome = turns[""].outcome()
+            found.prefill[length].append(turns[""].begun_s / rows)
+            means[rows, length].append(outcome.seconds_per_token)
+    found.noise = fmean([stdev(map(log, values)) for values in means.values()])
     return found
 
 
-def book_runs(found: Probed, runs: Sequence[ProbeRun]) -> None:
-    """Book runs, each at the pace of plain decoding before and after it; plain decoding as it was."""
-    every: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for run in runs:
-        if not run.name:
-            every[run.rows, run.length].append(run.step_s)
-    usual = {kind: median(values) for kind, values in every.items()}
-    paces = [None if run.name else run.step_s / usual[run.rows, run.length] for run in runs]
-    for place, run in enumerate(runs):
-        near = [pace for pace in paces[max(0, place - 1) : place + 2] if pace is not None]
-        found.take(run.name, run.stats, run.branches, run.rows, run.length, fmean(near) if run.name else 1.0)
-    found.noise = stdev(log(pace) for pace in paces if pace is not None)
+@contextmanager
+def _cycling(engines: Sequence[Engine], seed: int) -> Iterator[None]:
+    """Engines whose controllers are ``Cycling`` meanwhile; they and their drafts have forgotten it afterwards."""
+    own = [engine.controller for engine in engines]
+    for engine, controller in zip(engines, own, strict=True):
+        engine.controller = Cycling(controller, [k for k in KS_PROBED if k <= controller.max_k], seed)
+    try:
+        yield
+    finally:
+        for engine, controller in zip(engines, own, strict=True):
+            engine.controller = controller
+            controller.forget()
+            if engine.draft:
+                engine.draft.forget()
 
 
 def _requests(

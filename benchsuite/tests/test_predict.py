@@ -14,6 +14,7 @@ from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -42,16 +43,16 @@ from benchsuite.predict.prediction import (
     predict,
     text_spread,
 )
-from benchsuite.predict.probe import Probed, ProbeRun, book_runs
+from benchsuite.predict.probe import Probed
 from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
+from benchsuite.predict.turns import Turn, step_in_turn
 from benchsuite.predictions import predictions_main
 from benchsuite.prove.tiny import ask, requests
 from benchsuite.tests.rig import SETTING, SHORT, Make, Run
-from specdec import SamplingParams, SpecdecError, Window
+from specdec import Request, SamplingParams, SpecdecError, Window
 from specdec.arena import Arena
 from specdec.calibration import Calibration, Point, interpolated
 from specdec.model import ArenaModel
-from specdec.stats import Marks, RowStep, Stats, Step
 
 NAME = "ngram/match/fixed/4"
 
@@ -579,32 +580,49 @@ def test_intervals_hold_nine_of_ten_cells_where_costs_are_wrong_by_strategy() ->
         assert 0.87 <= fmean(held) <= 0.93, (wrong, fmean(held))
 
 
-def ran(rows: int, seconds: Sequence[float], name: str = "") -> ProbeRun:
-    """A run of the probe whose steps took these seconds: all of the target's forward."""
-    clock, marks = [0.0], []
-    for step in seconds:
-        marks.append([len(clock) - 1] * 4 + [len(clock)] * 6)
-        clock.append(clock[-1] + step)
-    watch = SimpleNamespace(seconds=lambda a, b: clock[b] - clock[a])
-    stats = Stats(watch)  # type: ignore[arg-type]
-    for mark in marks:
-        stats.steps.append(Step(0, 1, rows, 0, 0, rows, Marks(*mark), (RowStep(0, 0, 0, 1),) * rows))
-        stats.chosen.append(0)
-    return ProbeRun(name, rows, 32, stats)
+class Stepping:
+    """An engine whose steps emit ``tokens`` of a row and take ``own`` times what the machine takes now."""
+
+    def __init__(self, machine: Machine, tokens: int, own: float) -> None:
+        self.machine, self.tokens, self.own = machine, tokens, own
+        self.target = SimpleNamespace(device=torch.device("cpu"))
+        self.rows, self.stats = SimpleNamespace(live=[]), SimpleNamespace(counts={"num_emitted_tokens": 0})
+
+    def run(self, asked: Sequence[object]) -> None:
+        assert not asked
+        self.stats.counts["num_emitted_tokens"] = 0
+
+    def submit(self, asked: Sequence[Request]) -> None:
+        self.rows.live = [*asked]
+
+    def step(self) -> None:
+        self.machine.work(self.own)
+        self.stats.counts["num_emitted_tokens"] += self.tokens
+        if self.stats.counts["num_emitted_tokens"] >= self.rows.live[0].params.max_new_tokens:
+            self.rows.live = []
 
 
-def test_a_machine_that_slows_down_during_the_probe_slows_no_strategy_alone() -> None:
-    """Three strategies of one cost, each between two runs of plain decoding; the machine is twice as slow for the
-    second. Its forwards count as much as the others'."""
-    runs = []
-    for pace, name in ((1.0, "a"), (2.0, "b"), (1.0, "c")):
-        runs += [ran(1, [pace] * 5), ran(1, [1.5 * pace] * 5, name), ran(1, [pace] * 5)]
-    found = Probed()
-    book_runs(found, [*runs, ran(1, [1.0] * 5)])
-    forward = found.forward[Point(1, 32, 1)]
-    assert forward == pytest.approx([1.5] * 15)
-    assert sorted(found.plain[Point(1, 32, 1)]) == [1.0] * 25 + [2.0] * 10, "plain decoding is booked as it was"
-    assert found.noise > 0
+class Machine:
+    """A machine that is three times slower in every other minute, and its clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds * (3.0 if int(self.now / 60) % 2 else 1.0)
+
+
+def test_a_machine_that_is_slower_for_a_while_is_slower_for_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three arms, of which one emits four tokens a step at 1.5 times the cost: their seconds are 1 : 1 : 0.375, though
+    the machine is three times slower half of the time. Run by run they would be what their spans made of them."""
+    machine = Machine()
+    monkeypatch.setattr("benchsuite.predict.turns.time.perf_counter", lambda: machine.now)
+    asked = [Request(0, (1,), SamplingParams(max_new_tokens=2000))]
+    arms = [Turn(Stepping(machine, *kind), asked) for kind in ((1, 1.0), (1, 1.0), (4, 1.5))]  # type: ignore[arg-type]
+    step_in_turn(arms, random.Random(0))
+    plain, again, fast = (turn.decode_s for turn in arms)
+    assert plain / again == pytest.approx(1.0, abs=0.05)
+    assert plain / fast == pytest.approx(4 / 1.5, rel=0.05)
 
 
 def unit(gain: float, length: int, steps: Sequence[Seen], replays: bool = False) -> UnitTraces:
