@@ -506,5 +506,30 @@ CASES = [
 ]
 """Empty, single, maximal, strided, ragged and ring-wrapped inputs of every op."""
 
+AROUND_VECTORS = (3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)
+"""One less than whole vectors of 4, 8 and 16 floats, whole ones, and one more."""
+
+AROUND_SUMS = (255, 256, 257, 511, 512, 513, 1023, 1024, 1025)
+"""The same around 64 vectors, whose sum ``process`` adds up as one."""
+
+TAILS = [
+    *(Case("linear", f"tail-{kind}-{n}", _linear(3, n, n + 1, kind)) for kind in KINDS[:3] for n in AROUND_VECTORS),
+    *(Case("linear", f"tail-int4-{n}", _linear(3, n, 64, "int4", bias=True)) for n in AROUND_VECTORS),
+    *(Case("linear", f"tail-wide-{n}", _linear(2, n, 7, bias=True, wide=True)) for n in AROUND_VECTORS),
+    *(Case("rms_norm", f"tail-{n}", _norm(2, n, offset=1.0)) for n in AROUND_VECTORS),
+    *(Case("rotary", f"tail-{n}", _rotary(1, 2, 2 * n)) for n in AROUND_VECTORS),
+    *(Case("silu_mul", f"tail-{n}", _silu(12_288 // n + 1, n)) for n in AROUND_VECTORS),
+    # A ring of a span and 255 cells has one cell less than whole vectors.
+    *(Case("tree_attention", f"tail-{n}", _attention(1, w, n, 16)) for n in (*AROUND_VECTORS, 271) for w in (1, 5)),
+    *(Case("tree_attention", f"tail-head-{n}", _attention(1, 2, 18, n, softcap=3.0)) for n in AROUND_VECTORS),
+    *(Case("process", f"tail-{n}", _process(6, 2, n, EVERY), ONE) for n in AROUND_VECTORS[3:]),
+    *(Case("process", f"tail-cold-{n}", _process(1, 2, n, COLD), ONE) for n in AROUND_VECTORS),
+    *(Case("process", f"tail-top-p-{n}", _process(1, 2, n, {**WARM, "top_p": (0.6,)}), ONE) for n in AROUND_SUMS),
+    *(Case("sample", f"tail-{n}", _sample(2, 2, n), ONE) for n in AROUND_VECTORS),
+    *(Case("sample", f"tail-argmax-{n}", _sample(2, 2, n, noise=False), ONE) for n in AROUND_VECTORS),
+    *(Case("rejection_sample", f"tail-{n}", _rejection(2, 3, n, "near"), ONE) for n in AROUND_VECTORS),
+]
+"""For each op with vectors in C++, sizes at which the last vector is nearly full, full, and nearly empty."""
+
 FLOAT16_CASES = [replace(case, dtypes=(torch.float16,)) for case in CASES if case.dtypes == FLOATS]
 """The cases of ops on floats once more, in the dtype that kernels on a GPU take besides, and those on a CPU do not."""

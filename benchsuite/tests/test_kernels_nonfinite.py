@@ -1,4 +1,4 @@
-"""Rows of logits or of q with NaN or infinity: tokens stay in the vocabulary, and other rows get what they get alone."""
+"""Rows of logits or of q with NaN or infinity: tokens stay in the vocabulary, other rows get what they get alone."""
 
 from __future__ import annotations
 
