@@ -5,6 +5,7 @@
 # make predictions   predictions beside what was measured, the advisor beside an exhaustive grid: most of an hour
 # make gpu-day    everything that waits for a GPU, in nine minutes and one folder
 # make lint       ruff and mypy
+# make sanitize   the C++ under AddressSanitizer and UndefinedBehaviorSanitizer; it must find what it plants itself
 # make docs       run the commands of README.md and put what they print into it
 # make pictures   draw the newest report of make bench in headless Chromium, for docs/walk-through.md
 # make gate REV=HEAD~1   is this checkout slower than a revision? at most a quarter of an hour
@@ -34,7 +35,7 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-.PHONY: demo bench bench-all predictions test lint docs pictures gate gate-validate gpu-day clean
+.PHONY: demo bench bench-all predictions test lint docs pictures gate gate-validate gpu-day sanitize clean
 
 demo bench bench-all docs predictions: export HF_HUB_OFFLINE = 1
 demo: $(READY)
@@ -75,6 +76,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+sanitize: $(READY)
+	$(BIN)/python -m benchsuite.kernelbench.sanitized $(ARGS)
 
 docs: $(READY)
 	$(BIN)/python docs/paste.py README.md docs/measuring.md

@@ -4,7 +4,8 @@ Coins and draws are the ops ``accept`` and ``sample``, so a backend that takes e
 distributions. Sums over the vocabulary are formed in float64, so that a kernel's order of addition decides nothing; on
 MPS, which has no float64 and where no other kernel runs them, in the dtype of p.
 
-p is the target's ``distribution`` float32 (or float64) [B, W, V], q is ``window.q``; keys are int64 [B, W].
+p is the target's ``distribution`` float32 (or float64) [B, W, V], q is ``window.q``; keys are int64 [B, W]. A number of
+q that is not finite counts as 0 (``finite``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def block_verdict(
         if window.q is None:
             q = torch.zeros_like(p).scatter(1, window.tokens.gather(1, following + 1), 1.0)
         else:
-            q = window.q.gather(1, following[:, :, None].expand(-1, 1, distribution.shape[2]))[:, 0].to(p.dtype)
+            q = window.q.gather(1, following[:, :, None].expand(-1, 1, distribution.shape[2]))[:, 0]
+            q = finite(q).to(p.dtype)
         residual = (kept.gather(1, at) * p - q).clamp(min=0)
         usable = rejected & (residual > 0).any(dim=1)
         p = torch.where(usable[:, None], residual, p)
@@ -70,7 +72,7 @@ def stopping(distribution: Tensor, window: Window, kept: Tensor) -> Tensor:
         p = distribution[:, :-1].gather(2, window.tokens[:, 1:, None])[:, :, 0]
         left = kept[:, :-1] * (1 - p)  # r p(x) - 1 is never positive at the certain token itself
     else:
-        over = (kept[:, :-1, None] * distribution[:, :-1] - window.q).clamp(min=0)
+        over = (kept[:, :-1, None] * distribution[:, :-1] - finite(window.q)).clamp(min=0)
         left = _mass(over)[:, :, 0]
     below = left + 1 - kept[:, :-1]
     # 0 / 0: here q equals p, and the next slot decides.
@@ -114,6 +116,18 @@ def tree_verdict(
     return Verdict(window.path_to(at), window.depth.gather(1, at[:, None])[:, 0], drawn)
 
 
+def finite(q: Tensor) -> Tensor:
+    """q [..., V] with 0 for every number that is NaN or infinite; a new tensor.
+
+    Such a token is never accepted, and the residual keeps all of its p. This leaves the output distribution intact:
+    taken together, these tokens are one more proposal, which the target never gives (docs/proof.md). A row of q without
+    a finite number is therefore a proposal that is rejected, after which the token is drawn from p itself. vllm#41834.
+
+    Example: ``finite(torch.tensor([0.5, float("nan")]))`` is ``[0.5, 0.0]``
+    """
+    return q.nan_to_num(0.0, 0.0, 0.0)
+
+
 def _mass(rest: Tensor) -> Tensor:
     """The sum over the last axis, which stays as one of size 1."""
     wide = rest.dtype if rest.device.type == "mps" else torch.float64
@@ -122,5 +136,5 @@ def _mass(rest: Tensor) -> Tensor:
 
 def _drawn_from(window: Window, slot: int, like: Tensor) -> Tensor:
     if window.q is not None:
-        return window.q[:, slot - 1].to(like.dtype)
+        return finite(window.q[:, slot - 1]).to(like.dtype)
     return torch.zeros_like(like).scatter_(1, window.tokens[:, slot, None], 1.0)

@@ -205,6 +205,51 @@ def _emit(rows: int, width: int, tree: bool = False, cut: bool = False) -> Make:
     return make
 
 
+def _tied(rows: int, width: int, vocabulary: int, top: float, noise: bool = False) -> Make:
+    """Each slot has its largest logit at three places; 2**30 rounds noise away, so that they tie with noise too."""
+
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        logits = _random(g, dtype, rows, width, vocabulary)
+        places = torch.rand(logits.shape, generator=g).topk(min(3, vocabulary), dim=-1).indices
+        return logits.scatter_(2, places, top), _keys(g, rows, width) if noise else None
+
+    return make
+
+
+EQUAL_NOISE = 606737, (18, 59)
+"""A key of the noise, and two tokens whose 32 random bits under it are the same."""
+
+
+def _equal_noise(residual: bool = False) -> Make:
+    """A round in which two tokens have the same probability and the same noise: the lower one is drawn.
+
+    Slot 0 draws the bonus if there is no proposal; with ``residual`` a proposal is rejected there, and the draw is from
+    what is left of p.
+    """
+
+    def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+        key, tied = EQUAL_NOISE
+        p = torch.zeros(1, 2, 64).index_fill(2, torch.tensor(tied), 0.25).index_fill(2, torch.tensor([7]), 0.5)
+        q = torch.zeros(1, 1, 64).index_fill(2, torch.tensor([7]), 0.5).index_fill(2, torch.tensor([8]), 0.5)
+        if not residual:
+            p = torch.zeros(1, 2, 64).index_fill(2, torch.tensor(tied), 0.5)
+        window = Window.chain(torch.tensor([0]), torch.tensor([[8]]), torch.tensor([int(residual)]), q)
+        return p, window, *(torch.full((1, 2), key) for _ in range(3))
+
+    return make
+
+
+def _broken(q: Tensor) -> Tensor:
+    """q in which five rows of six have NaN or infinity: everywhere, or in every third place."""
+    kind = (torch.arange(q.shape[0])[:, None] + torch.arange(q.shape[1])) % 6
+    every_third = torch.arange(q.shape[2]) % 3 == 0
+    for index, (bad, where) in enumerate(
+        (bad, where) for where in (every_third, every_third | True) for bad in (float("nan"), float("inf"))
+    ):
+        q = torch.where((kind == index)[:, :, None] & where, bad, q)
+    return torch.where((kind == 4)[:, :, None] & every_third, float("-inf"), q)
+
+
 def _rejection(
     rows: int, width: int, vocabulary: int, q: str | None = None, left: float = 1.0, tree: bool = False
 ) -> Make:
@@ -214,12 +259,13 @@ def _rejection(
         dropped[..., 0] = False
         distribution = logits.masked_fill(dropped, float("-inf")).softmax(dim=-1)
         near = (logits + _random(g, dtype, *logits.shape)).softmax(dim=-1)
-        draft = {"near": near, "equal": distribution}.get(q or "")
+        draft = {"near": near, "equal": distribution, "broken": near}.get(q or "")
         tokens, parents, valid = _window(g, rows, width, vocabulary, tree)
         from_draft = (near if draft is None else draft)[:, : width - 1].reshape(-1, vocabulary)
         if width > 1:
             tokens[:, 1:] = torch.multinomial(from_draft, 1, generator=g).view(rows, width - 1)
-        window = Window(tokens, parents, valid, None if draft is None else draft[:, : width - 1])
+        told = None if draft is None else draft[:, : width - 1]
+        window = Window(tokens, parents, valid, _broken(near[:, : width - 1]) if q == "broken" else told)
         return distribution, window, *(_keys(g, rows, width) for _ in range(3))
 
     return make
@@ -269,8 +315,13 @@ def _layers(batch: int, width: int, kind: str = "own", bias: bool = False, size:
     return make
 
 
-def _process(rows: int, slots: int, vocabulary: int, params: dict[str, tuple[Any, ...]], spread: float = 3.0) -> Make:
-    """Logits after a tree of proposals; the values of each parameter are given to the rows in turn."""
+def _process(
+    rows: int, slots: int, vocabulary: int, params: dict[str, tuple[Any, ...]], spread: float = 3.0, whole: bool = False
+) -> Make:
+    """Logits after a tree of proposals; the values of each parameter are given to the rows in turn.
+
+    With ``whole`` logits are whole numbers, so that several are the largest.
+    """
 
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         requests = []
@@ -282,6 +333,7 @@ def _process(rows: int, slots: int, vocabulary: int, params: dict[str, tuple[Any
         parents = torch.tensor([-1, *(slot // 2 for slot in range(slots - 1))]).expand(rows, slots)
         window = Window(tokens, parents, torch.full((rows,), slots))
         logits = _random(g, dtype, rows, slots, vocabulary) * spread
+        logits = logits.round() if whole else logits
         return logits, stacked(requests, vocabulary, torch.device("cpu")), window.paths
 
     return make
@@ -301,6 +353,7 @@ EVERY: dict[str, tuple[Any, ...]] = {
     "min_new_tokens": (3, 0),
     "eos": ((0, 5), (6,)),
 }
+COLD = {"temperature": (0.0,)}
 ONE = (torch.float32,)
 KINDS = ("own", "bfloat16", "int8", "int4")
 CASES = [
@@ -391,9 +444,12 @@ CASES = [
     Case("process", "both", _process(3, 4, 5001, {**WARM, "top_k": (50, 0, 2000), "top_p": (0.8,)}), ONE),
     *(Case("process", f"min-p-{p}", _process(3, 4, 258, {**WARM, "min_p": (p,)}), ONE) for p in (0.01, 0.3, 1.0)),
     *(Case("process", f"every-{v}", _process(6, 5, v, EVERY), ONE) for v in (11, 258, 5001)),
-    *(Case("process", f"greedy-{v}", _process(3, 4, v, {"temperature": (0.0,)}), ONE) for v in (1, 7, 258, 5001)),
-    Case("process", "every-greedy", _process(6, 5, 258, {**EVERY, "temperature": (0.0,)}), ONE),
+    *(Case("process", f"greedy-{v}", _process(3, 4, v, COLD), ONE) for v in (1, 7, 258, 5001)),
+    Case("process", "every-greedy", _process(6, 5, 258, {**EVERY, **COLD}), ONE),
     Case("process", "large", _process(8, 5, 49152, EVERY), ONE),
+    *(Case("process", f"tied-{w}x{v}", _process(3, w, v, COLD, 1.0, True), ONE) for w in (1, 4) for v in (7, 33, 5001)),
+    *(Case("process", f"every-tied-{w}", _process(6, w, 258, {**EVERY, **COLD}, 1.0, True), ONE) for w in (1, 5)),
+    *(Case("process", f"top-p-tied-{p}", _process(1, 2, 300, {**WARM, "top_p": (p,)}, 0.0), ONE) for p in (0.001, 0.3)),
     *(Case("sample", f"{v}", _sample(2, 3, v), ONE) for v in (1, 7, 258, 5001)),
     *(Case("sample", f"{v}-argmax", _sample(2, 3, v, noise=False), ONE) for v in (1, 7, 258, 5001)),
     Case("sample", "large", _sample(1, 1, 49152), ONE),
@@ -401,6 +457,14 @@ CASES = [
         "sample",
         "tie",
         lambda g, _: (torch.zeros(2, 1, 20001).index_fill(2, torch.tensor([9000, 4000]), 1.0), None),
+        ONE,
+    ),
+    *(Case("sample", f"tied-{w}x{v}", _tied(2, w, v, 9.0), ONE) for w in (1, 3) for v in (2, 33, 5001)),
+    *(Case("sample", f"tied-noisy-{w}", _tied(2, w, 300, 2.0**30, noise=True), ONE) for w in (1, 3)),
+    Case(
+        "sample",
+        "equal-noise",
+        lambda g, dtype: (_equal_noise()(g, dtype)[0].log(), torch.full((1, 2), EQUAL_NOISE[0])),
         ONE,
     ),
     Case("sample", "flat", _sample(2, 2, 5001, spread=0.01), ONE),
@@ -417,6 +481,16 @@ CASES = [
     Case("rejection_sample", "large", _rejection(2, 3, 20001, "near"), ONE),
     *(Case("noise_keys", draw, _noise(3, 5, draw), ONE) for draw in ("number", "slots", "rows")),
     Case("noise_keys", "many", _noise(40, 65), ONE),
+    *(
+        Case(op, name, make, ONE)
+        for op in ("rejection_sample", "block_sample", "tree_sample")
+        for name, make in (
+            ("broken", _rejection(24, 4, 37, "broken")),
+            ("equal-noise", _equal_noise()),
+            ("equal-noise-residual", _equal_noise(residual=True)),
+        )
+    ),
+    Case("tree_sample", "broken-tree", _rejection(24, 6, 37, "broken", tree=True), ONE),
     *(Case("block_sample", f"{b}x{w}x{v}", _rejection(b, w, v), ONE) for b, w, v in ((1, 1, 7), (40, 5, 258))),
     *(Case("block_sample", q, _rejection(40, 5, 258, q), ONE) for q in ("near", "equal")),
     Case("block_sample", "filtered", _rejection(40, 5, 258, "near", left=0.05), ONE),
@@ -431,6 +505,31 @@ CASES = [
     Case("tree_sample", "large", _rejection(2, 6, 20001, "near", tree=True), ONE),
 ]
 """Empty, single, maximal, strided, ragged and ring-wrapped inputs of every op."""
+
+AROUND_VECTORS = (3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)
+"""One less than whole vectors of 4, 8 and 16 floats, whole ones, and one more."""
+
+AROUND_SUMS = (255, 256, 257, 511, 512, 513, 1023, 1024, 1025)
+"""The same around 64 vectors, whose sum ``process`` adds up as one."""
+
+TAILS = [
+    *(Case("linear", f"tail-{kind}-{n}", _linear(3, n, n + 1, kind)) for kind in KINDS[:3] for n in AROUND_VECTORS),
+    *(Case("linear", f"tail-int4-{n}", _linear(3, n, 64, "int4", bias=True)) for n in AROUND_VECTORS),
+    *(Case("linear", f"tail-wide-{n}", _linear(2, n, 7, bias=True, wide=True)) for n in AROUND_VECTORS),
+    *(Case("rms_norm", f"tail-{n}", _norm(2, n, offset=1.0)) for n in AROUND_VECTORS),
+    *(Case("rotary", f"tail-{n}", _rotary(1, 2, 2 * n)) for n in AROUND_VECTORS),
+    *(Case("silu_mul", f"tail-{n}", _silu(12_288 // n + 1, n)) for n in AROUND_VECTORS),
+    # A ring of a span and 255 cells has one cell less than whole vectors.
+    *(Case("tree_attention", f"tail-{n}", _attention(1, w, n, 16)) for n in (*AROUND_VECTORS, 271) for w in (1, 5)),
+    *(Case("tree_attention", f"tail-head-{n}", _attention(1, 2, 18, n, softcap=3.0)) for n in AROUND_VECTORS),
+    *(Case("process", f"tail-{n}", _process(6, 2, n, EVERY), ONE) for n in AROUND_VECTORS[3:]),
+    *(Case("process", f"tail-cold-{n}", _process(1, 2, n, COLD), ONE) for n in AROUND_VECTORS),
+    *(Case("process", f"tail-top-p-{n}", _process(1, 2, n, {**WARM, "top_p": (0.6,)}), ONE) for n in AROUND_SUMS),
+    *(Case("sample", f"tail-{n}", _sample(2, 2, n), ONE) for n in AROUND_VECTORS),
+    *(Case("sample", f"tail-argmax-{n}", _sample(2, 2, n, noise=False), ONE) for n in AROUND_VECTORS),
+    *(Case("rejection_sample", f"tail-{n}", _rejection(2, 3, n, "near"), ONE) for n in AROUND_VECTORS),
+]
+"""For each op with vectors in C++, sizes at which the last vector is nearly full, full, and nearly empty."""
 
 FLOAT16_CASES = [replace(case, dtypes=(torch.float16,)) for case in CASES if case.dtypes == FLOATS]
 """The cases of ops on floats once more, in the dtype that kernels on a GPU take besides, and those on a CPU do not."""

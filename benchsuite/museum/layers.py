@@ -88,6 +88,7 @@ def distribution() -> None:
         ("rejection", 2, chain(2), one(3, eos=(1,)), {}),
         ("rejection", 2, chain(1), batch, {"rows": 2}),
         ("match", 2, chain(2), one(3), {"span": 2}),
+        ("block", 2, chain(2), one(3), {"broken": [math.nan, math.nan]}),
     ]
     for policy, vocabulary, shape, requests, more in cases:
         far = exact_runs.run_distance(tiny.policy_named(policy), vocabulary, shape, requests, **more)

@@ -78,6 +78,12 @@ SHIPPED = (
         ),
     ),
     mutant(
+        "vllm#41834",
+        "where q is NaN the residual is empty, and a proposal that is to be rejected is emitted",
+        "distribution",
+        ("specdec.acceptance:stopping", "finite(window.q)", "window.q"),
+    ),
+    mutant(
         "DeepSpec#31",
         "tokens are drawn in bfloat16, but q and p are computed in float32",
         "power",

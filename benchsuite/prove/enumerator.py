@@ -63,11 +63,16 @@ class Script(Reference):
         return chosen
 
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
-        """Return a scripted draw from each row of ``logits`` [..., V], as int64 [...]."""
-        distributions = logits.softmax(dim=-1).flatten(0, -2)
-        return torch.tensor([self.decide(distribution.tolist()) for distribution in distributions]).view(
-            logits.shape[:-1]
-        )
+        """Return a scripted draw from each row of ``logits`` [..., V], as int64 [...].
+
+        A row that is no distribution, for a NaN or an infinity in it, is no decision: its token is the largest.
+        """
+        rows = logits.flatten(0, -2)
+        drawn = [
+            self.decide(distribution.tolist()) if distribution.isfinite().all() else int(row.max(dim=0).indices)
+            for row, distribution in zip(rows, rows.softmax(dim=-1), strict=True)
+        ]
+        return torch.tensor(drawn).view(logits.shape[:-1])
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """Return a scripted coin for each probability, as bool of the same shape."""
@@ -147,8 +152,12 @@ def drawn_trees(shape: Shape, q: Distributions, certain: bool) -> Iterator[tuple
             yield weight, list(tokens), [] if certain else rows
 
 
+Reported = Callable[[list[list[float]]], list[list[float]]]
+"""Maps the rows of q from which nodes were drawn to those that the policy is told."""
+
+
 def rounds(
-    policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool
+    policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool, reported: Reported = list
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Yield every outcome of a round of the real policy: its probability and the tokens it emits."""
     size = len(shape.parents)
@@ -160,7 +169,7 @@ def rounds(
             torch.tensor([[0, *tokens]]),
             torch.tensor([shape.parents]),
             torch.tensor([size]),
-            torch.tensor([rows], dtype=torch.float64) if rows else None,
+            torch.tensor([reported(rows)], dtype=torch.float64) if rows else None,
         )
         for script in leaves():
             verdict = policy.accept(logits, window, context(script))
@@ -170,11 +179,11 @@ def rounds(
 
 
 def emitted_distribution(
-    policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool
+    policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool, reported: Reported = list
 ) -> Distribution:
     """Return the distribution of depth + 1 tokens: those of a round of the real policy, then tokens drawn from p."""
     vocabulary, distribution = len(q[()]), defaultdict[tuple[int, ...], float](float)
-    for chance, out in rounds(policy, p, q, shape, certain):
+    for chance, out in rounds(policy, p, q, shape, certain, reported):
         for rest in itertools.product(range(vocabulary), repeat=shape.depth + 1 - len(out)):
             weight = chance
             for index in range(len(rest)):
@@ -183,9 +192,11 @@ def emitted_distribution(
     return distribution
 
 
-def round_distance(policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool) -> float:
+def round_distance(
+    policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool, reported: Reported = list
+) -> float:
     """Return the total variation between the emitted tokens and the target's chain rule."""
-    got = emitted_distribution(policy, p, q, shape, certain)
+    got = emitted_distribution(policy, p, q, shape, certain, reported)
     expected = chain_rule(p, shape.depth + 1, len(q[()]))
     assert abs(sum(got.values()) - 1) < 1e-12
     return sum(abs(got.get(tokens, 0.0) - weight) for tokens, weight in expected.items()) / 2

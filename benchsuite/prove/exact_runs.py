@@ -109,12 +109,19 @@ def run_distance(
     zeros: bool = False,
     span: int | None = None,
     seed: int = 0,
+    broken: Sequence[float] | None = None,
 ) -> float:
-    """Return the total variation between the engine's outputs and independent runs of the target alone."""
-    distributions = (
-        random_table(("p", seed), vocabulary, zeros=zeros),
-        random_table(("q", seed), vocabulary, zeros=zeros),
-    )
+    """Return the total variation between the engine's outputs and independent runs of the target alone.
+
+    ``broken`` replaces the draft's distribution in all of the first request's text.
+    """
+    q = random_table(("q", seed), vocabulary, zeros=zeros)
+    first = requests[0].prompt
+
+    def drafted(history: tuple[int, ...]) -> Sequence[float]:
+        return q(history) if broken is None or history[: len(first)] != first else broken
+
+    distributions = random_table(("p", seed), vocabulary, zeros=zeros), drafted
     got = completions(lambda s: outputs(s, policy, distributions, vocabulary, shape, certain, requests, rows, span))
 
     def seen(history: tuple[int, ...]) -> Sequence[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from math import prod
@@ -148,6 +149,17 @@ def test_rows_of_a_batch_are_independent(policy: str, distance: Distance) -> Non
         Request(i, PROMPTS[i], SamplingParams(temperature=1.0, max_new_tokens=n)) for i, n in enumerate((1, 2, 1))
     ]
     assert distance(policy, 2, chain(1), requests, rows=2) < 1e-12
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_draft_without_a_distribution_in_one_row_leaves_the_distribution_of_both(
+    policy: str, broken: float, distance: Distance
+) -> None:
+    """vllm#41834: the proposals of the first request are drawn from logits that are NaN or infinite, and so is q."""
+    requests = [Request(i, PROMPTS[i], SamplingParams(temperature=1.0, max_new_tokens=2)) for i in range(2)]
+    assert distance(policy, 2, chain(1), requests, rows=2, broken=[broken, 0.5]) < 1e-12
+    assert distance(policy, 2, chain(2), one(3), broken=[broken, broken]) < 1e-12
 
 
 @pytest.mark.parametrize("policy", POLICIES)

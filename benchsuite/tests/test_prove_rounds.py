@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from benchsuite.prove.enumerator import (
     Distributions,
+    Reported,
     Shape,
     chain,
     context,
@@ -90,6 +92,26 @@ def test_tokens_emitted_from_trees_follow_the_targets_distribution(
             random_distributions(generator, vocabulary, shape.depth),
         )
         assert round_distance(policy_of(name), p, q, shape, certain) < 1e-12
+
+
+HIDDEN: dict[str, Reported] = {
+    "the first row": lambda rows: [[math.nan] * len(rows[0]), *rows[1:]],
+    "the last row": lambda rows: [*rows[:-1], [math.inf] * len(rows[0])],
+    "a token of every row": lambda rows: [[math.nan, *row[1:]] for row in rows],
+    "a token of the first row": lambda rows: [[*rows[0][:-1], -math.inf], *rows[1:]],
+    "all": lambda rows: [[math.nan] * len(row) for row in rows],
+}
+"""Numbers of q that are not finite, at places that depend on no draw."""
+
+
+@pytest.mark.parametrize("hidden", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize("name", ["rejection", "block", "tree_rejection"])
+def test_numbers_of_q_that_are_not_finite_leave_the_targets_distribution(name: str, hidden: Reported) -> None:
+    generator = np.random.default_rng(3)
+    shapes = [chain(1), chain(3), *(TREES[::3] if name == "tree_rejection" else ())]
+    for shape in shapes:
+        p, q = (random_distributions(generator, 2, shape.depth) for _ in range(2))
+        assert round_distance(policy_of(name), p, q, shape, certain=False, reported=hidden) < 1e-12
 
 
 def one_coin(p: list[float], q: list[float]) -> list[float]:

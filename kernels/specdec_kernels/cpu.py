@@ -38,7 +38,7 @@ LEVELS: dict[str, dict[str, str]] = {
 
 CODE = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}  # enum Kind of packed.h
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-_SIGNATURES = {
+SIGNATURES = {
     "linear": [_INT, *[_POINTER] * 3, _INT, _INT, *[_POINTER] * 2, *[_LONG] * 3, _INT],
     "rms_norm": [_INT, *[_POINTER] * 3, _LONG, _LONG, _FLOAT, _FLOAT, _INT],
     "rotary": [_INT, *[_POINTER] * 6, *[_LONG] * 12],
@@ -52,6 +52,10 @@ _SIGNATURES = {
     "verify_prefix": [*[_POINTER] * 7, _LONG, _LONG],
     "rejection_sample": [*[_POINTER] * 10, *[_LONG] * 3, _INT],
 }
+"""The argument types of each op's function in C++."""
+
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-mtune=native")
+"""The compiler's flags at every level."""
 
 
 @cache
@@ -70,15 +74,15 @@ def cpu_compiler() -> str | None:
     return next((found for found in map(shutil.which, names) if found), None)
 
 
-def load_cpu_library(level: str) -> ctypes.CDLL:
-    """The kernels of one level, compiled if the cache lacks them. Raises BuildError."""
+def load_cpu_library(level: str, more: Sequence[str] = ()) -> ctypes.CDLL:
+    """The kernels of one level, compiled if the cache lacks them; ``more``: further flags. Raises BuildError."""
     found = cpu_compiler()
     if found is None:
         raise build.BuildError("no C++ compiler: looked for CXX, c++, g++ and clang++; install one or set CXX")
     flags = [f"-m{name}" for name in LEVELS[level].values()]
-    command = (found, "-O3", "-std=c++17", "-fPIC", "-pthread", "-mtune=native", *flags)
+    command = (found, *FLAGS, *flags, *more)
     library = build.library(f"cpu-{level}", command, ".cpp")
-    for name, types in _SIGNATURES.items():
+    for name, types in SIGNATURES.items():
         function = getattr(library, f"specdec_{name}")
         function.argtypes, function.restype = types, None
     return library

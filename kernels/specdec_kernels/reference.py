@@ -85,13 +85,13 @@ class Reference(Backend):
 
         After full acceptance the bonus token is drawn from p. Leviathan et al. 2211.17192, algorithm 1;
         Chen et al. 2302.01318. ``distribution`` is p [B, W, V]; ``window`` must be a chain; ``q=None`` means
-        one-hot rows, whose residual is p without the proposal.
+        one-hot rows, whose residual is p without the proposal. A number of q that is not finite counts as 0.
         """
         proposals = window.tokens[:, 1:]
         slots = torch.arange(proposals.shape[1] + 1, device=distribution.device)
         p = distribution[:, :-1].gather(2, proposals[:, :, None])[:, :, 0]
         q = torch.ones_like(p) if window.q is None else window.q.gather(2, proposals[:, :, None])[:, :, 0]
-        # A proposal with q(x) = 0 shows that q is wrong; it is never accepted.
+        # A proposal with q(x) = 0 shows that q is wrong; it is never accepted, nor is one with NaN or infinity.
         ratio = torch.where(q > 0, p / q, 0.0)
         kept = self.accept(ratio, accept_key[:, :-1]) & (slots[1:] < window.width[:, None])
         num_accepted = kept.long().cumprod(dim=1).sum(dim=1)
@@ -102,7 +102,8 @@ class Reference(Backend):
             if window.q is None:
                 taken = torch.zeros_like(at).scatter(1, proposals.gather(1, column), 1.0)
             else:
-                taken = window.q.gather(1, column[:, :, None].expand(-1, 1, distribution.shape[2]))[:, 0].to(at.dtype)
+                taken = window.q.gather(1, column[:, :, None].expand(-1, 1, distribution.shape[2]))[:, 0]
+                taken = acceptance.finite(taken).to(at.dtype)
             residual = (at - taken).clamp(min=0)
             # If p == q up to rounding, the residual is empty; then the draw is from p.
             usable = rejected & (residual.sum(dim=1) > 0)

@@ -220,11 +220,13 @@ def _key_after(residual_key: T, residual_strides: S, bonus_key: T, bonus_strides
 
 @jit
 def _taken(q: T, ids: T, refused: T, stride: T, mask: T, CERTAIN: tl.constexpr) -> T:
-    # q of some tokens, 0 outside the mask; without q, the token ``refused`` has all of its mass.
+    # q of some tokens, 0 outside the mask and where it is not finite; without q, the token ``refused`` has all of its
+    # mass.
     if CERTAIN:
         mass = tl.where(ids == refused, 1.0, 0.0)
     else:
         mass = tl.load(q + ids.to(tl.int64) * stride, mask=mask, other=0.0).to(tl.float32)
+        mass = tl.where(tl.abs(mass) < float("inf"), mass, 0.0)
     return mass
 
 
@@ -264,7 +266,8 @@ def _residual_draw(
 
 @jit
 def _ratio(p: T, q: T, CERTAIN: tl.constexpr) -> T:
-    # p / q of a proposal. One with q(x) = 0 shows that q is wrong; it is never accepted.
+    # p / q of a proposal. One with q(x) = 0 shows that q is wrong; it is never accepted, nor is one with a q(x) that is
+    # NaN or infinite.
     ratio = p
     if not CERTAIN:
         possible = q > 0

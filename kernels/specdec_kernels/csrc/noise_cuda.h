@@ -73,16 +73,17 @@ struct Best {
         take(other_rank, logit > -INFINITY ? rounded_sum(logit, gumbel(key, id)) : logit, id);
     }
 
-    // A token with probability p, from which `taken` is subtracted. If any token of the row has a remainder, the draw
-    // is from the remainders, else from p. The rank lets one pass run both draws, each token in the draw it can win.
+    // A token with probability p, from which `taken` is subtracted, unless it is NaN or infinite. If any token of the
+    // row has a remainder, the draw is from the remainders, else from p. The rank lets one pass run both draws, each
+    // token in the draw it can win.
     BOTH void draw_left(float p, float taken, uint64_t key, int64_t id) {
-        const float left = p - taken;
+        const float left = p - (fabsf(taken) < INFINITY ? taken : 0.0f);
         if (left > 0) draw(true, logf(left), key, id);
         else if (!rank) draw(false, logf(p), key, id);
     }
 };
 
-// Whether a proposal with draft probability q is accepted under p; never if q is 0.
+// Whether a proposal with draft probability q is accepted under p; never if q is 0, NaN or infinite.
 BOTH bool keeps(float p, float q, uint64_t key) { return uniform(key) < (q > 0 ? p / q : 0.0f); }
 
 // The walk of one row from the root to the child that is the choice at its parent; a child's slot is after its

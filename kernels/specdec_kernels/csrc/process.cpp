@@ -54,19 +54,28 @@ void adjust(const Processors& with, long row, const int64_t* path, const float* 
     for (const auto& [token, x] : proposed) out[token] = x;
 }
 
+// NaN if there is one.
 float largest(const float* x, long size) {
     vec best = splat(NEVER);
+    ivec none{};
     long i = 0;
-    for (; i + LANES <= size; i += LANES) best = select(load(x + i) > best, load(x + i), best);
+    for (; i + LANES <= size; i += LANES) {
+        const vec some = load(x + i);
+        best = select(some > best, some, best);
+        none |= some != some;
+    }
+    if (any(none)) return NAN;
     float most = NEVER;
     for (int j = 0; j < LANES; j++) most = std::max(most, best[j]);
-    for (; i < size; i++) most = std::max(most, x[i]);
+    for (; i < size; i++)
+        if (x[i] > most || x[i] != x[i]) most = x[i];
     return most;
 }
 
-// The first place of the largest number; 0 if there is none but NaN.
+// The first place of the largest number, or of the first NaN.
 long place_of_largest(const float* x, long size) {
     const float most = largest(x, size);
+    if (most != most) return std::find_if(x, x + size, [](float one) { return one != one; }) - x;
     long i = 0;
     for (; i + LANES <= size && !any(load(x + i) >= most); i += LANES) {}
     for (; i < size; i++)
@@ -133,8 +142,10 @@ size_t nucleus(std::vector<Likely>& likely, double wanted) {
     return from - likely.data();
 }
 
-// Top-k, top-p and min-p in place; `most` is the largest logit.
+// Top-k, top-p and min-p in place; `most` is the largest logit. Logits with a NaN or an infinite largest are no
+// distribution, and stay.
 void filter(float* x, long size, float most, long top_k, float top_p, float min_p, std::vector<Likely>& likely) {
+    if (!std::isfinite(most)) return;
     const bool few = top_k > 0 && top_k < size;
     if (!few && top_p >= 1 && min_p == 0) return;
     // What min-p drops need not be collected: it is less likely than all that stays. A little more, for rounding.
@@ -176,7 +187,7 @@ void process(const Processors& with, long row, long slot, const float* raw, floa
     if (with.banned) {
         const int64_t* banned = with.banned + slot * with.bans;
         for (long i = 0; i < with.bans; i++)
-            if (banned[i] >= 0) out[banned[i]] = NEVER;
+            if (banned[i] >= 0) out[banned[i]] += NEVER;  // a NaN stays one
         if (largest(out, size) == NEVER) adjust(with, row, path, raw, out, size);  // where all is forbidden, nothing is
     }
     if (heat == 0) return one_hot(place_of_largest(out, size));

@@ -113,6 +113,10 @@ inline bool any(ivec x) {
 
 inline vec select(ivec where, vec yes, vec no) { return vec((where & ivec(yes)) | (~where & ivec(no))); }
 
+// 0 in place of NaN and infinities.
+inline vec finite_or_zero(vec x) { return select(x - x == 0.0f, x, vec{}); }
+inline float finite_or_zero(float x) { return x - x == 0.0f ? x : 0.0f; }
+
 // exp to about one unit in the last place: x = n ln 2 + r, a polynomial in r (Cephes' expf), scaled by 2^n.
 // Below -87 it is 0, above 88 it is the value at 88.
 inline vec exp(vec x) {

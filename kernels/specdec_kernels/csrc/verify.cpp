@@ -77,16 +77,16 @@ struct Given {
     vec reach(long i, float best) const { return exp(load(logits + i) - best); }
 };
 
-// p, or max(p - q, 0) after a rejection, as a distribution to draw from; without q, the proposal `taken` has all
-// the mass of q.
+// p, or max(p - q, 0) after a rejection, as a distribution to draw from; a q that is not finite counts as 0. Without q,
+// the proposal `taken` has all the mass of q.
 struct Residual {
     const float *p, *q;
     long taken;
-    float mass(long i) const { return std::max(p[i] - (q ? q[i] : i == taken ? 1.0f : 0.0f), 0.0f); }
+    float mass(long i) const { return std::max(p[i] - (q ? finite_or_zero(q[i]) : i == taken ? 1.0f : 0.0f), 0.0f); }
     float logit(long i) const { return std::log(mass(i)); }
     vec reach(long i, float best) const {
         vec left = load(p + i);
-        if (q) left -= load(q + i);
+        if (q) left -= finite_or_zero(load(q + i));
         // Negative where nothing is left; without q, the exact score of the proposal is never used.
         return left * std::exp(-best);
     }
