@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,6 +26,10 @@ from specdec_plugins.lookup import merged
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 limits = st.integers(1, 4)
+phrases = st.lists(st.tuples(st.integers(2, 3), st.integers(2, 3)), max_size=7).map(
+    lambda pairs: [*(token for i, pair in enumerate(pairs) for token in (0, 1, *pair, 10 + i)), 0, 1]
+)
+"""Texts whose longest end seen before, 0 1, was followed by several paths."""
 ENV: Any = None
 
 
@@ -141,9 +145,10 @@ def suffix_by_hand(
     return paths
 
 
+@example([[2, 1], [1]], [1, 3, 2, 1], 1.0, 0.0, 1, 1, 1)  # where ends of several texts are equal, nothing follows
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=2),
-    st.lists(st.integers(0, 2), min_size=1, max_size=14),
+    st.one_of(st.lists(st.integers(0, 2), min_size=1, max_size=14), phrases),
     st.sampled_from([0.5, 1.0, 2.0]),
     st.sampled_from([0.0, 0.2, 0.3, 0.5, 1.0]),
     st.integers(1, 3),

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchsuite.prove.enumerator import context
 from benchsuite.prove.tiny import policy_named
-from specdec import Window
+from specdec import Purpose, Window
 from specdec_kernels.reference import Reference
 from specdec_plugins.lenient import Lenient
 
@@ -49,26 +49,27 @@ RULES: dict[str, Rule] = {
     "topk_agree(k=3)": lambda p, token, slot, window: likelier(p, token) < 3,
     "tree_agree(m=1, k=2)": lambda p, token, slot, window: likelier(p, token) < 2,
     "tree_agree(m=2, k=3)": lambda p, token, slot, window: votes(window, slot) >= 2 and likelier(p, token) < 3,
-    "typical(epsilon=0.5, delta=0.75)": lambda p, token, slot, window: p[token]
-    > min(0.5, 0.75 * math.exp(sum(x * math.log(x) for x in p if x))),
+    "typical(epsilon=0.25, delta=0.75)": lambda p, token, slot, window: p[token]
+    > min(0.25, 0.75 * math.exp(sum(x * math.log(x) for x in p if x))),
     "typical(p=0.5)": lambda p, token, slot, window: p[token] > 0
     and sum(x for other, x in enumerate(p) if surprise(p, other) < surprise(p, token)) < 0.5,
+    "longest_prefix": lambda p, token, slot, window: token == p.index(max(p)),
 }
 """The rules of docs/strategies.md, one node at a time."""
 
 
-def walked(rule: Rule, p: list[list[float]], window: Window) -> tuple[list[int], int]:
-    """The slots that are accepted by going to the first good child, and the token that follows: here the likeliest.
+def walked(rule: Rule, p: list[list[float]], own: Callable[[int, int], int], window: Window) -> tuple[list[int], int]:
+    """The slots that are accepted by going to the first good child, and the token that follows.
 
-    A child that is not good and has the target's own token is kept as that token.
+    ``own``: the target's own token after a slot at a depth. A child that is not good and is this token is kept as that.
     """
     tokens, parents, at, path = window.tokens[0].tolist(), window.parents[0].tolist(), 0, [0]
     while True:
         children = [i for i in range(1, int(window.width[0])) if parents[i] == at]
-        own = max(range(VOCABULARY), key=lambda token: (p[at][token], -token))
-        good = [i for i in children if rule(p[at], tokens[i], i, window)] or [i for i in children if tokens[i] == own]
+        drawn = own(at, len(path) - 1)
+        good = [i for i in children if rule(p[at], tokens[i], i, window)] or [i for i in children if tokens[i] == drawn]
         if not good:
-            return path, own
+            return path, drawn
         at = good[0]
         path.append(at)
 
@@ -87,21 +88,47 @@ def cases(draw: st.DrawFn) -> tuple[list[list[float]], Window]:
     return p, Window(torch.tensor([tokens]), torch.tensor([parents]), torch.tensor([width]))
 
 
-@pytest.mark.parametrize("text", RULES)
-@given(cases())
-def test_a_lossy_policy_follows_its_rule_from_good_child_to_good_child(
-    text: str, case: tuple[list[list[float]], Window]
+def paddings() -> tuple[list[list[float]], Window]:
+    """Three siblings of one token, of which the last two are padding, and each is the second likeliest."""
+    p = [[0.5, 0.25, 0.25, 0.0, 0.0]] * 4
+    return p, Window(torch.tensor([[0, 1, 1, 1]]), torch.tensor([[-1, 0, 0, 0]]), torch.tensor([2]))
+
+
+@example(paddings(), True)
+@given(cases(), st.booleans())
+def test_lossy_policies_follow_their_rules_from_good_child_to_good_child(
+    case: tuple[list[list[float]], Window], greedy: bool
 ) -> None:
-    """Float64, so that the sixteenths are exact; the row is greedy, so that what follows is the likeliest token."""
+    """Float64, so that sixteenths are exact. What follows is the target's own draw at the place of the last node."""
     p, window = case
     one = context(Reference())
-    greedy = replace(one, params=replace(one.params, temperature=torch.zeros(1), greedy=True))
+    if greedy:
+        one = replace(one, params=replace(one.params, temperature=torch.zeros(1), greedy=True))
     logits = torch.tensor([p], dtype=torch.float64).log()
-    verdict = policy_named(text).accept(logits, window, greedy)
-    path, following = walked(RULES[text], logits.softmax(dim=-1)[0].tolist(), window)
-    kept = int(verdict.num_accepted[0])
-    assert verdict.path[0, : kept + 1].tolist() == path
-    assert int(verdict.next[0]) == following
+    processed, distribution = one.process(logits, window), logits.softmax(dim=-1)[0].tolist()
+
+    def own(slot: int, depth: int) -> int:
+        return int(one.choose(processed[:, slot : slot + 1], one.length[:, None] + depth, Purpose.TARGET))
+
+    for text, rule in RULES.items():
+        policy = policy_named(text)
+        verdict = policy.accept(logits if policy.raw else processed, window, one)
+        kept = int(verdict.num_accepted[0])
+        found = verdict.path[0, : kept + 1].tolist(), int(verdict.next[0])
+        assert found == walked(rule, distribution, own, window), text
+
+
+def test_what_the_target_calls_impossible_is_never_typical() -> None:
+    """Also where the mass of all others, added up in float32, is less than the 1 that p=1 asks for."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(1, 64, 9, generator=generator)
+    p[..., 0] = 0.0
+    p = p / p.sum(dim=-1, keepdim=True)
+    assert bool((p.sum(dim=-1) < 1).any())
+    window = Window.chain(torch.zeros(1).long(), torch.zeros(1, 63).long(), torch.tensor([63]))
+    policy = policy_named("typical(p=1.0)")
+    assert isinstance(policy, Lenient)
+    assert not policy.good(p, window).any()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -125,41 +125,39 @@ def kept(part: object, rows: int) -> list[Tensor]:
     return found
 
 
-def prefilled(engine: Engine, prompts: list[tuple[int, ...]]) -> list[Tensor]:
-    """What the draft keeps after prompts were read into two rows, then into the same rows again, in other order."""
-    found = []
-    for first in range(0, len(prompts), 2):
-        work = [Request(first + i, prompt, SamplingParams(max_new_tokens=9)) for i, prompt in enumerate(prompts)]
-        engine.submit(work[first : first + 2])
-        assert engine.draft
-        found += kept(engine.draft, 2)
-        engine.cancel([request.id for request in work])
+def prefilled(engine: Engine, pair: list[Request]) -> list[Tensor]:
+    """What the draft keeps after two prompts were read into two rows."""
+    engine.submit(pair)
+    assert engine.draft
+    found = kept(engine.draft, 2)
+    engine.cancel([request.id for request in pair])
     return found
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_what_a_draft_keeps_of_a_prompt_does_not_depend_on_its_chunks(
+def test_what_a_draft_keeps_of_a_prompt_does_not_depend_on_its_chunks_or_on_who_was_there_before(
     name: str, assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of prompts beside a chunk's length, in rows that others have left: every state and cell, and the output."""
-    build = assemble("smollm2", max_rows=2, max_length=64)
+    """Prompts beside a chunk's length: every state and cell is that of one chunk in a new engine, and so is the output.
+
+    The longest come first, so that a prompt of one token, which no chunk reads, finds what others have left.
+    """
+    build = assemble("smollm2", max_rows=2, max_length=256)
     heads = {kind: saved_head(kind, build, tmp_path) for kind in ("eagle", "medusa") if f"{{{kind}" in DRAFTS[name]}
-    draft = DRAFTS[name].format(**heads)
-    prompts = [text(length, length) for length in (*LENGTHS, 3)]
-    work = [Request(i, prompt, SamplingParams(max_new_tokens=5)) for i, prompt in enumerate(prompts)]
-    found, outputs = list[list[Tensor]](), list[Any]()
-    for chunk in (model.PREFILL_CHUNK, CHUNK):
-        for module in (model, eagle):
-            monkeypatch.setattr(module, "PREFILL_CHUNK", chunk)
-        engine = build.engine(draft, k=3)
-        found.append(prefilled(engine, prompts))
-        outputs.append([done.tokens for done in engine.run(work)])
-        outputs.append([done.tokens for done in build.engine(None, max_rows=1).run(work)])
-    whole, parts = found
-    assert whole, "the draft keeps nothing: the case is not covered"
-    for one, other in zip(whole, parts, strict=True):
-        torch.testing.assert_close(other, one, rtol=0, atol=CLOSE)
-    assert all(output == outputs[0] for output in outputs)
+    draft, params = DRAFTS[name].format(**heads), SamplingParams(max_new_tokens=5)
+    work = [Request(i, text(length, length), params) for i, length in enumerate((200, *sorted(LENGTHS)[::-1]))]
+    pairs = [work[first : first + 2] for first in range(0, len(work), 2)]
+    whole = [prefilled(build.engine(draft, k=3), pair) for pair in pairs]
+    assert all(whole), "the draft keeps nothing: the case is not covered"
+    for module in (model, eagle):
+        monkeypatch.setattr(module, "PREFILL_CHUNK", CHUNK)
+    engine = build.engine(draft, k=3)
+    outputs = [done.tokens for done in engine.run([replace(request, id=100 + request.id) for request in work])]
+    for pair, expected in zip(pairs, whole, strict=True):
+        for one, other in zip(expected, prefilled(engine, pair), strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=CLOSE)
+    monkeypatch.undo()
+    assert outputs == [done.tokens for done in build.engine(None, max_rows=1).run(work)]
 
 
 def test_every_draft_that_reads_hidden_states_is_tried_above(assemble: Make) -> None:
