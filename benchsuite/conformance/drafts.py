@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,6 +28,12 @@ GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = SamplingParams(temperature=0.8, top_k=40, seed=3, max_new_tokens=24)
 LENGTHS = (4, 4, 0, 4, 1, 0, 0, 4, 2)
 """K of consecutive steps, in quarters of the largest K: the draft is skipped in some steps and asked again later."""
+
+CHUNK = 8
+"""Tokens of a chunk of a prompt, in the check of chunks."""
+
+LENGTHS_IN_CHUNKS = (1, 2, CHUNK, CHUNK + 1, CHUNK + 2, 2 * CHUNK + 1, 2 * CHUNK + 2, 5 * CHUNK + 2)
+"""Prompts whose chunks, which hold all tokens but the last, are none, one token, one less one, whole and one more."""
 
 SLACK = 0.02
 """Share of windows that may differ because rounding decides: two tokens that the draft finds equally likely."""
@@ -137,6 +144,22 @@ class DraftChecks(Checks):
                 f"{self.text} claims memoryless=True",
                 f"{len(wrong)} of {len(found)} windows are not what it proposes for the same text as a prompt",
                 f"{seen}; asked again: {list(again.tokens) if again else 'nothing'}",
+            )
+
+    def test_a_prompt_read_in_chunks_is_a_prompt_read_at_once(self) -> None:
+        """Its proposals after prompts of about one and two chunks are those that it makes where one chunk is enough."""
+        text = tiny.prompts(3)[2]
+        work = [Request(length, text[:length], GREEDY) for length in LENGTHS_IN_CHUNKS]
+        whole = proposals(self.engine(self.uncoupled, 1), work)
+        with patch("specdec.model.PREFILL_CHUNK", CHUNK):
+            parts = {(seen.request.id, seen.text): seen for seen in proposals(self.engine(self.uncoupled, 1), work)}
+        wrong = [(seen, again) for seen in whole if not _alike(seen, again := parts.get((seen.request.id, seen.text)))]
+        if len(wrong) > SLACK * len(whole):
+            seen, again = wrong[0]
+            raise Failed(
+                f"{self.text} reads a prompt in chunks",
+                f"{len(wrong)} of {len(whole)} windows are not what it proposes after a prompt read at once",
+                f"{seen}; after chunks of {CHUNK} tokens: {list(again.tokens) if again else 'nothing'}",
             )
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -345,6 +345,26 @@ class Usurper(RepeatPending):
         return replace(window, tokens=torch.cat([(window.tokens[:, :1] + 1) % 256, window.tokens[:, 1:]], dim=1))
 
 
+class Restarting(RepeatPending):
+    """Takes every chunk of a prompt for its first, and proposes the token after it."""
+
+    needs_hidden = True
+
+    def __init__(self, env: Any) -> None:
+        self._prompts: dict[int, tuple[int, ...]] = {}
+        self._after: dict[int, int] = {}
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        self._prompts[row], self._after[row] = prompt, prompt[0]
+
+    def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
+        self._after[row] = self._prompts[row][tokens.shape[1]]
+
+    def propose(self, context: Context) -> Window:
+        rows = range(context.rows)
+        return Window.ragged(context, [[self._after[row]] * int(context.max_proposals_host[row]) for row in rows])
+
+
 class Unforgetting(Learner):
     """Learns, says so, and has no ``forget``."""
 
@@ -385,6 +405,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
     (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
     (Impossible, {}, "well_formed", "a token id outside"),
+    (Restarting, {"hidden": True}, "read_in_chunks", "planted reads a prompt in chunks.*after chunks of 8 tokens"),
     (Borrower, {"hidden": True}, "replayed_step_overwrites", "recorded once and replayed.*the counters are not"),
     (RepeatPending, {"trees": True}, "is_what_it_claims", "has trees=True.*trees=False"),
     (RepeatPending, {"sampled": True}, "is_what_it_claims", "has sampled=True.*sampled=False"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import random
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,11 +16,17 @@ import pytest
 import torch
 
 from benchsuite.measure.matrix import Arm
+from benchsuite.measure.paired import Series
 from benchsuite.measure.plan import MeasuringPlan
-from benchsuite.measure.results import KEYS, Machine
+from benchsuite.measure.results import KEYS, Machine, make_rows
+from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench
+from benchsuite.measure.units import Unit
 from benchsuite.report import files
+from benchsuite.report.folder import strict_json
 from benchsuite.tests.rig import SETTING
+from specdec.devices import Stopwatch
+from specdec.stats import Call, Marks, RowStep, Stats, Step
 
 STUDENT_95 = {5: 2.570582}
 """Student's t by degrees of freedom: tables of any textbook."""
@@ -73,18 +83,121 @@ def test_every_figure_of_every_row_follows_from_its_records(measured_twice: tupl
                     assert row[name] == same, (row["draft"], workload, name)
 
 
-def figures(row: dict[str, Any], plain: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    """Every figure of a row, from its runs and steps and plain's."""
-    return speeds(row, plain, machine) | latencies(row) | acceptance(row) | shares(row, plain)
+def made_up(dice: random.Random, watch: Stopwatch, batch: int, number: int, proposes: bool) -> Outcome:
+    """A run of a batch in which nothing is as another thing is: no mean is a median, and no sum another sum."""
+    stats, now = Stats(watch), itertools.accumulate(iter(lambda: dice.uniform(0.001, 1), None))
+    start = watch._marks[-1] if watch._marks else 0.0
+    assert isinstance(start, float)
+
+    def mark() -> int:
+        watch._marks.append(start + next(now))
+        return len(watch._marks) - 1
+
+    for name in ("admit", "prefilled", "move", "release", "keep"):
+        stats.calls.append(Call(name, mark(), mark()))
+    for number_of_step in range(dice.randint(3, 6)):
+        each = []
+        for _ in range(dice.randint(1, batch)):
+            proposed = dice.randint(0, 4) * (proposes and number_of_step > 0)
+            deepest = dice.randint(min(proposed, 1), proposed)
+            accepted = dice.randint(0, deepest)
+            each.append(RowStep(proposed, deepest, accepted, dice.randint(1, accepted + 1)))
+            stats.proposed(proposed, deepest)
+            stats.accepted(accepted)
+            stats.counts["num_emitted_tokens"] += each[-1].emitted
+        stats.counts["target_forwards"] += 1
+        stats.steps.append(Step.of(tuple(each), 1 + max(row.proposed for row in each), Marks(*(mark() for _ in range(10)))))
+    stats.counts["allocations"] = dice.randint(1, 99)
+    tokens = [tuple(dice.randrange(258) for _ in range(6)) for _ in range(batch)]
+    parts = [dice.sample([1, 2, 3], 3) for _ in range(batch)]
+    return Outcome(
+        tokens,
+        wall_s=dice.uniform(9, 30),
+        decode_s=dice.uniform(1, 3) * (0.5 if proposes else 1),
+        decoded=dice.randint(5, 20),
+        emissions=[[(next(now), count) for count in sizes] for sizes in parts],
+        forwards=len(stats.steps),
+        mean_length=dice.uniform(10, 90),
+        stats=stats,
+        draft_bytes=dice.randint(1, 10**6),
+        replays=int(proposes and number == 0),
+        memory={"process": dice.randint(1, 99), "device": dice.randint(1, 99)},
+    )
+
+
+def made_up_rows(batch: int, kinds: Sequence[str], baseline: str) -> tuple[list[dict[str, Any]], Machine, dict[Arm, Any]]:
+    """Rows of four arms and a peer over made-up runs, six units in all and two runs of each; and what they are of."""
+    setting, machine = replace(SETTING, batch=batch), Machine("tiny", "reference", "cpu", "float32", 999, 77, 1e6, 5)
+    arms = {"plain": Arm(setting), "again": Arm(setting, again=True), "peer": Arm(setting, peer="transformers")}
+    arms |= {"chain": Arm(setting, draft="ngram", k=4), "tree": Arm(setting, draft="tree", k=4)}
+    dice, watch = random.Random(batch), Stopwatch(torch.device("cpu"))
+    units = [Unit((), number) for number in [*range(6 // len(kinds))] * 2]
+    pools: dict[Arm, Any] = {arm: {} for arm in arms.values()}
+    for name, arm in arms.items():
+        for kind in kinds:
+            runs = [made_up(dice, watch, batch, unit.number, name in ("chain", "tree")) for unit in units]
+            if name == "peer":
+                runs = [replace(run, stats=None) for run in runs]
+            pools[arm][kind] = Series(arm, "exact", units, runs, runs)
+    rows = make_rows(pools, arms[baseline], machine, "all", None, {})
+    records = [{**row.info, "runs": row.measured, "steps": row.steps, "rounds": row.rounds} for row in rows.values()]
+    return json.loads(strict_json(records)), machine, pools
+
+
+@pytest.mark.parametrize("baseline", ["plain", "chain"])
+@pytest.mark.parametrize("kinds", [("one",), ("one", "other")], ids=["one workload", "two"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_every_figure_of_made_up_runs_follows_from_their_records(
+    batch: int, kinds: tuple[str, ...], baseline: str
+) -> None:
+    rows, machine, pools = made_up_rows(batch, kinds, baseline)
+    plain, again, _, chain, _ = rows
+    base = chain if baseline == "chain" else plain
+    ends = speeds(again, plain, plain, machine)
+    noise = max(abs(np.log(ends["speedup_low"])), abs(np.log(ends["speedup_high"])))
+    for row, (arm, pool) in zip(rows, pools.items(), strict=True):
+        outcomes = [outcome for series in pool.values() for outcome in series.outcomes]
+        recomputed = figures(row, plain, machine, base)
+        if arm.draft:
+            recomputed["counters"] |= {"allocations": max(o.stats.counts["allocations"] for o in outcomes)}
+        for name, value in recomputed.items():
+            assert row[name] == (value if isinstance(value, dict | None) else pytest.approx(value, rel=1e-6)), name
+        assert row["verdict"] == ("baseline" if row is base else verdict(recomputed, noise)), arm.label
+        assert row["marks"] == (["replays"] if arm.draft else []) + ["one prompt"] * ("one prompt" in row["marks"])
+        assert row["memory"] == {
+            kind: max(outcome.memory[kind] for outcome in outcomes) for kind in ("process", "device")
+        }
+        ids = ";".join(",".join(map(str, tokens)) for outcome in outcomes for tokens in outcome.tokens)
+        assert row["emitted_digest"] == hashlib.sha256(ids.encode()).hexdigest()[:16]
+        assert row["set_up_s"] is None
+        # The first half of each workload's runs is its first pass.
+        half = len(outcomes) // len(kinds) // 2
+        passes = [[o for series in pool.values() for o in series.outcomes[at : at + half]] for at in (0, half)]
+        expected = [sum(o.decode_s for o in runs) / sum(o.decoded for o in runs) for runs in passes]
+        assert row["rounds"] == pytest.approx(expected)
+
+
+def verdict(recomputed: dict[str, Any], noise: float) -> str:
+    """What may be said of a speedup with an interval."""
+    if recomputed["speedup_low"] <= 1 <= recomputed["speedup_high"] or abs(np.log(recomputed["speedup"])) <= noise:
+        return "~"
+    return "faster" if recomputed["speedup"] > 1 else "slower"
+
+
+def figures(
+    row: dict[str, Any], plain: dict[str, Any], machine: Machine, base: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Every figure of a row, from its runs and steps, plain's, and those of the baseline if that is not plain."""
+    return speeds(row, plain, base or plain, machine) | latencies(row) | acceptance(row) | shares(row, plain)
 
 
 def total(records: list[dict[str, Any]], key: str) -> float:
     return float(sum(record[key] for record in records))
 
 
-def speeds(row: dict[str, Any], plain: dict[str, Any], machine: Machine) -> dict[str, Any]:
+def speeds(row: dict[str, Any], plain: dict[str, Any], base: dict[str, Any], machine: Machine) -> dict[str, Any]:
     logs: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for mine, theirs in zip(row["runs"], plain["runs"], strict=True):
+    for mine, theirs in zip(row["runs"], base["runs"], strict=True):
         assert (mine["workload"], mine["unit"]) == (theirs["workload"], theirs["unit"]), "not a pair"
         tokens = [sum(count for request in run["emissions"] for _, count in request) for run in (mine, theirs)]
         decoding = (theirs["decode_s"] / theirs["decoded"]) / (mine["decode_s"] / mine["decoded"])
@@ -127,9 +240,10 @@ def speeds(row: dict[str, Any], plain: dict[str, Any], machine: Machine) -> dict
     }
 
 
+@cache
 def student_by_search(degrees: float) -> float:
     """The 97.5 % point of Student's t, by summing its density on a fine grid."""
-    grid = np.linspace(0, 60, 3_000_001)
+    grid = np.linspace(0, 60, 300_001)
     density = (1 + grid**2 / degrees) ** (-(degrees + 1) / 2)
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     tail = 60 ** (-degrees) * degrees ** ((degrees + 1) / 2) / degrees / (grid[1] - grid[0])  # beyond the grid

@@ -14,7 +14,7 @@ import torch
 
 from benchsuite.measure import workloads
 from benchsuite.measure.fidelity import Fidelity
-from benchsuite.measure.interval import estimate
+from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, in_words, make_rows
@@ -245,6 +245,30 @@ def test_one_odd_prompt_among_many_is_named() -> None:
     assert hinges(odd, estimate(odd))
     even = {name: [log(1.48), log(1.5)] for name in odd}
     assert not hinges(even, estimate(even))
+
+
+@pytest.mark.parametrize(
+    ("others", "odd", "named"),
+    [
+        ([0.1] * 6, 0.9, True),  # 0.21 without it 0.1: more than half, and no spread is left
+        ([0.1] * 6, 0.6, False),  # 0.17 without it 0.1: less than half
+        ([-0.3, 0.5] * 3, 0.9, False),  # as much, but the interval is as wide without it
+        ([0.01] * 6, 0.1, False),  # 1.02: a speedup within 5 % of 1 hinges on nothing
+    ],
+)
+def test_a_prompt_is_odd_if_more_than_half_of_figure_and_interval_are_its(
+    others: list[float], odd: float, named: bool
+) -> None:
+    logs = {"kind": [*(value + 1e-4 * number for number, value in enumerate(others)), odd]}
+    assert hinges(logs, estimate(logs)) is named
+
+
+def test_a_speedup_of_just_the_noise_and_an_interval_that_ends_at_1_say_nothing() -> None:
+    found = Estimate(1.25, 1.0, 1.5625, 6, "by hand")
+    assert in_words(found, 0.0, None) == in_words(replace(found, low=0.8, high=1.0, ratio=0.9), 0.0, None) == "~"
+    apart = replace(found, low=1.2)
+    assert in_words(apart, log(1.25), None) == "~"
+    assert in_words(apart, log(1.2499), None) == "faster"
 
 
 def wide(row: Row) -> Row:

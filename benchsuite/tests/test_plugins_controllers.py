@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from benchsuite.prove.tiny import requests, save_target
 from benchsuite.tests.rig import Make
 from specdec import Controller, SpecdecError
 from specdec.devices import Stopwatch
-from specdec.stats import Marks, Stats, Step
+from specdec.stats import Marks, RowStep, Stats, Step
 from specdec_plugins.controllers.adaptive import Adaptive
+from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.controllers.goodput import Goodput
 from specdec_plugins.forecast import Times
 
@@ -30,6 +32,14 @@ class _Env:
     """The fields of an environment that a controller's bounds need."""
 
     max_length = 100
+
+
+def _timed(simulation: Simulation) -> Any:
+    """The fields of an environment that ``goodput`` needs; its calibration finds a simulation's own times."""
+    calibration = SimpleNamespace(
+        measure=lambda rows, lengths, widths: None, forward=lambda width, rows, length: simulation.forward(width)
+    )
+    return SimpleNamespace(max_length=100, max_rows=ROWS, calibration=calibration)
 
 
 class Simulation:
@@ -45,15 +55,26 @@ class Simulation:
 
     def step(self, k: int, kept: int, offered: int) -> None:
         """Add a step that asked for ``k`` proposals, got ``offered`` and kept ``kept``."""
-        propose, forward = 0.001 + self.cost * k if k else 0.0, 1 + self.slope * offered
+        self.batch(k, [(offered, kept)])
+
+    def batch(self, k: int, rows: list[tuple[int, int]]) -> None:
+        """Add a step that asked for ``k`` proposals; each row has the number of proposals that it got and kept."""
+        width = 1 + max(offered for offered, _ in rows)
+        propose, forward = 0.001 + self.cost * k if k else 0.0, self.forward(width)
         marks = []
         for seconds in (0.0, 0.0, 0.0, propose, forward, 0.01, 0.0, 0.0, self.observe, 0.01):
             self.now += seconds
             self.stats.stopwatch._marks.append(self.now)
             marks.append(len(self.stats.stopwatch._marks) - 1)
-        self.stats.proposed(offered, offered)
-        self.stats.accepted(kept)
-        self.stats.steps.append(Step(offered, offered + 1, 1, offered, kept, kept + 1, Marks(*marks)))
+        for offered, kept in rows:
+            self.stats.proposed(offered, offered)
+            self.stats.accepted(kept)
+        each = tuple(RowStep(offered, offered, kept, kept + 1) for offered, kept in rows)
+        self.stats.steps.append(Step.of(each, width, Marks(*marks)))
+
+    def forward(self, width: int) -> float:
+        """Seconds of the target's forward over so many slots."""
+        return 1 + self.slope * (width - 1)
 
     def run(self, next_k: Callable[[Stats], int], steps: int, text: Text, seed: int = 0) -> float:
         """Return tokens per second; ``text(step, coins)`` yields for each proposal whether it is right."""
@@ -159,6 +180,102 @@ def test_adaptive_has_nothing_to_forget(steps: list[tuple[int, int]]) -> None:
         used.next_k(simulation.stats)
         simulation.step(offered, min(offered, kept), offered)
     assert used.next_k(simulation.stats) == Adaptive(env, window=2).next_k(simulation.stats)
+
+
+ROWS = 20
+"""Rows of a batch in a world: the chance of each depth is met exactly, as so many twentieths of them."""
+
+
+class World(Simulation):
+    """A simulation whose rows keep at each depth exactly a share of what they kept before: ``chances``, by depth.
+
+    ``wall``: a forward of more than eight slots takes so many seconds more.
+    """
+
+    def __init__(self, chances: list[float], cost: float = 0.02, slope: float = 0.03, wall: float = 0.0) -> None:
+        super().__init__(slope, cost)
+        self.wall = wall
+        self.told(chances)
+
+    def told(self, chances: list[float]) -> None:
+        """From now on these chances; those past the end are the last one."""
+        self.left = [ROWS]
+        for depth in range(MOST):
+            self.left.append(round(self.left[-1] * chances[min(depth, len(chances) - 1)]))
+
+    def forward(self, width: int) -> float:
+        """As the base, and the wall."""
+        return super().forward(width) + (self.wall if width > 8 else 0.0)
+
+    def asked(self, k: int) -> None:
+        """A step with K proposals in every row."""
+        self.batch(k, [(k, sum(left > row for left in self.left[1 : k + 1])) for row in range(ROWS)])
+
+    def goodput(self, k: int) -> float:
+        """Tokens per second of a row with K proposals, from the world itself."""
+        draft = 0.001 + self.cost * k if k else 0.0
+        return sum(self.left[: k + 1]) / ROWS / (self.forward(k + 1) + draft + 0.02)
+
+
+WORLDS = {
+    "always the same": ([0.8], {}),
+    "nothing is kept": ([0.0], {}),
+    "everything is kept": ([1.0], {}),
+    "a hard beginning, then all is easy": ([0.5, 1.0], {}),
+    "an easy beginning, then all is hard": ([1.0, 0.9, 0.2], {}),
+    "hard in the middle": ([0.95, 0.95, 0.4, 1.0], {"cost": 0.005, "slope": 0.01}),
+    "a draft as dear as it is good": ([0.9], {"cost": 0.3}),
+    "a dear draft": ([0.5], {"cost": 0.5}),
+    "wide windows are dear": ([0.9], {"slope": 0.3}),
+    "nine slots are dear": ([1.0], {"wall": 1.5}),
+}
+"""Chances by depth, and what is not as usual."""
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_goodput_ends_within_a_twentieth_of_the_best_k_of_worlds_whose_chances_vary_with_depth(name: str) -> None:
+    """What K proposals yield is known exactly, for every K. It first sees 30 steps in which everything is kept."""
+    chances, unusual = WORLDS[name]
+    world = World([1.0], **unusual)
+    controller = Goodput(_timed(world), maximum=MOST)
+    ks = []
+    for number in range(230):
+        if number == 30:
+            world.told(chances)
+        ks.append(controller.next_k(world.stats))
+        world.asked(ks[-1])
+    best = max(map(world.goodput, range(MOST + 1)))
+    ours = sum(map(world.goodput, ks[-100:])) / 100
+    assert ours > 0.95 * best, f"{ours:.3f} tokens a second, the best K {best:.3f}; K {ks[-20:]}"
+
+
+def test_the_worlds_have_different_best_ks() -> None:
+    """So that no rule which overlooks depth, draft or width is right in all of them."""
+    best = {}
+    for name, (chances, unusual) in WORLDS.items():
+        world = World(chances, **unusual)
+        best[name] = max(range(MOST + 1), key=world.goodput)
+    assert best == {
+        "always the same": 8,
+        "nothing is kept": 0,
+        "everything is kept": 12,
+        "a hard beginning, then all is easy": 12,
+        "an easy beginning, then all is hard": 3,
+        "hard in the middle": 12,
+        "a draft as dear as it is good": 5,
+        "a dear draft": 0,
+        "wide windows are dear": 5,
+        "nine slots are dear": 7,
+    }
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_fixed_asks_for_k_whatever_happens(k: int) -> None:
+    env: Any = _Env()
+    simulation, controller = Simulation(), Fixed(env, k)
+    for offered, kept in ((0, 0), (k, 0), (k, k), (1, 1)):
+        assert controller.next_k(simulation.stats) == controller.max_k == k
+        simulation.step(k, kept, offered)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])

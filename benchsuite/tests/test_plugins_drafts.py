@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchsuite.prove import families
 from benchsuite.prove.tape import Tape
 from benchsuite.prove.tiny import ask, prompts, requests, save_target
-from benchsuite.tests.rig import Make
-from specdec import Draft, Env, Request, SamplingParams, SpecdecError, catalog
+from benchsuite.tests.rig import Make, saved_head
+from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.runtime import Graphed
 from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.drafts.garbage import Garbage
@@ -76,6 +78,42 @@ def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, ass
     engine.run(requests(SamplingParams(temperature=1.0, max_new_tokens=60)))
     assert engine.stats.counts["num_draft_tokens"] > 100
     assert engine.stats.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        *("ngram(n_min=1)", "ngram(n_min=1, branches=3)", "suffix(min_match=1)", "suffix(min_match=1, branches=3)"),
+        *("hybrid(sources='ngram(n_min=1), draft_model', model_k=9)", "oracle(1.0)", "garbage"),
+        *("draft_model", "draft_model(model={path}, vocabulary=intersection)", "tree(beam=3, depth=3)"),
+        *("tree(widths=2-2-1)", "medusa(num_heads=6)", "medusa(beam=3)", "eagle", "eagle(head={eagle!r})"),
+        *("eagle(head={eagle!r}, beam=3, depth=3)", "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup', {three})"),
+    ],
+)
+def test_no_row_of_a_window_is_wider_than_the_rows_own_room(draft: str, tmp_path: Path, assemble: Make) -> None:
+    """Chains and trees, in batches whose rows have budgets of 3, 6 and 30 tokens."""
+    build = assemble(max_rows=3)
+    head = saved_head("eagle", build, tmp_path) if "{eagle" in draft else ""
+    path = save_target("llama", tmp_path) if "{path" in draft else ""
+    three = "settings='{\"prompt_lookup_min\": 1, \"prompt_lookup_max\": 3}'"
+    engine, tight = build.engine(draft.format(eagle=head, path=path, three=three), k=6), 0
+
+    def judge(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:
+        nonlocal tight
+        for row, room in enumerate(context.max_proposals_host.tolist()):
+            assert room == min(6, int(context.max_proposals[row]))
+            proposed = int(window.width[row]) - 1
+            assert 0 <= proposed <= room
+            tight += 0 < room < 6 and proposed == room
+            above = window.parents[row, 1 : proposed + 1]
+            assert bool((above <= torch.arange(proposed)).all())
+
+    engine.trace = judge
+    text = prompts(1)[0]
+    work = [Request(i, text + text[i:], SamplingParams(max_new_tokens=n)) for i, n in enumerate((3, 6, 30, 3, 6))]
+    done = engine.run(work)
+    assert [len(completion.tokens) for completion in done] == [3, 6, 30, 3, 6]
+    assert tight, "no row filled a room below K: the case is not covered"
 
 
 @pytest.mark.parametrize(

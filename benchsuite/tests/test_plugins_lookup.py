@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,11 +19,17 @@ from benchsuite.prove.tiny import ask, prompts, requests
 from benchsuite.tests.rig import Make
 from specdec import Context, Request, SamplingParams, Verdict, Window, catalog
 from specdec_plugins.automaton import Automaton
+from specdec_plugins.drafts.hybrid import Hybrid
 from specdec_plugins.drafts.ngram import Ngram
 from specdec_plugins.drafts.suffix import Suffix
 from specdec_plugins.lookup import merged
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+limits = st.integers(1, 4)
+phrases = st.lists(st.tuples(st.integers(2, 3), st.integers(2, 3)), max_size=7).map(
+    lambda pairs: [*(token for i, pair in enumerate(pairs) for token in (0, 1, *pair, 10 + i)), 0, 1]
+)
+"""Texts whose longest end seen before, 0 1, was followed by several paths."""
 ENV: Any = None
 
 
@@ -85,6 +94,78 @@ def test_the_automaton_is_linear_in_its_text(period: int) -> None:
 def propose(draft: Suffix, text: list[int], limit: int = 8) -> list[list[int]]:
     draft.admit(0, Request(0, (1,)), ())
     return draft.continuations(0, np.array(text), limit)
+
+
+def ngram_by_hand(text: list[int], n_max: int, n_min: int, most: int, limit: int) -> list[list[int]]:
+    """What follows the latest earlier occurrences of the longest end of ``text`` that occurs before, each once."""
+    for n in range(min(n_max, len(text) - 1), n_min - 1, -1):
+        after = [i + n for i in range(len(text) - n) if text[i : i + n] == text[-n:]]
+        if after:
+            latest: dict[int, list[int]] = {}
+            for place in reversed(after):
+                latest.setdefault(text[place], text[place : place + limit])
+            return list(latest.values())[:most]
+    return []
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=14), st.integers(1, 4), st.integers(1, 4), limits, limits)
+def test_ngram_is_a_search_for_the_latest_occurrence_of_the_longest_end(
+    text: list[int], n_min: int, more: int, most: int, limit: int
+) -> None:
+    found = Ngram(ENV, n_min + more - 1, n_min, branches=most).continuations(0, np.array(text), limit)
+    assert found == ngram_by_hand(text, n_min + more - 1, n_min, most, limit)
+
+
+def suffix_by_hand(
+    earlier: list[list[int]], text: list[int], factor: float, least: float, min_match: int, most: int, limit: int
+) -> list[list[int]]:
+    """The continuations of ``text`` by counting occurrences in it and in ``earlier`` texts, oldest first."""
+
+    def followers(part: list[int]) -> Counter[int]:
+        n = len(part)
+        return Counter(t[i + n] for t in [*earlier, text] for i in range(len(t) - n) if t[i : i + n] == part)
+
+    def shares(part: list[int]) -> list[tuple[int, float]]:
+        found = followers(part)  # in the order in which they were first seen, which a stable sort keeps
+        return [(token, count / found.total()) for token, count in sorted(found.items(), key=lambda pair: -pair[1])]
+
+    length = max(n for n in range(len(text) + 1) if n == 0 or followers(text[len(text) - n :]))
+    if length < min_match:
+        return []
+    match, paths = text[len(text) - length :], []
+    for token, likely in shares(match)[:most]:
+        path: list[int] = []
+        while likely >= least and len(path) < min(limit, max(1, int(factor * length))):
+            path.append(token)
+            if not followers(match + path):
+                break
+            token, share = shares(match + path)[0]
+            likely *= share
+        paths += [path] if path else []
+    return paths
+
+
+@example([[2, 1], [1]], [1, 3, 2, 1], 1.0, 0.0, 1, 1, 1)  # where ends of several texts are equal, nothing follows
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=2),
+    st.one_of(st.lists(st.integers(0, 2), min_size=1, max_size=14), phrases),
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.sampled_from([0.0, 0.2, 0.3, 0.5, 1.0]),
+    st.integers(1, 3),
+    limits,
+    limits,
+)
+def test_suffix_is_a_count_of_what_followed_the_longest_end_seen_before(
+    earlier: list[list[int]], text: list[int], factor: float, least: float, min_match: int, most: int, limit: int
+) -> None:
+    """Match, order, likelihood of a whole path, and length: one automaton of all texts beside counts of their parts."""
+    draft = Suffix(ENV, factor, least, min_match, branches=most)
+    for number, other in enumerate(earlier):
+        draft.admit(0, Request(number, (1,)), tuple(other[:3]))
+        draft.release(0, tuple(other))
+    draft.admit(0, Request(9, (1,)), tuple(text[:2]))
+    expected = suffix_by_hand(earlier, text, factor, least, min_match, most, limit)
+    assert draft.continuations(0, np.array(text), limit) == expected
 
 
 def test_suffix_follows_what_came_most_often() -> None:
@@ -159,6 +240,42 @@ def test_hybrid_adds_what_its_sources_count(assemble: Make) -> None:
     done = engine.run(requests(count=2))
     fed = sum(len(c.request.prompt) + len(c.tokens) for c in done)
     assert engine.stats.counts["suffix_indexed_tokens"] == 2 * fed
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=12), st.permutations(range(3)), limits)
+def test_hybrid_proposes_what_the_first_of_its_sources_finds(text: list[int], order: list[int], limit: int) -> None:
+    """Three lookups in any order, which know different texts; the row has room for ``limit`` proposals, or for none."""
+    sources = [Ngram(ENV, n, n) for n in (1, 2, 3)]
+    env: Any = SimpleNamespace(
+        draft=lambda name: sources[int(name)], max_rows=1, target=SimpleNamespace(device=torch.device("cpu"))
+    )
+    hybrid = Hybrid(env, sources=", ".join(map(str, order)))
+    for room in (limit, 0):
+        lent: Any = SimpleNamespace(
+            max_proposals_host=[room], history=np.array([text]), length_host=[len(text)], rows=1, tokens=torch.zeros(1)
+        )
+        lent.pending = torch.tensor([text[-1]])
+        by_hand = [found for n in order if (found := ngram_by_hand(text, n + 1, n + 1, 1, room)) and room]
+        expected = by_hand[0] if by_hand else []
+        assert list(hybrid.look_up(lent, 0)) == expected
+        window = hybrid.propose(lent)
+        assert window.tokens[0].tolist() == [text[-1], *(expected[0] if expected else [])]
+
+
+def test_hybrid_forgets_what_any_of_its_sources_has_learnt() -> None:
+    learnt = [Suffix(ENV, min_match=1), Suffix(ENV, min_match=2)]
+    env: Any = SimpleNamespace(
+        draft=lambda name: learnt[int(name)], max_rows=1, target=SimpleNamespace(device=torch.device("cpu"))
+    )
+    hybrid, history = Hybrid(env, sources="0, 1"), np.array([5, 6])
+    hybrid.admit(0, Request(0, (1,)), (5, 6, 7))
+    hybrid.release(0, (5, 6, 7))
+    for forgotten, expected in ((False, [[7]]), (True, [])):
+        if forgotten:
+            hybrid.forget()
+        for source in learnt:
+            source.admit(0, Request(1, (1,)), ())
+            assert source.continuations(0, history, 4) == expected
 
 
 def test_hybrid_takes_the_first_source_that_has_something(assemble: Make) -> None:

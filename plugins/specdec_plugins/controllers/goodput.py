@@ -123,8 +123,8 @@ class Goodput(Controller):
         before = float(step.rows)
         for depth in range(1, asked + 1):
             kept = float(accepted[depth - 1]) if depth <= len(accepted) else 0.0
-            if before:
-                self._kept.seen(depth, kept / step.rows, before / step.rows)
+            # Also where no row got so far: what is known of a depth that is no longer reached fades.
+            self._kept.seen(depth, kept / step.rows, before / step.rows)
             before = kept
             if step.k >= depth - 1:
                 self._made.seen(depth, float(step.k >= depth), 1.0)
