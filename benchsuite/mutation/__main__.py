@@ -34,7 +34,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the draw; the same seed draws the same, and more (0)")
     parser.add_argument("--modules", default="", help="groups or files, with commas: engine, specdec/stops.py, gate")
     parser.add_argument("--changed", metavar="BASE", help="only mutants of lines that differ from this revision")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="end after so long; what is left over is counted")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="end after so long; the same command goes on")
     parser.add_argument("--most", type=float, default=runner.MOST, help="recorded seconds of tests for one mutant (60)")
     parser.add_argument("--slow", action="store_true", help="the tests marked slow judge too")
     parser.add_argument("--fail-under", type=float, metavar="PERCENT", help="exit with 1 below this share of kills")
@@ -117,10 +117,9 @@ def _reach(
     end = float("inf")
     if given.budget:
         tests, end = reach.likely(tests, wanted, root), start + SHARE * given.budget
-    found, done = reach.Reach(), 0
-    for name, found in reach.reached(copy, tests, traces, "" if given.slow else QUICK, end):
-        done += 1
-        print(f"traced {done} of {len(tests)}: {name}, {len(found.seconds)} tests so far", flush=True)
+    found, marks = reach.Reach(), "" if given.slow else QUICK
+    for number, (name, found) in enumerate(reach.reached(copy, tests, traces, marks, end), 1):
+        print(f"traced {number} of {len(tests)}: {name}, {len(found.seconds)} tests so far", flush=True)
     if found.failed:
         print(f"{len(found.failed)} tests fail in a copy of the checkout and judge nothing: {', '.join(found.failed)}")
     return found
@@ -151,7 +150,9 @@ def _report(
 ) -> int:
     from benchsuite.mutation.rates import counted, rates_table, survivors, written
 
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+    )
     command = " ".join(["python -m benchsuite.mutation", *sys.argv[1:]])
     origin = f"`{command}`, commit {done.stdout.strip() or 'unknown'}, sources {known}, seed {given.seed}"
     given.report.mkdir(parents=True, exist_ok=True)

@@ -14,16 +14,18 @@ ROOTS = ("", "kernels", "plugins")
 """Source roots of the checkout."""
 
 OLDEST = 1_000_000_000
-"""The first of the times that changed files are given, in seconds since 1970: bytecode is told apart by time and size, so
-that two changes within a second would be one."""
+"""The first of the times that changed files are given, in seconds since 1970: bytecode is told apart by time and size,
+so that two changes within a second would be one."""
 
 
 def checkout_files(root: Path) -> list[str]:
-    """Return the files of a checkout, tracked or new, without what git ignores. Raises ValueError without git's list."""
+    """Return the files of a checkout, tracked or new, without what git ignores. Raises ValueError without git."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ValueError(f"got {done.stderr.strip()!r} from git in {root}, expected a checkout: mutants need its sources")
+        raise ValueError(
+            f"got {done.stderr.strip()!r} from git in {root}, expected a checkout: mutants need its sources"
+        )
     return sorted(name for name in done.stdout.split("\0") if name and (root / name).is_file())
 
 

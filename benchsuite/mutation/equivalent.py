@@ -42,7 +42,9 @@ def read_equivalents(path: Path = LIST) -> list[Equivalent]:
     names = {"file", "function", "before", "after", "reason"}
     for entry in entries:
         if entry.keys() != names or not entry["reason"].strip():
-            raise StaleEntry(f"{path.name} has {entry}, expected {', '.join(sorted(names))}, none empty but the function")
+            raise StaleEntry(
+                f"{path.name} has {entry}, expected {', '.join(sorted(names))}, none empty but the function"
+            )
     return [Equivalent(**entry) for entry in entries]
 
 

@@ -1,7 +1,7 @@
 """Runs of pytest over a copy of the checkout, each in a process forked from this one.
 
-This process imports torch, transformers and pytest once, and nothing of ours but this room; a fork forgets that, puts the
-copy's folders first, and imports our code from there.
+This process imports torch, transformers and pytest once, and nothing of ours but this room; a fork forgets that, puts
+the copy's folders first, and imports our code from there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class Ended:
 
 
 def import_foreign() -> None:
-    """Import what all runs need, so that forks do not; torch starts no thread by that. Those not installed are skipped."""
+    """Import what all runs need, so that forks do not; torch starts no thread by that. What is missing is left out."""
     os.environ.update(VARIABLES)
     for name in FOREIGN:
         if importlib.util.find_spec(name.partition(".")[0]):
@@ -150,10 +151,8 @@ def _wait(process: int, wall: float) -> int | None:
         if time.monotonic() > until:
             break
         time.sleep(0.01)
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)  # what it started and left
-    except ProcessLookupError:
-        pass
     if code is None:
         os.waitpid(process, 0)
     return code if code is not None and code >= 0 else None

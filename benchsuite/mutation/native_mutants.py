@@ -27,8 +27,8 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     ("min for max", r"\bmax\b(?=\()|\bfmaxf\b(?=\()", "min"),
     ("max for min", r"\bmin\b(?=\()|\bfminf\b(?=\()", "max"),
 )
-"""Operator, what is found, what stands in its place. Operators of two operands have a space on each side in our sources,
-so that the angle brackets of templates, pointers and negative numbers are left alone."""
+"""Operator, what is found, what stands in its place. Operators of two operands have a space on each side in our
+sources, so that the angle brackets of templates, pointers and negative numbers are left alone."""
 
 FULL = {"fmaxf": "fminf", "fminf": "fmaxf"}
 

@@ -17,7 +17,7 @@ from mutmut.mutation import mutators
 from benchsuite.mutation.mutants import Mutation, mutation
 
 LEFT_OUT = ("operator_assignment", "operator_lambda")
-"""They write None where a tensor, a number or a function stands: whatever runs the line fails, and the rate flatters."""
+"""They write None where a tensor, number or function stands: all that runs the line fails, and the rate flatters."""
 
 SPOKEN = ("print", "warn", "debug", "info", "warning", "cast", "TypeVar", "refuse")
 """Calls whose arguments are words for people, or for a type checker."""

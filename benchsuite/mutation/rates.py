@@ -14,7 +14,8 @@ from benchsuite.mutation.runner import EXCUSED, KILLED, LATE, MISSED, SURVIVED, 
 SIDE = 0.975
 """The confidence of each end of a two-sided 95 % interval."""
 
-HEADERS = ("group", "mutants", "drawn", "equivalent", "killed", "out of time", "survived", "not reached", "killed of those")
+COLUMNS = (EXCUSED, KILLED, LATE, SURVIVED, MISSED)
+HEADERS = ("group", "mutants", "drawn", *COLUMNS, "killed of those")
 
 
 def kill_rate(killed: int, of: int) -> tuple[float, float, float]:
@@ -48,7 +49,7 @@ def rates_table(tried: Sequence[Tried], population: Mapping[str, int], form: str
     rows: list[tuple[Any, ...]] = []
     for group in [*population, "all"]:
         mine = [each for each in tried if group in (each.group, "all")]
-        counts = [sum(each.verdict == verdict for each in mine) for verdict in (EXCUSED, KILLED, LATE, SURVIVED, MISSED)]
+        counts = [sum(each.verdict == verdict for each in mine) for verdict in COLUMNS]
         size = population.get(group, sum(population.values()))
         rows.append((group, size, len(mine), *counts, shown_rate(*counted(mine))))
     return tabulate(rows, HEADERS, tablefmt=form)
@@ -71,7 +72,7 @@ def one_line(tried: Tried) -> str:
 
 
 def written(tried: Sequence[Tried], population: Mapping[str, int], origin: str, sources: Path) -> str:
-    """Return the report as Markdown: the table, every survivor as a diff, and the equivalent ones with their reasons."""
+    """Return the report as Markdown: the table, survivors as diffs, and the equivalent ones with their reasons."""
     parts = ["# Mutants", "", origin, "", rates_table(tried, population, "github"), "", "## Survivors", ""]
     for each in survivors(tried):
         diff = each.mutant.diff((sources / each.mutant.file).read_bytes()).rstrip()

@@ -1,4 +1,4 @@
-"""Which tests reach which lines, and what each test costs: collected once for each state of the code and of a test file.
+"""Which tests reach which lines, and what each costs: collected once for each state of the code and of a test file.
 
 coverage.py traces lines, and its context is switched at every test. What a test starts as a process of its own is not
 traced, and what a fixture or a cache makes once counts for the first test that asked for it.
@@ -61,7 +61,9 @@ class Reach:
         if stands:
             found = {test for name in stands for tests in self.lines.get(name, {}).values() for test in tests}
             # Every test of a tiny model runs some kernel; those of kernels look at all of what it returns.
-            return sorted(found & self.seconds.keys(), key=lambda test: ("kernels" not in test, self.seconds[test], test))
+            return sorted(
+                found & self.seconds.keys(), key=lambda test: ("kernels" not in test, self.seconds[test], test)
+            )
         lines = self.lines.get(mutant.file, {})
         first, last = mutant.lines
         found = {test for line in range(first, last + 1) for test in lines.get(line, ())}
@@ -125,8 +127,8 @@ def reached(
 
     ``kept`` is a folder of these sources (``copied.sources``): it need not change with the tests.
 
-    ``marks`` is pytest's expression of the marks of tests to run. ``until`` is the time (``time.monotonic``) at which to
-    begin no further file. Raises ValueError if a file cannot be collected at all.
+    ``marks`` is pytest's expression of the marks of tests to run. ``until`` is the time (``time.monotonic``) at which
+    to begin no further file. Raises ValueError if a file cannot be collected at all.
     """
     reach = Reach()
     folder = kept / ("all" if not marks else marks.replace(" ", "-"))

@@ -125,7 +125,8 @@ class Results:
 class MutantRunner:
     """Tries mutants over a copy of the checkout.
 
-    ``kept`` is a folder for what is known of these sources: results, and which tests pass alone. ``most``: see ``MOST``.
+    ``kept`` is a folder for what is known of these sources: which tests pass alone, compiled mutants. ``most``: see
+    ``MOST``.
     """
 
     def __init__(self, copy: Copied, reach: Reach, kept: Path, most: float = MOST) -> None:
