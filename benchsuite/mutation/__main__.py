@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -36,6 +37,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--changed", metavar="BASE", help="only mutants of lines that differ from this revision")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="end after so long; the same command goes on")
     parser.add_argument("--most", type=float, default=runner.MOST, help="recorded seconds of tests for one mutant (60)")
+    parser.add_argument(
+        "--tests", default="benchsuite/tests/test_*.py", help="test files that judge, with commas (all)"
+    )
     parser.add_argument("--slow", action="store_true", help="the tests marked slow judge too")
     parser.add_argument("--fail-under", type=float, metavar="PERCENT", help="exit with 1 below this share of kills")
     parser.add_argument("--report", type=Path, default=Path("results/mutation"), help="folder for the report")
@@ -91,6 +95,8 @@ def _run(given: argparse.Namespace, root: Path) -> int:
         print(f"{sum(population.values())} mutants")
         return 0
     sample = runner.in_turn(runner.drawn(mutants, given.mutants, given.seed))
+    if given.budget:  # what must be compiled takes most of it
+        sample.sort(key=lambda pair: pair[1].file.endswith(runner.COMPILED))
     known = copied.digest(root, files)
     kept = cache_root() / "mutation" / known
     kept.mkdir(parents=True, exist_ok=True)
@@ -113,7 +119,7 @@ def _reach(
     start: float,
 ) -> reach.Reach:
     """Which tests reach what, of all test files or, within a budget, of those that fit in."""
-    tests = [name for name in files if Path(name).match("benchsuite/tests/test_*.py")]
+    tests = [name for name in files if any(map(Path(name).match, given.tests.split(",")))]
     end = float("inf")
     if given.budget:
         tests, end = reach.likely(tests, wanted, root), start + SHARE * given.budget
@@ -136,10 +142,13 @@ def _tried(
 ) -> list[runner.Tried]:
     from benchsuite.mutation.rates import one_line
 
-    which = f"{'slow-' if given.slow else ''}{given.most:g}{'-budget' if given.budget else ''}"
-    results = runner.Results(kept / f"results-{given.seed}-{which}.jsonl")
+    # Other judges may say otherwise: their results are kept apart.
+    judges = [given.tests, given.slow, given.most, bool(given.budget)]
+    name = hashlib.sha256(json.dumps(judges).encode()).hexdigest()[:8]
+    results = runner.Results(kept / f"results-{given.seed}-{name}.jsonl")
     tried = []
-    for each in runner.tried_out(runner.MutantRunner(copy, found, kept, given.most), sample, reasons, results, until):
+    at_work = runner.MutantRunner(copy, found, kept, given.most, until)
+    for each in runner.tried_out(at_work, sample, reasons, results):
         print(one_line(each), flush=True)
         tried.append(each)
     return tried

@@ -154,5 +154,6 @@ def _wait(process: int, wall: float) -> int | None:
     with suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)  # what it started and left
     if code is None:
+        os.kill(process, signal.SIGKILL)  # it may not lead its group yet
         os.waitpid(process, 0)
     return code if code is not None and code >= 0 else None

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchsuite.mutation.copied import Copied, digest
 from benchsuite.mutation.forks import ForkLimits, run_pytest
 from benchsuite.mutation.mutants import Mutation
@@ -24,6 +26,10 @@ STANDS_FOR = {
     "kernels/specdec_kernels/csrc/*": ("kernels/specdec_kernels/cpu.py",),
 }
 """Compiled sources cannot be traced: the tests that run a function of these files reach all of them."""
+
+APART = {"cold", "python", "run", "suite"}
+"""Fixtures of tests that start processes, which are not traced, and for which all is imported once more: they are left
+out, and judge nothing."""
 
 TRACED = ("specdec/*", "plugins/*", "kernels/*", "benchsuite/*")
 
@@ -85,6 +91,11 @@ class Traced:
         self._bad: set[str] = set()
         self._ran: set[str] = set()
         self._from = 0.0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out tests whose work is done in other processes."""
+        items[:] = [item for item in items if APART.isdisjoint(getattr(item, "fixturenames", ()))]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Lines belong to this test from here on."""

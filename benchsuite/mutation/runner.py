@@ -46,6 +46,10 @@ class Tried:
     reason: str = ""
 
 
+class OutOfBudget(Exception):
+    """The time given to all mutants together ended while one was tried: nothing is known of it."""
+
+
 class Chosen:
     """A plugin of pytest that runs the given tests in the given order, and says which failed first."""
 
@@ -126,16 +130,16 @@ class MutantRunner:
     """Tries mutants over a copy of the checkout.
 
     ``kept`` is a folder for what is known of these sources: which tests pass alone, compiled mutants. ``most``: see
-    ``MOST``.
+    ``MOST``. ``until``: the time (``time.monotonic``) at which what runs is ended.
     """
 
-    def __init__(self, copy: Copied, reach: Reach, kept: Path, most: float = MOST) -> None:
-        self._copy, self._reach, self._kept, self._most = copy, reach, kept, most
+    def __init__(self, copy: Copied, reach: Reach, kept: Path, most: float = MOST, until: float = float("inf")) -> None:
+        self._copy, self._reach, self._kept, self._most, self._until = copy, reach, kept, most, until
         self._alone_file = kept / "alone.json"
         self._alone: dict[str, bool] = json.loads(self._alone_file.read_text()) if self._alone_file.exists() else {}
 
-    def try_out(self, group: str, mutant: Mutation, most: float | None = None) -> Tried:
-        """Run the tests that reach a mutant, until one fails.
+    def try_out(self, group: str, mutant: Mutation) -> Tried:
+        """Run the tests that reach a mutant, until one fails. Raises OutOfBudget.
 
         A test that fails under a mutant and also alone without it, because it needs what an earlier test left, judges
         nothing: it is left out, and the mutant is tried again.
@@ -144,7 +148,7 @@ class MutantRunner:
         source = (self._copy.folder / mutant.file).read_bytes()
         while True:
             reaching = [test for test in self._reach.tests(mutant) if self._alone.get(test, True)]
-            tests = self._affordable(reaching, self._most if most is None else most)
+            tests = self._affordable(reaching)
             if not tests:
                 return Tried(group, mutant, MISSED)
             with self._copy.changed(mutant.file, mutant.applied(source)):
@@ -153,11 +157,11 @@ class MutantRunner:
                 seconds = round(time.monotonic() - start, 1)
                 return Tried(group, mutant, verdict, by, began, len(reaching), seconds)
 
-    def _affordable(self, tests: Sequence[str], most: float) -> list[str]:
+    def _affordable(self, tests: Sequence[str]) -> list[str]:
         chosen, spent = [], 0.0
         for test in tests:
             spent += self._reach.seconds[test]
-            if chosen and spent > most:
+            if chosen and spent > self._most:
                 break
             chosen.append(test)
         return chosen
@@ -167,9 +171,13 @@ class MutantRunner:
         recorded = sum(self._reach.seconds[test] for test in tests) + (COMPILING if compiled else 0)
         # Our caches are not the place for kernels of mutants.
         variables = {"SPECDEC_CACHE": str(self._kept / "cache")} if compiled else {}
-        limits = ForkLimits(60 + 5 * recorded, 180 + 20 * recorded)
+        if (left := self._until - time.monotonic()) <= 0:
+            raise OutOfBudget
+        limits = ForkLimits(min(60 + 5 * recorded, left), min(180 + 20 * recorded, left))
         ended = run_pytest(self._copy, ["-x", *files], lambda: Chosen(tests), limits, variables)
         by, began = ended.said.get("by", ""), ended.said.get("tests", 0)
+        if ended.code is None and ended.seconds >= left:
+            raise OutOfBudget
         if ended.code is None:
             return LATE, "", began
         if ended.code in (0, 5):
@@ -186,22 +194,23 @@ class MutantRunner:
 
 
 def tried_out(
-    runner: MutantRunner,
-    mutants: Sequence[tuple[str, Mutation]],
-    reasons: Mapping[str, str],
-    results: Results,
-    until: float = float("inf"),
+    runner: MutantRunner, mutants: Sequence[tuple[str, Mutation]], reasons: Mapping[str, str], results: Results
 ) -> Iterator[Tried]:
     """Yield what became of each mutant; those in ``results`` are not run again, those with a reason not at all.
 
-    ``until`` is the time (``time.monotonic``) at which to begin no further mutant.
+    When the runner's time is over, only what is known already is yielded.
     """
+    over = False
     for group, mutant in mutants:
         if mutant.key in reasons:
             yield Tried(group, mutant, EXCUSED, reason=reasons[mutant.key])
         elif (known := results.of(group, mutant)) is not None:
             yield known
-        elif time.monotonic() < until:
-            tried = runner.try_out(group, mutant)
+        elif not over:
+            try:
+                tried = runner.try_out(group, mutant)
+            except OutOfBudget:
+                over = True
+                continue
             results.add(tried)
             yield tried
