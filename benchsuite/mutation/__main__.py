@@ -37,9 +37,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--changed", metavar="BASE", help="only mutants of lines that differ from this revision")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="end after so long; the same command goes on")
     parser.add_argument("--most", type=float, default=runner.MOST, help="recorded seconds of tests for one mutant (60)")
-    parser.add_argument(
-        "--tests", default="benchsuite/tests/test_*.py", help="test files that judge, with commas (all)"
-    )
+    parser.add_argument("--tests", default="test_*.py", help="files that judge, with commas (all)")
     parser.add_argument("--slow", action="store_true", help="the tests marked slow judge too")
     parser.add_argument("--fail-under", type=float, metavar="PERCENT", help="exit with 1 below this share of kills")
     parser.add_argument("--report", type=Path, default=Path("results/mutation"), help="folder for the report")

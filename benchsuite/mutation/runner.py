@@ -129,12 +129,12 @@ class Results:
 class MutantRunner:
     """Tries mutants over a copy of the checkout.
 
-    ``kept`` is a folder for what is known of these sources: which tests pass alone, compiled mutants. ``most``: see
+    ``kept`` is a folder for what is known of these sources: which tests pass alone. ``most``: see
     ``MOST``. ``until``: the time (``time.monotonic``) at which what runs is ended.
     """
 
     def __init__(self, copy: Copied, reach: Reach, kept: Path, most: float = MOST, until: float = float("inf")) -> None:
-        self._copy, self._reach, self._kept, self._most, self._until = copy, reach, kept, most, until
+        self._copy, self._reach, self._most, self._until = copy, reach, most, until
         self._alone_file = kept / "alone.json"
         self._alone: dict[str, bool] = json.loads(self._alone_file.read_text()) if self._alone_file.exists() else {}
 
@@ -170,7 +170,7 @@ class MutantRunner:
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
         recorded = sum(self._reach.seconds[test] for test in tests) + (COMPILING if compiled else 0)
         # Our caches are not the place for kernels of mutants.
-        variables = {"SPECDEC_CACHE": str(self._kept / "cache")} if compiled else {}
+        variables = {"SPECDEC_CACHE": str(self._copy.folder / ".kernels")} if compiled else {}
         if (left := self._until - time.monotonic()) <= 0:
             raise OutOfBudget
         limits = ForkLimits(min(60 + 5 * recorded, left), min(180 + 20 * recorded, left))
