@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -92,13 +91,13 @@ def _run(given: argparse.Namespace, root: Path) -> int:
             print(f"{group:12} {size:6} mutants in {len(groups[group])} files")
         print(f"{sum(population.values())} mutants")
         return 0
-    sample = runner.in_turn(runner.drawn(mutants, given.mutants, given.seed))
+    sample = runner.group_by_group(runner.drawn_mutants(mutants, given.mutants, given.seed))
     if given.budget:  # what must be compiled takes most of it
         sample.sort(key=lambda pair: pair[1].file.endswith(runner.COMPILED))
-    known = copied.digest(root, files)
+    known = copied.sources_digest(root, files)
     kept = cache_root() / "mutation" / known
     kept.mkdir(parents=True, exist_ok=True)
-    traces = cache_root() / "mutation" / f"reach-{copied.digest(root, copied.sources(files))}"
+    traces = cache_root() / "mutation" / f"reach-{copied.sources_digest(root, copied.sources(files))}"
     import_foreign()
     with tempfile.TemporaryDirectory() as folder:
         copy = copied.Copied(root, files, Path(folder))
@@ -122,7 +121,7 @@ def _reach(
     if given.budget:
         tests, end = reach.likely(tests, wanted, root), start + SHARE * given.budget
     found, marks = reach.Reach(), "" if given.slow else QUICK
-    for number, (name, found) in enumerate(reach.reached(copy, tests, traces, marks, end), 1):
+    for number, (name, found) in enumerate(reach.traced(copy, tests, traces, marks, end), 1):
         print(f"traced {number} of {len(tests)}: {name}, {len(found.seconds)} tests so far", flush=True)
     if found.failed:
         print(f"{len(found.failed)} tests fail in a copy of the checkout and judge nothing: {', '.join(found.failed)}")
@@ -155,7 +154,7 @@ def _tried(
 def _report(
     given: argparse.Namespace, root: Path, tried: list[runner.Tried], population: dict[str, int], size: int, known: str
 ) -> int:
-    from benchsuite.mutation.rates import counted, rates_table, survivors, written
+    from benchsuite.mutation.rates import kills, mutation_report, rates_table, survivors
 
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
@@ -163,7 +162,7 @@ def _report(
     command = " ".join(["python -m benchsuite.mutation", *sys.argv[1:]])
     origin = f"`{command}`, commit {done.stdout.strip() or 'unknown'}, sources {known}, seed {given.seed}"
     given.report.mkdir(parents=True, exist_ok=True)
-    (given.report / "report.md").write_text(written(tried, population, origin, root), encoding="utf-8")
+    (given.report / "report.md").write_text(mutation_report(tried, population, origin, root), encoding="utf-8")
     content = {"origin": origin, "population": population, "tried": [asdict(each) for each in tried]}
     (given.report / "report.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
     for each in survivors(tried):
@@ -172,7 +171,7 @@ def _report(
     if len(tried) < size:
         print(f"{size - len(tried)} of {size} drawn mutants were left for lack of time; the same command goes on")
     print(f"report: {given.report / 'report.md'}")
-    killed, of = counted(tried)
+    killed, of = kills(tried)
     if given.fail_under is not None and of and 100 * killed / of < given.fail_under:
         print(f"{100 * killed / of:.1f} % killed, expected at least {given.fail_under:g} %")
         return 1
@@ -180,6 +179,4 @@ def _report(
 
 
 if __name__ == "__main__":
-    ended = mutation_main()
-    sys.stdout.flush()
-    os._exit(ended)  # Triton's libraries print pages about leaks when an interpreter ends that froze its garbage
+    sys.exit(mutation_main())

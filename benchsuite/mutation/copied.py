@@ -29,7 +29,7 @@ def checkout_files(root: Path) -> list[str]:
     return sorted(name for name in done.stdout.split("\0") if name and (root / name).is_file())
 
 
-def digest(root: Path, files: list[str]) -> str:
+def sources_digest(root: Path, files: list[str]) -> str:
     """Return what tells these sources from all others, in 16 characters."""
     made = hashlib.sha256()
     for name in files:

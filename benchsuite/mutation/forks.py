@@ -65,8 +65,6 @@ def import_foreign() -> None:
     for name in FOREIGN:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # or every collection of a fork would go through all of it, and copy it
 
 
 def run_pytest(
@@ -107,6 +105,7 @@ def _child(
     code = 3
     try:
         os.setsid()
+        gc.freeze()  # or every collection would go through all that was imported; pytest makes five at its end
         resource.setrlimit(resource.RLIMIT_CPU, (int(limits.cpu) + 1, int(limits.cpu) + 3))
         for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, str(output), os.O_WRONLY | os.O_CREAT)):
             os.dup2(os.open(name, mode), number)

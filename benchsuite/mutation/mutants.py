@@ -36,8 +36,8 @@ class Mutation:
 
     def diff(self, source: bytes) -> str:
         """Return the change as a unified diff with a line around it."""
-        texts = (text.decode().splitlines(keepends=True) for text in (source, self.applied(source)))
-        return "".join(difflib.unified_diff(*texts, fromfile=self.file, tofile=self.file, n=1))
+        old, new = (text.decode().splitlines(keepends=True) for text in (source, self.applied(source)))
+        return "".join(difflib.unified_diff(old, new, fromfile=self.file, tofile=self.file, n=1))
 
 
 def mutation(

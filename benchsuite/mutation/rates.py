@@ -38,7 +38,7 @@ def shown_rate(killed: int, of: int) -> str:
     return f"{rate:.0%} ({low * 100:.0f} to {high * 100:.0f})".replace("%", " %")
 
 
-def counted(tried: Sequence[Tried]) -> tuple[int, int]:
+def kills(tried: Sequence[Tried]) -> tuple[int, int]:
     """Return how many of these were killed, in time or not, and of how many that are not equivalent."""
     judged = [each for each in tried if each.verdict != EXCUSED]
     return sum(each.verdict in (KILLED, LATE) for each in judged), len(judged)
@@ -51,7 +51,7 @@ def rates_table(tried: Sequence[Tried], population: Mapping[str, int], form: str
         mine = [each for each in tried if group in (each.group, "all")]
         counts = [sum(each.verdict == verdict for each in mine) for verdict in COLUMNS]
         size = population.get(group, sum(population.values()))
-        rows.append((group, size, len(mine), *counts, shown_rate(*counted(mine))))
+        rows.append((group, size, len(mine), *counts, shown_rate(*kills(mine))))
     return tabulate(rows, HEADERS, tablefmt=form)
 
 
@@ -71,7 +71,7 @@ def one_line(tried: Tried) -> str:
     return f"{tried.verdict:11} {place} [{mutant.operator}] {what} ({tried.seconds:.0f} s)"
 
 
-def written(tried: Sequence[Tried], population: Mapping[str, int], origin: str, sources: Path) -> str:
+def mutation_report(tried: Sequence[Tried], population: Mapping[str, int], origin: str, sources: Path) -> str:
     """Return the report as Markdown: the table, survivors as diffs, and the equivalent ones with their reasons."""
     parts = ["# Mutants", "", origin, "", rates_table(tried, population, "github"), "", "## Survivors", ""]
     for each in survivors(tried):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.mutation.copied import Copied, digest
+from benchsuite.mutation.copied import Copied, sources_digest
 from benchsuite.mutation.forks import ForkLimits, run_pytest
 from benchsuite.mutation.mutants import Mutation
 
@@ -131,7 +131,7 @@ class Traced:
         return {"tests": tests, "seconds": seconds, "failed": sorted(index[test] for test in self._bad), "lines": lines}
 
 
-def reached(
+def traced(
     copy: Copied, test_files: Iterable[str], kept: Path, marks: str, until: float = float("inf")
 ) -> Iterator[tuple[str, Reach]]:
     """Yield each test file's name and the reach so far; a file that ``kept`` has in this state is not run again.
@@ -145,7 +145,7 @@ def reached(
     folder = kept / ("all" if not marks else marks.replace(" ", "-"))
     folder.mkdir(parents=True, exist_ok=True)
     for name in test_files:
-        file = folder / f"{Path(name).stem}-{digest(copy.folder, [name])}.json"
+        file = folder / f"{Path(name).stem}-{sources_digest(copy.folder, [name])}.json"
         if not file.exists():
             left = until - time.monotonic()
             if left <= 0:

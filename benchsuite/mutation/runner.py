@@ -74,12 +74,12 @@ class Chosen:
             self.said["by"] = self.said["by"] or report.nodeid
 
 
-def drawn(mutants: Mapping[str, Sequence[Mutation]], count: int, seed: int) -> dict[str, list[Mutation]]:
+def drawn_mutants(mutants: Mapping[str, Sequence[Mutation]], count: int, seed: int) -> dict[str, list[Mutation]]:
     """Draw ``count`` mutants, as many of each group as of any other as far as they have so many.
 
     A group's mutants come in an order that seed and group decide alone, so that a larger count draws the same and more.
 
-    Example: ``drawn({"engine": mutants}, 20, seed=7)``
+    Example: ``drawn_mutants({"engine": mutants}, 20, seed=7)``
     """
     orders = {group: sorted(all_of, key=lambda mutant: mutant.key) for group, all_of in mutants.items()}
     for group, order in orders.items():
@@ -94,10 +94,10 @@ def drawn(mutants: Mapping[str, Sequence[Mutation]], count: int, seed: int) -> d
     return {group: order[: sizes[group]] for group, order in orders.items()}
 
 
-def in_turn(drawn_mutants: Mapping[str, Sequence[Mutation]]) -> list[tuple[str, Mutation]]:
+def group_by_group(sample: Mapping[str, Sequence[Mutation]]) -> list[tuple[str, Mutation]]:
     """Return pairs of group and mutant, the groups in turn, so that a run that is cut short has some of each."""
-    longest = max(map(len, drawn_mutants.values()), default=0)
-    return [(group, order[i]) for i in range(longest) for group, order in drawn_mutants.items() if i < len(order)]
+    longest = max(map(len, sample.values()), default=0)
+    return [(group, order[i]) for i in range(longest) for group, order in sample.items() if i < len(order)]
 
 
 class Results:
@@ -158,7 +158,7 @@ class MutantRunner:
                 return Tried(group, mutant, verdict, by, began, len(reaching), seconds)
 
     def _affordable(self, tests: Sequence[str]) -> list[str]:
-        chosen, spent = [], 0.0
+        chosen, spent = list[str](), 0.0
         for test in tests:
             spent += self._reach.seconds[test]
             if chosen and spent > self._most:

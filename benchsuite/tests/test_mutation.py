@@ -10,7 +10,7 @@ import pytest
 from benchsuite.mutation import __main__ as command
 from benchsuite.mutation import forks, runner
 from benchsuite.mutation.changes import changed_lines
-from benchsuite.mutation.copied import Copied, checkout_files, digest
+from benchsuite.mutation.copied import Copied, checkout_files, sources_digest
 from benchsuite.mutation.equivalent import LIST, Equivalent, StaleEntry, excused, read_equivalents
 from benchsuite.mutation.groups import GROUPS, group_of, grouped
 from benchsuite.mutation.mutants import Mutation
@@ -18,7 +18,17 @@ from benchsuite.mutation.native_mutants import native_mutants
 from benchsuite.mutation.python_mutants import python_mutants
 from benchsuite.mutation.rates import kill_rate, rates_table
 from benchsuite.mutation.reach import Reach, likely
-from benchsuite.mutation.runner import EXCUSED, KILLED, MISSED, SURVIVED, MutantRunner, Results, Tried, drawn, in_turn
+from benchsuite.mutation.runner import (
+    EXCUSED,
+    KILLED,
+    MISSED,
+    SURVIVED,
+    MutantRunner,
+    Results,
+    Tried,
+    drawn_mutants,
+    group_by_group,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,17 +77,17 @@ EXPECTED = {
 """What becomes of every mutant of the toy."""
 
 
-def shown(mutants: list[Mutation]) -> set[tuple[str, str]]:
+def _shown(mutants: list[Mutation]) -> set[tuple[str, str]]:
     """Mutants as pairs of function and changed line."""
     return {(mutant.function, mutant.after) for mutant in mutants}
 
 
-def toys(count: int, name: str = "a.py") -> list[Mutation]:
+def _toys(count: int, name: str = "a.py") -> list[Mutation]:
     """So many different mutants."""
     return [Mutation(name, "f", "number", i, i + 1, "1", (1, 1), f"{i}", "1") for i in range(count)]
 
 
-def git(folder: Path, *arguments: str) -> None:
+def _git(folder: Path, *arguments: str) -> None:
     """Run git as somebody."""
     who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
     subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
@@ -97,9 +107,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    git(root, "init", "-q")
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", "toy")
+    _git(root, "init", "-q")
+    _git(root, "add", "-A")
+    _git(root, "commit", "-qm", "toy")
     monkeypatch.setattr(forks, "ARGUMENTS", ("-q", "-p", "no:cacheprovider"))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # its tests need none, and loading takes a second
     monkeypatch.setattr(command, "import_foreign", lambda: None)
@@ -109,7 +119,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def kept_results(root: Path) -> list[str]:
+def _kept_results(root: Path) -> list[str]:
     """The lines of the only file of results."""
     [file] = (root.parent / "cache" / "mutation").glob("*/results-*.jsonl")
     return file.read_text().splitlines()
@@ -118,11 +128,11 @@ def kept_results(root: Path) -> list[str]:
 def test_the_survivors_of_weak_tests_are_known_and_nothing_runs_twice(
     toy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = digest(toy, checkout_files(toy))
+    before = sources_digest(toy, checkout_files(toy))
     assert command.mutation_main(["--mutants", "20"], toy) == 0
-    assert digest(toy, checkout_files(toy)) == before
+    assert sources_digest(toy, checkout_files(toy)) == before
     said = capsys.readouterr().out
-    first = kept_results(toy)
+    first = _kept_results(toy)
     ended = Results(next((toy.parent / "cache" / "mutation").glob("*/results-*.jsonl")))
     made = python_mutants("specdec/toy.py", TOY.encode())
     assert {(m.function, m.after): found.verdict for m in made if (found := ended.of("", m))} == EXPECTED
@@ -135,7 +145,7 @@ def test_the_survivors_of_weak_tests_are_known_and_nothing_runs_twice(
     monkeypatch.setattr(MutantRunner, "try_out", never)
     assert command.mutation_main(["--mutants", "20", "--fail-under", "29"], toy) == 1
     assert command.mutation_main(["--mutants", "20", "--fail-under", "28"], toy) == 0
-    assert kept_results(toy) == first
+    assert _kept_results(toy) == first
 
 
 def test_a_test_that_fails_alone_without_a_mutant_judges_nothing(toy: Path, tmp_path: Path) -> None:
@@ -192,7 +202,7 @@ def f(a, b, c=2):
         *("def f(a, b, c=3):", "if a <= b:", "if not (a < b):", "while not (c):", "c += 1", "c = 1", "c -= 2", "pass"),
         *("c.fill(1, dim=1)", "c.fill(0, dim=2)", "c.fill(0, )", "return (a and b)", "return not ((a or b))"),
     }
-    assert shown(python_mutants("a.py", source.encode())) == {("f", text) for text in expected}
+    assert _shown(python_mutants("a.py", source.encode())) == {("f", text) for text in expected}
 
 
 def test_what_cannot_matter_is_left_alone() -> None:
@@ -251,7 +261,7 @@ long f(const std::vector<int>& v, int n) {
         *(line.replace(old, new, 1) for old, new in (("+= ", "-= "), ("] - 1", "] + 1"), ("- 1", "- 2"))),
         *("return std::min(n * width, 0); // n + 1", "return std::max(n, 0); // n + 1"),
     }
-    assert shown(native_mutants("a.cpp", source.encode())) == {("f", text) for text in expected}
+    assert _shown(native_mutants("a.cpp", source.encode())) == {("f", text) for text in expected}
 
 
 def test_every_group_has_files_and_every_file_one_group() -> None:
@@ -268,14 +278,14 @@ def test_every_group_has_files_and_every_file_one_group() -> None:
 
 
 def test_draws_are_even_over_groups_and_larger_ones_hold_smaller_ones() -> None:
-    mutants = {"engine": toys(50), "ties": toys(3, "b.py"), "gate": toys(40, "c.py")}
-    small, large = drawn(mutants, 9, seed=7), drawn(mutants, 31, seed=7)
+    mutants = {"engine": _toys(50), "ties": _toys(3, "b.py"), "gate": _toys(40, "c.py")}
+    small, large = drawn_mutants(mutants, 9, seed=7), drawn_mutants(mutants, 31, seed=7)
     assert {group: len(some) for group, some in small.items()} == {"engine": 3, "ties": 3, "gate": 3}
     assert {group: len(some) for group, some in large.items()} == {"engine": 14, "ties": 3, "gate": 14}
     assert all(large[group][:3] == some for group, some in small.items())
-    assert drawn(mutants, 31, seed=8)["engine"] != large["engine"]
-    assert sum(map(len, drawn(mutants, 1000, seed=7).values())) == 93
-    assert [group for group, _ in in_turn(small)] == ["engine", "ties", "gate"] * 3
+    assert drawn_mutants(mutants, 31, seed=8)["engine"] != large["engine"]
+    assert sum(map(len, drawn_mutants(mutants, 1000, seed=7).values())) == 93
+    assert [group for group, _ in group_by_group(small)] == ["engine", "ties", "gate"] * 3
 
 
 def test_an_equivalent_mutant_is_counted_apart_and_a_stale_one_is_refused() -> None:
@@ -312,7 +322,7 @@ def test_every_entry_of_our_list_fits_a_mutant_of_the_code_as_it_is() -> None:
 
 
 def test_half_a_line_of_results_is_cut_off(tmp_path: Path) -> None:
-    first, second = toys(2)
+    first, second = _toys(2)
     results = Results(tmp_path / "results.jsonl")
     results.add(Tried("engine", first, KILLED, "a test", 3, 5, 1.5))
     with (tmp_path / "results.jsonl").open("a") as file:
