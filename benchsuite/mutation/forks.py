@@ -110,6 +110,7 @@ def _child(
         for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, str(output), os.O_WRONLY | os.O_CREAT)):
             os.dup2(os.open(name, mode), number)
         os.dup2(1, 2)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a run of pytest around this one has others
         os.environ.update({**VARIABLES, **variables, "PYTHONPATH": os.pathsep.join(copy.roots)})
         os.chdir(copy.folder)
         kept = [path for path in sys.path if path and not _is_ours(path)]
@@ -139,17 +140,21 @@ def _is_ours(path: str) -> bool:
 
 
 def _wait(process: int, wall: float) -> int | None:
-    """The exit code of a process, which is ended with all that it started after ``wall`` seconds; None if killed."""
-    until = time.monotonic() + wall
-    code = None
+    """The exit code of a process, which is ended with all that it started after ``wall`` seconds; None if killed.
+
+    Seconds in which this process was stopped, or the machine slept, are not counted.
+    """
+    waited, last, code = 0.0, time.monotonic(), None
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
             break
-        if time.monotonic() > until:
+        if waited > wall:
             break
         time.sleep(0.01)
+        now = time.monotonic()
+        waited, last = waited + min(now - last, 1.0), now
     with suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)  # what it started and left
     if code is None:
