@@ -306,6 +306,7 @@ def test_an_equivalent_mutant_is_counted_apart_and_a_stale_one_is_refused() -> N
     assert excused([], [entry], ["another.py"]) == {}
     table = rates_table([Tried("engine", made[0], EXCUSED), Tried("engine", made[2], KILLED)], {"engine": 2})
     assert table.splitlines()[2].split()[:5] == ["engine", "2", "2", "1", "1"]
+    assert "100 % (2 to 100)" in table, "one of one: the equivalent one is not among them"
 
 
 def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
