@@ -247,6 +247,9 @@ def test_the_top_of_a_file_is_reached_by_all_that_reach_the_file() -> None:
 def test_cpp_is_changed_by_the_table() -> None:
     source = """\
 #include <vector>  // a < b
+#if N < 1 && \\
+    N > 2
+#endif
 template <int N> struct S {};
 static_assert(N > 1 && N < 9);
 long f(const std::vector<int>& v, int n) {
