@@ -8,6 +8,7 @@
 # make sanitize   the C++ under AddressSanitizer and UndefinedBehaviorSanitizer; it must find what it plants itself
 # make docs       run the commands of README.md and put what they print into it
 # make pictures   draw the newest report of make bench in headless Chromium, for docs/walk-through.md
+# make mutate     mutants of our own code, drawn from every group; make mutate-changed BASE=HEAD~1: of changed lines alone
 # make gate REV=HEAD~1   is this checkout slower than a revision? at most a quarter of an hour
 # make gate-validate     how often the gate is wrong on this machine: hours, can be resumed
 # Each sets up what it needs from a bare checkout.
@@ -35,7 +36,7 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-.PHONY: demo bench bench-all predictions test lint docs pictures gate gate-validate gpu-day sanitize clean
+.PHONY: demo bench bench-all predictions test lint docs pictures gate gate-validate gpu-day sanitize mutate mutate-changed clean
 
 demo bench bench-all docs predictions: export HF_HUB_OFFLINE = 1
 demo: $(READY)
@@ -71,6 +72,18 @@ predictions: $(READY)
 
 gpu-day: $(READY)
 	$(BIN)/python -m benchsuite.gpu_day $(ARGS)
+
+MUTANTS ?= 400
+SEED ?= 7
+BASE ?= HEAD~1
+
+# Two hours for 400; what was tried is kept, and the same command goes on. MODULES=engine,specdec/stops.py draws from less.
+mutate: $(READY)
+	$(BIN)/python -m benchsuite.mutation --mutants $(MUTANTS) --seed $(SEED) --modules "$(MODULES)" $(ARGS)
+
+# It reports and does not fail: how many mutants fit into the time depends on the machine. ARGS="--fail-under 90" fails.
+mutate-changed: $(READY)
+	$(BIN)/python -m benchsuite.mutation --changed $(BASE) --budget 240 --most 20 --seed $(SEED) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

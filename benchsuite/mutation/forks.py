@@ -1,0 +1,166 @@
+"""Runs of pytest over a copy of the checkout, each in a process forked from this one.
+
+This process imports torch, transformers and pytest once, and nothing of ours but this room; a fork forgets that, puts
+the copy's folders first, and imports our code from there.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchsuite.mutation.copied import Copied
+
+OURS = ("benchsuite", "specdec", "specdec_kernels", "specdec_plugins")
+
+FOREIGN = (
+    *("torch", "torch._dynamo", "torch.profiler", "accelerate", "coverage", "hypothesis.strategies", "jinja2"),
+    *("safetensors.torch", "yaml", "transformers.generation.utils", "transformers.models.auto.modeling_auto"),
+    *("transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama"),
+    *("_hypothesis_pytestplugin", "pytest_benchmark.plugin", "_pytest.faulthandler", "_pytest.unittest"),
+)
+"""What is imported before the forks."""
+
+ARGUMENTS = ("-q", "--no-header", "-p", "no:cacheprovider", "--specdec-target", "tiny", "--benchmark-quiet")
+"""As ``make test`` runs the tests, in one process."""
+
+VARIABLES = {
+    **{"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
+    "COVERAGE_CORE": "ctrace",  # the other one reports a line once, and not again for the next test
+}
+
+
+@dataclass(frozen=True)
+class ForkLimits:
+    """Seconds of a core, and seconds on the clock, after which a run is ended."""
+
+    cpu: float
+    wall: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: pytest's exit code, None if it was ended or crashed; what its plugin said; its output."""
+
+    code: int | None
+    said: Mapping[str, Any]
+    output: str
+    seconds: float
+
+
+def import_foreign() -> None:
+    """Import what all runs need, so that forks do not; torch starts no thread by that. What is missing is left out."""
+    os.environ.update(VARIABLES)
+    for name in FOREIGN:
+        if importlib.util.find_spec(name.partition(".")[0]):
+            importlib.import_module(name)
+
+
+def run_pytest(
+    copy: Copied,
+    arguments: Sequence[str],
+    plugin: Callable[[], Any],
+    limits: ForkLimits,
+    variables: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run pytest over the copy in a fork, with ``plugin()``, whose ``said`` (a dict of plain data) comes back.
+
+    ``plugin`` is called in the fork, after our modules were forgotten.
+    """
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        output, said = Path(folder, "output"), Path(folder, "said")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process = os.fork()
+        if process == 0:
+            _child(copy, arguments, plugin, limits, variables or {}, output, said)
+        code = _wait(process, limits.wall)
+        text = output.read_text(errors="replace") if output.exists() else ""
+        told = json.loads(said.read_text()) if said.exists() else {}
+        return Ended(code, told, text, time.monotonic() - start)
+
+
+def _child(
+    copy: Copied,
+    arguments: Sequence[str],
+    plugin: Callable[[], Any],
+    limits: ForkLimits,
+    variables: Mapping[str, str],
+    output: Path,
+    said: Path,
+) -> None:
+    """Become a run of pytest; never returns."""
+    code = 3
+    try:
+        os.setsid()
+        gc.freeze()  # or every collection would go through all that was imported; pytest makes five at its end
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limits.cpu) + 1, int(limits.cpu) + 3))
+        for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, str(output), os.O_WRONLY | os.O_CREAT)):
+            os.dup2(os.open(name, mode), number)
+        os.dup2(1, 2)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a run of pytest around this one has others
+        os.environ.update({**VARIABLES, **variables, "PYTHONPATH": os.pathsep.join(copy.roots)})
+        os.chdir(copy.folder)
+        kept = [path for path in sys.path if path and not _is_ours(path)]
+        sys.path[:] = [*copy.roots, *kept]
+        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        import pytest
+
+        ours = plugin()
+        options = ("--rootdir", str(copy.folder), "-c", str(copy.folder / "pyproject.toml"))
+        code = int(pytest.main([*ARGUMENTS, *options, *arguments], plugins=[ours]))
+        whole = said.with_suffix(".part")
+        whole.write_text(json.dumps(ours.said))
+        whole.replace(said)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a folder of ``sys.path`` holds one of our packages."""
+    return any((Path(path) / name / "__init__.py").exists() for name in OURS)
+
+
+def _wait(process: int, wall: float) -> int | None:
+    """The exit code of a process, which is ended with all that it started after ``wall`` seconds; None if killed.
+
+    Seconds in which this process was stopped, or the machine slept, are not counted.
+    """
+    waited, last, code = 0.0, time.monotonic(), None
+    while True:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            break
+        if waited > wall:
+            break
+        time.sleep(0.01)
+        now = time.monotonic()
+        waited, last = waited + min(now - last, 1.0), now
+    with suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)  # what it started and left
+    if code is None:
+        os.kill(process, signal.SIGKILL)  # it may not lead its group yet
+        os.waitpid(process, 0)
+    return code if code is not None and code >= 0 else None
