@@ -41,7 +41,7 @@ class Output:
 
 
 class Book:
-    """The book of one run of an engine that has a draft; ``chunk`` is how many prompt tokens a forward of a prefill has.
+    """The book of one run of an engine that has a draft; ``chunk``: the prompt tokens of a forward of a prefill.
 
     Example: ``with Book(engine, 256).kept() as book: engine.submit(requests)``, then ``engine.step()`` and
     ``book.check()`` while ``engine.rows.live``, and ``book.check_end()``
@@ -183,7 +183,7 @@ class Book:
         self.engine.cancel(numbers)
 
     def check(self) -> None:
-        """Between steps: rows, arena, penalties and counters are those of the book. AssertionError names what is not."""
+        """Between steps: rows, arena, penalties and counters are the book's. AssertionError names what is not."""
         engine, rows = self.engine, self.engine.rows
         live = {row: live.request.id for row, live in enumerate(rows.live)}
         assert live == self.rows, f"the engine has the requests {live} in its rows, the draft was told {self.rows}"

@@ -65,7 +65,9 @@ DRAFTS: dict[str, Options] = {
     },
     "eagle": {"alpha": of((0.0, 0.5, 1.0)), "max_draft": of((0, 1, 3)), "reset": st.booleans()},
     "hybrid": {
-        "sources": of(("suffix, ngram", "ngram(n_min=1), draft_model", "suffix(min_match=1), garbage", "ngram, medusa")),
+        "sources": of(
+            ("suffix, ngram", "ngram(n_min=1), draft_model", "suffix(min_match=1), garbage", "ngram, medusa")
+        ),
         "model_k": of((1, 2, 4)),
     },
 }
@@ -327,7 +329,7 @@ def _near(judge: Judge, request: Request, before: tuple[int, ...], one: int, oth
 
 
 def _repeated(engine: Engine, first: Book, work: Sequence[Request], asked: Sequence[Asked]) -> None:
-    """After both have forgotten, the same engine runs the same requests with the same steps; by the clock, to the end."""
+    """After draft and controller forgot, the engine takes the same steps again; one that reads the clock ends soundly."""
     assert engine.draft
     engine.draft.forget()
     engine.controller.forget()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -47,7 +47,10 @@ def test_every_plugin_and_option_is_drawn_or_left_out_with_a_reason(kind: str, t
 STOPS, ROWS, ENGINE = "specdec.stops:StopWatcher.feed", "specdec.rows:Rows", "specdec.engine:Engine"
 
 FAULTS: dict[str, tuple[str, Edit]] = {
-    "an end token ends one token late": ("tokens", Edit(STOPS, "token in self._eos", "self._eos & {*self._output[-2:-1]}")),
+    "an end token ends one token late": (
+        "tokens",
+        Edit(STOPS, "token in self._eos", "self._eos & {*self._output[-2:-1]}"),
+    ),
     "a stop string ends one token late": ("tokens", Edit(STOPS, "self._output[-self._tail :]", "self._output[:-1]")),
     "the budget is exceeded by one": ("completion", Edit(STOPS, ">= self._limit", "> self._limit")),
     "one proposal more than fits the budget": ("there is room for", Edit(f"{ROWS}.context", ").sub_(1)", ")")),
@@ -57,7 +60,9 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     ),
     "a whole block counts one too few": (
         "by depth",
-        Edit("specdec.stats:Stats.proposed", "self.proposed_per_pos, deepest", "self.proposed_per_pos, min(deepest, 3)"),
+        Edit(
+            "specdec.stats:Stats.proposed", "self.proposed_per_pos, deepest", "self.proposed_per_pos, min(deepest, 3)"
+        ),
     ),
     "moved cells of a tree are counted for the root too": (
         "kv_bytes_copied",
