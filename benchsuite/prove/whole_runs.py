@@ -329,7 +329,7 @@ def _near(judge: Judge, request: Request, before: tuple[int, ...], one: int, oth
 
 
 def _repeated(engine: Engine, first: Book, work: Sequence[Request], asked: Sequence[Asked]) -> None:
-    """After draft and controller forgot, the engine takes the same steps again; one that reads the clock ends soundly."""
+    """After draft and controller forgot, the engine takes the same steps; one that reads the clock ends soundly."""
     assert engine.draft
     engine.draft.forget()
     engine.controller.forget()
