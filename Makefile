@@ -65,7 +65,8 @@ test: export OMP_NUM_THREADS = 1
 # Empty: bytecode is kept, so that the processes of the gate's tests do not compile all of it again.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal --specdec-target tiny --benchmark-quiet $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal --specdec-target tiny --specdec-prompts 1 \
+		--specdec-max-new-tokens 16 --specdec-pairs 2 --benchmark-quiet $(ARGS)
 
 predictions: $(READY)
 	$(BIN)/python -m benchsuite.predictions $(ARGS)

@@ -6,6 +6,8 @@ import pytest
 
 from benchsuite.measure.results import Row
 
+pytestmark = pytest.mark.slow
+
 
 def test_speculation(specdec_benchmark: Row) -> None:
     if specdec_benchmark.failure:

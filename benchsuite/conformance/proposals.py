@@ -40,10 +40,12 @@ def proposals(
     requests: Sequence[Request],
     ks: Callable[[int], int] | None = None,
     see: Callable[[Proposal], None] = lambda seen: None,
+    most: int | None = None,
 ) -> list[Proposal]:
     """Run requests; return a record of every row of every window that has proposals.
 
-    ``ks`` maps a step, from 0, to its K; ``see`` receives each record before the target sees the window.
+    ``ks`` maps a step, from 0, to its K; ``see`` receives each record before the target sees the window. After ``most``
+    steps the requests are cancelled; None: they run to their ends.
     """
     assert engine.draft
     found: list[Proposal] = []
@@ -74,7 +76,14 @@ def proposals(
     object.__setattr__(engine.draft, "propose", recorded)
     object.__setattr__(engine.controller, "next_k", scripted)
     try:
-        engine.run(requests)
+        if most is None:
+            engine.run(requests)
+        else:
+            engine.run([])
+            engine.submit(requests)
+            for _ in range(most):
+                engine.step()
+            engine.cancel([*by_id])
     finally:
         object.__setattr__(engine.draft, "propose", propose)
         object.__setattr__(engine.controller, "next_k", next_k)
@@ -86,5 +95,5 @@ def proposed_from_scratch(engine: Engine, seen: Proposal) -> Proposal | None:
     if engine.draft:
         engine.draft.forget()
     params = replace(seen.request.params, max_new_tokens=seen.room + 1)
-    first = proposals(engine, [replace(seen.request, prompt=seen.text, params=params)])
+    first = proposals(engine, [replace(seen.request, prompt=seen.text, params=params)], most=1)
     return first[0] if first else None

@@ -57,9 +57,14 @@ def neighbours_table(rounds: Sequence[Round]) -> list[str]:
     ]
 
 
+def worker_command(target: str, backend: str, seconds: float) -> list[str]:
+    """The command of one run: it says that it is warm, waits for a line, and prints its tokens per second."""
+    worker = [sys.executable, "-m", "benchsuite.kernelbench.neighbours", "--worker"]
+    return [*worker, f"--target={target}", f"--backend={backend}", f"--seconds={seconds}"]
+
+
 def _together(target: str, backend: str, seconds: float, count: int) -> float:
-    command = [sys.executable, "-m", "benchsuite.kernelbench.neighbours", "--worker", f"--target={target}"]
-    command += [f"--backend={backend}", f"--seconds={seconds}"]
+    command = worker_command(target, backend, seconds)
     with ExitStack() as stack:
         runs = [
             stack.enter_context(

@@ -273,7 +273,7 @@ def drafting() -> None:
         (conformance.draft("shuffled", sampled=True, factory=shuffled_draft), "follows_from_the_text"),
     )
     for kit, only in kits:
-        kit.windows, kit.repeats = 24, 8
+        kit.windows, kit.repeats = 16, 4
         for name, said in failures(kit, only=only):
             raise AssertionError(f"{name} of {kit.text}: {said}")
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
+from hypothesis.internal.conjecture import engine as conjecture
 
 from benchsuite.prove.tiny import assembly
 from benchsuite.tests.gate_rig import Suite
@@ -20,15 +22,31 @@ from specdec.registry import LOAD_PLUGINS
 DEEPER = 50
 """The factor by which --specdec-deep lengthens the proofs."""
 
+SHRINKING_S = 30
+"""Seconds for which Hypothesis looks for a smaller example of a failure."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register one hypothesis profile, of normal or of deep length."""
     deep = config.getoption("specdec_deep")
     # The engine's first call in a process is slow and machines are shared: a deadline would fail at random.
     settings.register_profile(
-        "specdec", max_examples=100 * (DEEPER if deep else 1), deadline=None, derandomize=True, print_blob=True
+        "specdec",
+        max_examples=100 * (DEEPER if deep else 1),
+        deadline=None,
+        derandomize=True,
+        print_blob=True,
+        # To explain a failure, and to look for others beside it, takes minutes where an example is a run of the engine.
+        report_multiple_bugs=False,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
     )
     settings.load_profile("specdec")
+    if not hasattr(conjecture, "MAX_SHRINKING_SECONDS"):
+        raise pytest.UsageError(
+            "this Hypothesis has no MAX_SHRINKING_SECONDS; expected its limit on shrinking, five minutes by default: "
+            "look for the limit's new place, or install hypothesis<=6.170"
+        )
+    conjecture.MAX_SHRINKING_SECONDS = SHRINKING_S
 
 
 @pytest.fixture(autouse=True)
@@ -113,8 +131,8 @@ def cold(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def suite(run: Run, tmp_path: Path) -> Suite:
-    """A third party's suite whose benchmark takes a second, committed."""
-    made = Suite(tmp_path, run)
+    """A third party's suite whose benchmark takes a second, committed; other installed plugins are not loaded."""
+    made = Suite(tmp_path, partial(run, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"))
     made.write()
     made.commit()
     return made

@@ -31,14 +31,21 @@ def test_{name}(benchmark):
     benchmark.pedantic(work, rounds=5)
 """
 OK, FAILED, USAGE = 0, 1, 4
-NO_PLUGINS = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-q", "--benchmark-quiet")
+NO_PLUGINS = (
+    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "benchmark", "-p", "benchsuite.plugin"),
+    *("-q", "--benchmark-quiet"),
+)
+"""Options of a run, and of its launches, with no plugins but pytest-benchmark and ours where others are not loaded."""
 
 Done = subprocess.CompletedProcess[str]
 
 
 @dataclass
 class Suite:
-    """A folder under git with one benchmark of a given duration."""
+    """A folder under git with one benchmark of a given duration.
+
+    ``python`` need not load the plugins that are installed: a launch that does takes half as long again.
+    """
 
     folder: Path
     python: Run

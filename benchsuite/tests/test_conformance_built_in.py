@@ -14,7 +14,7 @@ C = TypeVar("C", bound=type[Checks])
 
 
 def slow(checks: C) -> C:
-    """Mark as slow: the kit of a drafting model takes about ten seconds."""
+    """Mark as slow: the kit of a drafting model takes ten seconds, of a policy two; some of each kind stay quick."""
     checks.pytestmark = [pytest.mark.slow]  # type: ignore[attr-defined]
     return checks
 
@@ -42,22 +42,26 @@ TestOracle = slow(conformance.draft("oracle(0.8)", replays=True))
 TestGarbage = slow(conformance.draft("garbage"))
 
 TestTransformers = conformance.engine("transformers", refuses=["cache=sttic", "cache=4"])
-TestTransformersStatic = conformance.engine("transformers(cache=static)")
-TestTransformersLookup = conformance.engine("transformers_prompt_lookup(k=3)", refuses=["k=0", "ngram=0", "k=2.5"])
-TestLlamaCpp = conformance.engine("llama_cpp", own_arithmetic=True, refuses=["threads=0", "threads=many"])
-TestLlamaCppLookup = conformance.engine(
-    "llama_cpp_prompt_lookup(k=3)", own_arithmetic=True, refuses=["k=0", "ngram=0", "threads=0"]
+TestTransformersStatic = slow(conformance.engine("transformers(cache=static)"))
+TestTransformersLookup = slow(
+    conformance.engine("transformers_prompt_lookup(k=3)", refuses=["k=0", "ngram=0", "k=2.5"])
+)
+TestLlamaCpp = slow(conformance.engine("llama_cpp", own_arithmetic=True, refuses=["threads=0", "threads=many"]))
+TestLlamaCppLookup = slow(
+    conformance.engine("llama_cpp_prompt_lookup(k=3)", own_arithmetic=True, refuses=["k=0", "ngram=0", "threads=0"])
 )
 
 TestMatch = conformance.policy("match", greedy="exact", sampled="exact", trees=True, coupled=True)
 TestRejection = conformance.policy("rejection", greedy="exact", sampled="distribution")
-TestBlock = conformance.policy("block", greedy="exact", sampled="distribution")
-TestTreeRejection = conformance.policy("tree_rejection", greedy="exact", sampled="distribution", trees=True)
-TestLongestPrefix = conformance.policy("longest_prefix", greedy="exact", sampled="lossy", trees=True)
-TestConfThreshold = conformance.policy("conf_threshold", greedy="lossy", sampled="lossy", trees=True, coupled=True)
-TestTopkAgree = conformance.policy("topk_agree", greedy="lossy", sampled="lossy", trees=True, coupled=True)
-TestTypical = conformance.policy("typical", greedy="lossy", sampled="lossy", trees=True, coupled=True)
-TestTreeAgree = conformance.policy("tree_agree", greedy="lossy", sampled="lossy", trees=True, coupled=True)
+TestBlock = slow(conformance.policy("block", greedy="exact", sampled="distribution"))
+TestTreeRejection = slow(conformance.policy("tree_rejection", greedy="exact", sampled="distribution", trees=True))
+TestLongestPrefix = slow(conformance.policy("longest_prefix", greedy="exact", sampled="lossy", trees=True))
+TestConfThreshold = slow(
+    conformance.policy("conf_threshold", greedy="lossy", sampled="lossy", trees=True, coupled=True)
+)
+TestTopkAgree = slow(conformance.policy("topk_agree", greedy="lossy", sampled="lossy", trees=True, coupled=True))
+TestTypical = slow(conformance.policy("typical", greedy="lossy", sampled="lossy", trees=True, coupled=True))
+TestTreeAgree = slow(conformance.policy("tree_agree", greedy="lossy", sampled="lossy", trees=True, coupled=True))
 
 TestFixed = conformance.controller("fixed")
 TestAdaptive = slow(conformance.controller("adaptive(window=2)"))

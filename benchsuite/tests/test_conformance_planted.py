@@ -417,7 +417,9 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fault", "claims", "check", "message"), DRAFTS, ids=name_of)
 def test_a_faulty_draft_is_found(fault: Callable[..., Draft], claims: dict[str, Any], check: str, message: str) -> None:
-    said = next(failures(conformance.draft("planted", factory=fault, **claims), only=check), None)
+    kit = conformance.draft("planted", factory=fault, **claims)
+    kit.repeats = 4  # some 5,000 proposals find a shift of 7 %; each of these faults makes a larger one
+    said = next(failures(kit, only=check), None)
     assert said, f"{check} finds nothing"
     assert re.search(message, said[1], re.DOTALL), said
 

@@ -92,8 +92,9 @@ def test_xdist_is_a_usage_error_where_pytest_benchmark_passes(suite: Suite) -> N
     pytest.importorskip("xdist")
     save_baselines(suite)
     suite.write(seconds=9.0)
-    refused(suite.run(*GATED[:3], "-n", "1"), USAGE, "pytest-xdist is active", "gate without -n")
-    refused(suite.theirs("-n", "1"), OK, "1 passed")
+    spread = ("-p", "xdist", "-n", "1")
+    refused(suite.run(*GATED[:3], *spread), USAGE, "pytest-xdist is active", "gate without -n")
+    refused(suite.theirs(*spread), OK, "1 passed")
 
 
 def test_nothing_but_skips_fails_with_the_reason_where_pytest_benchmark_passes(suite: Suite) -> None:

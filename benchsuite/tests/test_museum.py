@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 
@@ -76,18 +77,18 @@ def test_the_museum_holds_what_it_should() -> None:
 
 def _called(layer: str) -> set[str]:
     """The functions of Python that a layer calls, each as an edit names it."""
-    called: set[tuple[str, str]] = set()
+    called: dict[CodeType, dict[str, Any]] = {}
 
     def see(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call":
-            called.add((frame.f_globals.get("__name__", ""), frame.f_code.co_qualname))
+        if event == "call":  # of which there are millions: what a function is called is asked once, below
+            called[frame.f_code] = frame.f_globals
 
     sys.setprofile(see)
     try:
         LAYERS[layer]()
     finally:
         sys.setprofile(None)
-    return {f"{module}:{name}" for module, name in called}
+    return {f"{module.get('__name__', '')}:{code.co_qualname}" for code, module in called.items()}
 
 
 @pytest.mark.parametrize("layer", LAYERS)

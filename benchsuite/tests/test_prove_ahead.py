@@ -86,12 +86,14 @@ def must_fit(found: Sequence[Mapping[str, Any]]) -> None:
     assert not wrong, "\n".join(f"{one['kernel']} on sm_{one['chip']}: {one}" for one in wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 def test_every_kernel_is_compiled_ahead(few: Sequence[Mapping[str, Any]], chip: int) -> None:
     missing = kernels_of_triton() - {one["kernel"] for one in few if one["chip"] == chip}
     assert not missing, "no call in benchsuite/prove/calls.py launches these: add one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", CHIPS)
 def test_no_kernel_spills_and_each_is_handed_what_its_method_was_given(
     few: Sequence[Mapping[str, Any]], chip: int
@@ -128,6 +130,7 @@ def page_cells() -> dict[tuple[str, int], str]:
     return {(row[0], chip): text for row in rows for chip, text in zip(CHIPS, row[2:], strict=True)}
 
 
+@pytest.mark.slow
 def test_the_page_says_what_every_kernel_takes(few: Sequence[Mapping[str, Any]]) -> None:
     expected = cells([one for one in few if one["model"] == "Llama-3-8B"])
     assert page_cells() == expected, "python -m benchsuite.prove.ahead prints the table anew"
@@ -142,6 +145,7 @@ def faults_found() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -169,10 +173,12 @@ def test_a_planted_fault_is_found(faults_found: Mapping[str, Mapping[str, Any]],
     assert any(said in one for one in faults_found[fault]["faults"]), faults_found[fault]
 
 
+@pytest.mark.slow
 def test_an_argument_dropped_is_refused_by_the_compiler(faults_found: Mapping[str, Mapping[str, Any]]) -> None:
     assert "expected 5, got 4" in faults_found["an argument dropped"]["refused"]
 
 
+@pytest.mark.slow
 def test_shared_memory_doubled_is_not_what_the_page_says(faults_found: Mapping[str, Mapping[str, Any]]) -> None:
     found = faults_found["shared memory doubled"]
     assert not found["faults"], "it still fits, so that the page alone can tell"

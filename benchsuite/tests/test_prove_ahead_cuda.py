@@ -29,6 +29,7 @@ from specdec_kernels.cuda import Cuda
 
 pytestmark = [
     pytest.mark.fake_gpu,
+    pytest.mark.slow,
     pytest.mark.skipif(
         cuda.cuda_compiler() is None, reason="no nvcc in CUDA_HOME or on the path: .cu sources not compiled"
     ),

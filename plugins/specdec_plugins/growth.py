@@ -29,21 +29,24 @@ def wanted(
 
     ``depth`` is the depth of the nodes before the tokens (0: the root), an int or int64 [W]; ``paths`` int64
     [B, W, depth] are the proposals on the way to them (None: unknown). Under a coupled policy that samples, the logits
-    include the target's noise, so that the token that it would draw ranks first.
+    include the target's noise, so that the token that it would draw ranks first; a greedy row beside sampled ones has
+    the log-probabilities that it has without them.
     """
     params, noisy = context.params, context.coupled and not context.params.greedy
     if noisy or params.adjustments is not None:
         paths = logits.new_zeros((*logits.shape[:2], 0), dtype=torch.int64) if paths is None else paths
         whole = widened(logits.float(), ids, vocabulary)
         if noisy:
-            whole = context.ops.process(whole, params, paths)
+            # A greedy row's own distribution is one-hot, and its tree would have no siblings.
+            whole = context.ops.process(whole, params.ungreedy(), paths)
         elif params.adjustments is not None:
             whole = adjusted(whole, params.adjustments, paths)
         logits = whole if ids is None else whole.index_select(-1, ids)
     if noisy:
         position = context.length[:, None] + depth
         tokens = torch.arange(logits.shape[-1], device=logits.device) if ids is None else ids
-        logits = logits + gumbel(context.ops.noise_keys(params.stream, position, 0)[Purpose.TARGET], tokens)
+        noise = gumbel(context.ops.noise_keys(params.stream, position, 0)[Purpose.TARGET], tokens)
+        logits = logits + torch.where(params.temperature[:, None, None] > 0, noise, 0.0)
     return logits.float().log_softmax(dim=-1)
 
 

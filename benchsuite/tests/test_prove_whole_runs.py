@@ -1,0 +1,144 @@
+"""Whole runs of any plugins over any requests keep every promise at once, and a fault in any of them is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from benchsuite.museum.edit import Edit, apply
+from benchsuite.prove import tiny
+from benchsuite.prove.whole_runs import CONTROLLERS, DRAFTS, NOT_DRAWN, POLICIES, Options, Run, check, whole_runs
+from benchsuite.tests import conftest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@settings(max_examples=settings().max_examples // 5)
+@given(run=whole_runs())
+def test_a_few_whole_runs_keep_every_promise(run: Run) -> None:
+    check(run)
+
+
+@pytest.mark.slow
+@settings(max_examples=settings().max_examples * 5)
+@given(run=whole_runs())
+def test_whole_runs_keep_every_promise(run: Run) -> None:
+    """500 runs take about a minute; with ``--specdec-deep`` 25,000 take about an hour."""
+    check(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"), [("draft", DRAFTS), ("policy", POLICIES), ("controller", CONTROLLERS)], ids=lambda v: str(v)[:6]
+)
+def test_every_plugin_and_option_is_drawn_or_left_out_with_a_reason(kind: str, table: Mapping[str, Options]) -> None:
+    registry = tiny.registry()
+    for name in registry.names(kind):
+        entry = registry.entry(kind, name)
+        if not entry.alias and name not in NOT_DRAWN:
+            left_out = {option for option in entry.options if f"{name}.{option}" in NOT_DRAWN}
+            assert table[name].keys() | left_out == entry.options.keys(), f"the options of {name}"
+            assert not table[name].keys() & left_out
+    assert table.keys() <= set(registry.names(kind))
+
+
+STOPS, ROWS, ENGINE = "specdec.stops:StopWatcher.feed", "specdec.rows:Rows", "specdec.engine:Engine"
+
+FAULTS: dict[str, tuple[str, Edit]] = {
+    "an end token ends one token late": (
+        "tokens",
+        Edit(STOPS, "token in self._eos", "self._eos & {*self._output[-2:-1]}"),
+    ),
+    "a stop string ends one token late": ("tokens", Edit(STOPS, "self._output[-self._tail :]", "self._output[:-1]")),
+    "the budget is exceeded by one": ("completion", Edit(STOPS, ">= self._limit", "> self._limit")),
+    "one proposal more than fits the budget": ("there is room for", Edit(f"{ROWS}.context", ").sub_(1)", ")")),
+    "accepted tokens past the end are counted": (
+        "the records of|num_accepted",
+        Edit(f"{ENGINE}._absorb", "stats.accepted(min(accepted, kept))", "stats.accepted(accepted)"),
+    ),
+    "a whole block counts one too few": (
+        "by depth",
+        Edit(
+            "specdec.stats:Stats.proposed", "self.proposed_per_pos, deepest", "self.proposed_per_pos, min(deepest, 3)"
+        ),
+    ),
+    "moved cells of a tree are counted for the root too": (
+        "kv_bytes_copied",
+        Edit(f"{ENGINE}._absorb", "moved * cell", "(moved + (moved > 0)) * cell"),
+    ),
+    "a cancelled request is not released": (
+        "the draft|still in it",
+        Edit(f"{ENGINE}._release", "if self.draft:", "if self.draft and live.finish:"),
+    ),
+    "penalties do not see the proposals before a slot": (
+        "plain decoding",
+        Edit("specdec.processors:_penalised", "valid, proposed = paths >= 0,", "valid, proposed = paths >= 99999,"),
+    ),
+    "a row moves without its parameters": (
+        "gave|penalties of",
+        Edit("specdec.ledger:Ledger.move", "self.stream, self.top_k, self.temperature,", "self.top_p,"),
+    ),
+    "a row moves without the draft's state": (
+        "beside other rows",
+        Edit("specdec_plugins.drafts.draft_model:DraftModel.move", "self._arena.move(source, row)", "pass"),
+    ),
+    "a row moves without its keys and values": (
+        "plain decoding|beside other rows|in another order",
+        Edit("specdec.arena:Arena.move", "tensor[row, :, :cells].copy_(part)", "pass"),
+    ),
+    "a draft does not forget": (
+        "a second run",
+        Edit("specdec_plugins.drafts.suffix:Suffix.forget", "self._shared = Automaton()", "pass"),
+    ),
+    "the second chunk of a prompt begins one token late": (
+        "likeliest|from the best|cells for",
+        Edit("specdec.model:ArenaModel.prefill", "tokens[:, start : start", "tokens[:, start + (start > 0) : start"),
+    ),
+    "a greedy row's tree beside sampled rows has no siblings": (
+        "beside other rows",
+        Edit("specdec_plugins.growth:wanted", "params.ungreedy()", "params"),
+    ),
+    "tokens of one step have times of their own": (
+        "times of",
+        Edit(f"{ROWS}.absorb", "live.times.append(now)", "live.times.append(now + index * 1e-9)"),
+    ),
+}
+"""Each fault with what its message says, and what makes it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_in_a_few_runs(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, edit = FAULTS[fault]
+    apply([edit], monkeypatch)
+    few = settings(
+        max_examples=400, phases=(Phase.generate,), report_multiple_bugs=False, suppress_health_check=list(HealthCheck)
+    )
+    with pytest.raises(AssertionError, match=said):
+        few(given(run=whole_runs())(check))()
+
+
+def _attempts() -> int:
+    """How often a failing property is run, the first failure and its shrinking together."""
+    ran = 0
+
+    @settings(database=None)
+    @given(st.lists(st.integers(), min_size=5))
+    def fails(numbers: list[int]) -> None:
+        nonlocal ran
+        ran += 1
+        assert sum(numbers) < 1000
+
+    with pytest.raises(AssertionError):
+        fails()
+    return ran
+
+
+def test_shrinking_ends_after_the_time_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis reads its limit where the profile of these tests sets it."""
+    assert conftest.conjecture.MAX_SHRINKING_SECONDS == conftest.SHRINKING_S
+    shrunk = _attempts()
+    monkeypatch.setattr(conftest.conjecture, "MAX_SHRINKING_SECONDS", -1)
+    assert _attempts() < shrunk
