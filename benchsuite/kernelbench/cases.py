@@ -449,7 +449,10 @@ CASES = [
     Case("process", "large", _process(8, 5, 49152, EVERY), ONE),
     *(Case("process", f"tied-{w}x{v}", _process(3, w, v, COLD, 1.0, True), ONE) for w in (1, 4) for v in (7, 33, 5001)),
     *(Case("process", f"every-tied-{w}", _process(6, w, 258, {**EVERY, **COLD}, 1.0, True), ONE) for w in (1, 5)),
-    *(Case("process", f"top-p-tied-{p}", _process(1, 2, 300, {**WARM, "top_p": (p,)}, 0.0), ONE) for p in (0.001, 0.3)),
+    *(
+        Case("process", f"top-p-tied-{p}", _process(1, 2, 300, {**WARM, "top_p": (p,)}, 0.0), ONE)
+        for p in (0.001, 0.301)
+    ),
     *(Case("sample", f"{v}", _sample(2, 3, v), ONE) for v in (1, 7, 258, 5001)),
     *(Case("sample", f"{v}-argmax", _sample(2, 3, v, noise=False), ONE) for v in (1, 7, 258, 5001)),
     Case("sample", "large", _sample(1, 1, 49152), ONE),

@@ -123,11 +123,8 @@ def sanitised(*arguments: str) -> subprocess.CompletedProcess[str]:
     compiler = cpu.cpu_compiler()
     assert compiler is not None, "no C++ compiler: looked for CXX, c++, g++ and clang++; install one or set CXX"
     # libstdc++ beside it: the sanitizer looks for its exceptions when it starts, and Python is C.
-    names = ("libasan.so", "libstdc++.so")
-    paths = [
-        subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in names
-    ]
+    asked = ([compiler, f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so"))
+    paths = [subprocess.run(one, capture_output=True, text=True, check=True).stdout.strip() for one in asked]
     absent = [path for path in paths if not Path(path).is_absolute()]
     assert not absent, f"{compiler} has no {absent}; install its sanitizers (gcc: libasan), or set CXX"
     environment = {**os.environ, **OPTIONS, "LD_PRELOAD": " ".join(paths), "CUDA_VISIBLE_DEVICES": ""}

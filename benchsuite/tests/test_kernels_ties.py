@@ -1,0 +1,96 @@
+"""Of equals the first is taken, wherever a token is chosen: two backends, or two runs, would differ otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchsuite.kernelbench.cases import EQUAL_NOISE
+from benchsuite.prove.enumerator import context
+from benchsuite.prove.tiny import policy_named, registry
+from benchsuite.tests.rig import INTERPRETED
+from specdec import Request, SamplingParams, Window, sampling
+from specdec.ledger import stacked
+from specdec_kernels import cpu
+from specdec_kernels.reference import Reference
+from specdec_plugins.chain import Chain
+
+BACKENDS = ["reference", "cpu", pytest.param("triton", marks=INTERPRETED)]
+
+
+def tied(size: int, width: int) -> tuple[Tensor, list[int]]:
+    """Logits [1, width, size] whose largest stands at three places of each slot, and the first place of each."""
+    generator = torch.Generator().manual_seed(size + width)
+    places = [torch.randperm(size, generator=generator)[:3] for _ in range(width)]
+    logits = torch.randn(1, width, size, generator=generator)
+    for slot, at in enumerate(places):
+        logits[0, slot, at] = 2.0**30  # so large that noise is rounded away
+    return logits, [int(at.min()) for at in places]
+
+
+@pytest.mark.parametrize("size", [3, 40, 5001])
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_first_of_equal_scores_is_drawn(name: str, width: int, size: int) -> None:
+    logits, first = tied(size, width)
+    keys = sampling.mix(torch.arange(width))[None]
+    for key in (None, keys):
+        assert registry().backend(name).sample(logits, key).tolist() == [first]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_first_of_two_tokens_with_equal_noise_is_drawn(name: str) -> None:
+    """Not only of equal logits: the sums with the noise are equal."""
+    key, (first, second) = EQUAL_NOISE
+    noise = sampling.gumbel(torch.tensor([key]), 64)[0]
+    assert noise[first] == noise[second]
+    logits = torch.full((1, 1, 64), -9.0).index_fill(2, torch.tensor([first, second]), 3.0)
+    assert registry().backend(name).sample(logits, torch.tensor([[key]])).tolist() == [[first]]
+
+
+@pytest.mark.parametrize("size", [3, 40, 5001])
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+def test_a_greedy_row_keeps_the_first_of_equal_logits(name: str, width: int, size: int) -> None:
+    logits, first = tied(size, width)
+    for more in ({}, {"logit_bias": {0: 0.5}}):  # with a bias, the C++ looks at other numbers
+        given = stacked([Request(0, (1,), SamplingParams(temperature=0.0, **more))], size, torch.device("cpu"))
+        kept = registry().backend(name).process(logits, given, torch.zeros(1, width, 0, dtype=torch.int64))
+        assert kept[0].isfinite().nonzero().tolist() == [[slot, place] for slot, place in enumerate(first)]
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+def test_top_p_keeps_the_first_of_equal_logits(name: str) -> None:
+    given = stacked([Request(0, (1,), SamplingParams(temperature=1.0, top_p=0.301))], 300, torch.device("cpu"))
+    kept = registry().backend(name).process(torch.zeros(1, 1, 300), given, None)
+    assert kept[0, 0].isfinite().nonzero()[:, 0].tolist() == list(range(91))
+
+
+def test_threads_that_share_a_row_take_the_first_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = registry().backend("cpu")
+    if ops.chain[0].name != "cpu":
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(cpu, "kernel_threads", lambda: 3)
+    for places in ([100, 2000, 4900], [1700, 4000], [4999, 5000], [0, 5000]):
+        logits = torch.zeros(1, 1, 5001).index_fill(2, torch.tensor(places), 2.0**30)
+        for key in (None, torch.tensor([[7]])):
+            assert ops.sample(logits, key).tolist() == [[places[0]]]
+
+
+def test_a_greedy_draft_proposes_the_first_of_equal_logits() -> None:
+    asked = context(Reference())
+    greedy = replace(asked, params=replace(asked.params, greedy=True, temperature=torch.zeros(1)))
+    logits = torch.zeros(1, 1, 9).index_fill(2, torch.tensor([3, 7]), 1.0)
+    assert Chain(greedy, 9).propose(logits).tolist() == [[3]]
+    assert Chain(greedy, 90, torch.arange(9) * 10).propose(logits).tolist() == [[30]]
+
+
+def test_the_longest_prefix_goes_through_the_first_of_equal_logits() -> None:
+    logits = torch.zeros(1, 2, 9).index_fill(2, torch.tensor([3, 7]), 1.0)
+    for token, accepted in ((3, 1), (7, 0)):
+        window = Window.chain(torch.tensor([0]), torch.tensor([[token]]), torch.tensor([1]))
+        verdict = policy_named("longest_prefix").accept(logits, window, context(Reference()))
+        assert verdict.num_accepted.tolist() == [accepted]
