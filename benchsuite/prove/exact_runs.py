@@ -32,12 +32,13 @@ def outputs(
     requests: Sequence[Request],
     rows: int,
     span: int | None = None,
+    draft: type[TableDraft] = TableDraft,
 ) -> Outputs:
     """Run the real engine once with scripted draws; return the outputs."""
     target = Tabular(distributions[0], vocabulary, script, span)
     engine = Engine(
         target,
-        draft=TableDraft(distributions[1], shape, certain),
+        draft=draft(distributions[1], shape, certain),
         policy=policy,
         controller=Always(len(shape.parents) - 1),
         ops=script,
@@ -109,13 +110,21 @@ def run_distance(
     zeros: bool = False,
     span: int | None = None,
     seed: int = 0,
+    draft: type[TableDraft] = TableDraft,
+    fresh: bool = False,
 ) -> float:
-    """Return the total variation between the engine's outputs and independent runs of the target alone."""
+    """Return the total variation between the engine's outputs and independent runs of the target alone.
+
+    ``fresh``: as if every draw and coin had noise of its own, whatever their keys.
+    """
     distributions = (
         random_table(("p", seed), vocabulary, zeros=zeros),
         random_table(("q", seed), vocabulary, zeros=zeros),
     )
-    got = completions(lambda s: outputs(s, policy, distributions, vocabulary, shape, certain, requests, rows, span))
+    got = completions(
+        lambda s: outputs(s, policy, distributions, vocabulary, shape, certain, requests, rows, span, draft),
+        fresh=fresh,
+    )
 
     def seen(history: tuple[int, ...]) -> Sequence[float]:
         return distributions[0](history if span is None else history[-span:])
