@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.faked import must_fit_a_gpu
@@ -21,7 +23,7 @@ from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import tiny
 from benchsuite.prove.read_guard import guarded_steps
-from specdec import Engine, Request, SamplingParams
+from specdec import Context, Engine, Request, SamplingParams, Window
 from specdec.assembly import Assembly
 
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -234,6 +236,35 @@ class DraftChecks(Checks):
                     worst = share, f"after {list(seen.text[-6:])} … token {token}, to which q gives {share:.1e}"
         if fidelity.evenness(bins) < fidelity.FALSE_ALARM:
             raise Failed(f"the proposals of {self.text} are drawn from its q", _uneven(bins), worst[1])
+
+    def test_its_own_noise_is_new_in_every_step(self) -> None:
+        """``sampled``: under a policy that is not coupled no two of its draws have one key.
+
+        A policy may look at a whole window before it rejects, and has then used the noise of what comes again.
+        """
+        if not self.sampled:
+            pytest.skip("claimed: sampled=False")
+        engine, keys = self.engine(self.uncoupled), Counter[int]()
+        propose, sample = engine.draft.propose, engine.ops.sample  # type: ignore[union-attr]
+
+        def counted(logits: Tensor, key: Tensor | None) -> Tensor:
+            keys.update([] if key is None else key.flatten().tolist())
+            return sample(logits, key)
+
+        def proposed(context: Context) -> Window:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(engine.ops, "sample", counted)
+                return propose(context)
+
+        object.__setattr__(engine.draft, "propose", proposed)
+        engine.run(tiny.requests(SAMPLED, 3))
+        again = sum(keys.values()) - len(keys)
+        if again:
+            raise Failed(
+                f"{self.text} draws by noise that is new in every step",
+                f"{again} of {sum(keys.values())} draws have noise that another had",
+                "three requests; Context.propose_token has such noise",
+            )
 
     @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     def test_a_step_reads_the_device_once(self, params: SamplingParams) -> None:

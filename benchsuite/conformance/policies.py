@@ -18,6 +18,7 @@ from benchsuite.conformance.replayed import must_replay
 from benchsuite.prove import tiny
 from benchsuite.prove.enumerator import Shape, chain, context
 from benchsuite.prove.exact_runs import one, run_distance
+from benchsuite.prove.keys import in_common
 from benchsuite.prove.read_guard import guarded_steps
 from specdec import Context, Policy, SamplingParams, Verdict, Window
 from specdec.interfaces import Contract
@@ -27,6 +28,13 @@ EXACT = 1e-12
 """The largest total variation that counts as rounding."""
 
 FORK = Shape((-1, 0, 0, 1))
+Case = tuple[int, Shape, int, int]
+"""A vocabulary, the proposals, the length of an output, and the seed of both tables."""
+
+# The residual of a chain has several tokens only with a larger vocabulary, and siblings share a coin unseen with two
+# tokens, and with most tables of three.
+CHAINS: tuple[Case, ...] = ((2, chain(1), 3, 0), (2, chain(2), 3, 0), (4, chain(1), 2, 0))
+FORKS: tuple[Case, ...] = ((2, FORK, 3, 0), (3, Shape((-1, 0, 0)), 3, 3))
 SAMPLED = SamplingParams(temperature=1.0)
 
 
@@ -74,17 +82,34 @@ class PolicyChecks(Checks):
     @pytest.mark.parametrize("certain", [False, True])
     def test_its_distribution_is_what_its_contract_says(self, certain: bool) -> None:
         """Every outcome of whole runs of the engine is enumerated; the distance of a lossy policy is printed."""
-        shapes = [chain(1), chain(2), *([FORK] if self.trees else [])]
-        far = {shape: run_distance(self.policy, 2, shape, one(3), certain=certain) for shape in shapes}
+        cases = CHAINS + FORKS if self.trees else CHAINS
+        far = {case: self._distance(case, certain) for case in cases}
         if self.sampled == "lossy":
             print(f"{self.text}: total variation {max(far.values()):.4f}")
         elif max(far.values()) > EXACT:
-            shape = max(far, key=far.__getitem__)
+            vocabulary, shape, tokens, _ = case = max(far, key=far.__getitem__)
+            fresh = self._distance(case, certain, fresh=True)
+            why = "" if fresh > EXACT else "; 0 if no noise were used twice: some draws or coins share a key"
             raise Failed(
                 f"{self.text} has the target's distribution",
-                f"total variation {far[shape]:.4f} of three tokens",
-                f"two tokens, parents {list(shape.parents)}, proposals {'certain' if certain else 'drawn'}",
+                f"total variation {far[case]:.4f} of {tokens} tokens{why}",
+                f"{vocabulary} tokens, parents {list(shape.parents)}, proposals {'certain' if certain else 'drawn'}",
             )
+
+    def _distance(self, case: Case, certain: bool, fresh: bool = False) -> float:
+        vocabulary, shape, tokens, seed = case
+        return run_distance(self.policy, vocabulary, shape, one(tokens), certain=certain, seed=seed, fresh=fresh)
+
+    def test_seeds_and_requests_have_noise_of_their_own(self) -> None:
+        """A request's draws and coins share no noise with those of another seed, or of another request."""
+        for shape in [chain(2), *([FORK] if self.trees else [])]:
+            for other, keys in in_common(self.policy, shape).items():
+                if keys:
+                    raise Failed(
+                        f"{self.text} draws by the noise of the seed and of the request",
+                        f"{keys} of a request's keys are also those of {other}",
+                        f"12 tokens, parents {list(shape.parents)}",
+                    )
 
     def test_greedy_outputs_are_plain_where_claimed(self) -> None:
         """The distribution of a greedy row is one-hot, so its output equals plain decoding's."""

@@ -45,8 +45,8 @@ CONTROLS = (
         "proposals are uniform for every text: q is correct but far from p",
         (
             f"{TABLE}.propose",
-            "own = self._shape.without_elders(distribution,",
-            "own = self._shape.without_elders([1 / len(distribution)] * len(distribution),",
+            "own = self.shape.without_elders(distribution,",
+            "own = self.shape.without_elders([1 / len(distribution)] * len(distribution),",
         ),
     ),
     control(
@@ -54,7 +54,7 @@ CONTROLS = (
         "a draft that never proposes",
         (
             f"{TABLE}.propose",
-            "size = 1 + min(int(context.max_proposals_host.max()), len(self._shape.parents) - 1)",
+            "size = 1 + min(int(context.max_proposals_host.max()), len(self.shape.parents) - 1)",
             "size = 1",
         ),
         (f"{TABLE}.propose", "q = None if self._certain else", "q = None if size == 1 else"),

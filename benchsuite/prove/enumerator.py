@@ -1,7 +1,8 @@
 """Enumeration of every outcome of a round on a tiny vocabulary, with its probability; nothing is sampled.
 
 A scripted backend replaces ``sample`` and ``accept``: it takes each outcome from a script and multiplies the
-probabilities. The real policy code runs once for each leaf.
+probabilities. The real policy code runs once for each leaf. Draws and coins of one key share their noise here as in a
+real run, so that noise that is used twice makes the distribution that it really makes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchsuite.prove.shared_noise import Noise, Share
 from specdec import Context, Policy, Window
 from specdec.interfaces import Backend
 from specdec.processors import StackedParams
@@ -30,61 +32,87 @@ Distribution = dict[tuple[int, ...], float]
 LARGEST = 10**6
 """Fractions with denominators up to this differ by at least 1e-12, so a float64 identifies its fraction."""
 
+IMPOSSIBLE = 1e-13
+"""An outcome as unlikely as this is one that float64 has not rounded to 0."""
+
 
 @dataclass
 class Script(Reference):
     """Takes outcomes from ``path`` and, past its end, the first possible outcome.
 
     ``sizes`` has the number of possible outcomes of each decision, ``weight`` the probability of the path. ``exact``
-    converts every float64 probability to the fraction that it rounds, so that ``weight`` is a fraction too.
+    converts every float64 probability to the fraction that it rounds, so that ``weight`` is a fraction too. ``used``
+    has the decisions that each key's noise has made: as a coin or a draw, and each distribution with its outcome.
+    ``fresh``: every decision has noise of its own, whatever its key.
     """
 
     path: list[int] = field(default_factory=list)
     exact: bool = False
+    fresh: bool = False
     sizes: list[int] = field(default_factory=list)
-    weight: float | Fraction = 1.0
+    weight: Share = 1.0
+    used: dict[int, tuple[str, list[tuple[list[Share], int]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.exact:
             self.weight = Fraction(1)
 
-    def decide(self, distribution: list[float]) -> int:
-        """Return the scripted outcome of one decision with these probabilities."""
-        index = len(self.sizes)
-        possible = [outcome for outcome, chance in enumerate(distribution) if chance > 0]
-        self.sizes.append(len(possible))
-        chosen = possible[self.path[index] if index < len(self.path) else 0]
+    def decide(self, distribution: list[float], kind: str, key: int) -> int:
+        """Return the scripted outcome of a draw or a coin with these probabilities and the noise of a key."""
+        shares: list[Share] = [*distribution]
         if self.exact:
             shares = [Fraction(chance).limit_denominator(LARGEST) for chance in distribution]
             assert sum(shares) == 1, f"the distribution {distribution} is not one of fractions"
-            self.weight *= shares[chosen]
-        else:
-            self.weight *= distribution[chosen]
+        open_ = not self.fresh and sum(share > IMPOSSIBLE for share in shares) > 1  # else no noise is shared
+        by, before = self.used.setdefault(key, (kind, [])) if open_ else (kind, [])
+        assert by == kind, f"a key's noise is that of a {by} and of a {kind}: {before} and {distribution}"
+        chances = self._given(before, shares) if before else shares
+        possible = [outcome for outcome, chance in enumerate(chances) if chance > IMPOSSIBLE]
+        index = len(self.sizes)
+        self.sizes.append(len(possible))
+        chosen = possible[self.path[index] if index < len(self.path) else 0]
+        self.weight *= chances[chosen]
+        before.append((shares, chosen))
         return chosen
 
+    @staticmethod
+    def _given(before: list[tuple[list[Share], int]], shares: list[Share]) -> list[Share]:
+        """The probabilities of a decision by noise that has made other decisions before."""
+        noise = Noise.of(len(shares))
+        for earlier, outcome in before:
+            assert len(earlier) == len(shares), f"a key draws over {len(earlier)} tokens and over {len(shares)}"
+            noise = noise.after(outcome, earlier)
+        return [noise.chance(token, shares) if share else share for token, share in enumerate(shares)]
+
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
-        """Return a scripted draw from each row of ``logits`` [..., V], as int64 [...].
+        """Return a scripted draw from each row of ``logits`` [..., V], as int64 [...]; without a key, the likeliest.
 
         A row that is no distribution, for a NaN or an infinity in it, is no decision: its token is the largest.
         """
+        if key is None:
+            return super().sample(logits, key)
         rows = logits.flatten(0, -2)
         drawn = [
-            self.decide(distribution.tolist()) if distribution.isfinite().all() else int(row.max(dim=0).indices)
-            for row, distribution in zip(rows, rows.softmax(dim=-1), strict=True)
+            self.decide(distribution.tolist(), "draw", one)
+            if distribution.isfinite().all()
+            else int(row.max(dim=0).indices)
+            for row, distribution, one in zip(rows, rows.softmax(dim=-1), key.flatten().tolist(), strict=True)
         ]
         return torch.tensor(drawn).view(logits.shape[:-1])
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """Return a scripted coin for each probability, as bool of the same shape."""
-        outcomes = [self.decide([min(1.0, p), 1 - min(1.0, p)]) == 0 for p in probability.flatten().tolist()]
+        chances = [min(1.0, chance) for chance in probability.flatten().tolist()]
+        pairs = zip(chances, key.flatten().tolist(), strict=True)
+        outcomes = [self.decide([chance, 1 - chance], "coin", one) == 0 for chance, one in pairs]
         return torch.tensor(outcomes, dtype=torch.bool).view(probability.shape)
 
 
-def leaves(exact: bool = False) -> Iterator[Script]:
+def leaves(exact: bool = False, fresh: bool = False) -> Iterator[Script]:
     """Yield scripts that together take every path once; the caller runs each to its end before the next."""
     path: list[int] = []
     while True:
-        script = Script(path=path, exact=exact)
+        script = Script(path=path, exact=exact, fresh=fresh)
         yield script
         taken = [*path, *[0] * (len(script.sizes) - len(path))]
         while taken and taken[-1] + 1 == script.sizes[len(taken) - 1]:
@@ -237,10 +265,10 @@ def random_distribution(generator: np.random.Generator, vocabulary: int, zeros: 
     return [float(share) for share in shares]
 
 
-def completions(run: Callable[[Script], Emitted], exact: bool = False) -> dict[Emitted, float | Fraction]:
+def completions(run: Callable[[Script], Emitted], exact: bool = False, fresh: bool = False) -> dict[Emitted, Share]:
     """Return the distribution of the results of ``run``; a script replaces every draw and every coin in it."""
-    distribution: dict[Emitted, float | Fraction] = defaultdict(int)
-    for script in leaves(exact):
+    distribution: dict[Emitted, Share] = defaultdict(int)
+    for script in leaves(exact, fresh):
         outcome = run(script)
         distribution[outcome] += script.weight
     return dict(distribution)

@@ -32,12 +32,13 @@ def outputs(
     requests: Sequence[Request],
     rows: int,
     span: int | None = None,
+    draft: type[TableDraft] = TableDraft,
 ) -> Outputs:
     """Run the real engine once with scripted draws; return the outputs."""
     target = Tabular(distributions[0], vocabulary, script, span)
     engine = Engine(
         target,
-        draft=TableDraft(distributions[1], shape, certain),
+        draft=draft(distributions[1], shape, certain),
         policy=policy,
         controller=Always(len(shape.parents) - 1),
         ops=script,
@@ -110,10 +111,13 @@ def run_distance(
     span: int | None = None,
     seed: int = 0,
     broken: Sequence[float] | None = None,
+    draft: type[TableDraft] = TableDraft,
+    fresh: bool = False,
 ) -> float:
     """Return the total variation between the engine's outputs and independent runs of the target alone.
 
-    ``broken`` replaces the draft's distribution in all of the first request's text.
+    ``broken`` replaces the draft's distribution in all of the first request's text; ``fresh``: as if every draw and
+    coin had noise of its own, whatever their keys.
     """
     q = random_table(("q", seed), vocabulary, zeros=zeros)
     first = requests[0].prompt
@@ -122,7 +126,10 @@ def run_distance(
         return q(history) if broken is None or history[: len(first)] != first else broken
 
     distributions = random_table(("p", seed), vocabulary, zeros=zeros), drafted
-    got = completions(lambda s: outputs(s, policy, distributions, vocabulary, shape, certain, requests, rows, span))
+    got = completions(
+        lambda s: outputs(s, policy, distributions, vocabulary, shape, certain, requests, rows, span, draft),
+        fresh=fresh,
+    )
 
     def seen(history: tuple[int, ...]) -> Sequence[float]:
         return distributions[0](history if span is None else history[-span:])

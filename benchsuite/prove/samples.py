@@ -16,7 +16,6 @@ from benchsuite.measure.fidelity import BINS, finding
 from benchsuite.prove.enumerator import Shape, chain, context
 from specdec import Context, Policy, Window, sampling
 from specdec.interfaces import Backend
-from specdec.sampling import Purpose
 
 FALSE_ALARM = 1e-6 / 3
 """Probability of a false alarm at one depth; a round emits up to three tokens, and each depth is tested separately."""
@@ -86,10 +85,7 @@ class Rounds:
             if parents[slot] == parents[slot - 1]:  # a younger sibling: its elder's token is excluded
                 logits = logits.scatter(2, slots[-1][:, :, None], float("-inf"))
             position = asked.length[:, None] + len(self.shape.ancestry(parents[slot]))
-            if asked.coupled:
-                slots.append(asked.propose_token(logits, position))
-            else:
-                slots.append(asked.choose(logits, position, Purpose.DRAFT, slot))
+            slots.append(asked.propose_token(logits, position))
             distributions.append(logits.softmax(dim=-1))
         tokens = torch.cat(slots, dim=1)
         window = Window.chain(

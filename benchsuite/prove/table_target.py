@@ -18,7 +18,6 @@ from specdec import Context, Draft, Window
 from specdec.arena import Arena, LayerShape, Plan
 from specdec.interfaces import Backend
 from specdec.model import ArenaModel
-from specdec.sampling import Purpose
 
 History = tuple[int, ...]
 Table = Callable[[History], Sequence[float]]
@@ -94,36 +93,34 @@ class Tabular(ArenaModel):
 class TableDraft(Draft):
     """Draws from a table along a shape: a chain as deep as K allows, or a tree of siblings without replacement.
 
+    Siblings share their noise: the token that comes next by the same noise is a draw from those that are left.
     ``certain`` proposes the same tokens without q.
     """
 
     def __init__(self, distribution: Table, shape: Shape, certain: bool = False) -> None:
-        self._distribution, self._shape, self._certain = distribution, shape, certain
+        self.distribution, self.shape, self._certain = distribution, shape, certain
         self.branches = list(shape.parents) != list(range(-1, len(shape.parents) - 1))
 
     def propose(self, context: Context) -> Window:
         """Return a window of the shape's first slots, as many as the row with the most room allows."""
-        size = 1 + min(int(context.max_proposals_host.max()), len(self._shape.parents) - 1)
+        size = 1 + min(int(context.max_proposals_host.max()), len(self.shape.parents) - 1)
         rows = [context.history[row, : context.length_host[row]].tolist() for row in range(context.rows)]
         slots = [[text[-1]] for text in rows]
         drawn_from: list[list[list[float]]] = [[] for _ in rows]
         for slot in range(1, size):
-            drawn, depth = [], len(self._shape.ancestry(slot))
+            drawn, depth = [], len(self.shape.ancestry(slot))
             for row, text in enumerate(rows):
-                path = self._shape.ancestry(self._shape.parents[slot])
-                distribution = self._distribution((*text, *(slots[row][s] for s in path)))
-                own = self._shape.without_elders(distribution, slots[row], slot)
+                path = self.shape.ancestry(self.shape.parents[slot])
+                distribution = self.distribution((*text, *(slots[row][s] for s in path)))
+                own = self.shape.without_elders(distribution, slots[row], slot)
                 drawn.append(own)
                 drawn_from[row].append(own)
             logits = torch.tensor(drawn, dtype=torch.float64).log()[:, None]
             position = context.length[:, None] + depth - 1
-            if self.branches:
-                tokens = context.choose(logits, position, Purpose.DRAFT, slot)
-            else:
-                tokens = context.propose_token(logits, position)
+            tokens = context.propose_token(logits, position)
             for row, token in enumerate(tokens[:, 0].tolist()):
                 slots[row].append(token)
         tokens = torch.tensor(slots)
-        parents = torch.tensor(self._shape.parents[:size]).expand_as(tokens)
+        parents = torch.tensor(self.shape.parents[:size]).expand_as(tokens)
         q = None if self._certain else torch.tensor(drawn_from, dtype=torch.float64)
         return Window(tokens, parents, context.max_proposals.clamp(max=size - 1) + 1, q)

@@ -23,6 +23,7 @@ from benchsuite.conformance.engines import EngineChecks
 from benchsuite.conformance.policies import PolicyChecks
 from benchsuite.prove import tiny
 from benchsuite.tests.faulty_engines import ENGINES
+from benchsuite.tests.faulty_noise import Echo, Seedless, SharedCoin, StaleCoins, StaleModel, Tossed, Unnumbered
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
 from specdec.interfaces import ControllerFactory
 from specdec_kernels.reference import Reference
@@ -401,6 +402,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
         "replays_only_where_claimed",
         "has replays=False.*replays=True",
     ),
+    (StaleModel, {"sampled": True}, "noise_is_new_in_every_step", r"[1-9]\d* of \d+ draws have noise that another had"),
     (Weightless, {"sampled": True}, "forwards_read_weights", "weight_bytes 0, and .* draft_forwards"),
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
     (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
@@ -565,6 +567,7 @@ class Leaping(Altering):
 
 
 EXACT = {"greedy": "exact", "sampled": "exact", "trees": True, "coupled": True}
+SHARED = r"the target's distribution.*total variation 0\.\d+ of . tokens; 0 if no noise were used twice"
 POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
     (
         Cheap,
@@ -584,6 +587,18 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
         "a_verdict_is_a_path",
         "num_accepted",
     ),
+    *(
+        (fault, {"greedy": "exact", "sampled": "distribution", "trees": fault.trees}, "its_distribution", SHARED)
+        for fault in (SharedCoin, StaleCoins, Echo)
+    ),
+    (
+        Tossed,
+        {"greedy": "exact", "sampled": "distribution"},
+        "its_distribution",
+        "a key's noise is that of a coin and of a draw",
+    ),
+    (Seedless, {"greedy": "exact", "sampled": "distribution"}, "seeds_and_requests", "are also those of another seed"),
+    (Unnumbered, {"greedy": "exact", "sampled": "distribution"}, "seeds_and_requests", "those of another"),
     (Shared, {"greedy": "exact", "sampled": "distribution"}, "does_not_see_its_neighbours", "in the batch, .* alone"),
     (Rootless, EXACT, "a_verdict_is_a_path", r"path \[1"),
     (Unended, EXACT, "a_verdict_is_a_path", r"path \[0, .*0\] with num_accepted"),

@@ -1,0 +1,108 @@
+"""Noise: enumeration knows what shares it, and no draw, coin, draft, request or seed shares what must be its own."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+
+from benchsuite.prove.enumerator import Shape, chain, completions
+from benchsuite.prove.exact_runs import one, run_distance
+from benchsuite.prove.keys import in_common
+from benchsuite.prove.shared_noise import Noise
+from benchsuite.prove.table_target import TableDraft
+from benchsuite.prove.tiny import policy_named
+from benchsuite.tests import faulty_noise
+from benchsuite.tests.rig import POLICIES
+from specdec import Context, Policy, Window
+from specdec.sampling import mix
+from specdec_kernels.reference import Reference
+from specdec_plugins.chain import Chain
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class ChainedTable(TableDraft):
+    """A table whose chains are drawn by ``Chain``."""
+
+    def propose(self, context: Context) -> Window:
+        texts = [context.history[row, :end].tolist() for row, end in enumerate(context.length_host)]
+        drawn = Chain(context, len(self.distribution(tuple(texts[0]))))
+        for _ in range(min(int(context.max_proposals_host.max()), len(self.shape.parents) - 1)):
+            logits = torch.tensor([self.distribution(tuple(text)) for text in texts], dtype=torch.float64).log()
+            for text, token in zip(texts, drawn.propose(logits[:, None])[:, 0].tolist(), strict=True):
+                text.append(token)
+        return drawn.window()
+
+
+def name_of(value: object) -> str | None:
+    """The name of a class as the test's id."""
+    return getattr(value, "__name__", None)
+
+
+P, Q = [Fraction(part, 12) for part in (5, 4, 2, 1)], [Fraction(part, 12) for part in (1, 3, 1, 7)]
+FORK = Shape((-1, 0, 0))
+
+
+def test_two_draws_of_one_key_agree_as_often_as_is_derived() -> None:
+    """Both give i with probability 1 / sum_j max(p_j / p_i, q_j / q_i): Daliri, Musco, Suresh 2408.07978."""
+    for i in range(4):
+        both = Noise.of(4).after(i, P).after(i, Q).volume
+        assert both == 1 / sum(max(p / P[i], q / Q[i]) for p, q in zip(P, Q, strict=True))
+
+
+def test_the_noise_of_the_engine_is_shared_as_enumeration_takes_it_to_be() -> None:
+    """200,000 keys, three draws by each and two coins: every count within six standard deviations."""
+    keys, ops, third = mix(torch.arange(200_000)), Reference(), [Fraction(1, 4)] * 4
+    drawn = [ops.sample(torch.tensor(list(map(float, w))).log().expand(len(keys), 4), keys) for w in (P, Q, third)]
+    counts = torch.bincount(drawn[0] * 16 + drawn[1] * 4 + drawn[2], minlength=64).view(4, 4, 4).tolist()
+    for i, j, k in ((i, j, k) for i in range(4) for j in range(4) for k in range(4)):
+        due = float(Noise.of(4).after(i, P).after(j, Q).after(k, third).volume) * len(keys)
+        assert abs(counts[i][j][k] - due) <= 6 * due**0.5, (i, j, k)
+    assert sum(counts[0][1]) > 0, "the draws never differ: nothing was shown"
+    low, high = (ops.accept(torch.full(keys.shape, share), keys) for share in (0.25, 0.75))
+    assert bool((low <= high).all()), "a coin that falls below a quarter falls below three quarters"
+
+
+def test_a_key_is_not_that_of_a_coin_and_of_a_draw() -> None:
+    with pytest.raises(AssertionError, match="a key's noise is that of a draw and of a coin"):
+        completions(lambda s: (s.decide([0.5, 0.5], "draw", 7), s.decide([0.5, 0.5], "coin", 7)))
+
+
+FAULTS: list[tuple[type[Policy] | str, type[TableDraft], int, Shape, int]] = [
+    (faulty_noise.SharedCoin, TableDraft, 3, FORK, 3),
+    (faulty_noise.StaleCoins, TableDraft, 2, chain(2), 0),
+    (faulty_noise.Echo, TableDraft, 4, chain(1), 0),
+    ("block", faulty_noise.StaleTable, 2, chain(2), 0),
+]
+"""Policy, draft, vocabulary, proposals, and a seed of tables that show it."""
+
+
+@pytest.mark.parametrize(("policy", "draft", "vocabulary", "shape", "seed"), FAULTS, ids=name_of)
+def test_noise_that_is_used_twice_is_seen_by_enumeration(
+    policy: type[Policy] | str, draft: type[TableDraft], vocabulary: int, shape: Shape, seed: int
+) -> None:
+    """And nothing else is wrong: if every draw and coin had noise of its own, the distribution would be right."""
+    built = policy_named(policy) if isinstance(policy, str) else policy(None)  # type: ignore[call-arg]
+    far, right = (
+        run_distance(built, vocabulary, shape, one(len(shape.parents)), draft=draft, seed=seed, fresh=fresh)
+        for fresh in (False, True)
+    )
+    print(f"total variation {far:.5f}")
+    assert far > 5e-4
+    assert right < 1e-12
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_two_seeds_and_two_requests_share_no_noise(policy: str) -> None:
+    built = policy_named(policy)
+    for shape in (chain(3), *([Shape((-1, 0, 0, 1))] if built.trees else [])):
+        assert in_common(built, shape) == {"another seed": 0, "another request": 0}
+
+
+@pytest.mark.parametrize("policy", ["rejection", "block", "tree_rejection", "match"])
+def test_a_chain_as_models_draw_it_leaves_the_distribution_the_targets(policy: str) -> None:
+    """Proposals come from ``Chain``, which draws for every draft that is a model; noise of its own is in the key."""
+    assert run_distance(policy_named(policy), 2, chain(2), one(3), draft=ChainedTable) < 1e-12
+    assert run_distance(policy_named(policy), 4, chain(1), one(2, temperature=0.5), draft=ChainedTable) < 1e-12
