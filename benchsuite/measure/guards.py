@@ -53,7 +53,7 @@ def why_not(ours: Sequence[Series], base: Sequence[Series], across: Collection[s
 def loops(tokens: Tokens) -> bool:
     """Whether the second half of an output repeats one piece of at most ``LONGEST_PERIOD`` tokens at least three times.
 
-    Example: ``loops((7,) * 10 + (1, 2) * 6)`` is true; an output of fewer than 24 tokens is never called a loop.
+    Example: ``loops((7,) * 10 + (1, 2) * 6)`` is true; an output of fewer than 23 tokens is never called a loop.
     """
     half = tokens[len(tokens) // 2 :]
     longest = min(LONGEST_PERIOD, len(half) // 3)

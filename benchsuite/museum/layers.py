@@ -269,6 +269,7 @@ def drafting() -> None:
     kits = (
         (conformance.draft("draft_model", sampled=True), "q_is_the_distribution|follows_from_the_text"),
         (conformance.draft("medusa(head_init=random)", sampled=True, hidden=True), "follows_from_the_text"),
+        (conformance.draft("eagle(reset=False)", sampled=True, hidden=True), "read_in_chunks"),
         (conformance.draft("suffix(min_match=1)", remembers=True), "remembered"),
         (conformance.draft("shuffled", sampled=True, factory=shuffled_draft), "follows_from_the_text"),
     )

@@ -324,4 +324,24 @@ SHIPPED = (
         "logprobs",
         (PACK, "verdict.path.clamp(min=0)", "(verdict.path * 0)"),
     ),
+    mutant(
+        "mlx-vlm#2096",
+        "a draft that reads hidden states sees those of a prompt's last chunk alone",
+        "drafting",
+        (
+            "specdec_plugins.drafts.eagle_lite:EagleLite.prefilled",
+            "torch.cat([self._last[row : row + 1], hidden[0]])",
+            "torch.cat([torch.zeros_like(self._last[row : row + 1]), hidden[0]])",
+        ),
+    ),
+    mutant(
+        "vllm-ascend#5445",
+        "a prompt's last chunk of one token is taken for a step of decoding; analogue: it is not read",
+        "drafting",
+        (
+            "specdec.model:ArenaModel.prefill",
+            "range(first, tokens.shape[1], PREFILL_CHUNK)",
+            "range(first, max(tokens.shape[1] - 1, first + 1), PREFILL_CHUNK)",
+        ),
+    ),
 )

@@ -106,7 +106,9 @@ def made_up(dice: random.Random, watch: Stopwatch, batch: int, number: int, prop
             stats.accepted(accepted)
             stats.counts["num_emitted_tokens"] += each[-1].emitted
         stats.counts["target_forwards"] += 1
-        stats.steps.append(Step.of(tuple(each), 1 + max(row.proposed for row in each), Marks(*(mark() for _ in range(10)))))
+        stats.steps.append(
+            Step.of(tuple(each), 1 + max(row.proposed for row in each), Marks(*(mark() for _ in range(10))))
+        )
     stats.counts["allocations"] = dice.randint(1, 99)
     tokens = [tuple(dice.randrange(258) for _ in range(6)) for _ in range(batch)]
     parts = [dice.sample([1, 2, 3], 3) for _ in range(batch)]
@@ -125,7 +127,9 @@ def made_up(dice: random.Random, watch: Stopwatch, batch: int, number: int, prop
     )
 
 
-def made_up_rows(batch: int, kinds: Sequence[str], baseline: str) -> tuple[list[dict[str, Any]], Machine, dict[Arm, Any]]:
+def made_up_rows(
+    batch: int, kinds: Sequence[str], baseline: str
+) -> tuple[list[dict[str, Any]], Machine, dict[Arm, Any]]:
     """Rows of four arms and a peer over made-up runs, six units in all and two runs of each; and what they are of."""
     setting, machine = replace(SETTING, batch=batch), Machine("tiny", "reference", "cpu", "float32", 999, 77, 1e6, 5)
     arms = {"plain": Arm(setting), "again": Arm(setting, again=True), "peer": Arm(setting, peer="transformers")}

@@ -87,7 +87,10 @@ def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, ass
         *("hybrid(sources='ngram(n_min=1), draft_model', model_k=9)", "oracle(1.0)", "garbage"),
         *("draft_model", "draft_model(model={path}, vocabulary=intersection)", "tree(beam=3, depth=3)"),
         *("tree(widths=2-2-1)", "medusa(num_heads=6)", "medusa(beam=3)", "eagle", "eagle(head={eagle!r})"),
-        *("eagle(head={eagle!r}, beam=3, depth=3)", "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup', {three})"),
+        *(
+            "eagle(head={eagle!r}, beam=3, depth=3)",
+            "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup', {three})",
+        ),
     ],
 )
 def test_no_row_of_a_window_is_wider_than_the_rows_own_room(draft: str, tmp_path: Path, assemble: Make) -> None:
@@ -95,7 +98,7 @@ def test_no_row_of_a_window_is_wider_than_the_rows_own_room(draft: str, tmp_path
     build = assemble(max_rows=3)
     head = saved_head("eagle", build, tmp_path) if "{eagle" in draft else ""
     path = save_target("llama", tmp_path) if "{path" in draft else ""
-    three = "settings='{\"prompt_lookup_min\": 1, \"prompt_lookup_max\": 3}'"
+    three = 'settings=\'{"prompt_lookup_min": 1, "prompt_lookup_max": 3}\''
     engine, tight = build.engine(draft.format(eagle=head, path=path, three=three), k=6), 0
 
     def judge(context: Context, window: Window, logits: Tensor, verdict: Verdict) -> None:

@@ -33,9 +33,7 @@ def surprise(p: list[float], token: int) -> float:
 def votes(window: Window, slot: int) -> int:
     """How many valid nodes of a node's depth propose its token."""
     tokens, depth = window.tokens[0].tolist(), window.depth[0].tolist()
-    return sum(
-        (tokens[i], depth[i]) == (tokens[slot], depth[slot]) for i in range(1, int(window.width[0]))
-    )
+    return sum((tokens[i], depth[i]) == (tokens[slot], depth[slot]) for i in range(1, int(window.width[0])))
 
 
 def likelier(p: list[float], token: int) -> int:
@@ -49,10 +47,12 @@ RULES: dict[str, Rule] = {
     "topk_agree(k=3)": lambda p, token, slot, window: likelier(p, token) < 3,
     "tree_agree(m=1, k=2)": lambda p, token, slot, window: likelier(p, token) < 2,
     "tree_agree(m=2, k=3)": lambda p, token, slot, window: votes(window, slot) >= 2 and likelier(p, token) < 3,
-    "typical(epsilon=0.25, delta=0.75)": lambda p, token, slot, window: p[token]
-    > min(0.25, 0.75 * math.exp(sum(x * math.log(x) for x in p if x))),
-    "typical(p=0.5)": lambda p, token, slot, window: p[token] > 0
-    and sum(x for other, x in enumerate(p) if surprise(p, other) < surprise(p, token)) < 0.5,
+    "typical(epsilon=0.25, delta=0.75)": lambda p, token, slot, window: (
+        p[token] > min(0.25, 0.75 * math.exp(sum(x * math.log(x) for x in p if x)))
+    ),
+    "typical(p=0.5)": lambda p, token, slot, window: (
+        p[token] > 0 and sum(x for other, x in enumerate(p) if surprise(p, other) < surprise(p, token)) < 0.5
+    ),
     "longest_prefix": lambda p, token, slot, window: token == p.index(max(p)),
 }
 """The rules of docs/strategies.md, one node at a time."""
@@ -154,7 +154,7 @@ def test_what_the_target_calls_impossible_is_never_typical() -> None:
 def test_the_last_token_that_a_rule_keeps_and_the_first_that_it_does_not(text: str, kept: list[int]) -> None:
     """By hand, under p = 1/2, 1/4, 1/8, 1/16, 1/16: exp(-H) is 0.2726, and 1/8 is 0.4585 of it.
 
-    The surprises are 1, 2, 3, 4 and 4 bits and the entropy is 1.875, so that 1/4 is the most typical, then 1/2, then 1/8.
+    The surprises are 1, 2, 3, 4 and 4 bits and the entropy is 1.875: 1/4 is the most typical, then 1/2, then 1/8.
     """
     p = torch.tensor([[[0.5, 0.25, 0.125, 0.0625, 0.0625]] * 2], dtype=torch.float64)
     policy = policy_named(text)

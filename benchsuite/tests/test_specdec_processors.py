@@ -82,6 +82,72 @@ def test_a_greedy_row_has_the_one_hot_distribution_beside_sampled_rows() -> None
     torch.testing.assert_close(distribution[1], logits[1].softmax(dim=-1))
 
 
+def test_logprobs_of_a_greedy_row_are_of_its_adjusted_logits_without_temperature_and_filters() -> None:
+    """Beside a sampled row of the same parameters, whose distribution stays what it is."""
+    given = SamplingParams(temperature=0.5, top_k=3, top_p=0.6, min_p=0.3, logit_bias={4: 2.0})
+    requests = [Request(0, (1,), replace(given, temperature=0.0)), Request(1, (1,), given)]
+    logits, params = torch.randn(2, 1, 9), stacked(requests, 9, torch.device("cpu"))
+    paths = output_paths([0], torch.device("cpu")).expand(2, -1, -1)
+    found = process(logits, params.ungreedy(), paths)
+    bias = torch.zeros(9)
+    bias[4] = 2.0
+    torch.testing.assert_close(found[0, 0], logits[0, 0] + bias)
+    assert torch.equal(found[1], process(logits, params, paths)[1])
+    assert int(found[1].isfinite().sum()) <= 3
+
+
+def test_the_places_of_adjustments_are_those_of_all_their_tensors() -> None:
+    """A recorded step reads its tensors where they were: any other tensor makes it another step."""
+    request = Request(
+        0,
+        (1, 2),
+        SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0}, bad_words=((3, 4),), eos=(5,), min_new_tokens=2),
+    )
+    whole = stacked([request], VOCABULARY, torch.device("cpu")).adjustments
+    assert whole is not None
+
+    def others(part: Any) -> list[Any]:
+        """The same with one tensor at another place, for each tensor."""
+        found = []
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                found.append(replace(part, **{name: value.clone()}))
+            elif value is not None:
+                found += [replace(part, **{name: inner}) for inner in others(value)]
+        return found
+
+    moved = others(whole)
+    assert len(moved) == 12
+    assert len({whole.places, *(other.places for other in moved)}) == 13
+    bare = replace(whole, bias=None, penalties=None, words=None)
+    assert [len(bare.places), len({whole.places, bare.places})] == [len(whole.places), 2]
+
+
+def test_the_texts_of_a_batch_are_as_long_as_its_prompts() -> None:
+    penalised = SamplingParams(presence_penalty=1.0)
+    requests = [Request(0, (1, 2, 3), penalised), Request(1, (4,), penalised)]
+    found = stacked(requests, VOCABULARY, torch.device("cpu")).adjustments
+    assert found is not None
+    assert found.length.tolist() == [3, 1]
+    assert [row[:length] for row, length in zip(found.tokens.tolist(), (3, 1), strict=True)] == [[1, 2, 3], [4]]
+
+
+@pytest.mark.parametrize("least", [0, 1, 2])
+def test_an_end_token_is_forbidden_before_the_least_length_and_at_no_later_place(least: int) -> None:
+    """A chain of two proposals after a prompt: slot n follows n tokens of output."""
+    request = Request(0, (1, 2), SamplingParams(temperature=1.0, eos=(5,), min_new_tokens=least))
+    window = Window.chain(torch.tensor([2]), torch.tensor([[7, 8]]), torch.tensor([2]))
+    found = process(torch.zeros(1, 3, 9), stacked([request], 9, torch.device("cpu")), window.paths)
+    assert [bool(slot[5].isfinite()) for slot in found[0]] == [count >= least for count in range(3)]
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}])
+def test_one_filter_that_leaves_one_token_is_enough(filters: dict[str, Any]) -> None:
+    request = Request(0, (1,), SamplingParams(temperature=1.0, **filters))
+    found = process(torch.tensor([[[0.0, 3.0, 1.0]]]), stacked([request], 3, torch.device("cpu")))
+    assert found[0, 0].isfinite().tolist() == [False, True, False]
+
+
 def test_where_everything_is_forbidden_nothing_is() -> None:
     words = tuple((token,) for token in range(5))
     request = Request(0, (1,), SamplingParams(bad_words=words, temperature=1.0))

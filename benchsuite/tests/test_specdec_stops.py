@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchsuite.prove.tiny import past_stops, prompts
 from benchsuite.tests.rig import Make
-from specdec import Completion, Engine, Request, SamplingParams, SpecdecError
+from specdec import Completion, Engine, Request, SamplingParams, SpecdecError, catalog
 from specdec.stops import StopWatcher
 
 BASE = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=30))
@@ -55,6 +57,30 @@ def test_a_stop_string_stops_at_the_token_that_completes_it(place: int, length: 
     expected = next(n for n in range(1, len(full) + 1) if stop in decode(full[:n]))
     assert done.tokens == plain == full[:expected]
     assert done.finish_reason == "stop"
+
+
+TEXT = st.text(alphabet="ab€🎉", max_size=7)
+
+
+@given(TEXT, st.lists(TEXT.filter(bool), max_size=2), st.integers(1, 30), st.sampled_from([(), (97,), (98, 256)]))
+def test_a_watcher_ends_a_text_where_a_search_of_all_of_it_does(
+    text: str, stop: list[str], limit: int, eos: tuple[int, ...]
+) -> None:
+    """Token by token, characters of one, three and four bytes; an end token comes first, a budget last."""
+    tokenizer = catalog.byte_tokenizer()
+    watcher = StopWatcher(SamplingParams(stop=tuple(stop), eos=eos), limit, tokenizer)
+    tokens = tokenizer.encode(text)
+    for count, token in enumerate(tokens, 1):
+        found = watcher.feed(token)
+        whole = tokenizer.decode(tokens[:count])
+        ends = {
+            "eos": token in eos,
+            "stop": any(part in whole for part in stop),
+            "length": count == limit,
+        }
+        assert found == next((reason for reason, is_so in ends.items() if is_so), None)
+        if found:
+            break
 
 
 def test_a_row_that_stops_does_not_disturb_the_others(assemble: Make) -> None:
