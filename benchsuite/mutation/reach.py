@@ -142,7 +142,7 @@ def traced(
     to begin no further file. Raises ValueError if a file cannot be collected at all.
     """
     reach = Reach()
-    folder = kept / ("all" if not marks else marks.replace(" ", "-"))
+    folder = kept / marks.replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     for name in test_files:
         file = folder / f"{Path(name).stem}-{sources_digest(copy.folder, [name])}.json"

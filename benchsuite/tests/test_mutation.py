@@ -102,7 +102,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "specdec/toy.py": TOY,
         "benchsuite/tests/test_toy.py": WEAK,
         ".gitignore": "results\n",
-        "pyproject.toml": '[tool.pytest.ini_options]\nmarkers = ["slow"]\npythonpath = ["."]\n',
+        "pyproject.toml": '[tool.pytest.ini_options]\nmarkers = ["slow", "museum"]\npythonpath = ["."]\n',
     }
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -186,20 +186,34 @@ def test_a_window_s_paths_are_the_proposals_on_the_way_to_each_slot(size: int, d
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("min_p", float("nan")),
+        ("min_p", True),
+        ("top_k", True),
         ("seed", -1),
+        ("seed", 2**63),
+        ("seed", False),
         ("max_new_tokens", 0),
         ("max_new_tokens", 2.5),
         ("eos", 5),
         ("eos", (-1,)),
+        ("eos", (True,)),
+        ("eos", [5]),
+        ("stop", ["END"]),
+        ("stop", (5,)),
+        ("bad_words", [(3,)]),
         ("stop", ("",)),
         ("stop", "END"),
         ("presence_penalty", 2.1),
+        ("presence_penalty", -2.1),
         ("presence_penalty", None),
         ("frequency_penalty", -2.1),
+        ("frequency_penalty", 2.1),
         ("frequency_penalty", float("nan")),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", float("inf")),
-        ("logit_bias", {3: 101.0}),
+        ("logit_bias", {3: 100.5}),
+        ("logit_bias", {3: -100.5}),
+        ("logit_bias", ((3, 1.0, 2.0),)),
+        ("logit_bias", [(3, 1.0)]),
         ("logit_bias", {3: float("-inf")}),
         ("logit_bias", {"3": 1.0}),
         ("logit_bias", {-1: 1.0}),
@@ -216,6 +230,31 @@ def test_a_window_s_paths_are_the_proposals_on_the_way_to_each_slot(size: int, d
 )
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(SpecdecError, match=f"^{field} is .*; expected "):
+        replace(SamplingParams(), **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", (0, 1e-6, 1e9)),
+        ("top_k", (0, 1)),
+        ("top_p", (1e-9, 1, 1.0)),
+        ("min_p", (0, 0.0, 1, 1.0)),
+        ("seed", (0, 2**63 - 1)),
+        ("max_new_tokens", (1, 10**9)),
+        ("min_new_tokens", (0, 64)),
+        ("eos", ((), (0, 1))),
+        ("stop", ((), ("x", "yz"))),
+        ("presence_penalty", (-2, 0, 2)),
+        ("frequency_penalty", (-2, 0, 2)),
+        ("repetition_penalty", (1e-9, 1e9)),
+        ("logit_bias", ((), {0: -100}, {0: 100, 1: 0})),
+        ("bad_words", ((), ((0,), (1, 2)))),
+        ("logprobs", (None, 0, 100)),
+    ],
+)
+def test_both_ends_of_a_range_are_accepted(field: str, values: tuple[object, ...]) -> None:
+    for value in values:
         replace(SamplingParams(), **{field: value})  # type: ignore[arg-type]
 
 

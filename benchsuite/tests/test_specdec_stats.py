@@ -1,8 +1,7 @@
-"""Counters and times of a step: each second is in one part, each proposal is counted at each depth that it reaches."""
+"""The counters and times of a run, from marks and counts that are given: every figure by itself."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict
 
 import pytest
@@ -10,53 +9,74 @@ import pytest
 from specdec.devices import Stopwatch
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 
-PARTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-"""Seconds between the marks of a step: a sum of some of them says which."""
+MARKS = Marks(*range(10))
+WATCH = Stopwatch.recorded([0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 127.0, 255.0, 511.0])
+"""The parts of a step take 1, 2, 4, … seconds: every sum of them is another number."""
 
 
-def stats() -> Stats:
-    """Stats whose stopwatch has the marks of a step with these parts, from number 3 on."""
-    return Stats(Stopwatch.recorded([0.0, 0.0, 0.0, *itertools.accumulate(PARTS, initial=50.0)]))
-
-
-def test_each_second_of_a_step_is_in_one_of_its_parts() -> None:
-    step = Step.of((RowStep(0, 0, 0, 1),), 1, Marks(*range(3, 13)))
-    times = stats().times(step)
+def test_every_part_of_a_step_is_booked_once_and_where_it_belongs() -> None:
+    times = Stats(WATCH).times(Step(1, 2, 1, 1, 1, 2, MARKS))
     assert asdict(times) == {
-        "control": 1.0,
-        "draft": 4.0 + 128.0,
-        "target": 8.0,
-        "accept": 16.0,
-        "commit": 32.0,
-        "host": 2.0 + 64.0 + 256.0,
+        "control": 1,
+        "draft": 4 + 128,
+        "target": 8,
+        "accept": 16,
+        "commit": 32,
+        "host": 2 + 64 + 256,
     }
-    assert times.booked + times.host == times.rest + times.draft + times.target == sum(PARTS)
-    assert times.booked == 1 + 4 + 128 + 8 + 16 + 32
+    assert times.booked == 1 + 4 + 8 + 16 + 32 + 128
+    assert times.rest == 1 + 16 + 32 + 2 + 64 + 256
 
 
-def test_calls_are_added_up_by_name() -> None:
-    found = stats()
-    found.calls += [Call("admit", 3, 4), Call("release", 4, 5), Call("admit", 5, 6)]
-    assert [found.called("admit"), found.called("admit", "release"), found.called()] == [5.0, 7.0, 0.0]
+def test_only_calls_of_the_asked_names_are_added() -> None:
+    stats = Stats(WATCH, calls=[Call("admit", 0, 1), Call("move", 1, 2), Call("admit", 3, 4), Call("release", 5, 6)])
+    assert stats.called("admit") == 1 + 8
+    assert stats.called("move", "release") == 2 + 32
+    assert stats.called("keep") == 0
 
 
-def test_a_step_adds_up_its_rows_and_k_is_its_width_less_the_root() -> None:
-    step = Step.of((RowStep(3, 2, 1, 2), RowStep(4, 4, 0, 1)), 5, Marks(*range(10)))
-    assert (step.k, step.width, step.rows, step.proposed, step.accepted, step.emitted) == (4, 5, 2, 7, 1, 3)
+def test_a_step_of_rows_adds_what_each_did() -> None:
+    each = (RowStep(3, 2, 1, 2), RowStep(0, 0, 0, 1), RowStep(5, 5, 5, 6))
+    assert Step.of(each, 6, MARKS) == Step(
+        k=5, width=6, rows=3, proposed=8, accepted=6, emitted=9, marks=MARKS, each=each
+    )
 
 
-def test_proposals_are_counted_at_each_depth_and_rows_that_propose_once() -> None:
-    """A chain of three of which two are kept, a tree of five nodes and depth two of which one is, and no proposal."""
-    found = stats()
-    for proposed, deepest, accepted in ((3, 3, 2), (5, 2, 1), (0, 0, 0)):
-        found.proposed(proposed, deepest)
-        found.accepted(accepted)
-        found.steps.append(Step.of((RowStep(proposed, deepest, accepted, accepted + 1),) * 2, 6, Marks(*range(10))))
-        found.counts["num_emitted_tokens"] += 2 * (accepted + 1)
-    assert (found.proposed_per_pos, found.accepted_per_pos) == ([2, 2, 1], [2, 1])
-    assert (found.counts["num_drafts"], found.counts["num_draft_tokens"]) == (2, 8)
-    assert found.acceptance_rate == 3 / 8
-    assert found.mean_acceptance_length == 1 + 3 / 2
-    assert found.tau == pytest.approx(12 / 6)
-    assert found.counters()["num_accepted_tokens_per_pos"] == [2, 1]
-    assert (stats().acceptance_rate, stats().mean_acceptance_length, stats().tau) == (None, None, None)
+def test_proposals_and_acceptances_are_counted_by_their_depth() -> None:
+    stats = Stats(WATCH)
+    for count, deepest, accepted in ((3, 3, 1), (4, 2, 2), (0, 0, 0), (1, 1, 0)):
+        stats.proposed(count, deepest)
+        stats.accepted(accepted)
+    assert stats.proposed_per_pos == [3, 2, 1]
+    assert stats.accepted_per_pos == [2, 1]
+    assert stats.counts == {"num_drafts": 3, "num_draft_tokens": 8, "num_accepted_tokens": 3}
+    assert stats.acceptance_rate == 3 / 8
+    assert stats.mean_acceptance_length == 1 + 3 / 3
+
+
+def test_a_figure_of_nothing_is_none() -> None:
+    stats = Stats(WATCH)
+    assert (stats.acceptance_rate, stats.mean_acceptance_length, stats.tau) == (None, None, None)
+
+
+def test_tau_is_emitted_tokens_over_forwards_of_rows() -> None:
+    steps = [Step(1, 2, rows, 0, 0, 0, MARKS) for rows in (2, 3)]
+    stats = Stats(WATCH, steps=steps)
+    stats.counts["num_emitted_tokens"] = 8
+    assert stats.tau == pytest.approx(8 / 5)
+
+
+def test_every_counter_is_there_from_the_start_and_others_follow() -> None:
+    stats = Stats(WATCH, accepted_per_pos=[2, 1])
+    none = stats.counters()
+    assert none.pop("num_accepted_tokens_per_pos") == [2, 1]
+    assert list(none) == [
+        *("target_forwards", "prefill_forwards", "draft_forwards", "num_drafts", "num_draft_tokens"),
+        *("num_accepted_tokens", "num_emitted_tokens", "host_reads", "kv_appended_tokens_total", "kv_bytes_copied"),
+        *("kv_rows_moved_bytes", "allocations"),
+    ]
+    assert set(none.values()) == {0}
+    stats.counts.update(zebra=3, host_reads=2, apple=1)
+    found = stats.counters()
+    assert list(found)[-3:] == ["apple", "zebra", "num_accepted_tokens_per_pos"]
+    assert (found["apple"], found["zebra"], found["host_reads"]) == (1, 3, 2)
