@@ -14,6 +14,7 @@ from hypothesis import Phase, settings
 from hypothesis.internal.conjecture import engine as conjecture
 
 from benchsuite.prove.tiny import assembly
+from benchsuite.tests import budget
 from benchsuite.tests.gate_rig import Suite
 from benchsuite.tests.rig import KILLS, Make, Python, Run, child_variables
 from benchsuite.tests.warm import Warm
@@ -27,7 +28,8 @@ SHRINKING_S = 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register one hypothesis profile, of normal or of deep length."""
+    """Register one hypothesis profile, of normal or of deep length, and the list of tests above their budget."""
+    config.pluginmanager.register(budget)
     deep = config.getoption("specdec_deep")
     # The engine's first call in a process is slow and machines are shared: a deadline would fail at random.
     settings.register_profile(
