@@ -20,7 +20,8 @@ from benchsuite.predict.traces import StepTrace, kept_by_depth, traces_of
 class UnitTraces:
     """One unit of an arm: its number, its requests' texts and sizes, their traces, and the log of its paired speedup
     over plain. Units of one number are not independent of each other. ``replays``: the strategy asked for plain's
-    output."""
+    output. ``whole_gain``: the log of the speedup from prompt to last token.
+    """
 
     number: int
     texts: tuple[Text, ...]
@@ -28,6 +29,7 @@ class UnitTraces:
     traces: tuple[StepTrace, ...]
     gain: float
     replays: bool = False
+    whole_gain: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class CheckedCell:
     def residual(self) -> float:
         """ln(measured / predicted): above 0, it was faster than predicted."""
         return log(self.measured / self.prediction.ratio)
+
+    @property
+    def measured_end_to_end(self) -> float:
+        """The measured speedup from prompt to last token: the geometric mean over the units."""
+        return exp(fmean(unit.whole_gain for unit in self.units))
 
     @property
     def log_measured(self) -> float:
@@ -127,6 +134,7 @@ class Accuracy:
 def units_of(series: Series, tokens: int) -> list[UnitTraces]:
     """Return the units of an arm; of several runs of a unit, the gains' mean and the first run's traces."""
     gains: dict[tuple[Text, ...], list[float]] = defaultdict(list)
+    whole: dict[tuple[Text, ...], list[float]] = defaultdict(list)
     found: dict[tuple[Text, ...], UnitTraces] = {}
     for unit, mine, theirs in zip(series.units, series.outcomes, series.plain, strict=False):
         made = tuple(traces_of(mine))
@@ -134,9 +142,10 @@ def units_of(series: Series, tokens: int) -> list[UnitTraces]:
             continue
         texts = tuple(request.prompt for request in unit.requests)
         gains[texts].append(log(theirs.seconds_per_token / mine.seconds_per_token))
+        whole[texts].append(log(theirs.wall_per_token / mine.wall_per_token))
         sizes = PromptSizes(tuple(map(len, texts)), tokens)
         found.setdefault(texts, UnitTraces(unit.number, texts, sizes, made, 0.0, mine.replays > 0))
-    return [replace(one, gain=fmean(gains[texts])) for texts, one in found.items()]
+    return [replace(one, gain=fmean(gains[texts]), whole_gain=fmean(whole[texts])) for texts, one in found.items()]
 
 
 def check_cells(cells: Iterable[Cell], costs: Mapping[Setting, Costs], parts: int = 1) -> list[CheckedCell]:

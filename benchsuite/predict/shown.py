@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from tabulate import tabulate
@@ -55,6 +56,7 @@ def forecast_lines(forecasts: Forecasts) -> list[str]:
         "",
         *LEGEND,
         _accuracy(forecasts),
+        _end_to_end(forecasts.cells),
         *(
             [accuracy_line(Accuracy.of(forecasts.halves), "halves of cells, each predicted from the other half alone")]
             if forecasts.halves
@@ -96,6 +98,14 @@ def cell_lines(cells: Sequence[CheckedCell]) -> list[str]:
 
 def _accuracy(forecasts: Forecasts) -> str:
     return accuracy_line(Accuracy.of(forecasts.cells), "cells (strategy x workload), leave one text out")
+
+
+def _end_to_end(cells: Sequence[CheckedCell]) -> str:
+    """How good the same predictions are from prompt to last token."""
+    errors = [abs(cell.measured_end_to_end / cell.prediction.end_to_end - 1) for cell in cells]
+    return (
+        f"from prompt to last token, the prefill and what drafts do in it included: median error {median(errors):.1%}"
+    )
 
 
 def advice_strings(forecasts: Forecasts) -> list[str]:
@@ -162,6 +172,7 @@ def _public(cell: CheckedCell, forecasts: Forecasts) -> dict[str, Any]:
         "low": said.low,
         "high": said.high,
         "predicted_end_to_end": said.end_to_end,
+        "measured_end_to_end": cell.measured_end_to_end,
         "texts": said.texts,
         "kept": list(cell.kept),
         "expected_kept": list(cell.expected_kept),

@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchsuite.measure.matrix import Arm
+from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import EngineRunner
+from benchsuite.measure.units import Unit
 from benchsuite.predict.advisor import OWN, SHARED, Belief, Candidate
 from benchsuite.predict.at_hand import advice_at_hand
 from benchsuite.predict.breakeven import ACCEPTANCES, MEASURED, break_even_map
-from benchsuite.predict.checked import CheckedCell, UnitTraces, interval_factors, with_factors
+from benchsuite.predict.checked import CheckedCell, UnitTraces, interval_factors, units_of, with_factors
 from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.grid import Grid, median_regret, regrets
@@ -670,6 +672,25 @@ def test_advice_at_hand_names_the_fastest_row_a_better_k_or_plain_and_never_what
     better = advice_at_hand([fast, cell("wide", 1.0, [Seen(8, 8, 1)] * 9)], costs)[0]
     assert (better.best is not None and better.best.arm.draft, better.k) == ("wide", 1)
     assert better.expected > 1.6
+
+
+def test_units_of_a_run_have_its_speedups_of_decoding_and_from_prompt_to_last_token(assemble: Make) -> None:
+    """Of three runs of one unit each speedup is the geometric mean, from the seconds that the outcomes have."""
+    build = assemble(max_length=64)
+    runs = {draft: EngineRunner(Arm(SETTING, draft), build.engine(draft, k=2)) for draft in (None, "garbage")}
+    asked = requests(SamplingParams(max_new_tokens=6), count=1)
+    series = {draft: Series(runner.arm, "exact") for draft, runner in runs.items()}
+    ours, plain = series["garbage"], series[None]
+    for _ in range(3):
+        ours.units.append(Unit(tuple(asked), 0))
+        ours.outcomes.append(runs["garbage"].run(asked))
+        plain.outcomes.append(runs[None].run(asked))
+    ours.plain = plain.outcomes
+    [found] = units_of(ours, 6)
+    pairs = list(zip(plain.outcomes, ours.outcomes, strict=True))
+    assert found.gain == pytest.approx(fmean(log(p.seconds_per_token / o.seconds_per_token) for p, o in pairs))
+    assert found.whole_gain == pytest.approx(fmean(log(p.wall_per_token / o.wall_per_token) for p, o in pairs))
+    assert not found.replays
 
 
 def test_a_planted_width_changes_the_costs_of_that_width_alone() -> None:
