@@ -35,7 +35,7 @@ class Window:
     the order in which they were drawn. ``width`` int64 [B]: the number of valid slots of each row; slots from
     ``width`` on are padding, with any valid token id and parent. ``q`` float32 [B, W - 1, V] over the target's
     vocabulary: row i - 1 is the distribution from which node i was drawn, given its elder siblings. ``q=None``
-    means that every proposal was certain (one-hot rows).
+    means that every proposal was certain (one-hot rows). A number of q that is NaN or infinite counts as 0.
 
     All tensors are on the engine's device. The engine owns a window from the moment ``propose`` returns it.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -271,6 +271,23 @@ def _rejection(
     return make
 
 
+def _spread(value: Any) -> Any:
+    """The same values in tensors with gaps: between integers, and between the first axis' parts of floats."""
+    if isinstance(value, tuple):
+        return tuple(_spread(item) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{part.name: _spread(getattr(value, part.name)) for part in fields(value)})
+    if not isinstance(value, Tensor):
+        return value
+    axis = 0 if value.is_floating_point() else -1
+    gaps = value.repeat_interleave(2, dim=axis)
+    return gaps[::2] if axis == 0 else gaps[..., ::2]
+
+
+def _with_gaps(made: Make) -> Make:
+    return lambda g, dtype: tuple(map(_spread, made(g, dtype)))
+
+
 def _layers(batch: int, width: int, kind: str = "own", bias: bool = False, size: int = 16, count: int = 1) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         heads, heads_kv, hidden, inner = 4, 2, 96, 160
@@ -283,15 +300,15 @@ def _layers(batch: int, width: int, kind: str = "own", bias: bool = False, size:
                 return Quantised(weight.codes, weight.scale * small, offset), biases
             return (weight * small).to(weight.dtype), biases
 
-        def norm() -> tuple[Tensor, float]:
-            return (0.5 + torch.rand(hidden, generator=g)).to(dtype), 1e-5
+        def norm(eps: float) -> tuple[Tensor, float]:
+            return (0.5 + torch.rand(hidden, generator=g)).to(dtype), eps
 
         layers = tuple(
             DecoderWeights(
-                *norm(),
+                *norm(1e-5),
                 *matrix((heads + 2 * heads_kv) * size, hidden),
                 *matrix(hidden, heads * size),
-                *norm(),
+                *norm(0.3),  # so far from the other that they cannot change places
                 *matrix(2 * inner, hidden),
                 *matrix(hidden, inner),
                 norm_offset=1.0 if bias else 0.0,
@@ -491,6 +508,23 @@ CASES = [
             ("broken", _rejection(24, 4, 37, "broken")),
             ("equal-noise", _equal_noise()),
             ("equal-noise-residual", _equal_noise(residual=True)),
+        )
+    ),
+    *(
+        Case(op, "gaps", _with_gaps(make), ONE)
+        for op, make in (
+            ("sample", _sample(2, 3, 33)),
+            ("accept", lambda g, _: (torch.rand(3, 5, generator=g), _keys(g, 3, 5))),
+            ("verify_prefix", _verify(9, 5, tree=True)),
+            ("rejection_sample", _rejection(9, 4, 37, "near")),
+            ("block_sample", _rejection(9, 4, 37, "near")),
+            ("tree_sample", _rejection(9, 6, 37, "near", tree=True)),
+            ("kv_append", _append(5, 2)),
+            ("kv_compact", _compact([0, 2, 5, 6], [0, 1, 2, 3])),
+            ("kv_plan", _plan(5, tree=True)),
+            ("emit", _emit(9, 5, tree=True)),
+            ("rotary", _rotary(3, 5, 16)),
+            ("tree_attention", _attention(3, 4, 21)),
         )
     ),
     Case("tree_sample", "broken-tree", _rejection(24, 6, 37, "broken", tree=True), ONE),

@@ -1,0 +1,46 @@
+"""The command that runs the C++ under sanitizers does not trust sanitizers that find nothing."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchsuite.kernelbench import sanitized
+
+
+def _says(code: int, words: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess([], code, "", words)
+
+
+@pytest.mark.parametrize("planted", sanitized.PLANTED, ids=lambda planted: f"{planted.op}: {planted.sign}")
+def test_what_is_planted_is_still_a_line_of_the_sources(planted: sanitized.Planted, tmp_path: Path) -> None:
+    planted.into(tmp_path)
+    assert planted.new in (tmp_path / planted.file).read_text()
+    assert any(f"specdec_{planted.op}(" in source.read_text() for source in tmp_path.glob("*.cpp"))
+
+
+@pytest.mark.parametrize("said", [_says(0), _says(1, "another error"), _says(1, "heap-buffer-overflow in main")])
+def test_sanitizers_that_miss_a_planted_fault_end_the_command_before_any_level(
+    said: subprocess.CompletedProcess[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(sanitized, "sanitised", lambda *given: asked.append(given) or said)
+    assert sanitized._main([]) == 1
+    assert "do not find what was planted" in capsys.readouterr().out
+    assert [first for first, _ in asked] == ["--planted"] * len(sanitized.PLANTED)
+
+
+def test_a_level_with_a_finding_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sanitised(way: str, level: str) -> subprocess.CompletedProcess[str]:
+        if way == "--inside":
+            return _says(1, "runtime error: load of misaligned address")
+        planted = sanitized.PLANTED[int(level)]
+        return _says(1, f"{planted.sign} specdec_{planted.op}")
+
+    monkeypatch.setattr(sanitized, "sanitised", sanitised)
+    assert sanitized._main(["--level", "plain"]) == 1
+    assert "misaligned" in capsys.readouterr().out
