@@ -212,5 +212,6 @@ def tried_out(
             except OutOfBudget:
                 over = True
                 continue
-            results.add(tried)
+            if tried.verdict != MISSED:  # more may have been traced the next time
+                results.add(tried)
             yield tried
