@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -133,8 +132,8 @@ def cold(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def suite(run: Run, tmp_path: Path) -> Suite:
-    """A third party's suite whose benchmark takes a second, committed; other installed plugins are not loaded."""
-    made = Suite(tmp_path, partial(run, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"))
+    """A third party's suite whose benchmark takes a second, committed."""
+    made = Suite(tmp_path, run)
     made.write()
     made.commit()
     return made

@@ -35,17 +35,14 @@ NO_PLUGINS = (
     *("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "benchmark", "-p", "benchsuite.plugin"),
     *("-q", "--benchmark-quiet"),
 )
-"""Options of a run, and of its launches, with no plugins but pytest-benchmark and ours where others are not loaded."""
+"""Options of a run and of its launches; they name the two plugins that it needs, for where no others are loaded."""
 
 Done = subprocess.CompletedProcess[str]
 
 
 @dataclass
 class Suite:
-    """A folder under git with one benchmark of a given duration.
-
-    ``python`` need not load the plugins that are installed: a launch that does takes half as long again.
-    """
+    """A folder under git with one benchmark of a given duration."""
 
     folder: Path
     python: Run
@@ -64,10 +61,14 @@ class Suite:
             subprocess.run(["git", *identity, *words], cwd=self.folder, check=True, capture_output=True)
 
     def run(self, *arguments: str) -> Done:
-        """Run pytest; the environment names the folder that counts launches."""
+        """Run pytest; the environment names the folder that counts launches.
+
+        Other installed plugins are not loaded, neither here nor in its launches: one with all takes half as long again.
+        """
         launches = self.folder / "launches"
         launches.mkdir(exist_ok=True)
-        return self.python("-m", "pytest", *NO_PLUGINS, *arguments, LAUNCHES=str(launches))
+        few = {"LAUNCHES": str(launches), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        return self.python("-m", "pytest", *NO_PLUGINS, *arguments, **few)
 
     def theirs(self, *arguments: str) -> Done:
         """Run pytest-benchmark's own gate at 1 %, its smallest threshold."""
