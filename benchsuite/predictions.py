@@ -24,7 +24,7 @@ from benchsuite.measure.workloads import workload_names
 from benchsuite.predict.advisor import CLOSE, Advisor
 from benchsuite.predict.forecasts import costs_of, forecasts_of
 from benchsuite.predict.grid import Choice, Regret, choice, grid_arms, measure_grid, median_regret, regrets
-from benchsuite.predict.planted import planted_lines
+from benchsuite.predict.planted import planted_lines, refusals
 from benchsuite.predict.shown import cell_lines, forecast_json, forecast_lines
 from benchsuite.report.folder import strict_json, write_folder
 from benchsuite.report.page import plots_page
@@ -159,6 +159,8 @@ def _rows(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     lines = ["## Rows", "", "```", *forecast_lines(found), "```", "", *cell_lines(found.cells)]
     cells = [*bench.cells.values()]
     lines += ["", "### Mistakes planted into the costs", "", "```", *planted_lines(cells, found), "```"]
+    costs = next(iter(found.costs.values()))
+    lines += ["", "### Costs of another machine and dtype", "", *[f"- {line}" for line in refusals(costs)]]
     plot = predicted_and_measured(forecast_json(found)["cells"])
     files = {
         "predictions.json": strict_json(forecast_json(found)),

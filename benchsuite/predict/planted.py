@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import exp
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 
 from tabulate import tabulate
 
@@ -15,6 +17,7 @@ from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.forecasts import Forecasts
 from benchsuite.predict.traces import traces_of
 from specdec.calibration import Point, forward_seconds
+from specdec.errors import SpecdecError
 
 OFF = 1.2
 """Factor of a planted mistake."""
@@ -71,6 +74,25 @@ def planted_lines(cells: Sequence[Cell], true: Forecasts) -> list[str]:
         f"the same of {first} by text, which have prompts of different lengths:",
         _by_text(cells, true, first, slow),
     ]
+
+
+def refusals(costs: Costs) -> list[str]:
+    """Return what is said where the file of these costs is used on another machine, and for another dtype.
+
+    AssertionError if it is taken.
+    """
+    found = []
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "costs.json"
+        costs.save(path)
+        for name in ("machine", "dtype"):
+            try:
+                Costs.load(path, {**costs.identity, name: f"another {name}"})
+            except SpecdecError as error:
+                found.append(str(error).replace(str(path), path.name))
+            else:
+                raise AssertionError(f"costs of another {name} were taken")
+    return found
 
 
 def _commonest_width(cells: Sequence[Cell]) -> int:

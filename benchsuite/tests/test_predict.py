@@ -731,7 +731,15 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "out").iterdir()
     assert (folder / "predictions.md").read_text() in done.stdout
-    for words in ("v(9) off", "slow draft", "12 cells a text", "run again", "goodput beside the best fixed K"):
+    for words in (
+        "here 'another machine'",
+        "here 'another dtype'",
+        "v(9) off",
+        "slow draft",
+        "12 cells a text",
+        "run again",
+        "goodput beside the best fixed K",
+    ):
         assert words in done.stdout
     found = json.loads((folder / "grid.json").read_text())
     assert {(one["batch"], one["workload"]) for one in found["choices"]} == {(1, "chat"), (2, "chat")}
