@@ -26,7 +26,12 @@ def test_sanitizers_that_miss_a_planted_fault_end_the_command_before_any_level(
     said: subprocess.CompletedProcess[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(sanitized, "sanitised", lambda *given: asked.append(given) or said)
+
+    def sanitised(*given: str) -> subprocess.CompletedProcess[str]:
+        asked.append(given)
+        return said
+
+    monkeypatch.setattr(sanitized, "sanitised", sanitised)
     assert sanitized._main([]) == 1
     assert "do not find what was planted" in capsys.readouterr().out
     assert [first for first, _ in asked] == ["--planted"] * len(sanitized.PLANTED)
