@@ -351,7 +351,7 @@ SHIPPED = (
         (
             "specdec.model:ArenaModel.prefill",
             "range(first, tokens.shape[1], PREFILL_CHUNK)",
-            "range(first, max(tokens.shape[1] - 1, first + 1), PREFILL_CHUNK)",
+            "range(first, tokens.shape[1] - (tokens.shape[1] > 1), PREFILL_CHUNK)",
         ),
     ),
 )

@@ -407,7 +407,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
     (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
     (Impossible, {}, "well_formed", "a token id outside"),
-    (Restarting, {"hidden": True}, "read_in_chunks", "planted reads a prompt in chunks.*after chunks of 8 tokens"),
+    (Restarting, {"hidden": True}, "read_in_chunks", r"planted reads a prompt in chunks.*after prompts of \[10, 17"),
     (Borrower, {"hidden": True}, "replayed_step_overwrites", "recorded once and replayed.*the counters are not"),
     (RepeatPending, {"trees": True}, "is_what_it_claims", "has trees=True.*trees=False"),
     (RepeatPending, {"sampled": True}, "is_what_it_claims", "has sampled=True.*sampled=False"),

@@ -35,7 +35,7 @@ ALL = SamplingParams(
 WORK = [
     Request(5, (1, 2, 3, 4, 5, 6), ALL, emitted=2),
     Request(6, (7, 8), SamplingParams(presence_penalty=1.0, max_new_tokens=3, seed=1)),
-    Request(7, (3, 3, 9), SamplingParams(temperature=1.0, min_p=0.3, bad_words=((3, 1),), max_new_tokens=9)),
+    Request(7, (3, 3, 9), SamplingParams(temperature=1.0, min_p=0.3, bad_words=((3, 1),), max_new_tokens=8)),
 ]
 
 
