@@ -159,6 +159,10 @@ def _window(g: Generator, rows: int, width: int, vocabulary: int, tree: bool) ->
     return tokens, parents, torch.randint(1, width + 1, (rows,), generator=g)
 
 
+def _coins(rows: int, width: int) -> Make:
+    return lambda g, _: (torch.rand(rows, width, generator=g), _keys(g, rows, width))
+
+
 def _verify(rows: int, width: int, tree: bool = False) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         return Window(*_window(g, rows, width, 2, tree)), torch.randint(2, (rows, width), generator=g)
@@ -491,7 +495,7 @@ CASES = [
     Case("sample", "steep", _sample(2, 2, 5001, spread=40.0), ONE),
     Case("sample", "filtered", _sample(2, 2, 5001, left=0.01), ONE),
     Case("sample", "certain", _sample(2, 2, 258, left=0.0), ONE),
-    Case("accept", "many", lambda g, _: (torch.rand(3, 5, generator=g), _keys(g, 3, 5)), ONE),
+    Case("accept", "many", _coins(3, 5), ONE),
     *(Case("verify_prefix", f"{b}x{w}", _verify(b, w), ONE) for b, w in ((1, 1), (1, 5), (32, 9))),
     *(Case("verify_prefix", f"tree-{b}x{w}", _verify(b, w, tree=True), ONE) for b, w in ((1, 2), (32, 16))),
     *(Case("rejection_sample", f"{b}x{w}x{v}", _rejection(b, w, v), ONE) for b, w, v in ((1, 1, 7), (40, 5, 258))),
@@ -514,7 +518,7 @@ CASES = [
         Case(op, "gaps", _with_gaps(make), ONE)
         for op, make in (
             ("sample", _sample(2, 3, 33)),
-            ("accept", lambda g, _: (torch.rand(3, 5, generator=g), _keys(g, 3, 5))),
+            ("accept", _coins(3, 5)),
             ("verify_prefix", _verify(9, 5, tree=True)),
             ("rejection_sample", _rejection(9, 4, 37, "near")),
             ("block_sample", _rejection(9, 4, 37, "near")),

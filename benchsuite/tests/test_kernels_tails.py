@@ -30,7 +30,7 @@ class Guarded(TorchDispatchMode):
     MADE = ("aten::empty.memory_format", "aten::empty_like", "aten::new_empty", "aten::_to_copy", "aten::clone")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._whole: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:

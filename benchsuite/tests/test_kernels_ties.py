@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def test_the_first_of_two_tokens_with_equal_noise_is_drawn(name: str) -> None:
 @pytest.mark.parametrize("name", ["reference", "cpu"])
 def test_a_greedy_row_keeps_the_first_of_equal_logits(name: str, width: int, size: int) -> None:
     logits, first = tied(size, width)
-    for more in ({}, {"logit_bias": {0: 0.5}}):  # with a bias, the C++ looks at other numbers
+    ways: tuple[dict[str, Any], ...] = ({}, {"logit_bias": {0: 0.5}})  # with a bias, the C++ looks at other numbers
+    for more in ways:
         given = stacked([Request(0, (1,), SamplingParams(temperature=0.0, **more))], size, torch.device("cpu"))
         kept = registry().backend(name).process(logits, given, torch.zeros(1, width, 0, dtype=torch.int64))
         assert kept[0].isfinite().nonzero().tolist() == [[slot, place] for slot, place in enumerate(first)]
