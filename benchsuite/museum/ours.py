@@ -81,6 +81,34 @@ OURS = (
     ),
     mutant(
         "ours",
+        "the purpose of a draw shifts its noise by a token: a coin's is that of a token of the residual",
+        "keyed",
+        (
+            "specdec.sampling:key",
+            "mix(mix(stream[:, None] + position * _GOLDEN) ^ ((purpose << 32) | draw))",
+            "mix(mix(stream[:, None] + position * _GOLDEN) ^ draw) - purpose * _GOLDEN",
+        ),
+    ),
+    mutant(
+        "ours",
+        "a draft draws at a position by the same noise in every step: a block has seen what it proposes again",
+        "distribution",
+        ("specdec.messages:Context.propose_token", "Purpose.DRAFT, self.step", "Purpose.DRAFT"),
+    ),
+    mutant(
+        "ours",
+        "the coins of a block are used again in the next step",
+        "distribution",
+        ("specdec_plugins.policies.block:Block.accept", "position, context.step)", "position, 0)"),
+    ),
+    mutant(
+        "ours",
+        "siblings share a coin",
+        "distribution",
+        ("specdec_plugins.policies.tree_rejection:TreeRejection.accept", "position - 1, slots)", "position - 1, 0)"),
+    ),
+    mutant(
+        "ours",
         "a greedy row beside sampled ones is sampled",
         "equality",
         (

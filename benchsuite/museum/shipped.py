@@ -50,11 +50,21 @@ SHIPPED = (
     mutant(
         "vllm#47386",
         "the noise that drew the draft token is used again after its rejection",
-        "streams",
+        "distribution",
         (
             "specdec_plugins.policies.rejection:Rejection.accept",
             "residual_key=keys[Purpose.RESIDUAL]",
             "residual_key=context.ops.noise_keys(context.params.stream, position, context.step)[Purpose.DRAFT]",
+        ),
+    ),
+    mutant(
+        "vllm#6038",
+        "a request's seed is ignored where its proposals are rejected",
+        "streams",
+        (
+            "specdec_plugins.policies.rejection:Rejection.accept",
+            "noise_keys(context.params.stream, position, 0)",
+            "noise_keys(context.request, position, 0)",
         ),
     ),
     mutant(

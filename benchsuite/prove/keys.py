@@ -53,10 +53,13 @@ def keys_of(policy: Policy, shape: Shape, request: Request) -> set[int]:
 
 
 def in_common(policy: Policy, shape: Shape) -> dict[str, int]:
-    """Return how many keys of a request are also those of the same request with another seed, and of another one."""
+    """Return how many keys of a request are also those of the same request with another seed, and of another one.
+
+    The seed of one differs in its high bits alone, and so does the id of the other.
+    """
     own = keys_of(policy, shape, ASKED)
     others = {
-        "another seed": replace(ASKED, params=replace(ASKED.params, seed=4)),
-        "another request": replace(ASKED, id=1),
+        "another seed": [replace(ASKED, params=replace(ASKED.params, seed=seed)) for seed in (4, 3 + 2**40)],
+        "another request": [replace(ASKED, id=number) for number in (1, 2**40)],
     }
-    return {name: len(own & keys_of(policy, shape, other)) for name, other in others.items()}
+    return {name: sum(len(own & keys_of(policy, shape, one)) for one in ones) for name, ones in others.items()}

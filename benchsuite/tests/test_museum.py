@@ -22,7 +22,8 @@ MUTANTS = (*SHIPPED, *OURS)
 
 ALONE = {
     "distribution": "block verification uses the token-wise rule",
-    "streams": "the noise that drew the draft token is used again after its rejection",
+    "streams": "a seed is ignored",
+    "keyed": "the purpose of a draw shifts its noise by a token: a coin's is that of a token of the residual",
     "power": "uniforms have eight bits only: a coin of 0.999 always succeeds",
     "rollback": "keys and values move to new storage in every step",
     "equality": "a greedy row beside sampled ones is sampled",

@@ -14,6 +14,8 @@ from benchsuite.measure.fidelity import evenness
 from benchsuite.prove.enumerator import Shape
 from benchsuite.prove.samples import CHAIN, FALSE_ALARM, Rounds, power
 from benchsuite.prove.tiny import policy_named, registry
+from benchsuite.tests.faulty_noise import SharedCoin
+from specdec_kernels.reference import Reference
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
@@ -25,20 +27,22 @@ BACKENDS = [
     pytest.param("triton", "cuda", marks=ON_GPU),
     pytest.param("cuda", "cuda", marks=ON_GPU),
 ]
+SIBLINGS = Shape((-1, 0, 0))
 WAYS = [
     ("rejection", CHAIN),
     ("block", CHAIN),
     ("tree_rejection", CHAIN),
-    ("tree_rejection", Shape((-1, 0, 0))),
+    ("tree_rejection", SIBLINGS),
     ("match", CHAIN),
 ]
 
 
-def _distributions(dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Logits of a target, decreasing as word frequencies do, and of a draft: the same with noise."""
+def _distributions(shape: Shape, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Logits of a target, decreasing as word frequencies do, and of a draft: the same with noise, for siblings twice
+    the target's. Of a draft that is so sure both siblings are often refused, which shows whether they share a coin."""
     generator = torch.Generator().manual_seed(1)
     target = -torch.arange(1, VOCABULARY + 1).float().log() * 1.1
-    draft = target + torch.randn(VOCABULARY, generator=generator)
+    draft = 2 * target if shape == SIBLINGS else target + torch.randn(VOCABULARY, generator=generator)
     return target.to(device, dtype), draft.to(device, dtype)
 
 
@@ -59,14 +63,14 @@ def test_a_shift_of_one_in_a_hundred_is_found_with_probability_0_99() -> None:
 def test_emitted_tokens_have_the_targets_distribution(
     backend: str, device: str, name: str, shape: Shape, dtype: torch.dtype
 ) -> None:
-    rounds = Rounds(policy_named(name), registry().backend(backend), *_distributions(dtype, device), shape)
+    rounds = Rounds(policy_named(name), registry().backend(backend), *_distributions(shape, dtype, device), shape)
     assert unevenness(rounds.bins(ROUNDS)) > FALSE_ALARM
 
 
 @pytest.mark.parametrize(("name", "shape"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way.parents[-1]))
 def test_a_planted_skew_of_one_in_a_hundred_is_found(name: str, shape: Shape) -> None:
     """The policy gets a target from which a mass of 0.01 has moved, and is compared with the true target."""
-    target, draft = _distributions(torch.float32)
+    target, draft = _distributions(shape, torch.float32)
     distribution = target.softmax(dim=-1)
     likelier = distribution.cumsum(0) <= 0.5
     skewed = torch.where(
@@ -77,3 +81,8 @@ def test_a_planted_skew_of_one_in_a_hundred_is_found(name: str, shape: Shape) ->
     assert float((skewed - distribution).abs().sum()) / 2 == pytest.approx(SHIFT, rel=1e-4)
     rounds = Rounds(policy_named(name), registry().backend("reference"), skewed.log(), draft, shape)
     assert unevenness(rounds.bins(ROUNDS, distribution)) < FALSE_ALARM
+
+
+def test_siblings_that_share_a_coin_are_found() -> None:
+    rounds = Rounds(SharedCoin(None), Reference(), *_distributions(SIBLINGS, torch.float32), SIBLINGS)  # type: ignore[arg-type]
+    assert unevenness(rounds.bins(ROUNDS)) < FALSE_ALARM

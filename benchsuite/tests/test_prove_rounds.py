@@ -24,6 +24,7 @@ from benchsuite.prove.enumerator import (
 )
 from benchsuite.prove.tiny import policy_named as policy_of
 from benchsuite.prove.tiny import registry
+from benchsuite.tests.faulty_noise import SharedCoin
 from specdec import SamplingParams, Window
 from specdec_kernels.reference import Reference
 
@@ -109,11 +110,14 @@ def one_coin(p: list[float], q: list[float]) -> list[float]:
 
 
 def test_siblings_that_share_a_coin_are_far_from_the_target_and_ours_are_not() -> None:
-    generator = np.random.default_rng(7)
-    far = []
+    """A policy that gives both siblings one key is enumerated, and is as far off as the integral over their coin says;
+    the keys of ours are enumerated too, so that ours would be as far if they shared one."""
+    generator, far = np.random.default_rng(7), []
     for _ in range(20):
         p, q = random_distributions(generator, 3, 1), random_distributions(generator, 3, 1)
-        far.append(sum(abs(a - b) for a, b in zip(one_coin(p[()], q[()]), p[()], strict=True)) / 2)
+        far.append(round_distance(SharedCoin(None), p, q, TREES[0], certain=False))  # type: ignore[arg-type]
+        integral = sum(abs(a - b) for a, b in zip(one_coin(p[()], q[()]), p[()], strict=True)) / 2
+        assert far[-1] == pytest.approx(integral, abs=1e-12)
         assert round_distance(policy_of("tree_rejection"), p, q, TREES[0], certain=False) < 1e-12
     assert max(far) > 0.02, far
 

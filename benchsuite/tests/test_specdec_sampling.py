@@ -26,15 +26,17 @@ def test_noise_is_the_same_bits_on_every_device_and_in_every_layout(device: str)
 
 
 def test_keys_differ_by_seed_request_position_purpose_and_draw() -> None:
-    seen = set()
-    for seed in range(4):
-        for request in range(4):
-            row = stream(torch.tensor([seed]), torch.tensor([request]))
-            for position in range(4):
-                for purpose in Purpose:
-                    for draw in range(3):
-                        seen.add(key(row, torch.tensor([[position]]), purpose, draw).item())
-    assert len(seen) == 4 * 4 * 4 * len(Purpose) * 3
+    """Neighbours, and numbers that differ in high bits alone; draws are below 2**32."""
+    seeds, requests, positions, draws = (
+        torch.tensor([0, 1, 2, 3, *(3 + 2**bit for bit in bits)])
+        for bits in ((16, 31, 32, 62), (8, 16, 32), (6, 10, 20), (8, 16, 31))
+    )
+    streams = torch.cat([stream(seed, requests) for seed in seeds])
+    keys = [
+        key(streams, positions.expand(len(streams), -1), purpose, int(draw)) for purpose in Purpose for draw in draws
+    ]
+    made = torch.stack(keys)
+    assert len(made.unique()) == made.numel() == 8 * 7 * 7 * len(Purpose) * 7
 
 
 def test_the_keys_of_all_purposes_are_those_of_each_alone() -> None:
