@@ -402,7 +402,12 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
         "replays_only_where_claimed",
         "has replays=False.*replays=True",
     ),
-    (StaleModel, {"sampled": True}, "noise_is_new_in_every_step", r"[1-9]\d* of \d+ draws have noise that another had"),
+    (
+        StaleModel,
+        {"sampled": True},
+        "noise_is_new_in_every_step",
+        r"[1-9]\d* keys of draws were those of an earlier step",
+    ),
     (Weightless, {"sampled": True}, "forwards_read_weights", "weight_bytes 0, and .* draft_forwards"),
     (Brancher, {}, "is_what_it_claims", "claims trees=False.*a window branches"),
     (Vandal, {}, "writes_to_nothing", r"propose changed \['Context.tokens'\]"),
