@@ -130,6 +130,10 @@ def context_lines(forecasts: Forecasts) -> list[str]:
         for arm, slope in known.items()
         if slope.seen
     ]
+    if not known:
+        return [
+            "whether acceptance depends on the context is not told: the prompts of each text are of about one length"
+        ]
     still = len(known) - len(lines)
     if still:
         lines.append(f"no dependence of acceptance on context was seen in {still} of {len(known)} rows (90 %)")
