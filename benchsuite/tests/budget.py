@@ -52,7 +52,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the list, the longest first."""
-    found = sorted(config.stash.get(OVER, []), reverse=True)
+    over = config.stash.setdefault(OVER, [])
+    found = sorted(over, reverse=True)
     if found:
         terminalreporter.section(f"quick tests above {BUDGET_S:g} s of the processor: cheaper, or marked slow?")
         for took, name in found:

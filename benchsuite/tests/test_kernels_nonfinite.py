@@ -93,15 +93,17 @@ def test_a_row_of_q_without_a_number_is_rejected_and_leaves_the_other_rows_alone
     """Every proposal of the row would be accepted if q were right; none is, and the token is drawn from p itself."""
     ops, case = registry().backend(name), next(case for case in CASES if case.op == op and case.name == "equal")
     p, window, *keys = case.make(torch.Generator().manual_seed(1), torch.float32)
-    p, window = p[:6], Window(*(t[:6] for t in (window.tokens, window.parents, window.width)), window.q[:6])
+    q = window.q
+    assert q is not None
+    p, q, window = p[:6], q[:6], Window(window.tokens[:6], window.parents[:6], window.width[:6], q[:6])
     keys = [key[:6] for key in keys]
     width = window.width.index_fill(0, torch.tensor([2]), window.tokens.shape[1])
     window = replace(window, width=width)
     before = run_op(ops, op, (p, window, *keys))
     assert int(before[1][2]) > 0
     for bad in (NAN, INF):
-        q = window.q.index_fill(0, torch.tensor([2]), bad)
-        path, accepted, following = run_op(ops, op, (p, replace(window, q=q), *keys))
+        told = q.index_fill(0, torch.tensor([2]), bad)
+        path, accepted, following = run_op(ops, op, (p, replace(window, q=told), *keys))
         assert int(accepted[2]) == 0
         own = sampling.gumbel(keys[1][2, 0], p.shape[2])  # the residual's noise: a proposal was rejected
         assert int(following[2]) == int((p[2, 0].log() + own).argmax())

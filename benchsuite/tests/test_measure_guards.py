@@ -96,7 +96,8 @@ def test_an_op_that_some_of_both_arms_calls_ran_on_one_backend_is_comparable() -
 
 @pytest.mark.parametrize("name", guards.ACROSS)
 def test_conditions_must_be_equal_unless_they_are_given_up_by_name(name: str) -> None:
-    ours, base = series(STRAIGHT, **{name: "one"}), series(STRAIGHT, **{name: "other"})
+    one: Any = {name: "one"}
+    ours, base = series(STRAIGHT, **one), series(STRAIGHT, **{**one, name: "other"})
     assert why(ours, base) == f"{name}: one, the baseline's is other"
     assert why(ours, base, name) is None
     assert why(ours, series(STRAIGHT)) is None, "what only one of them has is no difference"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import engine as conjecture
 
 from benchsuite.museum.edit import Edit, apply
 from benchsuite.prove import tiny
@@ -138,7 +139,7 @@ def _attempts() -> int:
 
 def test_shrinking_ends_after_the_time_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hypothesis reads its limit where the profile of these tests sets it."""
-    assert conftest.conjecture.MAX_SHRINKING_SECONDS == conftest.SHRINKING_S
+    assert conjecture.MAX_SHRINKING_SECONDS == conftest.SHRINKING_S
     shrunk = _attempts()
-    monkeypatch.setattr(conftest.conjecture, "MAX_SHRINKING_SECONDS", -1)
+    monkeypatch.setattr(conjecture, "MAX_SHRINKING_SECONDS", -1)
     assert _attempts() < shrunk

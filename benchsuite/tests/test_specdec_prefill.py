@@ -12,7 +12,7 @@ from torch import Tensor
 from benchsuite.prove import families
 from benchsuite.prove.tiny import registry
 from benchsuite.tests.rig import Make, saved_head
-from specdec import Draft, Engine, Request, SamplingParams, model
+from specdec import Draft, Engine, Request, SamplingParams, Window, model
 from specdec.arena import Arena
 from specdec.model import ArenaModel
 from specdec_plugins.drafts import eagle
@@ -49,7 +49,7 @@ def read(target: ArenaModel, prompt: tuple[int, ...], max_length: int) -> tuple[
     assert tuple(tokens) == prompt[:-1]
     assert arena.committed.tolist() == [0, len(prompt) - 1]
     last = torch.tensor([[prompt[-1]]])
-    window = model.Window(last, torch.full_like(last, -1), torch.ones(1, dtype=torch.int64))
+    window = Window(last, torch.full_like(last, -1), torch.ones(1, dtype=torch.int64))
     logits, state = target.forward(arena, window, slice(1, 2), len(prompt) - 1)
     return starts, torch.cat([*hidden, state[0]]), logits[0, 0]
 
