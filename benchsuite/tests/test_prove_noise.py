@@ -156,6 +156,7 @@ def test_tokens_that_are_0_035_from_the_target_are_found_with_probability_0_99()
     assert power(tokens, 1e-9, degrees_of_freedom(3), ALARM) == pytest.approx(ALARM, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "place", "test"),
     [
@@ -173,6 +174,7 @@ def test_noise_that_is_used_twice_is_seen_in_whole_runs(policy: type[Policy], pl
     assert found[test] < ALARM
 
 
+@pytest.mark.slow
 def test_a_drafts_stale_noise_is_seen_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Context, "step", faulty_noise.Frozen.step)
     assert unlikeliest(policy_named("block"), *RUNS[1][1:])["tokens"] < ALARM
