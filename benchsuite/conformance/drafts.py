@@ -149,13 +149,15 @@ class DraftChecks(Checks):
 
     def test_a_prompt_read_in_chunks_is_a_prompt_read_at_once(self) -> None:
         """Its first proposals for prompts of about one and two chunks are those that it makes where one is enough."""
+        if not self.memoryless:
+            pytest.skip("claimed: memoryless=False, so that two runs may propose differently")
         text, params = tiny.prompts(3)[2], replace(GREEDY, max_new_tokens=self.k + 1)
         work = [Request(length, text[:length], params) for length in LENGTHS_IN_CHUNKS]
         whole = proposals(self.engine(self.uncoupled, 1), work)
         with patch("specdec.model.PREFILL_CHUNK", CHUNK):
             parts = proposals(self.engine(self.uncoupled, 1), work)
         first, again = ({seen.request.id: seen for seen in reversed(found)} for found in (whole, parts))
-        wrong = [number for number, seen in first.items() if not _alike(seen, again.get(number))]
+        wrong = sorted(number for number, seen in first.items() if not _alike(seen, again.get(number)))
         if wrong:
             seen, other = first[wrong[0]], again.get(wrong[0])
             raise Failed(

@@ -6,6 +6,7 @@ from benchsuite.museum.entries import control
 from benchsuite.museum.places import POSITION, TABLE
 
 DRAWN = "tokens = context.propose_token(logits, position)"
+LIKELIEST = f"{DRAWN} if self.branches else logits.max(dim=-1).indices"
 
 CONTROLS = (
     control(
@@ -16,13 +17,13 @@ CONTROLS = (
     control(
         "z-lab/dflash#74",
         "a draft at temperature 0 under a target that samples",
-        (f"{TABLE}.propose", DRAWN, "tokens = logits.max(dim=-1).indices"),
+        (f"{TABLE}.propose", DRAWN, LIKELIEST),
         (f"{TABLE}.propose", "q = None if self._certain else", "q = None if not self.branches else"),
     ),
     control(
         "vllm#16899",
         "argmax drafting with q one-hot: lower acceptance, the same distribution",
-        (f"{TABLE}.propose", DRAWN, "tokens = logits.max(dim=-1).indices"),
+        (f"{TABLE}.propose", DRAWN, LIKELIEST),
         (
             f"{TABLE}.propose",
             "drawn_from[row].append(own)",
