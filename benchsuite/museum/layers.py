@@ -32,7 +32,7 @@ from benchsuite.prove.arena_machine import Rollback
 from benchsuite.prove.engine_machine import EngineMachine
 from benchsuite.prove.enumerator import Shape, chain, context
 from benchsuite.prove.exact_runs import PROMPTS, one, warped
-from benchsuite.prove.keyed_runs import chance, tokens_of
+from benchsuite.prove.keyed_runs import chance_of_tokens, keyed_tokens
 from benchsuite.prove.keys import in_common
 from benchsuite.prove.processed import slots_beside_transformers
 from benchsuite.prove.read_guard import guarded_steps
@@ -114,8 +114,8 @@ def streams() -> None:
 def keyed() -> None:
     """Tokens of whole runs with the engine's own noise follow the target, given the two before them (docs/proof.md)."""
     target, draft = (4, 4, 6), (9, 1, 4)
-    tokens = tokens_of(tiny.policy_named("rejection"), target, draft, chain(3), 128, 96)
-    found = chance(tokens, target)
+    tokens = keyed_tokens(tiny.policy_named("rejection"), target, draft, chain(3), 128, 96)
+    found = chance_of_tokens(tokens, target)
     assert found > RARE, f"{tokens.numel()} tokens, each after the two before it: {found:.0e}"
 
 

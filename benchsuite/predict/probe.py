@@ -12,7 +12,7 @@ from math import log
 from statistics import fmean, median, stdev
 
 from benchsuite.predict.costs import Costs, DraftCosts
-from benchsuite.predict.turns import Turn, step_in_turn
+from benchsuite.predict.turns import SteppedRun, step_in_turn
 from specdec.assembly import Assembly
 from specdec.calibration import Point
 from specdec.engine import Engine
@@ -179,7 +179,7 @@ def _runs(
     for number in range(TURNS):
         for rows, length in dice.sample(kinds, len(kinds)):
             requests = _requests(texts, rows, length, number, params, TOKENS)
-            turns = {name: Turn(engine, requests) for name, engine in of_rows[rows].items()}
+            turns = {name: SteppedRun(engine, requests) for name, engine in of_rows[rows].items()}
             with _cycling([engine for name, engine in of_rows[rows].items() if name], number):
                 step_in_turn([*turns.values()], dice)
             for name, turn in turns.items():

@@ -24,7 +24,7 @@ def engine_runner(stages: Mapping[Setting, Stage], arm: Arm) -> EngineRunner:
 
 
 @dataclass
-class Turn:
+class SteppedRun:
     """A run of an engine that others interrupt after every step: the seconds of its own prefills and steps so far."""
 
     engine: Engine
@@ -68,7 +68,7 @@ class Turn:
         )
 
 
-def step_in_turn(turns: Sequence[Turn], dice: random.Random) -> None:
+def step_in_turn(turns: Sequence[SteppedRun], dice: random.Random) -> None:
     """Run all turns to their ends: the next step is that of the turn which has emitted least, of several one that
     ``dice`` draws.
 
@@ -98,6 +98,6 @@ def run_in_turn(
     for arm in arms:
         runner = engine_runner(stages, arm)
         runner.forget()
-        turns[arm] = Turn(runner.engine, requests)
+        turns[arm] = SteppedRun(runner.engine, requests)
     step_in_turn([*turns.values()], dice)
     return {arm: turn.outcome() for arm, turn in turns.items()}

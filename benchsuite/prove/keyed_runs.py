@@ -71,7 +71,7 @@ class OneDraft(Draft):
         return Window(torch.cat(tokens, dim=1), parents, width, torch.cat(rows, dim=1))
 
 
-def tokens_of(
+def keyed_tokens(
     policy: Policy, target: Sequence[float], draft: Sequence[float], shape: Shape, rows: int, length: int, seed: int = 0
 ) -> Tensor:
     """Return the tokens int64 [rows, length] of as many requests, all of one batch of the engine.
@@ -95,7 +95,7 @@ def tokens_of(
     return torch.tensor([done.tokens for done in engine.run([Request(i, (0,), params) for i in range(rows)])])
 
 
-def chance(tokens: Tensor, target: Sequence[float]) -> float:
+def chance_of_tokens(tokens: Tensor, target: Sequence[float]) -> float:
     """Return how often tokens [N, L] of the target would follow the two before them as unevenly as these."""
     size = len(target)
     after = tokens[:, :-2] * size + tokens[:, 1:-1]
@@ -117,7 +117,7 @@ def degrees_of_freedom(vocabulary: int) -> int:
     return vocabulary**2 * (vocabulary - 1)
 
 
-def power(tokens: int, far: float, degrees: int, alarm: float) -> float:
+def keyed_power(tokens: int, far: float, degrees: int, alarm: float) -> float:
     """Return how often the test finds that tokens are ``far`` from the target, in total variation given those before.
 
     The statistic is then at least a noncentral chi-square of noncentrality 4 n far², a mixture of chi-squares.

@@ -19,7 +19,7 @@ from specdec_kernels.reference import Reference
 ASKED = Request(0, (0, 1), SamplingParams(temperature=1.0, seed=3, max_new_tokens=12))
 
 
-class Recorder(Reference):
+class KeyRecorder(Reference):
     """Keeps the keys of every draw and coin."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Recorder(Reference):
 
 def keys_of(policy: Policy, shape: Shape, request: Request) -> set[int]:
     """Return the keys of a run of the engine over tables of three tokens, its draft's among them."""
-    ops = Recorder()
+    ops = KeyRecorder()
     engine = Engine(
         Tabular(random_table("p", 3), 3, ops),
         draft=TableDraft(random_table("q", 3), shape),

@@ -116,7 +116,7 @@ def backends() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DrawnRequest:
     """A request as it is drawn; ``end``, ``bad`` and ``stop`` are places in what plain decoding emits without them.
 
     ``comes`` is the step before which it is submitted, ``leaves`` the number of steps after that before which it is
@@ -160,11 +160,11 @@ class Run:
     controller: str
     rows: int
     other_rows: int
-    asked: tuple[Asked, ...]
+    asked: tuple[DrawnRequest, ...]
 
 
 @st.composite
-def named(draw: st.DrawFn, table: Mapping[str, Options]) -> str:
+def named_plugin(draw: st.DrawFn, table: Mapping[str, Options]) -> str:
     """A plugin of a table, with some of its options."""
     name = draw(of(sorted(table)))
     options = draw(st.fixed_dictionaries({}, optional=dict(table[name])))
@@ -190,7 +190,7 @@ PARAMS = st.fixed_dictionaries(
 PROMPTS = of(LENGTHS).flatmap(lambda length: st.lists(TOKENS, min_size=length, max_size=length).map(tuple))
 PLACES = st.none() | st.integers(0, 8)
 ASKED = st.builds(
-    Asked,
+    DrawnRequest,
     prompt=PROMPTS,
     params=PARAMS,
     emitted=of((0, 0, 1, 3)),
@@ -205,15 +205,15 @@ ASKED = st.builds(
 @st.composite
 def whole_runs(draw: st.DrawFn) -> Run:
     """Draw a run whose plugins fit each other."""
-    draft = draw(named(DRAFTS))
+    draft = draw(named_plugin(DRAFTS))
     branching = any(part in draft for part in ("tree(", "branches=2", "branches=3", "beam=2", "beam=3"))
     fitting = {name: options for name, options in POLICIES.items() if tiny.policy_named(name).trees or not branching}
     return Run(
         draw(of(FAMILIES)),
         draw(of(backends())),
         draft,
-        draw(named(fitting)),
-        draw(named(CONTROLLERS)),
+        draw(named_plugin(fitting)),
+        draw(named_plugin(CONTROLLERS)),
         draw(st.integers(1, 4)),
         draw(st.integers(1, 4)),
         tuple(draw(st.lists(ASKED, min_size=1, max_size=5))),
@@ -251,7 +251,7 @@ def check(run: Run) -> None:
                 _same_proposals(first.proposals, second.proposals, run.draft.startswith(ROUNDING))
 
 
-def _driven(engine: Engine, work: Sequence[Request], asked: Sequence[Asked]) -> Book:
+def _driven(engine: Engine, work: Sequence[Request], asked: Sequence[DrawnRequest]) -> Book:
     """The book of a run in which requests come and leave as they were drawn."""
     coming = [(request, one.comes) for request, one in zip(work, asked, strict=True)]
     leaving = [(r.id, one.comes + one.leaves) for r, one in zip(work, asked, strict=True) if one.leaves is not None]
@@ -328,7 +328,7 @@ def _near(judge: Judge, request: Request, before: tuple[int, ...], one: int, oth
     return bool((scores[0, 0, one] - scores[0, 0, other]).abs() <= 4 * judge.bound)
 
 
-def _repeated(engine: Engine, first: Book, work: Sequence[Request], asked: Sequence[Asked]) -> None:
+def _repeated(engine: Engine, first: Book, work: Sequence[Request], asked: Sequence[DrawnRequest]) -> None:
     """After draft and controller forgot, the engine takes the same steps; one that reads the clock ends soundly."""
     assert engine.draft
     engine.draft.forget()

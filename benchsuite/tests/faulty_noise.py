@@ -84,7 +84,7 @@ class Tossed(Rejection):
         )
 
 
-class Seedless(Rejection):
+class SeedlessPolicy(Rejection):
     """Draws by the noise of the request alone, whatever its seed (vllm#6038)."""
 
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:

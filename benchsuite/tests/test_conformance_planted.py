@@ -23,7 +23,7 @@ from benchsuite.conformance.engines import EngineChecks
 from benchsuite.conformance.policies import PolicyChecks
 from benchsuite.prove import tiny
 from benchsuite.tests.faulty_engines import ENGINES
-from benchsuite.tests.faulty_noise import Echo, Seedless, SharedCoin, StaleCoins, StaleModel, Tossed, Unnumbered
+from benchsuite.tests.faulty_noise import Echo, SeedlessPolicy, SharedCoin, StaleCoins, StaleModel, Tossed, Unnumbered
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
 from specdec.interfaces import ControllerFactory
 from specdec_kernels.reference import Reference
@@ -602,7 +602,12 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
         "its_distribution",
         "a key's noise is that of a coin and of a draw",
     ),
-    (Seedless, {"greedy": "exact", "sampled": "distribution"}, "seeds_and_requests", "are also those of another seed"),
+    (
+        SeedlessPolicy,
+        {"greedy": "exact", "sampled": "distribution"},
+        "seeds_and_requests",
+        "are also those of another seed",
+    ),
     (Unnumbered, {"greedy": "exact", "sampled": "distribution"}, "seeds_and_requests", "those of another"),
     (Shared, {"greedy": "exact", "sampled": "distribution"}, "does_not_see_its_neighbours", "in the batch, .* alone"),
     (Rootless, EXACT, "a_verdict_is_a_path", r"path \[1"),

@@ -166,7 +166,7 @@ def test_every_figure_of_made_up_runs_follows_from_their_records(
             recomputed["counters"] |= {"allocations": max(o.stats.counts["allocations"] for o in outcomes)}
         for name, value in recomputed.items():
             assert row[name] == (value if isinstance(value, dict | None) else pytest.approx(value, rel=1e-6)), name
-        assert row["verdict"] == ("baseline" if row is base else verdict(recomputed, noise)), arm.label
+        assert row["verdict"] == ("baseline" if row is base else verdict_of_row(recomputed, noise)), arm.label
         assert row["marks"] == (["replays"] if arm.draft else []) + ["one prompt"] * ("one prompt" in row["marks"])
         assert row["memory"] == {
             kind: max(outcome.memory[kind] for outcome in outcomes) for kind in ("process", "device")
@@ -181,7 +181,7 @@ def test_every_figure_of_made_up_runs_follows_from_their_records(
         assert row["rounds"] == pytest.approx(expected)
 
 
-def verdict(recomputed: dict[str, Any], noise: float) -> str:
+def verdict_of_row(recomputed: dict[str, Any], noise: float) -> str:
     """What may be said of a speedup with an interval."""
     if recomputed["speedup_low"] <= 1 <= recomputed["speedup_high"] or abs(np.log(recomputed["speedup"])) <= noise:
         return "~"

@@ -24,7 +24,7 @@ Rule = Callable[[list[float], int, int, Window], bool]
 """Whether a node is good: p at its parent, its token, its slot, its window of one row."""
 
 
-def surprise(p: list[float], token: int) -> float:
+def surprisal(p: list[float], token: int) -> float:
     """How far a token's surprise is from the entropy."""
     entropy = -sum(x * math.log(x) for x in p if x)
     return abs(-math.log(p[token]) - entropy) if p[token] else math.inf
@@ -51,7 +51,7 @@ RULES: dict[str, Rule] = {
         p[token] > min(0.25, 0.75 * math.exp(sum(x * math.log(x) for x in p if x)))
     ),
     "typical(p=0.5)": lambda p, token, slot, window: (
-        p[token] > 0 and sum(x for other, x in enumerate(p) if surprise(p, other) < surprise(p, token)) < 0.5
+        p[token] > 0 and sum(x for other, x in enumerate(p) if surprisal(p, other) < surprisal(p, token)) < 0.5
     ),
     "longest_prefix": lambda p, token, slot, window: token == p.index(max(p)),
 }
@@ -75,7 +75,7 @@ def walked(rule: Rule, p: list[list[float]], own: Callable[[int, int], int], win
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[list[float]], Window]:
+def policy_cases(draw: st.DrawFn) -> tuple[list[list[float]], Window]:
     """A tree of up to seven slots, some of them padding, and distributions of sixteenths after each: many equal."""
     size = draw(st.integers(1, 7))
     parents = [-1, *(draw(st.integers(0, slot - 1)) for slot in range(1, size))]
@@ -95,7 +95,7 @@ def paddings() -> tuple[list[list[float]], Window]:
 
 
 @example(paddings(), True)
-@given(cases(), st.booleans())
+@given(policy_cases(), st.booleans())
 def test_lossy_policies_follow_their_rules_from_good_child_to_good_child(
     case: tuple[list[list[float]], Window], greedy: bool
 ) -> None:

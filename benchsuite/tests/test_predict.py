@@ -47,7 +47,7 @@ from benchsuite.predict.prediction import (
 )
 from benchsuite.predict.probe import Probed
 from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
-from benchsuite.predict.turns import Turn, step_in_turn
+from benchsuite.predict.turns import SteppedRun, step_in_turn
 from benchsuite.predictions import predictions_main
 from benchsuite.prove.tiny import ask, requests
 from benchsuite.tests.rig import SETTING, SHORT, Make, Run
@@ -585,7 +585,7 @@ def test_intervals_hold_nine_of_ten_cells_where_costs_are_wrong_by_strategy() ->
 class Stepping:
     """An engine whose steps emit ``tokens`` of a row and take ``own`` times what the machine takes now."""
 
-    def __init__(self, machine: Machine, tokens: int, own: float) -> None:
+    def __init__(self, machine: DriftingMachine, tokens: int, own: float) -> None:
         self.machine, self.tokens, self.own = machine, tokens, own
         self.target = SimpleNamespace(device=torch.device("cpu"))
         self.rows, self.stats = SimpleNamespace(live=[]), SimpleNamespace(counts={"num_emitted_tokens": 0})
@@ -604,7 +604,7 @@ class Stepping:
             self.rows.live = []
 
 
-class Machine:
+class DriftingMachine:
     """A machine that is three times slower in every other minute, and its clock."""
 
     def __init__(self) -> None:
@@ -617,10 +617,10 @@ class Machine:
 def test_a_machine_that_is_slower_for_a_while_is_slower_for_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three arms, of which one emits four tokens a step at 1.5 times the cost: their seconds are 1 : 1 : 0.375, though
     the machine is three times slower half of the time. Run by run they would be what their spans made of them."""
-    machine = Machine()
+    machine = DriftingMachine()
     monkeypatch.setattr("benchsuite.predict.turns.time.perf_counter", lambda: machine.now)
     asked = [Request(0, (1,), SamplingParams(max_new_tokens=2000))]
-    arms = [Turn(Stepping(machine, *kind), asked) for kind in ((1, 1.0), (1, 1.0), (4, 1.5))]  # type: ignore[arg-type]
+    arms = [SteppedRun(Stepping(machine, *kind), asked) for kind in ((1, 1.0), (1, 1.0), (4, 1.5))]  # type: ignore[arg-type]
     step_in_turn(arms, random.Random(0))
     plain, again, fast = (turn.decode_s for turn in arms)
     assert plain / again == pytest.approx(1.0, abs=0.05)

@@ -14,7 +14,7 @@ import torch
 
 from benchsuite.prove.enumerator import Shape, chain, completions
 from benchsuite.prove.exact_runs import one, run_distance
-from benchsuite.prove.keyed_runs import chance, chance_apart, degrees_of_freedom, power, tokens_of
+from benchsuite.prove.keyed_runs import chance_apart, chance_of_tokens, degrees_of_freedom, keyed_power, keyed_tokens
 from benchsuite.prove.keys import in_common
 from benchsuite.prove.shared_noise import Noise
 from benchsuite.prove.table_target import TableDraft
@@ -42,7 +42,7 @@ class ChainedTable(TableDraft):
         return drawn.window()
 
 
-def name_of(value: object) -> str | None:
+def case_name(value: object) -> str | None:
     """The name of a class as the test's id."""
     return getattr(value, "__name__", None)
 
@@ -100,7 +100,7 @@ FAULTS: list[tuple[type[Policy] | str, type[TableDraft], int, Shape, int]] = [
 """Policy, draft, vocabulary, proposals, and a seed of tables that show it."""
 
 
-@pytest.mark.parametrize(("policy", "draft", "vocabulary", "shape", "seed"), FAULTS, ids=name_of)
+@pytest.mark.parametrize(("policy", "draft", "vocabulary", "shape", "seed"), FAULTS, ids=case_name)
 def test_noise_that_is_used_twice_is_seen_by_enumeration(
     policy: type[Policy] | str, draft: type[TableDraft], vocabulary: int, shape: Shape, seed: int
 ) -> None:
@@ -131,9 +131,9 @@ def test_a_chain_as_models_draw_it_leaves_the_distribution_the_targets(policy: s
 
 def unlikeliest(policy: Policy, target: tuple[int, ...], draft: tuple[int, ...], shape: Shape) -> dict[str, float]:
     """The chances of tokens given those before them, of a request's two seeds side by side, and of two requests'."""
-    one_seed, other = (tokens_of(policy, target, draft, shape, ROWS, LENGTH, seed) for seed in (3, 4))
+    one_seed, other = (keyed_tokens(policy, target, draft, shape, ROWS, LENGTH, seed) for seed in (3, 4))
     return {
-        "tokens": chance(torch.cat([one_seed, other]), target),
+        "tokens": chance_of_tokens(torch.cat([one_seed, other]), target),
         "seeds": chance_apart(one_seed, other, target),
         "requests": chance_apart(one_seed[::2], one_seed[1::2], target),
     }
@@ -151,9 +151,9 @@ def test_a_run_with_the_engines_own_noise_has_the_targets_distribution(
 
 def test_tokens_that_are_0_035_from_the_target_are_found_with_probability_0_99() -> None:
     tokens = 2 * ROWS * (LENGTH - 2)
-    assert power(tokens, 0.035, degrees_of_freedom(3), ALARM) > 0.99
-    assert power(tokens, 0.015, degrees_of_freedom(3), ALARM) < 0.1, "what is claimed is not sharp"
-    assert power(tokens, 1e-9, degrees_of_freedom(3), ALARM) == pytest.approx(ALARM, rel=1e-3)
+    assert keyed_power(tokens, 0.035, degrees_of_freedom(3), ALARM) > 0.99
+    assert keyed_power(tokens, 0.015, degrees_of_freedom(3), ALARM) < 0.1, "what is claimed is not sharp"
+    assert keyed_power(tokens, 1e-9, degrees_of_freedom(3), ALARM) == pytest.approx(ALARM, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -163,10 +163,10 @@ def test_tokens_that_are_0_035_from_the_target_are_found_with_probability_0_99()
         (faulty_noise.Echo, 0, "tokens"),
         (faulty_noise.StaleCoins, 1, "tokens"),
         (faulty_noise.SharedCoin, 2, "tokens"),
-        (faulty_noise.Seedless, 0, "seeds"),
+        (faulty_noise.SeedlessPolicy, 0, "seeds"),
         (faulty_noise.Unnumbered, 0, "requests"),
     ],
-    ids=name_of,
+    ids=case_name,
 )
 def test_noise_that_is_used_twice_is_seen_in_whole_runs(policy: type[Policy], place: int, test: str) -> None:
     found = unlikeliest(policy(None), *RUNS[place][1:])  # type: ignore[call-arg]

@@ -12,7 +12,6 @@ from hypothesis.internal.conjecture import engine as conjecture
 from benchsuite.museum.edit import Edit, apply
 from benchsuite.prove import tiny
 from benchsuite.prove.whole_runs import CONTROLLERS, DRAFTS, NOT_DRAWN, POLICIES, Options, Run, check, whole_runs
-from benchsuite.tests import conftest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -139,7 +138,7 @@ def _attempts() -> int:
 
 def test_shrinking_ends_after_the_time_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hypothesis reads its limit where the profile of these tests sets it."""
-    assert conjecture.MAX_SHRINKING_SECONDS == conftest.SHRINKING_S
+    assert conjecture.MAX_SHRINKING_SECONDS == 30
     shrunk = _attempts()
     monkeypatch.setattr(conjecture, "MAX_SHRINKING_SECONDS", -1)
     assert _attempts() < shrunk

@@ -33,12 +33,12 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "PREFILL_CHUNK", CHUNK)
 
 
-def text(length: int, seed: int = 0) -> tuple[int, ...]:
+def prompt_text(length: int, seed: int = 0) -> tuple[int, ...]:
     """A prompt of so many random tokens."""
     return tuple(torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist())
 
 
-def read(target: ArenaModel, prompt: tuple[int, ...], max_length: int) -> tuple[list[int], Tensor, Tensor]:
+def read_in_chunks(target: ArenaModel, prompt: tuple[int, ...], max_length: int) -> tuple[list[int], Tensor, Tensor]:
     """The starts of the chunks, the states of all tokens and the logits after the last one, from the second row."""
     arena = target.arena(2, max_length, 1)
     starts, tokens, hidden = list[int](), list[int](), list[Tensor]()
@@ -54,12 +54,12 @@ def read(target: ArenaModel, prompt: tuple[int, ...], max_length: int) -> tuple[
     return starts, torch.cat([*hidden, state[0]]), logits[0, 0]
 
 
-def compared(target: ArenaModel, lengths: tuple[int, ...], max_length: int, chunk: int) -> None:
+def compared_drafts(target: ArenaModel, lengths: tuple[int, ...], max_length: int, chunk: int) -> None:
     """Assert that what a prompt of each length leaves is what the unmodified model computes of it whole."""
     whole = target.twin()
     for length in lengths:
-        prompt = text(length, seed=length)
-        starts, states, logits = read(target, prompt, max_length)
+        prompt = prompt_text(length, seed=length)
+        starts, states, logits = read_in_chunks(target, prompt, max_length)
         assert starts == list(range(0, length - 1, chunk))
         expected = whole(torch.tensor([prompt]), output_hidden_states=True, use_cache=False)
         assert (states - expected.hidden_states[-1][0]).abs().max() < CLOSE, f"states of {length} tokens"
@@ -71,7 +71,7 @@ def compared(target: ArenaModel, lengths: tuple[int, ...], max_length: int, chun
 @torch.inference_mode()
 def test_a_prompt_of_any_number_of_chunks_leaves_what_the_unmodified_model_computes(family: str) -> None:
     target = ArenaModel(families.build_model(family), registry().backend())
-    compared(target, LENGTHS, max_length=64, chunk=CHUNK)
+    compared_drafts(target, LENGTHS, max_length=64, chunk=CHUNK)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -82,8 +82,8 @@ def test_a_prompt_of_several_real_chunks_is_continued_as_the_unmodified_model_do
     chunk = model.PREFILL_CHUNK
     lengths = (chunk + 1, chunk + 2, 500)
     with torch.inference_mode():
-        compared(build.target, lengths, max_length=512, chunk=chunk)
-    work = [Request(length, text(length, length), SamplingParams(max_new_tokens=6)) for length in lengths]
+        compared_drafts(build.target, lengths, max_length=512, chunk=chunk)
+    work = [Request(length, prompt_text(length, length), SamplingParams(max_new_tokens=6)) for length in lengths]
     whole = build.target.twin()
     for done in build.engine("ngram(n_min=1)", k=3).run(work):
         tokens = torch.tensor([(*done.request.prompt, *done.tokens)])
@@ -107,7 +107,7 @@ DRAFTS = {
 """Drafts that read hidden states, and those that read a prompt with a model of their own."""
 
 
-def kept(part: object, rows: int) -> list[Tensor]:
+def kept_state(part: object, rows: int) -> list[Tensor]:
     """What a draft, or one that it is made of, keeps of its rows in tensors: all of them, and cells in use."""
     found = []
     for value in vars(part).values():
@@ -121,7 +121,7 @@ def kept(part: object, rows: int) -> list[Tensor]:
             ]
         elif isinstance(value, Draft | list):
             for inner in value if isinstance(value, list) else [value]:
-                found += kept(inner, rows) if isinstance(inner, Draft) else []
+                found += kept_state(inner, rows) if isinstance(inner, Draft) else []
     return found
 
 
@@ -129,7 +129,7 @@ def prefilled(engine: Engine, pair: list[Request]) -> list[Tensor]:
     """What the draft keeps after two prompts were read into two rows."""
     engine.submit(pair)
     assert engine.draft
-    found = kept(engine.draft, 2)
+    found = kept_state(engine.draft, 2)
     engine.cancel([request.id for request in pair])
     return found
 
@@ -145,7 +145,7 @@ def test_what_a_draft_keeps_of_a_prompt_does_not_depend_on_its_chunks_or_on_who_
     build = assemble("smollm2", max_rows=2, max_length=256)
     heads = {kind: saved_head(kind, build, tmp_path) for kind in ("eagle", "medusa") if f"{{{kind}" in DRAFTS[name]}
     draft, params = DRAFTS[name].format(**heads), SamplingParams(max_new_tokens=5)
-    work = [Request(i, text(length, length), params) for i, length in enumerate((200, *sorted(LENGTHS)[::-1]))]
+    work = [Request(i, prompt_text(length, length), params) for i, length in enumerate((200, *sorted(LENGTHS)[::-1]))]
     pairs = [work[first : first + 2] for first in range(0, len(work), 2)]
     whole = [prefilled(build.engine(draft, k=3), pair) for pair in pairs]
     assert all(whole), "the draft keeps nothing: the case is not covered"

@@ -39,7 +39,7 @@ WORK = [
 ]
 
 
-def filled(*requests: Request) -> Rows:
+def filled_rows(*requests: Request) -> Rows:
     """Rows with one request after the other."""
     rows = Rows(3, LONGEST, VOCABULARY, torch.device("cpu"))
     for row, request in enumerate(requests):
@@ -68,7 +68,7 @@ def state(rows: Rows, row: int) -> dict[str, Any]:
 
 
 def test_two_of_these_requests_differ_in_everything_that_a_row_knows() -> None:
-    rows = filled(*WORK)
+    rows = filled_rows(*WORK)
     first, last = state(rows, 0), state(rows, 2)
     assert {name for name in first if first[name] == last[name]} == set()
     assert len(first) > 20
@@ -76,7 +76,7 @@ def test_two_of_these_requests_differ_in_everything_that_a_row_knows() -> None:
 
 @pytest.mark.parametrize("source", [1, 2])
 def test_a_row_that_moves_takes_along_all_that_is_known_of_it(source: int) -> None:
-    rows = filled(*WORK)
+    rows = filled_rows(*WORK)
     before, others = state(rows, source), state(rows, 3 - source)
     rows.move(source, 0)
     assert state(rows, 0) == before
@@ -86,13 +86,13 @@ def test_a_row_that_moves_takes_along_all_that_is_known_of_it(source: int) -> No
 @pytest.mark.parametrize("after", WORK, ids=["all processors", "a penalty", "sampled"])
 def test_a_request_finds_nothing_of_the_one_that_had_its_row(after: Request) -> None:
     # The other rows are as wide, so that only what is left can differ.
-    used, new = filled(WORK[0], WORK[0], WORK[2]), filled(after, WORK[0], WORK[2])
+    used, new = filled_rows(WORK[0], WORK[0], WORK[2]), filled_rows(after, WORK[0], WORK[2])
     enter(used, 0, after)
     assert state(used, 0) == state(new, 0)
 
 
 def test_the_parameters_of_a_batch_are_those_of_its_live_rows() -> None:
-    rows = filled(*WORK)
+    rows = filled_rows(*WORK)
     assert [len(rows.params().temperature), rows.params().greedy, rows.params().filtered] == [3, False, True]
     rows.drop()
     assert [len(rows.params().temperature), rows.params().filtered] == [2, True]
