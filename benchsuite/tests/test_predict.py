@@ -734,7 +734,7 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
     for words in (
         "here 'another machine'",
         "here 'another dtype'",
-        "v(9) off",
+        ") off",
         "slow draft",
         "12 cells a text",
         "run again",
