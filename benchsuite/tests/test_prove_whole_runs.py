@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         Edit(STOPS, "token in self._eos", "self._eos & {*self._output[-2:-1]}"),
     ),
     "a stop string ends one token late": ("tokens", Edit(STOPS, "self._output[-self._tail :]", "self._output[:-1]")),
-    "the budget is exceeded by one": ("completion", Edit(STOPS, ">= self._limit", "> self._limit")),
+    "the budget is exceeded by one": ("completion|there is room for", Edit(STOPS, ">= self._limit", "> self._limit")),
     "one proposal more than fits the budget": ("there is room for", Edit(f"{ROWS}.context", ").sub_(1)", ")")),
     "accepted tokens past the end are counted": (
         "the records of|num_accepted",
