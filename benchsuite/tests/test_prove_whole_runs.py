@@ -72,14 +72,6 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "the draft|still in it",
         Edit(f"{ENGINE}._release", "if self.draft:", "if self.draft and live.finish:"),
     ),
-    "penalties do not see the proposals before a slot": (
-        "plain decoding",
-        Edit("specdec.processors:_penalised", "valid, proposed = paths >= 0,", "valid, proposed = paths >= 99999,"),
-    ),
-    "a row moves without its parameters": (
-        "gave|penalties of",
-        Edit("specdec.ledger:Ledger.move", "self.stream, self.top_k, self.temperature,", "self.top_p,"),
-    ),
     "a row moves without the draft's state": (
         "beside other rows",
         Edit("specdec_plugins.drafts.draft_model:DraftModel.move", "self._arena.move(source, row)", "pass"),
