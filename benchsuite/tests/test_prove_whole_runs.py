@@ -72,10 +72,6 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "the draft|still in it",
         Edit(f"{ENGINE}._release", "if self.draft:", "if self.draft and live.finish:"),
     ),
-    "a row moves without the draft's state": (
-        "beside other rows",
-        Edit("specdec_plugins.drafts.draft_model:DraftModel.move", "self._arena.move(source, row)", "pass"),
-    ),
     "a row moves without its keys and values": (
         "plain decoding|beside other rows|in another order",
         Edit("specdec.arena:Arena.move", "tensor[row, :, :cells].copy_(part)", "pass"),
@@ -83,10 +79,6 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     "a draft does not forget": (
         "a second run",
         Edit("specdec_plugins.drafts.suffix:Suffix.forget", "self._shared = Automaton()", "pass"),
-    ),
-    "the second chunk of a prompt begins one token late": (
-        "likeliest|from the best|cells for",
-        Edit("specdec.model:ArenaModel.prefill", "tokens[:, start : start", "tokens[:, start + (start > 0) : start"),
     ),
     "a greedy row's tree beside sampled rows has no siblings": (
         "beside other rows",
