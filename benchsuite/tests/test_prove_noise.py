@@ -2,7 +2,7 @@
 seeds and requests share none.
 
 Whole runs: 24,064 tokens of a case. A test fails by chance with a probability of 1e-8, and finds with 0.99 a total
-variation of 0.035 of a token, given the two before it (``keyed_runs.power``).
+variation of 0.035 of a token, given the two before it (``keyed_runs.keyed_power``).
 """
 
 from __future__ import annotations
@@ -12,16 +12,25 @@ from fractions import Fraction
 import pytest
 import torch
 
+from benchsuite.measure.runners import Always
 from benchsuite.prove.enumerator import Shape, chain, completions
 from benchsuite.prove.exact_runs import one, run_distance
-from benchsuite.prove.keyed_runs import chance_apart, chance_of_tokens, degrees_of_freedom, keyed_power, keyed_tokens
+from benchsuite.prove.keyed_runs import (
+    OneDraft,
+    OneTable,
+    chance_apart,
+    chance_of_tokens,
+    degrees_of_freedom,
+    keyed_power,
+    keyed_tokens,
+)
 from benchsuite.prove.keys import in_common
 from benchsuite.prove.shared_noise import Noise
 from benchsuite.prove.table_target import TableDraft
 from benchsuite.prove.tiny import policy_named
 from benchsuite.tests import faulty_noise
 from benchsuite.tests.rig import POLICIES
-from specdec import Context, Policy, Window
+from specdec import Context, Engine, Policy, Request, SamplingParams, Window
 from specdec.sampling import mix
 from specdec_kernels.reference import Reference
 from specdec_plugins.chain import Chain
@@ -147,6 +156,35 @@ def test_a_run_with_the_engines_own_noise_has_the_targets_distribution(
 ) -> None:
     found = unlikeliest(policy_named(policy), target, draft, shape)
     assert min(found.values()) > ALARM, found
+
+
+@pytest.mark.parametrize("policy", ["conf_threshold(tau=1.0)", "topk_agree(k=1)"])
+def test_what_a_lossy_policy_draws_after_its_last_proposal_is_plain_decodings_draw(policy: str) -> None:
+    """A proposal that is never good enough leaves the target's own tokens."""
+    target, draft = SPREAD, (5, 9, 0.001)  # the likeliest token is hardly ever proposed
+    tokens = [keyed_tokens(policy_named(name), target, draft, chain(2), 4, 24) for name in (policy, "match")]
+    assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize("policy", ["rejection", "block", "tree_rejection"])
+def test_the_noise_of_a_row_does_not_depend_on_the_rows_beside_it(policy: str) -> None:
+    """Requests of different lengths, a batch of four and one by one: the same tokens."""
+    ops, prompts = Reference(), ((0, 1), (1,), (1, 1, 0), (2, 2, 0, 1, 0))
+    engines = [
+        Engine(
+            OneTable(torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64), ops),
+            draft=OneDraft(torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64), chain(3)),
+            policy=policy_named(policy),
+            controller=Always(3),
+            ops=ops,
+            max_rows=rows,
+            max_length=40,
+        )
+        for rows in (4, 1)
+    ]
+    params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24)
+    together, alone = (e.run([Request(i, prompt, params) for i, prompt in enumerate(prompts)]) for e in engines)
+    assert [done.tokens for done in together] == [done.tokens for done in alone]
 
 
 def test_tokens_that_are_0_035_from_the_target_are_found_with_probability_0_99() -> None:
