@@ -72,6 +72,10 @@ FAULTS: dict[str, tuple[str, Edit]] = {
         "the draft|still in it",
         Edit(f"{ENGINE}._release", "if self.draft:", "if self.draft and live.finish:"),
     ),
+    "a row moves without its parameters": (
+        "gave|penalties of|beside other rows",
+        Edit("specdec.ledger:Ledger.move", "self.stream, self.top_k, self.temperature,", "self.top_p,"),
+    ),
     "a row moves without its keys and values": (
         "plain decoding|beside other rows|in another order",
         Edit("specdec.arena:Arena.move", "tensor[row, :, :cells].copy_(part)", "pass"),
@@ -79,10 +83,6 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     "a draft does not forget": (
         "a second run",
         Edit("specdec_plugins.drafts.suffix:Suffix.forget", "self._shared = Automaton()", "pass"),
-    ),
-    "a greedy row's tree beside sampled rows has no siblings": (
-        "beside other rows",
-        Edit("specdec_plugins.growth:wanted", "params.ungreedy()", "params"),
     ),
     "tokens of one step have times of their own": (
         "times of",
