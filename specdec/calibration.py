@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from itertools import product
-from statistics import median
+from math import exp, log
+from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,8 @@ from specdec.devices import Stopwatch
 from specdec.messages import Window
 from specdec.model import ArenaModel
 
-ROUNDS = 5
-"""Measurements of each point, in as many random orders; the median counts."""
+ROUNDS = 7
+"""Measurements of each point, in as many random orders."""
 
 
 class Point(NamedTuple):
@@ -41,11 +42,16 @@ class Calibration:
 
     @torch.inference_mode()
     def measure(self, rows: Iterable[int], lengths: Iterable[int], widths: Iterable[int]) -> None:
-        """Measure every combination that is not known yet, on an arena of its own, in random order."""
+        """Measure every combination that is not known yet, on an arena of its own, in random order.
+
+        Each round is divided by its own pace, the geometric mean of its points, before medians are taken: what slows
+        the machine for a whole round changes no point against another.
+        """
         missing = sorted({Point(*point) for point in product(rows, lengths, widths)} - set(self.seconds))
         if not missing:
             return
         taken: dict[Point, list[float]] = {point: [] for point in missing}
+        paces: list[float] = []
         order, watch = random.Random(0), Stopwatch(self.target.device)
         arena = self.target.arena(
             max(point.rows for point in missing),
@@ -62,8 +68,13 @@ class Calibration:
                 self.target.forward(arena, window, slice(0, point.rows), point.length)
                 seconds = watch.seconds(start, watch.mark())
                 if turn:  # the first round warms up
-                    taken[point].append(seconds)
-        self.seconds |= {point: median(values) for point, values in taken.items()}
+                    taken[point].append(log(seconds))
+            if turn:
+                paces.append(fmean(values[-1] for values in taken.values()))
+        usual = median(paces)
+        for point, values in taken.items():
+            own = median(value - pace for value, pace in zip(values, paces, strict=True))
+            self.seconds[point] = exp(usual + own)
 
     def forward(self, width: int, rows: int, length: int) -> float:
         """Seconds of one forward: on straight lines between the measured points, rows within lengths within widths.

@@ -37,6 +37,7 @@ from benchsuite.prove.snippet import compiled_snippet
 from benchsuite.prove.tape import shares_memory
 from specdec import Engine, Request, SamplingParams, catalog, swap
 from specdec.assembly import Assembly
+from specdec.calibration import Calibration
 from specdec.devices import Stopwatch
 from specdec.interfaces import Backend
 from specdec.model import ArenaModel
@@ -44,8 +45,6 @@ from specdec.ops import Ops
 from specdec_kernels.cuda import Cuda
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
-from specdec_plugins.controllers.goodput import Goodput
-from specdec_plugins.forecast import Times
 from specdec_plugins.heads import files
 from specdec_plugins.heads.eagle_head import EagleHead, EagleShape
 from specdec_plugins.heads.medusa_heads import MedusaHeads
@@ -291,9 +290,6 @@ def _torch_stands(log: LaunchLog) -> list[Stand]:
 
 
 def _our_stands(log: LaunchLog) -> list[Stand]:
-    calibrated = Times()
-    calibrated.seen(1, 100 * LAUNCH_S)
-
     def mark(watch: Stopwatch) -> int:
         watch._marks.append(log.total * LAUNCH_S)
         return len(watch._marks) - 1
@@ -313,7 +309,8 @@ def _our_stands(log: LaunchLog) -> list[Stand]:
         (swap, "_norm_offset", offset),
         (swap, "_turns", lambda module: True),
         (Cuda, "_launch", launch),
-        (Goodput, "_calibrate", lambda controller, env: calibrated),
+        (Calibration, "measure", lambda *arguments: None),
+        (Calibration, "forward", lambda *arguments, **options: 100 * LAUNCH_S),
     ]
 
 

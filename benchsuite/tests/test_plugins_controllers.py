@@ -22,7 +22,7 @@ from specdec.stats import Marks, RowStep, Stats, Step
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.controllers.goodput import Goodput
-from specdec_plugins.forecast import Times
+from specdec_plugins.forecast import CALIBRATED, HOPE, KEEP_HOPE, TRUST, Forwards, Times
 
 MOST = 12
 Text = Callable[[int, random.Random], Iterator[bool]]
@@ -131,9 +131,7 @@ def goodput(assemble: Make) -> Goodput:
     """A controller built over a real target, with its measured times replaced by those of ``Simulation``."""
     built: Controller = assemble().engine("garbage", controller="goodput", k=MOST).controller
     assert isinstance(built, Goodput)
-    built._verify = Times()
-    for width in (1, 2, 8, MOST + 1):
-        built._verify.seen(width, 1 + 0.03 * (width - 1))
+    built._verify = Forwards(lambda width, rows: 1 + 0.03 * (width - 1))
     return built
 
 
@@ -155,7 +153,13 @@ def test_goodput_forgets_all_but_the_times_measured_when_it_was_built(
     for _ in range(2):
         engine.run(requests(count=1))
         learned = _contents(controller)
-        assert {name for name in new if learned[name] == new[name]} == {"_most", "_probe", "_calibrated", "_k"}
+        assert {name for name in new if learned[name] == new[name]} == {
+            "_most",
+            "_most_rows",
+            "_probe",
+            "_calibrated",
+            "_k",
+        }
         controller.forget()
         assert _contents(controller) == new
         assert controller.speeds() == speeds
@@ -304,9 +308,7 @@ def test_goodput_notices_text_that_becomes_predictable_again(goodput: Goodput) -
 def test_probes_cost_less_than_one_percent(goodput: Goodput) -> None:
     """No proposal is ever right: once this is known, the loss against plain decoding is the cost of the probes."""
     simulation = Simulation(slope=0.1, cost=0.1)
-    for width in (1, 2, 8, MOST + 1):
-        for _ in range(9):
-            goodput._verify.seen(width, 1 + 0.1 * (width - 1))
+    goodput._verify = Forwards(lambda width, rows: simulation.forward(width))
     simulation.run(goodput.next_k, 200, constant(0.0))
     before = simulation.now
     simulation.run(goodput.next_k, 2000, constant(0.0))
@@ -318,7 +320,7 @@ def test_probes_cost_less_than_one_percent(goodput: Goodput) -> None:
 def test_goodput_knows_times_before_the_first_step(assemble: Make) -> None:
     controller = assemble(max_rows=2).engine("garbage", controller="goodput", k=8).controller
     assert isinstance(controller, Goodput)
-    assert all(controller._verify.at(width) > 0 for width in range(1, 10))
+    assert all(controller._verify.at(width, 1) > 0 for width in range(1, 10))
     assert not controller.deterministic
 
 
@@ -339,3 +341,55 @@ def test_times_between_known_ones_lie_on_a_line() -> None:
 def test_a_controller_refuses_what_its_rule_cannot_use(text: str, assemble: Make) -> None:
     with pytest.raises(SpecdecError, match=r"was given .*; expected "):
         assemble().engine("ngram", controller=text)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.floats(0.5, 2.0)), min_size=1, max_size=30),
+    st.floats(0.1, 10.0),
+)
+def test_a_machine_that_is_slower_for_all_widths_changes_its_pace_and_no_width(
+    seen: list[tuple[int, float]], slower: float
+) -> None:
+    """The same forwards, all of them ``slower`` times as long: every width keeps its seconds at the calibrated pace."""
+    usual, slowed = (Forwards(lambda width, rows: 0.01 * width * rows) for _ in range(2))
+    for width, odd in seen:
+        usual.seen(width, 3, 0.01 * width * odd)
+        slowed.seen(width, 3, 0.01 * width * odd * slower)
+    assert slowed.pace == pytest.approx(slower * usual.pace)
+    assert [slowed.at(width, 3) for width in range(1, 6)] == pytest.approx(
+        [usual.at(width, 3) for width in range(1, 6)]
+    )
+
+
+def test_a_width_that_was_calibrated_wrong_is_corrected_as_often_as_it_is_seen() -> None:
+    """Three slots take twice what was calibrated: after n of them, n of n + CALIBRATED parts are known."""
+    forwards = Forwards(lambda width, rows: 1.0)
+    for _ in range(9):
+        forwards.seen(1, 1, 1.0)
+    for count in range(1, 40):
+        forwards.seen(3, 1, 2.0)
+        forwards.seen(1, 1, 1.0)
+        forwards.seen(1, 1, 1.0)
+        assert forwards.at(3, 1) == pytest.approx(2 ** (count / (count + CALIBRATED)))
+        assert forwards.at(1, 1) == forwards.at(2, 1) == 1.0
+
+
+def test_a_clock_that_does_not_move_says_nothing_of_forwards() -> None:
+    forwards = Forwards(lambda width, rows: 1.0)
+    forwards.seen(1, 1, 0.0)
+    assert (forwards.pace, forwards.at(1, 1)) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_rows_of_a_batch_count_as_the_root_of_their_number_of_observations(rows: int) -> None:
+    """Every row keeps its first proposal: the prior counts KEEP_HOPE TRUST."""
+    simulation = Simulation()
+    controller = Goodput(_timed(simulation), maximum=2)
+    controller._choose = lambda: 1  # type: ignore[method-assign]
+    simulation.stats.batch = rows
+    controller.next_k(simulation.stats)
+    simulation.batch(1, [(1, 1)] * rows)
+    controller.next_k(simulation.stats)
+    prior = KEEP_HOPE * TRUST
+    expected = (rows**0.5 + prior * HOPE) / (rows**0.5 + prior)
+    assert controller._kept.reached(1) == pytest.approx([expected])

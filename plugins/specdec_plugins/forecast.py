@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import exp, log
 from statistics import median
 
 from specdec.calibration import interpolated
@@ -11,8 +12,13 @@ from specdec.calibration import interpolated
 KEEP = 0.85
 """Factor by which a new observation reduces the weight of the older ones: about the last seven count."""
 
-TRUST = 1.0
-"""Weight of the prior at each depth, in observations; the prior is the chance at the depth before."""
+TRUST = 3.0
+"""Weight of the prior at each depth, in observations; the prior is the chance at the depth before. With less, one
+rejected first proposal ends drafting for steps: over 32 tokens that cost up to 6 % (docs/log.md, 2026-11-25)."""
+
+KEEP_HOPE = 0.95
+"""Factor by which every observation reduces the weight of the prior at depth 1: a draft of which nothing is accepted
+would otherwise look good for ever, because older observations fade."""
 
 HOPE = 0.6
 """Prior chance that a proposal is accepted: high enough for a first attempt, which gives data, and low enough for a
@@ -20,13 +26,13 @@ short one, because a wide window of several rows can cost as much as three steps
 
 
 class Chances:
-    """For each depth, the chance of reaching it from the depth before: a running share with the prior ``TRUST``.
+    """For each depth, the chance of reaching it from the depth before: a running share with a prior of ``TRUST``.
 
-    ``hope`` is the chance at depth 1 before anything was seen.
+    ``hope`` is the prior at depth 1; the prior of a deeper depth is the chance at the depth before.
     """
 
     def __init__(self, hope: float = HOPE) -> None:
-        self._hope = hope
+        self._hope, self._weight = hope, TRUST
         self._hits: list[float] = []
         self._tries: list[float] = []
 
@@ -37,6 +43,8 @@ class Chances:
             self._tries.append(0.0)
         self._hits[depth - 1] = KEEP * self._hits[depth - 1] + hits
         self._tries[depth - 1] = KEEP * self._tries[depth - 1] + tries
+        if depth == 1:
+            self._weight *= KEEP_HOPE
 
     def faded(self, share: float) -> None:
         """Multiply the weight of all observations by ``share``, because the text has changed."""
@@ -45,13 +53,62 @@ class Chances:
 
     def reached(self, most: int) -> list[float]:
         """The chances of reaching depths 1 … ``most``."""
-        chance, here, out = self._hope, 1.0, []
+        chance, weight, here, out = self._hope, self._weight, 1.0, []
         for depth in range(most):
             if depth < len(self._hits):
-                chance = (self._hits[depth] + TRUST * chance) / (self._tries[depth] + TRUST)
+                chance = (self._hits[depth] + weight * chance) / (self._tries[depth] + weight)
             here *= chance
             out.append(here)
+            weight = TRUST
         return out
+
+
+PACE = 5
+"""Forwards whose median says how fast the machine is at the moment."""
+
+CALIBRATED = 16.0
+"""Forwards of a width that its calibration counts as, against those of the run."""
+
+
+class Forwards:
+    """Seconds of the target's forward by width: as calibrated, corrected by what a run shows.
+
+    What is wrong for every width alike is the machine's ``pace``, which changes within a second where something else
+    uses it; what is wrong for one width alone is learned over the whole run. So widths that were measured at different
+    times are compared as if they had been measured at once.
+
+    ``calibrated(width, rows)`` gives seconds. Example::
+
+        forwards = Forwards(lambda width, rows: 0.01 * width)
+        forwards.seen(1, 4, 0.02)  # twice as slow as calibrated
+        forwards.at(2, 4)  # 0.02: at the calibrated pace
+        forwards.pace  # 2.0
+    """
+
+    def __init__(self, calibrated: Callable[[int, int], float]) -> None:
+        self._calibrated = calibrated
+        self._late: deque[float] = deque(maxlen=PACE)  # logarithms of seen over expected
+        self._wrong: dict[int, tuple[int, float]] = {}  # by width: forwards seen, sum of their logarithms
+        self.pace = 1.0
+
+    def seen(self, width: int, rows: int, seconds: float) -> None:
+        """Add one measurement; 0 seconds, of a clock too coarse for it, say nothing."""
+        if seconds <= 0:
+            return
+        late = log(seconds / self._calibrated(width, rows))
+        if self._late:
+            count, total = self._wrong.get(width, (0, 0.0))
+            self._wrong[width] = count + 1, total + late - log(self.pace)
+        self._late.append(late - self._correction(width))
+        self.pace = exp(median(self._late))
+
+    def at(self, width: int, rows: int) -> float:
+        """Seconds for ``width`` slots of ``rows`` rows, at the calibrated pace."""
+        return self._calibrated(width, rows) * exp(self._correction(width))
+
+    def _correction(self, width: int) -> float:
+        count, total = self._wrong.get(width, (0, 0.0))
+        return total / (count + CALIBRATED)
 
 
 class Times:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
+from functools import partial
+from math import sqrt
 from typing import Annotated
 
 from specdec import Controller, SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
 from specdec.stats import Stats, Step
-from specdec_plugins.forecast import Chances, Times, best, goodputs
+from specdec_plugins.forecast import Chances, Forwards, Times, best, goodputs
 
 CHEAP = 0.003
 """Largest share of plain decoding's time that probes may cost while K is 0."""
-
-TRUST = 4
-"""Measurements of a step that the calibration of its width counts as."""
 
 
 class Goodput(Controller):
@@ -23,10 +21,11 @@ class Goodput(Controller):
 
     The expected accepted tokens are summed over depths; each term is the product of running chances that a proposal
     is made and accepted, given that the proposal before it was. The expected time has three parts: the target's time
-    for the expected window width, measured on a spare arena when the engine is built and then in every step, the
-    draft's time for K, and the time of the rest. While K is 0, a probe proposes from time to time, to notice text
-    that becomes predictable again; probes cost less than one percent. Trees are proposed whole or not at all.
-    Chances and times pass from run to run until ``forget``, which keeps only the first measurement of the target.
+    for the expected window width, calibrated on a spare arena when the engine is built and corrected in every step
+    (``specdec_plugins.forecast.Forwards``), the draft's time for K, and the time of the rest. While K is 0, a probe
+    proposes from time to time, to notice text that becomes predictable again; probes cost less than one percent. Trees
+    are proposed whole or not at all. Chances and times pass from run to run until ``forget``, which keeps only the
+    calibration.
 
     Source: the goodput of SmartSpec, Liu et al. 2406.14066, with measured times instead of a model of them.
 
@@ -49,14 +48,18 @@ class Goodput(Controller):
                 f"{env.max_length - 1} (the arena holds sequences of {env.max_length}) and probe 1 or more"
             )
         self._most, self._probe = maximum, probe
-        self._calibrated = self._calibrate(env)
+        half = env.max_length // 2
+        widths = sorted({1, 2, maximum + 1} | {width for width in (4, 8, 12) if width < maximum})
+        env.calibration.measure({1, env.max_rows}, [half], widths)
+        self._calibrated = partial(env.calibration.forward, length=half)
+        self._most_rows = env.max_rows
         self.forget()
 
     def forget(self) -> None:
         """Return to the prior chances and to the times that were measured when the controller was built."""
         self._kept, self._made = Chances(), Chances(hope=1.0)
-        self._verify, self._draft, self._rest = deepcopy(self._calibrated), Times(proportional=True), Times()
-        self._tree = False
+        self._verify, self._draft, self._rest = Forwards(self._calibrated), Times(proportional=True), Times()
+        self._tree, self._rows = False, self._most_rows
         self._since = 0  # steps since the last step with K above 0
         self._begin(None)
 
@@ -79,15 +82,16 @@ class Goodput(Controller):
         for step in stats.steps[self._seen :]:
             self._learn(stats, step)
         self._seen = len(stats.steps)
+        self._rows = stats.batch or self._rows
         self._k = self._choose()
         return self._k
 
     def speeds(self) -> list[float]:
-        """Predicted tokens per second of a row for K = 0, 1 …; ``next_k`` maximises them."""
+        """Predicted tokens per second of a row for K = 0, 1 …, at the calibrated pace; ``next_k`` maximises them."""
         return goodputs(
             self._kept.reached(self._most),
             self._made.reached(self._most),
-            self._verify.at,
+            lambda width: self._verify.at(width, self._rows),
             # What a draft costs without proposing is part of ``_rest`` here.
             lambda k: self._draft.at(k) if k else 0.0,
             self._rest.at,
@@ -108,10 +112,10 @@ class Goodput(Controller):
 
     def _learn(self, stats: Stats, step: Step) -> None:
         times = stats.times(step)
-        self._verify.seen(step.width, times.target)
-        asked = self._k
+        self._verify.seen(step.width, step.rows, times.target)
+        asked, drafting, rest = self._k, times.draft / self._verify.pace, times.rest / self._verify.pace
         # Without proposals, the draft's time is that of `observe`: plain decoding with this draft costs it too.
-        self._rest.seen(min(asked, 1), times.rest if asked else times.rest + times.draft)
+        self._rest.seen(min(asked, 1), rest if asked else rest + drafting)
         proposed = self._fresh(stats.proposed_per_pos, self._proposed)
         accepted = self._fresh(stats.accepted_per_pos, self._accepted)
         if not asked:
@@ -119,12 +123,14 @@ class Goodput(Controller):
             return
         self._since = 0
         self._tree = self._tree or step.proposed > sum(proposed)
-        self._draft.seen(asked, times.draft)
+        self._draft.seen(asked, drafting)
+        # Rows of a batch are more than one observation and, as they often have one kind of text, fewer than so many.
+        weight = 1 / sqrt(step.rows)
         before = float(step.rows)
         for depth in range(1, asked + 1):
             kept = float(accepted[depth - 1]) if depth <= len(accepted) else 0.0
             # Also where no row got so far: what is known of a depth that is no longer reached fades.
-            self._kept.seen(depth, kept / step.rows, before / step.rows)
+            self._kept.seen(depth, weight * kept, weight * before)
             before = kept
             if step.k >= depth - 1:
                 self._made.seen(depth, float(step.k >= depth), 1.0)
@@ -136,16 +142,6 @@ class Goodput(Controller):
         added = [a - b for a, b in zip(now, before, strict=True)]
         before[:] = now
         return added
-
-    def _calibrate(self, env: Env) -> Times:
-        """The target's time for a few widths, at half the length of the longest sequence."""
-        measured, half = Times(), env.max_length // 2
-        widths = sorted({1, 2, self._most + 1} | {w for w in (4, 8, 12) if w < self._most})
-        env.calibration.measure([env.max_rows], [half], widths)
-        for width in widths:
-            for _ in range(TRUST):
-                measured.seen(width, env.calibration.forward(width, env.max_rows, half))
-        return measured
 
 
 @hookimpl
