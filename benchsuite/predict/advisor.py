@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, log
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench, Stage
-from benchsuite.measure.units import Unit
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.forecasts import costs_of
 from benchsuite.predict.prediction import PredictedUnit, PromptSizes, Text, predict
@@ -23,11 +24,11 @@ from benchsuite.predict.traces import StepTrace, traces_of
 from benchsuite.predict.turns import run_in_turn
 from specdec.errors import SpecdecError
 
-TRACING = 0.4
+TRACING = 0.7
 """Largest share of the budget that goes into traces, of which every K is predicted."""
 
-FIELD = 8
-"""Most strategies of a batch that are measured beside each other."""
+FIELD = 6
+"""Most strategies of a batch that run beside each other after the traces."""
 
 CLOSE = 0.97
 """A choice of at least this share of the best one's speed is taken for right."""
@@ -39,49 +40,74 @@ SHARED, OWN = 0.07, 0.04
 """Standard deviations of what is wrong in the log of a prediction: for every K of a draft alike, and for one K alone.
 Together they are ``WRONG``; that K of one draft differ less than drafts is assumed."""
 
+PAIRED = 0.5
+"""The part of the noise between two runs that is left where they run in turn, step by step: 0.040 of 0.101 with one
+row, 0.074 of 0.141 with four (docs/log.md, 2026-11-24)."""
+
+PLAIN = "plain"
+"""Stands for the draft of plain decoding, whose speedup is known."""
+
 LEAST_NOISE = 0.02
-"""Least standard deviation that one paired run's logarithm is taken to have."""
+"""Least standard deviation that one run's logarithm is taken to have."""
+
+OFFSET = 1.0
+"""Standard deviation of what all runs of a round have in common, which tells nothing of one against another."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Candidate:
-    """One strategy at one batch: the logs of its predicted speedup and of those measured, unit by unit.
+    """One strategy at one batch, or plain decoding: the logs of its predicted speedup, by unit.
 
     ``own``: the standard deviation of what is wrong in its prediction alone, beside what is wrong for every K of its
-    draft (``SHARED``); ``noise``: that of one measured run.
+    draft (``SHARED``).
     """
 
     arm: Arm
-    predicted: float
+    predicted: Sequence[float]
     own: float
-    noise: float
-    measured: list[float]
+
+
+class Round(NamedTuple):
+    """Strategies that ran in turn on one unit: the log of each one's tokens per second."""
+
+    unit: int
+    rates: Mapping[Arm, float]
 
 
 class Belief:
     """What predictions and measurements together say of the candidates of one batch: a normal distribution of the logs
-    of their speedups, in their order.
+    of their speedups, the mean over the units, in their order.
 
     The prediction is the prior. Its errors are independent between drafts and partly the same for every K of a draft,
-    so that a run with one K also says something of the others. Source: the posterior of a Gaussian process with
-    independent noise, Rasmussen and Williams 2006, equations 2.25 and 2.26.
+    so that a run with one K also says something of the others. A run is set beside the prediction for its own unit, so
+    that an unusual prompt is not taken for a slow strategy, and beside the other runs of its round alone, so that a
+    slow moment of the machine is not either. ``noise``: the standard deviation of one run's log. Source: the posterior
+    of a Gaussian process with independent noise, Rasmussen and Williams 2006, equations 2.25 and 2.26.
 
-    Example: ``Belief(candidates).best()``
+    Example: ``Belief(candidates, rounds, noise=0.04).best()``
     """
 
-    def __init__(self, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, candidates: Sequence[Candidate], rounds: Sequence[Round], noise: float) -> None:
         drafts = [_draft(one.arm) for one in candidates]
-        prior = np.array([[SHARED**2 * (a == b) for b in drafts] for a in drafts], dtype=float)
+        prior = np.array([[SHARED**2 * (a == b != PLAIN) for b in drafts] for a in drafts], dtype=float)
         prior += np.diag([one.own**2 for one in candidates])
-        self.means = np.array([one.predicted for one in candidates], dtype=float)
+        self.means = np.array([fmean(one.predicted) for one in candidates])
         self.covariance = prior
-        seen = [place for place, one in enumerate(candidates) if one.measured]
+        places = {one.arm: place for place, one in enumerate(candidates)}
+        seen = [
+            (places[arm], number, rate - candidates[places[arm]].predicted[unit])
+            for number, (unit, rates) in enumerate(rounds)
+            for arm, rate in rates.items()
+        ]
         if seen:
-            noise = np.diag([candidates[place].noise ** 2 / len(candidates[place].measured) for place in seen])
-            gain = np.linalg.solve(prior[np.ix_(seen, seen)] + noise, prior[seen]).T
-            found = np.array([fmean(candidates[place].measured) for place in seen])
-            self.means = self.means + gain @ (found - self.means[seen])
-            self.covariance = prior - gain @ prior[seen]
+            at = [place for place, _, _ in seen]
+            same = np.array([[a == b for _, b, _ in seen] for _, a, _ in seen], dtype=float)
+            whole = prior[np.ix_(at, at)] + OFFSET**2 * same + noise**2 * np.eye(len(seen))
+            # What the rounds have in common has no known level: the machine's speed.
+            level = fmean(value for _, _, value in seen)
+            gain = np.linalg.solve(whole, prior[at]).T
+            self.means = self.means + gain @ np.array([value - level for _, _, value in seen])
+            self.covariance = prior - gain @ prior[at]
 
     def best(self) -> int:
         """The place of the largest mean."""
@@ -91,14 +117,31 @@ class Belief:
         """The places, from the largest mean to the smallest."""
         return [int(place) for place in (-self.means).argsort(kind="stable")]
 
+    def favourites(self) -> list[int]:
+        """The places, from the one that is most probably the best to the least, of equal ones by their means."""
+        wins = np.bincount(self._drawn().argmax(axis=1), minlength=len(self.means))
+        return sorted(self.order(), key=lambda place: -int(wins[place]))
+
     def deviation(self, place: int) -> float:
         """The standard deviation of one candidate's log."""
         return float(np.sqrt(max(0.0, self.covariance[place, place])))
 
-    def chance(self, place: int, share: float, seed: int = 0) -> float:
+    def chance(self, place: int, share: float) -> float:
         """The probability that a candidate has at least ``share`` of the best one's speed, from 2,000 draws."""
-        drawn = np.random.default_rng(seed).multivariate_normal(self.means, self.covariance, size=2000)
+        drawn = self._drawn()
         return float((drawn[:, place] >= drawn.max(axis=1) + log(share)).mean())
+
+    def _drawn(self) -> npt.NDArray[np.float64]:
+        return np.random.default_rng(0).multivariate_normal(self.means, self.covariance, size=2000)
+
+
+class Tried(NamedTuple):
+    """A strategy: the logs of its predicted and its expected speedup, and how many of its runs were measured."""
+
+    arm: Arm
+    predicted: float
+    expected: float
+    runs: int
 
 
 @dataclass(frozen=True)
@@ -106,8 +149,8 @@ class Advice:
     """What is fastest for one batch.
 
     ``speedup`` over plain is expected, between ``low`` and ``high`` with 90 %; ``sure``: the probability that it is at
-    least ``CLOSE`` times as fast as the best of those ``tried``, which are given with their expected speedups, the
-    fastest first; ``seconds``: spent so far, probes included; ``context``: mean tokens of context while decoding.
+    least ``CLOSE`` times as fast as plain decoding and the best of those ``tried``, which are given with the fastest
+    first; ``seconds``: spent so far, probes included; ``context``: mean tokens of context while decoding.
     """
 
     best: Arm
@@ -115,7 +158,7 @@ class Advice:
     low: float
     high: float
     sure: float
-    tried: Sequence[tuple[Candidate, float]]
+    tried: Sequence[Tried]
     seconds: float
     context: int
 
@@ -135,11 +178,11 @@ class Advice:
 class Advisor:
     """Chooses among arms that a ``Bench`` has prepared, of one workload and any batches.
 
-    First each draft runs a few units with its largest K; what it would do with any other K follows from these traces,
-    and what that would cost from the costs. Then the strategies that may be the fastest run beside plain, unit by unit,
-    and after each unit half as many (successive halving, Karnin et al. 2013, with the prediction as prior), until the
-    first is close to the best with probability ``SURE``. Raises SpecdecError without a strategy, or if the bench could
-    not build a batch.
+    First each draft runs the units of the largest batch with its largest K; what it would do with any other K on these
+    texts follows from the traces, and what that would cost from the costs. Then the strategies that may be the fastest
+    run beside each other, unit by unit, and after each unit half as many (successive halving, Karnin et al. 2013, with
+    the prediction as prior), until the first is close to the best with probability ``SURE``. Raises SpecdecError
+    without a strategy, or if the bench could not build a batch.
 
     Example: ``Advisor(bench, arms, seconds=60).advise()``
     """
@@ -155,8 +198,8 @@ class Advisor:
         self._settings = list(dict.fromkeys(arm.setting for arm in self._arms))
         self._units = {setting: bench.units(setting) for setting in self._settings}
         self._dice = random.Random(0)
-        self._measured: dict[Arm, list[float]] = defaultdict(list)
-        self._lasted: dict[int, list[float]] = defaultdict(list)
+        self._rounds: dict[Setting, list[Round]] = defaultdict(list)
+        self._lasted: dict[Setting, list[float]] = defaultdict(list)
 
     @property
     def spent(self) -> float:
@@ -170,10 +213,13 @@ class Advisor:
         traces = self._traces()
         advices = []
         for place, setting in enumerate(self._settings):
-            arms = [arm for arm in self._arms if arm.setting == setting]
-            candidates = [self._predicted(arm, costs[setting.without_workload], traces) for arm in arms]
+            known = costs[setting.without_workload]
+            units = self._units[setting]
+            candidates = [Candidate(Arm(setting), [0.0] * len(units), 0.0)]
+            candidates += [self._predicted(arm, known, traces) for arm in self._arms if arm.setting == setting]
             share = (self._seconds - self.spent) / (len(self._settings) - place)
-            advices.append(self._halved(candidates, self.spent + share))
+            noise = max(LEAST_NOISE, PAIRED * known.noise)
+            advices.append(self._halved(setting, candidates, noise, self.spent + share))
         return advices
 
     def _traces(self) -> dict[str, dict[Text, StepTrace]]:
@@ -190,7 +236,7 @@ class Advisor:
             if number and self.spent + lasted > TRACING * self._seconds:
                 break
             began = self.spent
-            ran = self._run(unit, Arm(setting), [*widest.values()])
+            ran = self._run(setting, number, [Arm(setting), *widest.values()])
             lasted = self.spent - began
             for name, arm in widest.items():
                 for request, trace in zip(unit.requests, traces_of(ran[arm]), strict=True):
@@ -199,6 +245,7 @@ class Advisor:
         return found
 
     def _predicted(self, arm: Arm, costs: Costs, traces: Mapping[str, Mapping[Text, StepTrace]]) -> Candidate:
+        """An arm, with each unit predicted from the traces of its own texts or, where one of them has none, of all."""
         known = traces.get(_draft(arm), {})
         if not known:
             raise SpecdecError(
@@ -206,70 +253,68 @@ class Advisor:
             )
         most = arm.k or 0
         choices = [most] if arm.controller == "fixed" else sorted({0, 1, 2, 4, 8, most})
-        sizes = [
-            PromptSizes(tuple(len(request.prompt) for request in unit.requests), arm.setting.max_new_tokens)
-            for unit in self._units[arm.setting]
-        ]
         found = []
         for k in choices:
             donors = {text: trace.cut(k) for text, trace in known.items()}
-            found.append(predict(costs, strategy_of(arm), [PredictedUnit(one, (), donors) for one in sizes]).log_ratio)
-        noise = max(LEAST_NOISE, sqrt(2) * costs.noise)
+            by_unit = []
+            for unit in self._units[arm.setting]:
+                texts = [request.prompt for request in unit.requests]
+                own = {text: donors[text] for text in texts if text in donors}
+                sizes = PromptSizes(tuple(map(len, texts)), arm.setting.max_new_tokens)
+                target = PredictedUnit(sizes, (), own if len(own) == len(set(texts)) else donors)
+                by_unit.append(predict(costs, strategy_of(arm), [target]).log_ratio)
+            found.append(by_unit)
         # A controller that adapts does not have the best K from its first step on.
-        own = OWN if len(found) == 1 else 2 * OWN
-        return Candidate(arm, max(found), own, noise, self._measured[arm])
+        return Candidate(arm, max(found, key=fmean), OWN if len(found) == 1 else 2 * OWN)
 
-    def _halved(self, every: list[Candidate], until: float) -> Advice:
-        """Measure the candidates that may be the best, and fewer of them in each round, until it is clear which is, or
-        the time is over."""
-        belief, setting = Belief(every), every[0].arm.setting
-        left = min(FIELD, len(every), max(2, self._affordable(setting, until)))
-        for unit in self._rounds(setting, until):
-            if belief.chance(belief.best(), CLOSE) >= SURE:
+    def _halved(self, setting: Setting, every: Sequence[Candidate], noise: float, until: float) -> Advice:
+        """Run the candidates that may be the best, and fewer of them in each round, until it is clear which is, or
+        the time is over. The advice is a strategy, also where plain decoding is the fastest."""
+        belief, units = Belief(every, self._rounds[setting], noise), self._units[setting]
+        left = min(FIELD, len(every))
+        for turn in range(2 * len(units)):
+            left = min(left, int((until - self.spent) / self._lasts(setting)))
+            if left < 2 or belief.chance(belief.best(), CLOSE) >= SURE:
                 break
-            field = [every[place] for place in belief.order()[:left]]
-            self._run(unit, Arm(setting), [one.arm for one in field])
-            belief = Belief(every)
+            field = [every[place].arm for place in belief.favourites()[:left]]
+            self._run(setting, turn % len(units), field)
+            belief = Belief(every, self._rounds[setting], noise)
             left = max(2, (left + 1) // 2)
-        best = belief.best()
-        mean, half = float(belief.means[best]), 1.645 * belief.deviation(best)
+        order = [place for place in belief.order() if not every[place].arm.plain]
+        mean, half = float(belief.means[order[0]]), 1.645 * belief.deviation(order[0])
         return Advice(
-            every[best].arm,
+            every[order[0]].arm,
             exp(mean),
             exp(mean - half),
             exp(mean + half),
-            belief.chance(best, CLOSE),
-            [(every[place], exp(belief.means[place])) for place in belief.order()],
+            belief.chance(order[0], CLOSE),
+            [
+                Tried(arm, fmean(every[place].predicted), float(belief.means[place]), self._runs(setting, arm))
+                for place in order
+                for arm in [every[place].arm]
+            ],
             self.spent,
-            round(fmean(len(request.prompt) for unit in self._units[setting] for request in unit.requests))
+            round(fmean(len(request.prompt) for unit in units for request in unit.requests))
             + setting.max_new_tokens // 2,
         )
 
-    def _affordable(self, setting: Setting, until: float) -> int:
-        """How many candidates fit into the first of two rounds, the second of half as many, with plain in each."""
-        lasted = self._lasted[setting.batch] or self._lasted[max(self._lasted)]
-        return int(((until - self.spent) / fmean(lasted) - 2) / 1.5) if lasted else FIELD
+    def _lasts(self, setting: Setting) -> float:
+        """Seconds of one run of a unit; before the first, those of another batch, which last longer or shorter."""
+        known = self._lasted[setting] or [one for lasted in self._lasted.values() for one in lasted]
+        return fmean(known)
 
-    def _rounds(self, setting: Setting, until: float) -> Iterator[Unit]:
-        """Units in turn, those without traces first, while there is time for another."""
-        units = [*reversed(self._units[setting])]
-        began = self.spent
-        for turn in range(2 * len(units)):
-            if turn and self.spent + (self.spent - began) / turn / 2 > until:
-                break
-            yield units[turn % len(units)]
+    def _runs(self, setting: Setting, arm: Arm) -> int:
+        return sum(arm in one.rates for one in self._rounds[setting])
 
-    def _run(self, unit: Unit, plain: Arm, arms: Sequence[Arm]) -> dict[Arm, Outcome]:
-        """Run plain and some arms on a unit, in random order, and keep their ratios and how long a run took."""
+    def _run(self, setting: Setting, unit: int, arms: Sequence[Arm]) -> dict[Arm, Outcome]:
+        """Run some arms on a unit in turn, and keep their rates and how long a run took."""
         began = self.spent
-        ran = run_in_turn(self._stages, [plain, *arms], unit.requests, self._dice)
-        self._lasted[plain.setting.batch].append((self.spent - began) / len(ran))
-        seconds = {arm: outcome.seconds_per_token for arm, outcome in ran.items() if outcome.decoded}
-        for arm in arms:
-            if plain in seconds and arm in seconds:
-                self._measured[arm].append(log(seconds[plain] / seconds[arm]))
+        ran = run_in_turn(self._stages, arms, self._units[setting][unit].requests, self._dice)
+        self._lasted[setting].append((self.spent - began) / len(ran))
+        rates = {arm: -log(outcome.seconds_per_token) for arm, outcome in ran.items() if outcome.decoded}
+        self._rounds[setting].append(Round(unit, rates))
         return ran
 
 
 def _draft(arm: Arm) -> str:
-    return f"{arm.draft}/{arm.policy}"
+    return PLAIN if arm.plain else f"{arm.draft}/{arm.policy}"

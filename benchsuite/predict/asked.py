@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import exp
 from typing import Any
 
@@ -14,7 +14,7 @@ from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.measure.workloads import workload_names
-from benchsuite.predict.advisor import CLOSE, Advice, Advisor, Candidate
+from benchsuite.predict.advisor import CLOSE, Advice, Advisor, Tried
 from benchsuite.predict.breakeven import MapCheck, MapPoint, break_even_map, checked_map, oracle_arms
 from benchsuite.predict.costs import Costs
 from specdec.errors import SpecdecError
@@ -105,13 +105,12 @@ def advice_lines(advices: Sequence[Advice]) -> list[str]:
                 one.arm.controller,
                 one.arm.k,
                 f"{exp(one.predicted):.2f}x",
-                _times(one.measured, lambda found: f"{found:.2f}x"),
-                len(one.measured),
-                f"{expected:.2f}x",
+                one.runs,
+                f"{exp(one.expected):.2f}x",
             )
-            for one, expected in advice.tried[:SHOWN]
+            for one in advice.tried[:SHOWN]
         ]
-        headers = ("draft", "policy", "controller", "K", "predicted", "measured", "units", "expected")
+        headers = ("draft", "policy", "controller", "K", "predicted", "runs", "expected")
         best = advice.best
         lines += [
             f"{best.setting.workload}, {advice.context} tokens of context, batch {best.setting.batch}: the first "
@@ -134,19 +133,15 @@ def _chosen(advice: Advice) -> str:
     )
 
 
-def _times(measured: Sequence[float], shown: Callable[[float], str]) -> str:
-    return shown(exp(sum(measured) / len(measured))) if measured else "-"
-
-
 def advice_json(advices: Sequence[Advice]) -> list[dict[str, Any]]:
     """Return the advice for each batch, with everything that was tried, as JSON has it."""
 
-    def tried(one: Candidate, expected: float) -> dict[str, Any]:
+    def tried(one: Tried) -> dict[str, Any]:
         return {
             "strategy": one.arm.strategy,
             "predicted": exp(one.predicted),
-            "measured": [exp(found) for found in one.measured],
-            "expected": expected,
+            "expected": exp(one.expected),
+            "runs": one.runs,
         }
 
     return [
@@ -162,7 +157,7 @@ def advice_json(advices: Sequence[Advice]) -> list[dict[str, Any]]:
             "sure": advice.sure,
             "seconds": advice.seconds,
             "command": advice.command,
-            "tried": [tried(one, expected) for one, expected in advice.tried],
+            "tried": [tried(one) for one in advice.tried],
         }
         for advice in advices
     ]

@@ -23,7 +23,7 @@ from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.measure.units import Unit
-from benchsuite.predict.advisor import OWN, SHARED, Belief, Candidate
+from benchsuite.predict.advisor import OWN, SHARED, Belief, Candidate, Round
 from benchsuite.predict.at_hand import advice_at_hand
 from benchsuite.predict.breakeven import ACCEPTANCES, MEASURED, break_even_map
 from benchsuite.predict.checked import CheckedCell, UnitTraces, interval_factors, units_of, with_factors
@@ -440,40 +440,79 @@ def test_a_break_even_map_is_printed_drawn_and_checked_by_runs(run: Run, tmp_pat
     assert "needed: the acceptance of each proposal" in done.stdout
 
 
-def candidates(true: Mapping[str, float], predicted: Mapping[str, float], noise: float = 0.03) -> list[Candidate]:
-    """Strategies, ``draft/K``, whose predictions are given, and of some the speedup that was measured four times."""
-    return [
-        Candidate(
-            Arm(SETTING, name.split("/")[0], k=int(name.split("/")[1])),
-            log(value),
-            OWN,
-            noise,
-            [log(true[name])] * 4 if name in true else [],
-        )
-        for name, value in predicted.items()
-    ]
+def candidates(predicted: Mapping[str, Sequence[float]]) -> list[Candidate]:
+    """Plain decoding, and strategies, ``draft/K``, with the speedups predicted for each of their units."""
+    strategies = [Candidate(named(name), [*map(log, values)], OWN) for name, values in predicted.items()]
+    units = max(len(one.predicted) for one in strategies)
+    return [Candidate(Arm(SETTING), [0.0] * units, 0.0), *strategies]
+
+
+def named(name: str) -> Arm:
+    """The strategy ``draft/K``; plain decoding without a K."""
+    return Arm(SETTING, name.split("/")[0], k=int(name.split("/")[1])) if "/" in name else Arm(SETTING)
+
+
+def ran(unit: int, pace: float, **speeds: float) -> Round:
+    """A round in which the strategies, ``draft_K``, were so many times as fast as ``pace`` tokens a second."""
+    return Round(unit, {named(name.replace("_", "/")): log(pace * speed) for name, speed in speeds.items()})
 
 
 def test_measurements_outweigh_a_prediction_that_was_wrong() -> None:
     """Predicted 1.5 and 1.4, measured four times 1.2 and 1.45 with 3 % of noise each: the second is expected to be
-    faster."""
-    found = Belief(candidates({"a/4": 1.2, "b/4": 1.45}, {"a/4": 1.5, "b/4": 1.4}))
-    assert found.best() == 1
+    faster, and each as sure as a prior and four runs beside plain decoding make it."""
+    rounds = [ran(0, 50, plain=1, a_4=1.2, b_4=1.45)] * 4
+    found = Belief(candidates({"a/4": [1.5], "b/4": [1.4]}), rounds, 0.03)
+    assert found.best() == 2
+    assert exp(found.means[1]) < 1.3
+    # Plain's noise is that of the difference too.
+    alone = Belief(candidates({"a/4": [1.5]}), [ran(0, 50, plain=1, a_4=1.2)] * 4, 0.03)
     prior = SHARED**2 + OWN**2
-    assert found.deviation(0) == pytest.approx((1 / (1 / prior + 4 / 0.03**2)) ** 0.5)
-    assert exp(found.means[0]) < 1.3
+    assert alone.deviation(1) == pytest.approx((1 / (1 / prior + 4 / (2 * 0.03**2))) ** 0.5, rel=0.01)
 
 
 def test_a_run_with_one_k_says_something_of_the_other_ks_of_its_draft_and_nothing_of_other_drafts() -> None:
     """Draft a was measured a fifth slower than predicted at K = 4: K = 2 of a is expected to be slower too."""
-    predicted = {"a/4": 1.5, "a/2": 1.48, "b/4": 1.4}
-    before, after = Belief(candidates({}, predicted)), Belief(candidates({"a/4": 1.2}, predicted))
-    assert before.order() == [0, 1, 2]
-    assert after.order() == [2, 1, 0]
-    assert after.means[2] == before.means[2]
-    share = SHARED**2 / (SHARED**2 + OWN**2 + 0.03**2 / 4)
-    assert after.means[1] == pytest.approx(log(1.48) + share * log(1.2 / 1.5))
-    assert after.chance(2, 0.97) > before.chance(2, 0.97)
+    every = candidates({"a/4": [1.5], "a/2": [1.48], "b/4": [1.4]})
+    before, after = Belief(every, [], 0.03), Belief(every, [ran(0, 50, plain=1, a_4=1.2)] * 4, 0.03)
+    assert before.order() == [1, 2, 3, 0]
+    assert after.order() == [3, 2, 1, 0]
+    assert after.means[3] == before.means[3]
+    share = SHARED**2 / (SHARED**2 + OWN**2 + 2 * 0.03**2 / 4)
+    assert after.means[2] == pytest.approx(log(1.48) + share * log(1.2 / 1.5), abs=1e-3)
+    assert after.chance(3, 0.97) > before.chance(3, 0.97)
+
+
+def test_a_machine_that_is_slower_for_a_whole_round_changes_no_belief() -> None:
+    every = candidates({"a/4": [1.5], "b/4": [1.4]})
+    usual, slow = (
+        Belief(every, [ran(0, 50, a_4=1.2, b_4=1.45), ran(0, pace, a_4=1.2, b_4=1.45)], 0.03) for pace in (50, 20)
+    )
+    assert slow.means == pytest.approx(usual.means, abs=2e-3)
+    assert (slow.covariance == usual.covariance).all()
+
+
+def test_an_odd_prompt_on_which_a_strategy_is_as_slow_as_predicted_says_nothing_against_it() -> None:
+    """Draft a is predicted to gain nothing on the second of two prompts, and gains nothing there."""
+    every = candidates({"a/4": [2.0, 1.0], "b/4": [1.3, 1.3]})
+    before = Belief(every, [], 0.03)
+    after = Belief(every, [ran(1, 50, a_4=1.0, b_4=1.3)] * 4, 0.03)
+    assert after.means == pytest.approx(before.means)
+    assert after.best() == before.best() == 1
+
+
+def test_plain_decoding_is_a_candidate_whose_speedup_is_known() -> None:
+    """Everything is slower than plain: it is the best, with a speedup of 1 and no deviation."""
+    found = Belief(candidates({"a/4": [0.9], "b/4": [0.8]}), [ran(0, 50, plain=1, a_4=0.85, b_4=0.8)], 0.03)
+    assert (found.best(), found.means[0], found.deviation(0)) == (0, 0.0, 0.0)
+    assert found.favourites()[0] == 0
+
+
+def test_favourites_are_those_that_may_be_the_best_not_those_with_the_largest_means() -> None:
+    """b has a smaller mean than any K of a but one, and wins more often than most: K of a are wrong together."""
+    every = candidates({**{f"a/{k}": [1.5] for k in range(1, 5)}, "b/1": [1.49]})
+    found = Belief(every, [], 0.03)
+    assert found.order()[-2] == 5
+    assert found.favourites()[0] == 5
 
 
 def test_the_chance_of_being_close_to_the_best_is_that_of_the_true_ones() -> None:
@@ -485,13 +524,20 @@ def test_the_chance_of_being_close_to_the_best_is_that_of_the_true_ones() -> Non
         names = [f"{draft}/{k}" for draft in "ab" for k in (2, 4)]
         predicted = {name: exp(dice.gauss(0.3, 0.05)) for name in names}
         true = {name: log(predicted[name]) + shared[name[0]] + dice.gauss(0, OWN) for name in names}
-        found = candidates({}, predicted)
-        for one, name in zip(found, names, strict=True):
-            one.measured.extend(true[name] + dice.gauss(0, 0.03) for _ in range(dice.randrange(3)))
-        belief = Belief(found)
+        rounds = []
+        for _ in range(dice.randrange(3)):
+            field = dice.sample(names, 2)
+            rounds.append(
+                Round(
+                    0,
+                    {named(name): dice.gauss(true[name], 0.03) + 4 for name in field}
+                    | {named("plain"): dice.gauss(4, 0.03)},
+                )
+            )
+        belief = Belief(candidates({name: [value] for name, value in predicted.items()}), rounds, 0.03)
         best = belief.best()
         said.append(belief.chance(best, 0.97))
-        close.append(true[names[best]] >= max(true.values()) + log(0.97))
+        close.append([0.0, *true.values()][best] >= max(0.0, *true.values()) + log(0.97))
     assert abs(fmean(said) - fmean(close)) < 0.07, (fmean(said), fmean(close))
 
 
