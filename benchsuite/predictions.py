@@ -2,8 +2,8 @@
 
 It measures a matrix of strategies and sets each cell beside what other texts and the costs say of it; plants mistakes
 into the costs and shows in which rows they are seen; then measures an exhaustive grid of drafts, K and batches on each
-text, gives the advisor a tenth of that time, and sets its choices beside the grid. Everything is printed, and kept in
-one folder.
+text, gives the advisor a tenth of that time, and sets its choices beside the grid and ``goodput`` beside the best K; at
+last ``goodput`` runs beside plain decoding in further dtypes. Everything is printed, and kept in one folder.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tabulate import tabulate
@@ -23,7 +24,16 @@ from benchsuite.measure.session import Bench
 from benchsuite.measure.workloads import workload_names
 from benchsuite.predict.advisor import CLOSE, Advisor
 from benchsuite.predict.forecasts import costs_of, forecasts_of
-from benchsuite.predict.grid import Choice, Regret, choice, grid_arms, measure_grid, median_regret, regrets
+from benchsuite.predict.grid import (
+    Choice,
+    Regret,
+    adapting_arms,
+    choice,
+    grid_arms,
+    measure_grid,
+    median_regret,
+    regrets,
+)
 from benchsuite.predict.planted import planted_lines, refusals
 from benchsuite.predict.shown import cell_lines, forecast_json, forecast_lines
 from benchsuite.report.folder import strict_json, write_folder
@@ -62,10 +72,10 @@ def predictions_main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         parts = split_list(given.parts)
-        if not parts or set(parts) - {"rows", "grid"}:
-            raise SpecdecError(f"--parts is {given.parts!r}; expected rows, grid, or both as a comma list")
+        if not parts or set(parts) - PARTS.keys():
+            raise SpecdecError(f"--parts is {given.parts!r}; expected some of {', '.join(PARTS)}, as a comma list")
         lines, files = _card(given), dict[str, str]()
-        for part, run in (("rows", _rows), ("grid", _grid)):
+        for part, run in PARTS.items():
             if part in parts:
                 said, made = run(given)
                 lines += ["", *said]
@@ -85,7 +95,8 @@ def predictions_main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchsuite.predictions", description="What predictions are worth.")
     parser.add_argument("--target", default="smollm2-135m", help="tiny, smollm2-135m, a folder, a hub id")
-    parser.add_argument("--parts", default="rows,grid", help="rows, grid, or both; default: both")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--dtypes", default="bfloat16,int8", help="of the part dtypes; default: bfloat16,int8")
     parser.add_argument(
         "--arms", default=ROWS, help="the rows, as --specdec-arm has them; default: those of make bench"
     )
@@ -171,16 +182,12 @@ def _rows(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
 
 def _grid(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """The grid of each text, the advisor's choices beside it, and the regret of ``goodput``."""
-    named = split_list(given.drafts)
-    odd = [name for name in named if name not in DRAFTS]
-    if odd or not named:
-        raise SpecdecError(f"--drafts is {given.drafts!r}; expected some of {', '.join(DRAFTS)}")
-    workloads = _workloads(given)
+    named, workloads = _drafts(given), _workloads(given)
     settings = _settings(given, workloads)
-    arms = grid_arms(settings, {name: DRAFTS[name] for name in named})
-    fixed = [arm for arm in arms if arm.controller == "fixed"]
+    fixed = grid_arms(settings, {name: DRAFTS[name] for name in named})
+    adapting = adapting_arms(settings, {name: DRAFTS[name] for name in named})
     bench = Bench(MeasuringPlan(prompts=given.prompts))
-    bench.prepare(arms)
+    bench.prepare([*fixed, *adapting])
     _tell("probing costs")
     began = time.perf_counter()
     costs_of(bench, "fresh", fixed)
@@ -188,14 +195,14 @@ def _grid(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     choices, found, spent, whole = list[Choice](), list[Regret](), 0.0, 0.0
     for workload in workloads:
         _tell(f"grid of {workload}")
-        grid = measure_grid(bench, [arm for arm in arms if arm.setting.workload == workload])
+        grid = measure_grid(bench, [arm for arm in fixed if arm.setting.workload == workload])
         budget = TENTH * grid.seconds - probed / len(workloads)
         _tell(f"{grid.seconds:.0f} s; the advisor has {budget:.0f} s beside its share of the probe")
         advisor = Advisor(bench, [arm for arm in fixed if arm.setting.workload == workload], budget)
         advice = advisor.advise()
         spent, whole = spent + advisor.spent, whole + grid.seconds
         choices += [choice(bench, grid, one) for one in advice]
-        found += regrets(grid)
+        found += regrets(bench, [arm for arm in adapting if arm.setting.workload == workload], grid)
     lines = [
         "## The advisor beside an exhaustive grid",
         "",
@@ -209,6 +216,30 @@ def _grid(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         *regret_lines(found),
     ]
     return lines, {"grid.json": strict_json(_grid_json(choices, found, spent, probed, whole))}
+
+
+def _drafts(given: argparse.Namespace) -> list[str]:
+    named = split_list(given.drafts)
+    odd = [name for name in named if name not in DRAFTS]
+    if odd or not named:
+        raise SpecdecError(f"--drafts is {given.drafts!r}; expected some of {', '.join(DRAFTS)}")
+    return named
+
+
+def _dtypes(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """``goodput`` beside plain decoding in further dtypes of the target."""
+    drafts = {name: DRAFTS[name] for name in _drafts(given)}
+    lines, files = [], {}
+    for dtype in split_list(given.dtypes):
+        _tell(f"goodput in {dtype}")
+        settings = [replace(setting, dtype=dtype) for setting in _settings(given, _workloads(given))]
+        arms = adapting_arms(settings, drafts)
+        bench = Bench(MeasuringPlan(prompts=given.prompts))
+        bench.prepare(arms)
+        found = regrets(bench, arms)
+        lines += [f"## goodput in {dtype}", "", *regret_lines(found), ""]
+        files[f"goodput-{dtype}.json"] = strict_json([_regret_json(one) for one in found])
+    return lines, files
 
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:
@@ -244,19 +275,40 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
 def regret_lines(found: Sequence[Regret]) -> list[str]:
     """Return the table of each draft's regrets by text, with their medians and the slowest text beside plain."""
     texts = list(dict.fromkeys(one.arm.setting.workload for one in found))
+    known = all(one.regret is not None for one in found)
     rows = []
     for name, batch in dict.fromkeys((one.arm.label, one.arm.setting.batch) for one in found):
         mine = [one for one in found if (one.arm.label, one.arm.setting.batch) == (name, batch)]
-        shown = [f"{one.regret * 100:+.1f} (K {one.best_k}, {one.speedup:.2f}x)" for one in mine]
         slowest = min(mine, key=lambda one: one.speedup)
-        rows.append((name, batch, *shown, f"{median_regret(mine) * 100:+.1f}", f"{slowest.speedup:.2f}x"))
-    headers = ("draft", "batch", *[f"{text}, %" for text in texts], "median, %", "slowest")
+        middle = [f"{median_regret(mine) * 100:+.1f}"] if known else []
+        rows.append((name, batch, *map(_shown_regret, mine), *middle, f"{slowest.speedup:.2f}x"))
+    headers = ("draft", "batch", *texts, *["median, %"] * known, "slowest")
+    missing = "what goodput misses of the speed of the best fixed K in %, below 0 where it was faster (the best K; "
     return [
         tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True),
         "",
-        "Each text: what goodput misses of the speed of the best fixed K (in brackets, with goodput's speedup over "
-        "plain); below 0 it was faster. The best K is chosen from the same runs, so that it was also a lucky one.",
+        f"Each text: {missing if known else ''}goodput's speedup over plain{')' if known else ''}, and the standard "
+        "error in %; from runs in turn with plain decoding, apart from those that chose the best K.",
     ]
+
+
+def _shown_regret(one: Regret) -> str:
+    error = f"± {one.error * 100:.1f}"
+    if one.regret is None:
+        return f"{one.speedup:.2f}x {error}"
+    return f"{one.regret * 100:+.1f} {error} (K {one.best_k}, {one.speedup:.2f}x)"
+
+
+def _regret_json(one: Regret) -> dict[str, object]:
+    return {
+        "workload": one.arm.setting.workload,
+        "batch": one.arm.setting.batch,
+        "strategy": one.arm.strategy,
+        "best_k": one.best_k,
+        "regret": one.regret,
+        "speedup": one.speedup,
+        "error": one.error,
+    }
 
 
 def _named(arm: Arm) -> str:
@@ -283,18 +335,12 @@ def _grid_json(
             }
             for one in choices
         ],
-        "goodput": [
-            {
-                "workload": one.arm.setting.workload,
-                "batch": one.arm.setting.batch,
-                "strategy": one.arm.strategy,
-                "best_k": one.best_k,
-                "regret": one.regret,
-                "speedup": one.speedup,
-            }
-            for one in found
-        ],
+        "goodput": [_regret_json(one) for one in found],
     }
+
+
+PARTS = {"rows": _rows, "grid": _grid, "dtypes": _dtypes}
+"""What the command measures, by name, in this order."""
 
 
 if __name__ == "__main__":

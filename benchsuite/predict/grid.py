@@ -7,8 +7,8 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
-from statistics import fmean, median
+from math import exp, log, sqrt
+from statistics import fmean, median, stdev
 
 from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.session import Bench
@@ -25,7 +25,7 @@ WARM_UP = 8
 @dataclass(frozen=True)
 class Grid:
     """A text's grid. ``gains``: the log of each arm's paired speedup over plain, unit by unit; ``seconds``: what
-    measuring its cells took, without those of controllers that adapt (``others``)."""
+    measuring its cells took."""
 
     gains: Mapping[Arm, Sequence[float]]
     seconds: float
@@ -35,8 +35,8 @@ class Grid:
         return 1.0 if arm.plain else exp(fmean(self.gains[arm]))
 
     def cells(self, setting: Setting) -> list[Arm]:
-        """The arms of one batch with a fixed K, and plain decoding, which has K = 0."""
-        return [Arm(setting), *[arm for arm in self.gains if arm.setting == setting and arm.controller == "fixed"]]
+        """The arms of one batch, and plain decoding, which has K = 0."""
+        return [Arm(setting), *[arm for arm in self.gains if arm.setting == setting]]
 
     def best(self, setting: Setting) -> Arm:
         """The fastest cell of one batch."""
@@ -68,25 +68,36 @@ class Choice:
 class Regret:
     """A controller's speed beside the best fixed K of its draft, on one text at one batch.
 
-    ``regret``: the share of the best K's speed that is missing, below 0 where it was faster; ``speedup``: over plain.
+    ``regret``: the share of the best K's speed that is missing, below 0 where it was faster; None where no K was
+    measured. ``speedup``: over plain. ``error``: the standard error of the log of each of them, from unit to unit.
     """
 
     arm: Arm
     best_k: int
-    regret: float
+    regret: float | None
     speedup: float
+    error: float
 
 
 def grid_arms(settings: Sequence[Setting], drafts: Mapping[str, str]) -> list[Arm]:
-    """Return the grid's arms, and each draft with ``goodput`` beside them. ``drafts``: by their short names.
+    """Return the grid's arms. ``drafts``: by their short names.
 
     Example: ``grid_arms(settings, {"ngram": "ngram"})`` has six cells for each setting.
     """
     return [
-        Arm(setting, draft, "match", controller, k, name=name)
+        Arm(setting, draft, "match", "fixed", k, name=name)
         for setting in settings
         for name, draft in drafts.items()
-        for controller, k in [*[("fixed", k) for k in KS_OF_GRID], ("goodput", KS_OF_GRID[-1])]
+        for k in KS_OF_GRID
+    ]
+
+
+def adapting_arms(settings: Sequence[Setting], drafts: Mapping[str, str]) -> list[Arm]:
+    """Return each draft with ``goodput``, up to the largest K of the grid."""
+    return [
+        Arm(setting, draft, "match", "goodput", KS_OF_GRID[-1], name=name)
+        for setting in settings
+        for name, draft in drafts.items()
     ]
 
 
@@ -103,8 +114,7 @@ def measure_grid(bench: Bench, arms: Sequence[Arm]) -> Grid:
         for unit in units:
             began = time.perf_counter()
             ran = run_in_turn(stages, [plain, *mine], unit.requests, dice)
-            adapting = sum(outcome.wall_s for arm, outcome in ran.items() if arm.controller != "fixed")
-            seconds += time.perf_counter() - began - adapting
+            seconds += time.perf_counter() - began
             for arm in mine:
                 if ran[plain].decoded and ran[arm].decoded:
                     gains[arm].append(log(ran[plain].seconds_per_token / ran[arm].seconds_per_token))
@@ -113,6 +123,9 @@ def measure_grid(bench: Bench, arms: Sequence[Arm]) -> Grid:
 
 AGAIN = 12
 """Units, at least, on which the fastest cell and the choice are run again."""
+
+BESIDE = 8
+"""Units, at least, on which controllers run beside plain decoding and the best K of their drafts."""
 
 
 def choice(bench: Bench, grid: Grid, advice: Advice) -> Choice:
@@ -133,20 +146,39 @@ def choice(bench: Bench, grid: Grid, advice: Advice) -> Choice:
     return Choice(best, chosen, *speeds, speeds[1] / speeds[0], exp(fmean(logs)) if logs else 1.0)
 
 
-def regrets(grid: Grid) -> list[Regret]:
-    """Return the regret of every arm of the grid whose controller adapts, against the best fixed K of its draft, or
-    plain decoding."""
-    found = []
-    for arm in grid.gains:
-        if arm.controller == "fixed":
-            continue
-        same = [cell for cell in grid.cells(arm.setting) if cell.plain or cell.draft == arm.draft]
-        best = max(same, key=grid.speedup)
-        speed = grid.speedup(arm)
-        found.append(Regret(arm, best.k or 0, 1 - speed / grid.speedup(best), speed))
+def regrets(bench: Bench, arms: Sequence[Arm], grid: Grid | None = None) -> list[Regret]:
+    """Return the regret of every arm, whose controller adapts, against its draft's best fixed K, or plain decoding.
+
+    Which K is the best is known from ``grid``; how much faster it is, from runs apart from it, all in turn with plain
+    decoding: the best of several cells was also a lucky one. Without a grid there are speedups alone.
+    """
+    stages, dice, found = dict(bench.stages()), random.Random(3), []
+    for setting in dict.fromkeys(arm.setting for arm in arms):
+        mine, units, plain = [arm for arm in arms if arm.setting == setting], bench.units(setting), Arm(setting)
+        beside = {arm: _best_k(grid, arm) for arm in mine} if grid else {}
+        fixed = dict.fromkeys(arm for arm in beside.values() if not arm.plain)
+        logs: dict[Arm, list[float]] = defaultdict(list)
+        for unit in units * -(-BESIDE // len(units)):
+            ran = run_in_turn(stages, [plain, *fixed, *mine], unit.requests, dice)
+            if all(outcome.decoded for outcome in ran.values()):
+                for arm, outcome in ran.items():
+                    logs[arm].append(log(outcome.seconds_per_token))
+        for arm in mine:
+            other = beside.get(arm, plain)
+            missing = [ours - theirs for ours, theirs in zip(logs[arm], logs[other], strict=True)]
+            speedup = exp(fmean(logs[plain]) - fmean(logs[arm]))
+            error = stdev(missing) / sqrt(len(missing)) if len(missing) > 1 else 0.0
+            regret = 1 - exp(-fmean(missing)) if grid else None
+            found.append(Regret(arm, other.k or 0, regret, speedup, error))
     return found
+
+
+def _best_k(grid: Grid, arm: Arm) -> Arm:
+    """The fastest cell of an arm's draft, or plain decoding."""
+    same = [cell for cell in grid.cells(arm.setting) if cell.plain or cell.draft == arm.draft]
+    return max(same, key=grid.speedup)
 
 
 def median_regret(found: Sequence[Regret]) -> float:
     """The median over texts."""
-    return median(one.regret for one in found)
+    return median(one.regret for one in found if one.regret is not None)
