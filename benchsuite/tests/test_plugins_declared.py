@@ -50,7 +50,7 @@ OPTIONS = {
     },
 }
 
-FLAGS = {
+FLAGS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "draft": (
         ("needs_hidden", "branches", "looks_up", "learns", "small_ops"),
         {
