@@ -176,11 +176,13 @@ def test_a_drafts_options_have_these_ends(name: str, assemble: Make) -> None:
         ),
         (
             "draft_model(vocabulary=intersection)",
-            "vocabulary=intersection is for a model with a tokenizer of its own; give draft_model a model and no layers",
+            "vocabulary=intersection is for a model with a tokenizer of its own; give draft_model a model and no "
+            "layers",
         ),
         (
             "draft_model(model=x, layers=1, vocabulary=intersection)",
-            "vocabulary=intersection is for a model with a tokenizer of its own; give draft_model a model and no layers",
+            "vocabulary=intersection is for a model with a tokenizer of its own; give draft_model a model and no "
+            "layers",
         ),
         ("hybrid(sources=',')", "hybrid has no sources; name some drafts, for example 'suffix, ngram'"),
         *(

@@ -84,8 +84,130 @@ def test_vllm_is_given_the_target_and_what_speculates(text: str, config: object,
 
 
 @pytest.mark.parametrize(
+    ("text", "options", "described"),
+    [
+        ("vllm", {}, "vLLM 0: float32, compiled and captured by vLLM, no prefix caching"),
+        (
+            "vllm(memory=0.5, eager=True)",
+            {"gpu_memory_utilization": 0.5, "enforce_eager": True},
+            "vLLM 0: float32, not compiled, no prefix caching",
+        ),
+        (
+            "vllm_speculative(memory=1, eager=True, k=2, ngram=3)",
+            {
+                "gpu_memory_utilization": 1,
+                "enforce_eager": True,
+                "speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3},
+            },
+            "vLLM 0: float32, not compiled, no prefix caching; method ngram, num_speculative_tokens 2, "
+            "prompt_lookup_max 3",
+        ),
+    ],
+)
+def test_vllm_is_given_these_arguments_and_no_others(
+    text: str, options: dict[str, Any], described: str, vllm: StandIn
+) -> None:
+    peer = Registry().peer(text, kit_env(None))
+    usual = {"gpu_memory_utilization": 0.9, "enforce_eager": False}
+    sizes = {"max_model_len": 192, "max_num_seqs": 4, "enable_prefix_caching": False}
+    assert vllm.given == {"model": str(kit_target()), "dtype": "float32", **sizes, **usual, **options}
+    assert peer.set_up_seconds.keys() == {"load"}
+    assert 0 <= peer.set_up_seconds["load"] < 60
+    assert peer.described() == described
+    compiled = "no" if options.get("enforce_eager") else "by vLLM"
+    assert peer.conditions() == {"dtype": "float32", "compile": compiled}
+
+
+USUAL = {
+    "max_tokens": 5,
+    "min_tokens": 0,
+    "temperature": 0.0,
+    "top_k": -1,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "stop_token_ids": [],
+    "ignore_eos": True,
+    "detokenize": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        ({}, {}),
+        ({"temperature": 0.5, "seed": 7}, {"temperature": 0.5, "seed": 10}),
+        ({"temperature": 0.0, "seed": 7}, {}),
+        ({"top_k": 4, "top_p": 0.5, "min_p": 0.1}, {"top_k": 4, "top_p": 0.5, "min_p": 0.1}),
+        ({"presence_penalty": 0.5, "frequency_penalty": 0.25}, {"presence_penalty": 0.5, "frequency_penalty": 0.25}),
+        ({"repetition_penalty": 1.5, "logit_bias": {3: 2.0}}, {"repetition_penalty": 1.5, "logit_bias": {3: 2.0}}),
+        ({"eos": (5, 6), "min_new_tokens": 2}, {"stop_token_ids": [5, 6], "min_tokens": 2}),
+    ],
+)
+def test_vllm_is_given_every_sampling_parameter(given: dict[str, Any], changed: dict[str, Any], vllm: StandIn) -> None:
+    params = SamplingParams(max_new_tokens=5, **given)
+    peer = Registry().peer("vllm", kit_env(None))
+    peer.check_params(params)
+    peer.generate([Request(3, (7,), params)])
+    assert vllm.asked == [([7], {**USUAL, **changed})]
+
+
+def test_what_vllm_lacks_is_refused_and_a_closed_peer_says_so(vllm: StandIn) -> None:
+    peer = Registry().peer("vllm", kit_env(None))
+    with pytest.raises(
+        SpecdecError, match=r"vllm cannot decode with bad_words, logprobs, stop; it takes temperature, "
+    ):
+        peer.check_params(SamplingParams(stop=("x",), bad_words=((3,),), logprobs=0))
+    peer.close()
+    with pytest.raises(SpecdecError, match=r"^this peer of vLLM is closed; build another$"):
+        peer.generate([Request(0, (1,))])
+
+
+def test_the_times_of_vllms_tokens_are_those_of_the_steps_that_returned_them(vllm: StandIn) -> None:
+    """A request that is over has the time of its last tokens, and one without tokens none."""
+    peer = Registry().peer("vllm", kit_env(None))
+    step, ran = vllm.step, 0
+
+    def empty_first() -> list[SimpleNamespace]:
+        nonlocal ran
+        ran += 1
+        if ran == 1:  # a step that reads a prompt returns no token
+            return [SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=[])]) for name in vllm.live]
+        return step()
+
+    vllm.step = empty_first  # type: ignore[method-assign]
+    short, long = peer.generate([Request(i, (1,), SamplingParams(max_new_tokens=most)) for i, most in ((0, 2), (1, 6))])
+    assert [count for _, count in long.emissions] == [2, 2, 2]
+    assert long.emissions[0][0] == short.emissions[0][0]
+    assert short.seconds == short.emissions[-1][0] < long.emissions[1][0] < long.seconds == long.emissions[-1][0]
+    assert long.forwards is None
+    vllm.step = lambda: vllm.live.clear() or []  # type: ignore[method-assign,func-returns-value]
+    [none] = peer.generate([Request(0, (1,))])
+    assert (none.tokens, none.emissions, none.seconds) == ((), (), 0.0)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("vllm(memory=0)", "memory of the peer vllm is 0; expected a share, more than 0 and at most 1"),
+        ("vllm(memory=1.01)", "memory of the peer vllm is 1.01; expected a share"),
+        ("vllm(memory=True)", "memory of the peer vllm is True; expected a share"),
+        ("vllm(memory=much)", "memory of the peer vllm is 'much'; expected a share"),
+        ("vllm(eager=1)", "eager of the peer vllm is 1; expected True or False"),
+        ("vllm_speculative(memory=0)", "memory of the peer vllm is 0; expected a share"),
+        ("vllm_speculative(eager=1)", "eager of the peer vllm is 1; expected True or False"),
+        ("vllm_speculative(ngram=0)", "ngram of the peer vllm_speculative is 0; expected a whole number"),
+        *(
+            (f"vllm_speculative(method={method}, model=x)", f"is 'x'; {method} takes none")
+            for method in ("ngram", "suffix", "mtp")
+        ),
+        *(
+            (f"vllm_speculative(method={method})", f"is None; {method} takes the files of one")
+            for method in ("draft_model", "eagle", "eagle3", "medusa")
+        ),
         ("vllm(memory=2)", "memory of the peer vllm is 2; expected a share"),
         ("vllm_speculative(method=eagel)", "unknown method .*did you mean 'eagle'"),
         ("vllm_speculative(method=eagle)", "model of .* is None; eagle takes the files of one"),

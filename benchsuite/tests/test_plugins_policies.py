@@ -183,12 +183,12 @@ def test_an_exact_policy_draws_each_coin_and_token_with_the_key_of_its_place_pur
     logits = torch.randn(2, 3, VOCABULARY, generator=torch.Generator().manual_seed(0))
     policy_named(name).accept(logits, window, replace(one, ops=Watched()))
     place = one.length[:, None] + slots
-    coins = {
+    coins: dict[str, tuple[torch.Tensor, int | torch.Tensor]] = {
         "rejection": (place, 0),
         "block": (place, one.length[:, None]),
         "tree_rejection": (place - 1, slots),
-    }[name]
-    assert torch.equal(handed["accept_key"], Reference().noise_keys(stream, *coins)[Purpose.ACCEPT])
+    }
+    assert torch.equal(handed["accept_key"], Reference().noise_keys(stream, *coins[name])[Purpose.ACCEPT])
     assert torch.equal(handed["residual_key"], Reference().noise_keys(stream, place, 0)[Purpose.RESIDUAL])
     assert torch.equal(handed["bonus_key"], Reference().noise_keys(stream, place, 0)[Purpose.TARGET])
     torch.testing.assert_close(handed["distribution"], logits.exp() / logits.exp().sum(dim=2, keepdim=True))
