@@ -118,7 +118,7 @@ def test_vllm_is_given_these_arguments_and_no_others(
     assert peer.conditions() == {"dtype": "float32", "compile": compiled}
 
 
-USUAL = {
+USUAL: dict[str, Any] = {
     "max_tokens": 5,
     "min_tokens": 0,
     "temperature": 0.0,
@@ -157,9 +157,7 @@ def test_vllm_is_given_every_sampling_parameter(given: dict[str, Any], changed: 
 
 def test_what_vllm_lacks_is_refused_and_a_closed_peer_says_so(vllm: StandIn) -> None:
     peer = Registry().peer("vllm", kit_env(None))
-    with pytest.raises(
-        SpecdecError, match=r"vllm cannot decode with bad_words, logprobs, stop; it takes temperature, "
-    ):
+    with pytest.raises(SpecdecError, match=r"vllm cannot decode with bad_words, logprobs, stop; it takes temp"):
         peer.check_params(SamplingParams(stop=("x",), bad_words=((3,),), logprobs=0))
     peer.close()
     with pytest.raises(SpecdecError, match=r"^this peer of vLLM is closed; build another$"):
