@@ -440,6 +440,14 @@ def test_goodput_learns_from_a_step_what_was_kept_made_and_spent(monkeypatch: py
     asked = iter([1])
     assert controller.next_k(other.stats) == 1
     assert (controller._seen, parts._kept.faded_by, parts._made.faded_by) == (0, [0.5, 0.5], [0.5, 0.5])
+    begun, controller._since = Simulation(), 0
+    begun.batch(0, [(0, 0)])
+    asked = iter([1])
+    parts._draft.seen_by.clear()
+    assert controller.next_k(begun.stats) == 1
+    assert (controller._seen, controller._since, parts._draft.seen_by) == (1, 1, []), (
+        "nobody had asked before that step"
+    )
 
 
 def test_chances_are_running_shares_with_the_depth_before_as_their_prior() -> None:
