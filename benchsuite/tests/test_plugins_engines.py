@@ -331,11 +331,12 @@ def test_a_compiled_forward_is_one_graph_on_any_device_over_one_cache_of_the_who
     assert peer.conditions() == {"dtype": "float32", "compile": mode}
     assert peer.set_up_seconds == {"compile": 0.0}
     dynamo = torch._dynamo.config
-    monkeypatch.setattr(
-        model,
-        "generate",
-        lambda ids, **_: limits.append((dynamo.recompile_limit, dynamo.accumulated_recompile_limit)) or ids,
-    )
+
+    def generate(ids: torch.Tensor, **given: Any) -> torch.Tensor:
+        limits.append((dynamo.recompile_limit, dynamo.accumulated_recompile_limit))
+        return ids
+
+    monkeypatch.setattr(model, "generate", generate)
     model.device = torch.device("cpu")
     peer.warm_up(Request(0, (7, 8)))
     assert limits == [(256, 256)]
@@ -343,9 +344,8 @@ def test_a_compiled_forward_is_one_graph_on_any_device_over_one_cache_of_the_who
 
 
 def test_an_assistant_proposes_the_same_number_in_every_step_and_is_never_unsure(tmp_path: Path) -> None:
-    peer: Any = Registry().peer(
-        f"transformers_assisted(model={tiny.save_target('llama', tmp_path)}, k=3)", kit_env(Generates)
-    )
+    text = f"transformers_assisted(model={tiny.save_target('llama', tmp_path)}, k=3)"
+    peer: Any = Registry().peer(text, kit_env(Generates))
     assistant = peer._own["assistant_model"].generation_config
     assert (assistant.num_assistant_tokens, assistant.num_assistant_tokens_schedule) == (3, "constant")
     assert assistant.assistant_confidence_threshold == 0.0

@@ -171,7 +171,8 @@ def trained(
     def loss_of(head: Any, ops: Any, reader: Any, embedded: Tensor, hidden: Any, answer: Any, steps: int) -> Tensor:
         seen["picks"].append(embedded[:, 0, 0].long().tolist())
         seen["steps"].append(steps)
-        return head.norm.sum() * 0 + float(embedded[0, 0, 0])
+        found: Tensor = head.norm.sum() * 0 + float(embedded[0, 0, 0])
+        return found
 
     def descend(head: Any, optimizers: Any, rate: float) -> None:
         seen["rates"].append(rate)
@@ -333,7 +334,11 @@ def test_a_script_forces_the_templates_tokens_and_limits_both_speakers() -> None
     tokenizer = catalog.byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     script = corpus._Script(tokenizer, 1, torch.Generator().manual_seed(0))
-    ids = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return found
+
     assert (script.opening, script.to_answer, script.to_question) == (ids("<u>"), ids("\n<a>"), ids("\n<u>"))
     assert script.openings == [ids(words) for words in corpus.OPENINGS]
     words = script.forced[0][len(ids("<u>")) :]

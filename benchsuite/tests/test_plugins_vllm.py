@@ -17,7 +17,7 @@ from benchsuite.tests import vllm_rig
 from benchsuite.tests.pages import blocks
 from benchsuite.tests.rig import Make
 from benchsuite.tests.vllm_rig import Answers, VllmRunner, Witness, vllm_config
-from specdec import Context, Engine, Env, Registry, Request, SamplingParams, SpecdecError, Verdict, Window
+from specdec import Context, Draft, Engine, Env, Registry, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec_plugins.drafts.custom_class import FIELDS
 from specdec_plugins.for_vllm import KEY, SpecdecProposer
 
@@ -195,7 +195,12 @@ def test_a_lookup_in_vllm_is_given_its_sizes_every_places_text_and_nothing_else(
     """Tensors and arrays of the context are the same numbers; what a custom class cannot have says so by its name."""
     envs: list[Env] = []
     build = Registry.draft
-    monkeypatch.setattr(Registry, "draft", lambda self, text, env: envs.append(env) or build(self, text, env))
+
+    def built(self: Registry, text: str, env: Env) -> Draft:
+        envs.append(env)
+        return build(self, text, env)
+
+    monkeypatch.setattr(Registry, "draft", built)
     proposer, seen = in_vllm("hybrid(sources='ngram')", 3), list[tuple[Context, int]]()
     env = envs[0]
     assert (env.max_rows, env.max_length, env.max_window, env.seed) == (3, LENGTH, K + 1, 0)
@@ -206,10 +211,15 @@ def test_a_lookup_in_vllm_is_given_its_sizes_every_places_text_and_nothing_else(
             part.other  # type: ignore[union-attr]  # noqa: B018
     with pytest.raises(SpecdecError, match="^it asks for plain decoding's output, and vLLM gives that to no custom c"):
         env.plain(Request(0, (1,)))
-    monkeypatch.setattr(proposer._draft, "look_up", lambda context, place: seen.append((context, place)) or [[7, 8]])
+
+    def look_up(context: Context, place: int) -> list[list[int]]:
+        seen.append((context, place))
+        return [[7, 8]]
+
+    monkeypatch.setattr(proposer._draft, "look_up", look_up)
     runner = VllmRunner(proposer, 3, LENGTH)
-    for name, text in enumerate(([5, 6], [9] * (LENGTH - 4))):
-        runner.add(name, text)
+    for number, text in enumerate(([5, 6], [9] * (LENGTH - 4))):
+        runner.add(number, text)
     assert runner.step({0: [4], 1: [3]}) == {0: [7, 8], 1: [7, 8]}
     for (context, place), text in zip(seen, ([5, 6, 4], [9] * (LENGTH - 4) + [3]), strict=True):
         length, room = len(text), min(K, LENGTH - 1 - len(text))

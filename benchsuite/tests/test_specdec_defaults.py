@@ -63,8 +63,7 @@ def test_a_draft_that_only_proposes_asks_for_nothing_remembers_nothing_and_moves
     assert draft.keep(0, (1,)) is None
     assert draft.look_up(None, 0) == ()
     assert draft.info() == {}
-    for call in (lambda: draft.forget(), lambda: draft.prefilled(0, None, 0, None), lambda: draft.observe(0, 0, 0)):
-        assert call() is None
+    assert draft.forget() is draft.prefilled(0, None, 0, None) is draft.observe(0, 0, 0) is None
 
 
 def test_policies_and_controllers_that_declare_nothing_claim_nothing() -> None:

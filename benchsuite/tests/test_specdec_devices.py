@@ -81,7 +81,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: Event.calls.append(f"synchronized {device.type}"))
     monkeypatch.setattr(torch.mps, "synchronize", lambda: Event.calls.append("synchronized mps"))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: Event.calls.append("pinned") or tensor)
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        Event.calls.append("pinned")
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     return Event.calls
 
 
@@ -178,7 +183,7 @@ def test_memory_is_asked_of_the_device_itself(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 100)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 30)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 50)
-    monkeypatch.setattr(devices.psutil, "virtual_memory", lambda: SimpleNamespace(available=7))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=7))
     assert (devices.available_bytes(MPS), devices.available_bytes(CPU)) == (70, 7)
     assert (devices.peak_memory(MPS), devices.peak_memory(CUDA)) == (30, 50)
     used = SimpleNamespace(ru_maxrss=3)
@@ -188,10 +193,8 @@ def test_memory_is_asked_of_the_device_itself(monkeypatch: pytest.MonkeyPatch) -
         assert devices.peak_memory(CPU) == peak
     devices.require_memory(7, CPU, "it")
     gib = 2**30
-    monkeypatch.setattr(devices.psutil, "virtual_memory", lambda: SimpleNamespace(available=gib))
-    with pytest.raises(
-        SpecdecError, match=r"^it needs about 1\.50 GiB and cpu has 1\.00 GiB free; choose a smaller mod"
-    ):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=gib))
+    with pytest.raises(SpecdecError, match=r"^it needs about 1\.50 GiB and cpu has 1\.00 GiB free; choose a"):
         devices.require_memory(3 * gib // 2, CPU, "it")
 
 
@@ -204,7 +207,7 @@ def test_a_dtype_that_stands_for_the_devices_own_is_the_fastest_that_it_can_mult
         assert devices.pick_dtype(name, CPU) == torch.float32
         assert devices.pick_dtype(name, CUDA) == torch.float16
     with pytest.raises(
-        SpecdecError, match=r"^the device cuda cannot multiply in bfloat16; dtypes it can: float32, float16"
+        SpecdecError, match="^the device cuda cannot multiply in bfloat16; dtypes it can: float32, float1"
     ):
         devices.pick_dtype("bfloat16", CUDA)
     able.add(torch.bfloat16)
@@ -252,9 +255,7 @@ def test_the_first_device_that_is_there_is_taken_and_a_named_one_is_tried(monkey
     assert devices.pick_device("cuda:1") == torch.device("cuda:1")
     assert current == [torch.device("cuda:1")]
     assert devices.pick_device("cpu") == CPU
-    with pytest.raises(
-        SpecdecError, match="^the device 'cuda:x' cannot be used: .*; leave its number out, or name anoth"
-    ):
+    with pytest.raises(SpecdecError, match="^the device 'cuda:x' cannot be used: .*; leave its number out, or name"):
         devices.pick_device("cuda:x")
     assert [devices.records(kind) for kind in ("cuda", "mps", "cpu")] == [True, False, False]
 

@@ -381,7 +381,8 @@ def test_a_rank_takes_the_gpu_of_its_number_on_its_machine(rig: Rig, monkeypatch
     assert made.device("cpu") == torch.device("cpu")
     monkeypatch.setattr(ranks, "pick_device", lambda name: name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert [made.device(name) for name in ("cuda", "cpu")] == ["cuda:3", "cpu"]
+    taken: list[Any] = [made.device(name) for name in ("cuda", "cpu")]
+    assert taken == ["cuda:3", "cpu"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with pytest.raises(SpecdecError, match="^rank 0 is the process 3 of its machine, which has 3 GPUs; start as many"):
         made.device("cuda")
