@@ -43,9 +43,9 @@ def python_mutants(file: str, source: bytes) -> list[Mutation]:
     """Return all mutants of a Python file, in the order of the text.
 
     Left out are docstrings, annotations, decorators, imports, errors that are raised, assertions (``strict=True`` of
-    ``zip`` is one), f-strings, strings with a space, what is printed, ``__repr__``, blocks for a type checker or under ``__main__``, and changes that put
-    None in place of a value (``LEFT_OUT``). Default values and the tops of classes and files are reached by what
-    reaches anything of the function, class or file.
+    ``zip`` is one), f-strings, strings with a space, what is printed, ``__repr__``, blocks for a type checker or under
+    ``__main__``, and changes that put None in place of a value (``LEFT_OUT``). Default values and the tops of classes
+    and files are reached by what reaches anything of the function, class or file.
 
     Example: ``python_mutants("a.py", b"def f(x):\\n    return x + 1\\n")`` has ``x - 1`` and ``x + 2``
     """
