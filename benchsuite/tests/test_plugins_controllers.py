@@ -487,7 +487,7 @@ def test_times_are_medians_of_nine_and_a_drafts_are_proportional_below_what_was_
 
 def test_the_forecast_is_tokens_over_seconds_with_a_slot_as_likely_as_its_proposal() -> None:
     found = goodputs(
-        [0.5, 0.25], [1.0, 0.5], lambda width: 1.0 + 0.5 * width, lambda k: 0.25 * k, lambda k: 0.125 if k else 2.0
+        [0.5, 0.25], [1.0, 0.5], lambda width: 1.0 + 0.5 * width, lambda k: 0.25 * k, {0: 2.0, 1: 0.125}.__getitem__
     )
     assert found == pytest.approx(
         [1 / (1.5 + 0 + 2), 1.5 / (1.5 + 0.5 + 0.25 + 0.125), 1.75 / (1.5 + 0.5 + 0.25 + 0.5 + 0.125)]

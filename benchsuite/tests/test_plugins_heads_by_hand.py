@@ -186,6 +186,13 @@ def trained(
     for function in (loss_of, judge):
         monkeypatch.setattr(training, function.__name__, function)
     monkeypatch.setattr(training, "_descend", descend)
+    load = torch.load
+
+    def safe(path: Path, **given: Any) -> Any:
+        assert given == {"weights_only": True}, "a checkpoint is data, and no program"
+        return load(path, **given)
+
+    monkeypatch.setattr(torch, "load", safe)
     clock = iter(range(0, 1000, 7))
     monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     embed, none = torch.arange(40.0)[:, None].expand(-1, 8), Any
@@ -197,7 +204,23 @@ def trained(
 def test_training_warms_up_and_cools_down_shuffles_by_the_seed_and_keeps_its_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bars: list[Any] = []
+
+    class Bar:
+        """In place of tqdm."""
+
+        def __new__(cls, items: Any, **given: Any) -> Any:
+            bars.append(given)
+            return items
+
+        @staticmethod
+        def write(text: str) -> None:
+            bars.append(json.loads(text))
+
+    monkeypatch.setattr(training, "tqdm", Bar)
     head, log, seen = trained(tmp_path / "a" / "b", monkeypatch, [1.5, 2.0, 1.75], 3)
+    assert bars[::2] == [{"desc": f"epoch {epoch}/3", "mininterval": 10} for epoch in (1, 2, 3)]
+    assert bars[1::2] == log
     orders = [torch.randperm(38, generator=torch.Generator().manual_seed(11 + epoch)).split(5) for epoch in range(3)]
     picks = [pick.tolist() for order in orders for pick in order]
     assert seen["picks"] == picks
@@ -261,7 +284,13 @@ def test_a_head_begins_as_the_targets_last_layer_at_the_scale_of_its_states() ->
     model(tokens)
     handle.remove()
     before, after = (float(s.square().mean(-1).sqrt().median()) for s in (seen[0], states[-1]))
+    caches: list[Any] = []
+    handle = model.register_forward_pre_hook(
+        lambda module, given, named: caches.append(named.get("use_cache")), with_kwargs=True
+    )
     head, last = start.eagle_start(model, tokens, 3), model.model.layers[-1]
+    handle.remove()
+    assert caches == [False], "a text is read once, so that nothing is kept of it"
     attention, mlp, gain = last.self_attn, last.mlp, model.model.norm.weight
     weights = {
         "qkv": torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]),
