@@ -183,7 +183,7 @@ def gathered(ask: Ask, *objects: dict[str, Any]) -> Reply:
     return found.reply(9.0)
 
 
-def said(text: str, tokens: int = 0, finish: str | None = None, **more: Any) -> dict[str, Any]:
+def object_of(text: str, tokens: int = 0, finish: str | None = None, **more: Any) -> dict[str, Any]:
     """An object of a completion with so many tokens."""
     logprobs = {"tokens": ["a"] * tokens, "token_logprobs": [-1.0] * tokens} if tokens else None
     return {"choices": [{"text": text, "logprobs": logprobs, "finish_reason": finish}], **more}
@@ -192,23 +192,23 @@ def said(text: str, tokens: int = 0, finish: str | None = None, **more: Any) -> 
 @pytest.mark.parametrize(
     ("objects", "kind"),
     [
-        ([said("aaaa", 4, "length")], ""),
-        ([said("aaaaa", 5, "length")], "endless"),
-        ([said("a")] * 23 + [said("a", finish="length")], ""),
-        ([said("a")] * 24 + [said("a", finish="length")], "endless"),
-        ([said("")] * 99 + [said("a", finish="length")], ""),
-        ([said("a")], "cut_off"),
-        ([said("aa", 2, "length", usage={"completion_tokens": 2})], ""),
-        ([said("aa", 2, "stop", usage={"completion_tokens": 2})], ""),
-        ([said("aa", 2, "stop", usage={"completion_tokens": 3})], ""),
-        ([said("aa", 2, "length", usage={"completion_tokens": 3})], "usage"),
-        ([said("aa", 2, "stop", usage={"completion_tokens": 4})], "usage"),
-        ([said("aa", 2, "stop", usage={"completion_tokens": 1})], "usage"),
-        ([said("a", finish="length", usage={"completion_tokens": 4})], ""),
-        ([said("a", finish="length", usage={"completion_tokens": 5})], "usage"),
-        ([said("a", finish="stop", usage={"completion_tokens": 0})], "usage"),
-        ([said("", finish="stop", usage={"completion_tokens": 0})], ""),
-        ([said("a", finish="stop", usage={"completion_tokens": -1})], ""),
+        ([object_of("aaaa", 4, "length")], ""),
+        ([object_of("aaaaa", 5, "length")], "endless"),
+        ([object_of("a")] * 23 + [object_of("a", finish="length")], ""),
+        ([object_of("a")] * 24 + [object_of("a", finish="length")], "endless"),
+        ([object_of("")] * 99 + [object_of("a", finish="length")], ""),
+        ([object_of("a")], "cut_off"),
+        ([object_of("aa", 2, "length", usage={"completion_tokens": 2})], ""),
+        ([object_of("aa", 2, "stop", usage={"completion_tokens": 2})], ""),
+        ([object_of("aa", 2, "stop", usage={"completion_tokens": 3})], ""),
+        ([object_of("aa", 2, "length", usage={"completion_tokens": 3})], "usage"),
+        ([object_of("aa", 2, "stop", usage={"completion_tokens": 4})], "usage"),
+        ([object_of("aa", 2, "stop", usage={"completion_tokens": 1})], "usage"),
+        ([object_of("a", finish="length", usage={"completion_tokens": 4})], ""),
+        ([object_of("a", finish="length", usage={"completion_tokens": 5})], "usage"),
+        ([object_of("a", finish="stop", usage={"completion_tokens": 0})], "usage"),
+        ([object_of("", finish="stop", usage={"completion_tokens": 0})], ""),
+        ([object_of("a", finish="stop", usage={"completion_tokens": -1})], ""),
         ([{"hello": 1}], "invalid"),
         ([{"choices": [{"text": "a", "finish_reason": "length"}]}, {"usage": {"completion_tokens": 1}}], ""),
         ([{"choices": ["a"]}], "invalid"),
@@ -225,19 +225,19 @@ def test_an_answer_of_at_most_four_tokens_is_whole_or_has_its_kind(objects: list
 
 
 def test_a_reply_is_all_that_came() -> None:
-    first = said("é", 1, own=1, other=None)
+    first = object_of("é", 1, own=1, other=None)
     first["choices"][0] |= {"token_ids": [7], "meta_info": {"x": 1}, "prompt_token_ids": None}
     second = {"choices": [{"delta": {"reasoning_content": "r", "content": "c", "reasoning": None}}], "own": 2}
-    third = said("", 0, "stop", usage={"prompt_tokens": 5, "completion_tokens": 2})
+    third = object_of("", 0, "stop", usage={"prompt_tokens": 5, "completion_tokens": 2})
     found = gathered(Ask("x", 4), first, second, third)
     assert (found.text, found.seconds, found.finish_reason, found.attempts) == ("érc", 9.0, "stop", 1)
     assert found.tokens == (Token("a", 7, -1.0),)
     assert [(chunk.seconds, chunk.text, chunk.tokens) for chunk in found.chunks] == [(1.0, "é", 1), (2.0, "rc", None)]
     assert (found.prompt_tokens, found.completion_tokens, found.counted) == (5, 2, 1)
     assert found.body == {"own": 2, "token_ids": [7], "meta_info": {"x": 1}}
-    assert gathered(Ask("x", 4), said("ab", finish="length", usage={"completion_tokens": 1})).counted == 1
-    assert gathered(Ask("x", 4), said("ab", finish="length")).counted is None
-    echoed = gathered(Ask("x", 1, echo=True), said("aaaa", 4, "length", usage={"completion_tokens": 1}))
+    assert gathered(Ask("x", 4), object_of("ab", finish="length", usage={"completion_tokens": 1})).counted == 1
+    assert gathered(Ask("x", 4), object_of("ab", finish="length")).counted is None
+    echoed = gathered(Ask("x", 1, echo=True), object_of("aaaa", 4, "length", usage={"completion_tokens": 1}))
     assert len(echoed.tokens) == 4
 
 
@@ -294,7 +294,7 @@ def test_a_servers_own_words_are_all_but_the_apis() -> None:
     assert own_words({name: None if name == "empty" else 1 for name in names}) == {"timings": 1}
 
 
-def streamed(*pieces: bytes) -> list[str]:
+def events_of(*pieces: bytes) -> list[str]:
     """The data of events that come in these pieces."""
 
     async def run() -> list[str]:
@@ -308,20 +308,20 @@ def streamed(*pieces: bytes) -> list[str]:
 
 
 def test_events_are_lines_of_data_and_errors_and_what_is_left_at_the_end() -> None:
-    assert streamed(b"data: a\n\n: no\nevent: x\nda", b"ta:b \r\n{no\n  data: c\ndata:d") == ["a", "b", "{no", "d"]
-    assert streamed(b"data: a\n", b"  data: b ", b" ") == ["a", "b"]
-    assert streamed(b"", b"da") == []
+    assert events_of(b"data: a\n\n: no\nevent: x\nda", b"ta:b \r\n{no\n  data: c\ndata:d") == ["a", "b", "{no", "d"]
+    assert events_of(b"data: a\n", b"  data: b ", b" ") == ["a", "b"]
+    assert events_of(b"", b"da") == []
 
 
 def test_a_stream_or_a_line_or_an_answer_is_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     line = b"data:" + b"x" * (2**20 - 5)
-    assert len(streamed(line, b"\n")[0]) == 2**20 - 5
+    assert len(events_of(line, b"\n")[0]) == 2**20 - 5
     with pytest.raises(EndpointFailure, match="a line of a stream is longer than 1 MiB"):
-        streamed(line + b"x", b"\n")
+        events_of(line + b"x", b"\n")
     monkeypatch.setattr(module, "MOST_BYTES", 9)
-    assert streamed(b"data:a\n", b"da") == ["a"]
+    assert events_of(b"data:a\n", b"da") == ["a"]
     with pytest.raises(EndpointFailure, match="a stream is longer than"):
-        streamed(b"data:a\n", b"dat")
+        events_of(b"data:a\n", b"dat")
 
     def read(*pieces: bytes) -> str:
         async def come() -> AsyncIterator[bytes]:

@@ -58,7 +58,7 @@ class States:
             self.rejected[row] = kept < int(window.width[row]) - 1
 
 
-def windows(engine: Engine, work: list[Request], ks: list[int], judge: Any) -> None:
+def judged_windows(engine: Engine, work: list[Request], ks: list[int], judge: Any) -> None:
     """Run requests with these K in turn; ``judge(context, window)`` sees every window that the draft proposes."""
     draft: Any = engine.draft
     propose, judged = draft.propose, 0
@@ -98,7 +98,7 @@ def test_eagle_without_weights_extrapolates_the_last_difference_of_hidden_states
                 depths.add(depth)
 
     work = [Request(i, p, SamplingParams(max_new_tokens=8 + 3 * i)) for i, p in enumerate(((7,), *prompts(5)))]
-    windows(engine, work, [K, K, 0, 0, 2, 1], judge)
+    judged_windows(engine, work, [K, K, 0, 0, 2, 1], judge)
     assert max(depths) == (most or K)
 
 
@@ -125,7 +125,7 @@ def test_untrained_heads_add_silu_of_a_product_and_read_tokens_with_the_head_tha
                 assert logits[token] > logits.max() - 1e-3
                 depths.add(depth)
 
-    windows(engine, requests(SamplingParams(max_new_tokens=12), count=5), [K, K, 0, 1], judge)
+    judged_windows(engine, requests(SamplingParams(max_new_tokens=12), count=5), [K, K, 0, 1], judge)
     assert depths == {0, 1}
 
 
@@ -145,7 +145,7 @@ def test_heads_draw_from_their_warped_distribution_which_is_q(temperature: float
         assert (window.q[0].gather(1, window.tokens[0, 1:, None]) > 0).all()
 
     work = [Request(0, prompts(1)[0], SamplingParams(temperature=1.0, max_new_tokens=24))]
-    windows(engine, work, [2, 2, 0], judge)
+    judged_windows(engine, work, [2, 2, 0], judge)
 
 
 def test_garbage_is_the_noise_of_the_drafts_own_purpose_at_each_place(assemble: Make) -> None:
@@ -157,7 +157,7 @@ def test_garbage_is_the_noise_of_the_drafts_own_purpose_at_each_place(assemble: 
         keys = context.ops.noise_keys(context.params.stream, place, 0)[Purpose.DRAFT]
         assert window.tokens[:, 1:].tolist() == (mix(keys + 1) % vocabulary).tolist()
 
-    windows(engine, requests(SamplingParams(max_new_tokens=12), count=5), [K, 0, 1], judge)
+    judged_windows(engine, requests(SamplingParams(max_new_tokens=12), count=5), [K, 0, 1], judge)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.4, 1.0])
@@ -178,7 +178,7 @@ def test_the_oracle_is_right_where_a_coin_of_its_seed_request_and_place_is_below
                 coin = random.Random(f"0 5 {request.id} {place}").random()
                 assert token == (plain[place] + (coin >= rate)) % vocabulary
 
-    windows(engine, work, [K, 0, 1], judge)
+    judged_windows(engine, work, [K, 0, 1], judge)
 
 
 def test_a_rate_of_a_coin_itself_is_wrong_there(assemble: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_a_child_that_is_certain_is_not_chosen_before_its_parent() -> None:
     assert int(growth.window(one, 2, 0.4993).width) == 2
 
 
-def mixed(coupled: bool) -> Context:
+def greedy_beside_sampled(coupled: bool) -> Context:
     """A sampled row at temperature 0.7 with top-k 2, beside a greedy one."""
     rows = context(Reference(), torch.tensor([11, 12]))
     params = replace(
@@ -281,7 +281,7 @@ def test_a_greedy_rows_tree_has_siblings_beside_sampled_rows_and_no_noise() -> N
     """Its own processed distribution is one-hot: of that, no node but the likeliest would ever be proposed."""
     logits = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(3))
     for depth in (0, 2, torch.tensor([0, 1, 2])):
-        found, plain = (wanted(mixed(coupled), logits, depth) for coupled in (True, False))
+        found, plain = (wanted(greedy_beside_sampled(coupled), logits, depth) for coupled in (True, False))
         torch.testing.assert_close(plain, logits.log_softmax(dim=-1))
         torch.testing.assert_close(found[1], logits[1].log_softmax(dim=-1))
         position = (1 + torch.as_tensor(depth)).expand(3)[None].expand(2, -1)
@@ -293,7 +293,7 @@ def test_a_greedy_rows_tree_has_siblings_beside_sampled_rows_and_no_noise() -> N
 
 def test_a_reduced_vocabulary_is_processed_as_part_of_the_whole_and_with_the_noise_of_its_own_tokens() -> None:
     ids, logits = torch.tensor([6, 1, 4]), torch.randn(2, 1, 3, generator=torch.Generator().manual_seed(4))
-    found = wanted(mixed(True), logits, 0, ids=ids, vocabulary=8)
+    found = wanted(greedy_beside_sampled(True), logits, 0, ids=ids, vocabulary=8)
     keys = Reference().noise_keys(torch.tensor([11, 12]), torch.ones(2, 1).long(), 0)[Purpose.TARGET]
     noise = gumbel(keys, ids)
     top = logits[0] >= logits[0].topk(2).values[:, -1:]

@@ -31,7 +31,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def reader(vocabulary: int = 9, size: int = 5) -> Reader:
+def small_reader(vocabulary: int = 9, size: int = 5) -> Reader:
     """A head of the target of which every second token is read."""
     return Reader(randn(vocabulary, size, seed=1), torch.arange(0, vocabulary, 2), torch.float32)
 
@@ -44,7 +44,7 @@ def test_the_reduced_vocabulary_is_the_most_frequent_tokens_in_order() -> None:
 
 
 def test_labels_are_half_the_targets_distribution_and_half_its_likeliest_token() -> None:
-    one, hidden = reader(), randn(4, 3, 5)
+    one, hidden = small_reader(), randn(4, 3, 5)
     assert torch.equal(one.rows, one.whole[one.ids])
     logits = hidden @ one.rows.T
     expected = 0.5 * logits.softmax(dim=-1) + 0.5 * torch.nn.functional.one_hot(logits.argmax(-1), 5)
@@ -60,7 +60,7 @@ def test_an_estimate_counts_if_it_is_of_an_answers_token_and_every_step_has_it()
 
 
 def test_the_loss_fades_with_each_unrolled_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, hidden, states = reader(), randn(2, 6, 5), [randn(2, 5, 5, seed=seed) for seed in (3, 4, 5)]
+    one, hidden, states = small_reader(), randn(2, 6, 5), [randn(2, 5, 5, seed=seed) for seed in (3, 4, 5)]
     answer = torch.tensor([[True] * 6, [True, True, True, True, False, True]])
     asked: list[Any] = []
 
@@ -90,7 +90,7 @@ def test_the_loss_fades_with_each_unrolled_step(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_judgement_counts_the_chains_that_begin_at_every_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six conversations, so that there are several batches; states that are right about half of the time."""
-    one, hidden, steps = reader(), randn(6, 8, 5).bfloat16(), 3
+    one, hidden, steps = small_reader(), randn(6, 8, 5).bfloat16(), 3
     tokens, answer = torch.randint(0, 9, (6, 8)), randn(6, 8, seed=7) > -1
     embed = randn(9, 5, seed=8)
     noise = [randn(6, 7, 5, seed=20 + fed) for fed in range(steps)]

@@ -75,7 +75,7 @@ class Event:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def gpu_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Events in place of CUDA's, and pinned memory that is ordinary; returns what was called."""
     Event.calls, Event.ticks = [], 0
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -93,73 +93,73 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 CUDA, MPS, CPU = (torch.device(kind) for kind in ("cuda", "mps", "cpu"))
 
 
-def test_a_stopwatch_on_cuda_records_events_and_waits_for_the_later_one_alone(gpu: list[str]) -> None:
+def test_a_stopwatch_on_cuda_records_events_and_waits_for_the_later_one_alone(gpu_calls: list[str]) -> None:
     watch = devices.Stopwatch(CUDA)
     assert [watch.mark(), watch.mark(), watch.mark()] == [0, 1, 2]
     events: Any = watch._marks
     assert all(event.given == {"enable_timing": True} for event in events)
-    assert gpu == ["recorded"] * 3
+    assert gpu_calls == ["recorded"] * 3
     assert watch.seconds(0, 2) == 0.002
-    assert gpu[3:] == ["waited"]
+    assert gpu_calls[3:] == ["waited"]
     assert watch.times() == [0.0, 0.001, 0.002]
 
 
 @pytest.mark.parametrize(("device", "calls"), [(CPU, []), (MPS, ["synchronized mps"] * 2)])
 def test_a_stopwatch_elsewhere_reads_the_hosts_clock_when_the_device_is_done(
-    device: torch.device, calls: list[str], gpu: list[str], monkeypatch: pytest.MonkeyPatch
+    device: torch.device, calls: list[str], gpu_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "time", SimpleNamespace(perf_counter=iter([5.0, 7.5]).__next__))
     watch = devices.Stopwatch(device)
     assert watch.seconds(watch.mark(), watch.mark()) == 2.5
-    assert gpu == calls
+    assert gpu_calls == calls
     told = devices.Stopwatch.recorded([1.0, 2.0, 4.0])
     assert (told.times(), told.device) == ([0.0, 1.0, 3.0], CPU)
 
 
-def test_a_device_is_waited_for_by_its_own_means(gpu: list[str]) -> None:
+def test_a_device_is_waited_for_by_its_own_means(gpu_calls: list[str]) -> None:
     for device in (CPU, CUDA, MPS):
         devices.synchronize(device)
-    assert gpu == ["synchronized cuda", "synchronized mps"]
+    assert gpu_calls == ["synchronized cuda", "synchronized mps"]
 
 
-def test_a_copy_to_the_host_begins_at_once_waits_for_its_event_and_reuses_its_buffer(gpu: list[str]) -> None:
+def test_a_copy_to_the_host_begins_at_once_waits_for_its_event_and_reuses_its_buffer(gpu_calls: list[str]) -> None:
     copy, first, second = devices.HostCopy(CUDA), torch.arange(6).view(2, 3), torch.arange(10, 16).view(3, 2)
     copy.start(first)
-    assert gpu == ["pinned", "recorded"]
+    assert gpu_calls == ["pinned", "recorded"]
     found = copy.of(first)
-    assert gpu == ["pinned", "recorded", "waited"]
+    assert gpu_calls == ["pinned", "recorded", "waited"]
     assert torch.equal(found, first)
     assert copy._buffer is not None
     assert copy._buffer.numel() == 4096
-    gpu.clear()
+    gpu_calls.clear()
     again = copy.of(second)  # was not started
-    assert gpu == ["recorded", "waited"]
+    assert gpu_calls == ["recorded", "waited"]
     assert torch.equal(again, second)
     assert again.data_ptr() == found.data_ptr(), "the next copy overwrites the last"
-    gpu.clear()
+    gpu_calls.clear()
     copy.start(first)
     assert torch.equal(copy.of(second), second), "another tensor was started"
     assert torch.equal(copy.of(first), first), "a copy is used once"
-    assert gpu == ["recorded", "recorded", "waited", "recorded", "waited"]
-    gpu.clear()
+    assert gpu_calls == ["recorded", "recorded", "waited", "recorded", "waited"]
+    gpu_calls.clear()
     exact, large = torch.arange(4096), torch.arange(4097)
     assert torch.equal(copy.of(exact), exact)
-    assert "pinned" not in gpu
+    assert "pinned" not in gpu_calls
     assert torch.equal(copy.of(large), large)
-    assert (gpu.count("pinned"), copy._buffer.numel()) == (1, 8194)
+    assert (gpu_calls.count("pinned"), copy._buffer.numel()) == (1, 8194)
 
 
 @pytest.mark.parametrize("device", [CPU, MPS])
-def test_a_copy_from_another_device_is_made_when_it_is_asked_for(device: torch.device, gpu: list[str]) -> None:
+def test_a_copy_from_another_device_is_made_when_it_is_asked_for(device: torch.device, gpu_calls: list[str]) -> None:
     copy, tensor = devices.HostCopy(device), torch.arange(3)
     copy.start(tensor)
     assert torch.equal(copy.of(tensor), tensor)
-    assert gpu == []
+    assert gpu_calls == []
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
 def test_arrays_of_the_host_are_the_same_numbers_on_a_device_after_one_copy(
-    kind: str, gpu: list[str], monkeypatch: pytest.MonkeyPatch
+    kind: str, gpu_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device: Any = SimpleNamespace(type=kind)
     to, copies = torch.Tensor.to, list[dict[str, Any]]()
@@ -176,7 +176,7 @@ def test_arrays_of_the_host_are_the_same_numbers_on_a_device_after_one_copy(
         assert tensor.numpy().dtype == array.dtype
         assert np.array_equal(tensor.numpy(), array)
     assert copies == ([] if kind == "cpu" else [{"non_blocking": True}])
-    assert gpu == (["pinned"] if kind == "cuda" else [])
+    assert gpu_calls == (["pinned"] if kind == "cuda" else [])
 
 
 def test_memory_is_asked_of_the_device_itself(monkeypatch: pytest.MonkeyPatch) -> None:

