@@ -42,10 +42,10 @@ class _Place:
 def python_mutants(file: str, source: bytes) -> list[Mutation]:
     """Return all mutants of a Python file, in the order of the text.
 
-    Left out are docstrings, annotations, decorators, imports, errors that are raised, assertions, f-strings, strings
-    with a space, what is printed, ``__repr__``, blocks for a type checker or under ``__main__``, and changes that put
-    None in place of a value (``LEFT_OUT``). Default values and the tops of classes and files are reached by what
-    reaches anything of the function, class or file.
+    Left out are docstrings, annotations, decorators, imports, errors that are raised, assertions (``strict=True`` of
+    ``zip`` is one), f-strings, strings with a space, what is printed, ``__repr__``, blocks for a type checker or under
+    ``__main__``, and changes that put None in place of a value (``LEFT_OUT``). Default values and the tops of classes
+    and files are reached by what reaches anything of the function, class or file.
 
     Example: ``python_mutants("a.py", b"def f(x):\\n    return x + 1\\n")`` has ``x - 1`` and ``x + 2``
     """
@@ -103,7 +103,7 @@ def _skipped(node: Any) -> bool:
     """Whether nothing below a node is mutated."""
     if isinstance(node, cst.Annotation | cst.Decorator | cst.Import | cst.ImportFrom | cst.Raise | cst.Assert):
         return True
-    if isinstance(node, cst.FormattedString | cst.ConcatenatedString):
+    if isinstance(node, cst.FormattedString | cst.ConcatenatedString) or _asserts(node):
         return True
     if isinstance(node, cst.Subscript):
         return isinstance(node.value, cst.Name) and node.value.value in TYPES
@@ -142,8 +142,15 @@ def _worth(node: Any, new: Any) -> bool:
     """
     if isinstance(node, cst.Call) and isinstance(new, cst.Call) and new.func is node.func:
         gone = [arg for arg in node.args if arg not in new.args]
-        return len(new.args) < len(node.args) and all(arg.keyword for arg in gone)
+        return len(new.args) < len(node.args) and all(arg.keyword and not _asserts(arg) for arg in gone)
     return not (isinstance(node, cst.SimpleString) and (" " in node.value or not node.raw_value))
+
+
+def _asserts(node: Any) -> bool:
+    """Whether a node is the argument ``strict=True``, which says that lengths are equal and changes no result."""
+    if not isinstance(node, cst.Arg) or node.keyword is None or node.keyword.value != "strict":
+        return False
+    return isinstance(node.value, cst.Name) and node.value.value == "True"
 
 
 def _has_opposite(test: Any) -> bool:

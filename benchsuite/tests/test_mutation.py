@@ -222,6 +222,7 @@ def f(a: Annotated[int, "of 1"]) -> "int":
     assert a > 1, "no"
     print("a", 1 + 1)
     if_none = None
+    pairs = zip(a, a, strict=True)
     raise ValueError("a" + str(1))
     return f"{a + 1}", "a word or two"
 
@@ -235,6 +236,16 @@ if __name__ == "__main__":
     main(1)
 '''
     assert python_mutants("a.py", source.encode()) == []
+
+
+def test_a_zip_that_may_end_early_is_changed() -> None:
+    made = python_mutants("a.py", b"pairs = zip(a, b, strict=False)\nnames = zip(a, b, key=True)\n")
+    assert [mutant.after for mutant in made] == [
+        "pairs = zip(a, b, )",
+        "pairs = zip(a, b, strict=True)",
+        "names = zip(a, b, )",
+        "names = zip(a, b, key=False)",
+    ]
 
 
 def test_the_top_of_a_file_is_reached_by_all_that_reach_the_file() -> None:

@@ -22,7 +22,7 @@ from specdec.stats import Marks, RowStep, Stats, Step
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.controllers.goodput import Goodput
-from specdec_plugins.forecast import CALIBRATED, HOPE, KEEP_HOPE, TRUST, Forwards, Times
+from specdec_plugins.forecast import CALIBRATED, HOPE, KEEP_HOPE, TRUST, Chances, Forwards, Times, best, goodputs
 
 MOST = 12
 Text = Callable[[int, random.Random], Iterator[bool]]
@@ -393,3 +393,156 @@ def test_rows_of_a_batch_count_as_the_root_of_their_number_of_observations(rows:
     prior = KEEP_HOPE * TRUST
     expected = (rows**0.5 + prior * HOPE) / (rows**0.5 + prior)
     assert controller._kept.reached(1) == pytest.approx([expected])
+
+
+def test_goodput_calibrates_a_few_widths_of_one_row_and_of_all_at_half_the_length() -> None:
+    by_most = {0: [1, 2], 3: [1, 2, 4], 4: [1, 2, 5], 5: [1, 2, 4, 6], 12: [1, 2, 4, 8, 13], 15: [1, 2, 4, 8, 12, 16]}
+    for maximum, widths in by_most.items():
+        asked: list[Any] = []
+        calibration = SimpleNamespace(
+            measure=lambda *given, asked=asked: asked.append(given),
+            forward=lambda width, rows, length: width**2 * rows + length,
+        )
+        env: Any = SimpleNamespace(max_length=101, max_rows=3, calibration=calibration)
+        controller = Goodput(env, maximum=maximum)
+        assert asked == [({1, 3}, [50], widths)]
+        assert [controller._verify.at(width, 2) for width in widths] == [width**2 * 2 + 50 for width in widths]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "tree", "since", "k"),
+    [
+        ([1.0, 2.0, 3.0, 2.0], False, 0, 2),
+        ([1.0, 3.0, 3.0, 2.0], False, 0, 1),
+        ([1.0, 9.0, 9.0, 2.0], True, 0, 3),
+        ([3.0, 9.0, 9.0, 2.0], True, 0, 0),
+        ([3.0, 9.0, 9.0, 2.0], True, 111, 0),  # a third is lost: a probe for each 111.1 steps
+        ([3.0, 9.0, 9.0, 2.0], True, 112, 3),
+        ([3.0, 1.0, 2.0, 2.0], False, 111, 0),
+        ([3.0, 1.0, 2.0, 2.0], False, 112, 2),
+        ([3.0, 3.0, 3.0, 2.0], False, 4, 0),
+        ([3.0, 3.0, 3.0, 2.0], False, 5, 1),
+        ([3.0, 2.97, 2.0, 2.0], False, 4, 0),  # a hundredth: for each 3.3, but not before the option's 5
+        ([3.0, 2.97, 2.0, 2.0], False, 5, 1),
+    ],
+)
+def test_goodput_takes_the_fastest_k_and_probes_the_next_as_seldom_as_its_loss_asks(
+    speeds: list[float], tree: bool, since: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = Goodput(_timed(Simulation()), maximum=3, probe=5)
+    monkeypatch.setattr(controller, "speeds", lambda: [*speeds])
+    controller._tree, controller._since = tree, since
+    assert controller._choose() == k
+    nothing = Goodput(_timed(Simulation()), maximum=0)
+    monkeypatch.setattr(nothing, "speeds", list)
+    assert nothing._choose() == 0
+
+
+class Told:
+    """What a prediction is told, in place of itself."""
+
+    pace = 1.0
+
+    def __init__(self) -> None:
+        self.seen_by: list[tuple[Any, ...]] = []
+        self.faded_by: list[float] = []
+
+    def seen(self, *given: Any) -> None:
+        self.seen_by.append(tuple(round(x, 9) for x in given))
+
+    def faded(self, share: float) -> None:
+        self.faded_by.append(share)
+
+
+def test_goodput_learns_from_a_step_what_was_kept_made_and_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows; of the second step one has three proposals of which two are kept, the other one that is kept."""
+    controller, simulation = Goodput(_timed(Simulation()), maximum=4), Simulation(observe=0.5)
+    for name in ("_kept", "_made", "_verify", "_draft", "_rest"):
+        monkeypatch.setattr(controller, name, Told())
+    parts: Any = controller
+    asked = iter([4, 0, 4, 2])
+    monkeypatch.setattr(controller, "_choose", lambda: next(asked))
+    assert controller.next_k(simulation.stats) == 4
+    assert (parts._kept.faded_by, parts._made.faded_by) == ([0.5], [0.5])
+    simulation.batch(4, [(3, 2), (1, 1)])
+    assert controller.next_k(simulation.stats) == 0
+    assert parts._verify.seen_by == [(4, 2, 1.09)]
+    assert parts._draft.seen_by == [(4, 0.581)]
+    assert parts._rest.seen_by == [(1, 0.02)]
+    one, both = round(0.5**0.5, 9), round(2**0.5, 9)
+    assert parts._kept.seen_by == [(1, both, both), (2, one, both), (3, 0.0, one), (4, 0.0, 0.0)]
+    assert parts._made.seen_by == [(1, 1.0, 1.0), (2, 1.0, 1.0), (3, 1.0, 1.0), (4, 0.0, 1.0)]
+    assert (controller._since, controller._tree) == (0, False)
+    for part in (parts._kept, parts._made, parts._verify, parts._draft, parts._rest):
+        part.seen_by.clear()
+    simulation.batch(0, [(0, 0), (0, 0)])
+    assert controller.next_k(simulation.stats) == 4
+    assert parts._verify.seen_by == [(1, 2, 1.0)]
+    assert parts._rest.seen_by == [(0, 0.52)], "what the draft costs without proposing is part of the rest"
+    assert parts._kept.seen_by == parts._made.seen_by == parts._draft.seen_by == []
+    assert controller._since == 1
+    simulation.stats.proposed(5, 2)  # a tree: five nodes, of depths 1 and 2
+    simulation.stats.steps.append(Step.of((RowStep(5, 2, 0, 1),), 6, simulation.stats.steps[-1].marks))
+    assert controller.next_k(simulation.stats) == 2
+    assert (controller._since, controller._tree) == (0, True)
+    assert controller._seen == 3
+    other = Simulation()
+    asked = iter([1])
+    assert controller.next_k(other.stats) == 1
+    assert (controller._seen, parts._kept.faded_by, parts._made.faded_by) == (0, [0.5, 0.5], [0.5, 0.5])
+    begun, controller._since = Simulation(), 0
+    begun.batch(0, [(0, 0)])
+    asked = iter([1])
+    parts._draft.seen_by.clear()
+    assert controller.next_k(begun.stats) == 1
+    assert (controller._seen, controller._since, parts._draft.seen_by) == (1, 1, []), (
+        "nobody had asked before that step"
+    )
+
+
+def test_chances_are_running_shares_with_the_depth_before_as_their_prior() -> None:
+    chances = Chances(hope=0.5)
+    assert chances.reached(3) == [0.5, 0.25, 0.125]
+    chances.seen(2, 1.0, 1.0)
+    # Depth 1 has no observation, and depth 2 one hit of one try beside the prior of three.
+    assert chances.reached(3) == pytest.approx([0.5, 0.5 * 0.625, 0.5 * 0.625 * 0.625])
+    chances.seen(2, 0.0, 1.0)
+    second = (0.85 + 1.5) / (1.85 + 3)
+    assert chances.reached(2) == pytest.approx([0.5, 0.5 * second])
+    chances.faded(0.5)
+    second = (0.425 + 1.5) / (0.925 + 3)
+    assert chances.reached(2) == pytest.approx([0.5, 0.5 * second])
+    chances.seen(1, 0.0, 1.0)
+    prior = 3 * 0.95  # it fades with every observation of depth 1
+    assert chances.reached(1) == pytest.approx([prior * 0.5 / (1 + prior)])
+    assert chances.reached(0) == []
+    assert Chances().reached(1) == [0.6]
+
+
+def test_times_are_medians_of_nine_and_a_drafts_are_proportional_below_what_was_measured() -> None:
+    times = Times()
+    for second in range(12):
+        times.seen(4, float(second))
+    assert times.at(4) == 7.0, "the median of 3 … 11"
+    assert [times.at(key) for key in (0, 1, 3)] == [7.0] * 3
+    assert times.at(8) == 14.0, "one measured key: the cost of one proposal"
+    draft = Times(proportional=True)
+    assert draft.at(3) == 0.0
+    draft.seen(4, 8.0)
+    draft.seen(6, 9.0)
+    assert [draft.at(key) for key in (0, 1, 2, 4, 5, 6, 8)] == [8.0, 2.0, 4.0, 8.0, 8.5, 9.0, 10.0]
+    single = Times()
+    single.seen(0, 3.0)
+    assert single.at(5) == 3.0, "what was measured at 0 says nothing of more"
+
+
+def test_the_forecast_is_tokens_over_seconds_with_a_slot_as_likely_as_its_proposal() -> None:
+    found = goodputs(
+        [0.5, 0.25], [1.0, 0.5], lambda width: 1.0 + 0.5 * width, lambda k: 0.25 * k, {0: 2.0, 1: 0.125}.__getitem__
+    )
+    assert found == pytest.approx(
+        [1 / (1.5 + 0 + 2), 1.5 / (1.5 + 0.5 + 0.25 + 0.125), 1.75 / (1.5 + 0.5 + 0.25 + 0.5 + 0.125)]
+    )
+    falling = goodputs([1.0], [1.0], lambda width: 3.0 - width, lambda k: 0.0, lambda k: 0.0)
+    assert falling == [0.5, 1.0], "a wider window is never faster"
+    assert (best([1.0, 3.0, 3.0]), best([0.0])) == (1, 0)

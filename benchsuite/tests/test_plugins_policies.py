@@ -161,3 +161,34 @@ def test_the_last_token_that_a_rule_keeps_and_the_first_that_it_does_not(text: s
     assert isinstance(policy, Lenient)
     chains = [Window.chain(torch.zeros(1).long(), torch.tensor([[x]]), torch.ones(1).long()) for x in range(5)]
     assert [token for token, chain in enumerate(chains) if policy.good(p, chain)[0, 1]] == kept
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "tree_rejection"])
+def test_an_exact_policy_draws_each_coin_and_token_with_the_key_of_its_place_purpose_and_draw(name: str) -> None:
+    """A coin belongs to the place of the proposal it judges, which for a tree is one before the node's own choice.
+
+    Coins of ``block`` are new in every step, those of a tree's siblings differ by slot, all others have draw 0.
+    """
+    stream = torch.tensor([5, 6])
+    one = replace(context(Reference(), stream), length=torch.tensor([3, 7]))
+    slots, handed = torch.arange(3), dict[str, torch.Tensor]()
+
+    class Watched(Reference):
+        def _kept(self, distribution: torch.Tensor, window: Window, **keys: torch.Tensor) -> None:
+            handed.update(keys, distribution=distribution)
+
+        rejection_sample = block_sample = tree_sample = _kept  # type: ignore[assignment]
+
+    window = Window.chain(torch.tensor([1, 2]), torch.tensor([[3, 4], [0, 1]]), torch.tensor([2, 1]))
+    logits = torch.randn(2, 3, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    policy_named(name).accept(logits, window, replace(one, ops=Watched()))
+    place = one.length[:, None] + slots
+    coins: dict[str, tuple[torch.Tensor, int | torch.Tensor]] = {
+        "rejection": (place, 0),
+        "block": (place, one.length[:, None]),
+        "tree_rejection": (place - 1, slots),
+    }
+    assert torch.equal(handed["accept_key"], Reference().noise_keys(stream, *coins[name])[Purpose.ACCEPT])
+    assert torch.equal(handed["residual_key"], Reference().noise_keys(stream, place, 0)[Purpose.RESIDUAL])
+    assert torch.equal(handed["bonus_key"], Reference().noise_keys(stream, place, 0)[Purpose.TARGET])
+    torch.testing.assert_close(handed["distribution"], logits.exp() / logits.exp().sum(dim=2, keepdim=True))

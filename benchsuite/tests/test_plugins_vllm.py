@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -16,7 +17,7 @@ from benchsuite.tests import vllm_rig
 from benchsuite.tests.pages import blocks
 from benchsuite.tests.rig import Make
 from benchsuite.tests.vllm_rig import Answers, VllmRunner, Witness, vllm_config
-from specdec import Context, Engine, Request, SamplingParams, SpecdecError, Verdict, Window
+from specdec import Context, Draft, Engine, Env, Registry, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec_plugins.drafts.custom_class import FIELDS
 from specdec_plugins.for_vllm import KEY, SpecdecProposer
 
@@ -132,10 +133,12 @@ def test_each_row_is_admitted_and_released_in_a_place_of_its_own(
     monkeypatch: pytest.MonkeyPatch, assemble: Make
 ) -> None:
     held: dict[int, tuple[int, ...]] = {}
+    numbers = itertools.count()
     ended = 0
 
     def admit(place: int, request: Request, prompt: tuple[int, ...]) -> None:
         assert place not in held, "a place that another row still has"
+        assert (request.id, request.prompt) == (next(numbers), prompt), "each has a number of its own"
         held[place] = prompt
 
     def release(place: int, tokens: tuple[int, ...]) -> None:
@@ -184,6 +187,49 @@ def test_a_draft_that_cannot_run_in_vllm_is_refused_by_name(draft: str, message:
         in_vllm(draft, 2)
     if "cannot run in vLLM" in message:
         assert "look their proposals up: ngram, suffix, or a hybrid of these" in str(refused.value)
+
+
+def test_a_lookup_in_vllm_is_given_its_sizes_every_places_text_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tensors and arrays of the context are the same numbers; what a custom class cannot have says so by its name."""
+    envs: list[Env] = []
+    build = Registry.draft
+
+    def built(self: Registry, text: str, env: Env) -> Draft:
+        envs.append(env)
+        return build(self, text, env)
+
+    monkeypatch.setattr(Registry, "draft", built)
+    proposer, seen = in_vllm("hybrid(sources='ngram')", 3), list[tuple[Context, int]]()
+    env = envs[0]
+    assert (env.max_rows, env.max_length, env.max_window, env.seed) == (3, LENGTH, K + 1, 0)
+    assert (env.target.vocabulary, str(env.target.device)) == (VOCABULARY, "cpu")
+    assert [one.max_window for one in envs] == [K + 1] * 2, "and so are the parts of a hybrid"
+    for part, name in ((env.tokenizer, "tokenizer"), (env.ops, "ops"), (env.calibration, "calibration")):
+        with pytest.raises(SpecdecError, match=f"^it reads 'other' of the {name}, and vLLM gives that to no custom cl"):
+            part.other  # type: ignore[union-attr]  # noqa: B018
+    with pytest.raises(SpecdecError, match="^it asks for plain decoding's output, and vLLM gives that to no custom c"):
+        env.plain(Request(0, (1,)))
+
+    def look_up(context: Context, place: int) -> list[list[int]]:
+        seen.append((context, place))
+        return [[7, 8]]
+
+    monkeypatch.setattr(proposer._draft, "look_up", look_up)
+    runner = VllmRunner(proposer, 3, LENGTH)
+    for number, text in enumerate(([5, 6], [9] * (LENGTH - 4))):
+        runner.add(number, text)
+    assert runner.step({0: [4], 1: [3]}) == {0: [7, 8], 1: [7, 8]}
+    for (context, place), text in zip(seen, ([5, 6, 4], [9] * (LENGTH - 4) + [3]), strict=True):
+        length, room = len(text), min(K, LENGTH - 1 - len(text))
+        assert context.history[place, :length].tolist() == context.tokens[place, :length].tolist() == text
+        assert context.length_host[place] == int(context.length[place]) == length
+        assert context.max_proposals_host[place] == int(context.max_proposals[place]) == room
+        assert (context.request.tolist(), context.rows, context.coupled) == ([0, 1, 2], 3, False)
+        for part, name in ((context.params, "sampling parameters"), (context.ops, "ops")):
+            with pytest.raises(SpecdecError, match=f"^it reads 'greedy' of the {name}, and vLLM gives that to no"):
+                part.greedy  # type: ignore[union-attr]  # noqa: B018
 
 
 @pytest.mark.parametrize("additional", [{}, {"other": "x"}, {KEY: 3}])

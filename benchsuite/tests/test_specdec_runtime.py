@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +157,47 @@ def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(
     assert engine.stats.counters() == plain.stats.counters()
     assert engine.stats.ops == plain.stats.ops
     assert _engine_kinds(engine) == kinds
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("policy", "temperature", "drawn"), [("rejection", 0.9, 1), ("rejection", 0.0, 0), ("match", 0.9, 0)]
+)
+def test_a_warm_up_takes_every_window_of_every_batch_over_rows_of_one_token(
+    policy: str, temperature: float, drawn: int, recordable: Callable[[int], Assembly], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn proposals too, uniform ones, where a policy reads the draft's distribution; each in an empty arena."""
+    engine = recordable(2).engine("draft_model", policy, k=2, recorder=Tape())
+    taken: list[tuple[int, int, bool]] = []
+    verify, before = engine._verify, engine.stats
+
+    def watched(steps: Any, window: Window, context: Context) -> Any:
+        rows, width = window.tokens.shape
+        taken.append((rows, width, window.q is not None))
+        assert context.rows == rows
+        assert context.length.tolist() == [1] * rows
+        assert engine.arena.committed.tolist() == [0, 0]
+        assert not window.tokens.any()
+        assert window.parents.tolist() == [list(range(-1, width - 1))] * rows
+        assert window.width.tolist() == [width] * rows
+        if window.q is not None:
+            assert window.q.shape == (rows, width - 1, engine.target.vocabulary)
+            torch.testing.assert_close(window.q.sum(dim=2), torch.ones(rows, width - 1))
+            assert float(window.q.max()) == float(window.q.min())
+        return verify(steps, window, context)
+
+    monkeypatch.setattr(engine, "_verify", watched)
+    clock = iter([100.0, 103.0])
+    real = time.perf_counter
+    monkeypatch.setattr("specdec.engine.time", SimpleNamespace(perf_counter=lambda: next(clock, None) or real()))
+    assert engine.warm_up(SamplingParams(temperature=temperature)) == 3.0
+    widths = [(1, False), (2, False), (3, False)] + [(2, True), (3, True)] * drawn
+    assert sorted(taken) == sorted((rows, *each) for rows in (1, 2) for each in widths)
+    assert not engine.rows.live
+    assert engine.stats is not before
+    assert engine.stats.counts.keys() == {"allocations"}
+    eager = recordable(1).engine("draft_model", policy, k=2)
+    assert eager.warm_up() == 0.0
 
 
 def test_a_warm_up_is_refused_while_requests_are_live(recordable: Callable[[int], Assembly]) -> None:

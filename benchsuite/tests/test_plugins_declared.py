@@ -1,0 +1,142 @@
+"""What every built-in plugin takes and declares is what users and the engine were told: a changed default is a changed
+plugin, and is changed here too."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchsuite.prove.tiny import policy_named, registry
+from specdec import SamplingParams
+
+OPTIONS = {
+    "draft": {
+        "custom_class": "path='', settings='{}', learns=False",
+        "draft_model": "model=None, layers=None, vocabulary='same'",
+        "eagle": "head='lite', alpha=0.5, max_draft=0, reset=True, beam=1, depth=5, least=0.0",
+        "garbage": "none",
+        "hybrid": "sources='suffix, ngram', model_k=4",
+        "medusa": "num_heads=4, head_init='tie', temperature=1.0, top_p=1.0, beam=1, least=0.0",
+        "ngram": "n_max=4, n_min=2, branches=1",
+        "oracle": "rate=0.8, cost=''",
+        "suffix": "factor=2.0, least=0.3, min_match=2, earlier=True, branches=1",
+        "tree": "model=None, layers=None, beam=4, depth=4, least=0.0, widths=''",
+    },
+    "policy": {
+        "block": "none",
+        "conf_threshold": "tau=0.3",
+        "longest_prefix": "none",
+        "match": "none",
+        "rejection": "none",
+        "topk_agree": "k=3",
+        "tree_agree": "m=2, k=3",
+        "tree_rejection": "none",
+        "typical": "p=0.0, epsilon=0.3, delta=0.09",
+    },
+    "controller": {
+        "adaptive": "start=4, window=8, step=1, target=0.6, minimum=1, maximum=8",
+        "fixed": "k=4",
+        "goodput": "maximum=15, probe=8",
+    },
+    "peer": {
+        "endpoint": "url='', name='server', model='', server='other', prompt='ids'",
+        "llama_cpp": "threads=None",
+        "llama_cpp_prompt_lookup": "k=10, ngram=2, threads=None",
+        "transformers": "cache='dynamic'",
+        "transformers_assisted": "model=None, k=4",
+        "transformers_compiled": "none",
+        "transformers_prompt_lookup": "k=10, ngram=2",
+        "vllm": "memory=0.9, eager=False",
+        "vllm_speculative": "method='ngram', k=4, ngram=4, model=None, memory=0.9, eager=False",
+    },
+}
+
+FLAGS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
+    "draft": (
+        ("needs_hidden", "branches", "looks_up", "learns", "small_ops"),
+        {
+            "garbage": ("small_ops",),
+            "medusa": ("needs_hidden",),
+            "ngram": ("looks_up", "small_ops"),
+            "suffix": ("looks_up", "small_ops"),
+            "tree": ("branches",),
+        },
+    ),
+    "policy": (
+        ("coupled", "trees", "raw", "chooses"),
+        {
+            "conf_threshold": ("coupled", "trees", "raw"),
+            "longest_prefix": ("trees",),
+            "match": ("coupled", "trees", "chooses"),
+            "topk_agree": ("coupled", "trees", "raw"),
+            "tree_agree": ("coupled", "trees", "raw"),
+            "tree_rejection": ("trees",),
+            "typical": ("coupled", "trees", "raw"),
+        },
+    ),
+    "controller": (("deterministic",), {"adaptive": ("deterministic",), "fixed": ("deterministic",)}),
+    "peer": (
+        ("batches", "needs_gguf", "own_arithmetic"),
+        {
+            "endpoint": ("own_arithmetic",),
+            "llama_cpp": ("needs_gguf", "own_arithmetic"),
+            "llama_cpp_prompt_lookup": ("needs_gguf", "own_arithmetic"),
+            "vllm": ("batches", "own_arithmetic"),
+            "vllm_speculative": ("batches", "own_arithmetic"),
+        },
+    ),
+}
+"""Of each kind, what can be declared, and of each plugin what is; nothing else is. A draft may decide when it is built
+(``draft_model``, ``eagle``, ``hybrid``)."""
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_every_option_has_the_default_that_is_documented(kind: str) -> None:
+    found = {name: registry().entry(kind, name) for name in registry().names(kind)}
+    assert {name: entry.described for name, entry in found.items() if not entry.alias} == OPTIONS[kind]
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+def test_every_plugin_declares_what_it_is_and_no_more(kind: str) -> None:
+    flags, declared = FLAGS[kind]
+    for name in OPTIONS[kind]:
+        factory = registry().entry(kind, name).factory
+        if isinstance(factory, type):
+            held = tuple(flag for flag in flags if getattr(factory, flag) is True)
+            assert held == declared.get(name, ()), name
+
+
+def test_controllers_name_the_option_that_k_sets_and_peers_what_they_are_compared_with() -> None:
+    of = registry().entry
+    assert {name: of("controller", name).k_option for name in OPTIONS["controller"]} == {
+        "adaptive": "start",
+        "fixed": "k",
+        "goodput": "maximum",
+    }
+    references = {name: getattr(of("peer", name).factory, "reference", None) for name in OPTIONS["peer"]}
+    assert {name: other for name, other in references.items() if isinstance(other, str)} == {
+        "llama_cpp_prompt_lookup": "llama_cpp",
+        "transformers_assisted": "transformers",
+        "transformers_compiled": "transformers",
+        "transformers_prompt_lookup": "transformers",
+        "vllm_speculative": "vllm",
+    }
+
+
+CONTRACTS = {
+    "block": ("exact", "distribution"),
+    "conf_threshold": ("lossy", "lossy"),
+    "longest_prefix": ("exact", "lossy"),
+    "match": ("exact", "exact"),
+    "rejection": ("exact", "distribution"),
+    "topk_agree": ("lossy", "lossy"),
+    "tree_agree": ("lossy", "lossy"),
+    "tree_rejection": ("exact", "distribution"),
+    "typical": ("lossy", "lossy"),
+}
+"""What each policy promises of greedy requests, and of sampled ones: docs/strategies.md."""
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_every_policy_promises_what_the_documents_say_greedy_and_sampled(name: str) -> None:
+    greedy, *sampled = (policy_named(name).contract(SamplingParams(temperature=heat)) for heat in (0.0, 0.1, 1.0, 2.0))
+    assert (greedy, *sampled) == (CONTRACTS[name][0], *[CONTRACTS[name][1]] * 3)
