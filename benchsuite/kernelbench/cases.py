@@ -572,5 +572,18 @@ TAILS = [
 ]
 """For each op with vectors in C++, sizes at which the last vector is nearly full, full, and nearly empty."""
 
+LAUNCHED = [
+    *(Case("silu_mul", f"launched-{n}", _silu(2, n)) for n in (*AROUND_VECTORS[:6], 255, 256, 257, 1028, 2056)),
+    *(Case("rms_norm", f"launched-{n}", _norm(2, n, offset=0.5)) for n in (31, 33, 124, 128, 132, 1023, 1025, 4100)),
+    *(Case("rotary", f"launched-{w}", _rotary(2, w, 128)) for w in (8, 9, 33)),
+    *(Case("kv_append", f"launched-{n}", _append(20, 3, n)) for n in (1, 13, 26, 52, 104)),
+    *(Case("verify_prefix", f"launched-{b}", _verify(b, 4, tree=True), ONE) for b in (31, 33, 64, 65)),
+    *(Case("accept", f"launched-{n}", _coins(n, 1), ONE) for n in (511, 512, 513, 1025)),
+    *(Case("sample", f"launched-{v}", _sample(2, 1, v, spread=1.0), ONE) for v in (511, 513, 4095, 4097, 6177)),
+    *(Case("rejection_sample", f"launched-{v}", _rejection(2, 2, v, "near"), ONE) for v in (513, 4095, 4097)),
+    Case("rejection_sample", "launched-wide", _rejection(2, 515, 3, "near"), ONE),
+]
+"""For each op with kernels in CUDA, sizes around those at which a launch gets a further block, warp or part."""
+
 FLOAT16_CASES = [replace(case, dtypes=(torch.float16,)) for case in CASES if case.dtypes == FLOATS]
 """The cases of ops on floats once more, in the dtype that kernels on a GPU take besides, and those on a CPU do not."""
