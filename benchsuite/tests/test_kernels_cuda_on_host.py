@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.kernelbench.agreement import disagreement, packed, run_op, to
+from benchsuite.kernelbench.agreement import disagreement
 from benchsuite.kernelbench.cases import CASES, FLOAT16_CASES, LAUNCHED, TAILS, Case
-from benchsuite.kernelbench.guarded import Guarded, bits
+from benchsuite.kernelbench.guarded import Guarded
 from benchsuite.prove.cuda_on_host import _Here, cuda_on_host, host_library, host_source, launched
 from benchsuite.prove.fake_cuda import PROCESSORS
 from specdec import Window
@@ -53,13 +53,8 @@ def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(backend: Cuda,
     ops = Ops([backend, Reference()])
     for case in _cases(op):
         for dtype in case.dtypes:
-            assert (wrong := disagreement(ops, case, dtype)) is None, f"{case.name}, {dtype}: {wrong}"
-            arguments = case.make(torch.Generator().manual_seed(7), dtype)
-            expected = run_op(ops, op, packed(ops, op, arguments))
             with Guarded() as guard:
-                got = run_op(ops, op, packed(ops, op, to(arguments, device="cpu")))
-            for mine, theirs in zip(got, expected, strict=True):
-                assert torch.equal(bits(mine), bits(theirs)), f"{case.name}, {dtype}: read outside of a tensor"
+                assert (wrong := disagreement(ops, case, dtype)) is None, f"{case.name}, {dtype}: {wrong}"
             assert not guard.written(), f"{case.name}, {dtype}: written beside tensors of {guard.written()} numbers"
     assert {name for (_, name), _ in ops.ran().items()} == {"cuda"}
 
