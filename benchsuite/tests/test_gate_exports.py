@@ -39,8 +39,8 @@ def blocks(finding: Finding) -> bool:
 
 def test_a_table_has_a_line_for_a_finding_and_sentences_for_what_did_not_pass() -> None:
     assert [line.rstrip() for line in findings_table(FOUND).splitlines()] == [
-        "row                                                 level    of                   verdict       change    bounds"
-        "          where",
+        "row                                                 level    of                   verdict       change"
+        "    bounds          where",
         "--------------------------------------------------  -------  -------------------  ------------  --------"
         "  --------------  -------",
         "ours                                                0                             PASS",

@@ -34,18 +34,18 @@ def requests(size: int = 12) -> list[Request]:
 def test_rejected_proposals_change_no_token_and_are_the_asked_share(assemble: Make) -> None:
     plain = assemble().engine("oracle(1.0)", k=3)
     [expected] = plain.run(requests())
-    accepted = sum(row.accepted for step in plain.stats.steps for row in step.rows)
+    accepted = sum(step.accepted for step in plain.stats.steps)
     for share in (0.5, 1.0):
         engine = assemble().engine("oracle(1.0)", k=3)
         plant(engine, Plant("acceptance", share))
         [done] = engine.run(requests())
         assert done.tokens == expected.tokens
-        less = sum(row.accepted for step in engine.stats.steps for row in step.rows)
+        less = sum(step.accepted for step in engine.stats.steps)
         assert 0 < less < accepted
     others = assemble().engine("oracle(1.0)", k=3)
     plant(others, Plant("acceptance", 1.0), {(1, 2)})
     assert others.run(requests())[0].tokens == expected.tokens
-    assert sum(row.accepted for step in others.stats.steps for row in step.rows) == accepted
+    assert sum(step.accepted for step in others.stats.steps) == accepted
 
 
 def test_time_is_wasted_as_long_as_is_asked_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:

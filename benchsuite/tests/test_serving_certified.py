@@ -573,3 +573,11 @@ def test_a_pair_that_nobody_answers_is_inconclusive() -> None:
     dead = Endpoint("plain", "http://127.0.0.1:1", "m", retries=0)
     [found] = certify([dead, Endpoint("spec", "http://127.0.0.1:1", "m", retries=0)], ["x"], Ask("", 4))
     assert (found.state, "refused" in found.lines[0]) == ("inconclusive", True)
+
+
+def test_two_tokens_that_plain_finds_equally_likely_are_as_far_apart_as_the_other_finds_them() -> None:
+    plain, other = listed("a", ("a", -0.5), ("b", -0.5)), listed("b", ("b", -0.4), ("a", -0.6))
+    found = compare_outputs(0, [plain], [other], BOUND)
+    assert found is not None
+    assert found.kind == "tie"
+    assert found.gap == pytest.approx(0.2)
