@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
-from benchsuite.conformance import drafts
+from benchsuite import conformance
+from benchsuite.conformance import drafts, policies
+from benchsuite.conformance.claims import Failed
 from benchsuite.conformance.drafts import CHUNK, LENGTHS_IN_CHUNKS, shortest
 from benchsuite.conformance.proposals import Proposal, proposals
 from benchsuite.tests.rig import Make
-from specdec import Request, SamplingParams
+from specdec import Request, SamplingParams, Verdict, Window
 from specdec.model import PREFILL_CHUNK
 
 PROMPT = tuple(b"one two one two one two one two ")
@@ -76,3 +81,49 @@ def test_a_malformed_window_is_told_by_what_is_wrong() -> None:
     assert wrong((0,), (0,), [[0.5, 0.50005, 0.0]]) is None
     assert wrong((0,), (0,), [[0.5, 0.6, 0.0]]) == "rows of q sum to [1.1]"
     assert wrong((2,), (0,), half) == "a token that its own q calls impossible"
+
+
+VERDICTS = [
+    ([0, 1, -1, -1], 1, 0, True),
+    ([0, 2, -1, -1], 1, 4, True),
+    ([0, -1, -1, -1], 0, 2, True),
+    ([1, -1, -1, -1], 0, 2, False),
+    ([0, 1, 2, -1], 2, 2, False),
+    ([0, 1, 3, -1], 2, 2, False),
+    ([0, 1, 0, -1], 1, 2, False),
+    ([0, 1, -1, -1], 1, 5, False),
+    ([0, 1, -1, -1], 1, -1, False),
+]
+
+
+@pytest.mark.parametrize(("path", "kept", "following", "fine"), VERDICTS)
+def test_a_verdict_is_a_path_from_the_root_of_valid_slots_and_a_token(
+    path: list[int], kept: int, following: int, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = Window(torch.zeros(1, 4).long(), torch.tensor([[-1, 0, 0, 1]]), torch.tensor([3]))
+    verdict = Verdict(torch.tensor([path]), torch.tensor([kept]), torch.tensor([following]))
+    monkeypatch.setattr(policies, "_random_windows", lambda trees: (window, torch.zeros(1, 4, 5)))
+    kit = conformance.policy("planted", greedy="exact", sampled="exact", trees=True)
+    monkeypatch.setattr(kit, "_judge", lambda self, window, logits: verdict)
+    if fine:
+        kit().test_a_verdict_is_a_path_of_its_window()
+        return
+    with pytest.raises(Failed) as failed:
+        kit().test_a_verdict_is_a_path_of_its_window()
+    assert str(failed.value) == (
+        "\n  claimed:  planted returns a path from the root, -1 past its end"
+        f"\n  measured: path {path} with num_accepted {kept}, next {following}"
+        "\n  example:  parents [-1, 0, 0, 1], width 3"
+    )
+
+
+@pytest.mark.parametrize("name", ["trees", "coupled"])
+def test_a_policy_that_is_not_what_is_claimed_is_told_by_the_name_of_the_claim(name: str) -> None:
+    claimed: dict[str, Any] = {"trees": True, "coupled": True}
+    conformance.policy("match", greedy="exact", sampled="exact", **claimed)().test_it_is_what_it_claims()
+    claimed[name] = False
+    with pytest.raises(Failed) as failed:
+        conformance.policy("match", greedy="exact", sampled="exact", **claimed)().test_it_is_what_it_claims()
+    assert str(failed.value) == (
+        f"\n  claimed:  match has {name}=False\n  measured: {name}=True\n  example:  the class says so"
+    )

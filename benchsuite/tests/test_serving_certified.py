@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from benchsuite.measure.fidelity import FALSE_ALARM
 from benchsuite.measure.logprob_ties import (
-    FLOORS,
     MOST,
     Bound,
     bound_of,
@@ -60,7 +59,9 @@ def test_the_bound_is_twice_plains_own_disagreement_within_its_limits() -> None:
         assert bound.nats == pytest.approx(nats)
         assert bound.seen == pytest.approx(apart)
         assert bound.compared == 2
-    assert bound_of([(one, one)], "float32").nats == FLOORS["float32"]
+    for dtype, floor in {"float32": 0.01, "bfloat16": 0.5, "float16": 0.1, "unknown": 0.5}.items():
+        assert bound_of([(one, one)], dtype).nats == bound_of([(one, one)], dtype).floor == floor
+    assert bound_of([(one, one)]).nats == 0.5
 
 
 def test_after_the_first_different_token_plain_is_not_compared_with_itself() -> None:
