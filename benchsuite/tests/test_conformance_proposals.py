@@ -26,14 +26,13 @@ def test_each_step_is_asked_with_the_k_of_its_number_and_never_more_than_the_lar
         steps.append(step)
         return (1, 9, 2)[step % 3]
 
-    engine = assemble().engine("ngram", k=3)
+    engine = assemble().engine("garbage", k=3)
     found = proposals(engine, [Request(0, PROMPT, SamplingParams(max_new_tokens=20))], ks)
-    assert steps == [*range(len(engine.stats.steps))]
-    assert {seen.asked for seen in found} <= {1, 3, 2}
+    assert steps == [*range(len(steps))]
+    assert {seen.asked for seen in found} == {1, 3, 2}
     assert found[0].asked == 1
-    assert any(seen.asked == 3 for seen in found)
     assert all(len(seen.tokens) <= seen.asked for seen in found)
-    everywhere = proposals(assemble().engine("ngram", k=3), [Request(0, PROMPT, SamplingParams(max_new_tokens=20))])
+    everywhere = proposals(assemble().engine("garbage", k=3), [Request(0, PROMPT, SamplingParams(max_new_tokens=20))])
     assert {seen.asked for seen in everywhere} == {3}
 
 

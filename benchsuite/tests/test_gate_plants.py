@@ -83,7 +83,7 @@ def test_waste_between_two_returns_is_a_fraction_of_the_time_between(monkeypatch
     running.chosen, engine.stats = True, object()
     now[0] += 9.0
     owner.work()
-    assert len(wasted) <= before + 1
+    assert len(wasted) == before
 
 
 @pytest.mark.parametrize(
