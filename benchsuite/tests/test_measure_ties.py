@@ -353,7 +353,7 @@ class _Arm:
 
 def test_a_difference_says_what_each_arm_and_the_model_saw_and_the_first_reason_against_a_tie() -> None:
     judge = object.__new__(Judge)
-    judge.bound = 0.5
+    judge._bound = 0.5
     judge.logits = lambda prefix: torch.tensor([0.0, 1.0, 1.1])  # type: ignore[method-assign]
     request = Request(7, (0, 1), SamplingParams(max_new_tokens=4))
     ends = "one output ends where the other goes on"
