@@ -292,9 +292,17 @@ def _with_gaps(made: Make) -> Make:
     return lambda g, dtype: tuple(map(_spread, made(g, dtype)))
 
 
-def _layers(batch: int, width: int, kind: str = "own", bias: bool = False, size: int = 16, count: int = 1) -> Make:
+def _layers(
+    batch: int,
+    width: int,
+    kind: str = "own",
+    bias: bool = False,
+    size: int = 16,
+    count: int = 1,
+    sizes: tuple[int, int] = (96, 160),
+) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
-        heads, heads_kv, hidden, inner = 4, 2, 96, 160
+        heads, heads_kv, (hidden, inner) = 4, 2, sizes
 
         def matrix(outputs: int, inputs: int) -> tuple[Tensor | Quantised, Tensor | None]:
             _, weight, biases, _ = _linear(1, outputs, inputs, kind, bias)(g, dtype)
@@ -571,6 +579,48 @@ TAILS = [
     *(Case("rejection_sample", f"tail-{n}", _rejection(2, 3, n, "near"), ONE) for n in AROUND_VECTORS),
 ]
 """For each op with vectors in C++, sizes at which the last vector is nearly full, full, and nearly empty."""
+
+SMALL = [
+    *(Case("linear", f"small-{kind}", _linear(3, 21, 96, kind, bias=True)) for kind in KINDS[2:]),
+    *(Case("linear", f"small-{kind}-rows", _linear(19, 18, 64, kind), ONE) for kind in KINDS[2:]),
+    Case("linear", "small-strided", _linear(3, 7, 64, "int8", strided=True, wide=True)),
+    *(Case("rms_norm", f"small-{n}", _norm(3, n, offset=0.5)) for n in (1, 9, 16)),
+    Case("rms_norm", "small-strided", _norm(3, 17, strided=True)),
+    Case("rotary", "small", _rotary(2, 2, 10), ONE),
+    Case("rotary", "small-shared", _rotary(2, 3, 4, shared=True), ONE),
+    Case("silu_mul", "small", _silu(2, 1030)),
+    Case("silu_mul", "small-batch", _silu(2, 5, batch=2), ONE),
+    Case("kv_append", "small", _append(2, 19, size=10), ONE),
+    Case("kv_plan", "small-tree", _plan(6, tree=True, limit=9, capacity=24, look=20), ONE),
+    Case("kv_plan", "small-ring", _plan(4, span=3, capacity=11, look=11, tree=True), ONE),
+    *(Case("tree_attention", f"small-{w}", _attention(2, w, 19, 10, (4, 2)), ONE) for w in (1, 5, 17)),
+    Case("tree_attention", "small-parts", _attention(2, 2, 300, 6, (2, 1), used=(257, 300)), ONE),
+    Case("tree_attention", "small-softcap", _attention(1, 2, 5, 8, (2, 2), softcap=1.5)),
+    *(
+        Case("decoder_layers", f"small-{kind}", _layers(rows, 2, kind, True, 8, count, (32, 32)), ONE)
+        for kind, rows, count in (("own", 2, 2), ("int8", 1, 1), ("int4", 1, 1))
+    ),
+    *(
+        Case(op, f"small-{q}", _rejection(6, 4, 37, q, left, tree=op == "tree_sample"), ONE)
+        for op in ("rejection_sample", "block_sample", "tree_sample")
+        for q, left in (("near", 1.0), ("equal", 1.0), ("near", 0.2), (None, 1.0), ("broken", 1.0))
+    ),
+    Case("emit", "small", _emit(5, 6, tree=True, cut=True), ONE),
+]
+"""A few numbers for each op: an interpreter of a kernel takes milliseconds for them."""
+
+LAUNCHED = [
+    *(Case("silu_mul", f"launched-{n}", _silu(2, n)) for n in (*AROUND_VECTORS[:6], 255, 256, 257, 1028, 2056)),
+    *(Case("rms_norm", f"launched-{n}", _norm(2, n, offset=0.5)) for n in (31, 33, 124, 128, 132, 1023, 1025, 4100)),
+    *(Case("rotary", f"launched-{w}", _rotary(2, w, 128)) for w in (8, 9, 33)),
+    *(Case("kv_append", f"launched-{n}", _append(20, 3, n)) for n in (1, 13, 26, 52, 104)),
+    *(Case("verify_prefix", f"launched-{b}", _verify(b, 4, tree=True), ONE) for b in (31, 33, 64, 65)),
+    *(Case("accept", f"launched-{n}", _coins(n, 1), ONE) for n in (511, 512, 513, 1025)),
+    *(Case("sample", f"launched-{v}", _sample(2, 1, v, spread=1.0), ONE) for v in (511, 513, 4095, 4097, 6177)),
+    *(Case("rejection_sample", f"launched-{v}", _rejection(2, 2, v, "near"), ONE) for v in (513, 4095, 4097)),
+    Case("rejection_sample", "launched-wide", _rejection(2, 515, 3, "near"), ONE),
+]
+"""For each op with kernels in CUDA, sizes around those at which a launch gets a further block, warp or part."""
 
 FLOAT16_CASES = [replace(case, dtypes=(torch.float16,)) for case in CASES if case.dtypes == FLOATS]
 """The cases of ops on floats once more, in the dtype that kernels on a GPU take besides, and those on a CPU do not."""

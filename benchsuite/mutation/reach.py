@@ -20,12 +20,15 @@ from benchsuite.mutation.copied import Copied, sources_digest
 from benchsuite.mutation.forks import ForkLimits, run_pytest
 from benchsuite.mutation.mutants import Mutation
 
+CUDA_ON_HOST = ("benchsuite/prove/cuda_on_host.py", "benchsuite/prove/ahead_cuda.py", "benchsuite/prove/snippet.py")
+
 STANDS_FOR = {
-    "kernels/specdec_kernels/csrc/*.cu": ("kernels/specdec_kernels/cuda.py", "benchsuite/prove/ahead_cuda.py"),
-    "kernels/specdec_kernels/csrc/*_cuda.h": ("kernels/specdec_kernels/cuda.py", "benchsuite/prove/ahead_cuda.py"),
+    "kernels/specdec_kernels/csrc/*.cu": CUDA_ON_HOST,
+    "kernels/specdec_kernels/csrc/*_cuda.h": CUDA_ON_HOST,
     "kernels/specdec_kernels/csrc/*": ("kernels/specdec_kernels/cpu.py",),
 }
-"""Compiled sources cannot be traced: the tests that run a function of these files reach all of them."""
+"""Compiled sources cannot be traced: the tests that run a function of these files reach all of them. CUDA's run on the
+host where there is no GPU."""
 
 APART = {"cold", "python", "run", "suite"}
 """Fixtures of tests that start processes, which are not traced, and for which all is imported once more: they are left

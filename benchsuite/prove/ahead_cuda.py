@@ -58,12 +58,12 @@ def library_resources(library: ctypes.CDLL) -> Sequence[Resources]:
 
 
 @contextmanager
-def stubbed_cuda(library: ctypes.CDLL) -> Iterator[Cuda]:
-    """A cuda backend over a library of ``stubbed_library``, which takes CPU tensors inside.
+def stubbed_cuda(library: Any, kind: Callable[[], Cuda] = Cuda) -> Iterator[Cuda]:
+    """A cuda backend, made by ``kind``, over a library of ``stubbed_library``, whose methods take CPU tensors inside.
 
     Example: ``with stubbed_cuda(stubbed_library()) as backend: backend.accept(torch.rand(4), torch.zeros(4).long())``
     """
-    backend = Cuda()
+    backend = kind()
     backend.__dict__["_kernels"] = library
     stands = (
         ("device", nullcontext),

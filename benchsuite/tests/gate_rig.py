@@ -5,10 +5,18 @@ A suite has its own clock, so that "6 % slower" is exact and no test depends on 
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
+
+import pytest
 
 from benchsuite.tests.rig import Run
 
@@ -38,6 +46,34 @@ NO_PLUGINS = (
 """Options of a run and of its launches; they name the two plugins that it needs, for where no others are loaded."""
 
 Done = subprocess.CompletedProcess[str]
+
+INSIDE = ("--import-mode=importlib", "--capture=sys")
+"""More options of a run in this process: its modules have no names that clash, and its output is a text here."""
+
+
+def run_inside(arguments: Sequence[str], folder: Path, variables: Mapping[str, str]) -> Done:
+    """Run pytest in this process, as if it were one of its own: ``arguments`` follow ``python -m pytest``.
+
+    What it imported from ``folder`` is forgotten, so that the next run sees what is then there.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    before = Path.cwd()
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("test_theirs")}
+    known = set(sys.modules)
+    writes, path = sys.dont_write_bytecode, list(sys.path)
+    with patch.dict(os.environ, variables, clear=True), redirect_stdout(out), redirect_stderr(err):
+        os.chdir(folder)
+        sys.dont_write_bytecode = True
+        try:
+            code = int(pytest.main([*arguments, *INSIDE]))
+        finally:
+            os.chdir(before)
+            sys.dont_write_bytecode, sys.path[:] = writes, path
+            for name in sys.modules.keys() - known:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+                    del sys.modules[name]
+            sys.modules.update(hidden)
+    return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
 
 
 @dataclass

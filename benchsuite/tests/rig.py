@@ -47,13 +47,11 @@ DEVICES = [
 ]
 """Every device a test may run on; a missing device skips with the reason."""
 
-INTERPRETED = (
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
-        reason="Triton's kernels are interpreted with triton installed and TRITON_INTERPRET=1 (make test)",
-    ),
+INTERPRETS = pytest.mark.skipif(
+    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
+    reason="Triton's kernels are interpreted with triton installed and TRITON_INTERPRET=1 (make test)",
 )
+INTERPRETED = (pytest.mark.slow, INTERPRETS)
 """Marks of a test that runs Triton's kernels on a CPU."""
 
 KILLS = pytest.StashKey[list[Any]]()

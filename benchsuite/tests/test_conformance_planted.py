@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +35,22 @@ from specdec_plugins.drafts.oracle import Oracle
 from specdec_plugins.policies.match import Match
 from specdec_plugins.policies.rejection import Rejection
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("one_thread")]
+
+LONG = ("distribution", "drawn_from", "fit_for_a_gpu", "replayed", "agrees_with")
+"""Parts of the names of checks that take seconds."""
+
+
+def quick_first(planted: Sequence[tuple[Any, ...]], at: int) -> list[Any]:
+    """Mark all as slow but the first fault of each check; ``at`` is the place of the check's name."""
+    seen: set[str] = set()
+    marked = []
+    for case in planted:
+        check = case[at]
+        slow = check in seen or any(part in check for part in LONG)
+        seen.add(check)
+        marked.append(pytest.param(*case, marks=[pytest.mark.slow] if slow else []))
+    return marked
 
 
 def name_of(value: object) -> str | None:
@@ -422,7 +437,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "claims", "check", "message"), DRAFTS, ids=name_of)
+@pytest.mark.parametrize(("fault", "claims", "check", "message"), quick_first(DRAFTS, 2), ids=name_of)
 def test_a_faulty_draft_is_found(fault: Callable[..., Draft], claims: dict[str, Any], check: str, message: str) -> None:
     kit = conformance.draft("planted", factory=fault, **claims)
     kit.repeats = 4  # some 5,000 proposals find a shift of 7 %; each of these faults makes a larger one
@@ -431,11 +446,13 @@ def test_a_faulty_draft_is_found(fault: Callable[..., Draft], claims: dict[str, 
     assert re.search(message, said[1], re.DOTALL), said
 
 
+@pytest.mark.slow
 def test_what_is_kept_where_forget_does_not_reach_is_found_although_other_checks_ran_before() -> None:
     said = dict(failures(conformance.draft("planted", factory=Archive, memoryless=False)))
     assert list(said) == ["test_what_has_ended_is_remembered_only_where_claimed"]
 
 
+@pytest.mark.slow
 def test_a_draft_without_fault_is_certified() -> None:
     assert dict(failures(conformance.draft("planted", factory=RepeatPending))) == {}
 
@@ -636,7 +653,7 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "claims", "check", "message"), POLICIES, ids=name_of)
+@pytest.mark.parametrize(("fault", "claims", "check", "message"), quick_first(POLICIES, 2), ids=name_of)
 def test_a_faulty_policy_is_found(fault: type[Policy], claims: dict[str, Any], check: str, message: str) -> None:
     said = next(failures(conformance.policy("planted", factory=fault, **claims), only=check), None)
     assert said, f"{check} finds nothing"
@@ -784,6 +801,7 @@ BACKENDS: list[tuple[type[Reference], list[str], str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "ops", "check", "message"), BACKENDS, ids=name_of)
 def test_a_faulty_backend_is_found(fault: type[Reference], ops: list[str], check: str, message: str) -> None:
     found = failures(conformance.backend("planted", ops=ops, factory=fault), only=check)

@@ -123,47 +123,47 @@ def _record(forwards: int) -> Record:
 
 @pytest.mark.parametrize(("own", "verdict"), [(False, GateVerdict.PASS), (True, GateVerdict.REGRESSED)])
 def test_counters_too_come_from_a_launch_with_the_sides_own_dependencies(
-    suite: Suite, own: bool, verdict: GateVerdict
+    theirs: Suite, own: bool, verdict: GateVerdict
 ) -> None:
     given = {one.name: None for one in fields(Rules)} | {"base": "HEAD", "own_environment": own}
     measured_here = _record(5)
-    launcher = _Counting([], suite.folder, 1)
+    launcher = _Counting([], theirs.folder, 1)
     trial = Trial(Rules(**given), (0,), launcher, measured_here, {"row": None}, None, print)  # type: ignore[arg-type]
     assert [one.verdict for one in trial.findings() if one.row == "row"] == [verdict]
 
 
-def test_a_layer_has_what_differs_and_is_made_once(suite: Suite, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_has_what_differs_and_is_made_once(theirs: Suite, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = metadata.version("pytest")
-    (suite.folder / "requirements.txt").write_text(f"pytest=={installed}\nSlowDep==1.0\nspecdec-bench==0.0.1\n")
-    suite.commit()
-    base, head = layers(suite.folder, "HEAD")
+    (theirs.folder / "requirements.txt").write_text(f"pytest=={installed}\nSlowDep==1.0\nspecdec-bench==0.0.1\n")
+    theirs.commit()
+    base, head = layers(theirs.folder, "HEAD")
     assert base == head
     assert str(base) == "slowdep 1.0"
     assert base.folder is not None
-    assert base.folder.parent == suite.folder / "cache" / "gate-layers"
+    assert base.folder.parent == theirs.folder / "cache" / "gate-layers"
     assert (base.folder / "slowdep.py").read_text() == "SECONDS = 1.0\n"
     assert list(base.folder.parent.iterdir()) == [base.folder], "something unfinished was left"
     monkeypatch.setattr(environment, "run_group", lambda *_: pytest.fail("it was installed again"))
-    assert layers(suite.folder, "HEAD") == (base, head)
+    assert layers(theirs.folder, "HEAD") == (base, head)
 
 
-def test_a_lock_of_every_platform_installs_nothing_that_is_not_here(suite: Suite, index: Path) -> None:
-    (suite.folder / "uv.lock").write_text('[[package]]\nname = "slowdep"\nversion = "1.0"\n')
-    suite.commit()
-    assert [str(layer) for layer in layers(suite.folder, "HEAD")] == ["as installed"] * 2
+def test_a_lock_of_every_platform_installs_nothing_that_is_not_here(theirs: Suite, index: Path) -> None:
+    (theirs.folder / "uv.lock").write_text('[[package]]\nname = "slowdep"\nversion = "1.0"\n')
+    theirs.commit()
+    assert [str(layer) for layer in layers(theirs.folder, "HEAD")] == ["as installed"] * 2
 
 
-def test_an_interrupted_install_leaves_no_layer(suite: Suite, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_install_leaves_no_layer(theirs: Suite, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(command: list[str], *_: object) -> None:
         Path(command[command.index("--target") + 1]).mkdir()
         raise KeyboardInterrupt
 
-    _pin(suite, "1.0")
-    suite.commit()
+    _pin(theirs, "1.0")
+    theirs.commit()
     monkeypatch.setattr(environment, "run_group", half)
     with pytest.raises(KeyboardInterrupt):
-        layers(suite.folder, "HEAD")
-    assert list((suite.folder / "cache" / "gate-layers").iterdir()) == []
+        layers(theirs.folder, "HEAD")
+    assert list((theirs.folder / "cache" / "gate-layers").iterdir()) == []
 
 
 TWO = {"a": "1.0", "b-c": "2.0"}
@@ -218,22 +218,22 @@ TWO = {"a": "1.0", "b-c": "2.0"}
     ],
     ids=lambda value: value if "\n" not in value else "",
 )
-def test_exact_versions_of_packages_of_an_index_are_read_from(suite: Suite, name: str, text: str) -> None:
-    (suite.folder / name).write_text(text)
-    suite.commit()
-    found, _ = pins(suite.folder, "HEAD")
-    assert found == pins(suite.folder)[0] == TWO
+def test_exact_versions_of_packages_of_an_index_are_read_from(theirs: Suite, name: str, text: str) -> None:
+    (theirs.folder / name).write_text(text)
+    theirs.commit()
+    found, _ = pins(theirs.folder, "HEAD")
+    assert found == pins(theirs.folder)[0] == TWO
 
 
-def test_the_first_file_counts_and_included_files_are_read(suite: Suite) -> None:
-    (suite.folder / "more").mkdir()
-    (suite.folder / "requirements.txt").write_text("-r more/base.txt\na==1.0\n")
-    (suite.folder / "more" / "base.txt").write_text("-c also.txt\n")
-    (suite.folder / "more" / "also.txt").write_text("b-c==2.0\n")
-    suite.commit()
-    assert pins(suite.folder, "HEAD") == pins(suite.folder) == (TWO, True)
-    (suite.folder / "uv.lock").write_text('package = [{ name = "a", version = "3.0" }]')
-    assert pins(suite.folder) == ({"a": "3.0"}, False)
+def test_the_first_file_counts_and_included_files_are_read(theirs: Suite) -> None:
+    (theirs.folder / "more").mkdir()
+    (theirs.folder / "requirements.txt").write_text("-r more/base.txt\na==1.0\n")
+    (theirs.folder / "more" / "base.txt").write_text("-c also.txt\n")
+    (theirs.folder / "more" / "also.txt").write_text("b-c==2.0\n")
+    theirs.commit()
+    assert pins(theirs.folder, "HEAD") == pins(theirs.folder) == (TWO, True)
+    (theirs.folder / "uv.lock").write_text('package = [{ name = "a", version = "3.0" }]')
+    assert pins(theirs.folder) == ({"a": "3.0"}, False)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_the_first_file_counts_and_included_files_are_read(suite: Suite) -> None
         ),
     ],
 )
-def test_pins_that_cannot_be_read_are_told(suite: Suite, name: str, text: str, message: str) -> None:
-    (suite.folder / name).write_text(text)
+def test_pins_that_cannot_be_read_are_told(theirs: Suite, name: str, text: str, message: str) -> None:
+    (theirs.folder / name).write_text(text)
     with pytest.raises(GateError, match=message):
-        pins(suite.folder)
+        pins(theirs.folder)

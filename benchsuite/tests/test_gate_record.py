@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,9 @@ class Both:
         ("0.01,", "0,", "E2E of a launch of 'ours' has a seconds that cannot be: [0, 0.02]"),
         ("0.01,", "NaN,", "it holds NaN"),
         ("0.01,", "1e200,", "E2E of a launch of 'ours' has a seconds that cannot be: [1e+200, 0.02]"),
+        ("0.01,", "1e100,", "E2E of a launch of 'ours' has a seconds that cannot be: [1e+100, 0.02]"),
+        ("0.01,", "1e-100,", "E2E of a launch of 'ours' has a seconds that cannot be: [1e-100, 0.02]"),
+        ("0.4", repr(log(1e100)), f"E2E of a launch of 'ours' has a relative that cannot be: [0.5, {log(1e100)!r}]"),
         ("0.4", "null", "E2E of a launch of 'ours' has a relative that cannot be: [0.5, None]"),
         ('"E2E"', '"E3E"', "a launch of 'ours' has a times that cannot be"),
         ('"draft": 0.1', '"draft": -0.5', "a launch of 'ours' has a parts that cannot be"),

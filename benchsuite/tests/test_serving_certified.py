@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from benchsuite.measure.fidelity import FALSE_ALARM
 from benchsuite.measure.logprob_ties import (
-    FLOORS,
     MOST,
     Bound,
     bound_of,
@@ -60,7 +59,9 @@ def test_the_bound_is_twice_plains_own_disagreement_within_its_limits() -> None:
         assert bound.nats == pytest.approx(nats)
         assert bound.seen == pytest.approx(apart)
         assert bound.compared == 2
-    assert bound_of([(one, one)], "float32").nats == FLOORS["float32"]
+    for dtype, floor in {"float32": 0.01, "bfloat16": 0.5, "float16": 0.1, "unknown": 0.5}.items():
+        assert bound_of([(one, one)], dtype).nats == bound_of([(one, one)], dtype).floor == floor
+    assert bound_of([(one, one)]).nats == 0.5
 
 
 def test_after_the_first_different_token_plain_is_not_compared_with_itself() -> None:
@@ -573,3 +574,11 @@ def test_a_pair_that_nobody_answers_is_inconclusive() -> None:
     dead = Endpoint("plain", "http://127.0.0.1:1", "m", retries=0)
     [found] = certify([dead, Endpoint("spec", "http://127.0.0.1:1", "m", retries=0)], ["x"], Ask("", 4))
     assert (found.state, "refused" in found.lines[0]) == ("inconclusive", True)
+
+
+def test_two_tokens_that_plain_finds_equally_likely_are_as_far_apart_as_the_other_finds_them() -> None:
+    plain, other = listed("a", ("a", -0.5), ("b", -0.5)), listed("b", ("b", -0.4), ("a", -0.6))
+    found = compare_outputs(0, [plain], [other], BOUND)
+    assert found is not None
+    assert found.kind == "tie"
+    assert found.gap == pytest.approx(0.2)

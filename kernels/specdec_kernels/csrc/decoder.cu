@@ -97,13 +97,14 @@ __global__ void norm_rows(
     float offset) {
     x += blockIdx.x * stride;
     y += int64_t(blockIdx.x) * size;
+    const int first = threadIdx.x * N, step = blockDim.x * N;
     float sum = 0;
-    for (int i = threadIdx.x * N; i < size; i += blockDim.x * N) {
+    for (int i = first; i < size; i += step) {
         const auto pack = load<N>(x + i);
         for (int j = 0; j < N; j++) sum += float(pack.x[j]) * float(pack.x[j]);
     }
     const float scale = rsqrtf(block_sum(sum) / float(size) + eps);
-    for (int i = threadIdx.x * N; i < size; i += blockDim.x * N) {
+    for (int i = first; i < size; i += step) {
         auto pack = load<N>(x + i);
         const auto factor = load<N>(weight + i);
         for (int j = 0; j < N; j++) pack.x[j] = T(float(pack.x[j]) * scale * (offset + float(factor.x[j])));

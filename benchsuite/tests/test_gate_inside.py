@@ -1,0 +1,171 @@
+"""The gate as users run it, in this process: verdicts, baselines, two checkouts, and what the plugin refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from benchsuite.tests.gate_rig import FAILED, GATED, OK, USAGE, Done, Suite, refused
+
+LIVE = ("--gate=fail", "--gate-launches=5+2", "--gate-against", "HEAD")
+ROW = "test_theirs.py::test_work"
+
+
+def shown(done: Done) -> list[str]:
+    """The lines after the gate's heading, without pytest's own, and those of progress."""
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    after = lines[next(i for i, line in enumerate(lines) if line.strip("-") == " gate ") + 1 :]
+    own = [line for line in after if not line.startswith(("=", "FAILED ")) and " in " not in line[-12:]]
+    return [*(line for line in lines if line.startswith("gate: ")), *filter(None, own)]
+
+
+def saved(theirs: Suite, launches: int = 5) -> None:
+    """A baseline of so many launches, made by one."""
+    done = theirs.run("--gate-save", "gate.json")
+    file = theirs.folder / "gate.json"
+    assert (done.returncode, shown(done)) == (
+        OK,
+        [
+            f"baseline: {file}, 1 rows, 1 launches",
+            "plain benchmarks have no counters: against a file they can be gated only with --gate-dedicated, and it "
+            "takes 5 launches or more (--gate-launches 13)",
+        ],
+    ), done.stdout
+    content = json.loads(file.read_text())
+    for row in content["rows"].values():
+        row["launches"] *= launches
+    file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def test_a_slowdown_fails_with_what_and_how_much_and_is_accepted_if_asked(theirs: Suite) -> None:
+    saved(theirs)
+    file = theirs.folder / "gate.json"
+    theirs.write(seconds=1.06)
+    found = theirs.run(*GATED, "--gate-json=v.json", "--gate-export=markdown=c.md")
+    table = [
+        "row                        level    of       verdict    change    bounds",
+        "-------------------------  -------  -------  ---------  --------  --------------",
+        "test_theirs.py::test_work  3        seconds  REGRESSED  +6.0%     +6.0% to +6.0%",
+    ]
+    sentence = (
+        f"REGRESSED at level 3, {ROW}: +6.0% seconds a call (+6.0% to +6.0%, each bound at 0.01; 5 and 7",
+        "  launches), beyond the tolerance of 3.0%",
+    )
+    assert found.returncode == FAILED
+    assert (
+        shown(found)[-7:]
+        == [
+            *table,
+            *sentence,
+            f"REGRESSED: 1 rows at levels 3 against {file}: something got worse; if it is meant, accept it with "
+            "--gate-update",
+            f"verdicts: {theirs.folder / 'v.json'}",
+            f"markdown: {theirs.folder / 'c.md'}",
+        ][-7:]
+    )
+    assert f"FAILED gate::{ROW}" in found.stdout
+    assert "gate: launch 7 of 7" in found.stdout
+    assert json.loads((theirs.folder / "v.json").read_text())["verdict"] == "REGRESSED"
+    reported = theirs.run("--gate=report", *GATED[1:])
+    assert reported.returncode == OK
+    assert shown(reported)[-1].endswith("(--gate=report: nothing fails)")
+    before = file.read_text()
+    accepted = theirs.run(*GATED, "--gate-update")
+    assert accepted.returncode == OK
+    assert shown(accepted)[-2:] == [
+        f"REGRESSED: 1 rows at levels 3 against {file}: accepted by --gate-update",
+        f"the baseline is now this run: {file}",
+    ]
+    after = json.loads(file.read_text())
+    assert before != file.read_text()
+    assert len(after["rows"][ROW]["launches"]) >= 5
+    assert shown(theirs.run(*GATED))[-1] == f"PASS: 1 rows at levels 3 against {file}: nothing got worse"
+
+
+def test_a_revision_is_measured_beside_the_working_tree(theirs: Suite) -> None:
+    same = theirs.run(*LIVE)
+    refused(same, OK, "PASS", "nothing got worse")
+    theirs.write(seconds=1.06)
+    found = theirs.run(*LIVE, "--gate-order-seed=3", "--gate-json=v.json")
+    refused(found, FAILED, "REGRESSED at level 2", "+6.0% seconds a call", "7 and 7 launches")
+    order = json.loads((theirs.folder / "v.json").read_text())["order"]
+    assert (order["seed"], len(order["ran"])) == (3, 14)
+    left = subprocess.run(["git", "worktree", "list"], cwd=theirs.folder, capture_output=True, text=True, check=True)
+    assert len(left.stdout.splitlines()) == 1, "a worktree was left behind"
+
+
+def test_a_baseline_that_is_not_there_is_made_if_asked(theirs: Suite) -> None:
+    made = theirs.run("--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
+    file = theirs.folder / "new.json"
+    assert made.returncode == OK
+    assert shown(made)[-2:] == [
+        f"PASS: 1 rows at levels 0 against {file}: nothing was compared, the baseline is this run",
+        f"made the baseline that was not there: {file}",
+    ]
+    assert list(json.loads(file.read_text())["rows"]) == [ROW]
+
+
+def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> None:
+    saved(theirs)
+    file = theirs.folder / "gate.json"
+    for body, mark, why in (
+        ("assert 0", "", "its test failed"),
+        ("pytest.skip('no disk')", "", "its test was skipped: Skipped: no disk"),
+    ):
+        theirs.write(body=body, mark=mark)
+        found = theirs.run(*GATED, "--gate-update")
+        refused(found, FAILED, f"nothing was measured, so nothing is shown: {why}")
+        assert shown(found)[-1] == f"not written: {file}, because of the errors above"
+    missing = theirs.run("--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
+    refused(missing, FAILED, "nothing was measured, so nothing is shown: its test was skipped: Skipped: no disk")
+    assert not (theirs.folder / "new.json").exists()
+    none = theirs.run("--gate-save=new.json")
+    refused(none, USAGE, "no row was measured, so nothing is written")
+    theirs.write(body="assert 0")
+    bad = theirs.run("--gate-save=new.json")
+    refused(bad, FAILED, "--gate-save", "new.json: some test failed, so nothing is written")
+
+
+@pytest.mark.parametrize(
+    ("mark", "sentence"),
+    [
+        (
+            "tolerence=0.1",
+            "the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got {'tolerence': 0.1}",
+        ),
+        ("0.1", "the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got (0.1,)"),
+        ("tolerance=1", "the marker's tolerance is 1; 0.03 is 3 %"),
+        ("tolerance=0", "the marker's tolerance is 0; 0.03 is 3 %"),
+        ("level=4", "the marker's level is 4; expected 0, 1, 2 or 3"),
+    ],
+)
+def test_a_marker_that_cannot_be_meant_is_refused(theirs: Suite, mark: str, sentence: str) -> None:
+    theirs.write(mark=f"@pytest.mark.gate({mark})")
+    refused(theirs.run("--gate=fail", "--gate-against=HEAD", "--collect-only"), USAGE, f"{ROW}: {sentence}")
+
+
+def test_a_marker_gives_a_row_its_tolerance_and_its_only_level(theirs: Suite) -> None:
+    saved(theirs)
+    theirs.write(seconds=1.06, mark="@pytest.mark.gate(tolerance=0.1, level=3)")
+    refused(theirs.run(*GATED), OK, "PASS", "+6.0%")
+    theirs.write(seconds=1.06, mark="@pytest.mark.gate(level=2)")
+    refused(
+        theirs.run(*GATED), FAILED, "nothing of it can be compared at levels 0, 1, 3: a plain benchmark has no counters"
+    )
+
+
+def test_a_run_that_gates_nothing_is_refused(theirs: Suite) -> None:
+    refused(
+        theirs.run("--gate=fail", "--gate-against=HEAD", "-k", "nothing"),
+        USAGE,
+        "--gate: this run has no benchmarks, so nothing would be gated; select some",
+    )
+    refused(
+        theirs.run("--gate=fail", "--gate-against=HEAD", "--gate-launches=4"),
+        USAGE,
+        "--gate-launches 4+0 can show nothing of 1 rows at --gate-alpha 0.01",
+    )
+    saved(theirs, 4)
+    refused(theirs.run(*GATED), USAGE, f"--gate-against {theirs.folder / 'gate.json'}: the baseline holds 4 launches")

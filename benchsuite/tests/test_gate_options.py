@@ -1,0 +1,291 @@
+"""The gate's options: what each means, and every one that is refused, with what it says."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from benchsuite.gate import rules
+from benchsuite.gate.record import GateError
+from benchsuite.gate.rules import Rules, add_gate_options, parse, refuse_what_disables
+from benchsuite.machine.provenance import git
+
+
+def configured(folder: Path, *arguments: str, ini: dict[str, str] | None = None, inipath: Path | None = None) -> Any:
+    """What pytest makes of arguments and an ini file, with the gate's options alone."""
+    parser = pytest.Parser(_ispytest=True)
+    add_gate_options(parser)
+    option = parser.parse_known_args(list(arguments))
+    defaults = {name: default for name, (_, _, default) in parser._inidict.items()}
+    return SimpleNamespace(
+        option=option,
+        getoption=lambda name: getattr(option, name),
+        getini=lambda name: {**defaults, **(ini or {})}[name],
+        inipath=inipath,
+        invocation_params=SimpleNamespace(dir=folder),
+    )
+
+
+def ruled(folder: Path, *arguments: str, **more: Any) -> Rules | None:
+    return parse(cast(pytest.Config, configured(folder, *arguments, **more)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a baseline and another folder in it, in no repository."""
+    (tmp_path / "base.json").write_text("{}")
+    (tmp_path / "more").mkdir()
+    return tmp_path
+
+
+PLAIN: dict[str, Any] = {
+    "mode": "fail",
+    "base": None,
+    "levels": None,
+    "tolerance": 0.03,
+    "ttft_tolerance": 0.1,
+    "coarse_tolerance": 0.15,
+    "alpha": 0.01,
+    "launches": (5, 8),
+    "launches_given": False,
+    "pairs": 10,
+    "on_missing": "fail",
+    "on_mismatch": "fail",
+    "inconclusive": "fail",
+    "save": None,
+    "anchor": None,
+    "order_seed": None,
+    "json": None,
+    "exports": (),
+    "path": (".",),
+    "own_environment": False,
+    "update": False,
+    "dedicated": False,
+    "self_test": False,
+}
+AGAINST = ("--gate=fail", "--gate-against=base.json")
+
+
+def test_what_is_not_said_has_its_default(folder: Path) -> None:
+    assert ruled(folder) is None
+    found = ruled(folder, *AGAINST)
+    assert found == Rules(file=folder / "base.json", **PLAIN)
+    assert found.gating
+    assert ruled(folder, "--gate", "--gate-against=base.json") == found
+    assert ruled(folder, "--gate-against=base.json", ini={"gate": "fail"}) == found
+    assert ruled(folder, "--gate=off", "--gate-against=base.json", "--gate-update") is None
+    saved = ruled(folder, "--gate-save=new.json")
+    assert saved == replace(found, mode="off", file=None, save=folder / "new.json")
+    assert not saved.gating
+
+
+@pytest.mark.parametrize(
+    ("argument", "changed"),
+    [
+        ("--gate-level=2, 0,2", {"levels": (0, 2)}),
+        ("--gate-level=1", {"levels": (1,)}),
+        ("--gate-tolerance=0.05", {"tolerance": 0.05}),
+        ("--gate-ttft-tolerance=0.2", {"ttft_tolerance": 0.2}),
+        ("--gate-coarse-tolerance=0.3", {"coarse_tolerance": 0.3}),
+        ("--gate-alpha=0.999", {"alpha": 0.999}),
+        ("--gate-launches=5+8", {"launches_given": True}),
+        ("--gate-launches=7", {"launches": (7, 0), "launches_given": True}),
+        ("--gate-launches=1 + 0", {"launches": (1, 0), "launches_given": True}),
+        ("--gate-pairs=1", {"pairs": 1}),
+        *((f"--gate-on-missing={one}", {"on_missing": one}) for one in ("fail", "new", "report", "save")),
+        *((f"--gate-on-mismatch={one}", {"on_mismatch": one}) for one in ("fail", "counters", "ignore")),
+        *((f"--gate-inconclusive={one}", {"inconclusive": one}) for one in ("fail", "report")),
+        ("--gate-order-seed=77", {"order_seed": 77}),
+        ("--gate-path=src tests", {"path": ("src", "tests")}),
+        ("--gate-environment=shared", {}),
+        ("--gate-update", {"update": True}),
+        ("--gate-dedicated", {"dedicated": True}),
+        ("--gate-self-test", {"self_test": True, "file": None}),
+        ("--gate=report", {"mode": "report"}),
+    ],
+)
+def test_an_option_changes_its_rule_and_no_other(folder: Path, argument: str, changed: dict[str, Any]) -> None:
+    plain = Rules(file=folder / "base.json", **PLAIN)
+    assert ruled(folder, *AGAINST, argument) == replace(plain, **changed)
+
+
+def test_files_are_below_the_folder_of_the_start_or_of_the_ini_file(folder: Path) -> None:
+    given = ("--gate-json=v.json", "--gate-anchor=base.json", "--gate-save=s.json")
+    found = ruled(folder, *AGAINST, *given, "--gate-export=bmf=more/a.json, junit=d.xml,")
+    assert found is not None
+    assert (found.json, found.anchor, found.save) == tuple(folder / name for name in ("v.json", "base.json", "s.json"))
+    assert found.exports == (("bmf", folder / "more" / "a.json"), ("junit", folder / "d.xml"))
+    ini = {"gate_json": "v.json", "gate_launches": "6+9", "gate_dedicated": "true"}
+    below = ruled(folder, *AGAINST, ini=ini, inipath=folder / "more" / "pytest.ini")
+    assert below is not None
+    assert below.json == folder / "more" / "v.json"
+    assert below.file == folder / "base.json"
+    assert (below.launches, below.launches_given, below.dedicated) == ((6, 9), True, True)
+
+
+def test_a_revision_is_a_commit_that_git_knows(folder: Path) -> None:
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "a"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True)
+    commit = git(folder, "rev-parse", "HEAD")
+    found = ruled(folder, "--gate=fail", "--gate-against=HEAD", "--gate-environment=own")
+    assert found == replace(Rules(file=None, **PLAIN), base=commit, own_environment=True)
+    new = ruled(folder, "--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
+    assert new is not None
+    assert (new.file, new.base) == (folder / "new.json", None)
+    kept = ruled(folder, "--gate=fail", "--gate-save=new.json")
+    assert kept is not None
+    assert (kept.file, kept.base, kept.save) == (None, None, folder / "new.json")
+
+
+REFUSED = [
+    (("--gate-on-missing=x",), "--gate-on-missing is 'x'; expected one of fail, new, report, save"),
+    (("--gate-on-mismatch=x",), "--gate-on-mismatch is 'x'; expected one of fail, counters, ignore"),
+    (("--gate-inconclusive=x",), "--gate-inconclusive is 'x'; expected one of fail, report"),
+    (("--gate-environment=x",), "--gate-environment is 'x'; expected one of shared, own"),
+    (("--gate-level=3",), "--gate-level is '3'; expected 0, 1 or 2, or a comma list of them"),
+    (("--gate-level=1,x",), "--gate-level is '1,x'; expected 0, 1 or 2, or a comma list of them"),
+    *(
+        ((f"--gate-{name}={text}",), f"--gate-{name} is {text!r}; expected a fraction between 0 and 1: 0.03 is 3 %")
+        for name in ("tolerance", "ttft-tolerance", "coarse-tolerance", "alpha")
+        for text in ("0", "1", "5", "x", "-0.1", "nan")
+    ),
+    *(
+        ((f"--gate-{name}={text}",), f"--gate-{name} is {text!r}; expected a whole number, 1 or more")
+        for name in ("pairs", "order-seed")
+        for text in ("0", "x", "-1", "1.5")
+    ),
+    *(
+        ((f"--gate-launches={text}",), f"--gate-launches is {text!r}; expected FIRST+MORE, for example 5+8")
+        for text in ("0", "0+3", "1+2+3", "x", "1+", "+1", "1+x")
+    ),
+    *(
+        (
+            (f"--gate-export={text}",),
+            f"--gate-export is {text!r}; expected FORMAT=FILE with one of bmf, github-action-benchmark, markdown, "
+            "junit",
+        )
+        for text in ("a", "x=a", "bmf=", "=a")
+    ),
+    (
+        ("--gate-environment=own",),
+        "--gate-environment=own installs what a revision pins, and there is none to compare with; name it with "
+        "--gate-against REV, or gate with --gate-environment=shared",
+    ),
+    (
+        ("--gate-self-test", "--gate-update"),
+        "--gate-update writes over a baseline file; name it with --gate-against",
+    ),
+    (
+        ("--gate-anchor=no.json",),
+        "--gate-anchor 'no.json' is no file; pin a baseline of launches with --gate-save no.json --gate-launches 13",
+    ),
+    (
+        ("--gate-save=base.json",),
+        "--gate-save base.json is there already; --gate-against it with --gate-update, or remove it",
+    ),
+    (("--gate-save=no/a.json",), "--gate-save no/a.json: there is no folder {folder}/no"),
+    (("--gate-json=more",), "--gate-json more: {folder}/more is a folder; name a file"),
+    (("--gate-json=no/a",), "--gate-json no/a: there is no folder {folder}/no"),
+    (("--gate-export=bmf=more",), "--gate-export bmf=more: {folder}/more is a folder; name a file"),
+    (
+        ("--gate-against=",),
+        "--gate needs something to compare this run with: --gate-against FILE (made with --gate-save FILE) or "
+        "--gate-against REV",
+    ),
+    (("--gate-against=more",), "--gate-against 'more' is a folder; expected a baseline file in it, or a revision"),
+    (
+        ("--gate-against=main",),
+        "--gate-against 'main' is neither a file nor a revision that git knows here; fetch it (git fetch; in CI, a "
+        "whole clone: fetch-depth: 0), or name a baseline FILE.json",
+    ),
+    (
+        ("--gate-against=a.json",),
+        "--gate-against 'a.json' is neither a file nor a revision that git knows here; make a baseline with "
+        "--gate-save a.json, or let this run make it with --gate-on-missing=save",
+    ),
+    (
+        ("--gate-against=no/a.json", "--gate-on-missing=save"),
+        "--gate-against no/a.json: there is no folder {folder}/no",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED, ids=lambda value: " ".join(value)[:40])
+def test_what_cannot_be_meant_is_refused_in_a_sentence(
+    folder: Path, arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
+    with pytest.raises(GateError) as refused:
+        ruled(folder, *AGAINST, *arguments)
+    assert str(refused.value) == sentence.format(folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--gate-against=base.json",), "--gate-against"),
+        (("--gate-anchor=base.json", "--gate-level=1"), "--gate-anchor, --gate-level"),
+        (("--gate-json=a", "--gate-export=bmf=a"), "--gate-json, --gate-export"),
+        (("--gate-environment=own",), "--gate-environment"),
+        (
+            ("--gate-update", "--gate-dedicated", "--gate-self-test"),
+            "--gate-update, --gate-dedicated, --gate-self-test",
+        ),
+    ],
+)
+def test_options_of_a_gate_that_is_not_asked_for_are_refused(
+    folder: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    for more, effect in ((), "gate nothing"), (("--gate-save=s.json",), "only save"):
+        with pytest.raises(GateError) as refused:
+            ruled(folder, *arguments, *more)
+        assert str(refused.value) == (f"{named} without --gate would {effect}; add --gate=fail or --gate=report")
+
+
+def test_a_mode_is_one_of_three(folder: Path) -> None:
+    with pytest.raises(GateError) as refused:
+        ruled(folder, ini={"gate": "maybe"})
+    assert str(refused.value) == "the ini key gate is 'maybe'; expected one of off, report, fail"
+    assert [rules._mode(mode) for mode in rules.MODES] == ["off", "report", "fail"]
+    with pytest.raises(argparse.ArgumentTypeError) as wrong:
+        rules._mode("test_a.py")
+    assert str(wrong.value) == "got 'test_a.py'; expected one of off, report, fail: write --gate=fail"
+
+
+def test_what_disables_benchmarks_is_refused() -> None:
+    def config(benchmark: bool = True, **option: Any) -> Any:
+        plugins = SimpleNamespace(hasplugin=lambda name: benchmark and name == "benchmark")
+        return SimpleNamespace(option=SimpleNamespace(**option), pluginmanager=plugins)
+
+    refuse_what_disables(config())
+    refuse_what_disables(config(dist="no", numprocesses=0))
+    refuse_what_disables(config(benchmark_disable=True, benchmark_enable=True))
+    workers = "pytest-xdist is active, so benchmarks are disabled and would compete for cores; gate without -n"
+    for given, sentence in (
+        (config(dist="load"), workers),
+        (config(dist="no", numprocesses=2), workers),
+        (config(benchmark=False), "pytest-benchmark is switched off (-p no:benchmark): there is nothing to gate"),
+        (
+            config(benchmark_disable=True),
+            "--benchmark-disable is given: nothing would be measured; leave it out to gate",
+        ),
+        (config(benchmark_skip=True), "--benchmark-skip is given: nothing would be measured; leave it out to gate"),
+    ):
+        with pytest.raises(GateError) as refused:
+            refuse_what_disables(given)
+        assert str(refused.value) == sentence
+
+
+def test_a_launch_repeats_no_option_of_the_gate_and_writes_no_file() -> None:
+    given = [
+        *("a.py", "--gate", "fail", "-k", "x", "--gate-against", "HEAD", "--gate-update", "--gate-level=2", "--gate"),
+        *("b.py", "--junitxml", "j.xml", "--benchmark-json=k", "--benchmark-autosave", "--log-file", "l", "--gate=off"),
+        *("--specdec-results", "r", "--gateway", "--gate-plant=x", "-q"),
+    ]
+    assert rules.without_own(given) == ["a.py", "-k", "x", "b.py", "--gateway", "-q"]

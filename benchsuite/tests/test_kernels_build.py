@@ -1,0 +1,135 @@
+"""Kernels are compiled once, whole or not at all, and what goes wrong is said; by a compiler that only copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_kernels import build, cpu
+
+COMPILER = """#!/bin/sh
+echo "$@" >> {log}
+[ "$1" = --version ] && echo 1.0 && exit
+for last; do :; done
+for word; do case "$word" in *bad.toy) echo "note"; echo "$(cat $word)" >&2; exit 1;; esac; done
+echo "$@" > "$last"
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Two sources, a header, a compiler, and a loader that returns the path."""
+    sources, made = tmp_path / "csrc", SimpleNamespace(log=tmp_path / "log", compiler=tmp_path / "cc", folder=tmp_path)
+    sources.mkdir()
+    for name in ("b.toy", "a.toy", "c.h", "d.other"):
+        (sources / name).write_text(name)
+    made.sources = sources
+    made.compiler.write_text(COMPILER.format(log=made.log))
+    made.compiler.chmod(0o755)
+    made.command = (str(made.compiler), "-O9")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "ctypes", SimpleNamespace(CDLL=lambda path: path))
+    return made
+
+
+def built(toy: SimpleNamespace) -> Any:
+    return build.library.__wrapped__("toys", toy.command, ".toy")
+
+
+def said(toy: SimpleNamespace) -> list[str]:
+    return [line for line in toy.log.read_text().splitlines() if line != "--version"]
+
+
+def test_each_source_is_compiled_and_all_are_linked_once(
+    toy: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(built(toy))
+    assert path.parent == toy.folder / "cache" / "kernels"
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert path.name.startswith("toys-")
+    assert capsys.readouterr().err == f"specdec-bench: compiling the toys kernels with {toy.compiler}, once\n"
+    *each, whole = said(toy)
+    assert sorted(line.split()[:3] for line in each) == [
+        ["-O9", "-c", str(toy.sources / name)] for name in ("a.toy", "b.toy")
+    ]
+    flag, shared, *objects, to, out = whole.split()
+    assert (flag, shared, to, Path(out).name) == ("-O9", "-shared", "-o", path.name)
+    assert [Path(name).name for name in objects] == ["a.toy.o", "b.toy.o"]
+    assert path.read_text().split() == whole.split()
+    assert built(toy) == str(path)
+    assert len(said(toy)) == 3
+    names = {path.name}
+    for name in ("c.h", "a.toy"):
+        (toy.sources / name).write_text("changed")
+        names.add(Path(built(toy)).name)
+    (toy.sources / "d.other").write_text("changed")
+    toy.command = (*toy.command, "-g")
+    names.add(Path(built(toy)).name)
+    assert len(names) == 4, "the name follows from the sources, the headers and the command"
+    assert len(said(toy)) == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("hint\nx: error: no such thing\nmore errors", "x: error: no such thing"),
+        ("fatal: no disk", "fatal: no disk"),
+        ("it is broken", "no message"),
+    ],
+)
+def test_a_source_that_is_not_compiled_is_told_in_a_line_with_the_log(
+    toy: SimpleNamespace, text: str, shown: str
+) -> None:
+    (toy.sources / "bad.toy").write_text(text)
+    with pytest.raises(build.BuildError) as failed:
+        built(toy)
+    [log] = (toy.folder / "cache" / "kernels").iterdir()
+    assert log.suffix == ".log"
+    assert str(failed.value) == f"compiling the toys kernels failed: {shown} (all of it: {log})"
+    written = log.read_text().splitlines()
+    assert written[0].startswith(f"{toy.compiler} -O9 -c {toy.sources / 'bad.toy'} -o ")
+    assert written[1:] == text.splitlines()
+    assert not any("-shared" in line for line in said(toy))
+
+
+def test_what_cannot_be_run_written_or_loaded_is_said(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: str) -> None:
+        raise OSError("no symbol")
+
+    monkeypatch.setattr(build, "ctypes", SimpleNamespace(CDLL=broken))
+    with pytest.raises(build.BuildError) as failed:
+        built(toy)
+    [path] = (toy.folder / "cache" / "kernels").iterdir()
+    assert str(failed.value) == f"the compiled kernels cannot be loaded: no symbol; delete {path}"
+    monkeypatch.setenv("SPECDEC_CACHE", str(toy.log))
+    with pytest.raises(build.BuildError) as failed:
+        built(toy)
+    assert str(failed.value).startswith(f"the kernels cannot be built in {toy.log / 'kernels'}: ")
+    assert str(failed.value).endswith("; set SPECDEC_CACHE")
+    toy.command = (str(toy.folder / "none"),)
+    with pytest.raises(build.BuildError) as failed:
+        built(toy)
+    assert str(failed.value).startswith(f"{toy.folder / 'none'} cannot be run: ")
+
+
+def test_compiling_is_forbidden_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECDEC_FORCE_PY", raising=False)
+    assert build.forbidden() is None
+    for value in ("", "0"):
+        monkeypatch.setenv("SPECDEC_FORCE_PY", value)
+        assert build.forbidden() is None
+    monkeypatch.setenv("SPECDEC_FORCE_PY", "yes")
+    assert build.forbidden() == "SPECDEC_FORCE_PY=yes forbids compiled kernels; unset it to have them"
+
+
+def test_an_older_torch_names_one_level_and_all_below_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    every = tuple(cpu.LEVELS)
+    for named, best in (("AVX512", "avx512"), ("AVX2", "avx2"), ("DEFAULT", "plain")):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda named=named: named)
+        assert cpu.levels.__wrapped__() == every[every.index(best) :]

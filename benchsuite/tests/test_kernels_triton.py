@@ -1,0 +1,219 @@
+"""The triton backend on small cases, interpreted; what it launches; what it takes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchsuite.kernelbench.agreement import disagreement, run_op
+from benchsuite.kernelbench.cases import CASES, SMALL, Case
+from benchsuite.kernelbench.guarded import Guarded
+from benchsuite.tests.rig import INTERPRETS
+from specdec import SpecdecError
+from specdec.ops import Ops
+from specdec_kernels import triton
+from specdec_kernels.reference import Reference
+from specdec_kernels.triton import Triton
+
+QUICK = {
+    "linear": ("int8-odd",),
+    "rms_norm": ("empty", "single"),
+    "emit": ("1x1", "cut", "gaps"),
+    "silu_mul": ("empty", "single", "flat"),
+    "tree_sample": ("gaps", "large", "equal-noise-residual", "1x1x7", "equal-noise"),
+    "block_sample": ("gaps", "large", "equal-noise-residual", "1x1x7", "equal-noise"),
+    "rejection_sample": ("gaps", "large", "equal-noise-residual", "1x1x7", "equal-noise"),
+    "tree_attention": ("gaps", "softcap", "garbage"),
+    "verify_prefix": ("gaps", "tree-32x16", "1x1", "1x5", "tree-1x2"),
+    "kv_plan": ("1", "gaps"),
+    "kv_compact": ("nothing", "overlap", "ring", "swap", "gaps"),
+    "kv_append": ("single", "gaps", "empty"),
+    "sample": ("5001", "large", "7", "258-argmax", "tie", "tied-3x33", "gaps", "1-argmax", "equal-noise", "filtered"),
+    "accept": ("many", "gaps"),
+    "rotary": ("empty",),
+    "noise_keys": ("number", "slots", "rows", "many"),
+}
+"""Of the cases of all backends those that the interpreter runs in a tenth of a second."""
+
+
+def _cases() -> list[Case]:
+    return [*SMALL, *(case for case in CASES if case.name in QUICK.get(case.op, ()))]
+
+
+@pytest.mark.parametrize("case", _cases(), ids=lambda case: f"{case.op}-{case.name}")
+@INTERPRETS
+def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(case: Case) -> None:
+    ops = Ops([Triton(), Reference()])
+    for dtype in case.dtypes:
+        with Guarded() as guard:
+            assert (wrong := disagreement(ops, case, dtype)) is None, f"{dtype}: {wrong}"
+        assert not guard.written(), f"{dtype}: written beside tensors of {guard.written()} numbers"
+    assert {name for (op, name), _ in ops.ran().items() if op == case.op} == {"triton"}
+
+
+FUSED, DRAWN = {"enable_fp_fusion": True}, {"enable_fp_fusion": False, "num_warps": 16}
+SAID = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
+COMPILED: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    ("sample", "7"): ("sample", DRAWN),
+    ("noise_keys", "slots"): ("noise_keys", {"num_warps": 1}),
+    ("accept", "many"): ("accept", {"enable_fp_fusion": False}),
+    ("verify_prefix", "1x5"): ("verify_prefix", {"enable_fp_fusion": False, "num_warps": 1}),
+    ("block_sample", "small-near"): ("block_sample", {**DRAWN, "maxnreg": 128}),
+    ("tree_sample", "small-near"): ("tree_sample", {**DRAWN, "maxnreg": 128}),
+    ("emit", "small"): ("emit", {"num_warps": 1}),
+    ("kv_plan", "small-ring"): ("kv_plan", {"num_warps": 4}),
+    ("kv_append", "small"): ("kv_append", {**FUSED, "num_warps": 1}),
+    ("kv_compact", "overlap"): ("kv_compact", FUSED),
+    ("tree_attention", "small-5"): ("tree_attention", {**FUSED, "num_stages": 2}),
+    ("linear", "small-int8"): ("linear", {**FUSED, "num_warps": 4, "num_stages": 3}),
+    ("linear", "small-int4"): ("linear", {**FUSED, "num_warps": 4, "num_stages": 4}),
+    ("rms_norm", "small-9"): ("rms_norm", {**FUSED, "num_warps": 1}),
+    ("rms_norm", "whole"): ("rms_norm", {**FUSED, "num_warps": 4}),
+    ("rotary", "small"): ("rotary", {**FUSED, "num_warps": 1}),
+    ("silu_mul", "small"): ("silu_mul", FUSED),
+}
+"""For a case of an op the kernel, and what the compiler is told of it: of this an interpreter sees nothing."""
+
+
+class _Kernel:
+    """Stands for a kernel, and notes what it is launched with."""
+
+    def __init__(self, notes: list[tuple[Any, dict[str, Any]]]) -> None:
+        self._notes = notes
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *given, **named: self._notes.append((grid, named))
+
+
+@pytest.mark.parametrize(("op", "name"), COMPILED)
+@INTERPRETS
+def test_the_compiler_is_told_of_a_kernel_what_it_needs(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, said = COMPILED[op, name]
+    modules = [import_module(f"specdec_kernels.triton_{part}") for part in ("decoder", "verify", "window")]
+    module = next(module for module in modules if hasattr(module, kernel))
+    notes: list[tuple[Any, dict[str, Any]]] = []
+    monkeypatch.setattr(module, kernel, _Kernel(notes))
+    case = next(case for case in (*SMALL, *CASES) if (case.op, case.name) == (op, name))
+    run_op(Triton(), op, case.make(torch.Generator().manual_seed(7), torch.float32))
+    [(_, named)] = notes
+    assert {key: value for key, value in named.items() if key in SAID} == said
+
+
+def test_sizes_are_rounded_up_to_powers_of_two_and_rows_seen_in_four_axes() -> None:
+    assert [triton._power(size) for size in (1, 2, 3, 4, 5, 8, 9, 1024, 1025)] == [1, 2, 4, 4, 8, 8, 16, 1024, 2048]
+    for shape, seen in (
+        ((3,), (1, 1, 1, 3)),
+        ((2, 3), (1, 1, 2, 3)),
+        ((1, 2, 3, 4), (1, 2, 3, 4)),
+        ((2, 2, 2, 3, 4), (4, 2, 3, 4)),
+    ):
+        assert triton._rows(torch.empty(shape)).shape == seen
+
+
+def test_a_vocabulary_is_cut_into_as_many_parts_as_fill_the_programs() -> None:
+    block = triton.BLOCK
+    for draws, vocabulary, expected in (
+        *((1, 7, (1, block)), (1, block, (1, block)), (1, block + 1, (2, block)), (0, block + 1, (2, block))),
+        *((64, 8 * block, (2, 4 * block)), (65, 8 * block, (1, 8 * block)), (128, 8 * block, (1, 8 * block))),
+        *((500, 3 * block, (1, 3 * block)), (43, 7 * block, (2, 4 * block)), (32, 9 * block, (3, 3 * block))),
+    ):
+        assert triton._parts(draws, vocabulary) == expected, (draws, vocabulary)
+
+
+def test_counters_stay_where_they_are_for_as_many_places() -> None:
+    backend, device = Triton(), torch.device("cpu")
+    five = backend._counters(5, device)
+    assert (five.tolist(), five.dtype) == ([0] * 8, torch.int32)
+    assert backend._counters(8, device) is five
+    assert backend._counters(9, device) is not five
+    assert backend._counters(6, device) is five
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    there, gpu = [True], [False]
+    monkeypatch.setattr(triton, "find_spec", lambda name: name if there[0] and name == "triton" else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu[0])
+    monkeypatch.delenv("SPECDEC_FORCE_PY", raising=False)
+    backend = Triton()
+    assert (backend.priority, backend.interpreted, backend._device) == (50, False, "cuda")
+    assert backend.missing() == "there is no CUDA device; TRITON_INTERPRET=1 runs its kernels on the CPU, slowly"
+    gpu[0] = True
+    assert backend.missing() is None
+    there[0] = False
+    assert backend.missing() == "triton is not installed; pip install 'specdec-bench[triton]'"
+    monkeypatch.setenv("SPECDEC_FORCE_PY", "1")
+    assert str(backend.missing()).startswith("SPECDEC_FORCE_PY=1 forbids compiled kernels")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert not Triton().interpreted
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delenv("SPECDEC_FORCE_PY")
+    there[0], gpu[0] = True, False
+    slow = Triton()
+    assert (slow.priority, slow.interpreted, slow._device, slow.missing()) == (5, True, "cpu", None)
+    assert (Triton.name, Triton.devices) == ("triton", ("cuda",))
+
+
+def test_an_exact_one_promises_rows_that_are_the_same_beside_any_others() -> None:
+    assert Triton().row_invariant == frozenset()
+    decoder = {"kv_append", "kv_compact", "tree_attention", "linear", "rms_norm", "rotary", "silu_mul"}
+    assert Triton(exact=True).row_invariant == {*decoder, "decoder_layers", "kv_plan"}
+    with pytest.raises(SpecdecError) as refused:
+        Triton(exact=1)  # type: ignore[arg-type]
+    assert str(refused.value) == "exact is 1; expected True or False"
+
+
+def _given(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cuda") -> Any:
+    """What a backend asks a tensor for, on a GPU."""
+
+    class Given(Tensor):
+        @property
+        def device(self) -> torch.device:  # type: ignore[override]
+            return torch.device(device)
+
+    return torch.empty(shape, dtype=dtype).as_subclass(Given)
+
+
+HALF, INT = torch.bfloat16, torch.int64
+FLOATS = (torch.float32, HALF, torch.float16)
+DRAWS = ("sample", "accept", "rejection_sample", "block_sample", "tree_sample")
+COUNTS = ("noise_keys", "verify_prefix", "emit", "kv_plan")
+TAKES: list[tuple[str, tuple[Any, ...], bool]] = [
+    *((op, (_given(2, 9),), True) for op in DRAWS),
+    *((op, (_given(2, 9, dtype=HALF),), False) for op in DRAWS),
+    *((op, (_given(2, 9, dtype=INT),), True) for op in COUNTS),
+    *((op, (_given(2, 9),), False) for op in COUNTS),
+    *((op, (_given(2, 3, 4, 8, dtype=d),), True) for op in ("kv_append", "kv_compact", "silu_mul") for d in FLOATS),
+    *((op, (_given(2, 3, 4, 8, dtype=INT),), False) for op in ("kv_append", "kv_compact", "silu_mul")),
+    ("process", (_given(2, 9),), False),
+    *((op, (_given(2, 9, device="cpu"),), False) for op in ("sample", "silu_mul")),
+    ("silu_mul", (_given(2, 9), _given(2, 9, device="cuda:1")), False),
+    ("silu_mul", (_given(2, 9), _given(2, 9, dtype=HALF)), False),
+    ("rms_norm", (_given(1, 16384),), True),
+    ("rms_norm", (_given(1, 16385),), False),
+    ("silu_mul", (_given(1, 16385),), True),
+    ("tree_attention", (_given(1, 6, 2, 256), _given(1, 2, 9, 256)), True),
+    ("tree_attention", (_given(1, 6, 2, 257), _given(1, 2, 9, 257)), False),
+    ("tree_attention", (_given(1, 6, 2, 8), _given(1, 4, 9, 8)), False),
+    ("rotary", (_given(1, 6, 2, 8), _given(1, 2, 8)), True),
+    ("rotary", (_given(1, 6, 2, 7), _given(1, 2, 7)), False),
+    ("rotary", (_given(1, 6, 2, 8), _given(1, 2, 4)), False),
+    ("decoder_layers", (_given(2, 8, 9), _given(4, 9)), True),
+    ("decoder_layers", (_given(1, 17, 9), _given(4, 9)), False),
+    ("decoder_layers", (_given(2, 8, 9), _given(4, 9, dtype=HALF)), False),
+    ("linear", (_given(2, 9), _given(4, 9)), False),
+]
+
+
+@pytest.mark.parametrize("number", range(len(TAKES)), ids=lambda n: f"{TAKES[n][0]}-{n}")
+def test_it_takes_what_fits_a_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    op, tensors, taken = TAKES[number]
+    assert Triton().takes(op, *tensors) is taken
+    if op in ("linear", "decoder_layers"):
+        own = tensors[1].dtype == tensors[0].dtype
+        assert Triton(exact=True).takes(op, *tensors) is own
