@@ -25,8 +25,8 @@ from benchsuite.prove.read_guard import guarded_steps
 from specdec import Context, Engine, Request, SamplingParams, Window
 from specdec.assembly import Assembly
 
-GREEDY = SamplingParams(max_new_tokens=24)
-SAMPLED = SamplingParams(temperature=0.8, top_k=40, seed=3, max_new_tokens=24)
+GREEDY = SamplingParams(max_new_tokens=14)
+SAMPLED = SamplingParams(temperature=0.8, top_k=40, seed=3, max_new_tokens=14)
 LENGTHS = (4, 4, 0, 4, 1, 0, 0, 4, 2)
 """K of consecutive steps, in quarters of the largest K: the draft is skipped in some steps and asked again later."""
 
