@@ -33,6 +33,7 @@ Distribution = dict[tuple[int, ...], float]
 LARGEST = 10**6
 """Fractions with denominators up to this differ by at least 1e-12, so a float64 identifies its fraction."""
 
+
 @cache
 def _fraction(chance: float) -> Fraction:
     """The fraction that a float64 rounds; a run of leaves asks for few numbers, and often."""

@@ -16,7 +16,7 @@ from benchsuite.prove.tiny import assembly
 from benchsuite.tests import budget
 from benchsuite.tests.gate_rig import Suite
 from benchsuite.tests.rig import KILLS, Make, Python, Run, child_variables
-from benchsuite.tests.warm import Warm
+from benchsuite.tests.warm import Warm, hurry
 from specdec.registry import LOAD_PLUGINS
 
 DEEPER = 50
@@ -29,6 +29,7 @@ SHRINKING_S = 30
 def pytest_configure(config: pytest.Config) -> None:
     """Register one hypothesis profile, of normal or of deep length, and the list of tests above their budget."""
     config.pluginmanager.register(budget)
+    hurry()
     config.addinivalue_line("markers", "deep: a case of a product that others hold too; only with --specdec-deep")
     deep = config.getoption("specdec_deep")
     # The engine's first call in a process is slow and machines are shared: a deadline would fail at random.

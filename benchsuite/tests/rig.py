@@ -58,6 +58,7 @@ INTERPRETED = (
 )
 """Marks of a test that runs Triton's kernels on a CPU."""
 
+
 def in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0) -> list[Any]:
     """The product of two lists as parameters: the values of both in turn, and the other pairs with --specdec-deep.
 
