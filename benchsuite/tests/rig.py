@@ -59,16 +59,17 @@ INTERPRETED = (
 """Marks of a test that runs Triton's kernels on a CPU."""
 
 
-def in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0) -> list[Any]:
+def in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0, groups: int = 0) -> list[Any]:
     """The product of two lists as parameters: the values of both in turn, and the other pairs with --specdec-deep.
 
-    A value may be a ``pytest.param``: a pair has the marks of both. ``shift`` begins the second list elsewhere.
+    A value may be a ``pytest.param``: a pair has the marks of both. ``shift`` begins the second list elsewhere. With
+    ``groups`` each value of the first has so large a part of the second, of 2 a half; 0: the smallest that has all.
     """
     params = [
         [value if isinstance(value, ParameterSet) else pytest.param(value) for value in values]
         for values in (first, second)
     ]
-    few = min(len(first), len(second))
+    few = groups or min(len(first), len(second))
     found = []
     for (i, one), (j, other) in itertools.product(enumerate(params[0]), enumerate(params[1])):
         marks = [*one.marks, *other.marks]

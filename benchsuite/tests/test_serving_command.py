@@ -114,6 +114,7 @@ def test_a_server_that_fails_too_often_is_inconclusive(assemble: Make, run: Run)
     assert "spec gives no log-probabilities: its usage is taken at its word" in done.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_what_was_measured(assemble: Make, tmp_path: Path) -> None:
     """The second server hangs after its warm-up; the process is interrupted when the first one's block is written."""
     whole = Fault(
