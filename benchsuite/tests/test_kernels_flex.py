@@ -16,7 +16,10 @@ ATTENTION = [case for case in CASES if case.op == "tree_attention"]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] * (n % 3 > 0), id=case.name) for n, case in enumerate(ATTENTION)],
+)
 def test_flex_attention_agrees_with_the_reference(case: Case, deep: bool) -> None:
     """Op by op it is slow, and a case has one of its dtypes in turn."""
     ops = Ops([Flex(compiled=False), Reference()])

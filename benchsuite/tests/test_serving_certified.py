@@ -329,6 +329,7 @@ def test_each_prompt_is_sampled_with_its_own_seed(assemble: Make) -> None:
         assert spec.seeds == [7, 8, 9, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_prompts_without_an_answer_are_not_certified(heat: float, assemble: Make) -> None:
     engines = [assemble(max_length=256).engine(None, k=0) for _ in range(2)]
@@ -341,6 +342,7 @@ def test_prompts_without_an_answer_are_not_certified(heat: float, assemble: Make
     assert "refused_request" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unread", [0, 1])
 def test_outputs_that_plain_cannot_read_are_not_certified(
     unread: int, monkeypatch: pytest.MonkeyPatch, assemble: Make
@@ -379,6 +381,7 @@ def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypa
     assert found.state == "inconclusive", found.lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "state"), [(0, "certified"), (1, "differs, not judged")])
 def test_a_reply_without_log_probabilities_among_others_is_no_bug(change: int, state: str, assemble: Make) -> None:
     with OurServer(assemble().engine(None, k=0)) as plain, Heard(assemble().engine("ngram", k=4)) as spec:
@@ -444,6 +447,7 @@ def test_an_honest_pair_is_certified_over_http(assemble: Make) -> None:
     assert "is found with 99 %" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [20, 5])
 def test_changed_tokens_are_found_over_http(change: int, assemble: Make) -> None:
     with (
@@ -511,6 +515,7 @@ def test_a_server_without_logprobs_is_not_judged(assemble: Make) -> None:
             assert certificate(plain, spec)[0] == "certified"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heat", "tokens", "state"), [(1.0, 150, "certified"), (1.5, 150, "bug"), (1.0, 2, "inconclusive")]
 )
@@ -526,6 +531,7 @@ def test_a_sampled_pair_is_read_under_plains_list_over_http(
     assert f"{4 * tokens} tokens of spec under plain's list" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [0, 8])
 @pytest.mark.parametrize("named", [True, False], ids=["numbers", "text alone"])
 def test_a_local_model_judges_servers_that_say_nothing(change: int, named: bool, assemble: Make) -> None:
