@@ -190,7 +190,8 @@ class PolicyChecks(Checks):
         """The host reads the device only in the engine's one read."""
         for params in (GREEDY, replace(GREEDY, temperature=1.0)):
             engine = kit_assembly("llama", 3, self.extra).engine("draft_model", self.text, k=3)
-            guarded_steps(engine, tiny.requests(params, 3), 6)
+            # Longer than six steps in which every proposal is accepted.
+            guarded_steps(engine, tiny.requests(replace(params, max_new_tokens=60), 3), 6)
 
     def _judge(self, window: Window, logits: Tensor, first: int = 0) -> Verdict:
         return self.policy.accept(logits, window, _rows(context(Reference()), len(logits), first))

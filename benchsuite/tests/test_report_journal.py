@@ -26,7 +26,7 @@ from benchsuite.tests.rig import SETTING, SHORT, Run, repeatable
 from specdec.errors import SpecdecError
 
 OPTIONS = {"baseline": "plain", "target": "tiny", "shard": ""}
-SETTINGS = [replace(SETTING, workload=name) for name in ("chat", "reasoning")]
+SETTINGS = [replace(SETTING, workload=name, max_new_tokens=8) for name in ("chat", "reasoning")]
 
 
 @pytest.fixture(scope="module")
