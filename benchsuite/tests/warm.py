@@ -49,8 +49,9 @@ READ_BEFORE = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "TRITON_INTERPRET")
 
 def hurry() -> None:
     """Have the probes of the machine read little and look briefly: no test asserts what they say of it."""
-    importlib.import_module("benchsuite.machine.roofline").PROBE_BYTES["cpu"] = 2**22
-    importlib.import_module("benchsuite.machine.load").SECONDS = 0.02  # type: ignore[attr-defined]
+    from benchsuite.machine import load, roofline
+
+    roofline.PROBE_BYTES["cpu"], load.SECONDS = 2**22, 0.02
 
 
 class Warm:
