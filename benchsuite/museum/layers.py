@@ -56,8 +56,8 @@ from specdec.beam import Beams, BeamSearch
 from specdec.jobs import OutFile, Prompts, read_jobs, run_jobs
 from specdec_kernels.reference import Reference
 
-GREEDY = SamplingParams(max_new_tokens=14)
-SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=14)
+GREEDY = SamplingParams(max_new_tokens=24)
+SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24)
 FORK, DEEP = Shape((-1, 0, 0)), Shape((-1, 0, 0, 1, 2))
 RARE = 1e-8
 """The false-alarm probability of each of the few sampling tests here."""
