@@ -65,6 +65,7 @@ def measured_twice(request: pytest.FixtureRequest) -> Any:
     return json.loads(found["benchmark.json"]), next(iter(bench._stages.values())).machine
 
 
+@pytest.mark.slow
 def test_every_figure_of_every_row_follows_from_its_records(measured_twice: tuple[Any, Machine]) -> None:
     found, machine = measured_twice
     for kind in ("rows", "pooled"):

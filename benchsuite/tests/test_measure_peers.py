@@ -338,6 +338,7 @@ def compiled_peer(build: Assembly, judge: Judge, backend: str) -> PeerRunner:
     return peer
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forgetful")
 def test_a_compiled_forward_changes_no_token_and_nothing_is_compiled_while_it_is_timed(assemble: Make) -> None:
     """The backend compiles nothing; all else is as with the one that does. A sliding window of 24 fills up."""

@@ -285,6 +285,7 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f
 EITHER = pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "dtype"), in_turn(["auto", "reference"], [torch.float32, torch.bfloat16], 1))
 @EITHER
 def test_ties_of_tiny_models_are_no_more_than_documented(

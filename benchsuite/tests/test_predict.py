@@ -408,6 +408,7 @@ def test_advice_and_maps_that_cannot_be_made_are_refused(arguments: tuple[str, .
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @given(st.floats(0.0, 0.5), st.floats(0.0, 0.5))
 def test_the_map_has_one_where_it_says_that_acceptance_breaks_even(slope: float, drafting: float) -> None:
     """And every speedup grows with acceptance; below what is needed it is less than 1, above more."""

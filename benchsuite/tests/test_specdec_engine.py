@@ -121,7 +121,10 @@ def test_each_kind_of_token_is_told_apart(assemble: Make) -> None:
     assert set(wrong.kinds) == {"recovered", "plain"}
 
 
-@pytest.mark.parametrize("draft", [None, "draft_model", "garbage", "eagle", "medusa"])
+@pytest.mark.parametrize(
+    "draft",
+    [None, "draft_model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("garbage", "eagle", "medusa"))],
+)
 def test_after_warm_up_no_memory_grows_with_the_steps(draft: str | None, assemble: Make) -> None:
     engine = assemble(max_length=4096 if draft is None else 512).engine(draft, k=4)
 
