@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from cProfile import Profile
-from types import CodeType
+from types import CodeType, ModuleType
 
 import pytest
 
@@ -92,9 +92,11 @@ def _called(layer: str) -> set[str]:
     """The functions of Python that a layer calls, each as an edit names it."""
     profile = Profile(builtins=False)  # written in C: there are millions of calls
     profile.runcall(LAYERS[layer])
-    modules = {getattr(module, "__file__", None): name for name, module in [*sys.modules.items()]}
+    files = {
+        vars(module).get("__file__"): name for name, module in [*sys.modules.items()] if isinstance(module, ModuleType)
+    }
     called = [entry.code for entry in profile.getstats() if isinstance(entry.code, CodeType)]
-    return {f"{modules.get(code.co_filename, '')}:{code.co_qualname}" for code in called}
+    return {f"{files.get(code.co_filename, '')}:{code.co_qualname}" for code in called}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
