@@ -63,9 +63,11 @@ def test_a_shift_of_one_in_a_hundred_is_found_with_probability_0_99() -> None:
 
 def _cases() -> Iterator[Any]:
     """Each two of backend, way and dtype together; each three with --specdec-deep."""
-    for one in itertools.product(enumerate(BACKENDS), enumerate(WAYS), enumerate((torch.float32, torch.bfloat16))):
-        places, (backend, way, dtype) = zip(*one, strict=True)
-        marks = [*(ON_GPU if backend[1] == "cuda" else ()), *([pytest.mark.deep] * (sum(places) % 2))]
+    dtypes = (torch.float32, torch.bfloat16)
+    for (i, backend), (j, way), (k, dtype) in itertools.product(
+        enumerate(BACKENDS), enumerate(WAYS), enumerate(dtypes)
+    ):
+        marks = [*(ON_GPU if backend[1] == "cuda" else ()), *([pytest.mark.deep] * ((i + j + k) % 2))]
         names = (backend[0], way[0], str(way[1].parents[-1]), str(dtype).removeprefix("torch."))
         yield pytest.param(*backend, *way, dtype, marks=marks, id="-".join(names))
 
