@@ -241,7 +241,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--specdec-deep",
         dest="specdec_deep",
         action="store_true",
-        help="the suite's own proofs 50 times longer: more distributions, more runs of the state machine",
+        help="the suite's own proofs 50 times longer: more distributions, more runs of state machines, whole products",
     )
 
 

@@ -23,7 +23,7 @@ def must_fit_a_gpu(
     claim, strategy = f"steps with {text} are fit for a GPU", f"{draft} under {policy}, K = {k}"
     try:
         found = fake_run(
-            draft, policy, k=k, params=params, rows=2, steps=5, config=families.CONFIGS[family](), extra=extra
+            draft, policy, k=k, params=params, rows=2, steps=3, config=families.CONFIGS[family](), extra=extra
         )
     except BuildError as error:
         pytest.skip(f"no device guard for fake tensors can be compiled: {error}")

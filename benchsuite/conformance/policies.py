@@ -83,6 +83,8 @@ class PolicyChecks(Checks):
     def test_its_distribution_is_what_its_contract_says(self, certain: bool) -> None:
         """Every outcome of whole runs of the engine is enumerated; the distance of a lossy policy is printed."""
         cases = CHAINS + FORKS if self.trees else CHAINS
+        if self.sampled == "lossy":  # whose distance is shown, and holds no promise
+            cases = CHAINS[1:2] + (FORKS[:1] if self.trees else ())
         far = {case: self._distance(case, certain) for case in cases}
         if self.sampled == "lossy":
             print(f"{self.text}: total variation {max(far.values()):.4f}")
@@ -177,7 +179,7 @@ class PolicyChecks(Checks):
     @pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=1.0)], ids=["greedy", "sampled"])
     def test_a_step_can_be_recorded_and_replayed(self, params: SamplingParams) -> None:
         """A verdict follows from tensors alone, so that a recorded step gives what its Python would give again."""
-        must_replay(self.text, "llama", self.extra, "draft_model", self.text, tiny.requests(params, 6), 3)
+        must_replay(self.text, "llama", self.extra, "draft_model", self.text, tiny.requests(params, 4), 3)
 
     @pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=1.0)], ids=["greedy", "sampled"])
     def test_a_step_is_fit_for_a_gpu(self, params: SamplingParams) -> None:
@@ -188,7 +190,8 @@ class PolicyChecks(Checks):
         """The host reads the device only in the engine's one read."""
         for params in (GREEDY, replace(GREEDY, temperature=1.0)):
             engine = kit_assembly("llama", 3, self.extra).engine("draft_model", self.text, k=3)
-            guarded_steps(engine, tiny.requests(params, 3), 6)
+            # Longer than six steps in which every proposal is accepted.
+            guarded_steps(engine, tiny.requests(replace(params, max_new_tokens=60), 3), 6)
 
     def _judge(self, window: Window, logits: Tensor, first: int = 0) -> Verdict:
         return self.policy.accept(logits, window, _rows(context(Reference()), len(logits), first))

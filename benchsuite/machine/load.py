@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import psutil
 
+SECONDS = 0.5
+"""How long the machine is watched."""
+
 BUSY, STOLEN = 10.0, 1.0
 """Percent of the cores' time above which other processes, or other guests of the host, are worth a line."""
 
@@ -18,9 +21,9 @@ class Load:
     stolen: float
 
     @staticmethod
-    def measured(seconds: float = 0.5) -> Load:
+    def measured() -> Load:
         """Measure while this process sleeps."""
-        times = psutil.cpu_times_percent(interval=seconds)
+        times = psutil.cpu_times_percent(interval=SECONDS)
         stolen = float(getattr(times, "steal", 0.0))  # only Linux tells it
         return Load(max(0.0, 100.0 - times.idle - getattr(times, "iowait", 0.0) - stolen), stolen)
 

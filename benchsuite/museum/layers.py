@@ -214,7 +214,8 @@ def counters() -> None:
     """The exact numbers of what a step reads, copies and counts."""
     build = tiny.assembly(max_rows=2, backend="reference")
     engine, work = build.engine("oracle(0.8)", k=4), tiny.requests(GREEDY)
-    guarded_steps(build.engine("oracle(0.8)", k=4), work, 6)
+    long = tiny.requests(replace(GREEDY, max_new_tokens=40))
+    guarded_steps(build.engine("oracle(0.8)", k=4), long, 6)
     object.__setattr__(engine.ops, "kv_compact", None)  # a call would fail: a chain must move nothing
     done = engine.run(work)
     stats, counts = engine.stats, engine.stats.counts

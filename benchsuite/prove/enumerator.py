@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -31,6 +32,13 @@ Distribution = dict[tuple[int, ...], float]
 
 LARGEST = 10**6
 """Fractions with denominators up to this differ by at least 1e-12, so a float64 identifies its fraction."""
+
+
+@cache
+def _fraction(chance: float) -> Fraction:
+    """The fraction that a float64 rounds; a run of leaves asks for few numbers, and often."""
+    return Fraction(chance).limit_denominator(LARGEST)
+
 
 IMPOSSIBLE = 1e-13
 """An outcome as unlikely as this is one that float64 has not rounded to 0."""
@@ -61,7 +69,7 @@ class Script(Reference):
         """Return the scripted outcome of a draw or a coin with these probabilities and the noise of a key."""
         shares: list[Share] = [*distribution]
         if self.exact:
-            shares = [Fraction(chance).limit_denominator(LARGEST) for chance in distribution]
+            shares = [_fraction(chance) for chance in distribution]
             assert sum(shares) == 1, f"the distribution {distribution} is not one of fractions"
         open_ = not self.fresh and sum(share > IMPOSSIBLE for share in shares) > 1  # else no noise is shared
         by, before = self.used.setdefault(key, (kind, [])) if open_ else (kind, [])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -30,13 +31,14 @@ def random_table(seed: object, vocabulary: int, parts: int = 16, zeros: bool = F
     The probabilities are distinct multiples of 1/``parts``, none of them 0 unless ``zeros``.
     """
 
-    def distribution(history: History) -> list[float]:
+    @cache  # the leaves of an enumeration ask for the same few histories
+    def distribution(history: History) -> Sequence[float]:
         generator = random.Random(f"{seed} {history}")
         while True:
             cuts = sorted(generator.randint(0, parts) for _ in range(vocabulary - 1))
             shares = [b - a for a, b in zip([0, *cuts], [*cuts, parts], strict=True)]
             if len(set(shares)) == vocabulary and (zeros or all(shares)):
-                return [share / parts for share in shares]
+                return tuple(share / parts for share in shares)
 
     return distribution
 

@@ -72,10 +72,10 @@ def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:
 
 
 def requests(params: SamplingParams | None = None, count: int = 4) -> list[Request]:
-    """Return requests over ``prompts``, each with five more new tokens than the previous one."""
-    base = params or SamplingParams(max_new_tokens=24)
+    """Return requests over ``prompts``, each with three more new tokens than the previous one."""
+    base = params or SamplingParams(max_new_tokens=14)
     return [
-        Request(i, prompt, SamplingParams(**{**vars(base), "max_new_tokens": base.max_new_tokens + 5 * i}))
+        Request(i, prompt, SamplingParams(**{**vars(base), "max_new_tokens": base.max_new_tokens + 3 * i}))
         for i, prompt in enumerate(prompts(count))
     ]
 

@@ -19,7 +19,7 @@ from benchsuite.prove.tiny import assembly
 from benchsuite.tests import budget
 from benchsuite.tests.gate_rig import Suite, run_inside
 from benchsuite.tests.rig import KILLS, Make, Python, Run, child_variables
-from benchsuite.tests.warm import Warm
+from benchsuite.tests.warm import Warm, hurry
 from specdec.registry import LOAD_PLUGINS
 
 DEEPER = 50
@@ -32,6 +32,8 @@ SHRINKING_S = 30
 def pytest_configure(config: pytest.Config) -> None:
     """Register one hypothesis profile, of normal or of deep length, and the list of tests above their budget."""
     config.pluginmanager.register(budget)
+    hurry()
+    config.addinivalue_line("markers", "deep: a case of a product that others hold too; only with --specdec-deep")
     deep = config.getoption("specdec_deep")
     # The engine's first call in a process is slow and machines are shared: a deadline would fail at random.
     settings.register_profile(
@@ -53,6 +55,15 @@ def pytest_configure(config: pytest.Config) -> None:
     conjecture.MAX_SHRINKING_SECONDS = SHRINKING_S
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the rest of a product (``rig.in_turn``) to --specdec-deep."""
+    if not config.getoption("specdec_deep"):
+        left = [item for item in items if item.get_closest_marker("deep")]
+        if left:
+            config.hook.pytest_deselected(items=left)
+            items[:] = [item for item in items if not item.get_closest_marker("deep")]
+
+
 @pytest.fixture(autouse=True)
 def only_our_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load no other installed plugins, neither here nor in the processes that a test starts."""
@@ -63,6 +74,12 @@ def only_our_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 def seeds(pytestconfig: pytest.Config) -> range:
     """Seeds of the random distributions of a proof."""
     return range(DEEPER if pytestconfig.getoption("specdec_deep") else 1)
+
+
+@pytest.fixture
+def deep(pytestconfig: pytest.Config) -> bool:
+    """Whether the proofs are lengthened."""
+    return bool(pytestconfig.getoption("specdec_deep"))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from transformers import PreTrainedModel
 
 from benchsuite import options
@@ -53,6 +55,27 @@ INTERPRETS = pytest.mark.skipif(
 )
 INTERPRETED = (pytest.mark.slow, INTERPRETS)
 """Marks of a test that runs Triton's kernels on a CPU."""
+
+
+def in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0, groups: int = 0) -> list[Any]:
+    """The product of two lists as parameters: the values of both in turn, and the other pairs with --specdec-deep.
+
+    A value may be a ``pytest.param``: a pair has the marks of both. ``shift`` begins the second list elsewhere. With
+    ``groups`` each value of the first has so large a part of the second, of 2 a half; 0: the smallest that has all.
+    """
+    params = [
+        [value if isinstance(value, ParameterSet) else pytest.param(value) for value in values]
+        for values in (first, second)
+    ]
+    few = groups or min(len(first), len(second))
+    found = []
+    for (i, one), (j, other) in itertools.product(enumerate(params[0]), enumerate(params[1])):
+        marks = [*one.marks, *other.marks]
+        if (i + shift) % few != j % few:
+            marks.append(pytest.mark.deep)
+        found.append(pytest.param(*one.values, *other.values, marks=marks))
+    return found
+
 
 KILLS = pytest.StashKey[list[Any]]()
 """The museum's results for mutants in this run."""

@@ -41,7 +41,7 @@ TestEagleThatResets = slow(conformance.draft("eagle", sampled=True, hidden=True,
 TestOracle = slow(conformance.draft("oracle(0.8)", replays=True))
 TestGarbage = slow(conformance.draft("garbage"))
 
-TestTransformers = conformance.engine("transformers", refuses=["cache=sttic", "cache=4"])
+TestTransformers = slow(conformance.engine("transformers", refuses=["cache=sttic", "cache=4"]))
 TestTransformersStatic = slow(conformance.engine("transformers(cache=static)"))
 TestTransformersLookup = slow(
     conformance.engine("transformers_prompt_lookup(k=3)", refuses=["k=0", "ngram=0", "k=2.5"])
@@ -51,7 +51,7 @@ TestLlamaCppLookup = slow(
     conformance.engine("llama_cpp_prompt_lookup(k=3)", own_arithmetic=True, refuses=["k=0", "ngram=0", "threads=0"])
 )
 
-TestMatch = conformance.policy("match", greedy="exact", sampled="exact", trees=True, coupled=True)
+TestMatch = slow(conformance.policy("match", greedy="exact", sampled="exact", trees=True, coupled=True))
 TestRejection = conformance.policy("rejection", greedy="exact", sampled="distribution")
 TestBlock = slow(conformance.policy("block", greedy="exact", sampled="distribution"))
 TestTreeRejection = slow(conformance.policy("tree_rejection", greedy="exact", sampled="distribution", trees=True))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.decodingbench import report
-from benchsuite.decodingbench.batches import BUDGET, batches_family, different_requests
+from benchsuite.decodingbench import batches, report
+from benchsuite.decodingbench.batches import batches_family, different_requests
 from benchsuite.decodingbench.bench import FAMILIES, DecodingBench
 from benchsuite.decodingbench.mixes import equal_jobs, every_processor, ragged_jobs
 from benchsuite.decodingbench.queues import queues_family
@@ -167,6 +167,8 @@ def test_queues_see_the_cells_that_grouping_saves(bench: DecodingBench, monkeypa
 def test_a_batch_is_as_many_times_as_fast_as_it_has_rows_where_a_forward_costs_what_one_row_costs(
     bench: DecodingBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    budget = 20
+    monkeypatch.setattr(batches, "BUDGET", budget)
     clock = SaidTime(monkeypatch)
     clock.tick_with(monkeypatch, bench.target, "forward", 1.0)
     rows = {row.contrast.arm: row for row in alternated(batches_family(bench.assembly, bench.text), rounds=1)}
@@ -174,7 +176,7 @@ def test_a_batch_is_as_many_times_as_fast_as_it_has_rows_where_a_forward_costs_w
     assert rows["one by one again"].each == [1.0]
     assert 2 < rows["one by one, drafts"].each[0] < 5, "an oracle of 0.8 with four proposals"
     assert 1 < rows["one batch, drafts"].each[0] < rows["one by one, drafts"].each[0], "a batch waits for its last row"
-    assert {row.work[1] for row in rows.values()} == {8 * BUDGET}
+    assert {row.work[1] for row in rows.values()} == {8 * budget}
 
 
 def test_the_requests_of_a_batch_differ_in_text_and_length() -> None:

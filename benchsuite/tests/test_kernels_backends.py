@@ -48,7 +48,8 @@ COMPOSED = {"decoder_layers", "block_sample", "tree_sample"}
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case.name}")
 @pytest.mark.parametrize(("name", "device"), HERE)
-def test_an_op_agrees_with_the_reference(name: str, device: str, case: Case) -> None:
+def test_an_op_agrees_with_the_reference(name: str, device: str, case: Case, deep: bool) -> None:
+    """Where Triton is interpreted, a tenth of a second an op, each case has one of its dtypes in turn."""
     ops = registry().backend(name)
     backend = ops.chain[0]
     taken = case.op not in NOT_TAKEN[backend.name]
@@ -56,7 +57,8 @@ def test_an_op_agrees_with_the_reference(name: str, device: str, case: Case) -> 
         taken = isinstance(case.make(torch.Generator(), torch.float32)[1], Quantised)
     if backend.name == "cpu" and case.op == "silu_mul":
         taken = case.make(torch.Generator(), torch.float32)[0].numel() >= cpu.LEAST_SILU
-    for dtype in case.dtypes:
+    interpreted = backend.name == "triton" and device == "cpu" and not deep
+    for dtype in case.dtypes[CASES.index(case) % len(case.dtypes) :][:1] if interpreted else case.dtypes:
         if backend.name == "triton" and case.op == "decoder_layers":
             x, layers, *_ = case.make(torch.Generator(), dtype)
             own = isinstance(layers[0].qkv, Quantised) or layers[0].qkv.dtype == dtype

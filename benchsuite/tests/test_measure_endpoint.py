@@ -241,6 +241,7 @@ def test_endpoints_are_peers_of_every_setting() -> None:
     assert endpoint_peers("") == []
 
 
+@pytest.mark.slow
 def test_servers_are_rows_of_the_main_table(run: Run, tmp_path: Path) -> None:
     device = torch.device("cpu")
     loaded = catalog.load("tiny", device, torch.float32, rows=1, max_length=512, seed=0)

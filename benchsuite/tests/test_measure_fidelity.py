@@ -35,12 +35,12 @@ LOSSY = Arm(SETTING, draft="ngram", policy="topk_agree", k=4)
 
 def whole(assemble: Make, policy: str, drawn: SamplingParams, judged: SamplingParams) -> Fidelity:
     """Twelve outputs of 60 tokens, drawn with one set of parameters and judged by another."""
-    build = assemble("llama", max_length=140)
+    build = assemble("llama", max_rows=12, max_length=140)
     judge, engine = Judge(build.target, range(40)), build.engine("draft_model", policy, k=3)
     work = [Request(i, prompt, drawn) for i, prompt in enumerate(prompts(6) + prompts(6, seed=1))]
-    total = Fidelity()
-    for request, done in zip(work, engine.run(work), strict=True):
-        total += examine(judge, replace(request, params=judged), build.plain(request), done.tokens)
+    total, plain = Fidelity(), build.engine(None).run(work)
+    for request, done, without in zip(work, engine.run(work), plain, strict=True):
+        total += examine(judge, replace(request, params=judged), without.tokens, done.tokens)
     return total
 
 

@@ -53,7 +53,8 @@ def measured_twice(request: pytest.FixtureRequest) -> Any:
     """The rows of the JSON, over one workload and over all, with the machine that they ran on."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    settings = [replace(SETTING, batch=request.param, workload=name) for name in ("chat", "reasoning")]
+    short = replace(SETTING, batch=request.param, max_new_tokens=7)
+    settings = [replace(short, workload=name) for name in ("chat", "reasoning")]
     peers: list[dict[str, Any]] = [{"peer": "transformers"}] if request.param == 1 else []
     bench = Bench(MeasuringPlan(prompts=6 if request.param == 1 else 8, pairs=2))
     bench.prepare([Arm(setting, **strategy) for setting in settings for strategy in (*STRATEGIES, *peers)])
@@ -64,6 +65,7 @@ def measured_twice(request: pytest.FixtureRequest) -> Any:
     return json.loads(found["benchmark.json"]), next(iter(bench._stages.values())).machine
 
 
+@pytest.mark.slow
 def test_every_figure_of_every_row_follows_from_its_records(measured_twice: tuple[Any, Machine]) -> None:
     found, machine = measured_twice
     for kind in ("rows", "pooled"):

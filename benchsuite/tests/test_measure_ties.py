@@ -19,7 +19,7 @@ from benchsuite.measure import workloads
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import MEASURED, MOST_FLOAT32, TOO_MANY, Judge, equal_text, rate, too_many, upper_limit
 from benchsuite.prove.tiny import prompts, registry
-from benchsuite.tests.rig import Make
+from benchsuite.tests.rig import Make, in_turn
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -285,9 +285,9 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f
 EITHER = pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 
 
-@BOTH
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "dtype"), in_turn(["auto", "reference"], [torch.float32, torch.bfloat16], 1))
 @EITHER
-@pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_ties_of_tiny_models_are_no_more_than_documented(
     backend: str, temperature: float, dtype: torch.dtype, seeds: range, one_thread: None
 ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from types import CodeType, FrameType
-from typing import Any
+from cProfile import Profile
+from types import CodeType, ModuleType
 
 import pytest
 
@@ -45,6 +45,13 @@ TABLES = ("distribution", "streams", "logprobs", "files")
 """The layers whose drafts are tables; only these are affected by a control that changes those drafts."""
 
 
+UNTOUCHED = {
+    "pegainfer#670": ("power", "processors", "text", "cancels", "beams", "files", "stops"),
+    "a tie": (*TABLES, "keyed", "power", "processors", "text", "cancels", "beams"),
+}
+"""Layers that call nothing of what a control changes, by its source: they would find what they find without it."""
+
+
 def _entry_name(entry: Mutant | Control) -> str:
     """The entry's test id."""
     return f"{entry.source}: {entry.sentence}"
@@ -61,7 +68,12 @@ def test_a_mutant_is_killed_by_its_layer(mutant: Mutant, pytestconfig: pytest.Co
 @pytest.mark.museum
 @pytest.mark.parametrize(
     ("control", "layer"),
-    [(control, layer) for control in CONTROLS for layer in LAYERS if layer in TABLES or not control.of_a_table],
+    [
+        (control, layer)
+        for control in CONTROLS
+        for layer in LAYERS
+        if (layer in TABLES or not control.of_a_table) and layer not in UNTOUCHED.get(control.source, ())
+    ],
     ids=lambda value: value if isinstance(value, str) else _entry_name(value),
 )
 def test_a_control_is_never_flagged(control: Control, layer: str) -> None:
@@ -78,18 +90,13 @@ def test_the_museum_holds_what_it_should() -> None:
 
 def _called(layer: str) -> set[str]:
     """The functions of Python that a layer calls, each as an edit names it."""
-    called: dict[CodeType, dict[str, Any]] = {}
-
-    def see(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call":  # of which there are millions: what a function is called is asked once, below
-            called[frame.f_code] = frame.f_globals
-
-    sys.setprofile(see)
-    try:
-        LAYERS[layer]()
-    finally:
-        sys.setprofile(None)
-    return {f"{module.get('__name__', '')}:{code.co_qualname}" for code, module in called.items()}
+    profile = Profile(builtins=False)  # written in C: there are millions of calls
+    profile.runcall(LAYERS[layer])
+    files = {
+        vars(module).get("__file__"): name for name, module in [*sys.modules.items()] if isinstance(module, ModuleType)
+    }
+    called = [entry.code for entry in profile.getstats() if isinstance(entry.code, CodeType)]
+    return {f"{files.get(code.co_filename, '')}:{code.co_qualname}" for code in called}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -99,6 +106,8 @@ def test_without_the_other_layers_their_mutants_survive(layer: str) -> None:
     [own] = [mutant for mutant in MUTANTS if mutant.sentence == ALONE[layer]]
     assert own.layer == layer
     assert called & {edit.where for edit in own.edits}, "not even what its own mutant changes is seen to be called"
+    untouched = [control for control in CONTROLS if layer in UNTOUCHED.get(control.source, ())]
+    assert not called & {edit.where for control in untouched for edit in control.edits}, "a control touches this layer"
     others = [mutant for mutant in MUTANTS if mutant.sentence in ALONE.values() and mutant is not own]
     tried = [mutant for mutant in others if called & {edit.where for edit in mutant.edits}]
     assert [mutant.sentence for mutant in tried if hold(mutant, layer).said] == []

@@ -139,7 +139,7 @@ def test_ngram_follows_its_last_longest_match(history: list[int], limit: int, ex
 
 def test_the_oracles_rate_is_the_acceptance_of_its_first_proposal(assemble: Make) -> None:
     """500 coins at 0.7: 5 standard deviations of the mean are 0.103."""
-    build = assemble(max_length=400)
+    build = assemble(max_rows=4, max_length=400)
     engine = build.engine("oracle(0.7)", k=2)
     work = [Request(i, p, SamplingParams(max_new_tokens=300)) for i, p in enumerate(prompts(4))]
     engine.run(work)

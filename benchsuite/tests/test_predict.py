@@ -336,6 +336,7 @@ PREDICTED = ("-m", "pytest", *SHORT, "--specdec-arm", "ngram/match/fixed/4,oracl
 """A short main job of two strategies; each cell has two texts."""
 
 
+@pytest.mark.slow
 def test_a_run_shows_each_row_beside_its_prediction_and_keeps_it(run: Run, tmp_path: Path) -> None:
     """The costs that it probed are taken again by the next run, which says their age; a run of another dtype refuses
     the file."""
@@ -371,6 +372,7 @@ def test_a_prediction_that_cannot_be_made_is_refused_before_work(options: tuple[
     assert said in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_advice_names_a_strategy_and_the_command_that_measures_it(run: Run, tmp_path: Path) -> None:
     """On ``tiny``: the JSON holds every strategy for each batch, and the chosen one has the largest expectation."""
     done = run(
@@ -407,6 +409,7 @@ def test_advice_and_maps_that_cannot_be_made_are_refused(arguments: tuple[str, .
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @given(st.floats(0.0, 0.5), st.floats(0.0, 0.5))
 def test_the_map_has_one_where_it_says_that_acceptance_breaks_even(slope: float, drafting: float) -> None:
     """And every speedup grows with acceptance; below what is needed it is less than 1, above more."""
@@ -420,6 +423,7 @@ def test_the_map_has_one_where_it_says_that_acceptance_breaks_even(slope: float,
                 assert (speedup > 1) == (point.needed is not None and rate > point.needed)
 
 
+@pytest.mark.slow
 def test_a_break_even_map_is_printed_drawn_and_checked_by_runs(run: Run, tmp_path: Path) -> None:
     """On ``tiny``: six measured cells a batch, whose accepted shares follow what the oracle was asked for."""
     done = run(

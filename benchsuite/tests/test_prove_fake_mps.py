@@ -28,7 +28,10 @@ STRATEGIES = (
 """The kinds of drafts, each with another policy; the pairs are those of the fake CUDA's tests."""
 
 
-@pytest.mark.parametrize(("draft", "policy"), STRATEGIES)
+@pytest.mark.parametrize(
+    ("draft", "policy"),
+    [*STRATEGIES[:2], *(pytest.param(*strategy, marks=pytest.mark.slow) for strategy in STRATEGIES[2:])],
+)
 def test_a_step_on_mps_reads_once_waits_nowhere_and_makes_no_float64(draft: str, policy: str) -> None:
     params = SamplingParams(temperature=0.0 if policy == "match" else 1.0, top_k=40, top_p=0.9, max_new_tokens=60)
     found = fake_cuda.fake_run(draft, policy, steps=3, params=params, device="mps")

@@ -6,6 +6,10 @@ the likelier half of the distribution to the other is found with probability 0.9
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,8 +28,8 @@ ON_GPU = [pytest.mark.cuda, pytest.mark.gpu]
 BACKENDS = [
     ("reference", "cpu"),
     ("cpu", "cpu"),
-    pytest.param("triton", "cuda", marks=ON_GPU),
-    pytest.param("cuda", "cuda", marks=ON_GPU),
+    ("triton", "cuda"),
+    ("cuda", "cuda"),
 ]
 SIBLINGS = Shape((-1, 0, 0))
 WAYS = [
@@ -57,9 +61,18 @@ def test_a_shift_of_one_in_a_hundred_is_found_with_probability_0_99() -> None:
     assert power(ROUNDS, 1e-9) == pytest.approx(FALSE_ALARM, rel=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "shape"), WAYS, ids=lambda way: way if isinstance(way, str) else str(way.parents[-1]))
-@pytest.mark.parametrize(("backend", "device"), BACKENDS)
+def _cases() -> Iterator[Any]:
+    """Each two of backend, way and dtype together; each three with --specdec-deep."""
+    dtypes = (torch.float32, torch.bfloat16)
+    for (i, backend), (j, way), (k, dtype) in itertools.product(
+        enumerate(BACKENDS), enumerate(WAYS), enumerate(dtypes)
+    ):
+        marks = [*(ON_GPU if backend[1] == "cuda" else ()), *([pytest.mark.deep] * ((i + j + k) % 2))]
+        names = (backend[0], way[0], str(way[1].parents[-1]), str(dtype).removeprefix("torch."))
+        yield pytest.param(*backend, *way, dtype, marks=marks, id="-".join(names))
+
+
+@pytest.mark.parametrize(("backend", "device", "name", "shape", "dtype"), [*_cases()])
 def test_emitted_tokens_have_the_targets_distribution(
     backend: str, device: str, name: str, shape: Shape, dtype: torch.dtype
 ) -> None:

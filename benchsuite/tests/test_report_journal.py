@@ -26,7 +26,7 @@ from benchsuite.tests.rig import SETTING, SHORT, Run, repeatable
 from specdec.errors import SpecdecError
 
 OPTIONS = {"baseline": "plain", "target": "tiny", "shard": ""}
-SETTINGS = [replace(SETTING, workload=name) for name in ("chat", "reasoning")]
+SETTINGS = [replace(SETTING, workload=name, max_new_tokens=8) for name in ("chat", "reasoning")]
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +257,7 @@ def test_shards_and_a_merge_are_one_run(run: Run, tmp_path: Path, capsys: pytest
     assert "have both measured" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_one_sentence_and_loses_nothing(run: Run, tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: the manifest fits, a cell does not."""
     limited = (

@@ -30,6 +30,7 @@ def folder_of(root: Path) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_two_servers_stand_in_one_table(
     assemble: Make, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_what_cannot_run_is_refused_before_anything_is_timed(arguments: tuple[st
     assert said in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_too_often_is_inconclusive(assemble: Make, run: Run) -> None:
     """It answers what is asked before the timing, and nothing after it."""
     good = (b'{"choices": [{"text": "x", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}',)
@@ -114,6 +116,7 @@ def test_a_server_that_fails_too_often_is_inconclusive(assemble: Make, run: Run)
     assert "spec gives no log-probabilities: its usage is taken at its word" in done.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_what_was_measured(assemble: Make, tmp_path: Path) -> None:
     """The second server hangs after its warm-up; the process is interrupted when the first one's block is written."""
     whole = Fault(
@@ -163,6 +166,7 @@ def test_a_server_that_changes_usage_is_counted_as_such(assemble: Make, run: Run
     assert "usage" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [0, 4], ids=["honest", "one token in four changed"])
 def test_a_changed_output_fails_and_an_honest_one_is_certified(change: int, assemble: Make, run: Run) -> None:
     with (

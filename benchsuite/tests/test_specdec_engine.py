@@ -13,27 +13,26 @@ import torch
 
 from benchsuite.prove.read_guard import guarded_steps, only_engine_reads
 from benchsuite.prove.tiny import ask, prompts, requests
-from benchsuite.tests.rig import DEVICES, Make
+from benchsuite.tests.rig import DEVICES, Make, in_turn
 from specdec import Context, Draft, Request, SamplingParams, SpecdecError, Window
 from specdec.devices import HostCopy, Stopwatch
 
+STRATEGIES = [
+    *itertools.product([None, "ngram", "draft_model", "garbage", "oracle(0.8)"], ["match", "rejection"]),
+    *(("tree(beam=2, depth=2)", policy) for policy in ("match", "tree_rejection", "tree_agree(m=1)")),
+    *(("eagle", policy) for policy in ("block", "typical", "topk_agree", "conf_threshold", "longest_prefix")),
+    ("suffix(branches=2)", "typical(p=0.9)"),
+    ("medusa(head_init=random, beam=2)", "match"),
+    ("medusa", "rejection"),
+    ("hybrid(sources='suffix, ngram, eagle')", "rejection"),
+]
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    ("draft", "policy"),
-    [
-        *itertools.product([None, "ngram", "draft_model", "garbage", "oracle(0.8)"], ["match", "rejection"]),
-        *(("tree(beam=2, depth=2)", policy) for policy in ("match", "tree_rejection", "tree_agree(m=1)")),
-        *(("eagle", policy) for policy in ("block", "typical", "topk_agree", "conf_threshold", "longest_prefix")),
-        ("suffix(branches=2)", "typical(p=0.9)"),
-        ("medusa(head_init=random, beam=2)", "match"),
-        ("medusa", "rejection"),
-        ("hybrid(sources='suffix, ngram, eagle')", "rejection"),
-    ],
-)
+
+@pytest.mark.parametrize(("strategy", "temperature"), in_turn(STRATEGIES, [0.0, 1.0]))
 def test_a_step_reads_the_device_once_and_only_through_read(
-    draft: str | None, temperature: float, policy: str, assemble: Make
+    strategy: tuple[str | None, str], temperature: float, assemble: Make
 ) -> None:
+    draft, policy = strategy
     engine = assemble("gemma3", max_rows=3).engine(draft, policy, k=4)
     params = SamplingParams(temperature=temperature, top_k=40, top_p=0.9, max_new_tokens=40)
     guarded_steps(engine, [Request(i, prompt, params) for i, prompt in enumerate(prompts(3))], 6)
@@ -122,7 +121,10 @@ def test_each_kind_of_token_is_told_apart(assemble: Make) -> None:
     assert set(wrong.kinds) == {"recovered", "plain"}
 
 
-@pytest.mark.parametrize("draft", [None, "draft_model", "garbage", "eagle", "medusa"])
+@pytest.mark.parametrize(
+    "draft",
+    [None, "draft_model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("garbage", "eagle", "medusa"))],
+)
 def test_after_warm_up_no_memory_grows_with_the_steps(draft: str | None, assemble: Make) -> None:
     engine = assemble(max_length=4096 if draft is None else 512).engine(draft, k=4)
 

@@ -15,6 +15,7 @@ from benchsuite.tests.rig import DEVICES, Make, assert_same, peer_runner
 from specdec import Engine, SamplingParams
 
 DRAFTS = ("ngram", "ngram(n_max=2, n_min=1)", "draft_model", "garbage", "oracle(0.8)", "oracle(1.0)", "oracle(0.0)")
+MIXED = ("draft_model", "oracle(0.8)")
 CHAINS = ("suffix", "medusa(head_init=random)", "eagle", "hybrid(sources='suffix, ngram, draft_model')")
 TREES = (
     "ngram(branches=3)",
@@ -22,9 +23,12 @@ TREES = (
     "medusa(head_init=random, beam=3)",
     "tree(beam=2, depth=3, least=0.01)",
 )
+LAID_OUT = ("llama", "gemma3", "mistral", "gpt2")
+"""Families whose arenas differ: full layers, rings beside full layers, rings alone, learnt positions."""
+
 SLOWER = [draft for draft in (*DRAFTS, *CHAINS, *TREES) if draft not in ("ngram", "oracle(0.8)", TREES[3])]
-SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=24)
-GREEDY = SamplingParams(max_new_tokens=24)
+SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=14)
+GREEDY = SamplingParams(max_new_tokens=14)
 
 
 def source(engine: Engine) -> EngineSource:
@@ -47,27 +51,41 @@ def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemb
 
 @pytest.mark.parametrize("policy", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", families.CONFIGS)
-def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assemble: Make) -> None:
+def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assemble: Make, deep: bool) -> None:
+    """Two drafts of mixed acceptance on each family, and of the others one in turn."""
     build = assemble(family, max_rows=3)
     judge = Judge(build.target, range(40))
     plain = source(build.engine(None))
     expected = plain.tokens(requests(GREEDY))
-    for draft in DRAFTS:
+    others = [draft for draft in DRAFTS if draft not in MIXED]
+    turn = [*families.CONFIGS].index(family) % len(others)
+    for draft in DRAFTS if deep else (*MIXED, others[turn]):
         assert_same(judge, plain, source(build.engine(draft, policy, k=4)), requests(GREEDY), expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2"])
-def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(family: str, assemble: Make) -> None:
+@pytest.mark.parametrize("family", LAID_OUT)
+def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(
+    family: str, assemble: Make, deep: bool
+) -> None:
+    """Each draft under each policy, on the families in turn."""
     build = assemble(family, max_rows=3)
     judge = Judge(build.target, range(40))
     plain = source(build.engine(None))
     expected = plain.tokens(requests(GREEDY))
-    for policy in ("match", "longest_prefix", "tree_rejection", "block"):
-        for draft in (*CHAINS, *(TREES if policy != "block" else ())):
-            other = source(build.engine(draft, policy, k=6))
-            assert other.engine.policy.contract(GREEDY) == "exact"
-            assert_same(judge, plain, other, requests(GREEDY), expected)
+    pairs = [
+        (policy, draft)
+        for policy in ("match", "longest_prefix", "tree_rejection", "block")
+        for draft in (*CHAINS, *(TREES if policy != "block" else ()))
+    ]
+    turn = LAID_OUT.index(family)
+    # Eight drafts and four families: shifted by one for each policy, or a draft would have the same family under all.
+    for policy, draft in (
+        pair for index, pair in enumerate(pairs) if deep or (index + index // 8) % len(LAID_OUT) == turn
+    ):
+        other = source(build.engine(draft, policy, k=6))
+        assert other.engine.policy.contract(GREEDY) == "exact"
+        assert_same(judge, plain, other, requests(GREEDY), expected)
 
 
 @pytest.mark.parametrize("draft", [*CHAINS, *TREES])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import tiny
-from benchsuite.tests.rig import assert_same, peer_runner
+from benchsuite.tests.rig import assert_same, in_turn, peer_runner
 from specdec import Request, SamplingParams
 from specdec.assembly import Assembly
 
@@ -41,7 +41,7 @@ EACH: dict[str, dict[str, Any]] = {
         "presence_penalty": -0.5,
         "bad_words": ((11,), (7, 8), (3, 4, 6)),
         "eos": (1, 2, 3, 250),
-        "min_new_tokens": 12,
+        "min_new_tokens": 8,
     },
 }
 """Parameters that change some token of most outputs of the tiny models."""
@@ -57,12 +57,9 @@ DRAFTS = (
     "medusa(head_init=random, beam=3)",
 )
 FAST = ("draft_model", "ngram(n_min=1, branches=3)")
-EACH_DRAFT = [draft if draft in FAST else pytest.param(draft, marks=pytest.mark.slow) for draft in DRAFTS]
-FAMILIES = [
-    "llama",
-    "gemma3",
-    *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2", "qwen3", "gemma2", "mistral", "gpt2")),
-]
+SLOWER = [pytest.param(draft, marks=pytest.mark.slow) for draft in DRAFTS if draft not in FAST]
+FAMILIES = ("llama", "gemma3")
+OTHERS = [pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2", "qwen3", "gemma2", "mistral", "gpt2")]
 ROWS, KS = (1, 3, 8), (1, 3, 7)
 
 
@@ -89,14 +86,15 @@ def works(params: SamplingParams, count: int) -> tuple[Request, ...]:
     """Requests of different prompts and lengths with these parameters."""
     prompts = tiny.prompts(6)
     return tuple(
-        Request(i, prompts[i % 6], replace(params, max_new_tokens=14 + 3 * (i % 4), seed=i)) for i in range(count)
+        Request(i, prompts[i % 6], replace(params, max_new_tokens=10 + 3 * (i % 4), seed=i)) for i in range(count)
     )
 
 
-@pytest.mark.parametrize("params", EACH.values(), ids=EACH)
-@pytest.mark.parametrize("draft", EACH_DRAFT)
-def test_a_processor_changes_plain_and_speculative_outputs_alike_on_tiny(draft: str, params: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("draft", "kind"), [*in_turn(FAST, [*EACH]), *in_turn(SLOWER, [*EACH], 1)])
+def test_a_processor_changes_plain_and_speculative_outputs_alike_on_tiny(draft: str, kind: str) -> None:
+    """``draft_model`` copies, as trees do; each processor with one of both, and with one of the others."""
     _, judge, plain = built()
+    params = EACH[kind]
     for index, (rows, k) in enumerate(zip(ROWS, KS, strict=True)):
         for heat in {params.get("temperature", 0.0), float(index)} - {2.0}:
             work = works(SamplingParams(**{**params, "temperature": heat}), rows)
@@ -121,7 +119,7 @@ def mixed(draw: st.DrawFn) -> SamplingParams:
     return SamplingParams(**params, max_new_tokens=most, seed=draw(st.integers(0, 5)))
 
 
-@pytest.mark.parametrize("draft", EACH_DRAFT)
+@pytest.mark.parametrize("draft", [*FAST, *SLOWER])
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_ragged_rows_with_any_mix_of_processors_equal_plain_on_tiny(draft: str, data: st.DataObject) -> None:
@@ -132,12 +130,10 @@ def test_ragged_rows_with_any_mix_of_processors_equal_plain_on_tiny(draft: str, 
     assert_same(judge, plain, speculating(draft, k, rows), list(work), expected(work))
 
 
-@pytest.mark.parametrize("params", EACH.values(), ids=EACH)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_decoding_with_a_processor_equals_transformers_generate_on_tiny(
-    family: str, params: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("family", "kind"), [*in_turn(FAMILIES, [*EACH]), *in_turn(OTHERS, [*EACH])])
+def test_greedy_decoding_with_a_processor_equals_transformers_generate_on_tiny(family: str, kind: str) -> None:
     _, judge, plain = built(family)
+    params = EACH[kind]
     theirs = peer_runner("transformers", judge.model)
     changed = 0
     for request in works(SamplingParams(**{**params, "temperature": 0.0}), 3):

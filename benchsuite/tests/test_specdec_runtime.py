@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchsuite.prove import tiny
 from benchsuite.prove.tape import Tape
-from benchsuite.tests.rig import POLICIES, saved_head
+from benchsuite.tests.rig import POLICIES, in_turn, saved_head
 from specdec import Context, Draft, Engine, Policy, Purpose, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec.interfaces import Contract, Env
@@ -54,12 +54,13 @@ TURNS = tuple(itertools.product((0.0, 1.0), PARAMS, (1, 2, 3), ("fixed", "adapti
 
 
 def _cases() -> Iterator[Any]:
-    """Each draft with each policy that takes its windows, in settings that take turns."""
-    pairs = itertools.product(DRAFTS, POLICIES)
-    fitting = [(d, p) for d, p in pairs if tiny.policy_named(p).trees or "=2" not in d]
-    for index, pair in enumerate(fitting):
+    """Each draft with half of the policies that take its windows, in settings that take turns; all under
+    --specdec-deep."""
+    pairs = in_turn(DRAFTS, POLICIES, groups=2)
+    fitting = [one for one in pairs if tiny.policy_named(one.values[1]).trees or "=2" not in one.values[0]]
+    for index, one in enumerate(sorted(fitting, key=lambda one: len(one.marks))):
         turn = TURNS[11 * index % len(TURNS)]  # 11 has no factor in common with their number, so that all have turns
-        yield pytest.param(*pair, *turn, id="-".join(map(str, (*pair, *turn))))
+        yield pytest.param(*one.values, *turn, id="-".join(map(str, (*one.values, *turn))), marks=one.marks)
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +275,7 @@ def test_a_recorded_draft_is_verified_anew_where_the_engines_parts_cannot_be_rec
     engine, plain = recordable(2).engine(draft, k=5, recorder=Tape()), recordable(2).engine(draft, k=5)
     engine.runtime = Graphed(Refusing("everything"), engine.ops)
     penalised = _asked(
-        lambda row: SamplingParams(max_new_tokens=40, frequency_penalty=0.5), 0.8 * draft.startswith("tree")
+        lambda row: SamplingParams(max_new_tokens=20, frequency_penalty=0.5), 0.8 * draft.startswith("tree")
     )
     assert _decoded(engine, penalised) == _decoded(plain, penalised)
     assert engine.stats.counts["target_forwards"] == plain.stats.counts["target_forwards"]

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.prove.tiny import past_stops, prompts
+from benchsuite.prove.tiny import assembly, past_stops, prompts
 from benchsuite.tests.rig import Make
 from specdec import Completion, Engine, Request, SamplingParams, SpecdecError, catalog
+from specdec.assembly import Assembly
 from specdec.stops import StopWatcher
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BASE = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=30))
 
 
-def right_and_plain(assemble: Make, params: SamplingParams) -> tuple[Completion, tuple[int, ...], Engine]:
-    """A completion with a draft that is always right (five tokens a step), plain's output, and the engine."""
-    build = assemble()
-    engine = assemble(extra=(past_stops(build.plain(BASE)),)).engine("past_stops", k=4)
+@cache
+def built() -> tuple[Assembly, Engine]:
+    """A tiny target, whose plain outputs are kept, and a draft that is always right: five tokens a step."""
+    build = assembly()
+    return build, assembly(extra=(past_stops(build.plain(BASE)),)).engine("past_stops", k=4)
+
+
+def right_and_plain(params: SamplingParams) -> tuple[Completion, tuple[int, ...], Engine]:
+    """A completion with the draft that is always right, plain's output, and the engine."""
+    build, engine = built()
     request = replace(BASE, params=params)
     return engine.run([request])[0], build.plain(request), engine
 
 
 @pytest.mark.parametrize("place", range(10))
-def test_an_end_token_stops_wherever_it_falls_in_the_block(place: int, assemble: Make) -> None:
-    full = assemble().plain(BASE)
+def test_an_end_token_stops_wherever_it_falls_in_the_block(place: int) -> None:
+    full = built()[0].plain(BASE)
     first = full.index(full[place])
-    done, plain, engine = right_and_plain(assemble, replace(BASE.params, eos=(full[place],)))
+    done, plain, engine = right_and_plain(replace(BASE.params, eos=(full[place],)))
     assert done.tokens == plain == full[: first + 1]
     assert done.finish_reason == "eos"
     assert len(done.kinds) == len(done.times) == first + 1
@@ -37,8 +47,8 @@ def test_an_end_token_stops_wherever_it_falls_in_the_block(place: int, assemble:
 
 
 @pytest.mark.parametrize("budget", range(1, 12))
-def test_a_budget_stops_wherever_it_falls_in_the_block(budget: int, assemble: Make) -> None:
-    done, plain, engine = right_and_plain(assemble, replace(BASE.params, max_new_tokens=budget))
+def test_a_budget_stops_wherever_it_falls_in_the_block(budget: int) -> None:
+    done, plain, engine = right_and_plain(replace(BASE.params, max_new_tokens=budget))
     assert done.tokens == plain
     assert len(done.tokens) == engine.stats.counts["num_emitted_tokens"] == budget
     assert done.finish_reason == "length"
@@ -46,14 +56,14 @@ def test_a_budget_stops_wherever_it_falls_in_the_block(budget: int, assemble: Ma
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
 @pytest.mark.parametrize("place", range(0, 12, 2))
-def test_a_stop_string_stops_at_the_token_that_completes_it(place: int, length: int, assemble: Make) -> None:
-    build = assemble()
+def test_a_stop_string_stops_at_the_token_that_completes_it(place: int, length: int) -> None:
+    build, _ = built()
     full = build.plain(BASE)
     decode = build.tokenizer.decode
     stop = decode(full[place : place + length])
     if not stop or "\ufffd" in stop:
         stop = decode(full)[place : place + length].strip("\ufffd") or decode(full)[:1]
-    done, plain, _ = right_and_plain(assemble, replace(BASE.params, stop=(stop,)))
+    done, plain, _ = right_and_plain(replace(BASE.params, stop=(stop,)))
     expected = next(n for n in range(1, len(full) + 1) if stop in decode(full[:n]))
     assert done.tokens == plain == full[:expected]
     assert done.finish_reason == "stop"

@@ -47,6 +47,13 @@ READ_BEFORE = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "TRITON_INTERPRET")
 """Variables that libraries read when they are imported: a process with another value must import them itself."""
 
 
+def hurry() -> None:
+    """Have the probes of the machine read little and look briefly: no test asserts what they say of it."""
+    from benchsuite.machine import load, roofline
+
+    roofline.PROBE_BYTES["cpu"], load.SECONDS = 2**22, 0.02
+
+
 class Warm:
     """A process that has imported ``MODULES`` and forks others, which run as ``python -m`` and ``python -c`` do.
 
@@ -149,6 +156,7 @@ def _serve() -> None:
     for module in MODULES:
         importlib.import_module(module)
     importlib.import_module("specdec.registry").Registry()  # imports the plugins
+    hurry()
     for package in REWRITTEN:
         sys.modules[package].__doc__ = "PYTEST_DONT_REWRITE"  # pytest's own word for it
     gc.collect()
