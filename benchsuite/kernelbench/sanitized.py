@@ -115,7 +115,8 @@ def _run(level: str) -> list[str]:
                     found += [f"{case.op}, {case.name}, {dtype}, {threads} threads: {wrong}"] if wrong else []
     calls = {op: count for (op, backend), count in ops.ran().items() if backend == "cpu"}
     assert calls.keys() == cpu.SIGNATURES.keys(), f"no case ran {cpu.SIGNATURES.keys() - calls.keys()} in C++"
-    print(f"{level}: {sum(calls.values())} calls of {len(calls)} ops, nothing found", flush=True)
+    said = f"{len(found)} disagree with the reference" if found else "nothing found"
+    print(f"{level}: {sum(calls.values())} calls of {len(calls)} ops, {said}", flush=True)
     return found
 
 

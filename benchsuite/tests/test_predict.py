@@ -150,8 +150,9 @@ def test_a_batch_waits_for_its_longest_row_and_its_widest_window() -> None:
     """One row needs three steps, the other six: three steps of two rows, three of one. Widths are the larger of
     both."""
     fast, slow = StepTrace((Seen(4, 4, 1),)), StepTrace((Seen(4, 2, 0),))
-    seconds = Replay(costs_by_formula(), NAME).decoding([fast, slow], PromptSizes((100, 100), 6))
-    assert seconds == pytest.approx(3 * (1.2 + 0.04 + 0.01) + 3 * (1.1 + 0.02 + 0.01))
+    replay, prompts = Replay(costs_by_formula(), NAME), PromptSizes((100, 100), 6)
+    assert replay.decoding([fast, slow], prompts) == pytest.approx(3 * (1.2 + 0.04 + 0.01) + 3 * (1.1 + 0.02 + 0.01))
+    assert replay.plain(prompts) == pytest.approx(6 * 1.01), "a step gives each row a token"
 
 
 @given(st.floats(0.05, 0.95), st.integers(1, 8))
