@@ -28,8 +28,8 @@ def test_every_number_of_floats_that_a_vector_of_16_leaves_over_is_a_case_of_eve
         kind, _, size = case.name.rpartition("-")
         sizes.setdefault((case.op, kind), set()).add(int(size))
     assert {op for op, _ in sizes} == {"decoder_layers", *(case.op for case in TAILS)}
-    for kind, found in sizes.items():
-        assert {size % 16 for size in found} == {*range(16)}, kind
+    for cases, found in sizes.items():
+        assert {size % 16 for size in found} == {*range(16)}, cases
 
 
 @pytest.mark.parametrize("said", [_says(0), _says(1, "another error"), _says(1, "heap-buffer-overflow in main")])
