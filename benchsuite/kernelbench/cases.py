@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -299,10 +299,11 @@ def _layers(
     bias: bool = False,
     size: int = 16,
     count: int = 1,
-    sizes: tuple[int, int] = (96, 160),
+    hidden: int = 96,
+    inner: int = 160,
 ) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
-        heads, heads_kv, (hidden, inner) = 4, 2, sizes
+        heads, heads_kv = 4, 2
 
         def matrix(outputs: int, inputs: int) -> tuple[Tensor | Quantised, Tensor | None]:
             _, weight, biases, _ = _linear(1, outputs, inputs, kind, bias)(g, dtype)
@@ -561,24 +562,37 @@ AROUND_VECTORS = (3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33)
 AROUND_SUMS = (255, 256, 257, 511, 512, 513, 1023, 1024, 1025)
 """The same around 64 vectors, whose sum ``process`` adds up as one."""
 
-TAILS = [
-    *(Case("linear", f"tail-{kind}-{n}", _linear(3, n, n + 1, kind)) for kind in KINDS[:3] for n in AROUND_VECTORS),
-    *(Case("linear", f"tail-int4-{n}", _linear(3, n, 64, "int4", bias=True)) for n in AROUND_VECTORS),
-    *(Case("linear", f"tail-wide-{n}", _linear(2, n, 7, bias=True, wide=True)) for n in AROUND_VECTORS),
-    *(Case("rms_norm", f"tail-{n}", _norm(2, n, offset=1.0)) for n in AROUND_VECTORS),
-    *(Case("rotary", f"tail-{n}", _rotary(1, 2, 2 * n)) for n in AROUND_VECTORS),
-    *(Case("silu_mul", f"tail-{n}", _silu(12_288 // n + 1, n)) for n in AROUND_VECTORS),
-    # A ring of a span and 255 cells has one cell less than whole vectors.
-    *(Case("tree_attention", f"tail-{n}", _attention(1, w, n, 16)) for n in (*AROUND_VECTORS, 271) for w in (1, 5)),
-    *(Case("tree_attention", f"tail-head-{n}", _attention(1, 2, 18, n, softcap=3.0)) for n in AROUND_VECTORS),
-    *(Case("process", f"tail-{n}", _process(6, 2, n, EVERY), ONE) for n in AROUND_VECTORS[3:]),
-    *(Case("process", f"tail-cold-{n}", _process(1, 2, n, COLD), ONE) for n in AROUND_VECTORS),
-    *(Case("process", f"tail-top-p-{n}", _process(1, 2, n, {**WARM, "top_p": (0.6,)}), ONE) for n in AROUND_SUMS),
-    *(Case("sample", f"tail-{n}", _sample(2, 2, n), ONE) for n in AROUND_VECTORS),
-    *(Case("sample", f"tail-argmax-{n}", _sample(2, 2, n, noise=False), ONE) for n in AROUND_VECTORS),
-    *(Case("rejection_sample", f"tail-{n}", _rejection(2, 3, n, "near"), ONE) for n in AROUND_VECTORS),
+
+def _around(sizes: Iterable[int], sums: Iterable[int]) -> list[Case]:
+    """For each op with vectors in C++, cases of these sizes; ``sums`` are those of ``process``'s sums of vectors."""
+    sizes = tuple(sizes)
+    return [
+        *(Case("linear", f"tail-{kind}-{n}", _linear(3, n, n + 1, kind)) for kind in KINDS[:3] for n in sizes),
+        *(Case("linear", f"tail-int4-{n}", _linear(3, n, 64, "int4", bias=True)) for n in sizes),
+        *(Case("linear", f"tail-wide-{n}", _linear(2, n, 7, bias=True, wide=True)) for n in sizes),
+        *(Case("rms_norm", f"tail-{n}", _norm(2, n, offset=1.0)) for n in sizes),
+        *(Case("rotary", f"tail-{n}", _rotary(1, 2, 2 * n)) for n in sizes),
+        *(Case("silu_mul", f"tail-{n}", _silu(12_288 // n + 1, n)) for n in sizes),
+        # A ring of a span and 255 cells has one cell less than whole vectors.
+        *(Case("tree_attention", f"tail-{n}", _attention(1, w, n, 16)) for n in (*sizes, 271) for w in (1, 5)),
+        *(Case("tree_attention", f"tail-head-{n}", _attention(1, 2, 18, n, softcap=3.0)) for n in sizes),
+        *(Case("process", f"tail-{n}", _process(6, 2, n, EVERY), ONE) for n in sizes if n > 6),
+        *(Case("process", f"tail-cold-{n}", _process(1, 2, n, COLD), ONE) for n in sizes),
+        *(Case("process", f"tail-top-p-{n}", _process(1, 2, n, {**WARM, "top_p": (0.6,)}), ONE) for n in sums),
+        *(Case("sample", f"tail-{n}", _sample(2, 2, n), ONE) for n in sizes),
+        *(Case("sample", f"tail-argmax-{n}", _sample(2, 2, n, noise=False), ONE) for n in sizes),
+        *(Case("rejection_sample", f"tail-{n}", _rejection(2, 3, n, "near"), ONE) for n in sizes),
+    ]
+
+
+TAILS = _around(AROUND_VECTORS, AROUND_SUMS)
+"""Sizes at which the last vector is nearly full, full, and nearly empty."""
+
+EVERY_TAIL = [
+    *_around(range(1, 33), (*AROUND_SUMS, *range(1026, 1040))),
+    *(Case("decoder_layers", f"tail-{n}", _layers(1, 2, hidden=n + 32, inner=n + 48)) for n in range(16)),
 ]
-"""For each op with vectors in C++, sizes at which the last vector is nearly full, full, and nearly empty."""
+"""Every number of floats that vectors of up to 16 can leave over, without a whole vector before them and with one."""
 
 SMALL = [
     *(Case("linear", f"small-{kind}", _linear(3, 21, 96, kind, bias=True)) for kind in KINDS[2:]),
@@ -597,7 +611,7 @@ SMALL = [
     Case("tree_attention", "small-parts", _attention(2, 2, 300, 6, (2, 1), used=(257, 300)), ONE),
     Case("tree_attention", "small-softcap", _attention(1, 2, 5, 8, (2, 2), softcap=1.5)),
     *(
-        Case("decoder_layers", f"small-{kind}", _layers(rows, 2, kind, True, 8, count, (32, 32)), ONE)
+        Case("decoder_layers", f"small-{kind}", _layers(rows, 2, kind, True, 8, count, 32, 32), ONE)
         for kind, rows, count in (("own", 2, 2), ("int8", 1, 1), ("int4", 1, 1))
     ),
     *(

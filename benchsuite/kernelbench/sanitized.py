@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 
 from benchsuite.kernelbench.agreement import disagreement
-from benchsuite.kernelbench.cases import CASES, TAILS
+from benchsuite.kernelbench.cases import CASES, EVERY_TAIL
 from specdec.ops import Ops
 from specdec_kernels import build, cpu
 from specdec_kernels.reference import Reference
@@ -76,7 +76,8 @@ PLANTED = (
         "rms_norm",
         "parts.h",
         "long i = 0;\n    for (; i + LANES <= size; i += LANES) squares",
-        "long i = size + __LONG_MAX__;\n    for (i = 0; i + LANES <= size; i += LANES) squares",
+        # The sum is asked for, because gcc leaves out one that nobody reads, and its check with it.
+        "long i = size + __LONG_MAX__ == 0;\n    for (; i + LANES <= size; i += LANES) squares",
     ),
 )
 """A write and a read one lane past the end, and undefined behaviour that changes no result."""
@@ -108,13 +109,14 @@ def _run(level: str) -> list[str]:
     found = []
     for threads in (1, 3):
         with patch.object(cpu, "kernel_threads", lambda threads=threads: threads):
-            for case in (case for case in (*CASES, *TAILS) if case.op in cpu.SIGNATURES):
+            for case in (case for case in (*CASES, *EVERY_TAIL) if case.op in cpu.SIGNATURES):
                 for dtype in case.dtypes:
                     wrong = disagreement(ops, case, dtype)
                     found += [f"{case.op}, {case.name}, {dtype}, {threads} threads: {wrong}"] if wrong else []
     calls = {op: count for (op, backend), count in ops.ran().items() if backend == "cpu"}
     assert calls.keys() == cpu.SIGNATURES.keys(), f"no case ran {cpu.SIGNATURES.keys() - calls.keys()} in C++"
-    print(f"{level}: {sum(calls.values())} calls of {len(calls)} ops, nothing found", flush=True)
+    said = f"{len(found)} disagree with the reference" if found else "nothing found"
+    print(f"{level}: {sum(calls.values())} calls of {len(calls)} ops, {said}", flush=True)
     return found
 
 

@@ -42,6 +42,11 @@ extern "C" int64_t best(const float* logits, const uint64_t* key, long size, lon
     }
     return token_of(row);
 }
+extern "C" int64_t walked(
+    const int64_t* tokens, const int64_t* parents, const int64_t* choices, long width, long slots, int64_t* path,
+    int64_t* next) {
+    return walk(tokens, parents, choices, width, slots, path, next);
+}
 extern "C" int kept(float p, float q, uint64_t key) { return keeps(p, q, key); }
 """
 
@@ -55,7 +60,7 @@ def host() -> ctypes.CDLL:
         pytest.skip("no C++ compiler to run CUDA's draws on the host")
     path = compiled_snippet("CUDA's draws", SOURCE, "cuda-draws-{}.so", flags, made_for=header)
     library = ctypes.CDLL(str(path))
-    library.best.restype = library.best_left.restype = ctypes.c_int64
+    library.best.restype = library.best_left.restype = library.walked.restype = ctypes.c_int64
     library.kept.argtypes = [ctypes.c_float, ctypes.c_float, ctypes.c_uint64]
     return library
 
@@ -103,6 +108,20 @@ def test_the_first_of_equals_is_taken_with_noise_and_without(host: ctypes.CDLL) 
     assert _best_left(host, tied, torch.zeros(64), key) == first
     for place in np.random.default_rng(0).permutation(63):
         assert _best(host, torch.zeros(64).index_fill(0, torch.tensor([place, 63]), 1.0), None) == place
+
+
+def test_a_row_is_walked_as_the_reference_walks_it(host: ctypes.CDLL) -> None:
+    """Trees of two tokens: many siblings have the same one, and the first of them is followed."""
+    case = next(case for case in CASES if case.op == "verify_prefix" and case.name == "tree-32x16")
+    window, choices = case.make(torch.Generator().manual_seed(7), torch.float32)
+    expected = Reference().verify_prefix(window, choices)
+    for row, width in enumerate(window.width.tolist()):
+        path, following = torch.zeros(16, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        given = [_address(part[row].contiguous()) for part in (window.tokens, window.parents, choices)]
+        sizes = ctypes.c_long(width), ctypes.c_long(16)
+        accepted = host.walked(*given, *sizes, _address(path), _address(following))
+        assert accepted == expected.num_accepted[row]
+        assert (path.tolist(), int(following)) == (expected.path[row].tolist(), int(expected.next[row]))
 
 
 def test_a_row_with_nan_or_infinity_gives_a_token_of_the_vocabulary(host: ctypes.CDLL) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchsuite.kernelbench import sanitized
+from benchsuite.kernelbench.cases import EVERY_TAIL, TAILS
 
 
 def _says(code: int, words: str = "") -> subprocess.CompletedProcess[str]:
@@ -19,6 +20,16 @@ def test_what_is_planted_is_still_a_line_of_the_sources(planted: sanitized.Plant
     planted.into(tmp_path)
     assert planted.new in (tmp_path / planted.file).read_text()
     assert any(f"specdec_{planted.op}(" in source.read_text() for source in tmp_path.glob("*.cpp"))
+
+
+def test_every_number_of_floats_that_a_vector_of_16_leaves_over_is_a_case_of_every_op_with_vectors() -> None:
+    sizes: dict[tuple[str, str], set[int]] = {}
+    for case in EVERY_TAIL:
+        kind, _, size = case.name.rpartition("-")
+        sizes.setdefault((case.op, kind), set()).add(int(size))
+    assert {op for op, _ in sizes} == {"decoder_layers", *(case.op for case in TAILS)}
+    for cases, found in sizes.items():
+        assert {size % 16 for size in found} == {*range(16)}, cases
 
 
 @pytest.mark.parametrize("said", [_says(0), _says(1, "another error"), _says(1, "heap-buffer-overflow in main")])

@@ -15,7 +15,7 @@ from benchsuite.prove.tiny import policy_named, registry
 from benchsuite.tests.rig import INTERPRETED
 from specdec import Request, SamplingParams, Window, sampling
 from specdec.ledger import stacked
-from specdec_kernels import cpu
+from specdec_kernels import cpu, triton
 from specdec_kernels.reference import Reference
 from specdec_plugins.chain import Chain
 
@@ -40,6 +40,23 @@ def test_the_first_of_equal_scores_is_drawn(name: str, width: int, size: int) ->
     keys = sampling.mix(torch.arange(width))[None]
     for key in (None, keys):
         assert registry().backend(name).sample(logits, key).tolist() == [first]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_where_all_scores_are_equal_the_first_token_is_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lane of a kernel sees several tokens, and their scores are equal too: with one program for a whole row."""
+    monkeypatch.setattr(triton, "PROGRAMS", 1)
+    for key in (None, torch.tensor([[7]])):
+        assert registry().backend(name).sample(torch.full((1, 1, 5001), 2.0**30), key).tolist() == [[0]]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_of_siblings_with_one_token_the_first_is_followed(name: str) -> None:
+    """Slots 1 and 2 hold the chosen token, and of the children of slot 1 both."""
+    window = Window(torch.tensor([[5, 6, 6, 7, 7]]), torch.tensor([[-1, 0, 0, 1, 1]]), torch.tensor([5]))
+    verdict = registry().backend(name).verify_prefix(window, torch.tensor([[6, 7, 9, 3, 4]]))
+    assert verdict.path.tolist() == [[0, 1, 3, -1, -1]]
+    assert (verdict.num_accepted.tolist(), verdict.next.tolist()) == ([2], [3])
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -60,13 +60,21 @@ from specdec.model import ArenaModel
 NAME = "ngram/match/fixed/4"
 
 
-def costs_by_formula(slope: float = 0.05, draft: float = 0.01, noise: float = 0.0, slower: float = 0.0) -> Costs:
-    """Costs by formulas: a forward of W slots takes 1 + slope (W - 1) seconds, whatever the rows and the context.
+def costs_by_formula(
+    slope: float = 0.05,
+    draft: float = 0.01,
+    noise: float = 0.0,
+    slower: float = 0.0,
+    row: float = 0.0,
+    place: float = 0.0,
+) -> Costs:
+    """Costs by formulas: a forward of W slots takes 1 + slope (W - 1) seconds, ``row`` of it more for each further row,
+    and ``place`` seconds more for each token of context.
 
     The draft takes ``draft`` a proposal, and ``slower`` more for each token of context.
     """
     forward = {
-        Point(rows, length, width): 1 + slope * (width - 1)
+        Point(rows, length, width): (1 + slope * (width - 1)) * (1 + row * (rows - 1)) + place * length
         for rows in (1, 4)
         for length in (16, 512)
         for width in (1, 2, 17)
@@ -151,8 +159,24 @@ def test_a_batch_waits_for_its_longest_row_and_its_widest_window() -> None:
     """One row needs three steps, the other six: three steps of two rows, three of one. Widths are the larger of
     both."""
     fast, slow = StepTrace((Seen(4, 4, 1),)), StepTrace((Seen(4, 2, 0),))
-    seconds = Replay(costs_by_formula(), NAME).decoding([fast, slow], PromptSizes((100, 100), 6))
-    assert seconds == pytest.approx(3 * (1.2 + 0.04 + 0.01) + 3 * (1.1 + 0.02 + 0.01))
+    replay, prompts = Replay(costs_by_formula(), NAME), PromptSizes((100, 100), 6)
+    assert replay.decoding([fast, slow], prompts) == pytest.approx(3 * (1.2 + 0.04 + 0.01) + 3 * (1.1 + 0.02 + 0.01))
+    assert replay.plain(prompts) == pytest.approx(6 * 1.01), "a step gives each row a token"
+
+
+def test_a_batch_is_read_prompt_by_prompt_and_decoded_at_the_cost_of_its_rows_and_its_longest_text() -> None:
+    """By hand: two rows cost half as much again as one, a token of context 0.001 s, the prompts 0.1 and 2.1 s."""
+    trace, prompts = StepTrace((Seen(4, 4, 1),)), PromptSizes((16, 336), 4)
+    found = Replay(costs_by_formula(row=0.5, place=0.001), NAME).gains([trace, trace], prompts)
+    ours, plain = 2 * (1.2 * 1.5 + 0.336 + 0.04 + 0.01), 4 * (1.5 + 0.336 + 0.01)
+    assert found == pytest.approx((log(plain / ours), log((plain + 2.2) / (ours + 2.2))))
+
+
+def test_a_window_is_expected_to_be_as_wide_as_any_of_its_rows_makes_it() -> None:
+    """Each of two rows proposes in half of its steps, so that the window has a second slot in three quarters."""
+    half = StepTrace((Seen(1, 1, 1), Seen(1, 0, 0)))
+    found = expected_speeds(costs_by_formula(row=0.5), NAME, [half], rows=2, length=16, most=1)
+    assert found == pytest.approx([1.0, 1.51 * 1.5 / (1.5 * (1 + 0.75 * 0.05) + 0.5 * 0.01 + 0.01)])
 
 
 @given(st.floats(0.05, 0.95), st.integers(1, 8))

@@ -100,7 +100,7 @@ DRAFTS = {
     "medusa": "medusa(head_init=tie)",
     "trained medusa": "medusa(num_heads=2, head_init={medusa!r})",
     "hybrid": "hybrid(sources='ngram(n_min=1), eagle(head={eagle})')",
-    "oracle": "oracle(0.8, cost='eagle(head=lite)')",
+    "oracle": "oracle(0.8, cost='eagle(head={eagle})')",
     "draft_model": "draft_model",
     "tree": "tree(beam=2, depth=2)",
 }
