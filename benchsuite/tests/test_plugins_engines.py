@@ -314,9 +314,12 @@ def test_a_compiled_forward_is_one_graph_on_any_device_over_one_cache_of_the_who
     device: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        transformers_compiled, "StaticCache", lambda **given: made.append(given) or StaticCache(**given)
-    )
+
+    def cache_of(**given: Any) -> StaticCache:
+        made.append(given)
+        return StaticCache(**given)
+
+    monkeypatch.setattr(transformers_compiled, "StaticCache", cache_of)
     model, limits = Generates(), list[tuple[int, int]]()
     model.device = torch.device(device)
     env = kit_env(lambda: model)

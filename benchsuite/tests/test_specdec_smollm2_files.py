@@ -91,7 +91,7 @@ def test_a_disk_with_too_little_room_is_refused_before_anything_is_fetched(
 ) -> None:
     monkeypatch.setattr(smollm2, "_convert", lambda gguf, made: made.mkdir())
     usage = SimpleNamespace(free=smollm2.ROOM - 1)
-    monkeypatch.setattr(smollm2.shutil, "disk_usage", lambda root: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda root: usage)
     needed, free = (f"{size / 1e9:.1f} GB" for size in (smollm2.ROOM, usage.free))
     says = f"fetching smollm2-135m needs {needed} in {empty_cache} and {free} are free; "
     with pytest.raises(SpecdecError) as refused:
