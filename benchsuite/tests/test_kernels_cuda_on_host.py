@@ -129,7 +129,7 @@ def _append(batch: int, width: int, size: int, dtype: torch.dtype, more: int = 0
     def call(backend: Cuda) -> Any:
         arena = [torch.zeros(batch, 3, width, size + more, dtype=dtype)[..., :size] for _ in range(2)]
         new = [torch.ones(batch, 3, width, size, dtype=dtype) for _ in range(2)]
-        return backend.kv_append(*arena, *new, torch.arange(width).expand(batch, width))
+        return backend.kv_append(arena[0], arena[1], new[0], new[1], torch.arange(width).expand(batch, width))
 
     return call
 
@@ -138,7 +138,7 @@ def _compact(batch: int, depth: int, size: int, dtype: torch.dtype, more: int = 
     def call(backend: Cuda) -> Any:
         arena = [torch.zeros(batch, 1, depth + 1, size + more, dtype=dtype)[..., :size] for _ in range(2)]
         cells = torch.arange(depth).expand(batch, depth)
-        return backend.kv_compact(*arena, cells + 1, cells)
+        return backend.kv_compact(arena[0], arena[1], cells + 1, cells)
 
     return call
 
@@ -274,12 +274,22 @@ def test_a_row_of_blocks_fills_the_device_with_whole_parts(backend: Cuda) -> Non
         assert cuda._parts(rows, size, device) == parts, (rows, size)
 
 
+def noted(given: list[torch.device], answer: Any) -> Callable[[torch.device], Any]:
+    """A function that notes the device which it is given and returns ``answer``."""
+
+    def note(device: torch.device) -> Any:
+        given.append(device)
+        return answer
+
+    return note
+
+
 def test_meetings_are_kept_for_a_stream_grow_and_are_new_in_a_graph(
     backend: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.device] = []
     device = torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "device", lambda given: (asked.append(given), nullcontext())[1])
+    monkeypatch.setattr(torch.cuda, "device", noted(asked, nullcontext()))
     assert backend._meetings(3, 1, device) is None
     first = backend._meetings(3, 2, device)
     assert first is not None
@@ -308,10 +318,8 @@ def test_a_launch_is_on_the_devices_current_stream(backend: Cuda, monkeypatch: p
     given: list[Any] = []
     backend.__dict__["_kernels"] = SimpleNamespace(specdec_accept=lambda *values: given.append(values))
     on: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "device", lambda device: (on.append(device), nullcontext())[1])
-    monkeypatch.setattr(
-        torch.cuda, "current_stream", lambda device: (on.append(device), SimpleNamespace(cuda_stream=9))[1]
-    )
+    monkeypatch.setattr(torch.cuda, "device", noted(on, nullcontext()))
+    monkeypatch.setattr(torch.cuda, "current_stream", noted(on, SimpleNamespace(cuda_stream=9)))
     one = torch.ones(2)
     backend._launch("accept", torch.device("cuda:3"), one, None, 5)
     assert given == [(one.data_ptr(), None, 5, 9)]

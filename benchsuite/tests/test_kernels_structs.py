@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,11 @@ from specdec_kernels import build, cpu
 KINDS = {"long": ctypes.c_int64, "float": ctypes.c_float, "Matrix": cpu.Matrix}
 
 
-def members(name: str) -> list[tuple[str, type, int]]:
+def members(name: str) -> list[tuple[str, type[Any], int]]:
     """Name, type and count of each member of a struct in the sources."""
     sources = "\n".join(path.read_text() for path in sorted(build.SOURCES.iterdir()) if path.suffix in (".h", ".cpp"))
     [body] = re.findall(rf"^struct {name} {{(.*?)^}};", sources, re.MULTILINE | re.DOTALL)
-    found = []
+    found: list[tuple[str, type[Any], int]] = []
     for declared in re.sub(r"//[^\n]*", "", body).split(";"):
         kind, *_ = declared.replace("const ", "").split() or [""]
         for star, member, count in re.findall(r"(\*?)\s*(\w+)(?:\[(\d+)\])?\s*(?=,|$)", declared.strip()):

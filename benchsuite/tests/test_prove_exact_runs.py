@@ -52,7 +52,7 @@ def test_an_output_of_longer_proposals_has_the_targets_distribution(policy: str,
     assert exact_runs.run_distance(built(policy), 2, chain(k), one(k + 1)) < 1e-12
 
 
-PROCESSORS = {
+PROCESSORS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.5},
     "top-k": {"top_k": 2},
     "top-p": {"top_p": 0.71},
@@ -63,7 +63,7 @@ PROCESSORS = {
     "all": {"temperature": 2.0, "top_k": 2, "top_p": 0.81, "min_p": 0.125, "logit_bias": {1: 0.5}},
 }
 
-STATEFUL = {
+STATEFUL: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.5},
     "repeating": {"repetition_penalty": 0.5},
     "frequency": {"frequency_penalty": 0.75},
