@@ -121,7 +121,7 @@ def measure_grid(bench: Bench, arms: Sequence[Arm]) -> Grid:
     return Grid(gains, seconds)
 
 
-AGAIN = 12
+AGAIN = 24
 """Units, at least, on which the fastest cell and the choice are run again."""
 
 BESIDE = 8
