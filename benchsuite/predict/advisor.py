@@ -67,7 +67,7 @@ class Candidate:
     own: float
 
 
-class Round(NamedTuple):
+class UnitRun(NamedTuple):
     """Strategies that ran in turn on one unit: the log of each one's tokens per second."""
 
     unit: int
@@ -87,7 +87,7 @@ class Belief:
     Example: ``Belief(candidates, rounds, noise=0.04).best()``
     """
 
-    def __init__(self, candidates: Sequence[Candidate], rounds: Sequence[Round], noise: float) -> None:
+    def __init__(self, candidates: Sequence[Candidate], rounds: Sequence[UnitRun], noise: float) -> None:
         drafts = [_draft(one.arm) for one in candidates]
         prior = np.array([[SHARED**2 * (a == b != PLAIN) for b in drafts] for a in drafts], dtype=float)
         prior += np.diag([one.own**2 for one in candidates])
@@ -135,7 +135,7 @@ class Belief:
         return np.random.default_rng(0).multivariate_normal(self.means, self.covariance, size=2000)
 
 
-class Tried(NamedTuple):
+class TriedArm(NamedTuple):
     """A strategy: the logs of its predicted and its expected speedup, and how many of its runs were measured."""
 
     arm: Arm
@@ -158,7 +158,7 @@ class Advice:
     low: float
     high: float
     sure: float
-    tried: Sequence[Tried]
+    tried: Sequence[TriedArm]
     seconds: float
     context: int
 
@@ -198,7 +198,7 @@ class Advisor:
         self._settings = list(dict.fromkeys(arm.setting for arm in self._arms))
         self._units = {setting: bench.units(setting) for setting in self._settings}
         self._dice = random.Random(0)
-        self._rounds: dict[Setting, list[Round]] = defaultdict(list)
+        self._rounds: dict[Setting, list[UnitRun]] = defaultdict(list)
         self._lasted: dict[Setting, list[float]] = defaultdict(list)
 
     @property
@@ -289,7 +289,7 @@ class Advisor:
             exp(mean + half),
             belief.chance(order[0], CLOSE),
             [
-                Tried(arm, fmean(every[place].predicted), float(belief.means[place]), self._runs(setting, arm))
+                TriedArm(arm, fmean(every[place].predicted), float(belief.means[place]), self._runs(setting, arm))
                 for place in order
                 for arm in [every[place].arm]
             ],
@@ -312,7 +312,7 @@ class Advisor:
         ran = run_in_turn(self._stages, arms, self._units[setting][unit].requests, self._dice)
         self._lasted[setting].append((self.spent - began) / len(ran))
         rates = {arm: -log(outcome.seconds_per_token) for arm, outcome in ran.items() if outcome.decoded}
-        self._rounds[setting].append(Round(unit, rates))
+        self._rounds[setting].append(UnitRun(unit, rates))
         return ran
 
 

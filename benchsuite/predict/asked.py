@@ -14,7 +14,7 @@ from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.measure.workloads import workload_names
-from benchsuite.predict.advisor import CLOSE, Advice, Advisor, Tried
+from benchsuite.predict.advisor import CLOSE, Advice, Advisor, TriedArm
 from benchsuite.predict.breakeven import MapCheck, MapPoint, break_even_map, checked_map, oracle_arms
 from benchsuite.predict.costs import Costs
 from specdec.errors import SpecdecError
@@ -136,7 +136,7 @@ def _chosen(advice: Advice) -> str:
 def advice_json(advices: Sequence[Advice]) -> list[dict[str, Any]]:
     """Return the advice for each batch, with everything that was tried, as JSON has it."""
 
-    def tried(one: Tried) -> dict[str, Any]:
+    def tried(one: TriedArm) -> dict[str, Any]:
         return {
             "strategy": one.arm.strategy,
             "predicted": exp(one.predicted),

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -61,6 +62,8 @@ def run_inside(arguments: Sequence[str], folder: Path, variables: Mapping[str, s
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("test_theirs")}
     known = set(sys.modules)
     writes, path = sys.dont_write_bytecode, list(sys.path)
+    # xdist's variable would switch off the benchmarks of the inner run.
+    variables = {name: text for name, text in variables.items() if name != "PYTEST_XDIST_WORKER"}
     with patch.dict(os.environ, variables, clear=True), redirect_stdout(out), redirect_stderr(err):
         os.chdir(folder)
         sys.dont_write_bytecode = True
@@ -133,3 +136,30 @@ def refused(done: Done, code: int, *texts: str) -> None:
 
 GATED = ("--gate=fail", "--gate-against", "gate.json", "--gate-dedicated", "--gate-launches", "5+2")
 """Options that gate times against a file, on a dedicated machine."""
+
+PLAIN_RULES: dict[str, Any] = {
+    "mode": "fail",
+    "base": None,
+    "levels": None,
+    "tolerance": 0.03,
+    "ttft_tolerance": 0.1,
+    "coarse_tolerance": 0.15,
+    "alpha": 0.01,
+    "launches": (5, 8),
+    "launches_given": False,
+    "pairs": 10,
+    "on_missing": "fail",
+    "on_mismatch": "fail",
+    "inconclusive": "fail",
+    "save": None,
+    "anchor": None,
+    "order_seed": None,
+    "json": None,
+    "exports": (),
+    "path": (".",),
+    "own_environment": False,
+    "update": False,
+    "dedicated": False,
+    "self_test": False,
+}
+"""What the gate's options say where none is given, but ``--gate=fail``."""

@@ -24,7 +24,7 @@ Positions = Sequence[tuple[int, int]]
 """Of one prompt, for each position: proposals made, proposals accepted."""
 
 
-def recorded() -> dict[str, dict[str, list[Positions]]]:
+def recorded_positions() -> dict[str, dict[str, list[Positions]]]:
     """Return the positions of each prompt, by text, then by draft."""
     found: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(FILE.read_text())
     return {
@@ -36,7 +36,7 @@ def recorded() -> dict[str, dict[str, list[Positions]]]:
     }
 
 
-class Refusing:
+class RefusingPolicy:
     """A policy that notes what another would accept, and accepts nothing."""
 
     def __init__(self, own: Any) -> None:
@@ -81,7 +81,7 @@ def record() -> None:
         own = runner.engine.policy
         for unit in bench.units(arm.setting):
             runner.forget()
-            refusing: Any = Refusing(own)
+            refusing: Any = RefusingPolicy(own)
             runner.engine.policy = refusing
             runner.engine.run(unit.requests)
             for request in unit.requests:

@@ -57,7 +57,7 @@ INTERPRETED = (pytest.mark.slow, INTERPRETS)
 """Marks of a test that runs Triton's kernels on a CPU."""
 
 
-def in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0, groups: int = 0) -> list[Any]:
+def pairs_in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0, groups: int = 0) -> list[Any]:
     """The product of two lists as parameters: the values of both in turn, and the other pairs with --specdec-deep.
 
     A value may be a ``pytest.param``: a pair has the marks of both. ``shift`` begins the second list elsewhere. With

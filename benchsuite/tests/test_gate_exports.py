@@ -17,13 +17,13 @@ from benchsuite.gate.report import finding_sentence, findings_table, run_sentenc
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
-from benchsuite.tests.test_gate_options import PLAIN
+from benchsuite.tests.gate_rig import PLAIN_RULES
 
 PASS, IMPROVED, INCONCLUSIVE, REGRESSED, ERROR = (
     *(GateVerdict.PASS, GateVerdict.IMPROVED, GateVerdict.INCONCLUSIVE),
     *(GateVerdict.REGRESSED, GateVerdict.ERROR),
 )
-RULES = Rules(file=Path("g.json"), **PLAIN)
+RULES = Rules(file=Path("g.json"), **PLAIN_RULES)
 LONG = "a/very/long/path/to/a/test/file/test_theirs.py::test_work"
 FOUND = [
     Finding("ours", 0, PASS, "the same counters"),
@@ -33,7 +33,7 @@ FOUND = [
 ]
 
 
-def blocks(finding: Finding) -> bool:
+def is_blocking(finding: Finding) -> bool:
     return finding.verdict == REGRESSED
 
 
@@ -72,7 +72,7 @@ def test_a_sentence_says_verdict_level_row_and_where() -> None:
     assert finding_sentence(FOUND[1]) == "REGRESSED at level 2, ours: slower \x01; where: draft"
 
 
-def one(verdict: GateVerdict, row: str = "r", level: int = 0) -> Finding:
+def finding_of(verdict: GateVerdict, row: str = "r", level: int = 0) -> Finding:
     return Finding(row, level, verdict, "m")
 
 
@@ -80,78 +80,78 @@ def one(verdict: GateVerdict, row: str = "r", level: int = 0) -> Finding:
     ("found", "rules", "compared", "sentence"),
     [
         (
-            [one(PASS), one(PASS, "q", 2), one(PASS, SUITE)],
+            [finding_of(PASS), finding_of(PASS, "q", 2), finding_of(PASS, SUITE)],
             RULES,
             True,
             "2 rows at levels 0, 2 against g.json: nothing got worse",
         ),
         (
-            [one(PASS)],
+            [finding_of(PASS)],
             RULES,
             False,
             "1 rows at levels 0 against g.json: nothing was compared, the baseline is this run",
         ),
         (
-            [one(IMPROVED)],
+            [finding_of(IMPROVED)],
             RULES,
             True,
             "1 rows at levels 0 against g.json: something got better: write it down with --gate-update, or the next "
             "loss of it goes unseen",
         ),
         (
-            [one(IMPROVED)],
+            [finding_of(IMPROVED)],
             replace(RULES, file=None, base="abc"),
             True,
             "1 rows at levels 0 against abc: something got better",
         ),
         (
-            [one(INCONCLUSIVE)],
+            [finding_of(INCONCLUSIVE)],
             RULES,
             True,
             "1 rows at levels 0 against g.json: something could not be decided, and does not pass unseen "
             "(--gate-inconclusive=report lets it)",
         ),
         (
-            [one(INCONCLUSIVE)],
+            [finding_of(INCONCLUSIVE)],
             replace(RULES, inconclusive="report"),
             True,
             "1 rows at levels 0 against g.json: something could not be decided, and is let through by "
             "--gate-inconclusive=report",
         ),
         (
-            [one(REGRESSED), one(PASS)],
+            [finding_of(REGRESSED), finding_of(PASS)],
             RULES,
             True,
             "1 rows at levels 0 against g.json: something got worse; if it is meant, accept it with --gate-update",
         ),
         (
-            [one(REGRESSED)],
+            [finding_of(REGRESSED)],
             replace(RULES, file=None, base="abc"),
             True,
             "1 rows at levels 0 against abc: something got worse; if it is meant, merge it all the same",
         ),
         (
-            [one(REGRESSED)],
+            [finding_of(REGRESSED)],
             replace(RULES, update=True),
             True,
             "1 rows at levels 0 against g.json: accepted by --gate-update",
         ),
-        ([one(PASS)], replace(RULES, update=True), True, "1 rows at levels 0 against g.json: nothing got worse"),
+        ([finding_of(PASS)], replace(RULES, update=True), True, "1 rows at levels 0 against g.json: nothing got worse"),
         (
-            [one(ERROR)],
+            [finding_of(ERROR)],
             replace(RULES, update=True, mode="report"),
             True,
             "1 rows at levels 0 against g.json: something could not be compared, and does not pass unseen "
             "(--gate=report: nothing fails)",
         ),
         (
-            [one(PASS)],
+            [finding_of(PASS)],
             replace(RULES, file=None, self_test=True),
             True,
             "1 rows at levels 0 against itself: this machine tells a slowdown of 6.0% from none",
         ),
         (
-            [one(ERROR)],
+            [finding_of(ERROR)],
             replace(RULES, file=None, self_test=True),
             True,
             "1 rows at levels 0 against itself: this machine does not reliably tell a slowdown of 6.0% from none",
@@ -200,7 +200,7 @@ def test_verdicts_as_json_have_every_finding_and_both_sides() -> None:
 
 
 def test_benchers_format_has_changes_with_bounds_and_failures_of_what_was_not_timed() -> None:
-    assert json.loads(exports.FORMATS["bmf"](FOUND, blocks)) == {
+    assert json.loads(exports.FORMATS["bmf"](FOUND, is_blocking)) == {
         "ours": {
             "fails-level-0": {"value": 0.0},
             "s-per-token-level-2": {"value": 0.06, "lower_value": 0.05, "upper_value": 0.07},
@@ -208,12 +208,12 @@ def test_benchers_format_has_changes_with_bounds_and_failures_of_what_was_not_ti
         LONG: {"first-token-anchor-level-1": {"value": -0.01, "upper_value": 0.02}},
         SUITE: {"fails-level-0": {"value": 0.0}},
     }
-    failed = exports.FORMATS["bmf"]([one(REGRESSED)], blocks)
+    failed = exports.FORMATS["bmf"]([finding_of(REGRESSED)], is_blocking)
     assert json.loads(failed) == {"r": {"fails-level-0": {"value": 1.0}}}
 
 
 def test_the_actions_format_has_factors_and_what_is_said_of_them() -> None:
-    found = json.loads(exports.FORMATS["github-action-benchmark"]([*FOUND[:3], one(REGRESSED)], blocks))
+    found = json.loads(exports.FORMATS["github-action-benchmark"]([*FOUND[:3], finding_of(REGRESSED)], is_blocking))
     assert found == [
         {
             "name": "ours (level 0)",
@@ -238,19 +238,19 @@ def test_the_actions_format_has_factors_and_what_is_said_of_them() -> None:
 
 
 def test_markdown_has_the_verdict_the_table_and_what_did_not_pass() -> None:
-    title, table, sentences = exports.FORMATS["markdown"](FOUND, blocks).split("\n\n")
+    title, table, sentences = exports.FORMATS["markdown"](FOUND, is_blocking).split("\n\n")
     assert title == "## Gate: REGRESSED"
     assert table == findings_table(FOUND, "github")
     assert sentences == (
         f"- REGRESSED at level 2, ours: slower \x01; where: draft\n- INCONCLUSIVE at level 1, {LONG}: unsure\n"
     )
-    assert exports.FORMATS["markdown"](FOUND[:1], blocks) == (
+    assert exports.FORMATS["markdown"](FOUND[:1], is_blocking) == (
         "## Gate: PASS\n\n" + findings_table(FOUND[:1], "github") + "\n"
     )
 
 
 def test_junit_has_a_case_for_each_finding() -> None:
-    assert exports.FORMATS["junit"](FOUND, blocks) == (
+    assert exports.FORMATS["junit"](FOUND, is_blocking) == (
         '<testsuite name="gate" tests="4" failures="1" errors="0" skipped="1">'
         '<testcase classname="gate" name="ours level 0" />'
         '<testcase classname="gate" name="ours s/token, level 2">'

@@ -13,7 +13,7 @@ LIVE = ("--gate=fail", "--gate-launches=5+2", "--gate-against", "HEAD")
 ROW = "test_theirs.py::test_work"
 
 
-def shown(done: Done) -> list[str]:
+def after_heading(done: Done) -> list[str]:
     """The lines after the gate's heading, without pytest's own, and those of progress."""
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     after = lines[next(i for i, line in enumerate(lines) if line.strip("-") == " gate ") + 1 :]
@@ -25,7 +25,7 @@ def saved(theirs: Suite, launches: int = 5) -> None:
     """A baseline of so many launches, made by one."""
     done = theirs.run("--gate-save", "gate.json")
     file = theirs.folder / "gate.json"
-    assert (done.returncode, shown(done)) == (
+    assert (done.returncode, after_heading(done)) == (
         OK,
         [
             f"baseline: {file}, 1 rows, 1 launches",
@@ -55,7 +55,7 @@ def test_a_slowdown_fails_with_what_and_how_much_and_is_accepted_if_asked(theirs
     )
     assert found.returncode == FAILED
     assert (
-        shown(found)[-7:]
+        after_heading(found)[-7:]
         == [
             *table,
             *sentence,
@@ -70,18 +70,18 @@ def test_a_slowdown_fails_with_what_and_how_much_and_is_accepted_if_asked(theirs
     assert json.loads((theirs.folder / "v.json").read_text())["verdict"] == "REGRESSED"
     reported = theirs.run("--gate=report", *GATED[1:])
     assert reported.returncode == OK
-    assert shown(reported)[-1].endswith("(--gate=report: nothing fails)")
+    assert after_heading(reported)[-1].endswith("(--gate=report: nothing fails)")
     before = file.read_text()
     accepted = theirs.run(*GATED, "--gate-update")
     assert accepted.returncode == OK
-    assert shown(accepted)[-2:] == [
+    assert after_heading(accepted)[-2:] == [
         f"REGRESSED: 1 rows at levels 3 against {file}: accepted by --gate-update",
         f"the baseline is now this run: {file}",
     ]
     after = json.loads(file.read_text())
     assert before != file.read_text()
     assert len(after["rows"][ROW]["launches"]) >= 5
-    assert shown(theirs.run(*GATED))[-1] == f"PASS: 1 rows at levels 3 against {file}: nothing got worse"
+    assert after_heading(theirs.run(*GATED))[-1] == f"PASS: 1 rows at levels 3 against {file}: nothing got worse"
 
 
 def test_a_revision_is_measured_beside_the_working_tree(theirs: Suite) -> None:
@@ -100,7 +100,7 @@ def test_a_baseline_that_is_not_there_is_made_if_asked(theirs: Suite) -> None:
     made = theirs.run("--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
     file = theirs.folder / "new.json"
     assert made.returncode == OK
-    assert shown(made)[-2:] == [
+    assert after_heading(made)[-2:] == [
         f"PASS: 1 rows at levels 0 against {file}: nothing was compared, the baseline is this run",
         f"made the baseline that was not there: {file}",
     ]
@@ -117,7 +117,7 @@ def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> Non
         theirs.write(body=body, mark=mark)
         found = theirs.run(*GATED, "--gate-update")
         refused(found, FAILED, f"nothing was measured, so nothing is shown: {why}")
-        assert shown(found)[-1] == f"not written: {file}, because of the errors above"
+        assert after_heading(found)[-1] == f"not written: {file}, because of the errors above"
     missing = theirs.run("--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
     refused(missing, FAILED, "nothing was measured, so nothing is shown: its test was skipped: Skipped: no disk")
     assert not (theirs.folder / "new.json").exists()

@@ -109,7 +109,7 @@ def test_new_rows_pass_on_request_without_letting_vanished_ones_through(suite: S
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def launch_commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands of launches, each of which finds nothing of ``new``, and otherwise writes a record without rows."""
     made: list[list[str]] = []
 
@@ -138,34 +138,38 @@ def _launcher(folder: Path, *arguments: str, names: Sequence[str]) -> Launcher:
     return Launcher(arguments, folder, 1, names=names)
 
 
-def test_what_the_base_lacks_is_tried_once_and_left_out_afterwards(launched: list[list[str]], tmp_path: Path) -> None:
+def test_what_the_base_lacks_is_tried_once_and_left_out_afterwards(
+    launch_commands: list[list[str]], tmp_path: Path
+) -> None:
     names = ["test_a.py", "test_new.py", "test_a.py::test_new[1-x]"]
     made = _launcher(tmp_path, "-k", "test_new.py", *names, names=names)
     for _ in range(3):
         made.measure(tmp_path / "base")
     assert made.lacking == names[1:]
-    assert len(launched) == 2 + 3
-    for command in launched[2:]:
+    assert len(launch_commands) == 2 + 3
+    for command in launch_commands[2:]:
         assert command[3:6] == ["-k", "test_new.py", "test_a.py"], "an option's value was left out, not the file"
         assert command[6] == "-q"
 
 
-def test_without_anything_left_the_base_is_not_launched(launched: list[list[str]], tmp_path: Path) -> None:
+def test_without_anything_left_the_base_is_not_launched(launch_commands: list[list[str]], tmp_path: Path) -> None:
     made = _launcher(tmp_path, "test_new.py", names=["test_new.py"])
     records = [made.measure(tmp_path / "base") for _ in range(3)]
     assert [record.rows for record in records] == [{}] * 3
     assert records[0].made["versions"]["pytest"]
     assert records[0].joined(records[1:]).rows == {}
-    assert len(launched) == 1
+    assert len(launch_commands) == 1
 
 
-def test_what_this_checkout_lacks_fails_its_launch(launched: list[list[str]], tmp_path: Path) -> None:
+def test_what_this_checkout_lacks_fails_its_launch(launch_commands: list[list[str]], tmp_path: Path) -> None:
     made = _launcher(tmp_path, "test_new.py", names=["test_new.py"])
     with pytest.raises(GateError, match="a launch of this checkout ended with 4"):
         made.measure()
 
 
-def test_a_name_that_cannot_be_told_from_another_fails_the_launch(launched: list[list[str]], tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_told_from_another_fails_the_launch(
+    launch_commands: list[list[str]], tmp_path: Path
+) -> None:
     names = ["test_a.py::test_new[1]", "test_a.py::test_new[2]"]
     with pytest.raises(GateError, match="not found: .*test_a.py::test_new"):
         _launcher(tmp_path, *names, names=names).measure(tmp_path / "base")

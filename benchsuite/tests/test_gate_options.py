@@ -15,9 +15,12 @@ from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
 from benchsuite.gate.rules import Rules, add_gate_options, parse, refuse_what_disables
 from benchsuite.machine.provenance import git
+from benchsuite.tests.gate_rig import PLAIN_RULES
 
 
-def configured(folder: Path, *arguments: str, ini: dict[str, str] | None = None, inipath: Path | None = None) -> Any:
+def configured(
+    start_folder: Path, *arguments: str, ini: dict[str, str] | None = None, inipath: Path | None = None
+) -> Any:
     """What pytest makes of arguments and an ini file, with the gate's options alone."""
     parser = pytest.Parser(_ispytest=True)
     add_gate_options(parser)
@@ -28,60 +31,35 @@ def configured(folder: Path, *arguments: str, ini: dict[str, str] | None = None,
         getoption=lambda name: getattr(option, name),
         getini=lambda name: {**defaults, **(ini or {})}[name],
         inipath=inipath,
-        invocation_params=SimpleNamespace(dir=folder),
+        invocation_params=SimpleNamespace(dir=start_folder),
     )
 
 
-def ruled(folder: Path, *arguments: str, **more: Any) -> Rules | None:
-    return parse(cast(pytest.Config, configured(folder, *arguments, **more)))
+def ruled(start_folder: Path, *arguments: str, **more: Any) -> Rules | None:
+    return parse(cast(pytest.Config, configured(start_folder, *arguments, **more)))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def start_folder(tmp_path: Path) -> Path:
     """A folder with a baseline and another folder in it, in no repository."""
     (tmp_path / "base.json").write_text("{}")
     (tmp_path / "more").mkdir()
     return tmp_path
 
 
-PLAIN: dict[str, Any] = {
-    "mode": "fail",
-    "base": None,
-    "levels": None,
-    "tolerance": 0.03,
-    "ttft_tolerance": 0.1,
-    "coarse_tolerance": 0.15,
-    "alpha": 0.01,
-    "launches": (5, 8),
-    "launches_given": False,
-    "pairs": 10,
-    "on_missing": "fail",
-    "on_mismatch": "fail",
-    "inconclusive": "fail",
-    "save": None,
-    "anchor": None,
-    "order_seed": None,
-    "json": None,
-    "exports": (),
-    "path": (".",),
-    "own_environment": False,
-    "update": False,
-    "dedicated": False,
-    "self_test": False,
-}
 AGAINST = ("--gate=fail", "--gate-against=base.json")
 
 
-def test_what_is_not_said_has_its_default(folder: Path) -> None:
-    assert ruled(folder) is None
-    found = ruled(folder, *AGAINST)
-    assert found == Rules(file=folder / "base.json", **PLAIN)
+def test_what_is_not_said_has_its_default(start_folder: Path) -> None:
+    assert ruled(start_folder) is None
+    found = ruled(start_folder, *AGAINST)
+    assert found == Rules(file=start_folder / "base.json", **PLAIN_RULES)
     assert found.gating
-    assert ruled(folder, "--gate", "--gate-against=base.json") == found
-    assert ruled(folder, "--gate-against=base.json", ini={"gate": "fail"}) == found
-    assert ruled(folder, "--gate=off", "--gate-against=base.json", "--gate-update") is None
-    saved = ruled(folder, "--gate-save=new.json")
-    assert saved == replace(found, mode="off", file=None, save=folder / "new.json")
+    assert ruled(start_folder, "--gate", "--gate-against=base.json") == found
+    assert ruled(start_folder, "--gate-against=base.json", ini={"gate": "fail"}) == found
+    assert ruled(start_folder, "--gate=off", "--gate-against=base.json", "--gate-update") is None
+    saved = ruled(start_folder, "--gate-save=new.json")
+    assert saved == replace(found, mode="off", file=None, save=start_folder / "new.json")
     assert not saved.gating
 
 
@@ -110,37 +88,39 @@ def test_what_is_not_said_has_its_default(folder: Path) -> None:
         ("--gate=report", {"mode": "report"}),
     ],
 )
-def test_an_option_changes_its_rule_and_no_other(folder: Path, argument: str, changed: dict[str, Any]) -> None:
-    plain = Rules(file=folder / "base.json", **PLAIN)
-    assert ruled(folder, *AGAINST, argument) == replace(plain, **changed)
+def test_an_option_changes_its_rule_and_no_other(start_folder: Path, argument: str, changed: dict[str, Any]) -> None:
+    plain = Rules(file=start_folder / "base.json", **PLAIN_RULES)
+    assert ruled(start_folder, *AGAINST, argument) == replace(plain, **changed)
 
 
-def test_files_are_below_the_folder_of_the_start_or_of_the_ini_file(folder: Path) -> None:
+def test_files_are_below_the_folder_of_the_start_or_of_the_ini_file(start_folder: Path) -> None:
     given = ("--gate-json=v.json", "--gate-anchor=base.json", "--gate-save=s.json")
-    found = ruled(folder, *AGAINST, *given, "--gate-export=bmf=more/a.json, junit=d.xml,")
+    found = ruled(start_folder, *AGAINST, *given, "--gate-export=bmf=more/a.json, junit=d.xml,")
     assert found is not None
-    assert (found.json, found.anchor, found.save) == tuple(folder / name for name in ("v.json", "base.json", "s.json"))
-    assert found.exports == (("bmf", folder / "more" / "a.json"), ("junit", folder / "d.xml"))
+    assert (found.json, found.anchor, found.save) == tuple(
+        start_folder / name for name in ("v.json", "base.json", "s.json")
+    )
+    assert found.exports == (("bmf", start_folder / "more" / "a.json"), ("junit", start_folder / "d.xml"))
     ini = {"gate_json": "v.json", "gate_launches": "6+9", "gate_dedicated": "true"}
-    below = ruled(folder, *AGAINST, ini=ini, inipath=folder / "more" / "pytest.ini")
+    below = ruled(start_folder, *AGAINST, ini=ini, inipath=start_folder / "more" / "pytest.ini")
     assert below is not None
-    assert below.json == folder / "more" / "v.json"
-    assert below.file == folder / "base.json"
+    assert below.json == start_folder / "more" / "v.json"
+    assert below.file == start_folder / "base.json"
     assert (below.launches, below.launches_given, below.dedicated) == ((6, 9), True, True)
 
 
-def test_a_revision_is_a_commit_that_git_knows(folder: Path) -> None:
+def test_a_revision_is_a_commit_that_git_knows(start_folder: Path) -> None:
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "a"]):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=folder, check=True)
-    commit = git(folder, "rev-parse", "HEAD")
-    found = ruled(folder, "--gate=fail", "--gate-against=HEAD", "--gate-environment=own")
-    assert found == replace(Rules(file=None, **PLAIN), base=commit, own_environment=True)
-    new = ruled(folder, "--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=start_folder, check=True)
+    commit = git(start_folder, "rev-parse", "HEAD")
+    found = ruled(start_folder, "--gate=fail", "--gate-against=HEAD", "--gate-environment=own")
+    assert found == replace(Rules(file=None, **PLAIN_RULES), base=commit, own_environment=True)
+    new = ruled(start_folder, "--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
     assert new is not None
-    assert (new.file, new.base) == (folder / "new.json", None)
-    kept = ruled(folder, "--gate=fail", "--gate-save=new.json")
+    assert (new.file, new.base) == (start_folder / "new.json", None)
+    kept = ruled(start_folder, "--gate=fail", "--gate-save=new.json")
     assert kept is not None
-    assert (kept.file, kept.base, kept.save) == (None, None, folder / "new.json")
+    assert (kept.file, kept.base, kept.save) == (None, None, start_folder / "new.json")
 
 
 REFUSED = [
@@ -189,10 +169,10 @@ REFUSED = [
         ("--gate-save=base.json",),
         "--gate-save base.json is there already; --gate-against it with --gate-update, or remove it",
     ),
-    (("--gate-save=no/a.json",), "--gate-save no/a.json: there is no folder {folder}/no"),
-    (("--gate-json=more",), "--gate-json more: {folder}/more is a folder; name a file"),
-    (("--gate-json=no/a",), "--gate-json no/a: there is no folder {folder}/no"),
-    (("--gate-export=bmf=more",), "--gate-export bmf=more: {folder}/more is a folder; name a file"),
+    (("--gate-save=no/a.json",), "--gate-save no/a.json: there is no folder {start_folder}/no"),
+    (("--gate-json=more",), "--gate-json more: {start_folder}/more is a folder; name a file"),
+    (("--gate-json=no/a",), "--gate-json no/a: there is no folder {start_folder}/no"),
+    (("--gate-export=bmf=more",), "--gate-export bmf=more: {start_folder}/more is a folder; name a file"),
     (
         ("--gate-against=",),
         "--gate needs something to compare this run with: --gate-against FILE (made with --gate-save FILE) or "
@@ -211,19 +191,19 @@ REFUSED = [
     ),
     (
         ("--gate-against=no/a.json", "--gate-on-missing=save"),
-        "--gate-against no/a.json: there is no folder {folder}/no",
+        "--gate-against no/a.json: there is no folder {start_folder}/no",
     ),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSED, ids=lambda value: " ".join(value)[:40])
 def test_what_cannot_be_meant_is_refused_in_a_sentence(
-    folder: Path, arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+    start_folder: Path, arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(start_folder.parent))
     with pytest.raises(GateError) as refused:
-        ruled(folder, *AGAINST, *arguments)
-    assert str(refused.value) == sentence.format(folder=folder)
+        ruled(start_folder, *AGAINST, *arguments)
+    assert str(refused.value) == sentence.format(start_folder=start_folder)
 
 
 @pytest.mark.parametrize(
@@ -240,17 +220,17 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(
     ],
 )
 def test_options_of_a_gate_that_is_not_asked_for_are_refused(
-    folder: Path, arguments: tuple[str, ...], named: str
+    start_folder: Path, arguments: tuple[str, ...], named: str
 ) -> None:
     for more, effect in ((), "gate nothing"), (("--gate-save=s.json",), "only save"):
         with pytest.raises(GateError) as refused:
-            ruled(folder, *arguments, *more)
+            ruled(start_folder, *arguments, *more)
         assert str(refused.value) == (f"{named} without --gate would {effect}; add --gate=fail or --gate=report")
 
 
-def test_a_mode_is_one_of_three(folder: Path) -> None:
+def test_a_mode_is_one_of_three(start_folder: Path) -> None:
     with pytest.raises(GateError) as refused:
-        ruled(folder, ini={"gate": "maybe"})
+        ruled(start_folder, ini={"gate": "maybe"})
     assert str(refused.value) == "the ini key gate is 'maybe'; expected one of off, report, fail"
     assert [rules._mode(mode) for mode in rules.MODES] == ["off", "report", "fail"]
     with pytest.raises(argparse.ArgumentTypeError) as wrong:

@@ -16,7 +16,7 @@ from specdec import Request, SamplingParams
 PROMPT = tuple(b"one two one two one two ")
 
 
-class Clock:
+class PlantClock:
     """Time that passes by a second whenever it is asked."""
 
     def __init__(self) -> None:
@@ -27,29 +27,29 @@ class Clock:
         return self.now
 
 
-def requests(size: int = 12) -> list[Request]:
+def some_requests(size: int = 12) -> list[Request]:
     return [Request(0, PROMPT, SamplingParams(max_new_tokens=size))]
 
 
 def test_rejected_proposals_change_no_token_and_are_the_asked_share(assemble: Make) -> None:
     plain = assemble().engine("oracle(1.0)", k=3)
-    [expected] = plain.run(requests())
+    [expected] = plain.run(some_requests())
     accepted = sum(step.accepted for step in plain.stats.steps)
     for share in (0.5, 1.0):
         engine = assemble().engine("oracle(1.0)", k=3)
         plant(engine, Plant("acceptance", share))
-        [done] = engine.run(requests())
+        [done] = engine.run(some_requests())
         assert done.tokens == expected.tokens
         less = sum(step.accepted for step in engine.stats.steps)
         assert 0 < less < accepted
     others = assemble().engine("oracle(1.0)", k=3)
     plant(others, Plant("acceptance", 1.0), {(1, 2)})
-    assert others.run(requests())[0].tokens == expected.tokens
+    assert others.run(some_requests())[0].tokens == expected.tokens
     assert sum(step.accepted for step in others.stats.steps) == accepted
 
 
 def test_time_is_wasted_as_long_as_is_asked_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = PlantClock()
     monkeypatch.setattr(plants, "perf_counter", clock)
     owner = SimpleNamespace(work=lambda *given, **named: (given, named))
     plants._lengthen(owner, "work", lambda seconds: 5 * seconds)
@@ -101,13 +101,13 @@ def test_waste_between_two_returns_is_a_fraction_of_the_time_between(monkeypatch
 def test_each_kind_is_planted_in_its_place_and_changes_no_token(
     assemble: Make, kind: str, owner: Any, name: str
 ) -> None:
-    [expected] = assemble().engine("ngram", k=2).run(requests(4))
+    [expected] = assemble().engine("ngram", k=2).run(some_requests(4))
     engine = assemble().engine("ngram", k=2)
     held = owner(engine)
     before = getattr(held, name)
     plant(engine, Plant(kind, 0.0001))
     assert getattr(held, name) != before
-    assert engine.run(requests(4))[0].tokens == expected.tokens
+    assert engine.run(some_requests(4))[0].tokens == expected.tokens
 
 
 def test_a_plant_is_for_the_draft_prompt_and_workload_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:

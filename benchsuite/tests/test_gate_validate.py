@@ -40,7 +40,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield made
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+def run_validation(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["validate", *arguments])
     validate.validation_main()
 
@@ -53,7 +53,7 @@ def test_what_is_missing_is_made_for_both_conditions_and_reported_with_its_card(
     for name, commit in (("q-A-1.json", "two"), ("q-B-1.json", "one"), ("q-A-2.json", "one"), ("other.json", "no")):
         (folder / name).write_text(commit)
     given = ("--folder", str(folder), "--launches", "30", "--live", "4")
-    run(monkeypatch, *given)
+    run_validation(monkeypatch, *given)
     each = [call for one in CONDITIONS for call in (("collect", folder, one, 30), ("live", folder, one, 4))]
     assert calls == [("count_once", folder), *each, ("report", folder, 30)]
     assert (os.environ["OMP_NUM_THREADS"], os.environ["HF_HUB_OFFLINE"]) == ("1", "1")
@@ -74,12 +74,12 @@ def test_one_condition_and_a_report_alone_can_be_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run(monkeypatch, "--condition", [*CONDITIONS][-1])
+    run_validation(monkeypatch, "--condition", [*CONDITIONS][-1])
     folder, one = tmp_path / "results" / "gate-validation", [*CONDITIONS][-1]
     made = [("count_once", folder), ("collect", folder, one, 26), ("live", folder, one, 10), ("report", folder, 26)]
     assert calls == made
     calls.clear()
-    run(monkeypatch, "--report", "--launches", str(sum(STAGES) + 1))
+    run_validation(monkeypatch, "--report", "--launches", str(sum(STAGES) + 1))
     assert calls == [("report", folder, sum(STAGES) + 1)]
 
 
@@ -87,7 +87,7 @@ def test_too_few_launches_to_draw_from_are_refused(
     monkeypatch: pytest.MonkeyPatch, calls: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        run(monkeypatch, "--launches", str(sum(STAGES)))
+        run_validation(monkeypatch, "--launches", str(sum(STAGES)))
     least = sum(STAGES) + 1
     assert f"--launches is {least - 1}; comparisons are drawn from {least} or more" in capsys.readouterr().err
     assert calls == []

@@ -21,7 +21,7 @@ echo "$@" > "$last"
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def toy_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Two sources, a header, a compiler, and a loader that returns the path."""
     sources, made = tmp_path / "csrc", SimpleNamespace(log=tmp_path / "log", compiler=tmp_path / "cc", folder=tmp_path)
     sources.mkdir()
@@ -37,41 +37,41 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
-def built(toy: SimpleNamespace) -> Any:
-    return build.library.__wrapped__("toys", toy.command, ".toy")
+def toy_library(toy_build: SimpleNamespace) -> Any:
+    return build.library.__wrapped__("toys", toy_build.command, ".toy")
 
 
-def said(toy: SimpleNamespace) -> list[str]:
-    return [line for line in toy.log.read_text().splitlines() if line != "--version"]
+def compiler_said(toy_build: SimpleNamespace) -> list[str]:
+    return [line for line in toy_build.log.read_text().splitlines() if line != "--version"]
 
 
 def test_each_source_is_compiled_and_all_are_linked_once(
-    toy: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    toy_build: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = Path(built(toy))
-    assert path.parent == toy.folder / "cache" / "kernels"
+    path = Path(toy_library(toy_build))
+    assert path.parent == toy_build.folder / "cache" / "kernels"
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert path.name.startswith("toys-")
-    assert capsys.readouterr().err == f"specdec-bench: compiling the toys kernels with {toy.compiler}, once\n"
-    *each, whole = said(toy)
+    assert capsys.readouterr().err == f"specdec-bench: compiling the toys kernels with {toy_build.compiler}, once\n"
+    *each, whole = compiler_said(toy_build)
     assert sorted(line.split()[:3] for line in each) == [
-        ["-O9", "-c", str(toy.sources / name)] for name in ("a.toy", "b.toy")
+        ["-O9", "-c", str(toy_build.sources / name)] for name in ("a.toy", "b.toy")
     ]
     flag, shared, *objects, to, out = whole.split()
     assert (flag, shared, to, Path(out).name) == ("-O9", "-shared", "-o", path.name)
     assert [Path(name).name for name in objects] == ["a.toy.o", "b.toy.o"]
     assert path.read_text().split() == whole.split()
-    assert built(toy) == str(path)
-    assert len(said(toy)) == 3
+    assert toy_library(toy_build) == str(path)
+    assert len(compiler_said(toy_build)) == 3
     names = {path.name}
     for name in ("c.h", "a.toy"):
-        (toy.sources / name).write_text("changed")
-        names.add(Path(built(toy)).name)
-    (toy.sources / "d.other").write_text("changed")
-    toy.command = (*toy.command, "-g")
-    names.add(Path(built(toy)).name)
+        (toy_build.sources / name).write_text("changed")
+        names.add(Path(toy_library(toy_build)).name)
+    (toy_build.sources / "d.other").write_text("changed")
+    toy_build.command = (*toy_build.command, "-g")
+    names.add(Path(toy_library(toy_build)).name)
     assert len(names) == 4, "the name follows from the sources, the headers and the command"
-    assert len(said(toy)) == 12
+    assert len(compiler_said(toy_build)) == 12
 
 
 @pytest.mark.parametrize(
@@ -83,38 +83,40 @@ def test_each_source_is_compiled_and_all_are_linked_once(
     ],
 )
 def test_a_source_that_is_not_compiled_is_told_in_a_line_with_the_log(
-    toy: SimpleNamespace, text: str, shown: str
+    toy_build: SimpleNamespace, text: str, shown: str
 ) -> None:
-    (toy.sources / "bad.toy").write_text(text)
+    (toy_build.sources / "bad.toy").write_text(text)
     with pytest.raises(build.BuildError) as failed:
-        built(toy)
-    [log] = (toy.folder / "cache" / "kernels").iterdir()
+        toy_library(toy_build)
+    [log] = (toy_build.folder / "cache" / "kernels").iterdir()
     assert log.suffix == ".log"
     assert str(failed.value) == f"compiling the toys kernels failed: {shown} (all of it: {log})"
     written = log.read_text().splitlines()
-    assert written[0].startswith(f"{toy.compiler} -O9 -c {toy.sources / 'bad.toy'} -o ")
+    assert written[0].startswith(f"{toy_build.compiler} -O9 -c {toy_build.sources / 'bad.toy'} -o ")
     assert written[1:] == text.splitlines()
-    assert not any("-shared" in line for line in said(toy))
+    assert not any("-shared" in line for line in compiler_said(toy_build))
 
 
-def test_what_cannot_be_run_written_or_loaded_is_said(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_run_written_or_loaded_is_said(
+    toy_build: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(path: str) -> None:
         raise OSError("no symbol")
 
     monkeypatch.setattr(build, "ctypes", SimpleNamespace(CDLL=broken))
     with pytest.raises(build.BuildError) as failed:
-        built(toy)
-    [path] = (toy.folder / "cache" / "kernels").iterdir()
+        toy_library(toy_build)
+    [path] = (toy_build.folder / "cache" / "kernels").iterdir()
     assert str(failed.value) == f"the compiled kernels cannot be loaded: no symbol; delete {path}"
-    monkeypatch.setenv("SPECDEC_CACHE", str(toy.log))
+    monkeypatch.setenv("SPECDEC_CACHE", str(toy_build.log))
     with pytest.raises(build.BuildError) as failed:
-        built(toy)
-    assert str(failed.value).startswith(f"the kernels cannot be built in {toy.log / 'kernels'}: ")
+        toy_library(toy_build)
+    assert str(failed.value).startswith(f"the kernels cannot be built in {toy_build.log / 'kernels'}: ")
     assert str(failed.value).endswith("; set SPECDEC_CACHE")
-    toy.command = (str(toy.folder / "none"),)
+    toy_build.command = (str(toy_build.folder / "none"),)
     with pytest.raises(build.BuildError) as failed:
-        built(toy)
-    assert str(failed.value).startswith(f"{toy.folder / 'none'} cannot be run: ")
+        toy_library(toy_build)
+    assert str(failed.value).startswith(f"{toy_build.folder / 'none'} cannot be run: ")
 
 
 def test_compiling_is_forbidden_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ MOST = 10_000
 
 
 @pytest.fixture
-def backend() -> Iterator[Cuda]:
+def cuda_backend() -> Iterator[Cuda]:
     """The cuda backend, over CPU tensors."""
     with cuda_on_host() as made:
         yield made
@@ -49,8 +49,8 @@ def _cases(op: str) -> list[Case]:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(backend: Cuda, op: str) -> None:
-    ops = Ops([backend, Reference()])
+def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(cuda_backend: Cuda, op: str) -> None:
+    ops = Ops([cuda_backend, Reference()])
     for case in _cases(op):
         for dtype in case.dtypes:
             with Guarded() as guard:
@@ -66,17 +66,17 @@ def _peaks(size: int, *places: int) -> Tensor:
 PLACES = (0, 1, 31, 32, 511, 512, 2047, 2048, 2079, 2080, 4095, 4096, 4127, 4128, 6199)
 
 
-def test_a_token_is_found_wherever_it_lies_in_a_row_of_parts(backend: Cuda) -> None:
+def test_a_token_is_found_wherever_it_lies_in_a_row_of_parts(cuda_backend: Cuda) -> None:
     for size, parts in ((6200, 3), (4096, 2)):
         places = [place for place in PLACES if place < size]
-        assert backend.sample(_peaks(size, *places), None).tolist() == places
+        assert cuda_backend.sample(_peaks(size, *places), None).tolist() == places
         assert launched("sample") == (len(places), parts, 1, 512, 0)
         # The meetings are zeros again: a lower score wins the next launch.
-        assert backend.sample(_peaks(size, *places[::-1]) - 9.0, None).tolist() == places[::-1]
-        assert [zeros.tolist() for zeros in backend._zeros.values()] == [[[0, 0]] * len(PLACES)]
+        assert cuda_backend.sample(_peaks(size, *places[::-1]) - 9.0, None).tolist() == places[::-1]
+        assert [zeros.tolist() for zeros in cuda_backend._zeros.values()] == [[[0, 0]] * len(PLACES)]
 
 
-def test_a_draw_in_parts_is_the_draw_of_one_part(backend: Cuda) -> None:
+def test_a_draw_in_parts_is_the_draw_of_one_part(cuda_backend: Cuda) -> None:
     g = torch.Generator().manual_seed(5)
     rows, width, size = 3, 4, 6200
     p = (torch.randn(rows, width, size, generator=g) * 2).softmax(dim=-1)
@@ -86,15 +86,15 @@ def test_a_draw_in_parts_is_the_draw_of_one_part(backend: Cuda) -> None:
     window = Window(tokens, torch.arange(-1, width - 1).expand(rows, width), torch.tensor([4, 2, 1]), q)
     whole = Reference().rejection_sample(p, window, *keys)
     for _ in range(2):
-        drawn = backend.rejection_sample(p, window, *keys)
+        drawn = cuda_backend.rejection_sample(p, window, *keys)
         assert launched("rejection_sample") == (rows, 3, 1, 512, 0)
         for mine, theirs in ((drawn.path, whole.path), (drawn.num_accepted, whole.num_accepted)):
             assert mine.tolist() == theirs.tolist()
         assert drawn.next.tolist() == whole.next.tolist()
     halves = Window(tokens, window.parents, window.width, q.bfloat16())
-    backend.silu_mul(torch.ones(1, 4), torch.ones(1, 4))
+    cuda_backend.silu_mul(torch.ones(1, 4), torch.ones(1, 4))
     before = launched("rejection_sample")
-    assert backend.rejection_sample(p, halves, *keys).next.shape == (rows,)
+    assert cuda_backend.rejection_sample(p, halves, *keys).next.shape == (rows,)
     assert launched("rejection_sample") == before
 
 
@@ -102,43 +102,43 @@ HALF = torch.bfloat16
 
 
 def _norm(rows: int, size: int, dtype: torch.dtype, start: int = 0, stride: int = 0) -> Callable[[Cuda], Any]:
-    def call(backend: Cuda) -> Any:
+    def call(cuda_backend: Cuda) -> Any:
         x = torch.ones(rows, start + size + stride, dtype=dtype)[:, start : start + size]
-        return backend.rms_norm(x, torch.ones(size, dtype=dtype), 1e-5, 0.0)
+        return cuda_backend.rms_norm(x, torch.ones(size, dtype=dtype), 1e-5, 0.0)
 
     return call
 
 
 def _silu(rows: int, size: int, dtype: torch.dtype, gate: int = 0, up: int = 0) -> Callable[[Cuda], Any]:
-    def call(backend: Cuda) -> Any:
+    def call(cuda_backend: Cuda) -> Any:
         both = [torch.ones(rows, size + more, dtype=dtype)[:, :size] for more in (gate, up)]
-        return backend.silu_mul(*both)
+        return cuda_backend.silu_mul(*both)
 
     return call
 
 
 def _rotary(batch: int, width: int, size: int, dtype: torch.dtype, more: int = 0) -> Callable[[Cuda], Any]:
-    def call(backend: Cuda) -> Any:
+    def call(cuda_backend: Cuda) -> Any:
         query, keys = (torch.ones(batch, heads, width, size + more, dtype=dtype)[..., :size] for heads in (4, 2))
-        return backend.rotary(query, keys, *(torch.ones(1, width, size, dtype=dtype) for _ in range(2)))
+        return cuda_backend.rotary(query, keys, *(torch.ones(1, width, size, dtype=dtype) for _ in range(2)))
 
     return call
 
 
 def _append(batch: int, width: int, size: int, dtype: torch.dtype, more: int = 0) -> Callable[[Cuda], Any]:
-    def call(backend: Cuda) -> Any:
+    def call(cuda_backend: Cuda) -> Any:
         arena = [torch.zeros(batch, 3, width, size + more, dtype=dtype)[..., :size] for _ in range(2)]
         new = [torch.ones(batch, 3, width, size, dtype=dtype) for _ in range(2)]
-        return backend.kv_append(arena[0], arena[1], new[0], new[1], torch.arange(width).expand(batch, width))
+        return cuda_backend.kv_append(arena[0], arena[1], new[0], new[1], torch.arange(width).expand(batch, width))
 
     return call
 
 
 def _compact(batch: int, depth: int, size: int, dtype: torch.dtype, more: int = 0) -> Callable[[Cuda], Any]:
-    def call(backend: Cuda) -> Any:
+    def call(cuda_backend: Cuda) -> Any:
         arena = [torch.zeros(batch, 1, depth + 1, size + more, dtype=dtype)[..., :size] for _ in range(2)]
         cells = torch.arange(depth).expand(batch, depth)
-        return backend.kv_compact(arena[0], arena[1], cells + 1, cells)
+        return cuda_backend.kv_compact(arena[0], arena[1], cells + 1, cells)
 
     return call
 
@@ -146,7 +146,7 @@ def _compact(batch: int, depth: int, size: int, dtype: torch.dtype, more: int = 
 def _verify(rows: int) -> Callable[[Cuda], Any]:
     zeros = torch.zeros(rows, 3, dtype=torch.int64)
     window = Window.chain(zeros[:, 0], zeros[:, 1:], zeros[:, 0])
-    return lambda backend: backend.verify_prefix(window, zeros)
+    return lambda cuda_backend: cuda_backend.verify_prefix(window, zeros)
 
 
 GEOMETRY: list[tuple[str, Callable[[Cuda], Any], tuple[int, ...]]] = [
@@ -202,9 +202,9 @@ GEOMETRY: list[tuple[str, Callable[[Cuda], Any], tuple[int, ...]]] = [
     ("op", "call", "wanted"), GEOMETRY, ids=lambda value: value if isinstance(value, str) else None
 )
 def test_a_launch_has_as_many_threads_as_its_numbers_ask_for(
-    backend: Cuda, op: str, call: Callable[[Cuda], Any], wanted: tuple[int, ...]
+    cuda_backend: Cuda, op: str, call: Callable[[Cuda], Any], wanted: tuple[int, ...]
 ) -> None:
-    call(backend)
+    call(cuda_backend)
     assert launched(op) == wanted
 
 
@@ -253,19 +253,19 @@ def test_it_takes_tensors_of_a_gpu_of_the_types_that_its_kernels_have(number: in
     assert Cuda().takes(op, *tensors) is taken
 
 
-def test_a_launch_that_is_refused_says_which_on_what_and_why(backend: Cuda) -> None:
+def test_a_launch_that_is_refused_says_which_on_what_and_why(cuda_backend: Cuda) -> None:
     arena = torch.zeros(1, 1, 2, 8)
     cells = torch.zeros(1, 3073, dtype=torch.int64)
     with pytest.raises(RuntimeError) as refused:
-        backend._launch(
+        cuda_backend._launch(
             "kv_compact", arena.device, arena, arena, cells, cells, 1, 1, 3073, 32, 4, cuda._byte_strides(arena, arena)
         )
     assert str(refused.value) == "the CUDA kernel of kv_compact on cpu failed: invalid argument"
-    backend.kv_compact(arena, arena.clone(), cells, cells)  # the reference's
-    backend._launch("accept", arena.device, None, None, None, 0)  # nothing to do
+    cuda_backend.kv_compact(arena, arena.clone(), cells, cells)  # the reference's
+    cuda_backend._launch("accept", arena.device, None, None, None, 0)  # nothing to do
 
 
-def test_a_row_of_blocks_fills_the_device_with_whole_parts(backend: Cuda) -> None:
+def test_a_row_of_blocks_fills_the_device_with_whole_parts(cuda_backend: Cuda) -> None:
     device = torch.device("cpu")
     for rows, size, parts in (
         *((1, 2047, 1), (1, 2048, 1), (1, 4095, 1), (1, 4096, 2), (0, 4096, 2), (1, 2048 * 600, 4 * PROCESSORS)),
@@ -285,43 +285,43 @@ def noted(given: list[torch.device], answer: Any) -> Callable[[torch.device], An
 
 
 def test_meetings_are_kept_for_a_stream_grow_and_are_new_in_a_graph(
-    backend: Cuda, monkeypatch: pytest.MonkeyPatch
+    cuda_backend: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.device] = []
     device = torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device", noted(asked, nullcontext()))
-    assert backend._meetings(3, 1, device) is None
-    first = backend._meetings(3, 2, device)
+    assert cuda_backend._meetings(3, 1, device) is None
+    first = cuda_backend._meetings(3, 2, device)
     assert first is not None
     assert first.tolist() == [[0, 0]] * 3
     assert first.dtype == torch.int64
     assert asked == [device]
-    assert backend._meetings(2, 5, device) is first
-    more = backend._meetings(4, 2, device)
+    assert cuda_backend._meetings(2, 5, device) is first
+    more = cuda_backend._meetings(4, 2, device)
     assert more is not None
     assert len(more) == 4
-    assert backend._meetings(3, 2, device) is more
+    assert cuda_backend._meetings(3, 2, device) is more
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=7))
-    other = backend._meetings(4, 2, device)
+    other = cuda_backend._meetings(4, 2, device)
     assert other is not more
-    assert backend._meetings(4, 2, device) is other
+    assert cuda_backend._meetings(4, 2, device) is other
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    captured = backend._meetings(3, 2, device)
+    captured = cuda_backend._meetings(3, 2, device)
     assert captured is not None
     assert captured.tolist() == [[0, 0]] * 3
     assert captured.dtype == torch.int64
-    assert backend._meetings(3, 2, device) is not captured
-    assert len(backend._zeros) == 2
+    assert cuda_backend._meetings(3, 2, device) is not captured
+    assert len(cuda_backend._zeros) == 2
 
 
-def test_a_launch_is_on_the_devices_current_stream(backend: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_is_on_the_devices_current_stream(cuda_backend: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    backend.__dict__["_kernels"] = SimpleNamespace(specdec_accept=lambda *values: given.append(values))
+    cuda_backend.__dict__["_kernels"] = SimpleNamespace(specdec_accept=lambda *values: given.append(values))
     on: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "device", noted(on, nullcontext()))
     monkeypatch.setattr(torch.cuda, "current_stream", noted(on, SimpleNamespace(cuda_stream=9)))
     one = torch.ones(2)
-    backend._launch("accept", torch.device("cuda:3"), one, None, 5)
+    cuda_backend._launch("accept", torch.device("cuda:3"), one, None, 5)
     assert given == [(one.data_ptr(), None, 5, 9)]
     assert on == [torch.device("cuda:3")] * 2
 
@@ -398,19 +398,19 @@ def test_what_is_missing_is_said_in_the_order_in_which_it_is_needed(monkeypatch:
 
     monkeypatch.setattr(build, "forbidden", lambda: reasons["forbidden"])
     monkeypatch.setattr(cuda, "why_absent", lambda kind: reasons["absent"] if kind == "cuda" else kind)
-    backend = Cuda()
-    backend.__dict__["_kernels"] = SimpleNamespace(
+    cuda_backend = Cuda()
+    cuda_backend.__dict__["_kernels"] = SimpleNamespace(
         specdec_probe=probe, specdec_error=lambda code: f"code {code}".encode()
     )
-    assert backend.missing() == "it is forbidden"
+    assert cuda_backend.missing() == "it is forbidden"
     reasons["forbidden"] = None
-    assert backend.missing() == "no GPU"
+    assert cuda_backend.missing() == "no GPU"
     reasons["absent"] = None
-    assert backend.missing() == "no nvcc"
+    assert cuda_backend.missing() == "no nvcc"
     reasons["code"] = 35
-    assert backend.missing() == "the CUDA kernels cannot run: code 35"
+    assert cuda_backend.missing() == "the CUDA kernels cannot run: code 35"
     reasons["code"] = 0
-    assert backend.missing() is None
+    assert cuda_backend.missing() is None
     with cuda_on_host() as whole:
         assert whole.missing() is None
         assert (Cuda.name, Cuda.priority, Cuda.devices) == ("cuda", 100, ("cuda",))

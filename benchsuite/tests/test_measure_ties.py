@@ -19,7 +19,7 @@ from benchsuite.measure import workloads
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import MEASURED, MOST_FLOAT32, TOO_MANY, Judge, equal_text, rate, too_many, upper_limit
 from benchsuite.prove.tiny import prompts, registry
-from benchsuite.tests.rig import Make, in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -286,7 +286,7 @@ EITHER = pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "samp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "dtype"), in_turn(["auto", "reference"], [torch.float32, torch.bfloat16], 1))
+@pytest.mark.parametrize(("backend", "dtype"), pairs_in_turn(["auto", "reference"], [torch.float32, torch.bfloat16], 1))
 @EITHER
 def test_ties_of_tiny_models_are_no_more_than_documented(
     backend: str, temperature: float, dtype: torch.dtype, seeds: range, one_thread: None

@@ -242,21 +242,21 @@ def specdec_register_drafts(register):
 
 
 @pytest.fixture
-def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def their_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A third party's draft as pip installs it: one module and its entry point, outside the project."""
     monkeypatch.setenv(LOAD_PLUGINS, "specdec-echo")
     return as_installed(THEIRS, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_folder_outside_the_project_adds_a_draft_by_name(run: Run, theirs: str) -> None:
-    done = run("-m", "pytest", *QUICK, "--specdec-draft", "echo,ngram", "--benchmark-quiet", path=theirs)
+def test_a_folder_outside_the_project_adds_a_draft_by_name(run: Run, their_plugin: str) -> None:
+    done = run("-m", "pytest", *QUICK, "--specdec-draft", "echo,ngram", "--benchmark-quiet", path=their_plugin)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("echo ") and "exact: 1/1" in line]
 
 
 @pytest.mark.slow
-def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: str, tmp_path: Path) -> None:
+def test_what_was_measured_before_a_failure_is_still_written(run: Run, their_plugin: str, tmp_path: Path) -> None:
     # The first workload asks less than 24 times, warm-up and second look included; the failure is in the second.
     done = run(
         "-m",
@@ -271,7 +271,7 @@ def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: s
         "out",
         "--benchmark-json",
         "bench.json",
-        path=theirs,
+        path=their_plugin,
     )
     assert done.returncode == 1
     assert "echo(24) could not be measured: echo was told to fail" in done.stdout
@@ -289,9 +289,9 @@ def test_what_was_measured_before_a_failure_is_still_written(run: Run, theirs: s
 
 
 @pytest.mark.slow
-def test_a_broken_plugin_is_named_in_one_line(run: Run, theirs: str, tmp_path: Path) -> None:
+def test_a_broken_plugin_is_named_in_one_line(run: Run, their_plugin: str, tmp_path: Path) -> None:
     (tmp_path / "site" / "specdec_echo.py").write_text("import nothing_of_this_name\n")
-    done = run("-m", "specdec", "x", "--target", "tiny", path=theirs)
+    done = run("-m", "specdec", "x", "--target", "tiny", path=their_plugin)
     assert done.returncode == 2
     assert "the plugin 'echo' (specdec_echo) of specdec-echo cannot be imported: ModuleNotFoundError" in done.stderr
 

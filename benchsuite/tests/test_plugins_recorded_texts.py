@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.tests.recorded_acceptance import K, Positions, recorded
+from benchsuite.tests.recorded_acceptance import K, Positions, recorded_positions
 from specdec.calibration import interpolated
 from specdec.devices import Stopwatch
 from specdec.stats import Marks, RowStep, Stats, Step
 from specdec_plugins.controllers.goodput import Goodput
 
-TEXTS = recorded()
+TEXTS = recorded_positions()
 
 FORWARDS = {
     1: {1: 1.0, 2: 1.04, 3: 1.07, 4: 1.10, 5: 1.13, 7: 1.2, 9: 1.3},
@@ -36,7 +36,7 @@ def forward(width: int, rows: int) -> float:
     return interpolated({some: interpolated(widths, width) for some, widths in FORWARDS.items()}, rows)
 
 
-def drafting(draft: str, asked: int, made: int, rows: int) -> float:
+def draft_seconds(draft: str, asked: int, made: int, rows: int) -> float:
     """Seconds of a draft in a step; ``hybrid+eagle`` asks the head where lookups find nothing, for up to 4 tokens."""
     if not asked:
         return 0.002
@@ -61,7 +61,18 @@ def seconds_per_token(draft: str, prompts: Sequence[Positions], tokens: int, nex
             stats.accepted(each[-1].accepted)
         width = 1 + max(row.proposed for row in each)
         marks = []
-        for part in (0, 0, 0, drafting(draft, k, width - 1, len(live)), forward(width, len(live)), REST, 0, 0, 0, 0):
+        for part in (
+            0,
+            0,
+            0,
+            draft_seconds(draft, k, width - 1, len(live)),
+            forward(width, len(live)),
+            REST,
+            0,
+            0,
+            0,
+            0,
+        ):
             now += part
             stats.stopwatch._marks.append(now)
             marks.append(len(stats.stopwatch._marks) - 1)
@@ -69,7 +80,7 @@ def seconds_per_token(draft: str, prompts: Sequence[Positions], tokens: int, nex
     return now / (sum(ends) - len(ends))
 
 
-def goodput(rows: int) -> Callable[[Stats], int]:
+def new_goodput(rows: int) -> Callable[[Stats], int]:
     """A controller that finds these costs when it is built."""
     calibration = SimpleNamespace(
         measure=lambda rows, lengths, widths: None, forward=lambda width, rows, length: forward(width, rows)
@@ -94,7 +105,7 @@ def test_goodput_misses_little_of_the_best_fixed_k_of_each_text(draft: str, rows
         missed, speedups = [], []
         for text in TEXTS:
             fixed = [speed(draft, text, rows, tokens, lambda k=k: lambda stats: k) for k in range(K + 1)]  # type: ignore[misc]
-            ours = speed(draft, text, rows, tokens, lambda: goodput(rows))
+            ours = speed(draft, text, rows, tokens, lambda: new_goodput(rows))
             missed.append(1 - ours / max(fixed))
             speedups.append(ours / fixed[0])
         assert median(missed) <= (0.05 if draft == "hybrid+eagle" else 0.03), (tokens, missed)

@@ -20,7 +20,7 @@ from benchsuite.measure.ties import Judge
 from benchsuite.prove import families, tiny
 from benchsuite.prove.renamed import BYTES, LETTERS, SPECIAL, byte_level, renamed, shuffled, shuffled_draft
 from benchsuite.prove.tiny import ask, prompts, requests
-from benchsuite.tests.rig import Make, assert_same, in_turn
+from benchsuite.tests.rig import Make, assert_same, pairs_in_turn
 from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.arena import Arena
 from specdec.assembly import Assembly
@@ -71,7 +71,7 @@ def build(family: str = "llama", rows: int = 3, length: int = 192, **drafts: Cal
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("k", "rows"), in_turn([1, 3, 7], [1, 3]))
+@pytest.mark.parametrize(("k", "rows"), pairs_in_turn([1, 3, 7], [1, 3]))
 def test_under_match_every_output_is_plain_decodings(k: int, rows: int, temperature: float, one_thread: None) -> None:
     made = build(rows=rows, spelling=spelling)
     work = requests(SamplingParams(temperature=temperature, seed=5, max_new_tokens=24))
@@ -86,7 +86,7 @@ def test_greedy_outputs_are_plain_decodings_under_policies_that_draw(policy: str
     assert_same(Judge(made.target, range(40)), EngineSource(made.engine(None)), EngineSource(engine), requests())
 
 
-@pytest.mark.parametrize(("family", "temperature"), in_turn(["llama", "gemma3", "mistral", "gpt2"], [0.0, 1.0]))
+@pytest.mark.parametrize(("family", "temperature"), pairs_in_turn(["llama", "gemma3", "mistral", "gpt2"], [0.0, 1.0]))
 def test_the_target_under_other_ids_has_every_proposal_accepted(
     family: str, temperature: float, one_thread: None
 ) -> None:

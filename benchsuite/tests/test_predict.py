@@ -24,7 +24,7 @@ from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.measure.units import Unit
-from benchsuite.predict.advisor import OWN, SHARED, Belief, Candidate, Round
+from benchsuite.predict.advisor import OWN, SHARED, Belief, Candidate, UnitRun
 from benchsuite.predict.at_hand import advice_at_hand
 from benchsuite.predict.breakeven import ACCEPTANCES, MEASURED, break_even_map
 from benchsuite.predict.checked import CheckedCell, UnitTraces, interval_factors, units_of, with_factors
@@ -471,19 +471,19 @@ def test_a_break_even_map_is_printed_drawn_and_checked_by_runs(run: Run, tmp_pat
 
 def candidates(predicted: Mapping[str, Sequence[float]]) -> list[Candidate]:
     """Plain decoding, and strategies, ``draft/K``, with the speedups predicted for each of their units."""
-    strategies = [Candidate(named(name), [*map(log, values)], OWN) for name, values in predicted.items()]
+    strategies = [Candidate(named_arm(name), [*map(log, values)], OWN) for name, values in predicted.items()]
     units = max(len(one.predicted) for one in strategies)
     return [Candidate(Arm(SETTING), [0.0] * units, 0.0), *strategies]
 
 
-def named(name: str) -> Arm:
+def named_arm(name: str) -> Arm:
     """The strategy ``draft/K``; plain decoding without a K."""
     return Arm(SETTING, name.split("/")[0], k=int(name.split("/")[1])) if "/" in name else Arm(SETTING)
 
 
-def ran(unit: int, pace: float, **speeds: float) -> Round:
+def ran(unit: int, pace: float, **speeds: float) -> UnitRun:
     """A round in which the strategies, ``draft_K``, were so many times as fast as ``pace`` tokens a second."""
-    return Round(unit, {named(name.replace("_", "/")): log(pace * speed) for name, speed in speeds.items()})
+    return UnitRun(unit, {named_arm(name.replace("_", "/")): log(pace * speed) for name, speed in speeds.items()})
 
 
 def test_measurements_outweigh_a_prediction_that_was_wrong() -> None:
@@ -557,10 +557,10 @@ def test_the_chance_of_being_close_to_the_best_is_that_of_the_true_ones() -> Non
         for _ in range(dice.randrange(3)):
             field = dice.sample(names, 2)
             rounds.append(
-                Round(
+                UnitRun(
                     0,
-                    {named(name): dice.gauss(true[name], 0.03) + 4 for name in field}
-                    | {named("plain"): dice.gauss(4, 0.03)},
+                    {named_arm(name): dice.gauss(true[name], 0.03) + 4 for name in field}
+                    | {named_arm("plain"): dice.gauss(4, 0.03)},
                 )
             )
         belief = Belief(candidates({name: [value] for name, value in predicted.items()}), rounds, 0.03)
@@ -846,7 +846,7 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--parts", "row"), "--parts is 'row'; expected rows, grid, or both"),
+        (("--parts", "row"), "--parts is 'row'; expected some of rows, grid, dtypes"),
         (("--drafts", "ngrm"), "--drafts is 'ngrm'; expected some of ngram, suffix"),
         (("--batch", "one"), "--batch is 'one'; expected whole numbers from 1"),
         (("--arms", "ngrm/match"), "ngram"),

@@ -16,7 +16,7 @@ from benchsuite.prove.enumerator import Shape, chain, completions
 from benchsuite.prove.exact_runs import PROMPTS, Outputs, one, outputs
 from benchsuite.prove.table_target import random_table
 from benchsuite.prove.tiny import policy_named as built
-from benchsuite.tests.rig import in_turn
+from benchsuite.tests.rig import pairs_in_turn
 from specdec import Request, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -88,17 +88,17 @@ STATEFUL: dict[str, dict[str, Any]] = {
 """Processors whose result depends on the tokens before."""
 
 
-@pytest.mark.parametrize(("policy", "kind"), in_turn(POLICIES, [*PROCESSORS]))
+@pytest.mark.parametrize(("policy", "kind"), pairs_in_turn(POLICIES, [*PROCESSORS]))
 def test_an_output_has_the_processed_distribution(policy: str, kind: str, distance: Distance) -> None:
     assert distance(policy, 3, chain(1), one(2, **PROCESSORS[kind])) < 1e-12
 
 
-@pytest.mark.parametrize(("policy", "kind"), in_turn(POLICIES, [*STATEFUL]))
+@pytest.mark.parametrize(("policy", "kind"), pairs_in_turn(POLICIES, [*STATEFUL]))
 def test_a_processor_sees_the_tokens_before_each_slot_of_a_chain(policy: str, kind: str, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3, **STATEFUL[kind])) < 1e-12
 
 
-@pytest.mark.parametrize(("policy", "kind"), in_turn(["tree_rejection", "match"], [*STATEFUL]))
+@pytest.mark.parametrize(("policy", "kind"), pairs_in_turn(["tree_rejection", "match"], [*STATEFUL]))
 def test_a_processor_sees_the_branch_of_each_slot_of_a_tree(policy: str, kind: str, distance: Distance) -> None:
     assert distance(policy, 2, FORK_DEEP, one(3, **STATEFUL[kind])) < 1e-12
 

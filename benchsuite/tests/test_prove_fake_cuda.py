@@ -21,7 +21,7 @@ from benchsuite.kernelbench.shapes import PROCESSED
 from benchsuite.prove import fake_cuda, families, tiny
 from benchsuite.prove.fake_cuda import FakeRun
 from benchsuite.prove.tape import shares_memory
-from benchsuite.tests.rig import POLICIES, in_turn
+from benchsuite.tests.rig import POLICIES, pairs_in_turn
 from specdec import Context, Draft, SamplingParams, Window
 from specdec.devices import HostCopy
 from specdec.interfaces import Env
@@ -51,7 +51,7 @@ def _pairs() -> Iterator[Any]:
     """Each draft with a third of the policies that take its windows; with the others under --specdec-deep."""
     fitting = [
         one
-        for one in in_turn(DRAFTS, POLICIES, groups=3)
+        for one in pairs_in_turn(DRAFTS, POLICIES, groups=3)
         if tiny.policy_named(one.values[1]).trees or "=2" not in one.values[0]
     ]
     for index, one in enumerate(sorted(fitting, key=lambda one: len(one.marks))):

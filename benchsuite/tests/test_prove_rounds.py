@@ -27,7 +27,7 @@ from benchsuite.prove.enumerator import (
 from benchsuite.prove.tiny import policy_named as policy_of
 from benchsuite.prove.tiny import registry
 from benchsuite.tests.faulty_noise import SharedCoin
-from benchsuite.tests.rig import in_turn
+from benchsuite.tests.rig import pairs_in_turn
 from specdec import SamplingParams, Window
 from specdec_kernels.reference import Reference
 
@@ -79,7 +79,7 @@ TREES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "certain"), in_turn(TREES, [False, True]))
+@pytest.mark.parametrize(("shape", "certain"), pairs_in_turn(TREES, [False, True]))
 @pytest.mark.parametrize("name", ["tree_rejection", "match"])
 def test_tokens_emitted_from_trees_follow_the_targets_distribution(
     name: str, shape: Shape, certain: bool, seeds: range

@@ -13,7 +13,7 @@ import torch
 
 from benchsuite.prove.read_guard import guarded_steps, only_engine_reads
 from benchsuite.prove.tiny import ask, prompts, requests
-from benchsuite.tests.rig import DEVICES, Make, in_turn
+from benchsuite.tests.rig import DEVICES, Make, pairs_in_turn
 from specdec import Context, Draft, Request, SamplingParams, SpecdecError, Window
 from specdec.devices import HostCopy, Stopwatch
 
@@ -28,7 +28,7 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "temperature"), in_turn(STRATEGIES, [0.0, 1.0]))
+@pytest.mark.parametrize(("strategy", "temperature"), pairs_in_turn(STRATEGIES, [0.0, 1.0]))
 def test_a_step_reads_the_device_once_and_only_through_read(
     strategy: tuple[str | None, str], temperature: float, assemble: Make
 ) -> None:

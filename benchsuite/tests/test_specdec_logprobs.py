@@ -11,7 +11,7 @@ import torch
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import tiny
 from benchsuite.prove.read_guard import guarded_steps
-from benchsuite.tests.rig import Make, in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn
 from specdec import Request, SamplingParams
 from specdec.engine import Completion
 from specdec.logprobs import TokenLogprobs
@@ -64,7 +64,7 @@ def test_plain_logprobs_are_those_of_transformers_logits_and_scores(family: str,
 
 @pytest.mark.parametrize(
     ("draft", "kind"),
-    in_turn(["ngram(n_min=1)", "draft_model", "oracle(0.8)", "tree(beam=2, depth=3)", "garbage"], [*KINDS], 1),
+    pairs_in_turn(["ngram(n_min=1)", "draft_model", "oracle(0.8)", "tree(beam=2, depth=3)", "garbage"], [*KINDS], 1),
 )
 def test_speculative_logprobs_equal_plain_within_the_bound_on_tiny(kind: str, draft: str, assemble: Make) -> None:
     build, params = assemble("llama", max_rows=3), KINDS[kind]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchsuite.prove import tiny
 from benchsuite.prove.tape import Tape
-from benchsuite.tests.rig import POLICIES, in_turn, saved_head
+from benchsuite.tests.rig import POLICIES, pairs_in_turn, saved_head
 from specdec import Context, Draft, Engine, Policy, Purpose, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec.interfaces import Contract, Env
@@ -56,7 +56,7 @@ TURNS = tuple(itertools.product((0.0, 1.0), PARAMS, (1, 2, 3), ("fixed", "adapti
 def _cases() -> Iterator[Any]:
     """Each draft with half of the policies that take its windows, in settings that take turns; all under
     --specdec-deep."""
-    pairs = in_turn(DRAFTS, POLICIES, groups=2)
+    pairs = pairs_in_turn(DRAFTS, POLICIES, groups=2)
     fitting = [one for one in pairs if tiny.policy_named(one.values[1]).trees or "=2" not in one.values[0]]
     for index, one in enumerate(sorted(fitting, key=lambda one: len(one.marks))):
         turn = TURNS[11 * index % len(TURNS)]  # 11 has no factor in common with their number, so that all have turns

@@ -21,7 +21,7 @@ BASE = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=30))
 
 
 @cache
-def built() -> tuple[Assembly, Engine]:
+def stopped_engine() -> tuple[Assembly, Engine]:
     """A tiny target, whose plain outputs are kept, and a draft that is always right: five tokens a step."""
     build = assembly()
     return build, assembly(extra=(past_stops(build.plain(BASE)),)).engine("past_stops", k=4)
@@ -29,14 +29,14 @@ def built() -> tuple[Assembly, Engine]:
 
 def right_and_plain(params: SamplingParams) -> tuple[Completion, tuple[int, ...], Engine]:
     """A completion with the draft that is always right, plain's output, and the engine."""
-    build, engine = built()
+    build, engine = stopped_engine()
     request = replace(BASE, params=params)
     return engine.run([request])[0], build.plain(request), engine
 
 
 @pytest.mark.parametrize("place", range(10))
 def test_an_end_token_stops_wherever_it_falls_in_the_block(place: int) -> None:
-    full = built()[0].plain(BASE)
+    full = stopped_engine()[0].plain(BASE)
     first = full.index(full[place])
     done, plain, engine = right_and_plain(replace(BASE.params, eos=(full[place],)))
     assert done.tokens == plain == full[: first + 1]
@@ -57,7 +57,7 @@ def test_a_budget_stops_wherever_it_falls_in_the_block(budget: int) -> None:
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
 @pytest.mark.parametrize("place", range(0, 12, 2))
 def test_a_stop_string_stops_at_the_token_that_completes_it(place: int, length: int) -> None:
-    build, _ = built()
+    build, _ = stopped_engine()
     full = build.plain(BASE)
     decode = build.tokenizer.decode
     stop = decode(full[place : place + length])

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchsuite.prove.tiny import prompts
-from benchsuite.tests.rig import Make, in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn
 from specdec import Draft, Engine, Request, SamplingParams, SpecdecError, StreamedToken, TextStream, catalog
 from specdec.stops import FinishReason, StopWatcher
 from specdec.text import shown_text
@@ -249,7 +249,7 @@ def calls_of(engine: Engine) -> dict[str, list[int]]:
     return calls
 
 
-@pytest.mark.parametrize(("victim", "draft"), in_turn([0, 2, 4], ["oracle(0.8)", "suffix", "eagle"]))
+@pytest.mark.parametrize(("victim", "draft"), pairs_in_turn([0, 2, 4], ["oracle(0.8)", "suffix", "eagle"]))
 @pytest.mark.parametrize("after", [0, 9])
 def test_a_closed_stream_leaves_the_other_requests_as_they_are_without_it(
     after: int, victim: int, draft: str, assemble: Make

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchsuite.prove import families, tiny
-from benchsuite.tests.rig import Make, in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn
 from specdec import Engine, Request, SamplingParams, SpecdecError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,7 +49,7 @@ def anew(engine: Engine, asked: list[Request]) -> list[tuple[int, ...]]:
     return [engine.run([request.alone()])[0].tokens for request in asked]
 
 
-@pytest.mark.parametrize(("draft", "parted"), in_turn(DRAFTS, [0, 3]))
+@pytest.mark.parametrize(("draft", "parted"), pairs_in_turn(DRAFTS, [0, 3]))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_turn_that_continues_equals_one_that_is_prefilled_anew(
     family: str, draft: str | None, parted: int, assemble: Make
