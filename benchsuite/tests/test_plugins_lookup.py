@@ -312,7 +312,7 @@ def test_hybrid_leaves_a_model_right_after_steps_that_were_not_its_own(assemble:
                 own.append(int(verdict.num_accepted[row]) == proposed)
 
     engine.trace = watch
-    engine.run(requests(SamplingParams(max_new_tokens=24), count=6))
+    engine.run(requests(SamplingParams(max_new_tokens=36), count=6))
     assert looked > 20
     assert len(own) > 20
     assert all(own)
