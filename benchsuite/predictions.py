@@ -182,10 +182,9 @@ def _rows(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
 
 def _grid(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """The grid of each text, the advisor's choices beside it, and the regret of ``goodput``."""
-    named, workloads = _drafts(given), _workloads(given)
+    drafts, workloads = _drafts(given), _workloads(given)
     settings = _settings(given, workloads)
-    fixed = grid_arms(settings, {name: DRAFTS[name] for name in named})
-    adapting = adapting_arms(settings, {name: DRAFTS[name] for name in named})
+    fixed, adapting = grid_arms(settings, drafts), adapting_arms(settings, drafts)
     bench = Bench(MeasuringPlan(prompts=given.prompts))
     bench.prepare([*fixed, *adapting])
     _tell("probing costs")
@@ -218,18 +217,17 @@ def _grid(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     return lines, {"grid.json": strict_json(_grid_json(choices, found, spent, probed, whole))}
 
 
-def _drafts(given: argparse.Namespace) -> list[str]:
+def _drafts(given: argparse.Namespace) -> dict[str, str]:
     named = split_list(given.drafts)
     odd = [name for name in named if name not in DRAFTS]
     if odd or not named:
         raise SpecdecError(f"--drafts is {given.drafts!r}; expected some of {', '.join(DRAFTS)}")
-    return named
+    return {name: DRAFTS[name] for name in named}
 
 
 def _dtypes(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """``goodput`` beside plain decoding in further dtypes of the target."""
-    drafts = {name: DRAFTS[name] for name in _drafts(given)}
-    lines, files = [], {}
+    drafts, lines, files = _drafts(given), list[str](), dict[str, str]()
     for dtype in split_list(given.dtypes):
         _tell(f"goodput in {dtype}")
         settings = [replace(setting, dtype=dtype) for setting in _settings(given, _workloads(given))]

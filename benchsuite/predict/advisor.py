@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp, log
 from statistics import fmean
 from typing import NamedTuple
@@ -119,7 +120,7 @@ class Belief:
 
     def favourites(self) -> list[int]:
         """The places, from the one that is most probably the best to the least, of equal ones by their means."""
-        wins = np.bincount(self._drawn().argmax(axis=1), minlength=len(self.means))
+        wins = np.bincount(self._drawn.argmax(axis=1), minlength=len(self.means))
         return sorted(self.order(), key=lambda place: -int(wins[place]))
 
     def deviation(self, place: int) -> float:
@@ -128,9 +129,9 @@ class Belief:
 
     def chance(self, place: int, share: float) -> float:
         """The probability that a candidate has at least ``share`` of the best one's speed, from 2,000 draws."""
-        drawn = self._drawn()
-        return float((drawn[:, place] >= drawn.max(axis=1) + log(share)).mean())
+        return float((self._drawn[:, place] >= self._drawn.max(axis=1) + log(share)).mean())
 
+    @cached_property
     def _drawn(self) -> npt.NDArray[np.float64]:
         return np.random.default_rng(0).multivariate_normal(self.means, self.covariance, size=2000)
 

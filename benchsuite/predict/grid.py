@@ -134,16 +134,27 @@ def choice(bench: Bench, grid: Grid, advice: Advice) -> Choice:
     best = grid.best(setting)
     # By what is known so far, the advice is to decode without a draft.
     chosen = advice.best if advice.speedup >= 1 else Arm(setting)
-    stages, dice = dict(bench.stages()), random.Random(2)
-    logs = []
+    again = 1.0
     if chosen != best:
-        units = bench.units(setting)
-        for unit in units * -(-AGAIN // len(units)):
-            ran = run_in_turn(stages, [best, chosen], unit.requests, dice)
-            if ran[best].decoded and ran[chosen].decoded:
-                logs.append(log(ran[best].seconds_per_token / ran[chosen].seconds_per_token))
+        logs = _run_again(bench, setting, [best, chosen], AGAIN, random.Random(2))
+        again = exp(fmean(logs[best]) - fmean(logs[chosen])) if logs[best] else 1.0
     speeds = grid.speedup(best), grid.speedup(chosen)
-    return Choice(best, chosen, *speeds, speeds[1] / speeds[0], exp(fmean(logs)) if logs else 1.0)
+    return Choice(best, chosen, *speeds, speeds[1] / speeds[0], again)
+
+
+def _run_again(
+    bench: Bench, setting: Setting, arms: Sequence[Arm], least: int, dice: random.Random
+) -> dict[Arm, list[float]]:
+    """Run arms in turn on ``least`` units or more, in whole rounds: the logs of each one's seconds per token, of those
+    units on which all of them decoded something."""
+    stages, units = dict(bench.stages()), bench.units(setting)
+    logs: dict[Arm, list[float]] = {arm: [] for arm in arms}
+    for unit in units * -(-least // len(units)):
+        ran = run_in_turn(stages, arms, unit.requests, dice)
+        if all(outcome.decoded for outcome in ran.values()):
+            for arm, outcome in ran.items():
+                logs[arm].append(log(outcome.seconds_per_token))
+    return logs
 
 
 def regrets(bench: Bench, arms: Sequence[Arm], grid: Grid | None = None) -> list[Regret]:
@@ -152,17 +163,12 @@ def regrets(bench: Bench, arms: Sequence[Arm], grid: Grid | None = None) -> list
     Which K is the best is known from ``grid``; how much faster it is, from runs apart from it, all in turn with plain
     decoding: the best of several cells was also a lucky one. Without a grid there are speedups alone.
     """
-    stages, dice, found = dict(bench.stages()), random.Random(3), []
+    dice, found = random.Random(3), []
     for setting in dict.fromkeys(arm.setting for arm in arms):
-        mine, units, plain = [arm for arm in arms if arm.setting == setting], bench.units(setting), Arm(setting)
+        mine, plain = [arm for arm in arms if arm.setting == setting], Arm(setting)
         beside = {arm: _best_k(grid, arm) for arm in mine} if grid else {}
         fixed = dict.fromkeys(arm for arm in beside.values() if not arm.plain)
-        logs: dict[Arm, list[float]] = defaultdict(list)
-        for unit in units * -(-BESIDE // len(units)):
-            ran = run_in_turn(stages, [plain, *fixed, *mine], unit.requests, dice)
-            if all(outcome.decoded for outcome in ran.values()):
-                for arm, outcome in ran.items():
-                    logs[arm].append(log(outcome.seconds_per_token))
+        logs = _run_again(bench, setting, [plain, *fixed, *mine], BESIDE, dice)
         for arm in mine:
             other = beside.get(arm, plain)
             missing = [ours - theirs for ours, theirs in zip(logs[arm], logs[other], strict=True)]

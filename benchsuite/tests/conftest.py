@@ -153,10 +153,7 @@ def cold(tmp_path: Path) -> Run:
 @pytest.fixture
 def suite(run: Run, tmp_path: Path) -> Suite:
     """A third party's suite whose benchmark takes a second, committed."""
-    made = Suite(tmp_path, run)
-    made.write()
-    made.commit()
-    return made
+    return Suite.committed(tmp_path, run)
 
 
 @pytest.fixture
@@ -193,7 +190,4 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.fixture
 def theirs(inside: Run, tmp_path: Path) -> Suite:
     """``suite``, run in this process."""
-    made = Suite(tmp_path, inside)
-    made.write()
-    made.commit()
-    return made
+    return Suite.committed(tmp_path, inside)

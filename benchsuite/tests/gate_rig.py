@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import pytest
 
-from benchsuite.tests.rig import Run
+from benchsuite.tests.rig import Run, without_xdist
 
 TESTS = """
 import json, os, pytest
@@ -62,9 +62,7 @@ def run_inside(arguments: Sequence[str], folder: Path, variables: Mapping[str, s
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("test_theirs")}
     known = set(sys.modules)
     writes, path = sys.dont_write_bytecode, list(sys.path)
-    # xdist's variable would switch off the benchmarks of the inner run.
-    variables = {name: text for name, text in variables.items() if name != "PYTEST_XDIST_WORKER"}
-    with patch.dict(os.environ, variables, clear=True), redirect_stdout(out), redirect_stderr(err):
+    with patch.dict(os.environ, without_xdist(variables), clear=True), redirect_stdout(out), redirect_stderr(err):
         os.chdir(folder)
         sys.dont_write_bytecode = True
         try:
@@ -98,6 +96,14 @@ class Suite:
         for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "--allow-empty", "-m", "a step"]):
             identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
             subprocess.run(["git", *identity, *words], cwd=self.folder, check=True, capture_output=True)
+
+    @staticmethod
+    def committed(folder: Path, python: Run) -> Suite:
+        """A suite that is written and committed."""
+        made = Suite(folder, python)
+        made.write()
+        made.commit()
+        return made
 
     def run(self, *arguments: str) -> Done:
         """Run pytest; the environment names the folder that counts launches.

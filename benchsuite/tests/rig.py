@@ -95,10 +95,14 @@ def config(**given: str) -> Any:
     return SimpleNamespace(getoption=values.get, getini=values.get)
 
 
+def without_xdist(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables of a run within a test: xdist's own would switch off the benchmarks of the inner run."""
+    return {name: text for name, text in variables.items() if name != "PYTEST_XDIST_WORKER"}
+
+
 def child_variables(path: str, given: dict[str, str]) -> dict[str, str]:
     """Return the environment of a process that a test starts, with ``path`` as PYTHONPATH."""
-    # xdist's variables would switch off the benchmarks of the inner run.
-    outer = {name: text for name, text in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+    outer = without_xdist(os.environ)
     ours = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
     ours |= {"CUDA_VISIBLE_DEVICES": ""}  # on a GPU other rows would run by default
     # A file that is written twice within a second would be run from the first one's bytecode.

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from benchsuite.prove.tiny import requests, save_target
 from benchsuite.tests.rig import Make
+from benchsuite.tests.steps_rig import book_step
 from specdec import Controller, SpecdecError
 from specdec.devices import Stopwatch
-from specdec.stats import Marks, RowStep, Stats, Step
+from specdec.stats import RowStep, Stats, Step
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.controllers.goodput import Goodput
@@ -61,16 +62,9 @@ class Simulation:
         """Add a step that asked for ``k`` proposals; each row has the number of proposals that it got and kept."""
         width = 1 + max(offered for offered, _ in rows)
         propose, forward = 0.001 + self.cost * k if k else 0.0, self.forward(width)
-        marks = []
-        for seconds in (0.0, 0.0, 0.0, propose, forward, 0.01, 0.0, 0.0, self.observe, 0.01):
-            self.now += seconds
-            self.stats.stopwatch._marks.append(self.now)
-            marks.append(len(self.stats.stopwatch._marks) - 1)
-        for offered, kept in rows:
-            self.stats.proposed(offered, offered)
-            self.stats.accepted(kept)
-        each = tuple(RowStep(offered, offered, kept, kept + 1) for offered, kept in rows)
-        self.stats.steps.append(Step.of(each, width, Marks(*marks)))
+        parts = (0.0, 0.0, 0.0, propose, forward, 0.01, 0.0, 0.0, self.observe, 0.01)
+        each = [RowStep(offered, offered, kept, kept + 1) for offered, kept in rows]
+        self.now = book_step(self.stats, self.now, parts, each, width)
 
     def forward(self, width: int) -> float:
         """Seconds of the target's forward over so many slots."""

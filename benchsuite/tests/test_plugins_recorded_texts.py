@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from benchsuite.tests.recorded_acceptance import K, Positions, recorded_positions
+from benchsuite.tests.steps_rig import book_step
 from specdec.calibration import interpolated
 from specdec.devices import Stopwatch
-from specdec.stats import Marks, RowStep, Stats, Step
+from specdec.stats import RowStep, Stats
 from specdec_plugins.controllers.goodput import Goodput
 
 TEXTS = recorded_positions()
@@ -57,26 +58,9 @@ def seconds_per_token(draft: str, prompts: Sequence[Positions], tokens: int, nex
             made, kept = (min(count, k, ends[row] - at[row] - 1) for count in prompts[row][at[row]])
             each.append(RowStep(made, made, min(made, kept), min(made, kept) + 1))
             at[row] += each[-1].emitted
-            stats.proposed(made, made)
-            stats.accepted(each[-1].accepted)
         width = 1 + max(row.proposed for row in each)
-        marks = []
-        for part in (
-            0,
-            0,
-            0,
-            draft_seconds(draft, k, width - 1, len(live)),
-            forward(width, len(live)),
-            REST,
-            0,
-            0,
-            0,
-            0,
-        ):
-            now += part
-            stats.stopwatch._marks.append(now)
-            marks.append(len(stats.stopwatch._marks) - 1)
-        stats.steps.append(Step.of(tuple(each), width, Marks(*marks)))
+        drafted = draft_seconds(draft, k, width - 1, len(live))
+        now = book_step(stats, now, (0, 0, 0, drafted, forward(width, len(live)), REST, 0, 0, 0, 0), each, width)
     return now / (sum(ends) - len(ends))
 
 

@@ -59,7 +59,7 @@ class Goodput(Controller):
         """Return to the prior chances and to the times that were measured when the controller was built."""
         self._kept, self._made = Chances(), Chances(hope=1.0)
         self._verify, self._draft, self._rest = Forwards(self._calibrated), Times(proportional=True), Times()
-        self._tree, self._rows = False, self._most_rows
+        self._tree = False
         self._since = 0  # steps since the last step with K above 0
         self._begin(None)
 
@@ -82,16 +82,16 @@ class Goodput(Controller):
         for step in stats.steps[self._seen :]:
             self._learn(stats, step)
         self._seen = len(stats.steps)
-        self._rows = stats.batch or self._rows
         self._k = self._choose()
         return self._k
 
     def speeds(self) -> list[float]:
         """Predicted tokens per second of a row for K = 0, 1 …, at the calibrated pace; ``next_k`` maximises them."""
+        rows = (self._stats and self._stats.batch) or self._most_rows
         return goodputs(
             self._kept.reached(self._most),
             self._made.reached(self._most),
-            lambda width: self._verify.at(width, self._rows),
+            lambda width: self._verify.at(width, rows),
             # What a draft costs without proposing is part of ``_rest`` here.
             lambda k: self._draft.at(k) if k else 0.0,
             self._rest.at,
