@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import exp
 from pathlib import Path
 
 from tabulate import tabulate
@@ -22,10 +24,11 @@ from benchsuite.measure.matrix import Arm, Setting, named_strategies
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.measure.workloads import workload_names
-from benchsuite.predict.advisor import CLOSE, Advisor
+from benchsuite.predict.advisor import CLOSE, Advice, Advisor, TriedArm
 from benchsuite.predict.forecasts import costs_of, forecasts_of
 from benchsuite.predict.grid import (
     Choice,
+    Grid,
     Regret,
     adapting_arms,
     choice,
@@ -74,10 +77,10 @@ def predictions_main(arguments: list[str] | None = None) -> int:
         parts = split_list(given.parts)
         if not parts or set(parts) - PARTS.keys():
             raise SpecdecError(f"--parts is {given.parts!r}; expected some of {', '.join(PARTS)}, as a comma list")
-        lines, files = _card(given), dict[str, str]()
-        for part, run in PARTS.items():
+        lines, files, run = _card(given), dict[str, str](), _Run(given)
+        for part, measured in PARTS.items():
             if part in parts:
-                said, made = run(given)
+                said, made = measured(run)
                 lines += ["", *said]
                 files |= made
         text = "\n".join(lines) + "\n"
@@ -110,6 +113,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=Path("results"), help="where the folder is made")
     return parser
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run of the command. ``grids`` are measured when the first part asks for them."""
+
+    given: argparse.Namespace
+
+    @cached_property
+    def grids(self) -> _Grids:
+        return _Grids(self.given)
 
 
 def _card(given: argparse.Namespace) -> list[str]:
@@ -156,8 +170,9 @@ def _tell(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
-def _rows(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+def _rows(run: _Run) -> tuple[list[str], dict[str, str]]:
     """Every row predicted from other texts, beside what was measured; and mistakes planted into the costs."""
+    given = run.given
     settings = _settings(given, _workloads(given))
     arms = [Arm(setting, **one) for setting in settings for one in named_strategies(given.arms)]
     bench = Bench(MeasuringPlan(prompts=given.prompts))
@@ -180,41 +195,70 @@ def _rows(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     return lines, files
 
 
-def _grid(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The grid of each text, the advisor's choices beside it, and the regret of ``goodput``."""
-    drafts, workloads = _drafts(given), _workloads(given)
-    settings = _settings(given, workloads)
-    fixed, adapting = grid_arms(settings, drafts), adapting_arms(settings, drafts)
-    bench = Bench(MeasuringPlan(prompts=given.prompts))
-    bench.prepare([*fixed, *adapting])
-    _tell("probing costs")
-    began = time.perf_counter()
-    costs_of(bench, "fresh", fixed)
-    probed = time.perf_counter() - began
-    choices, found, spent, whole = list[Choice](), list[Regret](), 0.0, 0.0
-    for workload in workloads:
+class _Grids:
+    """The grids of a command's texts, measured once for the parts that need them; ``probed``: seconds of the probe."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.workloads = _workloads(given)
+        settings, drafts = _settings(given, self.workloads), _drafts(given)
+        self.fixed, self.adapting = grid_arms(settings, drafts), adapting_arms(settings, drafts)
+        self.bench = Bench(MeasuringPlan(prompts=given.prompts))
+        self.bench.prepare([*self.fixed, *self.adapting])
+        _tell("probing costs")
+        began = time.perf_counter()
+        costs_of(self.bench, "fresh", self.fixed)
+        self.probed = time.perf_counter() - began
+        self.of = {workload: self._measured(workload) for workload in self.workloads}
+
+    def arms(self, every: Sequence[Arm], workload: str) -> list[Arm]:
+        """Those of a text."""
+        return [arm for arm in every if arm.setting.workload == workload]
+
+    def _measured(self, workload: str) -> Grid:
         _tell(f"grid of {workload}")
-        grid = measure_grid(bench, [arm for arm in fixed if arm.setting.workload == workload])
-        budget = TENTH * grid.seconds - probed / len(workloads)
-        _tell(f"{grid.seconds:.0f} s; the advisor has {budget:.0f} s beside its share of the probe")
-        advisor = Advisor(bench, [arm for arm in fixed if arm.setting.workload == workload], budget)
-        advice = advisor.advise()
-        spent, whole = spent + advisor.spent, whole + grid.seconds
-        choices += [choice(bench, grid, one) for one in advice]
-        found += regrets(bench, [arm for arm in adapting if arm.setting.workload == workload], grid)
+        return measure_grid(self.bench, self.arms(self.fixed, workload))
+
+
+def _advisor(run: _Run) -> tuple[list[str], dict[str, str]]:
+    """The advisor's choices beside the grid of each text."""
+    grids = run.grids
+    choices, advices, spent = list[Choice](), list[Advice](), 0.0
+    for workload, grid in grids.of.items():
+        budget = TENTH * grid.seconds - grids.probed / len(grids.workloads)
+        _tell(f"advice for {workload}: {budget:.0f} s beside its share of the probe")
+        advisor = Advisor(grids.bench, grids.arms(grids.fixed, workload), budget)
+        found = advisor.advise()
+        spent += advisor.spent
+        advices += found
+        choices += [choice(grids.bench, grid, one) for one in found]
+    whole = sum(grid.seconds for grid in grids.of.values())
     lines = [
         "## The advisor beside an exhaustive grid",
         "",
-        f"{len(fixed) // len(workloads)} cells a text, measured in {whole:.0f} s; the advisor took {spent:.0f} s, and "
-        f"the probe of costs, once for all texts, {probed:.0f} s: {(spent + probed) / whole:.1%} of the grid's time.",
+        f"{len(grids.fixed) // len(grids.workloads)} cells a text, measured in {whole:.0f} s; the advisor took "
+        f"{spent:.0f} s, and the probe of costs, once for all texts, {grids.probed:.0f} s: "
+        f"{(spent + grids.probed) / whole:.1%} of the grid's time.",
         "",
         *choice_lines(choices),
-        "",
-        "## goodput beside the best fixed K of its draft",
-        "",
-        *regret_lines(found),
     ]
-    return lines, {"grid.json": strict_json(_grid_json(choices, found, spent, probed, whole))}
+    kept = {
+        "grid_s": whole,
+        "advisor_s": spent,
+        "probe_s": grids.probed,
+        "choices": [_choice_json(one) for one in choices],
+        "cells": [_tried_json(one, grids.of) for advice in advices for one in advice.tried],
+    }
+    return lines, {"grid.json": strict_json(kept)}
+
+
+def _goodput(run: _Run) -> tuple[list[str], dict[str, str]]:
+    """The regret of ``goodput`` against the best fixed K of each draft in the grid of each text."""
+    grids, found = run.grids, list[Regret]()
+    for workload, grid in grids.of.items():
+        _tell(f"goodput on {workload}")
+        found += regrets(grids.bench, grids.arms(grids.adapting, workload), grid)
+    lines = ["## goodput beside the best fixed K of its draft", "", *regret_lines(found)]
+    return lines, {"goodput.json": strict_json([_regret_json(one) for one in found])}
 
 
 def _drafts(given: argparse.Namespace) -> dict[str, str]:
@@ -225,8 +269,9 @@ def _drafts(given: argparse.Namespace) -> dict[str, str]:
     return {name: DRAFTS[name] for name in named}
 
 
-def _dtypes(given: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+def _dtypes(run: _Run) -> tuple[list[str], dict[str, str]]:
     """``goodput`` beside plain decoding in further dtypes of the target."""
+    given = run.given
     drafts, lines, files = _drafts(given), list[str](), dict[str, str]()
     for dtype in split_list(given.dtypes):
         _tell(f"goodput in {dtype}")
@@ -313,31 +358,32 @@ def _named(arm: Arm) -> str:
     return "plain" if arm.plain else f"{arm.label}, K = {arm.k}"
 
 
-def _grid_json(
-    choices: Sequence[Choice], found: Sequence[Regret], spent: float, probed: float, whole: float
-) -> dict[str, object]:
+def _choice_json(one: Choice) -> dict[str, object]:
     return {
-        "grid_s": whole,
-        "advisor_s": spent,
-        "probe_s": probed,
-        "choices": [
-            {
-                "workload": one.best.setting.workload,
-                "batch": one.best.setting.batch,
-                "best": one.best.strategy,
-                "best_speedup": one.best_speedup,
-                "advised": one.chosen.strategy,
-                "advised_speedup": one.chosen_speedup,
-                "share": one.share,
-                "again": one.again,
-            }
-            for one in choices
-        ],
-        "goodput": [_regret_json(one) for one in found],
+        "workload": one.best.setting.workload,
+        "batch": one.best.setting.batch,
+        "best": one.best.strategy,
+        "best_speedup": one.best_speedup,
+        "advised": one.chosen.strategy,
+        "advised_speedup": one.chosen_speedup,
+        "share": one.share,
+        "again": one.again,
     }
 
 
-PARTS = {"rows": _rows, "grid": _grid, "dtypes": _dtypes}
+def _tried_json(one: TriedArm, grids: Mapping[str, Grid]) -> dict[str, object]:
+    return {
+        "workload": one.arm.setting.workload,
+        "batch": one.arm.setting.batch,
+        "strategy": one.arm.strategy,
+        "speedup": grids[one.arm.setting.workload].speedup(one.arm),
+        "predicted": exp(one.predicted),
+        "expected": exp(one.expected),
+        "runs": one.runs,
+    }
+
+
+PARTS = {"rows": _rows, "advisor": _advisor, "goodput": _goodput, "dtypes": _dtypes}
 """What the command measures, by name, in this order."""
 
 

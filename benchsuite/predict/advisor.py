@@ -20,7 +20,7 @@ from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench, Stage
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.forecasts import costs_of
-from benchsuite.predict.prediction import PredictedUnit, PromptSizes, Text, predict
+from benchsuite.predict.prediction import PredictedUnit, PromptSizes, Replay, Text, predict
 from benchsuite.predict.traces import StepTrace, traces_of
 from benchsuite.predict.turns import run_in_turn
 from specdec.errors import SpecdecError
@@ -254,16 +254,19 @@ class Advisor:
             )
         most = arm.k or 0
         choices = [most] if arm.controller == "fixed" else sorted({0, 1, 2, 4, 8, most})
+        replay = Replay(costs, strategy_of(arm))
         found = []
         for k in choices:
-            donors = {text: trace.cut(k) for text, trace in known.items()}
+            donors = {text: trace.with_k(k) for text, trace in known.items()}
             by_unit = []
             for unit in self._units[arm.setting]:
                 texts = [request.prompt for request in unit.requests]
-                own = {text: donors[text] for text in texts if text in donors}
                 sizes = PromptSizes(tuple(map(len, texts)), arm.setting.max_new_tokens)
-                target = PredictedUnit(sizes, (), own if len(own) == len(set(texts)) else donors)
-                by_unit.append(predict(costs, strategy_of(arm), [target]).log_ratio)
+                if donors.keys() >= set(texts):
+                    by_unit.append(replay.gains([donors[text] for text in texts], sizes)[0])
+                else:
+                    target = PredictedUnit(sizes, (), donors)
+                    by_unit.append(predict(costs, strategy_of(arm), [target]).log_ratio)
             found.append(by_unit)
         # A controller that adapts does not have the best K from its first step on.
         return Candidate(arm, max(found, key=fmean), OWN if len(found) == 1 else 2 * OWN)

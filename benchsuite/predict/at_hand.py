@@ -14,7 +14,7 @@ from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.prediction import Replay
 
 KS_TRIED = (1, 2, 3, 4, 6, 8, 12)
-"""K that a strategy's steps are cut to."""
+"""Other K that a strategy's steps are replayed with."""
 
 WORTH = 1.03
 """Least factor by which a K that was not run must be faster to be named."""
@@ -45,8 +45,8 @@ class AtHand:
 def advice_at_hand(cells: Sequence[CheckedCell], costs: Costs) -> list[AtHand]:
     """Return the advice for each text and batch of the cells, which must share their costs.
 
-    A strategy with another K is expected to be as much faster than it was measured as the replay of its own steps, cut
-    to that K, is faster than their replay as they were. Strategies that replay plain's output are left out.
+    A strategy with another K is expected to be as much faster than it was measured as the replay of its own steps
+    with that K is faster than their replay as they were. Strategies that replay plain's output are left out.
     """
     groups: dict[Setting, list[CheckedCell]] = defaultdict(list)
     for cell in cells:
@@ -74,7 +74,7 @@ def _with_other_ks(cell: CheckedCell, costs: Costs) -> list[tuple[int, float]]:
 
     def gain(k: int | None) -> float:
         return fmean(
-            replay.gains([trace if k is None else trace.cut(k) for trace in unit.traces], unit.prompts)[0]
+            replay.gains([trace if k is None else trace.with_k(k) for trace in unit.traces], unit.prompts)[0]
             for unit in cell.units
         )
 

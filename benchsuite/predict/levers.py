@@ -32,7 +32,7 @@ def lever(cell: CheckedCell, costs: Costs) -> str:
         replay = Replay(some, name)
         return exp(
             fmean(
-                replay.gains([trace if k is None else trace.cut(k) for trace in unit.traces], unit.prompts)[0]
+                replay.gains([trace if k is None else trace.with_k(k) for trace in unit.traces], unit.prompts)[0]
                 for unit in cell.units
             )
         )

@@ -1,9 +1,8 @@
-"""Traces: what was proposed and accepted in each step of a text, without the clock; cut or continued for another K."""
+"""Traces: what was proposed and accepted in each step of a text, without the clock; the same with another K."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,52 +31,72 @@ class StepTrace:
         """Tokens that the steps emit."""
         return sum(step.accepted + 1 for step in self.steps)
 
-    def cut(self, k: int) -> StepTrace:
-        """The same text with at most ``k`` proposals a step.
+    def with_k(self, k: int) -> StepTrace:
+        """The same text with ``k`` proposals a step.
 
-        Where more than ``k`` were accepted, the rest is proposed again from the token after them: what could be
-        proposed from further back is taken to be proposed from there too. A tree is proposed whole or, with 0, not at
-        all.
+        Each token of the text was accepted, was refused, or follows proposals that were all accepted and was none
+        itself. With another K a step begins elsewhere: a token that was accepted is taken to be accepted from there
+        too, one that was refused to be refused. Of the third kind as large a share is accepted as of the proposals that
+        follow an accepted one; the steps that were recorded say no more of them. A step that begins where a recorded
+        one did, which proposed fewer than it was asked for, proposes no more than that. A tree is proposed whole or,
+        with 0, not at all.
+
+        Example: ``StepTrace((Seen(8, 8, 8), Seen(8, 8, 2))).with_k(5)`` has accepted 5 and 5 of five proposals.
         """
-        return self if self.branched and k else StepTrace(tuple(_cut(self.steps, k)), self.branched and k > 0)
-
-    def grown(self, k: int, chance: float, dice: random.Random) -> StepTrace:
-        """The same text with up to ``k`` proposals, where steps were cut off by a smaller K.
-
-        A step whose proposals were as many as asked for, and all accepted, goes on into the next one with probability
-        ``chance``: the token between them would have been proposed as well. A tree stays as it is.
-        """
-        if self.branched:
-            return self
-        return StepTrace(tuple(_cut(_joined(self.steps, k, chance, dice), k)))
+        return self if self.branched and k else StepTrace(tuple(_steps_with(self.steps, k)), self.branched and k > 0)
 
 
-def _cut(steps: Iterable[Seen], k: int) -> Iterator[Seen]:
-    for asked, made, kept in steps:
-        proposed, accepted = made, kept
-        while accepted > k:
-            yield Seen(k, k, k)
-            accepted -= k + 1
-            proposed -= k + 1
-        yield Seen(min(asked, k) if asked < k else k, min(max(proposed, 0), k), accepted)
+class _Token(NamedTuple):
+    """A token of a text. ``accepted``: it is taken for a proposal that was accepted. ``refused``: proposals from its
+    place on, where the first of them was refused; ``limited``: as many as were asked for had been made."""
+
+    accepted: bool
+    refused: int = 0
+    limited: bool = True
 
 
-def _joined(steps: Sequence[Seen], k: int, chance: float, dice: random.Random) -> Iterator[Seen]:
-    open_step: Seen | None = None
+def _tokens_of(steps: Sequence[Seen]) -> list[_Token]:
+    share, due = _share_of_later(steps), 0.5
+    found = list[_Token]()
     for step in steps:
-        if open_step is not None:
-            whole = open_step.accepted + 1
-            step = Seen(k, whole + step.proposed, whole + step.accepted)
-            open_step = None
-        ended = step.proposed == step.accepted and step.proposed > 0
-        if ended and step.asked and step.accepted < k and dice.random() < chance:
-            open_step = step
-            continue
-        # What was refused would have been proposed to the full length, had it been asked for.
-        longer = k if step.asked and step.proposed >= step.asked else step.proposed
-        yield Seen(k if step.asked else 0, max(step.proposed, longer), step.accepted)
-    if open_step is not None:
-        yield open_step
+        found += [_Token(True)] * step.accepted
+        whole = step.proposed == step.accepted > 0
+        # Of the tokens after proposals that were all accepted, evenly spread ones are accepted, ``share`` of them all.
+        due += share * whole
+        follows = whole and due >= 1
+        due -= follows
+        found.append(_Token(follows, step.proposed - step.accepted, step.proposed >= step.asked > 0))
+    return found
+
+
+def _share_of_later(steps: Sequence[Seen]) -> float:
+    """The share of the proposals after an accepted one that were accepted; without any, of the first proposals."""
+    later = [(min(step.accepted + 1, step.proposed) - 1, step.accepted - 1) for step in steps if step.accepted]
+    if not any(tried for tried, _ in later):
+        later = [(1, min(step.accepted, 1)) for step in steps if step.proposed]
+    return sum(kept for _, kept in later) / max(1, sum(tried for tried, _ in later))
+
+
+def _steps_with(steps: Sequence[Seen], k: int) -> Iterator[Seen]:
+    tokens, begun, at = _tokens_of(steps), dict[int, Seen](), 0
+    for step in steps:
+        begun[at] = step
+        at += step.accepted + 1
+    at = 0
+    while at < len(tokens):
+        # A step that was recorded at this place says how many it would propose; one that begins elsewhere, as many as
+        # it is asked for.
+        asked, made, _ = begun.get(at, (k, k, 0))
+        most = min(k, made) if made < asked else k * (asked > 0)
+        last = len(tokens) - at - 1
+        accepted = next((depth for depth in range(min(most, last)) if not tokens[at + depth].accepted), min(most, last))
+        refusing = tokens[at + accepted]
+        if accepted == last and not refusing.refused:
+            most = accepted  # No step proposes what its request has no room for.
+        elif not refusing.limited:
+            most = min(most, accepted + refusing.refused)
+        yield Seen(k * (asked > 0), most, accepted)
+        at += accepted + 1
 
 
 def traces_of(outcome: Outcome) -> list[StepTrace]:

@@ -89,43 +89,6 @@ def costs_by_formula(
     return Costs({"machine": "one"}, forward, prefill, plain, {NAME: costs}, noise, made=0.0)
 
 
-steps = st.integers(1, 9).flatmap(
-    lambda asked: st.integers(0, asked).flatmap(
-        lambda made: st.builds(Seen, st.just(asked), st.just(made), st.integers(0, made))
-    )
-)
-chains = st.lists(steps, min_size=1, max_size=12).map(lambda found: StepTrace(tuple(found)))
-
-
-@given(chains, st.integers(0, 9))
-def test_a_cut_trace_emits_the_same_text_with_at_most_k_proposals(trace: StepTrace, k: int) -> None:
-    found = trace.cut(k)
-    assert found.tokens == trace.tokens
-    assert all(0 <= step.accepted <= step.proposed <= step.asked <= k for step in found.steps)
-    assert found.cut(k) == found
-
-
-@given(chains, st.integers(0, 9), st.integers(0, 9))
-def test_cutting_twice_is_cutting_once_for_the_smaller_k_in_what_is_accepted(trace: StepTrace, a: int, b: int) -> None:
-    small, large = sorted((a, b))
-    once, twice = trace.cut(small), trace.cut(large).cut(small)
-    assert twice.tokens == once.tokens
-    assert len(twice.steps) >= len(once.steps), "a cut at the larger K may fall between two cuts at the smaller"
-
-
-@given(chains, st.integers(1, 12), st.floats(0, 1), st.integers(0, 5))
-def test_a_grown_trace_emits_the_same_text(trace: StepTrace, k: int, chance: float, seed: int) -> None:
-    found = trace.grown(k, chance, random.Random(seed))
-    assert found.tokens == trace.tokens
-    assert all(0 <= step.accepted <= step.proposed <= k for step in found.steps)
-
-
-def test_a_tree_is_proposed_whole_or_not_at_all() -> None:
-    tree = StepTrace((Seen(8, 8, 3), Seen(8, 8, 0)), branched=True)
-    assert tree.cut(4) == tree
-    assert tree.cut(0) == StepTrace((Seen(0, 0, 0),) * 5)
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_traces_of_a_run_are_its_counters(rows: int, assemble: Make) -> None:
     """Requests of three lengths end at different steps, so that rows change their places."""
@@ -846,7 +809,7 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--parts", "row"), "--parts is 'row'; expected some of rows, grid, dtypes"),
+        (("--parts", "row"), "--parts is 'row'; expected some of rows, advisor, goodput, dtypes"),
         (("--drafts", "ngrm"), "--drafts is 'ngrm'; expected some of ngram, suffix"),
         (("--batch", "one"), "--batch is 'one'; expected whole numbers from 1"),
         (("--arms", "ngrm/match"), "ngram"),
@@ -855,6 +818,6 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
 def test_predictions_that_cannot_be_made_are_refused(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = () if "--parts" in arguments else ("--parts", "rows" if "--arms" in arguments else "grid")
+    parts = () if "--parts" in arguments else ("--parts", "rows" if "--arms" in arguments else "advisor")
     assert predictions_main(["--target", "tiny", *parts, *arguments]) == 2
     assert said in capsys.readouterr().err
