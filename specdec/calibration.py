@@ -18,6 +18,9 @@ from specdec.model import ArenaModel
 ROUNDS = 7
 """Measurements of each point, in as many random orders."""
 
+SHORTEST = 1e-9
+"""Seconds that a forward has taken at least, where the clock is too coarse to show any."""
+
 
 class Point(NamedTuple):
     """A forward: rows, tokens of context in each, slots of each row's window."""
@@ -68,7 +71,7 @@ class Calibration:
                 self.target.forward(arena, window, slice(0, point.rows), point.length)
                 seconds = watch.seconds(start, watch.mark())
                 if turn:  # the first round warms up
-                    taken[point].append(log(seconds))
+                    taken[point].append(log(max(seconds, SHORTEST)))
             if turn:
                 paces.append(fmean(values[-1] for values in taken.values()))
         usual = median(paces)

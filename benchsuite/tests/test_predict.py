@@ -319,6 +319,13 @@ def test_a_calibration_measures_each_point_once(assemble: Make, monkeypatch: pyt
         Calibration(target).forward(1, 1, 1)
 
 
+def test_a_clock_too_coarse_for_a_forward_shows_equal_costs(assemble: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.devices.time", SimpleNamespace(perf_counter=lambda: 7.0))
+    calibration = Calibration(assemble().target)
+    calibration.measure([1], [8], [1, 3])
+    assert [*calibration.seconds.values()] == [pytest.approx(1e-9)] * 2
+
+
 PREDICTED = ("-m", "pytest", *SHORT, "--specdec-arm", "ngram/match/fixed/4,oracle(0.8)/match/fixed/8")
 """A short main job of two strategies; each cell has two texts."""
 
