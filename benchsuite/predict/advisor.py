@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, log
-from statistics import fmean
+from math import exp, hypot, log
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -37,9 +37,13 @@ CLOSE = 0.97
 SURE = 0.95
 """Probability of having a strategy that is close to the best, with which the advisor stops before its budget."""
 
-SHARED, OWN = 0.07, 0.04
+SHARED, OWN = 0.05, 0.04
 """Standard deviations of what is wrong in the log of a prediction: for every K of a draft alike, and for one K alone.
-Together they are ``WRONG``; that K of one draft differ less than drafts is assumed."""
+That K of one draft differ less than drafts is assumed."""
+
+OF_UNIT = 0.05
+"""Standard deviation of what is wrong in the log of a prediction for one unit alone: 0.05 to 0.06 over eight prompts,
+each of them measured twice (docs/log.md, 2026-11-25)."""
 
 PAIRED = 0.5
 """The part of the noise between two runs that is left where they run in turn, step by step: 0.040 of 0.101 with one
@@ -47,9 +51,6 @@ row, 0.074 of 0.141 with four (docs/log.md, 2026-11-24)."""
 
 PLAIN = "plain"
 """Stands for the draft of plain decoding, whose speedup is known."""
-
-LEAST_NOISE = 0.02
-"""Least standard deviation that one run's logarithm is taken to have."""
 
 OFFSET = 1.0
 """Standard deviation of what all runs of a round have in common, which tells nothing of one against another."""
@@ -176,6 +177,25 @@ class Advice:
         )
 
 
+def drafting_share(costs: Costs, strategy: str, ran: Outcome, plain: Outcome) -> float:
+    """Return the seconds that a strategy's draft took in a run over those that ``costs`` say for the same steps, in
+    units of the same share of plain decoding, which ran beside it: above 1, the draft is dearer on these texts.
+
+    A draft of several sources costs what the one that answers does, and texts differ in which one that is. 1 where
+    nothing was proposed.
+    """
+    assert ran.stats is not None
+    assert plain.stats is not None
+    took = said = 0.0
+    for step in ran.stats.steps:
+        if step.k:
+            took += ran.stats.times(step).draft
+            said += costs.strategies[strategy].draft(step.rows, ran.mean_length, step.k)
+    own = sum(times.target + times.rest for times in map(plain.stats.times, plain.stats.steps))
+    expected = sum(costs.plain_step(step.rows, plain.mean_length) for step in plain.stats.steps)
+    return (took / said) / (own / expected) if said > 0 and own > 0 else 1.0
+
+
 class Advisor:
     """Chooses among arms that a ``Bench`` has prepared, of one workload and any batches.
 
@@ -201,6 +221,7 @@ class Advisor:
         self._dice = random.Random(0)
         self._rounds: dict[Setting, list[UnitRun]] = defaultdict(list)
         self._lasted: dict[Setting, list[float]] = defaultdict(list)
+        self._drafting: dict[str, list[float]] = defaultdict(list)
 
     @property
     def spent(self) -> float:
@@ -211,7 +232,7 @@ class Advisor:
         """Return the advice for each batch. The budget bounds what is begun: a run that has begun ends."""
         found = costs_of(self._bench, "cached", self._arms)
         costs = {setting: one for settings, one, _ in found for setting in settings}
-        traces = self._traces()
+        traces = self._traces(costs)
         advices = []
         for place, setting in enumerate(self._settings):
             known = costs[setting.without_workload]
@@ -219,12 +240,13 @@ class Advisor:
             candidates = [Candidate(Arm(setting), [0.0] * len(units), 0.0)]
             candidates += [self._predicted(arm, known, traces) for arm in self._arms if arm.setting == setting]
             share = (self._seconds - self.spent) / (len(self._settings) - place)
-            noise = max(LEAST_NOISE, PAIRED * known.noise)
+            noise = hypot(OF_UNIT, PAIRED * known.noise)
             advices.append(self._halved(setting, candidates, noise, self.spent + share))
         return advices
 
-    def _traces(self) -> dict[str, dict[Text, StepTrace]]:
-        """Traces of each draft, by text, with its largest K; of the largest batch, which gives most texts a second."""
+    def _traces(self, costs: Mapping[Setting, Costs]) -> dict[str, dict[Text, StepTrace]]:
+        """Traces of each draft, by text, with its largest K; of the largest batch, which gives most texts a second.
+        What each draft took in these runs is kept."""
         setting = max(self._settings, key=lambda one: one.batch)
         widest: dict[str, Arm] = {}
         for arm in self._arms:
@@ -239,7 +261,9 @@ class Advisor:
             began = self.spent
             ran = self._run(setting, number, [Arm(setting), *widest.values()])
             lasted = self.spent - began
+            known, plain = costs[setting.without_workload], ran[Arm(setting)]
             for name, arm in widest.items():
+                self._drafting[name].append(drafting_share(known, strategy_of(arm), ran[arm], plain))
                 for request, trace in zip(unit.requests, traces_of(ran[arm]), strict=True):
                     if trace.steps:
                         found[name][request.prompt] = trace
@@ -253,6 +277,7 @@ class Advisor:
                 f"{arm.strategy} has no run with a fixed K to be predicted from; give --k a number besides goodput"
             )
         most = arm.k or 0
+        costs = costs.cheaper(strategy_of(arm), median(self._drafting[_draft(arm)]))
         choices = [most] if arm.controller == "fixed" else sorted({0, 1, 2, 4, 8, most})
         replay = Replay(costs, strategy_of(arm))
         found = []
