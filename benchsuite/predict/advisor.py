@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, hypot, log
-from statistics import fmean, median
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from benchsuite.measure.session import Bench, Stage
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.forecasts import costs_of
 from benchsuite.predict.prediction import PredictedUnit, PromptSizes, Replay, Text, predict
+from benchsuite.predict.refined import RefinedCosts
 from benchsuite.predict.traces import StepTrace, traces_of
 from benchsuite.predict.turns import run_in_turn
 from specdec.errors import SpecdecError
@@ -177,25 +178,6 @@ class Advice:
         )
 
 
-def drafting_share(costs: Costs, strategy: str, ran: Outcome, plain: Outcome) -> float:
-    """Return the seconds that a strategy's draft took in a run over those that ``costs`` say for the same steps, in
-    units of the same share of plain decoding, which ran beside it: above 1, the draft is dearer on these texts.
-
-    A draft of several sources costs what the one that answers does, and texts differ in which one that is. 1 where
-    nothing was proposed.
-    """
-    assert ran.stats is not None
-    assert plain.stats is not None
-    took = said = 0.0
-    for step in ran.stats.steps:
-        if step.k:
-            took += ran.stats.times(step).draft
-            said += costs.strategies[strategy].draft(step.rows, ran.mean_length, step.k)
-    own = sum(times.target + times.rest for times in map(plain.stats.times, plain.stats.steps))
-    expected = sum(costs.plain_step(step.rows, plain.mean_length) for step in plain.stats.steps)
-    return (took / said) / (own / expected) if said > 0 and own > 0 else 1.0
-
-
 class Advisor:
     """Chooses among arms that a ``Bench`` has prepared, of one workload and any batches.
 
@@ -221,7 +203,7 @@ class Advisor:
         self._dice = random.Random(0)
         self._rounds: dict[Setting, list[UnitRun]] = defaultdict(list)
         self._lasted: dict[Setting, list[float]] = defaultdict(list)
-        self._drafting: dict[str, list[float]] = defaultdict(list)
+        self._costs: dict[Setting, RefinedCosts] = {}
 
     @property
     def spent(self) -> float:
@@ -231,22 +213,21 @@ class Advisor:
     def advise(self) -> list[Advice]:
         """Return the advice for each batch. The budget bounds what is begun: a run that has begun ends."""
         found = costs_of(self._bench, "cached", self._arms)
-        costs = {setting: one for settings, one, _ in found for setting in settings}
-        traces = self._traces(costs)
+        known = {setting: one for settings, one, _ in found for setting in settings}
+        drafting: dict[str, list[float]] = defaultdict(list)
+        self._costs = {
+            setting: RefinedCosts(known[setting.without_workload], setting.batch, drafting)
+            for setting in self._settings
+        }
+        traces = self._traces()
         advices = []
         for place, setting in enumerate(self._settings):
-            known = costs[setting.without_workload]
-            units = self._units[setting]
-            candidates = [Candidate(Arm(setting), [0.0] * len(units), 0.0)]
-            candidates += [self._predicted(arm, known, traces) for arm in self._arms if arm.setting == setting]
             share = (self._seconds - self.spent) / (len(self._settings) - place)
-            noise = hypot(OF_UNIT, PAIRED * known.noise)
-            advices.append(self._halved(setting, candidates, noise, self.spent + share))
+            advices.append(self._halved(setting, traces, self.spent + share))
         return advices
 
-    def _traces(self, costs: Mapping[Setting, Costs]) -> dict[str, dict[Text, StepTrace]]:
-        """Traces of each draft, by text, with its largest K; of the largest batch, which gives most texts a second.
-        What each draft took in these runs is kept."""
+    def _traces(self) -> dict[str, dict[Text, StepTrace]]:
+        """Traces of each draft, by text, with its largest K; of the largest batch, which gives most texts a second."""
         setting = max(self._settings, key=lambda one: one.batch)
         widest: dict[str, Arm] = {}
         for arm in self._arms:
@@ -261,13 +242,16 @@ class Advisor:
             began = self.spent
             ran = self._run(setting, number, [Arm(setting), *widest.values()])
             lasted = self.spent - began
-            known, plain = costs[setting.without_workload], ran[Arm(setting)]
             for name, arm in widest.items():
-                self._drafting[name].append(drafting_share(known, strategy_of(arm), ran[arm], plain))
                 for request, trace in zip(unit.requests, traces_of(ran[arm]), strict=True):
                     if trace.steps:
                         found[name][request.prompt] = trace
         return found
+
+    def _candidates(self, setting: Setting, traces: Mapping[str, Mapping[Text, StepTrace]]) -> list[Candidate]:
+        """Plain decoding and all arms of a batch, predicted at the costs as they are known so far."""
+        costs, plain = self._costs[setting].costs, Candidate(Arm(setting), [0.0] * len(self._units[setting]), 0.0)
+        return [plain, *[self._predicted(arm, costs, traces) for arm in self._arms if arm.setting == setting]]
 
     def _predicted(self, arm: Arm, costs: Costs, traces: Mapping[str, Mapping[Text, StepTrace]]) -> Candidate:
         """An arm, with each unit predicted from the traces of its own texts or, where one of them has none, of all."""
@@ -277,7 +261,6 @@ class Advisor:
                 f"{arm.strategy} has no run with a fixed K to be predicted from; give --k a number besides goodput"
             )
         most = arm.k or 0
-        costs = costs.cheaper(strategy_of(arm), median(self._drafting[_draft(arm)]))
         choices = [most] if arm.controller == "fixed" else sorted({0, 1, 2, 4, 8, most})
         replay = Replay(costs, strategy_of(arm))
         found = []
@@ -296,17 +279,19 @@ class Advisor:
         # A controller that adapts does not have the best K from its first step on.
         return Candidate(arm, max(found, key=fmean), OWN if len(found) == 1 else 2 * OWN)
 
-    def _halved(self, setting: Setting, every: Sequence[Candidate], noise: float, until: float) -> Advice:
+    def _halved(self, setting: Setting, traces: Mapping[str, Mapping[Text, StepTrace]], until: float) -> Advice:
         """Run the candidates that may be the best, and fewer of them in each round, until it is clear which is, or
         the time is over. The advice is a strategy, also where plain decoding is the fastest."""
-        belief, units = Belief(every, self._rounds[setting], noise), self._units[setting]
-        left = min(FIELD, len(every))
+        units, noise = self._units[setting], hypot(OF_UNIT, PAIRED * self._costs[setting].probed.noise)
+        every = self._candidates(setting, traces)
+        belief, left = Belief(every, self._rounds[setting], noise), min(FIELD, len(every))
         for turn in range(2 * len(units)):
             left = min(left, int((until - self.spent) / self._lasts(setting)))
             if left < 2 or belief.chance(belief.best(), CLOSE) >= SURE:
                 break
             field = [every[place].arm for place in belief.favourites()[:left]]
             self._run(setting, turn % len(units), field)
+            every = self._candidates(setting, traces)
             belief = Belief(every, self._rounds[setting], noise)
             left = max(2, (left + 1) // 2)
         order = [place for place in belief.order() if not every[place].arm.plain]
@@ -340,6 +325,7 @@ class Advisor:
         began = self.spent
         ran = run_in_turn(self._stages, arms, self._units[setting][unit].requests, self._dice)
         self._lasted[setting].append((self.spent - began) / len(ran))
+        self._costs[setting].seen(ran)
         rates = {arm: -log(outcome.seconds_per_token) for arm, outcome in ran.items() if outcome.decoded}
         self._rounds[setting].append(UnitRun(unit, rates))
         return ran
