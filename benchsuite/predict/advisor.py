@@ -26,7 +26,7 @@ from benchsuite.predict.traces import StepTrace, traces_of
 from benchsuite.predict.turns import run_in_turn
 from specdec.errors import SpecdecError
 
-TRACING = 0.7
+TRACING = 0.75
 """Largest share of the budget that goes into traces, of which every K is predicted."""
 
 FIELD = 6
@@ -240,7 +240,7 @@ class Advisor:
             if number and self.spent + lasted > TRACING * self._seconds:
                 break
             began = self.spent
-            ran = self._run(setting, number, [Arm(setting), *widest.values()])
+            ran = self._run(setting, number, [*widest.values()])
             lasted = self.spent - began
             for name, arm in widest.items():
                 for request, trace in zip(unit.requests, traces_of(ran[arm]), strict=True):
@@ -313,9 +313,17 @@ class Advisor:
         )
 
     def _lasts(self, setting: Setting) -> float:
-        """Seconds of one run of a unit; before the first, those of another batch, which last longer or shorter."""
-        known = self._lasted[setting] or [one for lasted in self._lasted.values() for one in lasted]
-        return fmean(known)
+        """Seconds of one run of a unit; before the first, those of another batch, as much longer or shorter as a step
+        of plain decoding is."""
+        if known := self._lasted[setting]:
+            return fmean(known)
+        step = self._costs[setting].probed.plain_step
+        length = fmean(len(request.prompt) for unit in self._units[setting] for request in unit.requests)
+        return fmean(
+            fmean(lasted) * step(setting.batch, length) / step(other.batch, length)
+            for other, lasted in self._lasted.items()
+            if lasted
+        )
 
     def _runs(self, setting: Setting, arm: Arm) -> int:
         return sum(arm in one.rates for one in self._rounds[setting])
