@@ -476,7 +476,7 @@ CASES = [
     *(Case("process", f"every-{v}", _process(6, 5, v, EVERY), ONE) for v in (11, 258, 5001)),
     *(Case("process", f"greedy-{v}", _process(3, 4, v, COLD), ONE) for v in (1, 7, 258, 5001)),
     Case("process", "every-greedy", _process(6, 5, 258, {**EVERY, **COLD}), ONE),
-    Case("process", "large", _process(8, 5, 49152, EVERY), ONE),
+    Case("process", "large", _process(3, 2, 49152, EVERY), ONE),
     *(Case("process", f"tied-{w}x{v}", _process(3, w, v, COLD, 1.0, True), ONE) for w in (1, 4) for v in (7, 33, 5001)),
     *(Case("process", f"every-tied-{w}", _process(6, w, 258, {**EVERY, **COLD}, 1.0, True), ONE) for w in (1, 5)),
     *(
@@ -604,6 +604,7 @@ SMALL = [
     Case("rotary", "small-shared", _rotary(2, 3, 4, shared=True), ONE),
     Case("silu_mul", "small", _silu(2, 1030)),
     Case("silu_mul", "small-batch", _silu(2, 5, batch=2), ONE),
+    Case("silu_mul", "small-extreme", _silu(2, 64, scale=60.0)),
     Case("kv_append", "small", _append(2, 19, size=10), ONE),
     Case("kv_plan", "small-tree", _plan(6, tree=True, limit=9, capacity=24, look=20), ONE),
     Case("kv_plan", "small-ring", _plan(4, span=3, capacity=11, look=11, tree=True), ONE),

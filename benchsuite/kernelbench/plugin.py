@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchsuite import options
 from benchsuite.targets import TargetPlugin
 
 if TYPE_CHECKING:
@@ -20,10 +21,14 @@ class KernelPlugin(TargetPlugin["KernelBench"]):
     title = "kernels"
 
     def build(self, name: str, loaded: Loaded, target: ArenaModel) -> KernelBench:
-        """Return the kernels of one target."""
-        from benchsuite.kernelbench.timing import KernelBench
+        """Return the kernels of one target, timed in as many rounds as --specdec-pairs.
 
-        return KernelBench(name, target)
+        Beside other workers of pytest-xdist no pause lets the machine settle, so none is made.
+        """
+        from benchsuite.kernelbench.timing import ROUNDS, SETTLE_S, KernelBench
+
+        rounds = options.count(self.config, "pairs") or ROUNDS
+        return KernelBench(name, target, rounds, 0.0 if hasattr(self.config, "workerinput") else SETTLE_S)
 
     def measured(self, bench: KernelBench) -> bool:
         """Whether anything was timed."""

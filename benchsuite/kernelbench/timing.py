@@ -25,7 +25,7 @@ from specdec_kernels.flex import Flex
 Name = TypeVar("Name", bound=Hashable)
 
 ROUNDS = 7
-"""Samples of each timing, one in each round; all backends run in random order within a round."""
+"""Samples of each timing, unless --specdec-pairs says otherwise: one in each round, all backends in random order."""
 
 SETTLE_S = 0.02
 """Seconds before a sample: torch's threads spin for milliseconds after their work, on the cores of the next backend."""
@@ -77,12 +77,15 @@ class Curve:
 class KernelBench:
     """Times the ops over one target, and stores the results.
 
-    ``target`` runs on the fastest backends available. Example: ``KernelBench("tiny", target).time("linear")``
+    ``target`` runs on the fastest backends available. ``settle_s``: seconds before each sample.
+
+    Example: ``KernelBench("tiny", target).time("linear")``
     """
 
-    def __init__(self, name: str, target: ArenaModel) -> None:
+    def __init__(self, name: str, target: ArenaModel, rounds: int = ROUNDS, settle_s: float = SETTLE_S) -> None:
         assert isinstance(target.ops, Ops)
         self.name, self.target = name, target
+        self.rounds, self.settle_s = rounds, settle_s
         self.backends = [Ops([backend, target.ops.chain[-1]]) for backend in target.ops.chain[:-1]]
         if target.device.type == "cuda":
             self.backends.append(Ops([Flex(), target.ops.chain[-1]]))  # for the table alone: it is not in the chain
@@ -139,11 +142,11 @@ class KernelBench:
             name: max(1, int(SAMPLE_S / max(clock.device_seconds(call, device), 1e-9))) for name, call in calls.items()
         }
         samples: dict[Name, list[float]] = {name: [] for name in calls}
-        for _ in range(ROUNDS):
+        for _ in range(self.rounds):
             names = list(calls)
             self._order.shuffle(names)
             for name in names:
-                time.sleep(SETTLE_S)
+                time.sleep(self.settle_s)
                 samples[name].append(clock.device_seconds(calls[name], device, times[name]))
         return samples
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -48,10 +50,20 @@ def renamed(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
 
 def shuffled(family: str, without: Sequence[int] = ()) -> Loaded:
     """The family's target with its tokens in another order, and without some of its byte tokens."""
+    return own_copy(_shuffled(family, tuple(without)))
+
+
+@cache
+def _shuffled(family: str, without: tuple[int, ...]) -> Loaded:
     kept = [token for token in range(BYTES) if token not in without]
     random.Random(0).shuffle(kept)
     tokenizer = byte_level([LETTERS[token] for token in kept], special=SPECIAL[::-1])
     return Loaded("shuffled", renamed(families.build_model(family), [*kept, 257, 256]), tokenizer)
+
+
+def own_copy(loaded: Loaded) -> Loaded:
+    """The same with a copy of the model, which a draft changes in place."""
+    return replace(loaded, model=copy.deepcopy(loaded.model))
 
 
 def shuffled_draft(env: Env) -> Draft:

@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import torch
@@ -26,6 +27,9 @@ from benchsuite.report.journal import Journal
 from specdec import PeerEnv, Registry, Request, catalog
 from specdec.assembly import Assembly
 from specdec_plugins.heads import files, start, training
+
+if TYPE_CHECKING:
+    from benchsuite.conformance.claims import Checks
 
 Make = Callable[..., Assembly]
 """The fixture ``assemble``."""
@@ -75,6 +79,25 @@ def pairs_in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0, g
             marks.append(pytest.mark.deep)
         found.append(pytest.param(*one.values, *other.values, marks=marks))
     return found
+
+
+C = TypeVar("C", bound="type[Checks]")
+
+
+def left_to_deep(checks: C, *names: str) -> C:
+    """The same checks, of which those of these names run with --specdec-deep only: others hold what they do."""
+    for name in names:
+        setattr(checks, name, _deep(getattr(checks, name)))
+    return checks
+
+
+def _deep(check: Callable[..., None]) -> Callable[..., None]:
+    @wraps(check)
+    def again(self: Checks, **given: Any) -> None:
+        check(self, **given)
+
+    marked: Callable[..., None] = pytest.mark.deep(again)  # a mark of the function itself would be every class's
+    return marked
 
 
 KILLS = pytest.StashKey[list[Any]]()

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +24,7 @@ ARROWS = {
     "measure": "options machine",
     "report": "measure machine",
     "targets": "options machine",
-    "kernelbench": "machine report targets",
+    "kernelbench": "options machine report targets",
     "decodingbench": "options machine measure report targets",
     "serving": "options measure report",
     "predict": "machine measure",
@@ -77,27 +78,50 @@ PRIVATE_OR_SHARED = re.compile(r"_\w+|specdec_register_\w+|pytest_\w+|test_\w+")
 """Names of one module's own, and those that modules must share: implementations of hooks, and tests."""
 
 
+@dataclass(frozen=True)
+class ReadFile:
+    """What is asked of a file, which is parsed for it once.
+
+    ``imports``: the dotted names that it imports, at its top, in its functions or for its types alone. ``defines``: the
+    classes and functions at its top. ``long``: functions of more than ``LONGEST`` lines that do not say so.
+    """
+
+    path: Path
+    text: str
+    imports: tuple[str, ...]
+    defines: tuple[str, ...]
+    long: tuple[str, ...]
+
+
 @cache
-def trees() -> list[tuple[Path, ast.Module]]:
-    """Every Python file of the project, parsed."""
+def project_files() -> list[ReadFile]:
+    """Every Python file of the project. Their trees are not kept: the collector would walk them again and again."""
     folders = (*FOLDERS.values(), ROOT / "plugins" / "example_repeat", ROOT / "docs")
-    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+    return [read_project_file(path) for folder in folders for path in sorted(folder.rglob("*.py"))]
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """The dotted names that a file imports, at its top, in its functions or for its types alone."""
+def read_project_file(path: Path) -> ReadFile:
+    """What is asked of one file."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    defines = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    imports, long = list[str](), list[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            imports += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.FunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > LONGEST and f"Longer than {LONGEST} lines" not in (ast.get_docstring(node) or ""):
+                long.append(f"{node.name} has {lines} lines")
+    return ReadFile(path, text, tuple(imports), tuple(defines), tuple(long))
 
 
-def rooms(path: Path, tree: ast.AST) -> Iterator[tuple[str, str]]:
+def rooms(file: ReadFile) -> Iterator[tuple[str, str]]:
     """The arrows of one file of benchsuite: from its room to every other room that it imports."""
-    room = path.relative_to(FOLDERS["benchsuite"]).parts[0].removesuffix(".py")
-    for name in imported(tree):
+    room = file.path.relative_to(FOLDERS["benchsuite"]).parts[0].removesuffix(".py")
+    for name in file.imports:
         first, *rest = name.split(".")
         if first == "benchsuite" and rest[0] != room:
             yield room, rest[0]
@@ -105,11 +129,11 @@ def rooms(path: Path, tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 def test_arrows_between_rooms_are_those_of_the_table() -> None:
     drawn = defaultdict[str, set[str]](set)
-    for path, tree in trees():
-        if path.is_relative_to(FOLDERS["benchsuite"]):
-            for room, other in rooms(path, tree):
+    for file in project_files():
+        if file.path.is_relative_to(FOLDERS["benchsuite"]):
+            for room, other in rooms(file):
                 drawn[room].add(other)
-                assert other in ARROWS[room].split(), f"{path.relative_to(ROOT)} imports benchsuite.{other}"
+                assert other in ARROWS[room].split(), f"{file.path.relative_to(ROOT)} imports benchsuite.{other}"
     unused = {room: set(allowed.split()) - drawn[room] for room, allowed in ARROWS.items()}
     assert not any(unused.values()), f"the table allows what nothing needs: {unused}"
 
@@ -124,10 +148,10 @@ def test_arrows_between_rooms_point_one_way() -> None:
 
 
 def test_no_room_imports_a_test_or_a_conftest() -> None:
-    for path, tree in trees():
-        names = [part for name in imported(tree) for part in name.split(".")]
+    for file in project_files():
+        names = [part for name in file.imports for part in name.split(".")]
         tests = [name for name in names if name == "conftest" or name.startswith("test_")]
-        assert not tests, f"{path.relative_to(ROOT)} imports {tests}"
+        assert not tests, f"{file.path.relative_to(ROOT)} imports {tests}"
 
 
 @pytest.mark.parametrize("package", FOLDERS)
@@ -135,35 +159,31 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
     foreign = {*FOLDERS, "pytest", "hypothesis"} - {package, *PACKAGES[package].split()}
     if package == "benchsuite":
         foreign = set()
-    for path, tree in trees():
-        if path.is_relative_to(FOLDERS[package]):
-            found = {name.split(".")[0] for name in imported(tree)} & foreign
-            assert not found, f"{path.relative_to(ROOT)} imports {sorted(found)}"
+    for file in project_files():
+        if file.path.is_relative_to(FOLDERS[package]):
+            found = {name.split(".")[0] for name in file.imports} & foreign
+            assert not found, f"{file.path.relative_to(ROOT)} imports {sorted(found)}"
 
 
 def test_a_public_name_is_defined_once() -> None:
     defined = defaultdict[str, list[str]](list)
-    for path, tree in trees():
-        for node in ast.iter_child_nodes(tree):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not PRIVATE_OR_SHARED.fullmatch(node.name):
-                defined[node.name].append(str(path.relative_to(ROOT)))
+    for file in project_files():
+        for name in file.defines:
+            if not PRIVATE_OR_SHARED.fullmatch(name):
+                defined[name].append(str(file.path.relative_to(ROOT)))
     twice = {name: places for name, places in defined.items() if len(places) > 1}
     assert not twice
 
 
 def test_a_function_is_short_or_says_why_not() -> None:
-    for path, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                says = f"Longer than {LONGEST} lines" in (ast.get_docstring(node) or "")
-                assert lines <= LONGEST or says, f"{path.relative_to(ROOT)}: {node.name} has {lines} lines"
+    for file in project_files():
+        assert not file.long, f"{file.path.relative_to(ROOT)}: {', '.join(file.long)}"
 
 
 def test_no_layout_is_forced_by_hand() -> None:
     mark = "fmt" + ": "
-    for path, _ in trees():
-        assert mark not in path.read_text(encoding="utf-8"), path
+    for file in project_files():
+        assert mark not in file.text, file.path
 
 
 def drawn_tree() -> list[str]:

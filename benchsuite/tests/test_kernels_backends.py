@@ -28,7 +28,8 @@ HERE = [
         pytest.param(f"cpu(level={level})", "cpu", marks=pytest.mark.slow, id=f"cpu-{level}")
         for level in cpu.levels()[1:]
     ),
-    pytest.param("triton", "cpu", marks=INTERPRETED, id="triton-interpreted"),
+    # Interpreted, a case takes up to seconds: test_kernels_triton.py has those that hold something of their own.
+    pytest.param("triton", "cpu", marks=[*INTERPRETED, pytest.mark.deep], id="triton-interpreted"),
     pytest.param("triton", "cuda", marks=[pytest.mark.cuda, pytest.mark.gpu], id="triton"),
     pytest.param("cuda", "cuda", marks=[pytest.mark.cuda, pytest.mark.gpu], id="cuda"),
 ]
@@ -48,8 +49,7 @@ COMPOSED = {"decoder_layers", "block_sample", "tree_sample"}
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case.name}")
 @pytest.mark.parametrize(("name", "device"), HERE)
-def test_an_op_agrees_with_the_reference(name: str, device: str, case: Case, deep: bool) -> None:
-    """Where Triton is interpreted, a tenth of a second an op, each case has one of its dtypes in turn."""
+def test_an_op_agrees_with_the_reference(name: str, device: str, case: Case) -> None:
     ops = registry().backend(name)
     backend = ops.chain[0]
     taken = case.op not in NOT_TAKEN[backend.name]
@@ -57,8 +57,7 @@ def test_an_op_agrees_with_the_reference(name: str, device: str, case: Case, dee
         taken = isinstance(case.make(torch.Generator(), torch.float32)[1], Quantised)
     if backend.name == "cpu" and case.op == "silu_mul":
         taken = case.make(torch.Generator(), torch.float32)[0].numel() >= cpu.LEAST_SILU
-    interpreted = backend.name == "triton" and device == "cpu" and not deep
-    for dtype in case.dtypes[CASES.index(case) % len(case.dtypes) :][:1] if interpreted else case.dtypes:
+    for dtype in case.dtypes:
         if backend.name == "triton" and case.op == "decoder_layers":
             x, layers, *_ = case.make(torch.Generator(), dtype)
             own = isinstance(layers[0].qkv, Quantised) or layers[0].qkv.dtype == dtype

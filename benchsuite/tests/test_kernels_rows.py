@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -107,14 +108,24 @@ def test_a_row_of_a_product_is_the_same_beside_any_rows(
 
 
 TRITON = pytest.param("triton", marks=INTERPRETED)
-TILED = pytest.param("triton", (1, 5, 1, 1), marks=INTERPRETED, id="triton-8")
-"""Interpreted, a call takes as long for five tokens as for one: eight enter in four parts, three of them single."""
+TILED = pytest.param("triton", (1, 5, 2), marks=INTERPRETED, id="triton-8")
+"""Interpreted, a call takes as long for five tokens as for one: eight enter in three parts."""
+
+ATTENDED = ("9x320", "batch", "ring", "queries-13", "head-256", "odd-heads", "garbage", "gaps")
+"""Of the cases of attention those that Triton's interpreter runs, the others with --specdec-deep: several programs of
+lines and of cells, several rows, each size of a tile."""
 
 
-@pytest.mark.parametrize("name", ["cpu", TRITON])
-@pytest.mark.parametrize("case", [c for c in CASES if c.op == "tree_attention"], ids=lambda case: case.name)
+def _attended() -> Iterator[Any]:
+    for case in (case for case in CASES if case.op == "tree_attention"):
+        yield pytest.param("cpu", case, id=f"cpu-{case.name}")
+        marks = [*INTERPRETED, *([] if case.name in ATTENDED else [pytest.mark.deep])]
+        yield pytest.param("triton", case, id=f"triton-{case.name}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "case"), [*_attended()])
 def test_a_slot_attends_the_same_beside_any_slots_and_cells_that_it_does_not_see(
-    case: Case, name: str, deep: bool
+    name: str, case: Case, deep: bool
 ) -> None:
     """Interpreted, the first, the middle and the last slot are asked alone."""
     ops = _ops(name)
@@ -133,9 +144,12 @@ def test_a_slot_attends_the_same_beside_any_slots_and_cells_that_it_does_not_see
     ("name", "parts"), [*(pytest.param("cpu", (1,) * width, id=f"cpu-{width}") for width in (2, 5, 7, 13)), TILED]
 )
 def test_a_window_through_layers_is_its_tokens_one_by_one(name: str, parts: tuple[int, ...]) -> None:
-    """The same keys, values and results, bit for bit, whether a chain enters the layers at once or in parts."""
+    """The same keys, values and results, bit for bit, whether a chain enters the layers at once or in parts.
+
+    Three layers and two rows; one layer and one row where Triton is interpreted.
+    """
     ops, width = _ops(name), sum(parts)
-    case = next(c for c in CASES if c.op == "decoder_layers" and c.name == "three")
+    case = next(c for c in CASES if c.op == "decoder_layers" and c.name == ("three" if name == "cpu" else "1x9"))
     x, layers, (cos, sin), at = case.make(torch.Generator().manual_seed(5), torch.float32)
     generator = torch.Generator().manual_seed(width)
     layers = [layer.packed(ops) for layer in layers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -39,20 +40,51 @@ QUICK = {
 }
 """Of the cases of all backends those that the interpreter runs in a tenth of a second."""
 
+LONGER = {
+    "linear": ("int8-rows-77", "int4-rows-77", "int8-tail", "int4-tail", "wide-int8", "wide-int4"),
+    "rms_norm": ("odd", "whole", "gemma", "strided"),
+    "rotary": ("single", "odd", "gaps"),
+    "silu_mul": ("small", "whole", "one-row"),
+    "kv_append": ("ragged", "ring"),
+    "kv_compact": ("single",),
+    "emit": ("9x5",),
+    "kv_plan": ("5", "many", "ring-3"),
+    "tree_attention": (
+        *("single", "one-cell", "5x128", "batch", "ring", "queries-13", "maximal", "used"),
+        *("head-8", "head-256", "large-heads", "odd-heads"),
+    ),
+    "decoder_layers": ("bias", "odd-heads"),
+    "sample": ("1", "258", "certain", "steep", "flat", "tied-noisy-3"),
+    "tree_sample": ("9x20x11", "chain"),
+}
+"""Those that hold a size, a layout or a dtype that none of the quick ones has: several blocks of rows and of columns,
+parts of an arena, wide heads. The interpreter runs them in up to a second, so each has one of its dtypes in turn."""
 
-def _cases() -> list[Case]:
-    return [*SMALL, *(case for case in CASES if case.name in QUICK.get(case.op, ()))]
+
+def _cases() -> Iterator[Any]:
+    quick = [*SMALL, *(case for case in CASES if case.name in QUICK.get(case.op, ()))]
+    yield from (pytest.param(case, case.dtypes, id=f"{case.op}-{case.name}") for case in quick)
+    longer = (case for case in CASES if case.name in LONGER.get(case.op, ()))
+    for index, case in enumerate(longer):
+        turn = case.dtypes[index % len(case.dtypes)]
+        yield pytest.param(case, (turn,), id=f"{case.op}-{case.name}", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("case", _cases(), ids=lambda case: f"{case.op}-{case.name}")
+@pytest.mark.parametrize(("case", "dtypes"), [*_cases()])
 @INTERPRETS
-def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(case: Case) -> None:
+def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(case: Case, dtypes: tuple[torch.dtype, ...]) -> None:
     ops = Ops([Triton(), Reference()])
-    for dtype in case.dtypes:
+    for dtype in dtypes:
         with Guarded() as guard:
             assert (wrong := disagreement(ops, case, dtype)) is None, f"{dtype}: {wrong}"
         assert not guard.written(), f"{dtype}: written beside tensors of {guard.written()} numbers"
     assert {name for (op, name), _ in ops.ran().items() if op == case.op} == {"triton"}
+
+
+@pytest.mark.parametrize("named", [QUICK, LONGER], ids=["quick", "longer"])
+def test_every_name_of_these_tables_is_that_of_a_case(named: dict[str, tuple[str, ...]]) -> None:
+    there = {(case.op, case.name) for case in CASES}
+    assert {(op, name) for op, names in named.items() for name in names} <= there
 
 
 FUSED, DRAWN = {"enable_fp_fusion": True}, {"enable_fp_fusion": False, "num_warps": 16}

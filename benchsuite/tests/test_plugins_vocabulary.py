@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from benchsuite.conformance.proposals import Proposal, proposals
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families, tiny
-from benchsuite.prove.renamed import BYTES, LETTERS, SPECIAL, byte_level, renamed, shuffled, shuffled_draft
+from benchsuite.prove.renamed import BYTES, LETTERS, SPECIAL, byte_level, own_copy, renamed, shuffled, shuffled_draft
 from benchsuite.prove.tiny import ask, prompts, requests
-from benchsuite.tests.rig import Make, assert_same, pairs_in_turn
+from benchsuite.tests.rig import Make, assert_same, left_to_deep, pairs_in_turn
 from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.arena import Arena
 from specdec.assembly import Assembly
@@ -45,6 +46,7 @@ def pieces(
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=begin or None)
 
 
+@cache
 def words() -> PreTrainedTokenizerBase:
     """A tokenizer for the target in which most tokens are several bytes, so that a draft of bytes needs several."""
     alone = LETTERS[:100]
@@ -52,15 +54,28 @@ def words() -> PreTrainedTokenizerBase:
     return byte_level([*alone, *long[: BYTES - len(alone)]])
 
 
-def spelling(env: Env) -> Draft:
-    """A draft of bytes, some of them missing, for a target of words."""
+@cache
+def some_bytes() -> Loaded:
+    """Another model than the targets, of bytes, some of them missing."""
     kept = [token for token in range(BYTES) if token % 7]
     model = renamed(families.build_model("llama", seed=1), [*kept, 257, 256])
-    tokenizer = byte_level([LETTERS[token] for token in kept], special=SPECIAL[::-1])
-    return TranslatedDraft(replace(env, tokenizer=words()), Loaded("bytes", model, tokenizer))
+    return Loaded("bytes", model, byte_level([LETTERS[token] for token in kept], special=SPECIAL[::-1]))
 
 
-TestShuffled = pytest.mark.slow(conformance.draft("shuffled", sampled=True, fakes=False, factory=shuffled_draft))
+def spelling(env: Env) -> Draft:
+    """A draft of bytes for a target of words."""
+    return TranslatedDraft(replace(env, tokenizer=words()), own_copy(some_bytes()))
+
+
+# One class: what takes longest, the draft of other words is held to.
+TestShuffled = pytest.mark.slow(
+    left_to_deep(
+        conformance.draft("shuffled", sampled=True, fakes=False, factory=shuffled_draft),
+        "test_q_is_the_distribution_that_its_proposals_were_drawn_from",
+        "test_sampled_outputs_have_the_targets_distribution",
+        "test_it_keeps_nothing_that_a_replayed_step_overwrites",
+    )
+)
 TestSpelling = pytest.mark.slow(conformance.draft("spelling", sampled=True, fakes=False, factory=spelling))
 
 

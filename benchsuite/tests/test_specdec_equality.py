@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
-from benchsuite.prove import families
+from benchsuite.prove import families, tiny
 from benchsuite.prove.tiny import ask, requests
 from benchsuite.tests.rig import DEVICES, Make, assert_same, peer_runner
-from specdec import Engine, SamplingParams
+from specdec import Engine, Request, SamplingParams
+from specdec.assembly import Assembly
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DRAFTS = ("ngram", "ngram(n_max=2, n_min=1)", "draft_model", "garbage", "oracle(0.8)", "oracle(1.0)", "oracle(0.0)")
 MIXED = ("draft_model", "oracle(0.8)")
@@ -31,9 +35,32 @@ SAMPLED = SamplingParams(temperature=1.0, seed=3, max_new_tokens=14)
 GREEDY = SamplingParams(max_new_tokens=14)
 
 
+ASKED = ((1, 1, 1), (3, 2, -1), (7, 4, 1), (4, 3, -1))
+"""K, rows, and the order of the requests."""
+
+
 def source(engine: Engine) -> EngineSource:
     """An engine as a source of tokens."""
     return EngineSource(engine)
+
+
+@cache
+def target_of(family: str, rows: int, device: str = "cpu") -> tuple[Assembly, Judge, EngineSource]:
+    """An assembly of a family's tiny target, its judge, and plain decoding one by one."""
+    build = tiny.assembly(family, max_rows=rows, device=device)
+    return build, Judge(build.target, range(40)), source(build.engine(None, max_rows=1))
+
+
+@cache
+def plain_tokens(family: str, rows: int, request: Request, device: str = "cpu") -> tuple[int, ...]:
+    """Plain decoding's output of a request."""
+    return target_of(family, rows, device)[2].tokens([request])[0]
+
+
+def assert_plain(family: str, rows: int, other: EngineSource, work: list[Request], device: str = "cpu") -> None:
+    """Assert that a source has plain decoding's tokens, or certified ties."""
+    _, judge, plain = target_of(family, rows, device)
+    assert_same(judge, plain, other, work, [plain_tokens(family, rows, request, device) for request in work])
 
 
 @pytest.mark.parametrize("family", families.CONFIGS)
@@ -51,28 +78,20 @@ def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemb
 
 @pytest.mark.parametrize("policy", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", families.CONFIGS)
-def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, assemble: Make, deep: bool) -> None:
+def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, deep: bool) -> None:
     """Two drafts of mixed acceptance on each family, and of the others one in turn."""
-    build = assemble(family, max_rows=3)
-    judge = Judge(build.target, range(40))
-    plain = source(build.engine(None))
-    expected = plain.tokens(requests(GREEDY))
+    build, _, _ = target_of(family, 3)
     others = [draft for draft in DRAFTS if draft not in MIXED]
     turn = [*families.CONFIGS].index(family) % len(others)
     for draft in DRAFTS if deep else (*MIXED, others[turn]):
-        assert_same(judge, plain, source(build.engine(draft, policy, k=4)), requests(GREEDY), expected)
+        assert_plain(family, 3, source(build.engine(draft, policy, k=4)), requests(GREEDY))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", LAID_OUT)
-def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(
-    family: str, assemble: Make, deep: bool
-) -> None:
+def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(family: str, deep: bool) -> None:
     """Each draft under each policy, on the families in turn."""
-    build = assemble(family, max_rows=3)
-    judge = Judge(build.target, range(40))
-    plain = source(build.engine(None))
-    expected = plain.tokens(requests(GREEDY))
+    build, _, _ = target_of(family, 3)
     pairs = [
         (policy, draft)
         for policy in ("match", "longest_prefix", "tree_rejection", "block")
@@ -85,17 +104,14 @@ def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(
     ):
         other = source(build.engine(draft, policy, k=6))
         assert other.engine.policy.contract(GREEDY) == "exact"
-        assert_same(judge, plain, other, requests(GREEDY), expected)
+        assert_plain(family, 3, other, requests(GREEDY))
 
 
 @pytest.mark.parametrize("draft", [*CHAINS, *TREES])
 @pytest.mark.parametrize("controller", [pytest.param("adaptive(window=2)", marks=pytest.mark.slow), "goodput"])
-def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: str, assemble: Make) -> None:
-    build = assemble("llama", max_rows=3)
-    judge = Judge(build.target, range(40))
-    plain = source(build.engine(None))
-    other = source(build.engine(draft, controller=controller, k=5))
-    assert_same(judge, plain, other, requests(SAMPLED))
+def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: str) -> None:
+    build, _, _ = target_of("llama", 3)
+    assert_plain("llama", 3, source(build.engine(draft, controller=controller, k=5)), requests(SAMPLED))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -104,16 +120,14 @@ def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: 
 )
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
-    params: SamplingParams, draft: str, device: str, assemble: Make
+    params: SamplingParams, draft: str, device: str, deep: bool
 ) -> None:
-    build = assemble("llama", max_rows=4, device=device)
-    judge = Judge(build.target, range(40))
-    work = requests(params, count=6)
-    plain = source(build.engine(None, max_rows=1))
-    expected = plain.tokens(work)
-    for k, rows, order in ((1, 1, 1), (3, 2, -1), (7, 4, 1), (4, 3, -1)):
+    """Each draft with every K, greedy or sampled: one draft's greedy ones are the next one's sampled ones."""
+    build, _, _ = target_of("llama", 4, device)
+    turn = ([*DRAFTS, *CHAINS, *TREES].index(draft) + (params is GREEDY)) % 2
+    for k, rows, order in ASKED if deep else ASKED[turn::2]:
         other = source(build.engine(draft, k=k, max_rows=rows))
-        assert_same(judge, plain, other, work[::order], expected[::order])
+        assert_plain("llama", 4, other, requests(params, count=6)[::order], device)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt2"])

@@ -120,7 +120,7 @@ def mixed(draw: st.DrawFn) -> SamplingParams:
 
 
 @pytest.mark.parametrize("draft", [*FAST, *SLOWER])
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings().max_examples // 16, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_ragged_rows_with_any_mix_of_processors_equal_plain_on_tiny(draft: str, data: st.DataObject) -> None:
     _, judge, plain = built()

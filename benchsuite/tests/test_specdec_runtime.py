@@ -54,9 +54,9 @@ TURNS = tuple(itertools.product((0.0, 1.0), PARAMS, (1, 2, 3), ("fixed", "adapti
 
 
 def _cases() -> Iterator[Any]:
-    """Each draft with half of the policies that take its windows, in settings that take turns; all under
+    """Each draft with a quarter of the policies that take its windows, in settings that take turns; all under
     --specdec-deep."""
-    pairs = pairs_in_turn(DRAFTS, POLICIES, groups=2)
+    pairs = pairs_in_turn(DRAFTS, POLICIES, groups=4)
     fitting = [one for one in pairs if tiny.policy_named(one.values[1]).trees or "=2" not in one.values[0]]
     for index, one in enumerate(sorted(fitting, key=lambda one: len(one.marks))):
         turn = TURNS[11 * index % len(TURNS)]  # 11 has no factor in common with their number, so that all have turns
