@@ -182,7 +182,7 @@ FOUR = ("--specdec-max-new-tokens", "4,5", "--specdec-temperature", "0,0.7")
 
 
 @pytest.fixture(scope="module")
-def whole(python: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured_whole(python: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of ``FOUR``, measured by one process from the first cell to the last."""
     folder = tmp_path_factory.mktemp("whole")
     arguments = ("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "out")
@@ -232,12 +232,12 @@ It ends by itself, unkilled, where fewer files are left to write, or where pytes
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_wherever_it_is_ends_with_the_results_of_one_that_is_not(
-    run: Run, whole: Path, tmp_path: Path, deep: bool
+    run: Run, measured_whole: Path, tmp_path: Path, deep: bool
 ) -> None:
     """Four cells and four kills; 24 cells and ten kills with ``--specdec-deep``."""
     sweep = (*SWEEP, *(MORE if deep else FOUR))
     if deep:
-        whole = tmp_path / "whole"
+        measured_whole = tmp_path / "whole"
         more = run("-m", "pytest", *sweep, "--specdec-results", "whole")
         assert more.returncode == 0, more.stdout + more.stderr
     coin = random.Random(0)
@@ -252,25 +252,25 @@ def test_a_sweep_that_is_killed_wherever_it_is_ends_with_the_results_of_one_that
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((tmp_path / "part").iterdir())) == 1
     assert not list((tmp_path / "part").rglob("*.part"))
-    assert repeatable(tmp_path / "part") == repeatable(whole)
+    assert repeatable(tmp_path / "part") == repeatable(measured_whole)
 
 
 @pytest.mark.slow
 def test_shards_and_a_merge_are_one_run(
-    run: Run, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, measured_whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for part in (1, 2, 3):
         done = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", f"part{part}", "--specdec-shard", f"{part}/3")
         assert done.returncode == 0, done.stdout + done.stderr
     folders = [str(tmp_path / f"part{part}") for part in (1, 2, 3)]
     assert benchsuite_main(["merge", *folders, "--into", str(tmp_path / "merged")]) == 0
-    assert repeatable(tmp_path / "merged") == repeatable(whole)
+    assert repeatable(tmp_path / "merged") == repeatable(measured_whole)
     assert benchsuite_main(["merge", *folders[:2], "--into", str(tmp_path / "two")]) == 0
     two = Journal.load(tmp_path / "two").said
     assert "shards that are missing: 3/3" in two["card"]
     assert not two["complete"]
     assert benchsuite_main(["merge", folders[0], folders[0], "--into", str(tmp_path / "twice")]) == 2
-    assert benchsuite_main(["merge", *folders, str(whole), "--into", str(tmp_path / "both")]) == 2
+    assert benchsuite_main(["merge", *folders, str(measured_whole), "--into", str(tmp_path / "both")]) == 2
     assert "have both measured" in capsys.readouterr().err
 
 
@@ -317,7 +317,7 @@ def test_a_run_is_repeated_from_its_folder_and_says_what_differs(run: Run, tmp_p
 
 @pytest.mark.slow
 def test_parts_submitted_as_jobs_are_one_run(
-    run: Run, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, measured_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs that are done when they are submitted stand for a cluster's, and their processes start warm."""
     submitit = pytest.importorskip("submitit")
@@ -335,7 +335,7 @@ def test_parts_submitted_as_jobs_are_one_run(
     jobs = ("submit", "--shards", "2", "--into", str(tmp_path / "jobs"), "--cluster", "local")
     assert benchsuite_main([*jobs, "--", *SWEEP, *FOUR]) == 0
     assert len(list(tmp_path.glob("jobs/part-*/*/cells/*"))) == 4
-    assert repeatable(tmp_path / "jobs" / "merged") == repeatable(whole)
+    assert repeatable(tmp_path / "jobs" / "merged") == repeatable(measured_whole)
 
 
 @pytest.mark.slow
