@@ -17,7 +17,7 @@ from hypothesis.internal.conjecture import engine as conjecture
 from benchsuite.gate import launcher
 from benchsuite.prove.tiny import assembly
 from benchsuite.tests import budget
-from benchsuite.tests.gate_rig import Suite, run_inside
+from benchsuite.tests.gate_rig import STEADY, Suite, run_inside
 from benchsuite.tests.rig import KILLS, Make, Python, Run, child_variables
 from benchsuite.tests.warm import Warm, hurry
 from specdec.registry import LOAD_PLUGINS
@@ -157,29 +157,33 @@ def suite(run: Run, tmp_path: Path) -> Suite:
 
 
 @pytest.fixture
-def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def inside(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Run:
     """As ``run`` for ``-m pytest``, and for the gate's launches, in this process: nothing is started but git.
 
-    A launch of the same files with the same arguments is made once.
+    A launch of the same side, files, arguments and path is made once, unless the suite is noisy.
     """
     made: dict[Any, str] = {}
+    written = tmp_path_factory.getbasetemp()
 
     def call(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         assert arguments[:2] == ("-m", "pytest")
-        return run_inside(arguments[2:], tmp_path, {**os.environ, **environment})
+        return run_inside(arguments[2:], tmp_path, {**os.environ, **environment}, written)
 
     def launch(
         command: Sequence[str], folder: Path, variables: Mapping[str, str], seconds: float | None = None
     ) -> subprocess.CompletedProcess[str]:
         assert command[1:3] == ["-m", "pytest"]
         [file] = [Path(word.partition("=")[2]) for word in command if word.startswith("--gate-save=")]
-        theirs = "".join(path.read_text() for path in sorted(folder.glob("*.py")))
-        same = theirs, tuple(word for word in command if not word.startswith("--gate-save="))
+        found = sorted(file for kind in ("*.py", "*.ini") for file in folder.rglob(kind))
+        texts = tuple((str(file.relative_to(folder)), file.read_text()) for file in found)
+        words = tuple(word for word in command if not word.startswith("--gate-save="))
+        path = variables["PYTHONPATH"].replace(str(folder), "")  # a worktree has another name each time
+        same = variables[launcher.OTHER], texts, words, path
         if same in made:  # its clock is exact: another launch would write the same
             file.write_text(made[same])
             return subprocess.CompletedProcess(command, 0, "", "")
-        done = run_inside(command[3:], folder, variables)
-        if file.exists():
+        done = run_inside(command[3:], folder, variables, written)
+        if file.exists() and any(STEADY in text for _, text in texts):
             made[same] = file.read_text()
         return done
 

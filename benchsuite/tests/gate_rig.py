@@ -5,6 +5,7 @@ A suite has its own clock, so that "6 % slower" is exact and no test depends on 
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -39,6 +41,9 @@ def test_{name}(benchmark):
     {body}
     benchmark.pedantic(work, rounds=5)
 """
+STEADY = "noise = 0.0\n"
+"""The line of a suite whose launches all say the same."""
+
 OK, FAILED, USAGE = 0, 1, 4
 NO_PLUGINS = (
     *("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "benchmark", "-p", "benchsuite.plugin"),
@@ -48,20 +53,27 @@ NO_PLUGINS = (
 
 Done = subprocess.CompletedProcess[str]
 
-INSIDE = ("--import-mode=importlib", "--capture=sys")
-"""More options of a run in this process: its modules have no names that clash, and its output is a text here."""
+INSIDE = ("--import-mode=importlib", "--capture=sys", "-p", "no:unraisableexception")
+"""More options of a run in this process: its modules have no names that clash, its output is a text here, and it does
+not have everything collected that this process holds."""
 
 
-def run_inside(arguments: Sequence[str], folder: Path, variables: Mapping[str, str]) -> Done:
+def run_inside(arguments: Sequence[str], folder: Path, variables: Mapping[str, str], written: Path) -> Done:
     """Run pytest in this process, as if it were one of its own: ``arguments`` follow ``python -m pytest``.
 
-    What it imported from ``folder`` is forgotten, so that the next run sees what is then there.
+    Modules of ``folder`` and of ``written``, where tests write their files, are hidden from it, and those that it
+    imports are forgotten: each run finds its own, on its own path, as they then are.
     """
+    ours = (str(folder), str(written))
     out, err = io.StringIO(), io.StringIO()
     before = Path.cwd()
-    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("test_theirs")}
-    known = set(sys.modules)
+    hidden = _from_files(ours)
+    for name in hidden:
+        del sys.modules[name]
     writes, path = sys.dont_write_bytecode, list(sys.path)
+    given = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [str(folder), *given, *(entry for entry in path if not entry.startswith(ours))]
+    importlib.invalidate_caches()
     with patch.dict(os.environ, without_xdist(variables), clear=True), redirect_stdout(out), redirect_stderr(err):
         os.chdir(folder)
         sys.dont_write_bytecode = True
@@ -70,11 +82,16 @@ def run_inside(arguments: Sequence[str], folder: Path, variables: Mapping[str, s
         finally:
             os.chdir(before)
             sys.dont_write_bytecode, sys.path[:] = writes, path
-            for name in sys.modules.keys() - known:
-                if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
-                    del sys.modules[name]
+            for name in _from_files(ours):
+                del sys.modules[name]
             sys.modules.update(hidden)
     return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
+
+
+def _from_files(folders: tuple[str, ...]) -> dict[str, ModuleType]:
+    """The imported modules whose files are below ``folders``."""
+    every = list(sys.modules.items())
+    return {name: module for name, module in every if str(getattr(module, "__file__", "")).startswith(folders)}
 
 
 @dataclass
@@ -105,15 +122,15 @@ class Suite:
         made.commit()
         return made
 
-    def run(self, *arguments: str) -> Done:
-        """Run pytest; the environment names the folder that counts launches.
+    def run(self, *arguments: str, **variables: str) -> Done:
+        """Run pytest; the environment names the folder that counts launches, and has ``variables`` too.
 
         Other installed plugins are not loaded, neither here nor in its launches: one with all takes half as long again.
         """
         launches = self.folder / "launches"
         launches.mkdir(exist_ok=True)
         few = {"LAUNCHES": str(launches), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        return self.python("-m", "pytest", *NO_PLUGINS, *arguments, **few)
+        return self.python("-m", "pytest", *NO_PLUGINS, *arguments, **few, **variables)
 
     def theirs(self, *arguments: str) -> Done:
         """Run pytest-benchmark's own gate at 1 %, its smallest threshold."""
@@ -138,6 +155,11 @@ def refused(done: Done, code: int, *texts: str) -> None:
     assert done.returncode == code, output
     for text in texts:
         assert text in output, f"{text!r} is not in: {output}"
+
+
+def with_path(folder: Path) -> str:
+    """Return the text for PYTHONPATH with ``folder`` before what is there."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 GATED = ("--gate=fail", "--gate-against", "gate.json", "--gate-dedicated", "--gate-launches", "5+2")

@@ -7,7 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from benchsuite.tests.gate_rig import FAILED, GATED, NO_PLUGINS, OK, USAGE, Done, Suite, refused, save_baselines
+from benchsuite.tests.gate_rig import (
+    FAILED,
+    GATED,
+    NO_PLUGINS,
+    OK,
+    USAGE,
+    Done,
+    Suite,
+    refused,
+    save_baselines,
+    with_path,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -116,11 +127,11 @@ def test_a_run_without_benchmarks_is_a_usage_error(suite: Suite) -> None:
     assert suite.theirs("test_other.py").returncode == OK
 
 
-def test_what_is_too_noisy_to_decide_does_not_pass(suite: Suite) -> None:
-    suite.write(noise=0.1)
-    suite.commit()
+def test_what_is_too_noisy_to_decide_does_not_pass(theirs: Suite) -> None:
+    theirs.write(noise=0.1)
+    theirs.commit()
     live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2")
-    refused(suite.run(*live), FAILED, "INCONCLUSIVE", "too noisy to exclude a slowdown of 6.0%", "7 and 7 launches")
+    refused(theirs.run(*live), FAILED, "INCONCLUSIVE", "too noisy to exclude a slowdown of 6.0%", "7 and 7 launches")
 
 
 def test_a_plain_benchmark_against_a_file_of_another_day_is_not_passed_over(suite: Suite) -> None:
@@ -130,11 +141,11 @@ def test_a_plain_benchmark_against_a_file_of_another_day_is_not_passed_over(suit
     refused(suite.run(*GATED[:3], "--gate-level=1"), USAGE, "holds 1 launches of a row and level 1 takes 5")
 
 
-def test_a_launch_that_fails_is_told_with_its_last_lines(suite: Suite) -> None:
-    suite.write(body="assert False, 'broken at base'")
-    suite.commit()
-    suite.write()
-    refused(suite.run("--gate=fail", "--gate-against=HEAD"), FAILED, "ERROR", "a launch of the base", "broken at base")
+def test_a_launch_that_fails_is_told_with_its_last_lines(theirs: Suite) -> None:
+    theirs.write(body="assert False, 'broken at base'")
+    theirs.commit()
+    theirs.write()
+    refused(theirs.run("--gate=fail", "--gate-against=HEAD"), FAILED, "ERROR", "a launch of the base", "broken at base")
 
 
 @pytest.mark.parametrize(
@@ -187,34 +198,31 @@ def test_an_expected_failure_and_a_hidden_benchmark_do_not_pass(suite: Suite) ->
     refused(suite.run(*GATED[:3]), FAILED, "not by a test that the gate knows: test_hidden.py::test_hidden")
 
 
-def test_a_part_of_a_suite_is_not_written_over_the_whole(suite: Suite) -> None:
-    suite.write(body="pass\n    benchmark.pedantic(work, rounds=5)\ndef test_other(benchmark):\n    pass")
-    save_baselines(suite, 5)
-    before = (suite.folder / "gate.json").read_text()
+def test_a_part_of_a_suite_is_not_written_over_the_whole(theirs: Suite) -> None:
+    theirs.write(body="pass\n    benchmark.pedantic(work, rounds=5)\ndef test_other(benchmark):\n    pass")
+    save_baselines(theirs, 5)
+    before = (theirs.folder / "gate.json").read_text()
     refused(
-        suite.run(*GATED, "--gate-update", "-k", "test_work"), FAILED, "1 rows of the baseline are gone", "not written"
+        theirs.run(*GATED, "--gate-update", "-k", "test_work"), FAILED, "1 rows of the baseline are gone", "not written"
     )
-    assert (suite.folder / "gate.json").read_text() == before
-    suite.write(body="assert False")
-    refused(suite.run(*GATED[:3], "--gate-update"), FAILED, "not written")
-    refused(suite.run("--gate-save=new.json"), FAILED, "some test failed, so nothing is written")
-    assert (suite.folder / "gate.json").read_text() == before
+    assert (theirs.folder / "gate.json").read_text() == before
+    theirs.write(body="assert False")
+    refused(theirs.run(*GATED[:3], "--gate-update"), FAILED, "not written")
+    refused(theirs.run("--gate-save=new.json"), FAILED, "some test failed, so nothing is written")
+    assert (theirs.folder / "gate.json").read_text() == before
 
 
-def test_a_base_that_would_run_the_heads_code_is_told(suite: Suite) -> None:
-    source = suite.folder / "src"
+def test_a_base_that_would_run_the_heads_code_is_told(theirs: Suite) -> None:
+    source = theirs.folder / "src"
     source.mkdir()
     (source / "helper.py").write_text("")
-    (suite.folder / "test_theirs.py").write_text("import helper\n" + (suite.folder / "test_theirs.py").read_text())
-    suite.commit()
+    (theirs.folder / "test_theirs.py").write_text("import helper\n" + (theirs.folder / "test_theirs.py").read_text())
+    theirs.commit()
     live = ("--gate=fail", "--gate-against=HEAD", "--gate-level=0,2", "--gate-launches=5+2")
-    environment = {"LAUNCHES": str(suite.folder), "PYTHONPATH": str(source)}
-    done = suite.python("-m", "pytest", *NO_PLUGINS, *live, **environment)
-    refused(done, FAILED, "module 'helper' comes from", "--gate-path")
-    (suite.folder / "pytest.ini").write_text("[pytest]\ngate_path = src\n")
-    refused(
-        suite.python("-m", "pytest", *NO_PLUGINS, *live, **environment), OK, "PASS", "base and head are the same commit"
-    )
+    refused(theirs.run(*live, PYTHONPATH=with_path(source)), FAILED, "module 'helper' comes from", "--gate-path")
+    (theirs.folder / "pytest.ini").write_text("[pytest]\ngate_path = src\n")
+    own = theirs.run(*live, PYTHONPATH=with_path(source))
+    refused(own, OK, "PASS", "base and head are the same commit")
 
 
 def test_without_git_a_baseline_is_made_and_a_revision_refused(suite: Suite) -> None:

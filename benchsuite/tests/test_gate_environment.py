@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from dataclasses import fields
 from importlib import metadata
@@ -17,7 +16,7 @@ from benchsuite.gate.record import GatedRow, GateError, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import Trial
 from benchsuite.gate.verdict import GateVerdict
-from benchsuite.tests.gate_rig import FAILED, NO_PLUGINS, OK, USAGE, Done, Suite, refused
+from benchsuite.tests.gate_rig import FAILED, OK, USAGE, Done, Suite, refused, with_path
 
 SECONDS = {"1.0": 1.0, "2.0": 1.06}
 """The versions of the package slowdep, and how long its work takes."""
@@ -52,21 +51,20 @@ def _pin(suite: Suite, version: str) -> None:
 
 @pytest.mark.slow
 def test_a_dependency_that_got_slower_is_found_if_each_side_has_its_own(
-    suite: Suite, index: Path, tmp_path_factory: pytest.TempPathFactory
+    theirs: Suite, index: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     site = tmp_path_factory.mktemp("site")  # what is installed, for both sides
     with zipfile.ZipFile(index / "slowdep-2.0-py3-none-any.whl") as wheel:
         wheel.extractall(site)
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    theirs = suite.folder / "test_theirs.py"
-    theirs.write_text("import slowdep\n" + theirs.read_text().replace("now += 1.0", "now += slowdep.SECONDS"))
-    _pin(suite, "1.0")
-    suite.commit()
-    _pin(suite, "2.0")
+    file = theirs.folder / "test_theirs.py"
+    file.write_text("import slowdep\n" + file.read_text().replace("now += 1.0", "now += slowdep.SECONDS"))
+    _pin(theirs, "1.0")
+    theirs.commit()
+    _pin(theirs, "2.0")
 
     def gated(*options: str) -> Done:
-        live = ("-m", "pytest", *NO_PLUGINS, "--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2", *options)
-        return suite.python(*live, PYTHONPATH=path, LAUNCHES=str(suite.folder))
+        live = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+2")
+        return theirs.run(*live, *options, PYTHONPATH=with_path(site))
 
     shared = gated()
     refused(shared, OK, "PASS", "+0.0%")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -84,16 +85,29 @@ def test_a_slowdown_fails_with_what_and_how_much_and_is_accepted_if_asked(theirs
     assert after_heading(theirs.run(*GATED))[-1] == f"PASS: 1 rows at levels 3 against {file}: nothing got worse"
 
 
-def test_a_revision_is_measured_beside_the_working_tree(theirs: Suite) -> None:
-    same = theirs.run(*LIVE)
-    refused(same, OK, "PASS", "nothing got worse")
+def test_a_revision_is_measured_beside_the_working_tree_in_an_order_kept_with_its_seed(theirs: Suite) -> None:
+    def order(*options: str) -> dict[str, Any]:
+        refused(theirs.run(*LIVE, "--gate-json=v.json", *options), OK, "PASS", "nothing got worse")
+        kept: dict[str, Any] = json.loads((theirs.folder / "v.json").read_text())["order"]
+        return kept
+
+    first = order()
+    assert len(first["ran"]) == 10
+    assert order(f"--gate-order-seed={first['seed']}") == first
     theirs.write(seconds=1.06)
-    found = theirs.run(*LIVE, "--gate-order-seed=3", "--gate-json=v.json")
+    found = theirs.run(*LIVE, "--gate-json=v.json", f"--gate-order-seed={first['seed']}")
     refused(found, FAILED, "REGRESSED at level 2", "+6.0% seconds a call", "7 and 7 launches")
-    order = json.loads((theirs.folder / "v.json").read_text())["order"]
-    assert (order["seed"], len(order["ran"])) == (3, 14)
+    ran = json.loads((theirs.folder / "v.json").read_text())["order"]["ran"]
+    assert (ran[:10], len(ran)) == (first["ran"], 14)
     left = subprocess.run(["git", "worktree", "list"], cwd=theirs.folder, capture_output=True, text=True, check=True)
     assert len(left.stdout.splitlines()) == 1, "a worktree was left behind"
+
+
+def test_a_baseline_has_as_many_launches_as_are_asked_for(theirs: Suite) -> None:
+    made = theirs.run("--gate-save=five.json", "--gate-launches=5")
+    refused(made, OK, "gate: launch 5 of 5", "1 rows, 5 launches")
+    [row] = json.loads((theirs.folder / "five.json").read_text())["rows"].values()
+    assert len(row["launches"]) == 5
 
 
 def test_a_baseline_that_is_not_there_is_made_if_asked(theirs: Suite) -> None:

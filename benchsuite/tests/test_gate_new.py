@@ -17,19 +17,19 @@ from benchsuite.tests.gate_rig import FAILED, GATED, OK, Done, Suite, refused, s
 LIVE = ("--gate=fail", "--gate-against=HEAD", "--gate-launches=5+3")
 
 
-def _add(suite: Suite, name: str) -> None:
+def _add(theirs: Suite, name: str) -> None:
     """Write a test file that the last commit lacks, with a benchmark of the same name as the suite's."""
-    file = suite.folder / name
+    file = theirs.folder / name
     file.parent.mkdir(exist_ok=True)
     (file.parent / "__init__.py").touch()
-    file.write_text((suite.folder / "test_theirs.py").read_text())
+    file.write_text((theirs.folder / "test_theirs.py").read_text())
 
 
 @pytest.mark.slow
-def test_beside_a_new_file_all_other_rows_are_compared(suite: Suite) -> None:
-    _add(suite, "more/test_new.py")
+def test_beside_a_new_file_all_other_rows_are_compared(theirs: Suite) -> None:
+    _add(theirs, "more/test_new.py")
     refused(
-        suite.run(*LIVE, "test_theirs.py", "more/test_new.py"),
+        theirs.run(*LIVE, "test_theirs.py", "more/test_new.py"),
         FAILED,
         "ERROR at level 0, more/test_new.py::test_work: the baseline has no such row",
         "test_theirs.py::test_work 2 seconds PASS",
@@ -50,12 +50,12 @@ def test_beside_a_new_file_all_other_rows_are_compared(suite: Suite) -> None:
     ],
     ids=lambda names: names[-1],
 )
-def test_a_run_of_new_rows_alone_says_that_every_row_is_new(suite: Suite, names: Sequence[str]) -> None:
-    _add(suite, "more/test_new.py")
-    theirs = suite.folder / "test_theirs.py"
+def test_a_run_of_new_rows_alone_says_that_every_row_is_new(theirs: Suite, names: Sequence[str]) -> None:
+    _add(theirs, "more/test_new.py")
+    file = theirs.folder / "test_theirs.py"
     added = "@pytest.mark.parametrize('n', [1])\ndef test_added(benchmark, n): benchmark.pedantic(work, rounds=5)\n"
-    theirs.write_text(theirs.read_text() + added)
-    done = suite.python("-m", "pytest", "-q", *LIVE, *names, LAUNCHES=str(suite.folder))
+    file.write_text(file.read_text() + added)
+    done = theirs.run(*LIVE, *names)
     refused(done, FAILED, "the baseline has no such row", "every row is new")
     assert "a launch of the base" not in done.stdout
 
@@ -69,43 +69,43 @@ def test_a_run_of_new_rows_alone_says_that_every_row_is_new(suite: Suite, names:
     ],
 )
 def test_what_the_base_has_and_cannot_import_is_not_new(
-    suite: Suite, broken: str, names: Sequence[str], message: str
+    theirs: Suite, broken: str, names: Sequence[str], message: str
 ) -> None:
-    _add(suite, "more/test_new.py")
-    whole = (suite.folder / broken).read_text()
-    (suite.folder / broken).write_text("import no_such_module\n" + whole)
-    suite.commit()
-    (suite.folder / broken).write_text(whole)
-    refused(suite.run(*LIVE, *names, "--gate-on-missing=new"), FAILED, "a launch of the base", "ended with 4", message)
+    _add(theirs, "more/test_new.py")
+    whole = (theirs.folder / broken).read_text()
+    (theirs.folder / broken).write_text("import no_such_module\n" + whole)
+    theirs.commit()
+    (theirs.folder / broken).write_text(whole)
+    refused(theirs.run(*LIVE, *names, "--gate-on-missing=new"), FAILED, "a launch of the base", "ended with 4", message)
 
 
 @pytest.mark.slow
-def test_new_rows_alone_pass_on_request_and_say_that_they_are_compared_with_nothing(suite: Suite) -> None:
-    _add(suite, "more/test_new.py")
-    done = suite.run(*LIVE, "more/test_new.py", "--gate-on-missing=new")
+def test_new_rows_alone_pass_on_request_and_say_that_they_are_compared_with_nothing(theirs: Suite) -> None:
+    _add(theirs, "more/test_new.py")
+    done = theirs.run(*LIVE, "more/test_new.py", "--gate-on-missing=new")
     refused(done, OK, "every row is new", "1 rows are new, and compared with nothing: more/test_new.py::test_work")
 
 
 @pytest.mark.slow
-def test_new_rows_pass_on_request_without_letting_vanished_ones_through(suite: Suite) -> None:
+def test_new_rows_pass_on_request_without_letting_vanished_ones_through(theirs: Suite) -> None:
     def write(*names: str) -> None:
         end, timed = "\n    benchmark.pedantic(work, rounds=5)\n", "@pytest.mark.benchmark(timer=clock)\n"
         more = "".join(f"{end}{timed}def test_{name}(benchmark):\n    pass" for name in names)
-        suite.write(body=f"pass{more}")
+        theirs.write(body=f"pass{more}")
 
     write("old")
-    save_baselines(suite, 5)
-    before = (suite.folder / "gate.json").read_text()
+    save_baselines(theirs, 5)
+    before = (theirs.folder / "gate.json").read_text()
     told = "1 rows are new, and compared with nothing: test_theirs.py::test_new"
     gone = "1 rows of the baseline are gone: test_theirs.py::test_old"
     write("new")
-    refused(suite.run(*GATED), FAILED, "let new rows pass with --gate-on-missing=new", gone)
+    refused(theirs.run(*GATED), FAILED, "let new rows pass with --gate-on-missing=new", gone)
     for update in ((), ("--gate-update",)):
-        done = suite.run(*GATED, "--gate-on-missing=new", *update)
+        done = theirs.run(*GATED, "--gate-on-missing=new", *update)
         refused(done, FAILED, told, gone, "test_theirs.py::test_work 3 seconds PASS", "1 failed")
-        assert (suite.folder / "gate.json").read_text() == before
+        assert (theirs.folder / "gate.json").read_text() == before
     write("old", "new")
-    refused(suite.run(*GATED, "--gate-on-missing=new"), OK, told, "test_theirs.py::test_old 3 seconds PASS")
+    refused(theirs.run(*GATED, "--gate-on-missing=new"), OK, told, "test_theirs.py::test_old 3 seconds PASS")
 
 
 @pytest.fixture

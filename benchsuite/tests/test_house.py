@@ -52,7 +52,7 @@ ARROWS = {
     "test_decoding": "decodingbench",
     "test_serving": "serving",
     "tests": "options configuration plugin compare __main__ machine measure report kernelbench decodingbench prove "
-    "conformance museum mutation gate gpu_day foreign predict predictions serving",
+    "conformance museum mutation gate cluster gpu_day foreign predict predictions serving",
 }
 """Every room and module of benchsuite, and the others that it imports."""
 

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite.tests.rig import SHORT, Run, repeatable
+from benchsuite.tests.rig import QUICK, SHORT, Python, Run, child_variables, repeatable
+from specdec.registry import LOAD_PLUGINS
 
-ROWS = (*SHORT, "--specdec-draft", "ngram,garbage", "--specdec-prompts", "1", "--specdec-temperature", "0,0.7")
+ROWS = (
+    *(*SHORT, "--specdec-draft", "ngram,garbage", "--specdec-peer", "transformers", "--specdec-prompts", "1"),
+    *("--specdec-temperature", "0,0.7", "--specdec-max-new-tokens", "4,5"),
+)
+"""Four cells of five rows."""
 
 PROPERTY = """
 from hypothesis import given, strategies as st
@@ -27,43 +32,44 @@ def test_timed(benchmark):
 """A user's own file: a property, rows of the matrix, and a benchmark of another kind."""
 
 BESIDE = {
+    "all at once": ("-n", "2", "--cov=specdec", "--hypothesis-seed=1", "--benchmark-disable"),
+    "in one process": (
+        *("-p", "randomly", "-p", "no:xdist", "--randomly-seed=3", "--cov=specdec", "--cov-report=term"),
+        *("--hypothesis-show-statistics", "--hypothesis-seed=1"),
+    ),
+}
+ALONE = {
     "xdist": ("-n", "2"),
     "no benchmarks": ("--benchmark-disable",),
     "cov": ("--cov=specdec", "--cov-report=term"),
     "randomly": ("-p", "randomly", "-p", "no:xdist", "--randomly-seed=3"),
     "hypothesis": ("--hypothesis-show-statistics", "--hypothesis-seed=1"),
-    "all at once": ("-n", "2", "--cov=specdec", "--hypothesis-seed=1", "--benchmark-disable"),
 }
+"""One by one what is among ``BESIDE``, to find out which of them it was."""
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def alone(python: Python, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What does not depend on the clock, of the rows measured without any other plugin."""
-    import os
-    import subprocess
-    import sys
-
     folder = tmp_path_factory.mktemp("alone")
     only = ("-p", "benchmark", "-p", "benchsuite.plugin")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *only, *ROWS, "--specdec-results", "out"],
-        cwd=folder,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HF_HUB_OFFLINE": "1", "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    none = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", LOAD_PLUGINS: ""}
+    done = python(("-m", "pytest", *only, *ROWS, "--specdec-results", "out"), folder, child_variables("", none))
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted_rows(folder / "out")
 
 
 def sorted_rows(root: Path) -> dict[str, object]:
     """The rows by what they are: another plugin may change their order."""
-    return {json.dumps([row["draft"], row["temperature"]]): row for row in repeatable(root)}
+    return {json.dumps([row["draft"], row["temperature"], row["max_new_tokens"]]): row for row in repeatable(root)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside", BESIDE.values(), ids=[*BESIDE])
+@pytest.mark.parametrize(
+    "beside",
+    [*BESIDE.values(), *(pytest.param(options, marks=pytest.mark.deep) for options in ALONE.values())],
+    ids=[*BESIDE, *ALONE],
+)
 def test_another_plugin_beside_ours_changes_no_row_and_no_test(
     run: Run, tmp_path: Path, alone: dict[str, object], beside: tuple[str, ...]
 ) -> None:
@@ -71,15 +77,20 @@ def test_another_plugin_beside_ours_changes_no_row_and_no_test(
     done = run("-m", "pytest", "test_own.py", *ROWS, *beside, "--specdec-results", "out", PYTEST_ADDOPTS="")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted_rows(tmp_path / "out") == alone
-    assert "speculative decoding: tiny" in done.stdout
+    assert "speculative decoding: tiny" in done.stdout, "with workers the controller shows the tables"
     assert "INTERNALERROR" not in done.stdout + done.stderr
     if "--cov=specdec" in beside:
         assert "specdec/engine.py" in done.stdout
+    # Workers too write one folder, and measure each cell once.
+    assert len(list((tmp_path / "out").iterdir())) == 1
+    assert len(list((tmp_path / "out").glob("*/cells/*"))) == 4
 
 
 @pytest.mark.slow
 def test_pytest_benchmarks_own_commands_read_our_json(run: Run, tmp_path: Path) -> None:
-    done = run("-m", "pytest", *ROWS, "--benchmark-json", "out.json")
+    done = run(
+        "-m", "pytest", *QUICK, "--specdec-draft", "ngram", "--specdec-peer", "none", "--benchmark-json", "out.json"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     shown = run("-m", "pytest_benchmark", "compare", "./out.json", "--histogram", str(tmp_path / "drawn"))
     assert shown.returncode == 0, shown.stdout + shown.stderr

@@ -8,13 +8,17 @@ import os
 import random
 import re
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchsuite import cluster
 from benchsuite.__main__ import benchsuite_main
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.measured import Measured
@@ -22,8 +26,9 @@ from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.report import files, folder
 from benchsuite.report.journal import Journal, differences, manifest
-from benchsuite.tests.rig import SETTING, SHORT, Run, repeatable
+from benchsuite.tests.rig import SETTING, SHORT, Python, Run, child_variables, repeatable
 from specdec.errors import SpecdecError
+from specdec.registry import LOAD_PLUGINS
 
 OPTIONS = {"baseline": "plain", "target": "tiny", "shard": ""}
 SETTINGS = [replace(SETTING, workload=name, max_new_tokens=8) for name in ("chat", "reasoning")]
@@ -175,6 +180,17 @@ SWEEP = (*SHORT, "--specdec-draft", "ngram", "--specdec-peer", "none", "--specde
 FOUR = ("--specdec-max-new-tokens", "4,5", "--specdec-temperature", "0,0.7")
 """A sweep of four cells."""
 
+
+@pytest.fixture(scope="module")
+def measured_whole(python: Python, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of ``FOUR``, measured by one process from the first cell to the last."""
+    folder = tmp_path_factory.mktemp("whole")
+    arguments = ("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "out")
+    done = python(arguments, folder, child_variables("", {LOAD_PLUGINS: ""}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "out"
+
+
 MORE = (
     "--specdec-max-new-tokens",
     "4,5,6,7,8,9",
@@ -216,16 +232,17 @@ It ends by itself, unkilled, where fewer files are left to write, or where pytes
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_wherever_it_is_ends_with_the_results_of_one_that_is_not(
-    run: Run, tmp_path: Path, pytestconfig: pytest.Config
+    run: Run, measured_whole: Path, tmp_path: Path, deep: bool
 ) -> None:
-    """Four cells and six kills; 24 cells and ten kills with ``--specdec-deep``."""
-    deep = bool(pytestconfig.getoption("specdec_deep"))
+    """Four cells and four kills; 24 cells and ten kills with ``--specdec-deep``."""
     sweep = (*SWEEP, *(MORE if deep else FOUR))
-    whole = run("-m", "pytest", *sweep, "--specdec-results", "whole")
-    assert whole.returncode == 0, whole.stdout + whole.stderr
+    if deep:
+        measured_whole = tmp_path / "whole"
+        more = run("-m", "pytest", *sweep, "--specdec-results", "whole")
+        assert more.returncode == 0, more.stdout + more.stderr
     coin = random.Random(0)
     again = (*sweep, "--specdec-results", "part", "--specdec-resume")
-    for number in range(10 if deep else 6):
+    for number in range(10 if deep else 4):
         files_before = coin.randint(number == 0, 4 if deep else 2)  # the first file of all is the manifest
         later = coin.random() if number % 2 else 0.0
         killed = run("-c", KILLED, str(files_before), str(coin.random()), str(later), *again)
@@ -235,25 +252,25 @@ def test_a_sweep_that_is_killed_wherever_it_is_ends_with_the_results_of_one_that
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((tmp_path / "part").iterdir())) == 1
     assert not list((tmp_path / "part").rglob("*.part"))
-    assert repeatable(tmp_path / "part") == repeatable(tmp_path / "whole")
+    assert repeatable(tmp_path / "part") == repeatable(measured_whole)
 
 
 @pytest.mark.slow
-def test_shards_and_a_merge_are_one_run(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "whole")
-    assert whole.returncode == 0, whole.stdout + whole.stderr
+def test_shards_and_a_merge_are_one_run(
+    run: Run, measured_whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for part in (1, 2, 3):
         done = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", f"part{part}", "--specdec-shard", f"{part}/3")
         assert done.returncode == 0, done.stdout + done.stderr
     folders = [str(tmp_path / f"part{part}") for part in (1, 2, 3)]
     assert benchsuite_main(["merge", *folders, "--into", str(tmp_path / "merged")]) == 0
-    assert repeatable(tmp_path / "merged") == repeatable(tmp_path / "whole")
+    assert repeatable(tmp_path / "merged") == repeatable(measured_whole)
     assert benchsuite_main(["merge", *folders[:2], "--into", str(tmp_path / "two")]) == 0
     two = Journal.load(tmp_path / "two").said
     assert "shards that are missing: 3/3" in two["card"]
     assert not two["complete"]
     assert benchsuite_main(["merge", folders[0], folders[0], "--into", str(tmp_path / "twice")]) == 2
-    assert benchsuite_main(["merge", *folders, str(tmp_path / "whole"), "--into", str(tmp_path / "both")]) == 2
+    assert benchsuite_main(["merge", *folders, str(measured_whole), "--into", str(tmp_path / "both")]) == 2
     assert "have both measured" in capsys.readouterr().err
 
 
@@ -275,18 +292,6 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_loses_nothing(run: Run, 
     done = run("-m", "pytest", *SWEEP, *two, "--specdec-results", "out", "--specdec-resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(repeatable(tmp_path / "out")) == 6
-
-
-@pytest.mark.slow
-def test_two_workers_of_xdist_write_one_folder_and_measure_each_cell_once(run: Run, tmp_path: Path) -> None:
-    done = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "out", "-n", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(list((tmp_path / "out").iterdir())) == 1
-    assert len(list((tmp_path / "out").glob("*/cells/*"))) == 4
-    assert "speculative decoding: tiny" in done.stdout, "the controller shows the tables"
-    whole = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "whole")
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    assert repeatable(tmp_path / "out") == repeatable(tmp_path / "whole")
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder_that_a_later_one_would_go_on_with(run: Run, tmp_path: Path) -> None:
@@ -311,14 +316,36 @@ def test_a_run_is_repeated_from_its_folder_and_says_what_differs(run: Run, tmp_p
 
 
 @pytest.mark.slow
-def test_parts_submitted_as_local_jobs_are_one_run(run: Run, tmp_path: Path) -> None:
-    whole = run("-m", "pytest", *SWEEP, *FOUR, "--specdec-results", "whole")
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    submit = ("-m", "benchsuite", "submit", "--shards", "2", "--into", "jobs", "--cluster", "local")
-    done = run(*submit, "--", *SWEEP, *FOUR)
+def test_parts_submitted_as_jobs_are_one_run(
+    run: Run, measured_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that are done when they are submitted stand for a cluster's, and their processes start warm."""
+    submitit = pytest.importorskip("submitit")
+
+    def submit(auto: object, part: Callable[..., int], *arguments: object) -> SimpleNamespace:
+        code = part(*arguments)
+        return SimpleNamespace(result=lambda: code)
+
+    def started(words: Sequence[str], check: bool) -> subprocess.CompletedProcess[str]:
+        assert (words[0], check) == (sys.executable, False)
+        return run(*words[1:])
+
+    monkeypatch.setattr(submitit.AutoExecutor, "submit", submit)
+    monkeypatch.setattr(cluster, "subprocess", SimpleNamespace(run=started))
+    jobs = ("submit", "--shards", "2", "--into", str(tmp_path / "jobs"), "--cluster", "local")
+    assert benchsuite_main([*jobs, "--", *SWEEP, *FOUR]) == 0
+    assert len(list(tmp_path.glob("jobs/part-*/*/cells/*"))) == 4
+    assert repeatable(tmp_path / "jobs" / "merged") == repeatable(measured_whole)
+
+
+@pytest.mark.slow
+def test_a_job_of_this_machine_measures_its_part(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    submit = ("-m", "benchsuite", "submit", "--shards", "1", "--into", "jobs", "--cluster", "local")
+    done = run(*submit, "--", *SWEEP, "--specdec-max-new-tokens", "4")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 cells of 2 parts" in done.stdout
-    assert repeatable(tmp_path / "jobs" / "merged") == repeatable(tmp_path / "whole")
+    assert "1 cells of 1 parts" in done.stdout
+    assert len(repeatable(tmp_path / "jobs" / "merged")) == 3
     wrong = run(*submit, "--set", "no_such=1", "--", *SWEEP)
     assert wrong.returncode == 2
     assert "submitit does not take these settings" in wrong.stderr

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,20 @@ from specdec_plugins.endpoints.named import KEY
 
 SERVE = ("-m", "pytest", "--pyargs", "benchsuite.test_serving", "-m", "serving")
 FEW = (*SERVE, "--specdec-prompts", "2", "--specdec-max-new-tokens", "6", "--specdec-certify", "off")
-INTERRUPTED = (
-    "import signal, sys, pytest; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "sys.exit(pytest.main(sys.argv[1:]))"
-)
-"""pytest that can be interrupted also where it was started in the background, by a shell that ignores SIGINT for it."""
+INTERRUPTED = """
+import signal, sys, threading, pytest
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main = threading.main_thread().ident
+def interrupt():
+    open("now").read()
+    signal.pthread_kill(main, signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+"""pytest that is interrupted when the pipe ``now`` is opened and closed.
+
+It is also where it was started in the background, by a shell that ignores SIGINT for it.
+"""
 SECRET = "sk-also-secret-987654"
 
 
@@ -117,7 +125,7 @@ def test_a_server_that_fails_too_often_is_inconclusive(assemble: Make, run: Run)
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_what_was_measured(assemble: Make, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_what_was_measured(assemble: Make, run: Run, tmp_path: Path) -> None:
     """The second server hangs after its warm-up; the process is interrupted when the first one's block is written."""
     whole = Fault(
         (
@@ -126,30 +134,20 @@ def test_an_interrupt_leaves_what_was_measured(assemble: Make, tmp_path: Path) -
             b"data: [DONE]\n\n",
         )
     )
+    os.mkfifo(tmp_path / "now")
     with (
+        ThreadPoolExecutor(1) as pool,
         OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
         FaultyServer([whole, whole, whole, Fault(hangs=True)]) as spec,
     ):
         short = ("--specdec-workload", "chat", "--specdec-pairs", "1", "--specdec-results", str(tmp_path / "kept"))
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                INTERRUPTED,
-                *FEW[2:],
-                "--specdec-endpoint",
-                f"plain={plain.url},spec={spec.url}",
-                *short,
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        endpoints = ("--specdec-endpoint", f"plain={plain.url},spec={spec.url}")
+        running = pool.submit(run, "-c", INTERRUPTED, *FEW[2:], *endpoints, *short)
         # Two prompts before the timing and one again, then the request that hangs: the server's fourth.
         spec.wait(4)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 2, output
+        os.close(os.open(tmp_path / "now", os.O_WRONLY | os.O_NONBLOCK))
+        done = running.result(60)
+    assert done.returncode == 2, done.stdout + done.stderr
     found = json.loads((folder_of(tmp_path / "kept") / "serving.json").read_text())
     sent = {block["endpoint"]: len(block["sent"]) for block in found["loads"][0]["blocks"]}
     assert sent.get("spec", 0) == 0

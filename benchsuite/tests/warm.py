@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -48,10 +49,16 @@ READ_BEFORE = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "TRITON_INTERPRET")
 
 
 def hurry() -> None:
-    """Have the probes of the machine read little and look briefly: no test asserts what they say of it."""
+    """Have the probes of the machine read little and look briefly, and the processor asked for its name once.
+
+    No test asserts what they say of the machine. To ask the processor starts a process of Python.
+    """
+    import cpuinfo
+
     from benchsuite.machine import load, roofline
 
     roofline.PROBE_BYTES["cpu"], load.SECONDS = 2**22, 0.02
+    cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 
 
 class Warm:
@@ -157,6 +164,7 @@ def _serve() -> None:
         importlib.import_module(module)
     importlib.import_module("specdec.registry").Registry()  # imports the plugins
     hurry()
+    importlib.import_module("cpuinfo").get_cpu_info()
     for package in REWRITTEN:
         sys.modules[package].__doc__ = "PYTEST_DONT_REWRITE"  # pytest's own word for it
     gc.collect()
