@@ -296,7 +296,7 @@ def _must_not_certify(text: str, build: Assembly, engine: Engine, part: object, 
     right = getattr(part, name)
     object.__setattr__(part, name, wrong)
     try:
-        differ(text, build, engine, tiny.requests(GREEDY, 2))
+        differ(text, build, engine, tiny.requests(replace(GREEDY, max_new_tokens=6), 2))
     except Failed:
         return
     finally:
