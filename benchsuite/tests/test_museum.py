@@ -105,7 +105,8 @@ def test_without_the_other_layers_their_mutants_survive(layer: str, mutants: Seq
     """The statements that ``UNTOUCHED`` controls change raise meanwhile, so that the layer is seen to run none."""
     untouched = [control for control in CONTROLS if layer in UNTOUCHED.get(control.source, ())]
     edits = [edit for mutant in mutants for edit in mutant.edits]
-    edits += [replace(edit, new="raise AssertionError") for control in untouched for edit in control.edits]
+    raising = 'raise AssertionError("a control changes what runs here")'
+    edits += [replace(edit, new=raising) for control in untouched for edit in control.edits]
     found = hold(Control("", "", tuple(edits)), layer).said
     assert found is None, [mutant.sentence for mutant in mutants if hold(mutant, layer).said]
 
