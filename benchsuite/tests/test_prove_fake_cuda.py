@@ -148,7 +148,11 @@ def launches(strategy: str, layers: int) -> Sequence[int]:
     draft, _, policy = strategy.strip("`").rpartition(" ")
     draft = draft.replace("draft_model", f"draft_model(layers={LAYERS // DEFAULT_SHARE})")
     params = SamplingParams(temperature=0.0 if policy == "match" else 1.0, max_new_tokens=60)
-    given = {"params": params, "config": LlamaConfig(**{**SMOLLM2, "num_hidden_layers": layers}), "steps": 2}
+    given: dict[str, Any] = {
+        "params": params,
+        "config": LlamaConfig(**{**SMOLLM2, "num_hidden_layers": layers}),
+        "steps": 2,
+    }
     name = None if draft == "plain" else draft
     parts, of_reference = (
         fake_cuda.fake_run(name, policy, backends=backends, **given).parts[-1] for backends in ("gpu", "reference")
@@ -163,21 +167,16 @@ FEW = LAYERS // DEFAULT_SHARE + 1
 
 
 @cache
-def of_plain(layers: int) -> Sequence[int]:
-    """The numbers of plain decoding."""
-    return launches(BUDGET[0][0], layers)
-
-
 def of_all_layers(strategy: str) -> Sequence[int]:
-    """The numbers of a row of the table: those of few layers, and for each other layer what one more adds to plain."""
-    one_more = zip(of_plain(FEW + 1), of_plain(FEW), strict=True)
-    found = zip(launches(strategy, FEW), one_more, strict=True)
-    return [count + (LAYERS - FEW) * (more - few) for count, (more, few) in found]
+    """The numbers of a row of the table: those of few layers, and for each other layer what one more adds."""
+    few, more = launches(strategy, FEW), launches(strategy, FEW + 1)
+    return [some + (LAYERS - FEW) * (other - some) for some, other in zip(few, more, strict=True)]
 
 
 @pytest.mark.slow
 def test_each_layer_adds_the_same_launches() -> None:
-    assert of_all_layers(BUDGET[0][0]) == of_plain(LAYERS)
+    strategy = BUDGET[0][0]
+    assert of_all_layers(strategy) == launches(strategy, LAYERS)
 
 
 @pytest.mark.slow
