@@ -92,42 +92,72 @@ class Script(Reference):
             noise = noise.after(outcome, earlier)
         return [noise.chance(token, shares) if share else share for token, share in enumerate(shares)]
 
+    def others(self) -> Iterator[list[int]]:
+        """After a run: the paths that begin as this one did, and then part from it past the end of ``path``."""
+        taken = [*self.path, *[0] * (len(self.sizes) - len(self.path))]
+        for place in range(len(self.path), len(self.sizes)):
+            for outcome in range(1, self.sizes[place]):
+                yield [*taken[:place], outcome]
+
     def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
         """Return a scripted draw from each row of ``logits`` [..., V], as int64 [...]; without a key, the likeliest.
 
         A row that is no distribution, for a NaN or an infinity in it, is no decision: its token is the largest.
         """
-        if key is None:
-            return super().sample(logits, key)
-        rows = logits.flatten(0, -2)
-        drawn = [
-            self.decide(distribution.tolist(), "draw", one)
-            if distribution.isfinite().all()
-            else int(row.max(dim=0).indices)
-            for row, distribution, one in zip(rows, rows.softmax(dim=-1), key.flatten().tolist(), strict=True)
-        ]
-        return torch.tensor(drawn).view(logits.shape[:-1])
+        return super().sample(logits, key) if key is None else _drawn([self], logits, key)
 
     def accept(self, probability: Tensor, key: Tensor) -> Tensor:
         """Return a scripted coin for each probability, as bool of the same shape."""
-        chances = [min(1.0, chance) for chance in probability.flatten().tolist()]
-        pairs = zip(chances, key.flatten().tolist(), strict=True)
-        outcomes = [self.decide([chance, 1 - chance], "coin", one) == 0 for chance, one in pairs]
-        return torch.tensor(outcomes, dtype=torch.bool).view(probability.shape)
+        return _tossed([self], probability, key)
+
+
+@dataclass
+class Scripts(Reference):
+    """A script for each row of a batch, so that many paths of one round are one call of the policy."""
+
+    scripts: Sequence[Script]
+
+    def sample(self, logits: Tensor, key: Tensor | None) -> Tensor:
+        """``Script.sample`` of each row."""
+        return super().sample(logits, key) if key is None else _drawn(self.scripts, logits, key)
+
+    def accept(self, probability: Tensor, key: Tensor) -> Tensor:
+        """``Script.accept`` of each row."""
+        return _tossed(self.scripts, probability, key)
+
+
+def _drawn(scripts: Sequence[Script], logits: Tensor, key: Tensor) -> Tensor:
+    """A draw from each row of ``logits`` [..., V]; each script makes as many of the decisions, in their order."""
+    rows = logits.flatten(0, -2)
+    distributions, each = rows.softmax(dim=-1), len(rows) // len(scripts)
+    sound = distributions.isfinite().all(dim=-1).tolist()
+    tokens = [
+        scripts[place // each].decide(distribution, "draw", one)
+        if sound[place]
+        else int(rows[place].max(dim=0).indices)
+        for place, (distribution, one) in enumerate(zip(distributions.tolist(), key.flatten().tolist(), strict=True))
+    ]
+    return torch.tensor(tokens).view(logits.shape[:-1])
+
+
+def _tossed(scripts: Sequence[Script], probability: Tensor, key: Tensor) -> Tensor:
+    """A coin for each probability; each script makes as many of the decisions, in their order."""
+    chances = [min(1.0, chance) for chance in probability.flatten().tolist()]
+    each = len(chances) // len(scripts)
+    outcomes = [
+        scripts[place // each].decide([chance, 1 - chance], "coin", one) == 0
+        for place, (chance, one) in enumerate(zip(chances, key.flatten().tolist(), strict=True))
+    ]
+    return torch.tensor(outcomes, dtype=torch.bool).view(probability.shape)
 
 
 def leaves(exact: bool = False, fresh: bool = False) -> Iterator[Script]:
     """Yield scripts that together take every path once; the caller runs each to its end before the next."""
-    path: list[int] = []
-    while True:
-        script = Script(path=path, exact=exact, fresh=fresh)
+    paths: list[list[int]] = [[]]
+    while paths:
+        script = Script(path=paths.pop(), exact=exact, fresh=fresh)
         yield script
-        taken = [*path, *[0] * (len(script.sizes) - len(path))]
-        while taken and taken[-1] + 1 == script.sizes[len(taken) - 1]:
-            taken.pop()
-        if not taken:
-            return
-        path = [*taken[:-1], taken[-1] + 1]
+        paths += script.others()
 
 
 def context(ops: Backend, stream: Tensor | None = None) -> Context:
@@ -195,23 +225,30 @@ Reported = Callable[[list[list[float]]], list[list[float]]]
 def rounds(
     policy: Policy, p: Distributions, q: Distributions, shape: Shape, certain: bool, reported: Reported = list
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Yield every outcome of a round of the real policy: its probability and the tokens it emits."""
-    size = len(shape.parents)
-    for weight, tokens, rows in drawn_trees(shape, q, certain):
-        slots = [-1, *tokens]
-        distributions = [p[tuple(slots[s] for s in shape.ancestry(slot))] for slot in range(size)]
-        logits = torch.tensor([distributions], dtype=torch.float64).log()
-        window = Window(
-            torch.tensor([[0, *tokens]]),
-            torch.tensor([shape.parents]),
-            torch.tensor([size]),
-            torch.tensor([reported(rows)], dtype=torch.float64) if rows else None,
-        )
-        for script in leaves():
-            verdict = policy.accept(logits, window, context(script))
-            accepted = int(verdict.num_accepted[0])
-            path = verdict.path[0, 1 : accepted + 1].tolist()
-            yield weight * script.weight, (*(slots[slot] for slot in path), int(verdict.next[0]))
+    """Yield every outcome of a round of the real policy: its probability and the tokens it emits.
+
+    The rows of a call are paths of any of the draft's trees, the next call's those that part from them.
+    """
+    trees, size = [*drawn_trees(shape, q, certain)], len(shape.parents)
+    tokens = torch.tensor([[0, *tokens] for _, tokens, _ in trees])
+    drawn_from = [reported(rows) for _, _, rows in trees if rows]
+    told = torch.tensor(drawn_from, dtype=torch.float64) if drawn_from else None
+    distributions = [
+        [p[tuple(tokens[above - 1] for above in shape.ancestry(slot))] for slot in range(size)]
+        for _, tokens, _ in trees
+    ]
+    logits = torch.tensor(distributions, dtype=torch.float64).log()
+    paths: list[tuple[int, list[int]]] = [(tree, []) for tree in range(len(trees))]
+    while paths:
+        scripts, at = [Script(path=path) for _, path in paths], torch.tensor([tree for tree, _ in paths])
+        parents = torch.tensor(shape.parents).expand(len(paths), -1)
+        window = Window(tokens[at], parents, torch.full_like(at, size), None if told is None else told[at])
+        verdict = policy.accept(logits[at], window, context(Scripts(scripts), torch.ones_like(at)))
+        emitted, counts = verdict.emitted(window).tolist(), verdict.num_accepted.tolist()
+        for (tree, _), script, out, accepted in zip(paths, scripts, emitted, counts, strict=True):
+            yield trees[tree][0] * script.weight, tuple(out[: accepted + 1])
+        pairs = zip(paths, scripts, strict=True)
+        paths = [(tree, other) for (tree, _), script in pairs for other in script.others()]
 
 
 def emitted_distribution(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from cProfile import Profile
-from types import CodeType, ModuleType
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -88,29 +88,27 @@ def test_the_museum_holds_what_it_should() -> None:
     assert all(entry.source != "ours" for entry in SHIPPED)
 
 
-def _called(layer: str) -> set[str]:
-    """The functions of Python that a layer calls, each as an edit names it."""
-    profile = Profile(builtins=False)  # written in C: there are millions of calls
-    profile.runcall(LAYERS[layer])
-    files = {
-        vars(module).get("__file__"): name for name, module in [*sys.modules.items()] if isinstance(module, ModuleType)
-    }
-    called = [entry.code for entry in profile.getstats() if isinstance(entry.code, CodeType)]
-    return {f"{files.get(code.co_filename, '')}:{code.co_qualname}" for code in called}
+def _others() -> list[Any]:
+    """For each layer all others' mutants of ``ALONE`` at once; with --specdec-deep also each of them by itself."""
+    alone = {mutant.layer: mutant for mutant in MUTANTS if ALONE[mutant.layer] == mutant.sentence}
+    assert alone.keys() == ALONE.keys(), "a layer's own mutant is one that another layer must find"
+    found = []
+    for layer in LAYERS:
+        others = [mutant for other, mutant in alone.items() if other != layer]
+        found.append(pytest.param(layer, others, id=f"{layer}-all"))
+        found += [pytest.param(layer, [one], id=f"{layer}-{one.layer}", marks=pytest.mark.deep) for one in others]
+    return found
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_without_the_other_layers_their_mutants_survive(layer: str) -> None:
-    """A mutant whose functions the layer does not call is not run: nothing of the layer would be another."""
-    called = _called(layer)
-    [own] = [mutant for mutant in MUTANTS if mutant.sentence == ALONE[layer]]
-    assert own.layer == layer
-    assert called & {edit.where for edit in own.edits}, "not even what its own mutant changes is seen to be called"
+@pytest.mark.parametrize(("layer", "mutants"), _others())
+def test_without_the_other_layers_their_mutants_survive(layer: str, mutants: Sequence[Mutant]) -> None:
+    """The statements that ``UNTOUCHED`` controls change raise meanwhile, so that the layer is seen to run none."""
     untouched = [control for control in CONTROLS if layer in UNTOUCHED.get(control.source, ())]
-    assert not called & {edit.where for control in untouched for edit in control.edits}, "a control touches this layer"
-    others = [mutant for mutant in MUTANTS if mutant.sentence in ALONE.values() and mutant is not own]
-    tried = [mutant for mutant in others if called & {edit.where for edit in mutant.edits}]
-    assert [mutant.sentence for mutant in tried if hold(mutant, layer).said] == []
+    edits = [edit for mutant in mutants for edit in mutant.edits]
+    raising = 'raise AssertionError("a control changes what runs here")'
+    edits += [replace(edit, new=raising) for control in untouched for edit in control.edits]
+    found = hold(Control("", "", tuple(edits)), layer).said
+    assert found is None, [mutant.sentence for mutant in mutants if hold(mutant, layer).said]
 
 
 def test_an_empty_suite_kills_nothing() -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,13 +26,15 @@ from benchsuite.tests.rig import POLICIES, pairs_in_turn
 from specdec import Context, Draft, SamplingParams, Window
 from specdec.devices import HostCopy
 from specdec.interfaces import Env
+from specdec_plugins.drafts.draft_model import DEFAULT_SHARE
 
 pytestmark = pytest.mark.fake_gpu
 
 KERNELS = Path(__file__).parents[2] / "docs" / "kernels.md"
 PAGE = KERNELS.read_text(encoding="utf-8") if KERNELS.exists() else ""  # an installed wheel has no docs
 
-SMOLLM2 = LlamaConfig(**{**gpu_day.LLAMA, **gpu_day.SHAPES["smollm2-135m"]})
+SMOLLM2 = {**gpu_day.LLAMA, **gpu_day.SHAPES["smollm2-135m"]}
+LAYERS: int = SMOLLM2["num_hidden_layers"]
 
 DRAFTS = (
     *("ngram", "ngram(branches=2)", "suffix", "suffix(branches=2)", "garbage", "oracle(0.8)", "draft_model"),
@@ -140,22 +143,47 @@ BUDGET = [
 ]
 
 
+def launches(strategy: str, layers: int) -> Sequence[int]:
+    """The numbers of a row of the table, of a model of SmolLM2's shape with so many layers."""
+    draft, _, policy = strategy.strip("`").rpartition(" ")
+    draft = draft.replace("draft_model", f"draft_model(layers={LAYERS // DEFAULT_SHARE})")
+    params = SamplingParams(temperature=0.0 if policy == "match" else 1.0, max_new_tokens=60)
+    given: dict[str, Any] = {
+        "params": params,
+        "config": LlamaConfig(**{**SMOLLM2, "num_hidden_layers": layers}),
+        "steps": 2,
+    }
+    name = None if draft == "plain" else draft
+    parts, of_reference = (
+        fake_cuda.fake_run(name, policy, backends=backends, **given).parts[-1] for backends in ("gpu", "reference")
+    )
+    other = parts["control"] + parts["commit"] + parts["host"]
+    sums = sum(parts.values()), sum(of_reference.values())
+    return [parts["draft"], parts["target"], parts["accept"], other, *sums]
+
+
+FEW = LAYERS // DEFAULT_SHARE + 1
+"""Layers of a model whose first ones draft as many as SmolLM2's do."""
+
+
+@cache
+def of_all_layers(strategy: str) -> Sequence[int]:
+    """The numbers of a row of the table: those of few layers, and for each other layer what one more adds."""
+    few, more = launches(strategy, FEW), launches(strategy, FEW + 1)
+    return [some + (LAYERS - FEW) * (other - some) for some, other in zip(few, more, strict=True)]
+
+
+@pytest.mark.slow
+def test_each_layer_adds_the_same_launches() -> None:
+    strategy = BUDGET[0][0]
+    assert of_all_layers(strategy) == launches(strategy, LAYERS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("row", BUDGET, ids=lambda row: row[0])
 def test_a_step_of_smollm2_stays_within_its_budget_of_launches(row: Sequence[str]) -> None:
     """``-s`` prints the rows of the table in docs/kernels.md."""
-    draft, _, policy = row[0].strip("`").rpartition(" ")
-    temperature = 0.0 if policy == "match" else 1.0
-    found = {}
-    for backends in ("gpu", "reference"):
-        params = SamplingParams(temperature=temperature, max_new_tokens=60)
-        name = None if draft == "plain" else draft
-        taken = fake_cuda.fake_run(name, policy, params=params, config=SMOLLM2, backends=backends, steps=2)
-        found[backends] = taken.parts[-1]
-    parts = found["gpu"]
-    other = parts["control"] + parts["commit"] + parts["host"]
-    sums = [sum(found[backends].values()) for backends in ("gpu", "reference")]
-    made = [parts["draft"], parts["target"], parts["accept"], other, *sums]
+    made = of_all_layers(row[0])
     print("|", " | ".join([row[0], *map(str, made)]), "|")
     for count, budget in zip(made, row[1:], strict=True):
         assert 0.95 * int(budget) <= count <= int(budget), "a budget that is not used up allows what it should refuse"
