@@ -37,7 +37,7 @@ def test_an_output_of_16_spans_where_every_layer_slides_equals_transformers_in_c
     params = SamplingParams(max_new_tokens=LONG, repetition_penalty=1.02, frequency_penalty=0.05)
     request = Request(0, tiny.prompts(1)[0], params)
     build = Assembly(tiny.registry(), target, catalog.byte_tokenizer(), max_rows=1, max_length=LONG + 64)
-    outputs = [decoded(build.engine(draft, k=k), request) for draft, k in ((None, None), ("ngram", 4))]
+    outputs = [decoded_in_place(build.engine(draft, k=k), request) for draft, k in ((None, None), ("ngram", 4))]
     theirs: Any = target.twin().generate
     ids = torch.tensor([request.prompt])
     out = theirs(
@@ -53,7 +53,7 @@ def test_an_output_of_16_spans_where_every_layer_slides_equals_transformers_in_c
     assert outputs == [expected, expected]
 
 
-def decoded(engine: Engine, request: Request) -> tuple[int, ...]:
+def decoded_in_place(engine: Engine, request: Request) -> tuple[int, ...]:
     """The output; asserts that no cell was copied and no memory allocated after the engine's construction."""
     tensors = (*engine.arena.keys, *engine.arena.values)
     before, cells = [tensor.data_ptr() for tensor in tensors], [tensor.shape[2] for tensor in tensors]
