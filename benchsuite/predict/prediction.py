@@ -148,7 +148,8 @@ def predict(costs: Costs, strategy: str, targets: Sequence[PredictedUnit], sprea
         found = [replay.gains(drawn, target.prompts) for drawn in drawn_batches(traces, rows)]
         decoding.append(fmean(one for one, _ in found))
         whole.append(fmean(one for _, one in found))
-        by_text.append([replay.gains([trace] * rows, target.prompts)[0] for trace in traces])
+        alone = found if rows == 1 else [replay.gains([trace] * rows, target.prompts) for trace in traces]
+        by_text.append([one for one, _ in alone])
         for text in target.texts:
             weights[text] += 1 / rows / len(targets)
         for text in target.donors:
@@ -228,12 +229,18 @@ def needed_acceptance(costs: Costs, k: int, rows: int, length: float, drafting: 
 
     Example: ``needed_acceptance(costs, 4, rows=1, length=256)`` is 0.08 where a window of five costs 1.09 forwards.
     """
-    if constant_speed(costs, 1.0, k, rows, length, drafting) < 1:
+    # What a step costs does not depend on what is accepted; how many tokens it emits does.
+    alone = constant_speed(costs, 0.0, k, rows, length, drafting)
+
+    def speed(acceptance: float) -> float:
+        return alone * sum(acceptance**depth for depth in range(k + 1))
+
+    if speed(1.0) < 1:
         return None
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        if constant_speed(costs, middle, k, rows, length, drafting) < 1:
+        if speed(middle) < 1:
             low = middle
         else:
             high = middle

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import json
 import os
 import signal
@@ -15,11 +17,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from benchsuite.measure.sources import EngineSource
+from benchsuite.measure.sources import EngineSource, Tokens
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families, tiny
-from specdec import Registry, SamplingParams, catalog
+from specdec import Registry, Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.messages import Window
 from specdec.model import ArenaModel
@@ -69,10 +73,79 @@ def ranked_pytest(*arguments: str) -> None:
     print(json.dumps(forked(2, lambda: int(pytest.main(list(arguments))))))
 
 
+def under_torchrun(*arguments: str) -> None:
+    """Run two ranks of ``pytest`` under torchrun's own agent, which forks them: they import nothing again."""
+    agent: Any = importlib.import_module("torch.distributed.launcher.api")
+    config = agent.LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id="alone",
+        max_restarts=0,
+        start_method="fork",
+    )
+    agent.elastic_launch(config, _pytest_of_a_rank)(*arguments)
+
+
+def _pytest_of_a_rank(*arguments: str) -> None:
+    raise SystemExit(pytest.main(list(arguments)))
+
+
 FAMILIES = ("llama", "qwen3", "smollm2", "mistral")
 DRAFTS = (None, "ngram(n_min=1)", "draft_model(layers=1)", "tree(beam=2, depth=3)")
 HEADS = ("medusa(head_init=random)", "eagle")
 """Drafts that read the target's head themselves, on one family."""
+
+RankedCase = tuple[str, str | None, float]
+"""A family, a draft and a temperature."""
+
+
+def tiny_cases(every: bool) -> list[RankedCase]:
+    """Each draft on each family, greedy and sampled in turn; ``every``: greedy and sampled each."""
+    return [
+        (family, draft, float(temperature))
+        for number, family in enumerate(FAMILIES)
+        for place, draft in enumerate((*DRAFTS, *(HEADS if family == "llama" else ())))
+        for temperature in (0, 1)
+        if every or (number + place + temperature) % 2 == 0
+    ]
+
+
+class Whole:
+    """A model that is not cut, its logits and its plain outputs of ``work``: made before ranks are forked, for each to
+    be compared with."""
+
+    def __init__(self, model: PreTrainedModel, work: Sequence[list[Request]]) -> None:
+        self.build = _built(model, None)
+        self.judge = Judge(self.build.target, tiny.prompts(1)[0])
+        self.bound = self.judge.bound
+        self.logits = _logits(self.build.target)
+        self.source = EngineSource(self.build.engine(None))
+        self.outputs = [self.source.tokens(requests) for requests in work]
+
+
+def ranked_cases(every: bool) -> None:
+    """Write what every tiny case gives on each of two ranks, beside the whole model, into ``found<rank>.json``."""
+    torch.set_num_threads(1)
+    work = [_work(temperature, 3, 6) for temperature in (0.0, 1.0)]
+    wholes = {family: Whole(families.build_model(family), work) for family in FAMILIES}
+
+    def rank() -> int:
+        place, found = _joined(), dict[str, Any]()
+        for family, whole in wholes.items():
+            cut = _built(families.build_model(family), place)
+            found[f"{family} logits"] = _apart(whole, cut), whole.bound
+            for name, draft, temperature in tiny_cases(every):
+                if name == family:
+                    outputs = whole.outputs[int(temperature)]
+                    one = _compared(whole, outputs, cut, draft, work[int(temperature)])
+                    found[f"{family} {draft} {temperature:g}"] = vars(one)
+        Path(f"found{place.rank}.json").write_text(json.dumps(found))
+        return 0
+
+    forked(2, rank)
 
 
 @dataclass(frozen=True)
@@ -84,45 +157,26 @@ class Found:
     tokens: list[tuple[int, ...]]
 
 
-def ranked_cases() -> None:
-    """Print what every tiny case gives on each of two ranks: beside the whole model in the same process."""
-    forked(2, _tiny_rank)
-
-
-def _tiny_rank() -> int:
-    torch.set_num_threads(1)
-    place = _joined()
-    found: dict[str, Any] = {}
-    for family in FAMILIES:
-        whole, cut = (_built(families.build_model(family), place if several else None) for several in (False, True))
-        judge = Judge(whole.target, tiny.prompts(1)[0])
-        found[f"{family} logits"] = _logits_apart(whole.target, cut.target), judge.bound
-        for draft in (*DRAFTS, *(HEADS if family == "llama" else ())):
-            for temperature in (0.0, 1.0):
-                found[f"{family} {draft} {temperature:g}"] = vars(_compared(judge, whole, cut, draft, temperature))
-    Path(f"found{place.rank}.json").write_text(json.dumps(found))
-    return 0
-
-
 def ranked_smollm2() -> None:
-    """Print what SmolLM2-135M gives on each of two ranks, beside the whole model in the same process."""
-    forked(2, _smollm2_rank)
-
-
-def _smollm2_rank() -> int:
+    """Write what SmolLM2-135M gives on each of two ranks, beside the whole model, into ``found<rank>.json``."""
     torch.set_num_threads(1)
-    place = _joined()
-    whole, cut = (
-        _built(catalog.load("smollm2-135m", torch.device("cpu"), torch.float32).model, place if several else None)
-        for several in (False, True)
-    )
-    judge = Judge(whole.target, tiny.prompts(1)[0])
-    found: dict[str, Any] = {"cut": str(cut.target.sharding)}
-    found["logits"] = _logits_apart(whole.target, cut.target), judge.bound
-    for draft in (None, "ngram(n_min=1)", "tree(beam=2, depth=2)"):
-        found[str(draft)] = vars(_compared(judge, whole, cut, draft, 0.0))
-    Path(f"found{place.rank}.json").write_text(json.dumps(found))
-    return 0
+    work = _work(0.0, 2, 3)
+    whole = Whole(catalog.load("smollm2-135m", torch.device("cpu"), torch.float32).model, [work])
+
+    def rank() -> int:
+        place = _joined()
+        cut = _built(copy.deepcopy(whole.build.target.twin()), place)
+        found: dict[str, Any] = {"cut": str(cut.target.sharding), "logits": (_apart(whole, cut), whole.bound)}
+        for draft in (None, "tree(beam=2, depth=2)"):
+            found[str(draft)] = vars(_compared(whole, whole.outputs[0], cut, draft, work))
+        Path(f"found{place.rank}.json").write_text(json.dumps(found))
+        return 0
+
+    forked(2, rank)
+
+
+def _work(temperature: float, count: int, most: int) -> list[Request]:
+    return tiny.requests(SamplingParams(max_new_tokens=most, temperature=temperature, seed=3), count)
 
 
 def _joined() -> Place:
@@ -140,26 +194,27 @@ def _built(model: Any, place: Place | None) -> Assembly:
 
 
 @torch.inference_mode()
-def _logits_apart(whole: ArenaModel, cut: ArenaModel) -> float:
+def _logits(target: ArenaModel) -> Tensor:
     tokens = torch.tensor([tiny.prompts(1)[0][:9]])
-    found = []
-    for target in (whole, cut):
-        arena = target.arena(1, 32, 4)
-        target.extend(arena, tokens[:, :5], 0, 0)
-        window = Window.chain(tokens[:, 5], tokens[:, 6:], tokens.new_tensor([3]))
-        found.append(target.forward(arena, window, slice(0, 1), 5)[0].float())
-    return float((found[0] - found[1]).abs().max())
+    arena = target.arena(1, 32, 4)
+    target.extend(arena, tokens[:, :5], 0, 0)
+    window = Window.chain(tokens[:, 5], tokens[:, 6:], tokens.new_tensor([3]))
+    return target.forward(arena, window, slice(0, 1), 5)[0].float()
 
 
-def _compared(judge: Judge, whole: Assembly, cut: Assembly, draft: str | None, temperature: float) -> Found:
-    work = tiny.requests(SamplingParams(max_new_tokens=6, temperature=temperature, seed=3), 3)
-    plain, other = EngineSource(whole.engine(None)), EngineSource(cut.engine(draft, k=4 if draft else None))
-    outputs = plain.tokens(work), other.tokens(work)
+def _apart(whole: Whole, cut: Assembly) -> float:
+    return float((whole.logits - _logits(cut.target)).abs().max())
+
+
+def _compared(whole: Whole, expected: Sequence[Tokens], cut: Assembly, draft: str | None, work: list[Request]) -> Found:
+    other = EngineSource(cut.engine(draft, k=4 if draft else None))
+    found = other.tokens(work)
     bugs, equal = [], 0
-    for request, want, got in zip(work, *outputs, strict=True):
+    for request, want, got in zip(work, expected, found, strict=True):
         equal += want == got
-        bugs += [str(one) for one in judge.compare(work, request, plain, other, (want, got)) if not one.tie]
-    return Found(equal, bugs, outputs[1])
+        differences = whole.judge.compare(work, request, whole.source, other, (want, got))
+        bugs += [str(one) for one in differences if not one.tie]
+    return Found(equal, bugs, found)
 
 
 def rank_texts(folder: Path, ranks: int = 2) -> Sequence[str]:

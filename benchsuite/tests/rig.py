@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +23,11 @@ from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.sources import TokenSource
 from benchsuite.measure.ties import Judge
+from benchsuite.prove.tiny import registry
 from benchsuite.report.journal import Journal
 from specdec import PeerEnv, Registry, Request, catalog
 from specdec.assembly import Assembly
+from specdec.model import ArenaModel
 from specdec_plugins.heads import files, start, training
 
 if TYPE_CHECKING:
@@ -131,6 +133,13 @@ def child_variables(path: str, given: dict[str, str]) -> dict[str, str]:
     # A file that is written twice within a second would be run from the first one's bytecode.
     ours |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "-p no:randomly"}
     return {**outer, **ours, **({"PYTHONPATH": path} if path else {}), **given}
+
+
+@cache
+def loaded_smollm2(dtype: torch.dtype = torch.float32) -> tuple[catalog.Loaded, ArenaModel]:
+    """The embedded model over the arena, loaded once a process for all tests that leave it as it is."""
+    loaded = catalog.load("smollm2-135m", torch.device("cpu"), dtype, rows=6, max_length=512)
+    return loaded, ArenaModel(loaded.model, registry().backend())
 
 
 def peer_runner(text: str, model: PreTrainedModel, max_length: int = 192, target: str = "tiny") -> PeerRunner:

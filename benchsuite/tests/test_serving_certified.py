@@ -317,16 +317,18 @@ class Heard(OurServer):
             yield {**one, "choices": [{**part, "logprobs": None} for part in one["choices"]]} if silent else one
 
 
-def served_pair(plain: OurServer, other: OurServer, tokens: int = 12, **ask: float) -> Certificate:
-    endpoints = [Endpoint("plain", plain.url, retries=0), Endpoint("spec", other.url, retries=0)]
-    [found] = certify(endpoints, PROMPTS, Ask("", tokens, **ask), "float32")  # type: ignore[arg-type]
-    return found
+def served(
+    plain: OurServer, *others: OurServer, prompts: Sequence[str] | None = None, tokens: int = 12, **ask: float
+) -> list[Certificate]:
+    """A certificate for each of the other servers, by the first one's outputs."""
+    endpoints = [Endpoint(f"spec{n}" if n else "plain", one.url, retries=0) for n, one in enumerate((plain, *others))]
+    return certify(endpoints, prompts or PROMPTS, Ask("", tokens, **ask), "float32")  # type: ignore[arg-type]
 
 
 def test_each_prompt_is_sampled_with_its_own_seed(assemble: Make) -> None:
     """Servers make the same random numbers of one seed: 50 honest outputs of it failed in 14 of 20 samples."""
     with OurServer(assemble().engine(None, k=0)) as plain, Heard(assemble().engine(None, k=0)) as spec:
-        served_pair(plain, spec, 4, temperature=1.0, seed=7)
+        served(plain, spec, tokens=4, temperature=1.0, seed=7)
         assert spec.seeds == [7, 8, 9, 10]
 
 
@@ -336,29 +338,28 @@ def test_prompts_without_an_answer_are_not_certified(heat: float, assemble: Make
     engines = [assemble(max_length=256).engine(None, k=0) for _ in range(2)]
     with OurServer(engines[0]) as plain, Heard(engines[1]) as spec:
         spec.answers = 3
-        found = served_pair(plain, spec, 150 if heat else 12, temperature=heat)
+        [found] = served(plain, spec, temperature=heat)
     text = "\n".join(found.lines)
     assert found.state == "inconclusive", text
+    assert "too few tokens" not in text
     assert "1 of 4" in text
     assert "refused_request" in text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unread", [0, 1])
-def test_outputs_that_plain_cannot_read_are_not_certified(
-    unread: int, monkeypatch: pytest.MonkeyPatch, assemble: Make
-) -> None:
+def test_outputs_that_plain_cannot_read_are_not_certified(monkeypatch: pytest.MonkeyPatch, assemble: Make) -> None:
     """Read may be only outputs of some tokens, so that what was read does not speak for what was not."""
 
     def seldom(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
-        return None if unread and ask.prompt == PROMPTS[1] else echoed(connect, server, ask, reply)
+        return None if ask.prompt == PROMPTS[1] else echoed(connect, server, ask, reply)
 
     monkeypatch.setattr("benchsuite.serving.certified.echoed", seldom)
-    engines = [assemble(max_length=256).engine(None, k=0) for _ in range(2)]
+    engines = [assemble().engine(None, k=0) for _ in range(2)]
     with OurServer(engines[0]) as plain, OurServer(engines[1]) as spec:
-        found = served_pair(plain, spec, 150, temperature=1.0)
-    assert found.state == ("inconclusive" if unread else "certified"), found.lines
-    assert ("1 of 4 outputs are missing" in found.lines[0]) == bool(unread)
+        [found] = served(plain, spec, temperature=1.0)
+    assert found.state == "inconclusive"
+    assert "not all outputs could be read" in found.lines[0]
+    assert "1 of 4 outputs are missing" in found.lines[0]
 
 
 def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,14 +388,14 @@ def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypa
 def test_a_reply_without_log_probabilities_among_others_is_no_bug(change: int, state: str, assemble: Make) -> None:
     with OurServer(assemble().engine(None, k=0)) as plain, Heard(assemble().engine("ngram", k=4)) as spec:
         spec.silent, spec.change = PROMPTS[1], change
-        found = served_pair(plain, spec)
+        [found] = served(plain, spec)
     assert found.state == state, found.lines
 
 
 def test_a_plain_server_that_is_not_itself_judges_nobody(assemble: Make) -> None:
     engines = [assemble().engine(None, k=0) for _ in range(2)]
     with OurServer(engines[0], Bugs(change=5)) as plain, OurServer(engines[1]) as spec:
-        found = served_pair(plain, spec, 24)
+        [found] = served(plain, spec, tokens=24)
     assert found.state == "inconclusive", found.lines
     assert "plain asked twice is not itself" in found.lines[0]
 
@@ -433,33 +434,31 @@ def test_sampling_with_a_filter_has_no_certificate() -> None:
 PROMPTS = ["hello there my friend", "def main(x):", "one two three one two", "the cat sat on the mat, and then"]
 
 
-def certificate(plain: OurServer, other: OurServer, tokens: int = 24, **ask: float) -> tuple[str, str]:
-    endpoints = [Endpoint("plain", plain.url), Endpoint("spec", other.url)]
-    [found] = certify(endpoints, PROMPTS, Ask("", tokens, **ask), "float32")  # type: ignore[arg-type]
-    assert found.endpoint == "spec"
-    return found.state, "\n".join(found.lines)
-
-
 def test_an_honest_pair_is_certified_over_http(assemble: Make) -> None:
     with OurServer(assemble().engine(None, k=0)) as plain, OurServer(assemble().engine("ngram", k=4)) as spec:
-        state, text = certificate(plain, spec)
-    assert state == "certified", text
-    assert "4 of 4 outputs are plain's" in text
-    assert "is found with 99 %" in text
+        [found] = served(plain, spec)
+    assert found.state == "certified", found.lines
+    assert found.endpoint == "spec1"
+    assert "4 of 4 outputs are plain's" in found.lines[0]
+    assert "is found with 99 %" in found.lines[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [20, 5])
-def test_changed_tokens_are_found_over_http(change: int, assemble: Make) -> None:
+def test_changed_tokens_are_found_over_http(assemble: Make) -> None:
+    """One token in 20, and one in 5."""
+    engines = [assemble().engine("ngram", k=4) for _ in range(2)]
     with (
         OurServer(assemble().engine(None, k=0)) as plain,
-        OurServer(assemble().engine("ngram", k=4), Bugs(change=change)) as spec,
+        OurServer(engines[0], Bugs(change=20)) as some,
+        OurServer(engines[1], Bugs(change=5)) as many,
     ):
-        state, text = certificate(plain, spec, 40)
-    assert state == "bug", text
-    assert "FAILED" in text
-    assert "plain's list: " in text
-    assert "the prompt: " in text
+        certificates = served(plain, some, many, tokens=40)
+    for found in certificates:
+        text = "\n".join(found.lines)
+        assert found.state == "bug", text
+        assert "FAILED" in text
+        assert "plain's list: " in text
+        assert "the prompt: " in text
 
 
 def test_a_prompt_given_twice_is_asked_and_counted_once(assemble: Make) -> None:
@@ -470,89 +469,94 @@ def test_a_prompt_given_twice_is_asked_and_counted_once(assemble: Make) -> None:
     assert "1 of 1 outputs" in once.lines[0]
 
 
+WEATHER = [f"{word} and then {word} again, " for word in ("sun", "rain", "snow", "wind", "fog", "hail")]
+
+
 @pytest.mark.slow
 def test_one_changed_token_in_200_is_found_among_so_many_tokens_as_the_certificate_says(assemble: Make) -> None:
     """Of 1,200 tokens six are changed; the honest server's certificate says that one in 200 is found with 99 %."""
-    prompts = [f"{word} and then {word} again, " for word in ("sun", "rain", "snow", "wind", "fog", "hail")]
-    found = {}
-    for change in (0, 200):
-        with (
-            OurServer(assemble(max_length=256).engine(None, k=0)) as plain,
-            OurServer(assemble(max_length=256).engine("ngram", k=4), Bugs(change=change)) as spec,
-        ):
-            endpoints = [Endpoint("plain", plain.url), Endpoint("spec", spec.url)]
-            [found[change]] = certify(endpoints, prompts, Ask("", 200), "float32")
-    assert found[0].state == "certified", found[0].lines
-    stated = re.search(r"one changed token in (\d+) is found", found[0].lines[0])
+    engines = [assemble(max_length=256).engine(draft, k=k) for draft, k in ((None, 0), ("ngram", 4), ("ngram", 4))]
+    with (
+        OurServer(engines[0]) as plain,
+        OurServer(engines[1]) as honest,
+        OurServer(engines[2], Bugs(change=200)) as changed,
+    ):
+        true, false = served(plain, honest, changed, prompts=WEATHER, tokens=200)
+    assert true.state == "certified", true.lines
+    stated = re.search(r"one changed token in (\d+) is found", true.lines[0])
     assert stated is not None
     assert int(stated[1]) >= 200
-    assert found[200].state == "bug", found[200].lines
+    assert false.state == "bug", false.lines
 
 
 @pytest.mark.slow
 def test_a_slightly_higher_temperature_is_found_with_the_tokens_that_the_certificate_asks_for(assemble: Make) -> None:
     """The honest server's certificate says how many tokens 1.2 times the temperature needs; with more, it is found."""
-    prompts = [f"{word} and then {word} again, " for word in ("sun", "rain", "snow", "wind", "fog", "hail")]
-    found = {}
-    for heat in (1.0, 1.2):
-        with (
-            OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
-            OurServer(assemble(max_length=512).engine("garbage", "rejection", k=2), Bugs(heat=heat)) as spec,
-        ):
-            endpoints = [Endpoint("plain", plain.url), Endpoint("spec", spec.url)]
-            [found[heat]] = certify(endpoints, prompts, Ask("", 400, temperature=1.0))
-    assert found[1.0].state == "certified", found[1.0].lines
-    needed = re.search(r"1.2 times ([\d,]+) tokens", found[1.0].lines[0])
+    engines = [assemble(max_length=512).engine(None, k=0) for _ in range(3)]
+    with (
+        OurServer(engines[0]) as plain,
+        OurServer(engines[1]) as honest,
+        OurServer(engines[2], Bugs(heat=1.2)) as hot,
+    ):
+        true, false = served(plain, honest, hot, prompts=WEATHER, tokens=400, temperature=1.0)
+    assert true.state == "certified", true.lines
+    needed = re.search(r"1.2 times ([\d,]+) tokens", true.lines[0])
     assert needed is not None
     assert int(needed[1].replace(",", "")) <= 2400
-    assert found[1.2].state == "bug", found[1.2].lines
+    assert false.state == "bug", false.lines
 
 
 def test_a_server_without_logprobs_is_not_judged(assemble: Make) -> None:
-    with OurServer(assemble().engine(None, k=0), Bugs(no_logprobs=True)) as plain:
-        with OurServer(assemble().engine(None, k=0), Bugs(no_logprobs=True, change=5)) as spec:
-            assert certificate(plain, spec)[0] == "differs, not judged"
-        with OurServer(assemble().engine("ngram", k=4), Bugs(no_logprobs=True)) as spec:
-            assert certificate(plain, spec)[0] == "certified"
+    engines = [assemble().engine(draft, k=k) for draft, k in ((None, 0), (None, 0), ("ngram", 4))]
+    with (
+        OurServer(engines[0], Bugs(no_logprobs=True)) as plain,
+        OurServer(engines[1], Bugs(no_logprobs=True, change=5)) as changed,
+        OurServer(engines[2], Bugs(no_logprobs=True)) as honest,
+    ):
+        states = [found.state for found in served(plain, changed, honest)]
+    assert states == ["differs, not judged", "certified"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("heat", "tokens", "state"), [(1.0, 150, "certified"), (1.5, 150, "bug"), (1.0, 2, "inconclusive")]
+    ("tokens", "state", "hot"), [(150, "certified", "bug"), (2, "inconclusive", "inconclusive")], ids=["many", "few"]
 )
-def test_a_sampled_pair_is_read_under_plains_list_over_http(
-    heat: float, tokens: int, state: str, assemble: Make
-) -> None:
+def test_a_sampled_pair_is_read_under_plains_list_over_http(tokens: int, state: str, hot: str, assemble: Make) -> None:
+    """An honest server, and one at 1.5 times the temperature."""
+    engines = [assemble(max_length=256).engine("garbage", "rejection", k=2) for _ in range(2)]
     with (
         OurServer(assemble(max_length=256).engine(None, k=0)) as plain,
-        OurServer(assemble(max_length=256).engine("garbage", "rejection", k=2), Bugs(heat=heat)) as spec,
+        OurServer(engines[0]) as spec,
+        OurServer(engines[1], Bugs(heat=1.5)) as other,
     ):
-        found, text = certificate(plain, spec, tokens, temperature=1.0)
-    assert found == state, text
-    assert f"{4 * tokens} tokens of spec under plain's list" in text
+        certificates = served(plain, spec, other, tokens=tokens, temperature=1.0)
+    for found, expected in zip(certificates, (state, hot), strict=True):
+        assert found.state == expected, found.lines
+        assert f"{4 * tokens} tokens of {found.endpoint} under plain's list" in found.lines[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [0, 8])
 @pytest.mark.parametrize("named", [True, False], ids=["numbers", "text alone"])
-def test_a_local_model_judges_servers_that_say_nothing(change: int, named: bool, assemble: Make) -> None:
+def test_a_local_model_judges_servers_that_say_nothing(named: bool, assemble: Make) -> None:
     """The judge is the servers' own tiny model. Without numbers few of its texts are the same tokens again: of those
     that are, none is suspected, and where none is nothing is said."""
+    judge = LocalJudge("tiny")
+    judge._model = assemble().target.twin()  # the catalog's tiny model has other weights
+    engines = [assemble().engine("ngram", k=4) for _ in range(2)]
     with (
         OurServer(assemble().engine(None, k=0), Bugs(no_logprobs=not named)) as plain,
-        OurServer(assemble().engine("ngram", k=4), Bugs(change=change, no_logprobs=not named)) as spec,
+        OurServer(engines[0], Bugs(no_logprobs=not named)) as honest,
+        OurServer(engines[1], Bugs(no_logprobs=not named, change=8)) as changed,
     ):
-        endpoints = [Endpoint("plain", plain.url), Endpoint("spec", spec.url)]
-        judge = LocalJudge("tiny")
-        judge._model = assemble().target.twin()  # the catalog's tiny model has other weights
-        [found] = certify(endpoints, PROMPTS, Ask("", 24), "float32", read=judge.read)
+        endpoints = [Endpoint("plain", plain.url), Endpoint("honest", honest.url), Endpoint("changed", changed.url)]
+        true, false = certify(endpoints, PROMPTS, Ask("", 24), "float32", read=judge.read)
     if named:
-        assert found.state == ("bug" if change else "certified"), found.lines
-        assert "4 read by the local judge" in found.lines[0]
+        assert (true.state, false.state) == ("certified", "bug"), (true.lines, false.lines)
+        assert "4 read by the local judge" in true.lines[0]
+        assert "4 read by the local judge" in false.lines[0]
     else:
-        assert found.state in (
-            ("bug", "inconclusive", "differs, not judged") if change else ("certified", "inconclusive")
-        )
+        assert true.state in ("certified", "inconclusive")
+        assert false.state in ("bug", "inconclusive", "differs, not judged")
 
 
 def test_a_local_judge_reads_a_text_only_where_its_tokens_are_known() -> None:

@@ -20,7 +20,8 @@ from benchsuite.measure import workloads
 from benchsuite.prove import families
 from benchsuite.prove.read_guard import only_engine_reads
 from benchsuite.prove.tiny import prompts, registry
-from specdec import Request, SamplingParams, SpecdecError, catalog
+from benchsuite.tests.rig import loaded_smollm2
+from specdec import Request, SamplingParams, SpecdecError
 from specdec.arena import Arena, LayerShape
 from specdec.beam import FLOOR, Beams, BeamSearch, Hypothesis
 from specdec.model import ArenaModel
@@ -373,12 +374,11 @@ def test_more_beams_than_the_search_has_rows_are_refused() -> None:
 @pytest.mark.slow
 def test_texts_and_scores_of_the_embedded_model_are_those_of_transformers_generate() -> None:
     """In float32, as it is used: of these texts no two candidates of a step are closer than 0.005."""
-    loaded = catalog.load("smollm2-135m", torch.device("cpu"), torch.float32, rows=4, max_length=512)
-    target = ArenaModel(loaded.model, registry().backend())
+    loaded, target = loaded_smollm2()
     theirs = target.twin()
     theirs.generation_config = GenerationConfig()
     for kind in workloads.KINDS[:2]:
-        prompt = workloads.load_workload(kind).first(1).encode(loaded.tokenizer)[0]
-        asked, beams = request((2,), 8, prompt), Beams(4, 4)
-        ours = BeamSearch(target, width=4, max_length=len(prompt) + 8)
+        prompt = workloads.load_workload(kind).first(1).encode(loaded.tokenizer)[0][-40:]
+        asked, beams = request((2,), 6, prompt), Beams(4, 4)
+        ours = BeamSearch(target, width=4, max_length=len(prompt) + 6)
         assert_equal(ours.run([asked], beams)[0], generate(theirs, asked, beams), asked)

@@ -17,11 +17,11 @@ from specdec_plugins.engines.transformers import generate_arguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SPAN, LONG = 128, 2048
+SPAN, LONG = 64, 1024
 
 
 def sliding() -> ArenaModel:
-    """A target whose layers all see the last 128 tokens; float64, in which outputs this long do not tie."""
+    """A target whose layers all see the last 64 tokens; float64, in which outputs this long do not tie."""
     config: Any = families.CONFIGS["mistral"]()
     config.sliding_window = SPAN
     with torch.random.fork_rng(devices=[]):

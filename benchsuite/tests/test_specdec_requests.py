@@ -6,11 +6,8 @@ import io
 import json
 import os
 import random
-import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -18,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.tests.rig import Make
+from benchsuite.tests.rig import Make, Run
 from specdec import Completion, SamplingParams, SpecdecError, catalog, jobs
 from specdec.__main__ import main
 from specdec.arena import BUCKET
@@ -383,19 +380,35 @@ def results(path: Path) -> dict[Any, tuple[Any, ...]]:
     return {line["id"]: (line["tokens"], line["text"], line["finish_reason"], line["kinds"]) for line in lines}
 
 
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from specdec.__main__ import main
+
+enough, *words = sys.argv[1:]
+path, process = Path(words[-1]), os.fork()
+if process == 0:
+    os._exit(main(words))
+ended = 0
+while not ended and (not path.exists() or path.stat().st_size < int(enough)):
+    time.sleep(0.0005)
+    ended, _ = os.waitpid(process, os.WNOHANG)
+assert not ended, "it ended by itself"
+os.kill(process, signal.SIGKILL)
+assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
+"""
+"""Kills a run as soon as its file has so many bytes."""
+
+
 @pytest.mark.slow
-def test_a_run_killed_at_any_time_ends_as_an_undisturbed_one(tmp_path: Path, one_thread: None) -> None:
+def test_a_run_killed_at_any_time_ends_as_an_undisturbed_one(tmp_path: Path, run: Run, one_thread: None) -> None:
     source = write(tmp_path / "in.jsonl", *some(24, tokens=20, temperature=0.9), {"prompt": "last", "stop": ["a", "e"]})
     common = ["--requests", str(source), "--target", "tiny", "--quiet", "--batch", "3", "--draft", "none", "--out"]
     assert main([*common, str(tmp_path / "whole")]) == 0
     size, path = (tmp_path / "whole").stat().st_size, tmp_path / "out"
     enough = random.Random(5).randrange(size // 10, size // 2)
-    process = subprocess.Popen([sys.executable, "-m", "specdec", *common, str(path)], stderr=subprocess.PIPE)
-    while process.poll() is None and (not path.exists() or path.stat().st_size < enough):
-        time.sleep(0.0005)
-    process.send_signal(signal.SIGKILL)
-    _, error = process.communicate()
-    assert process.returncode == -signal.SIGKILL, error.decode()
+    killed = run("-c", KILLED, str(enough), *common, str(path))
+    assert killed.returncode == 0, killed.stderr
     assert enough <= path.stat().st_size < size
     assert main([*common, str(path)]) == 0
     assert results(path) == results(tmp_path / "whole")

@@ -1,7 +1,8 @@
-"""The embedded model: equality over every workload prompt, on the real weights."""
+"""The embedded model: equality over prompts of every workload, on the real weights."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -9,64 +10,73 @@ import pytest
 import torch
 
 from benchsuite.measure import workloads
-from benchsuite.measure.sources import EngineSource
+from benchsuite.measure.sources import EngineSource, Tokens
 from benchsuite.measure.ties import Judge
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import assert_same, peer_runner
-from specdec import Request, SamplingParams, catalog
+from benchsuite.tests.rig import assert_same, loaded_smollm2, pairs_in_turn, peer_runner
+from specdec import Request, SamplingParams
 from specdec.assembly import Assembly
-from specdec.model import ArenaModel
 
 pytestmark = pytest.mark.slow
-TOKENS = 8
+TOKENS, ROWS = 8, 4
 
 END = 40
-"""Tokens that are left of a prompt where another one of its workload is read whole: reading takes most of the time."""
+"""Tokens that are left of a prompt where another one is read whole: reading takes most of the time."""
 
 
 @cache
 def smollm2() -> tuple[Assembly, Judge, tuple[tuple[int, ...], ...]]:
-    """The model, a judge over it, and three prompts of each of the six workloads: one whole, the ends of two."""
-    loaded = catalog.load("smollm2-135m", torch.device("cpu"), torch.float32, rows=6, max_length=512)
-    target = ArenaModel(loaded.model, registry().backend())
-    texts = [workloads.load_workload(kind).first(3) for kind in workloads.KINDS]
-    each = (enumerate(text.encode(loaded.tokenizer)) for text in texts)
-    encoded = tuple(tuple(prompt[-END:] if place else prompt) for prompts in each for place, prompt in prompts)
-    length = max(map(len, encoded)) + TOKENS
-    build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=length)
-    return build, Judge(target, max(encoded, key=len)), encoded
+    """The model, a judge over it, and a prompt of each of the six workloads: the longest whole, the ends of the
+    others."""
+    loaded, target = loaded_smollm2()
+    texts = [workloads.load_workload(kind).encode(loaded.tokenizer)[0] for kind in workloads.KINDS]
+    longest = max(texts, key=len)
+    prompts = tuple(text if text is longest else text[-END:] for text in texts)
+    build = Assembly(registry(), target, loaded.tokenizer, max_rows=ROWS, max_length=len(longest) + TOKENS)
+    return build, Judge(target, longest), prompts
 
 
 def _work(temperature: float = 0.0) -> list[Request]:
-    """A request for every prompt."""
+    """A request for every prompt: more than there are rows."""
     params = SamplingParams(temperature=temperature, max_new_tokens=TOKENS, eos=(2,))
     return [Request(i, prompt, params) for i, prompt in enumerate(smollm2()[2])]
 
 
 @cache
-def plain(temperature: float) -> tuple[EngineSource, list[tuple[int, ...]]]:
-    """Plain outputs of every prompt, decoded in ragged batches, once for each temperature."""
-    runner = EngineSource(smollm2()[0].engine(None))
-    return runner, runner.tokens(_work(temperature))
+def _source() -> EngineSource:
+    """Plain decoding in ragged batches."""
+    return EngineSource(smollm2()[0].engine(None))
+
+
+@cache
+def _plain(work: tuple[Request, ...]) -> list[Tokens]:
+    """Plain outputs, decoded once for all tests that are compared with them."""
+    return _source().tokens(work)
+
+
+def _assert_plain(draft: str, work: Sequence[Request]) -> None:
+    """Assert that a draft's outputs are plain's, up to certified ties."""
+    build, judge, _ = smollm2()
+    assert_same(judge, _source(), EngineSource(build.engine(draft, k=4)), [*work], _plain(tuple(work)))
+
+
+def _assert_generates(work: Sequence[Request]) -> None:
+    """Assert that plain outputs are those of transformers' ``generate``, one by one, up to certified ties."""
+    judge = smollm2()[1]
+    assert_same(judge, _source(), peer_runner("transformers", judge.model), [*work], _plain(tuple(work)))
 
 
 def test_plain_equals_transformers_generate_on_every_prompt() -> None:
-    build, judge, _ = smollm2()
-    ours = EngineSource(build.engine(None, max_rows=1))
-    theirs = peer_runner("transformers", judge.model)
-    for request in _work():
-        pair = build.plain(request), theirs.run([request]).tokens[0]
-        for difference in judge.compare([request], request, ours, theirs, pair):
-            print(difference)
-            assert difference.tie, difference
+    _assert_generates(_work())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("draft", ["ngram", "draft_model", "oracle(0.8)"])
+@pytest.mark.parametrize(
+    ("draft", "temperature"),
+    pairs_in_turn(["ngram", "draft_model", pytest.param("oracle(0.8)", marks=pytest.mark.deep)], [0.0, 1.0]),
+)
 def test_every_exact_row_equals_plain_on_every_prompt_in_a_ragged_batch(draft: str, temperature: float) -> None:
-    build, judge, _ = smollm2()
-    baseline, expected = plain(temperature)
-    assert_same(judge, baseline, EngineSource(build.engine(draft, k=4)), _work(temperature), expected)
+    """The oracle's, which are right more often, are in the certified ties below."""
+    _assert_plain(draft, _work(temperature))
 
 
 def test_the_converted_model_speaks() -> None:
@@ -80,18 +90,20 @@ def test_the_converted_model_speaks() -> None:
     assert done.finish_reason == "eos"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.dtype, seeds: range) -> None:
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float32, marks=pytest.mark.deep), torch.bfloat16],
+    ids=["float32", "bfloat16"],
+)
+def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.dtype, deep: bool) -> None:
     """Plain compared with wide windows, on one prompt of every workload; ``-s --specdec-deep`` shows the rates.
 
-    Without it, of each prompt the end alone.
+    Without it, of every second prompt the end alone, in bfloat16: in float32 the rows above are judged the same way.
     """
-    deep = len(seeds) > 1
     most = 48 if deep else 8
-    loaded = catalog.load("smollm2-135m", torch.device("cpu"), dtype, rows=6, max_length=512)
-    target = ArenaModel(loaded.model, registry().backend())
+    loaded, target = loaded_smollm2(dtype)
     encoded = [workloads.load_workload(kind).encode(loaded.tokenizer)[0] for kind in workloads.KINDS]
-    encoded = encoded if deep else [prompt[-END:] for prompt in encoded]
+    encoded = encoded if deep else [prompt[-END:] for prompt in encoded[::2]]
     build = Assembly(registry(), target, loaded.tokenizer, max_rows=6, max_length=max(map(len, encoded)) + most)
     judge = Judge(target, max(encoded, key=len))
     plain = EngineSource(build.engine(None, max_rows=1))
@@ -99,7 +111,8 @@ def test_every_difference_is_a_certified_tie_whose_rate_is_printed(dtype: torch.
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, max_new_tokens=most, eos=(2,))
         requests = [Request(i, prompt, params) for i, prompt in enumerate(encoded)]
-        outputs = [runner.tokens(requests) for runner in (plain, wide)]
+        # The oracle asks for the same outputs.
+        outputs = [build.plain(request) for request in requests], wide.tokens(requests)
         found = [
             difference
             for request, pair in zip(requests, zip(*outputs, strict=True), strict=True)
@@ -129,39 +142,38 @@ PROCESSED = SamplingParams(
 """Every processor, with values that change what SmolLM2 says."""
 
 
+def _processed(temperature: float) -> list[Request]:
+    """Two short prompts with every processor, whose penalties differ."""
+    params, prompts = replace(PROCESSED, temperature=temperature), smollm2()[2][:4:2]
+    return [Request(i, prompt, replace(params, repetition_penalty=1.2 - i / 10)) for i, prompt in enumerate(prompts)]
+
+
 def test_greedy_decoding_with_every_processor_equals_transformers_generate() -> None:
-    build, judge, prompts = smollm2()
-    ours = EngineSource(build.engine(None, max_rows=1))
-    theirs = peer_runner("transformers", judge.model)
+    work = _processed(0.0)
+    _assert_generates(work)
     bare = SamplingParams(max_new_tokens=PROCESSED.max_new_tokens, eos=PROCESSED.eos)
-    changed = 0
-    for prompt in prompts[::6]:
-        request = Request(0, prompt, PROCESSED)
-        pair = ours.tokens([request])[0], theirs.tokens([request])[0]
-        found = judge.compare([request], request, ours, theirs, pair)
-        assert all(difference.tie for difference in found), found[-1]
-        changed += pair[0] != ours.tokens([replace(request, params=bare)])[0]
-    assert changed == len(prompts[::6])
+    unprocessed = _plain(tuple(replace(request, params=bare) for request in work))
+    assert all(with_all != without for with_all, without in zip(_plain(tuple(work)), unprocessed, strict=True))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "draft", ["eagle(head=trained)", "eagle(head=trained, beam=3)", "medusa(head_init=trained)", "draft_model", "ngram"]
+    ("draft", "temperature"),
+    pairs_in_turn(
+        ["eagle(head=trained)", "eagle(head=trained, beam=3)", "medusa(head_init=trained)", "draft_model", "ngram"],
+        [0.0, 1.0],
+    ),
 )
 def test_speculation_with_every_processor_equals_plain(draft: str, temperature: float) -> None:
-    build, judge, prompts = smollm2()
-    params = replace(PROCESSED, temperature=temperature)
-    work = [Request(i, prompt, replace(params, repetition_penalty=1 + i / 10)) for i, prompt in enumerate(prompts[::6])]
-    assert_same(judge, EngineSource(build.engine(None, max_rows=1)), EngineSource(build.engine(draft, k=4)), work)
+    _assert_plain(draft, _processed(temperature))
 
 
 @pytest.mark.parametrize("draft", ["eagle(head=trained)", "draft_model", "medusa(head_init=trained)"])
 def test_a_next_turn_accepts_as_much_as_one_that_is_prefilled_anew(draft: str) -> None:
     build, _, prompts = smollm2()
-    engine = build.engine(draft, k=4)
-    first = Request(0, prompts[0], SamplingParams(max_new_tokens=12), keep=True)
+    engine = build.engine(draft, k=4, max_rows=1)
+    first = Request(0, prompts[0], SamplingParams(max_new_tokens=8), keep=True)
     text = (*first.prompt, *engine.run([first])[0].tokens)
-    following = Request(1, (*text, *prompts[1][:9]), SamplingParams(max_new_tokens=24), continues=0)
+    following = Request(1, (*text, *prompts[1][:9]), SamplingParams(max_new_tokens=12), continues=0)
     found = []
     for request in (following, following.alone()):
         done = engine.run([request])[0]

@@ -49,10 +49,12 @@ def anew(engine: Engine, asked: list[Request]) -> list[tuple[int, ...]]:
     return [engine.run([request.alone()])[0].tokens for request in asked]
 
 
-@pytest.mark.parametrize(("draft", "parted"), pairs_in_turn(DRAFTS, [0, 3]))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("draft", "parted", "family"),
+    pairs_in_turn([pytest.param(draft, parted) for parted in (0, 3) for draft in DRAFTS], FAMILIES),
+)
 def test_a_turn_that_continues_equals_one_that_is_prefilled_anew(
-    family: str, draft: str | None, parted: int, assemble: Make
+    draft: str | None, parted: int, family: str, assemble: Make
 ) -> None:
     # float64, in which a near tie does not fall the other way because chunks begin elsewhere.
     build = assemble(family, dtype=torch.float64)
