@@ -242,7 +242,9 @@ def check(run: Run) -> None:
         first = _driven(engine, work, run.asked)
         _contract(engine, first, build, judge)
         _repeated(engine, first, work, run.asked)
-        stayed = [request for request in reversed(work) if request.id in engine.finished]
+        # By the first run's book: in the second run of an engine that reads the clock, others may have been cancelled.
+        ended = {number for number, out in first.outputs.items() if out.ended}
+        stayed = [request for request in reversed(work) if request.id in ended]
         if stayed:
             other = build.engine(run.draft, run.policy, run.controller, max_rows=run.other_rows)
             second = _driven(other, stayed, [replace(run.asked[r.id], comes=0, leaves=None) for r in stayed])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -11,7 +11,18 @@ from hypothesis.internal.conjecture import engine as conjecture
 
 from benchsuite.museum.edit import Edit, apply
 from benchsuite.prove import tiny
-from benchsuite.prove.whole_runs import CONTROLLERS, DRAFTS, NOT_DRAWN, POLICIES, Options, Run, check, whole_runs
+from benchsuite.prove.whole_runs import (
+    CONTROLLERS,
+    DRAFTS,
+    NOT_DRAWN,
+    POLICIES,
+    DrawnRequest,
+    Options,
+    Run,
+    check,
+    whole_runs,
+)
+from specdec_plugins.controllers.goodput import Goodput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,6 +39,26 @@ def test_a_few_whole_runs_keep_every_promise(run: Run) -> None:
 def test_whole_runs_keep_every_promise(run: Run) -> None:
     """250 runs take some 20 seconds; ``--specdec-deep`` makes them 12,500."""
     check(run)
+
+
+def test_a_request_is_compared_with_the_run_that_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``goodput`` reads the clock: the same request may be cancelled in one run of an engine and be whole in the next."""
+    forgotten = 0
+
+    def forgets(self: Goodput, forget: Callable[[Goodput], None] = Goodput.forget) -> None:
+        nonlocal forgotten
+        forgotten += 1
+        forget(self)
+
+    monkeypatch.setattr(Goodput, "forget", forgets)
+    monkeypatch.setattr(Goodput, "_choose", lambda _: 5 if forgotten == 2 else 0)  # the first run is slow
+    asked = DrawnRequest((1, 5), {"max_new_tokens": 6}, emitted=0, bad=None, end=None, stop=None, comes=0, leaves=3)
+    check(Run("llama", "auto", "oracle(rate=1.0)", "match()", "goodput(maximum=5)", 1, 2, (asked,)))
+    assert forgotten == 2, "built and run again, and nothing is left to be compared"
+    with pytest.raises(AssertionError, match="takes other steps|emits something else"):
+        monkeypatch.setattr(Goodput, "deterministic", True)
+        forgotten = 0
+        check(Run("llama", "auto", "oracle(rate=1.0)", "match()", "goodput(maximum=5)", 1, 2, (asked,)))
 
 
 @pytest.mark.parametrize(
