@@ -668,6 +668,13 @@ class Beyond(Fixed):
         return self.max_k + 1
 
 
+class Pausing(Fixed):
+    """Asks for nothing in every second step, and for its maximum in the others: both bounds, and no fault."""
+
+    def next_k(self, stats: Any) -> int:
+        return self.max_k * (len(stats.steps) % 2)
+
+
 class Clock(Fixed):
     """Reads the clock, but declares that it does not."""
 
@@ -760,6 +767,11 @@ def test_a_faulty_controller_is_found(fault: ControllerFactory, deterministic: b
     said = next(failures(kit, only=check), None)
     assert said, f"{check} finds nothing"
     assert re.search(message, said[1], re.DOTALL), said
+
+
+def test_a_controller_that_reaches_both_of_its_bounds_is_certified() -> None:
+    kit = conformance.controller("planted", deterministic=True, factory=Pausing)
+    assert list(failures(kit, only="within_its_bounds|repeats|is_what_it_claims")) == []
 
 
 class Rounded(Reference):

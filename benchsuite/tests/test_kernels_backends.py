@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.kernelbench.agreement import disagreement
+from benchsuite.kernelbench.agreement import disagreement, packed, run_op, to
 from benchsuite.kernelbench.cases import CASES, Case
 from benchsuite.prove.tiny import registry
 from benchsuite.tests.rig import INTERPRETED, Run
@@ -45,6 +45,25 @@ NOT_TAKEN = {
 
 COMPOSED = {"decoder_layers", "block_sample", "tree_sample"}
 """Ops whose parts run, each on its fastest backend, where no backend has them whole."""
+
+
+@pytest.mark.parametrize("op", sorted({case.op for case in CASES} - NOT_TAKEN["cpu"]))
+def test_an_op_gives_the_same_bits_whatever_number_of_threads_shares_it(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three threads on two processors: one of them is always late. Each case runs twice, so that threads are used again."""
+    ops = registry().backend("cpu")
+    if ops.chain[0].name != "cpu":
+        pytest.skip("no C++ compiler")
+    for case in (case for case in CASES if case.op == op):
+        arguments = packed(ops, op, case.make(torch.Generator().manual_seed(7), torch.float32))
+        results = []
+        for threads in (1, 3, 3, 2):
+            monkeypatch.setattr(cpu, "kernel_threads", lambda threads=threads: threads)
+            results.append(run_op(ops, op, to(arguments)))
+        for others in results[1:]:
+            for one, other in zip(results[0], others, strict=True):
+                assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0)), f"{case.name}, {op}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case.name}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -32,6 +34,18 @@ def test_each_run_begins_its_own_peak_and_a_rows_peak_is_the_largest_of_its_runs
     row = bench.row(Arm(SETTING), lambda what: None)
     assert calls == ["begin", "used"] * 3
     assert row.info["peak_memory_bytes"] == 9
+
+
+def test_over_all_workloads_a_peak_is_the_largest_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter((5, 9, 7))  # of the first workload's runs; the second's are 1
+    monkeypatch.setattr(memory, "used", lambda device: {"cuda_peak": next(peaks, 1)})
+    bench = Bench(MeasuringPlan(prompts=1))
+    settings = [replace(SETTING, workload=name) for name in ("chat", "reasoning")]
+    bench.prepare([arm for one in settings for arm in (Arm(one), Arm(one, draft="garbage", k=2))])
+    each = [bench.row(Arm(one), lambda what: None).info["peak_memory_bytes"] for one in settings]
+    assert each == [9, 1]
+    [group] = bench.pooled()
+    assert {row.info["peak_memory_bytes"] for row in group} == {9}
 
 
 def test_on_cuda_the_probe_of_the_bandwidth_leaves_nothing_in_torchs_cache(monkeypatch: pytest.MonkeyPatch) -> None:

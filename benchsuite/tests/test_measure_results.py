@@ -113,6 +113,13 @@ def test_a_block_of_tokens_that_arrives_with_the_first_is_not_free(pair: tuple[S
     assert info["itl_p50_ms"] is None, "one gap has no percentiles"
 
 
+def test_a_row_says_what_it_was_given(pair: tuple[Series, Series]) -> None:
+    plain, ngram = (row.info for row in rows(pair))
+    names = ("draft", "policy", "controller", "num_speculative_tokens")
+    assert [plain[name] for name in names] == [None, None, None, 0]
+    assert [ngram[name] for name in names] == ["ngram", "match", "fixed", 2]
+
+
 def test_the_plain_row_is_the_baseline_of_speed_one(pair: tuple[Series, Series]) -> None:
     info = rows(pair)[0].info
     assert info["speedup"] == info["sum_of_parts"] == info["tau"] == 1

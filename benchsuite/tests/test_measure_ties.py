@@ -122,6 +122,31 @@ def test_a_token_that_its_own_logits_do_not_give_is_a_bug(assemble: Make) -> Non
     assert "the other's token does not follow from its own logits" in found[0].reason
 
 
+def test_every_difference_after_a_tie_is_counted_from_the_outputs_first_token(
+    assemble: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both arms go on from plain's prefix; what they emit then differs again, and a third time."""
+    judge, output, logits, second = near_tie(assemble)
+    first = int(logits.argmax())
+    monkeypatch.setattr(judge, "logits", lambda prefix: _lifted(logits, second, -1e-6))
+
+    @dataclass
+    class Forking(ScriptedSource):
+        """Its own token at every second place, and the others' elsewhere."""
+
+        own: int = 0
+
+        def tokens(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+            done = len(requests[0].prompt) - len(REQUEST.prompt)
+            return [tuple(self.own if place % 2 else first for place in range(done, 6))]
+
+    plain = Forking((), _lifted(logits, second, -1e-6), own=first)
+    other = Forking((), _lifted(logits, second, 1e-6), own=second)
+    outputs = plain.tokens([REQUEST])[0], other.tokens([REQUEST])[0]
+    found = judge.compare([REQUEST], REQUEST, plain, other, outputs)
+    assert [(one.index, one.tie) for one in found] == [(1, True), (3, True), (5, True)]
+
+
 def test_a_tie_of_two_exact_arms_is_a_bug(assemble: Make) -> None:
     judge, output, logits, second = near_tie(assemble)
     other = (*output[:2], second, *output[3:])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -366,6 +368,20 @@ def test_a_width_that_was_calibrated_wrong_is_corrected_as_often_as_it_is_seen()
         forwards.seen(1, 1, 1.0)
         assert forwards.at(3, 1) == pytest.approx(2 ** (count / (count + CALIBRATED)))
         assert forwards.at(1, 1) == forwards.at(2, 1) == 1.0
+
+
+def test_the_pace_is_the_median_of_five_forwards_less_what_is_known_of_their_widths() -> None:
+    """Written again from the sentences of ``Forwards``: the first forward sets the pace alone."""
+    forwards, late, wrong, pace = Forwards(lambda width, rows: 1.0), list[float](), dict[int, list[float]](), 1.0
+    for width, seconds in ((1, 1.0), (3, 4.0), (3, 4.4), (3, 3.6), (3, 4.0), (1, 1.1), (3, 4.2), (3, 4.2), (2, 1.5)):
+        forwards.seen(width, 1, seconds)
+        if late:
+            wrong.setdefault(width, []).append(math.log(seconds / pace))
+        known = wrong.get(width, [])
+        late.append(math.log(seconds) - sum(known) / (len(known) + CALIBRATED))
+        pace = math.exp(statistics.median(late[-5:]))
+        assert forwards.pace == pytest.approx(pace)
+    assert forwards.at(3, 1) == pytest.approx(math.exp(sum(wrong[3]) / (len(wrong[3]) + CALIBRATED)))
 
 
 def test_a_clock_that_does_not_move_says_nothing_of_forwards() -> None:

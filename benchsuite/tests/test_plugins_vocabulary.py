@@ -12,6 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, processors
 from torch import Tensor
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from benchsuite import conformance
@@ -28,7 +29,7 @@ from specdec.assembly import Assembly
 from specdec.catalog import Loaded
 from specdec_plugins.drafts.oracle import Oracle
 from specdec_plugins.drafts.translated import TranslatedDraft
-from specdec_plugins.vocabularies import Spelling, Translation
+from specdec_plugins.vocabularies import Spelling, Translation, _alphabet
 
 
 def pieces(
@@ -270,6 +271,11 @@ def test_a_row_whose_text_the_draft_cannot_read_waits_for_one_that_it_can(one_th
     assert found[0].request.id == 2, "the row with text proposes at once, beside two that cannot"
     plain = EngineSource(made.engine(None))
     assert_same(Judge(made.target, range(40)), plain, EngineSource(engine), work)
+
+
+def test_the_characters_of_bytes_are_those_of_byte_level_tokenizers() -> None:
+    """All 256, from the library that reads them."""
+    assert {chr(ord(char)): byte for char, byte in _alphabet().items()} == {c: b for b, c in bytes_to_unicode().items()}
 
 
 def test_tokens_are_the_same_if_they_stand_for_the_same_bytes() -> None:

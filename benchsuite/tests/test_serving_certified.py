@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from math import exp, log, sqrt
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from benchsuite.measure.fidelity import FALSE_ALARM
 from benchsuite.measure.logprob_ties import (
     MOST,
+    SURE,
     Bound,
     bound_of,
     compare_outputs,
@@ -263,6 +265,44 @@ def test_another_temperature_is_found_with_the_stated_tokens(heat: float) -> Non
     assert sum(found) >= 17, (sum(found), needed)
     short = [read_tokens([world(dice, heat, needed // 8)], n).heat_p < FALSE_ALARM_OF_HEAT for n in range(20)]
     assert sum(short) < 10, "the number is not far too large"
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.9, 0.99])
+def test_the_stated_tokens_reach_the_threshold_with_their_probability(probability: float) -> None:
+    """The law of a sum over n tokens: its mean less the share's deviations is the threshold, by sums written again."""
+    chances = [0.5, 0.3, 0.15, 0.05]
+    token = Token("0", None, None, tuple((str(n), log(chance)) for n, chance in enumerate(chances[:3])))
+    needed = read_tokens([[token] * 40]).tokens_for(1.5, probability)
+    hot = [chance ** (1 / 1.5) for chance in chances]
+    hot = [chance / sum(hot) for chance in hot]
+    ratios = [log(h / p) for h, p in zip(hot, chances, strict=True)]
+    mean = sum(h * one for h, one in zip(hot, ratios, strict=True))
+    variance = sum(h * (one - mean) ** 2 for h, one in zip(hot, ratios, strict=True))
+    reached = needed * mean - NormalDist().inv_cdf(probability) * sqrt(needed * variance)
+    assert reached == pytest.approx(log(len(HEATS) / FALSE_ALARM_OF_HEAT))
+
+
+def test_five_entries_of_a_list_are_read_unless_said_otherwise() -> None:
+    top = tuple((str(n), log(0.15)) for n in range(6))
+    assert read_tokens([[Token("5", None, None, top)]]) == read_tokens([[Token("z", None, None, top[:5])]])
+
+
+def test_a_place_is_judged_if_its_two_likeliest_are_further_apart_than_the_bound() -> None:
+    """At the bound's end a changed token is not judged, and is not counted as if it were."""
+    just = [listed("a", ("a", 0.0), ("b", -BOUND.sure))]
+    over = [listed("a", ("a", 0.0), ("b", -BOUND.sure - 0.001))]
+    assert smallest_rate([just], BOUND) is None
+    assert smallest_rate([over], BOUND) == smallest_rate([over, just], BOUND) == pytest.approx(1 / SURE)
+
+
+def test_a_server_whose_own_token_is_not_the_likeliest_judges_nobody_there() -> None:
+    """By its list, or by its log-probability if the list lacks the token: with a penalty it chose by other numbers."""
+    far = ("a", 0.0), ("b", -BOUND.nats - 0.1), ("c", -9.0)
+    for mine in (Token("b", None, None, far), Token("z", None, -BOUND.nats - 0.1, far), Token("b", None, -3.0, far)):
+        found = compare_outputs(0, [mine], [Token("c")], BOUND)
+        assert found is not None and found.kind == "not judged", mine
+    found = compare_outputs(0, [Token("z", None, -0.1, far)], [Token("c")], BOUND)
+    assert found is not None and found.kind == "bug", "its own token is as likely as the likeliest"
 
 
 def test_equal_short_outputs_of_different_requests_all_count() -> None:

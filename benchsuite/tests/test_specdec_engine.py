@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -196,6 +197,18 @@ def test_a_prefill_is_timed_by_marks_that_are_read_when_its_request_has_ended(
         engine.step()
     # The marks between are those of the draft's call.
     assert (asked, engine.finished[0].prefill_s) == ([(0, 3)], 3.0)
+
+
+def test_the_times_of_tokens_count_from_when_their_request_was_submitted(assemble: Make) -> None:
+    """By the same clock, read before the first submission and after the last step."""
+    engine = assemble(max_rows=1).engine("oracle(0.8)", k=3)
+    before = time.perf_counter()
+    first, second = engine.run(requests(SamplingParams(max_new_tokens=6), 2))
+    took = time.perf_counter() - before
+    for done in (first, second):
+        assert list(done.times) == sorted(done.times)
+        assert 0 < done.times[0] <= done.times[-1] <= took
+    assert second.times[0] > first.times[-1], "the second has waited for the first one's row since both were submitted"
 
 
 def test_no_proposal_reaches_past_the_budget(assemble: Make) -> None:

@@ -74,6 +74,23 @@ def test_a_backend_that_promises_equal_rows_and_gives_others_is_refused_by_the_w
         require_exact(target)
 
 
+class Crowded(Reference):
+    """A planted fault: the last bits of a token alone in its window depend on the rows beside it."""
+
+    name = "crowded"
+    row_invariant = frozenset(("linear",))
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
+        beside = x.dim() == 3 and x.shape[1] == 1 < x.shape[0]
+        return super().linear(x, weight, bias, wide) * (1.0 + 2.0**-20 if beside else 1.0)
+
+
+def test_single_tokens_of_several_rows_are_compared_too() -> None:
+    target = ArenaModel(families.build_model("llama"), _chain(Crowded()))
+    with pytest.raises(SpecdecError, match=r"is not exact: a window of 1 in 2 rows"):
+        require_exact(target, rows=2)
+
+
 def test_an_op_of_which_its_backend_promises_nothing_is_refused_by_both_names() -> None:
     target = ArenaModel(families.build_model("llama"), _chain(Modest()))
     with pytest.raises(SpecdecError, match=r"the op linear on the backend modest may depend.*leave out exact"):

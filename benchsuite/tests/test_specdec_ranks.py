@@ -326,6 +326,15 @@ def test_a_rank_has_the_arena_of_its_own_heads() -> None:
     assert [layer.heads for layer in layers_of(model)] == [1, 1]
 
 
+def test_a_model_of_which_some_layers_alone_can_be_cut_is_refused() -> None:
+    """Each layer's attention must have as many heads in the arena."""
+    model: Any = families.build_model("llama")
+    odd = model.model.layers[1].self_attn
+    odd.k_proj = torch.nn.Linear(odd.k_proj.in_features, odd.head_dim, bias=False)  # one head of keys
+    with pytest.raises(SpecdecError, match="some layers of this llama model divide by 2 and others do not"):
+        shard_model(model, 0, 2)
+
+
 @pytest.mark.parametrize(
     ("family", "ranks", "said"),
     [
