@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchsuite.mutation import copied, reach, runner
@@ -19,6 +20,7 @@ from benchsuite.mutation.equivalent import StaleEntry, excused, read_equivalents
 from benchsuite.mutation.forks import import_foreign
 from benchsuite.mutation.groups import grouped
 from benchsuite.mutation.mutants import Mutation
+from benchsuite.mutation.workers import first_taken, in_processes
 from specdec.cache import cache_root
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--most", type=float, default=runner.MOST, help="recorded seconds of tests for one mutant (60)")
     parser.add_argument("--tests", default="test_*.py", help="files that judge, with commas (all)")
     parser.add_argument("--slow", action="store_true", help="the tests marked slow judge too")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once (one a core)")
     parser.add_argument("--fail-under", type=float, metavar="PERCENT", help="exit with 1 below this share of kills")
     parser.add_argument("--report", type=Path, default=Path("results/mutation"), help="folder for the report")
     parser.add_argument("--list", action="store_true", help="count the mutants of every group, and run none")
@@ -103,38 +106,50 @@ def _run(given: argparse.Namespace, root: Path) -> int:
     traces = cache_root() / "mutation" / f"reach-{copied.sources_digest(root, copied.sources(files))}"
     import_foreign()
     with tempfile.TemporaryDirectory() as folder:
-        copy = copied.Copied(root, files, Path(folder))
-        found = _reach(given, root, copy, files, wanted, traces, start)
-        tried = _tried(given, copy, found, kept, sample, reasons, until)
+        work = Errand(given, root, files, Path(folder))
+        found = _reach(work, wanted, traces, start)
+        tried = _tried(work, found, kept, sample, reasons, until)
     return _report(given, root, tried, population, len(sample), known)
 
 
-def _reach(
-    given: argparse.Namespace,
-    root: Path,
-    copy: copied.Copied,
-    files: Sequence[str],
-    wanted: Sequence[str],
-    traces: Path,
-    start: float,
-) -> reach.Reach:
+@dataclass(frozen=True)
+class Errand:
+    """What was asked for, of which checkout with which files, and a folder for copies of it."""
+
+    given: argparse.Namespace
+    root: Path
+    files: list[str]
+    folder: Path
+
+    def copy(self, name: str) -> copied.Copied:
+        """Return a new copy of the checkout."""
+        return copied.Copied(self.root, self.files, self.folder / name)
+
+
+def _reach(work: Errand, wanted: Sequence[str], traces: Path, start: float) -> reach.Reach:
     """Which tests reach what, of all test files or, within a budget, of those that fit in."""
-    tests = [name for name in files if any(map(Path(name).match, given.tests.split(",")))]
+    given, copy = work.given, work.copy("traced")
+    tests = [name for name in work.files if any(map(Path(name).match, given.tests.split(",")))]
     tests = [name for name in tests if Path(name).name not in OF_TEXT]
     end = float("inf")
     if given.budget:
-        tests, end = reach.likely(tests, wanted, root), start + SHARE * given.budget
-    found, marks = reach.Reach(), ALL if given.slow else QUICK
-    for number, (name, found) in enumerate(reach.traced(copy, tests, traces, marks, end), 1):
-        print(f"traced {number} of {len(tests)}: {name}, {len(found.seconds)} tests so far", flush=True)
+        tests, end = reach.likely(tests, wanted, work.root), start + SHARE * given.budget
+    marks = ALL if given.slow else QUICK
+
+    def trace(worker: int) -> None:
+        for name, _ in reach.traced(copy, first_taken(tests, work.folder / "taken-tests"), traces, marks, end):
+            print(f"traced {name}, one of {len(tests)} files", flush=True)
+
+    in_processes(given.jobs, trace)
+    known = [so_far for _, so_far in reach.traced(copy, tests, traces, marks, 0.0)]  # and runs none
+    found = known[-1] if known else reach.Reach()
     if found.failed:
         print(f"{len(found.failed)} tests fail in a copy of the checkout and judge nothing: {', '.join(found.failed)}")
     return found
 
 
 def _tried(
-    given: argparse.Namespace,
-    copy: copied.Copied,
+    work: Errand,
     found: reach.Reach,
     kept: Path,
     sample: Sequence[tuple[str, Mutation]],
@@ -143,16 +158,24 @@ def _tried(
 ) -> list[runner.Tried]:
     from benchsuite.mutation.rates import one_line
 
+    given = work.given
     # Other judges may say otherwise: their results are kept apart.
     judges = [given.tests, given.slow, given.most, bool(given.budget)]
     name = hashlib.sha256(json.dumps(judges).encode()).hexdigest()[:8]
-    results = runner.Results(kept / f"results-{given.seed}-{name}.jsonl")
-    tried = []
-    at_work = runner.MutantRunner(copy, found, kept, given.most, until)
-    for each in runner.tried_out(at_work, sample, reasons, results):
-        print(one_line(each), flush=True)
-        tried.append(each)
-    return tried
+    file = kept / f"results-{given.seed}-{name}.jsonl"
+    before = runner.Results(file)
+
+    def runner_of(copy: copied.Copied) -> runner.MutantRunner:
+        return runner.MutantRunner(copy, found, kept, given.most, until)
+
+    def trial(worker: int) -> None:
+        pairs = first_taken(sample, work.folder / "taken-mutants")
+        for each in runner.tried_out(runner_of(work.copy(f"changed-{worker}")), pairs, reasons, before):
+            print(one_line(each), flush=True)
+
+    in_processes(given.jobs, trial)
+    # All that could be tried is in the file now, but for mutants that no test reaches.
+    return list(runner.tried_out(runner_of(work.copy("read")), sample, reasons, runner.Results(file)))
 
 
 def _report(

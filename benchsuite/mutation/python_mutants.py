@@ -43,9 +43,10 @@ def python_mutants(file: str, source: bytes) -> list[Mutation]:
     """Return all mutants of a Python file, in the order of the text.
 
     Left out are docstrings, annotations, decorators, imports, errors that are raised, assertions (``strict=True`` of
-    ``zip`` is one), f-strings, strings with a space, what is printed, ``__repr__``, blocks for a type checker or under
-    ``__main__``, and changes that put None in place of a value (``LEFT_OUT``). Default values and the tops of classes
-    and files are reached by what reaches anything of the function, class or file.
+    ``zip`` is one, and ``strict=False`` is what it does without it), f-strings, strings with a space, what is printed,
+    ``__repr__``, blocks for a type checker or under ``__main__``, and changes that put None in place of a value
+    (``LEFT_OUT``). Default values and the tops of classes and files are reached by what reaches anything of the
+    function, class or file.
 
     Example: ``python_mutants("a.py", b"def f(x):\\n    return x + 1\\n")`` has ``x - 1`` and ``x + 2``
     """
@@ -142,7 +143,7 @@ def _worth(node: Any, new: Any) -> bool:
     """
     if isinstance(node, cst.Call) and isinstance(new, cst.Call) and new.func is node.func:
         gone = [arg for arg in node.args if arg not in new.args]
-        return len(new.args) < len(node.args) and all(arg.keyword and not _asserts(arg) for arg in gone)
+        return len(new.args) < len(node.args) and all(arg.keyword and arg.keyword.value != "strict" for arg in gone)
     return not (isinstance(node, cst.SimpleString) and (" " in node.value or not node.raw_value))
 
 

@@ -141,8 +141,8 @@ def traced(
 
     ``kept`` is a folder of these sources (``copied.sources``): it need not change with the tests.
 
-    ``marks`` is pytest's expression of the marks of tests to run. ``until`` is the time (``time.monotonic``) at which
-    to begin no further file. Raises ValueError if a file cannot be collected at all.
+    ``marks`` is pytest's expression of the marks of tests to run. After the time ``until`` (``time.monotonic``) none is
+    run, and those that are known are still read. Raises ValueError if a file cannot be collected at all.
     """
     reach = Reach()
     folder = kept / marks.replace(" ", "-")
@@ -152,14 +152,14 @@ def traced(
         if not file.exists():
             left = until - time.monotonic()
             if left <= 0:
-                return
+                continue
             limits = ForkLimits(min(left, LONGEST_FILE), min(left, LONGEST_FILE))
             ended = run_pytest(copy, [name, "-m", marks], lambda: Traced(copy.folder), limits)
             said = ended.said
             if ended.code is None:
                 print(f"{name} was ended after {ended.seconds:.0f} s: none of its tests judges", flush=True)
                 if left < LONGEST_FILE:
-                    return
+                    continue
                 said = NOTHING
             elif ended.code not in (0, 1, 5) or not said:
                 raise ValueError(f"{name} cannot be run in the copy of the checkout:\n{ended.output[-3000:]}")

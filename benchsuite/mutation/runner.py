@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,7 @@ class MutantRunner:
 
 
 def tried_out(
-    runner: MutantRunner, mutants: Sequence[tuple[str, Mutation]], reasons: Mapping[str, str], results: Results
+    runner: MutantRunner, mutants: Iterable[tuple[str, Mutation]], reasons: Mapping[str, str], results: Results
 ) -> Iterator[Tried]:
     """Yield what became of each mutant; those in ``results`` are not run again, those with a reason not at all.
 

@@ -51,7 +51,7 @@ COMPOSED = {"decoder_layers", "block_sample", "tree_sample"}
 def test_an_op_gives_the_same_bits_whatever_number_of_threads_shares_it(
     op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three threads on two processors: one of them is always late. Each case runs twice, so that threads are used again."""
+    """Three threads on two processors: one of them is always late. Threads that were used are used again."""
     ops = registry().backend("cpu")
     if ops.chain[0].name != "cpu":
         pytest.skip("no C++ compiler")

@@ -126,7 +126,7 @@ def test_every_difference_after_a_tie_is_counted_from_the_outputs_first_token(
     assemble: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both arms go on from plain's prefix; what they emit then differs again, and a third time."""
-    judge, output, logits, second = near_tie(assemble)
+    judge, _, logits, second = near_tie(assemble)
     first = int(logits.argmax())
     monkeypatch.setattr(judge, "logits", lambda prefix: _lifted(logits, second, -1e-6))
 

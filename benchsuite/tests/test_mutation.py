@@ -17,7 +17,7 @@ from benchsuite.mutation.mutants import Mutation
 from benchsuite.mutation.native_mutants import native_mutants
 from benchsuite.mutation.python_mutants import python_mutants
 from benchsuite.mutation.rates import kill_rate, rates_table
-from benchsuite.mutation.reach import Reach, likely
+from benchsuite.mutation.reach import Reach, likely, traced
 from benchsuite.mutation.runner import (
     EXCUSED,
     KILLED,
@@ -29,6 +29,7 @@ from benchsuite.mutation.runner import (
     drawn_mutants,
     group_by_group,
 )
+from benchsuite.mutation.workers import first_taken, in_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -241,8 +242,7 @@ if __name__ == "__main__":
 def test_a_zip_that_may_end_early_is_changed() -> None:
     made = python_mutants("a.py", b"pairs = zip(a, b, strict=False)\nnames = zip(a, b, key=True)\n")
     assert [mutant.after for mutant in made] == [
-        "pairs = zip(a, b, )",
-        "pairs = zip(a, b, strict=True)",
+        "pairs = zip(a, b, strict=True)",  # without the argument it may end early as before
         "names = zip(a, b, )",
         "names = zip(a, b, key=False)",
     ]
@@ -376,3 +376,32 @@ def test_a_test_file_that_names_a_changed_module_is_traced_first(tmp_path: Path)
         (tmp_path / name).write_text(text)
     assert likely(sorted(texts), ["specdec/stops.py"], tmp_path) == ["test_b.py", "test_c_stops.py", "test_a.py"]
     assert likely(sorted(texts), ["specdec/stops.py", "test_a.py"], tmp_path)[0] == "test_a.py"
+
+
+def test_each_thing_is_taken_by_one_process_and_all_are_waited_for(tmp_path: Path) -> None:
+    def work(worker: int) -> None:
+        for thing in first_taken("abcdefgh", tmp_path / "taken"):
+            with (tmp_path / "done").open("a") as done:
+                done.write(thing)
+
+    in_processes(3, work)
+    assert sorted((tmp_path / "done").read_text()) == list("abcdefgh")
+
+
+def test_a_process_that_fails_says_why_and_fails_the_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    def work(worker: int) -> None:
+        if worker == 1:
+            raise ValueError("planted")
+
+    with pytest.raises(RuntimeError, match="1 of 3 processes failed"):
+        in_processes(3, work)
+    assert "ValueError: planted" in capfd.readouterr().err
+
+
+def test_what_is_known_of_tests_is_read_when_the_time_is_over(toy: Path, tmp_path: Path) -> None:
+    """Also after a file of which nothing is known."""
+    copy, known = Copied(toy, checkout_files(toy), tmp_path / "copy"), "benchsuite/tests/test_toy.py"
+    other = "benchsuite/tests/test_other.py"
+    (copy.folder / other).write_text("def test_other():\n    pass\n")
+    assert [name for name, _ in traced(copy, [known], tmp_path / "kept", "not slow")] == [known]
+    assert [name for name, _ in traced(copy, [other, known], tmp_path / "kept", "not slow", 0.0)] == [known]

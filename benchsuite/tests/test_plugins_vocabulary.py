@@ -12,8 +12,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, processors
 from torch import Tensor
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from benchsuite import conformance
 from benchsuite.conformance.proposals import Proposal, proposals
