@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchsuite.tests.our_server import OurServer
@@ -355,6 +355,7 @@ def test_the_difference_undoes_the_sum(one: Speculation, other: Speculation) -> 
 @given(
     st.dictionaries(st.from_regex(r"\A[a-z_]{1,5}\Z"), st.text(max_size=8).filter(lambda t: "\r" not in t), max_size=3)
 )
+@example({"a": 'C:\\new\\"b"\n'})
 def test_any_label_survives_a_page(labels: dict[str, str]) -> None:
     text = write_samples([PageSample("a_total", "1", labels)], {"a_total": "counter"})
     if len(text.splitlines()) == 2:  # other line ends than \n have no place in the format

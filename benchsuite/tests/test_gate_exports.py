@@ -60,6 +60,8 @@ def test_a_table_has_a_line_for_a_finding_and_sentences_for_what_did_not_pass() 
         "ours   0        PASS",
     ]
     assert findings_table(FOUND[:1])[-1] == "S", "without sentences no line follows the table"
+    path = "a" * 150
+    assert path in findings_table([Finding("ours", 0, ERROR, path)]), "a path that is cut cannot be copied"
     words = " ".join(["word"] * 40)
     wrapped = findings_table([Finding("ours", 0, ERROR, words)]).splitlines()[4:]
     assert [len(line) <= 120 for line in wrapped] == [True, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.prove.tiny import policy_named, registry
+from benchsuite.prove.tiny import assembly, policy_named, registry
 from specdec import SamplingParams
 
 OPTIONS = {
@@ -93,6 +93,31 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
 def test_every_option_has_the_default_that_is_documented(kind: str) -> None:
     found = {name: registry().entry(kind, name) for name in registry().names(kind)}
     assert {name: entry.described for name, entry in found.items() if not entry.alias} == OPTIONS[kind]
+
+
+BUILT = [
+    pytest.param(kind, name, id=name)
+    for kind in ("draft", "policy", "controller")
+    for name, options in OPTIONS[kind].items()
+    if options != "none" and name != "custom_class"  # which has no class without a path
+]
+"""Plugins with options that can be built here; peers are programs of their own."""
+
+
+@pytest.mark.parametrize(("kind", "name"), BUILT)
+def test_a_plugin_without_options_is_built_as_with_those_that_are_said(kind: str, name: str) -> None:
+    def held(text: str) -> dict[str, object]:
+        given = {"draft": text if kind == "draft" else "ngram", "policy": text if kind == "policy" else "match"}
+        controller = text if kind == "controller" else "fixed"
+        if kind == "draft":
+            given["policy"] = "tree_rejection"  # takes trees and chains
+        engine = assembly(max_rows=2, max_length=64).engine(given["draft"], given["policy"], controller)
+        plain = (bool, int, float, str, tuple)
+        return {name: value for name, value in vars(getattr(engine, kind)).items() if isinstance(value, plain)}
+
+    without = held(name)
+    assert without == held(f"{name}({OPTIONS[kind][name]})")
+    assert without, "nothing of it would show an option"
 
 
 @pytest.mark.parametrize("kind", FLAGS)

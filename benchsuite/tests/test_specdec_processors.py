@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchsuite.prove.arena_machine import parents_of
 from benchsuite.prove.processed import counted_params, slots_beside_transformers
 from specdec import Request, SamplingParams, SpecdecError, Window
-from specdec.ledger import output_paths, stacked
+from specdec.ledger import adjusts, output_paths, stacked
 from specdec.processors import process
 
 VOCABULARY = 23
@@ -43,6 +43,27 @@ def drawn_params(temperatures: tuple[float, ...] = (0.0, 0.4, 1.0, 1.7)) -> st.S
         min_new_tokens=st.integers(0, 8),
         seed=st.integers(0, 3),
     )
+
+
+@pytest.mark.parametrize(
+    ("given_", "changes"),
+    [
+        ({}, False),
+        ({"temperature": 0.7, "top_k": 4, "top_p": 0.5, "min_p": 0.1, "logprobs": 3, "seed": 5}, False),
+        ({"eos": (3,)}, False),
+        ({"min_new_tokens": 3}, False),
+        ({"eos": (3,), "min_new_tokens": 1}, True),
+        ({"logit_bias": {0: 0.5}}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"frequency_penalty": -0.1}, True),
+        ({"presence_penalty": 0.1}, True),
+        ({"bad_words": ((3,),)}, True),
+    ],
+    ids=str,
+)
+def test_logits_are_adjusted_for_requests_that_ask_for_it_alone(given_: dict[str, Any], changes: bool) -> None:
+    """A least length without an end token forbids nothing, nor does an end token without a least length."""
+    assert adjusts(SamplingParams(max_new_tokens=9, **given_)) is changes
 
 
 @given(data=st.data(), seed=st.integers(0, 10_000))
