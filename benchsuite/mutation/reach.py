@@ -30,6 +30,13 @@ STANDS_FOR = {
 """Compiled sources cannot be traced: the tests that run a function of these files reach all of them. CUDA's run on the
 host where there is no GPU."""
 
+DECLARED = {
+    "plugins/specdec_plugins/*/*.py": "benchsuite/tests/test_plugins_declared.py",
+    "plugins/specdec_plugins/*.py": "benchsuite/tests/test_plugins_declared.py",
+}
+"""Tests that read what a class declares and which defaults a function has, for which no line of either runs: they judge
+every mutant of these files."""
+
 APART = {"cold", "python", "run", "suite"}
 """Fixtures of tests that start processes, which are not traced, and for which all is imported once more: they are left
 out, and judge nothing."""
@@ -76,6 +83,8 @@ class Reach:
         lines = self.lines.get(mutant.file, {})
         first, last = mutant.lines
         found = {test for line in range(first, last + 1) for test in lines.get(line, ())}
+        reads = [test_file for pattern, test_file in DECLARED.items() if Path(mutant.file).match(pattern)]
+        found |= {test for test in self.seconds if test.startswith(tuple(f"{test_file}::" for test_file in reads))}
         return sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test))
 
 

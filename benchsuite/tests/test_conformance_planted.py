@@ -396,7 +396,12 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     (Unnormalised, {"sampled": True}, "well_formed", r"rows of q sum to \[1.001"),
     (Unlikely, {"sampled": True}, "well_formed", "a token that its own q calls impossible"),
     (Usurper, {}, "it_changes_no_output", r"changes no output.*from the unmodified model's"),
-    (Doubtful, {"sampled": True}, "sampled_outputs_have_the_targets", "have the target's distribution.*chance"),
+    (
+        Doubtful,
+        {"sampled": True},
+        "sampled_outputs_have_the_targets",
+        "planted under rejection have the target's.*chance",
+    ),
     (Unforgetting, {"remembers": True}, "remembered_only", "planted forgets.*after forget"),
     (Peeking, {}, "fit_for_a_gpu", "the host reads a number of the device"),
     (Carrying, {}, "fit_for_a_gpu", r"a copy from cpu to cuda that waits, at test_conformance_planted.py:\d+: most = "),
@@ -485,6 +490,14 @@ class Padded(Match):
     def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
         width = torch.full_like(window.width, window.tokens.shape[1])
         return super().accept(logits, replace(window, width=width), context)
+
+
+class Borrowing(Rejection):
+    """Judges each row by the q of another: no fault where there is no q."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        q = None if window.q is None else window.q.roll(1, dims=0)
+        return super().accept(logits, replace(window, q=q), context)
 
 
 class Shared(Rejection):
@@ -628,6 +641,12 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
     ),
     (Unnumbered, {"greedy": "exact", "sampled": "distribution"}, "seeds_and_requests", "those of another"),
     (Shared, {"greedy": "exact", "sampled": "distribution"}, "does_not_see_its_neighbours", "in the batch, .* alone"),
+    (
+        Borrowing,
+        {"greedy": "exact", "sampled": "distribution"},
+        "does_not_see_its_neighbours",
+        "in the batch, .* alone",
+    ),
     (Rootless, EXACT, "a_verdict_is_a_path", r"path \[1"),
     (Unended, EXACT, "a_verdict_is_a_path", r"path \[0, .*0\] with num_accepted"),
     (OutOfWords, EXACT, "a_verdict_is_a_path", "next 6"),

@@ -257,6 +257,13 @@ def test_the_top_of_a_file_is_reached_by_all_that_reach_the_file() -> None:
     assert tests == {"LIMIT = 1": ["u", "t"], "def f(a=2):": ["u", "t"], "3,": ["t"]}
 
 
+def test_what_a_plugin_declares_is_read_by_tests_that_run_none_of_its_lines() -> None:
+    test = "benchsuite/tests/test_plugins_declared.py::test_flags"
+    reach = Reach(seconds={test: 0.1, "benchsuite/tests/test_other.py::test_it": 0.1})
+    for file, judges in (("plugins/specdec_plugins/drafts/toy.py", [test]), ("specdec/toy.py", [])):
+        assert reach.tests(python_mutants(file, b"class Toy:\n    coupled = True\n")[0]) == judges
+
+
 def test_cpp_is_changed_by_the_table() -> None:
     source = """\
 #include <vector>  // a < b
