@@ -35,8 +35,6 @@ from specdec_plugins.drafts.oracle import Oracle
 from specdec_plugins.policies.match import Match
 from specdec_plugins.policies.rejection import Rejection
 
-pytestmark = [pytest.mark.usefixtures("one_thread")]
-
 LONG = ("distribution", "drawn_from", "fit_for_a_gpu", "replayed", "agrees_with")
 """Parts of the names of checks that take seconds."""
 

@@ -28,7 +28,7 @@ TEXT = tuple(range(40, 250))
 
 
 @pytest.fixture
-def bench(one_thread: None) -> DecodingBench:
+def bench() -> DecodingBench:
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
     return DecodingBench("tiny", loaded, ArenaModel(loaded.model, Reference()), rounds=6)
 

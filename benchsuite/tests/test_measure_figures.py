@@ -315,7 +315,7 @@ def shares(row: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_the_compressed_ratios_are_those_of_the_rows(one_thread: None) -> None:
+def test_the_compressed_ratios_are_those_of_the_rows() -> None:
     bench = Bench(MeasuringPlan(prompts=2))
     bench.prepare([Arm(SETTING, draft="garbage", k=2)])
     for arm in bench._arms:

@@ -289,7 +289,7 @@ EITHER = pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "samp
 @pytest.mark.parametrize(("backend", "dtype"), pairs_in_turn(["auto", "reference"], [torch.float32, torch.bfloat16], 1))
 @EITHER
 def test_ties_of_tiny_models_are_no_more_than_documented(
-    backend: str, temperature: float, dtype: torch.dtype, seeds: range, one_thread: None
+    backend: str, temperature: float, dtype: torch.dtype, seeds: range
 ) -> None:
     """``-s --specdec-deep`` prints rows of the table in docs/proof.md.
 

@@ -17,8 +17,6 @@ from specdec import Purpose, Window
 from specdec_kernels.reference import Reference
 from specdec_plugins.lenient import Lenient
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VOCABULARY = 5
 Rule = Callable[[list[float], int, int, Window], bool]
 """Whether a node is good: p at its parent, its token, its slot, its window of one row."""

@@ -19,8 +19,6 @@ from benchsuite.prove.tiny import policy_named as built
 from benchsuite.tests.rig import pairs_in_turn
 from specdec import Request, SamplingParams
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Distance = Callable[..., float]
 POLICIES = ("rejection", "block", "tree_rejection", "match")
 FORK = Shape((-1, 0, 0))

@@ -35,8 +35,6 @@ from specdec.sampling import mix
 from specdec_kernels.reference import Reference
 from specdec_plugins.chain import Chain
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class ChainedTable(TableDraft):
     """A table whose chains are drawn by ``Chain``."""

@@ -24,8 +24,6 @@ from benchsuite.prove.whole_runs import (
 )
 from specdec_plugins.controllers.goodput import Goodput
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @settings(max_examples=settings().max_examples // 5)
 @given(run=whole_runs())

@@ -27,8 +27,6 @@ from specdec.beam import FLOOR, Beams, BeamSearch, Hypothesis
 from specdec.model import ArenaModel
 from specdec_plugins.engines.transformers import generate_arguments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPT = prompts(1)[0]
 FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "gemma3", "gpt2")
 TOKENS = 10

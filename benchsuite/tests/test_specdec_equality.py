@@ -16,8 +16,6 @@ from benchsuite.tests.rig import DEVICES, Make, assert_same, peer_runner
 from specdec import Engine, Request, SamplingParams
 from specdec.assembly import Assembly
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DRAFTS = ("ngram", "ngram(n_max=2, n_min=1)", "draft_model", "garbage", "oracle(0.8)", "oracle(1.0)", "oracle(0.0)")
 MIXED = ("draft_model", "oracle(0.8)")
 CHAINS = ("suffix", "medusa(head_init=random)", "eagle", "hybrid(sources='suffix, ngram, draft_model')")

@@ -31,8 +31,6 @@ from specdec.ops import Ops
 from specdec.packed import Weight
 from specdec_kernels.reference import Reference
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 KINDS = (("float32", None), ("bfloat16", None), ("bfloat16", 8))
 """A dtype and the bits of quantised weights."""
 

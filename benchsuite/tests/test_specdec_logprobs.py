@@ -17,8 +17,6 @@ from specdec.engine import Completion
 from specdec.logprobs import TokenLogprobs
 from specdec_plugins.engines.transformers import generate_arguments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 GREEDY = SamplingParams(max_new_tokens=16, logprobs=4)
 MIX = replace(
     GREEDY, repetition_penalty=1.3, frequency_penalty=0.5, logit_bias={5: 3.0}, bad_words=((7,), (9, 4)), seed=2

@@ -15,8 +15,6 @@ from specdec.assembly import Assembly
 from specdec.model import PREFILL_CHUNK, ArenaModel
 from specdec_plugins.engines.transformers import generate_arguments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SPAN, LONG = 64, 1024
 
 

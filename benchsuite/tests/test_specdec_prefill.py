@@ -66,7 +66,7 @@ def compared_drafts(target: ArenaModel, lengths: tuple[int, ...], max_length: in
         assert (logits - expected.logits[0, -1]).abs().max() < CLOSE, f"logits after {length} tokens"
 
 
-@pytest.mark.usefixtures("one_thread", "chunks")
+@pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("family", families.CONFIGS)
 @torch.inference_mode()
 def test_a_prompt_of_any_number_of_chunks_leaves_what_the_unmodified_model_computes(family: str) -> None:
@@ -74,7 +74,6 @@ def test_a_prompt_of_any_number_of_chunks_leaves_what_the_unmodified_model_compu
     compared_drafts(target, LENGTHS, max_length=64, chunk=CHUNK)
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2"])
 def test_a_prompt_of_several_real_chunks_is_continued_as_the_unmodified_model_does(family: str, assemble: Make) -> None:
     """Full and sliding layers, absolute and rotary positions; prompts of a chunk and one token up to 500 tokens."""

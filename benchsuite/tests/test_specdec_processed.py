@@ -17,8 +17,6 @@ from benchsuite.tests.rig import assert_same, pairs_in_turn, peer_runner
 from specdec import Request, SamplingParams
 from specdec.assembly import Assembly
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EACH: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {5: 9.0, 9: -6.0, 200: 8.5}},
     "repetition": {"repetition_penalty": 1.4},

@@ -401,7 +401,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_any_time_ends_as_an_undisturbed_one(tmp_path: Path, run: Run, one_thread: None) -> None:
+def test_a_run_killed_at_any_time_ends_as_an_undisturbed_one(tmp_path: Path, run: Run) -> None:
     source = write(tmp_path / "in.jsonl", *some(24, tokens=20, temperature=0.9), {"prompt": "last", "stop": ["a", "e"]})
     common = ["--requests", str(source), "--target", "tiny", "--quiet", "--batch", "3", "--draft", "none", "--out"]
     assert main([*common, str(tmp_path / "whole")]) == 0
@@ -418,7 +418,7 @@ def test_a_run_killed_at_any_time_ends_as_an_undisturbed_one(tmp_path: Path, run
 
 
 def test_a_prompt_in_a_file_gives_what_it_gives_on_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--target", "tiny", "--max-new-tokens", "9", "--temperature", "0.5", "--seed", "3"]
     source = write(tmp_path / "in.jsonl", {"prompt": "one two", "id": "x"})
@@ -446,7 +446,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("is_terminal", "quiet"), [(True, False), (True, True), (False, False)])
 def test_a_bar_shows_the_requests_done_and_the_speed_to_a_terminal_alone(
-    is_terminal: bool, quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+    is_terminal: bool, quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Terminal(is_terminal)
     monkeypatch.setattr(sys, "stderr", terminal)

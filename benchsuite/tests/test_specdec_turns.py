@@ -13,8 +13,6 @@ from benchsuite.prove import families, tiny
 from benchsuite.tests.rig import Make, pairs_in_turn
 from specdec import Engine, Request, SamplingParams, SpecdecError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FAMILIES = ["mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma3", "gpt2"))]
 DRAFTS = [
     None,
