@@ -10,7 +10,7 @@ from benchsuite import options
 from benchsuite.configuration import FIXED, OTHERS
 from benchsuite.options import VARIABLES
 from benchsuite.plugin import OPTIONS
-from benchsuite.tests.rig import Run
+from benchsuite.tests.rig import Run, slow_after
 
 ONE = ("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--collect-only", "-q")
 
@@ -34,6 +34,7 @@ def test_a_file_holds_any_option_and_the_command_line_wins(run: Run, tmp_path: P
     assert collected(run, "--specdec-config", "run.yaml", "--specdec-batch", "3").count("-ngram-") == 2
 
 
+@pytest.mark.slow
 def test_a_variable_is_an_option_and_the_command_line_wins(run: Run) -> None:
     tiny = (
         "--specdec-target",
@@ -52,20 +53,23 @@ def test_a_variable_is_an_option_and_the_command_line_wins(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [
-        ("targt: tiny", "'targt', which is no option: did you mean 'target'?"),
-        ("specdec_max_new_tokens: 4", "did you mean 'max-new-tokens'?"),
-        ("qqqq: 1", "which is no option; options are target, "),
-        ("batch: {a: 1}", 'batch is {"a": 1}; expected a value or a list of values'),
-        ("batch: []", "batch is []; expected a value or a list of values"),
-        ("batch: null", "batch is null; expected a value or a list of values"),
-        ("batch: true", "batch is true; expected a value or a list of values"),
-        ("seed: [1, 2]", "seed is [1, 2]; expected one value"),
-        ("deterministic: 3", "deterministic is 3; expected true or false"),
-        ("- target", "holds a list; expected a mapping from options to values"),
-        ("a: [", "is no YAML"),
-        ("batch: two", "--specdec-batch is 'two'; expected whole numbers"),
-    ],
+    slow_after(
+        4,
+        [
+            ("targt: tiny", "'targt', which is no option: did you mean 'target'?"),
+            ("specdec_max_new_tokens: 4", "did you mean 'max-new-tokens'?"),
+            ("qqqq: 1", "which is no option; options are target, "),
+            ("batch: {a: 1}", 'batch is {"a": 1}; expected a value or a list of values'),
+            ("batch: []", "batch is []; expected a value or a list of values"),
+            ("batch: null", "batch is null; expected a value or a list of values"),
+            ("batch: true", "batch is true; expected a value or a list of values"),
+            ("seed: [1, 2]", "seed is [1, 2]; expected one value"),
+            ("deterministic: 3", "deterministic is 3; expected true or false"),
+            ("- target", "holds a list; expected a mapping from options to values"),
+            ("a: [", "is no YAML"),
+            ("batch: two", "--specdec-batch is 'two'; expected whole numbers"),
+        ],
+    ),
 )
 def test_a_wrong_file_is_refused_in_one_sentence(run: Run, tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
@@ -75,6 +79,7 @@ def test_a_wrong_file_is_refused_in_one_sentence(run: Run, tmp_path: Path, text:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_two_sources_that_contradict_are_refused_and_those_that_agree_are_not(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("target: tiny\nbatch: 2\n")
     done = run(*ONE, "--specdec-config", "run.yaml", SPECDEC_BATCH_SIZE="4")

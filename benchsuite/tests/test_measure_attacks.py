@@ -20,7 +20,7 @@ from benchsuite.measure.session import Bench
 from benchsuite.measure.units import disjoint_batches
 from benchsuite.measure.workloads import Question
 from benchsuite.report import tables
-from benchsuite.tests.rig import SETTING
+from benchsuite.tests.rig import SETTING, slow_after
 from specdec import Context, Draft, Request, SpecdecError, Window
 from specdec.interfaces import Env
 
@@ -146,7 +146,7 @@ def working(clock: HandClock, where: str) -> Callable[[Env], Draft]:
     return Working
 
 
-@pytest.mark.parametrize("where", ["propose", "observe", "release"])
+@pytest.mark.parametrize("where", slow_after(1, ["propose", "observe", "release"]))
 def test_work_in_any_call_of_a_step_is_drafting(where: str, clock: HandClock) -> None:
     bench = prepared(worker=working(clock, where))
     row = drafted_row(bench, "worker")
@@ -170,12 +170,14 @@ def test_work_while_a_prompt_is_read_is_in_the_time_to_the_first_token(clock: Ha
     assert sum(step["draft_ms"] for step in row.steps) < 1, "the prompt is no decoding"
 
 
+@pytest.mark.slow
 def test_work_while_it_should_forget_is_in_the_next_runs_time(clock: HandClock) -> None:
     row = drafted_row(prepared(worker=working(clock, "forget")), "worker")
     assert all(run["wall_s"] - run["decode_s"] > 1 for run in row.measured)
     assert row.info["ttft_ms"] > 1000
 
 
+@pytest.mark.slow
 def test_a_draft_that_reads_plains_output_replays() -> None:
     bench = prepared(replayer=SecretReplayer, lazy=Lazy)
     row = drafted_row(bench, "replayer")
@@ -185,6 +187,7 @@ def test_a_draft_that_reads_plains_output_replays() -> None:
     assert drafted_row(bench, "lazy").info["marks"] == []
 
 
+@pytest.mark.slow
 def test_a_draft_that_learns_across_prompts_is_marked_whatever_it_says() -> None:
     bench = prepared(plan=MeasuringPlan(prompts=2, pairs=2), learner=SecretLearner, declared=Declared, lazy=Lazy)
     for name, tau in (("learner", 1.5), ("declared", 1.0)):
@@ -194,6 +197,7 @@ def test_a_draft_that_learns_across_prompts_is_marked_whatever_it_says() -> None
     assert drafted_row(bench, "lazy").info["marks"] == []
 
 
+@pytest.mark.slow
 def test_what_a_draft_learnt_before_a_unit_is_gone_before_the_next() -> None:
     """A draft that heeds ``forget`` and does not declare that it learns starts every run afresh."""
 
@@ -214,6 +218,7 @@ def test_a_draft_that_never_proposes_is_not_comparable() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_draft_that_hangs_fails_by_name_and_the_others_go_on() -> None:
     bench = prepared(plan=MeasuringPlan(prompts=1, timeout=2.0), hanging=Hanging, lazy=Lazy)
     row = drafted_row(bench, "hanging")
@@ -241,6 +246,7 @@ def test_copies_of_a_prompt_never_share_a_batch_and_are_one_independent_unit() -
         disjoint_batches("mine", twice, 3)
 
 
+@pytest.mark.slow
 def test_a_prompt_repeated_many_times_has_no_interval(tmp_path: Path) -> None:
     path = tmp_path / "copies.jsonl"
     path.write_text(json.dumps({"question_id": 1, "turns": ["Say it again."]}) + "\n" * 1)
@@ -259,6 +265,7 @@ def test_an_output_that_does_not_end_in_a_loop_is_none(tokens: tuple[int, ...]) 
     assert not guards.loops(tokens)
 
 
+@pytest.mark.slow
 def test_speeds_on_looping_outputs_are_not_comparable() -> None:
     """Lookups guess a loop: a target whose output repeats itself makes every lookup look good."""
     bench = prepared(replayer=SecretReplayer)
@@ -270,6 +277,7 @@ def test_speeds_on_looping_outputs_are_not_comparable() -> None:
     assert (guards.why_not([ours], [base]) or "").startswith("loops: 2 of 2 outputs")
 
 
+@pytest.mark.slow
 def test_outputs_of_different_lengths_are_not_comparable() -> None:
     bench = prepared(replayer=SecretReplayer)
     drafted_row(bench, "replayer")
@@ -278,6 +286,7 @@ def test_outputs_of_different_lengths_are_not_comparable() -> None:
     assert (guards.why_not([ours], [base]) or "").startswith("lengths: ")
 
 
+@pytest.mark.slow
 def test_an_arm_of_another_dtype_compilation_or_backend_is_not_comparable() -> None:
     bench = prepared(replayer=SecretReplayer)
     drafted_row(bench, "replayer")

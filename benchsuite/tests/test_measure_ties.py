@@ -19,7 +19,7 @@ from benchsuite.measure import workloads
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import MEASURED, MOST_FLOAT32, TOO_MANY, Judge, equal_text, rate, too_many, upper_limit
 from benchsuite.prove.tiny import prompts, registry
-from benchsuite.tests.rig import Make, pairs_in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -228,7 +228,7 @@ def test_the_upper_limit_is_where_so_few_events_have_the_probability_left(count:
     assert float(few) == pytest.approx(1.0 if count == of else 0.01, rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.float64, torch.bfloat16, torch.float16]))
 @pytest.mark.parametrize("tokens", [0, 1, 24, 300])
 def test_ties_are_too_many_from_the_count_that_the_rate_makes_rare(tokens: int, dtype: torch.dtype) -> None:
     chance = Fraction(rate(dtype))

@@ -125,6 +125,7 @@ def _kept_results(root: Path) -> list[str]:
     return file.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_survivors_of_weak_tests_are_known_and_nothing_runs_twice(
     toy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ def test_only_changed_lines_are_mutated_against_a_base(toy: Path, capsys: pytest
     assert "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_hangs_is_ended(toy: Path, tmp_path: Path) -> None:
     forever = "import threading\n\ndef test_for_ever():\n    threading.Event().wait()\n"
     (toy / "benchsuite" / "tests" / "test_toy.py").write_text(forever)

@@ -13,6 +13,7 @@ from specdec.devices import why_absent
 from specdec.registry import LOAD_PLUGINS
 
 
+@pytest.mark.slow
 def test_help_imports_no_torch_and_lists_every_option(cold: Run) -> None:
     code = (
         "import sys, pytest; pytest.main(['--help']); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
@@ -26,6 +27,7 @@ def test_help_imports_no_torch_and_lists_every_option(cold: Run) -> None:
         assert f"specdec_{option.name.replace('-', '_')}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_project_that_merely_has_it_installed_is_not_affected(cold: Run, tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(
         "import sys, pytest\n"

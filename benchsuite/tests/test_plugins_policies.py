@@ -92,6 +92,7 @@ def paddings() -> tuple[list[list[float]], Window]:
     return p, Window(torch.tensor([[0, 1, 1, 1]]), torch.tensor([[-1, 0, 0, 0]]), torch.tensor([2]))
 
 
+@pytest.mark.slow
 @example(paddings(), True)
 @given(policy_cases(), st.booleans())
 def test_lossy_policies_follow_their_rules_from_good_child_to_good_child(

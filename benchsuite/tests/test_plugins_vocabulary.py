@@ -21,7 +21,7 @@ from benchsuite.measure.ties import Judge
 from benchsuite.prove import families, tiny
 from benchsuite.prove.renamed import BYTES, LETTERS, SPECIAL, byte_level, own_copy, renamed, shuffled, shuffled_draft
 from benchsuite.prove.tiny import ask, prompts, requests
-from benchsuite.tests.rig import Make, assert_same, left_to_deep, pairs_in_turn
+from benchsuite.tests.rig import Make, assert_same, left_to_deep, pairs_in_turn, slow_after
 from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.arena import Arena
 from specdec.assembly import Assembly
@@ -86,7 +86,7 @@ def build(family: str = "llama", rows: int = 3, length: int = 192, **drafts: Cal
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("k", "rows"), pairs_in_turn([1, 3, 7], [1, 3]))
+@pytest.mark.parametrize(("k", "rows"), slow_after(1, pairs_in_turn([1, 3, 7], [1, 3])))
 def test_under_match_every_output_is_plain_decodings(k: int, rows: int, temperature: float) -> None:
     made = build(rows=rows, spelling=spelling)
     work = requests(SamplingParams(temperature=temperature, seed=5, max_new_tokens=24))
@@ -101,7 +101,9 @@ def test_greedy_outputs_are_plain_decodings_under_policies_that_draw(policy: str
     assert_same(Judge(made.target, range(40)), EngineSource(made.engine(None)), EngineSource(engine), requests())
 
 
-@pytest.mark.parametrize(("family", "temperature"), pairs_in_turn(["llama", "gemma3", "mistral", "gpt2"], [0.0, 1.0]))
+@pytest.mark.parametrize(
+    ("family", "temperature"), slow_after(1, pairs_in_turn(["llama", "gemma3", "mistral", "gpt2"], [0.0, 1.0]))
+)
 def test_the_target_under_other_ids_has_every_proposal_accepted(family: str, temperature: float) -> None:
     """Without the tokens that nobody needs: what the target draws is always among those that the draft has."""
     work = requests(SamplingParams(temperature=temperature, max_new_tokens=30), count=6)
@@ -143,6 +145,7 @@ def test_accepted_proposals_are_not_processed_again() -> None:
     assert widths == [1, 1, 1, 1, 2, 1, 1, 1, 2, 1, 1, 1, 2, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_draft_left_alone_for_longer_than_its_widest_window_reads_everything() -> None:
     made = build(rows=2, length=500, other=lambda env: TranslatedDraft(env, shuffled("llama")))
     engine = made.engine("other", k=4)
@@ -163,7 +166,7 @@ def expected_q(draft: TranslatedDraft, model: PreTrainedModel, seen: Proposal) -
     return whole.index_copy_(1, translation.ids, shares)
 
 
-@pytest.mark.parametrize("text", ["spelling", "hybrid(sources='ngram(n_min=1), spelling', model_k=3)"])
+@pytest.mark.parametrize("text", slow_after(1, ["spelling", "hybrid(sources='ngram(n_min=1), spelling', model_k=3)"]))
 def test_q_is_the_drafts_own_distribution_over_the_shared_tokens(text: str) -> None:
     """Computed again without an arena, from the whole text in the draft's tokens: after rejections, steps without
     proposals or with another's, in rows of different lengths that move."""
@@ -233,6 +236,7 @@ def test_a_moved_row_takes_its_text_along() -> None:
     assert [(seen.text, seen.tokens) for seen in moved] == [(seen.text, seen.tokens) for seen in alone]
 
 
+@pytest.mark.slow
 def test_a_row_whose_text_is_too_long_for_the_draft_proposes_no_more() -> None:
     """A draft of 100 learnt positions: one more would not crash everywhere, but read the last position twice."""
 
@@ -254,6 +258,7 @@ def test_a_row_whose_text_is_too_long_for_the_draft_proposes_no_more() -> None:
     assert_same(Judge(made.target, range(40)), plain, EngineSource(engine), work)
 
 
+@pytest.mark.slow
 def test_a_row_whose_text_the_draft_cannot_read_waits_for_one_that_it_can() -> None:
     without = range(0, 250)
     made = build(few=lambda env: TranslatedDraft(env, shuffled("llama", without)))

@@ -51,7 +51,7 @@ from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
 from benchsuite.predict.turns import SteppedRun, step_in_turn
 from benchsuite.predictions import predictions_main
 from benchsuite.prove.tiny import ask, requests
-from benchsuite.tests.rig import SETTING, SHORT, Make, Run
+from benchsuite.tests.rig import SETTING, SHORT, Make, Run, slow_after
 from specdec import Request, SamplingParams, SpecdecError, Window
 from specdec.arena import Arena
 from specdec.cache import cache_root
@@ -199,6 +199,7 @@ def _texts(dice: random.Random, count: int, spread: float) -> list[StepTrace]:
     return found
 
 
+@pytest.mark.slow
 def test_intervals_hold_what_they_say() -> None:
     """1,200 cells of four texts, predicted from four others, over true costs: 90 % intervals hold 85 to 95 %.
 
@@ -400,15 +401,18 @@ def test_advice_names_a_strategy_and_the_command_that_measures_it(
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
-        (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
-        (("advise", "--workload", "nothing"), "nothing"),
-        (("advise", "--drafts", "ngrm"), "ngram"),
-        (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
-        (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
-        (("breakeven", "--workload", "nothing"), "nothing"),
-    ],
+    slow_after(
+        2,
+        [
+            (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
+            (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
+            (("advise", "--workload", "nothing"), "nothing"),
+            (("advise", "--drafts", "ngrm"), "ngram"),
+            (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
+            (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
+            (("breakeven", "--workload", "nothing"), "nothing"),
+        ],
+    ),
 )
 def test_advice_and_maps_that_cannot_be_made_are_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
     done = run("-m", "benchsuite", *arguments, "--target", "tiny")
@@ -630,6 +634,7 @@ def test_the_factor_is_the_ninetieth_percentile_of_the_others_errors_over_their_
     assert cell.prediction.ratio == 1.5
 
 
+@pytest.mark.slow
 def test_intervals_hold_nine_of_ten_cells_where_costs_are_wrong_by_strategy() -> None:
     """300 runs of nine strategies on six texts, whose costs are wrong by 5 or 15 % where 8 % is assumed."""
     dice = random.Random(5)

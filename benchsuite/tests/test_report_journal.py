@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,12 +35,8 @@ SETTINGS = [replace(SETTING, workload=name, max_new_tokens=8) for name in ("chat
 
 
 @pytest.fixture(scope="module")
-def two_cells() -> Iterator[Bench]:
+def two_cells() -> Bench:
     """Two cells with every kind of arm: plain, ours, a peer, and one that cannot run."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     made = Bench(MeasuringPlan(prompts=3, pairs=2))
     strategies: list[dict[str, Any]] = [
         {"draft": "ngram", "k": 4},
@@ -54,8 +50,7 @@ def two_cells() -> Iterator[Bench]:
     cell = made.cells[failing.setting]
     broken = replace(cell.series[failing], error="garbage could not be measured: on purpose", ended="crashed")
     made.add(replace(cell, series={**cell.series, failing: broken}))
-    yield made
-    torch.set_num_threads(threads)
+    return made
 
 
 def shown(measured: Measured) -> Any:
@@ -64,6 +59,7 @@ def shown(measured: Measured) -> Any:
     return {name: json.loads(text) for name, text in written.items() if name in ("benchmark.json", "ratios.json.gz")}
 
 
+@pytest.mark.slow
 def test_rows_of_cells_that_were_read_are_those_of_the_cells_that_were_measured(
     two_cells: Bench, tmp_path: Path
 ) -> None:

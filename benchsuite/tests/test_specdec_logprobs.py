@@ -11,7 +11,7 @@ import torch
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import tiny
 from benchsuite.prove.read_guard import guarded_steps
-from benchsuite.tests.rig import Make, pairs_in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Request, SamplingParams
 from specdec.engine import Completion
 from specdec.logprobs import TokenLogprobs
@@ -32,7 +32,7 @@ def chances(token: TokenLogprobs) -> list[float]:
 
 
 @pytest.mark.parametrize("params", [GREEDY, MIX], ids=["bare", "processors"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3", "gpt2"]))
 def test_plain_logprobs_are_those_of_transformers_logits_and_scores(family: str, params: Any, assemble: Make) -> None:
     build = assemble(family)
     judge = Judge(build.target, range(40))
@@ -62,7 +62,12 @@ def test_plain_logprobs_are_those_of_transformers_logits_and_scores(family: str,
 
 @pytest.mark.parametrize(
     ("draft", "kind"),
-    pairs_in_turn(["ngram(n_min=1)", "draft_model", "oracle(0.8)", "tree(beam=2, depth=3)", "garbage"], [*KINDS], 1),
+    slow_after(
+        2,
+        pairs_in_turn(
+            ["ngram(n_min=1)", "draft_model", "oracle(0.8)", "tree(beam=2, depth=3)", "garbage"], [*KINDS], 1
+        ),
+    ),
 )
 def test_speculative_logprobs_equal_plain_within_the_bound_on_tiny(kind: str, draft: str, assemble: Make) -> None:
     build, params = assemble("llama", max_rows=3), KINDS[kind]

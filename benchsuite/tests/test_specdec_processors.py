@@ -45,6 +45,7 @@ def drawn_params(temperatures: tuple[float, ...] = (0.0, 0.4, 1.0, 1.7)) -> st.S
     )
 
 
+@pytest.mark.slow
 @given(data=st.data(), seed=st.integers(0, 10_000))
 def test_every_slot_of_ragged_rows_has_the_distribution_of_transformers_classes(data: st.DataObject, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
