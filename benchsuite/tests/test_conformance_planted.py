@@ -36,7 +36,10 @@ from specdec_plugins.drafts.oracle import Oracle
 from specdec_plugins.policies.match import Match
 from specdec_plugins.policies.rejection import Rejection
 
-LONG = ("distribution", "drawn_from", "fit_for_a_gpu", "replayed", "agrees_with")
+LONG = (
+    *("distribution", "drawn_from", "fit_for_a_gpu", "replayed", "agrees_with"),
+    *("sampled_outputs", "changes_no_output", "replays_only"),
+)
 """Parts of the names of checks that take seconds."""
 
 

@@ -130,6 +130,7 @@ class SaidTime:
         monkeypatch.setattr(owner, name, timed)
 
 
+@pytest.mark.slow
 def test_the_share_of_a_step_is_what_passes_outside_the_forwards(
     bench: DecodingBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -339,7 +339,7 @@ def test_endpoints_are_named() -> None:
     assert parse_endpoints("a=http://[::1]:80#org/m@2")[0] == Endpoint("a", "http://[::1]:80", "org/m@2")
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("stream", slow_after(1, [True, False]), ids=["stream", "whole"])
 @pytest.mark.parametrize("chat", slow_after(1, [True, False]), ids=["chat", "completions"])
 @pytest.mark.parametrize("draft", slow_after(1, [None, "ngram"]))
 def test_our_own_server_is_read(draft: str | None, chat: bool, stream: bool, assemble: Make) -> None:

@@ -125,6 +125,7 @@ def test_a_baseline_that_is_not_there_is_made_if_asked(theirs: Suite) -> None:
     assert list(json.loads(file.read_text())["rows"]) == [ROW]
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> None:
     saved(theirs)
     file = theirs.folder / "gate.json"
@@ -178,6 +179,7 @@ def test_a_marker_gives_a_row_its_tolerance_and_its_only_level(theirs: Suite) ->
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_gates_nothing_is_refused(theirs: Suite) -> None:
     refused(
         theirs.run("--gate=fail", "--gate-against=HEAD", "-k", "nothing"),

@@ -161,6 +161,7 @@ def test_work_in_any_call_of_a_step_is_drafting(where: str, clock: HandClock) ->
     assert row.info["draft_cost"] * one_slot * sum(step["k_used"] for step in row.steps) > 0.4 * calls
 
 
+@pytest.mark.slow
 def test_work_while_a_prompt_is_read_is_in_the_time_to_the_first_token(clock: HandClock) -> None:
     row = drafted_row(prepared(worker=working(clock, "admit")), "worker")
     info = row.info

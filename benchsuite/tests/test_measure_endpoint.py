@@ -106,7 +106,9 @@ def test_a_server_of_other_weights_has_other_tokens(runner_of: Build, assemble: 
 
 @pytest.mark.parametrize(
     ("pieces", "counts"),
-    [(("a", "b", "c", "d"), [1, 1, 1, 1]), (("ab", "", "cd"), [2, 2]), (("abcd",), [4]), (("a", "bcd"), [1, 3])],
+    slow_after(
+        2, [(("a", "b", "c", "d"), [1, 1, 1, 1]), (("ab", "", "cd"), [2, 2]), (("abcd",), [4]), (("a", "bcd"), [1, 3])]
+    ),
 )
 def test_tokens_come_with_the_piece_that_completes_their_text(
     pieces: tuple[str, ...], counts: list[int], runner_of: Build

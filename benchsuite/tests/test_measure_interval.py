@@ -75,10 +75,12 @@ def test_twelve_and_eighteen_prompts_in_six_kinds_are_covered_as_promised(each: 
     assert 0.93 <= coverage([each] * 6, errors) <= 0.97
 
 
+@pytest.mark.slow
 def test_errors_skewed_in_the_same_direction_in_every_kind_cost_little_coverage() -> None:
     assert 0.92 <= coverage([3] * 6, "skewed") <= 0.97
 
 
+@pytest.mark.slow
 def test_six_prompts_of_six_kinds_drawn_at_random_are_covered_as_promised() -> None:
     assert 0.93 <= coverage([1] * 6, "normal", drawn=True) <= 0.97
 

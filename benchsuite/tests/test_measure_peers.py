@@ -224,7 +224,7 @@ def looked_up(prompt: tuple[int, ...], output: tuple[int, ...], k: int, ngram: i
     return found
 
 
-@pytest.mark.parametrize(("k", "ngram"), LOOKUPS)
+@pytest.mark.parametrize(("k", "ngram"), slow_after(1, LOOKUPS))
 def test_emissions_of_prompt_lookup_are_those_of_its_rule_with_that_k_and_ngram(k: int, ngram: int) -> None:
     work = requests(SamplingParams(max_new_tokens=50), count=2)
     got = peer_runner(f"transformers_prompt_lookup(k={k}, ngram={ngram})", cyclic()).run(work)
@@ -372,6 +372,7 @@ def test_a_forward_that_inductor_has_compiled_changes_no_token(assemble: Make) -
     assert_same(judge, EngineSource(build.engine(None)), peer, work)
 
 
+@pytest.mark.slow
 def test_a_forward_that_cannot_be_compiled_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(call: object, **given: object) -> None:
         raise RuntimeError("no C++ compiler was found")

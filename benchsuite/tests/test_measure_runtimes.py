@@ -47,6 +47,7 @@ def test_the_row_is_there_where_steps_are_recorded_alone(device: str, graphs: st
     assert all(arm.control and not arm.plain and arm.id.startswith("tiny-chat-plain-eager") for arm in found)
 
 
+@pytest.mark.slow
 def test_it_decodes_plains_tokens_op_by_op(cell: Cell) -> None:
     rows = Measured()
     rows.add(cell)

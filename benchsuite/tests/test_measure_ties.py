@@ -82,7 +82,7 @@ def test_a_difference_is_a_tie_only_within_the_bound(
     assert found[0].index == 2
 
 
-@pytest.mark.parametrize("share", [0.9, 1.1])
+@pytest.mark.parametrize("share", slow_after(2, [0.9, 1.1]))
 @pytest.mark.parametrize("lift", [1, -1], ids=["above", "below"])
 @pytest.mark.parametrize("arm", [0, 1], ids=["plain", "the other"])
 def test_any_logit_of_either_arm_beyond_the_bound_is_a_bug(
@@ -180,6 +180,7 @@ class Leaky(Reference):
         return super().tree_attention(query, keys, values, mask, scaling, softcap, used)
 
 
+@pytest.mark.slow
 def test_a_corrupt_arena_cannot_certify_itself(assemble: Make) -> None:
     build = assemble(backend="reference")  # no op of a whole layer hides its attention
     judge = Judge(build.target, range(40))

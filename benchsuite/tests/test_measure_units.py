@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
@@ -47,6 +49,7 @@ def test_conversations_of_a_batch_end_at_their_own_turns() -> None:
     assert len(set(ids)) == len(ids), "the noise is keyed by the id"
 
 
+@pytest.mark.slow
 def test_a_file_of_two_categories_is_two_columns_with_their_turns(tmp_path: Path) -> None:
     lines = [
         ("coding", ["Write a loop.", "Now a shorter one."]),

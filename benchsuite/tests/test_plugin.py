@@ -43,9 +43,9 @@ def test_a_project_that_merely_has_it_installed_is_not_affected(cold: Run, tmp_p
     assert "specdec" not in none.stdout
 
 
-def test_naming_the_plugin_twice_registers_it_once(run: Run, tmp_path: Path) -> None:
+def test_naming_the_plugin_twice_registers_it_once(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['benchsuite.plugin']\n")
-    done = run("-m", "pytest", "-p", "benchsuite.plugin", "--markers")
+    done = inside("-m", "pytest", "-p", "benchsuite.plugin", "--markers")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("@pytest.mark.cuda:") == 1
 
@@ -196,8 +196,8 @@ def test_a_precision_ends_in_a_sentence_that_says_what_was_reached(run: Run) -> 
     assert "the budget of 0.001 s is spent" in done.stdout
 
 
-def test_an_unknown_option_is_not_swallowed(run: Run) -> None:
-    done = run("-m", "pytest", "--specdec-drafts", "ngram")
+def test_an_unknown_option_is_not_swallowed(inside: Run) -> None:
+    done = inside("-m", "pytest", "--specdec-drafts", "ngram")
     assert done.returncode == 4
     assert "--specdec-drafts" in done.stderr
 

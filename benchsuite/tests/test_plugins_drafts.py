@@ -25,7 +25,7 @@ from specdec_plugins.drafts.garbage import Garbage
 from specdec_plugins.drafts.ngram import Ngram
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]))
 @pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3", "mistral", "gpt2"]))
 def test_a_draft_that_is_the_target_has_every_proposal_accepted(
     family: str, temperature: float, tmp_path: Path, assemble: Make
@@ -75,6 +75,7 @@ def test_a_draft_padded_to_another_vocabulary_costs_no_token(
     assert [c.tokens for c in engine.run(work)] == [build.plain(r) for r in work]
 
 
+@pytest.mark.slow
 def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, assemble: Make) -> None:
     """p = q: min(1, p/q) = 1, up to the rounding of two forwards of different width."""
     engine = assemble(max_rows=2).engine(f"draft_model(model={save_target('llama', tmp_path)})", "rejection", k=4)
@@ -186,6 +187,7 @@ def test_a_cost_that_proposes_trees_is_refused(assemble: Make) -> None:
         assemble().engine("oracle(0.7, cost=tree)", k=3)
 
 
+@pytest.mark.slow
 def test_the_oracle_falls_silent_where_the_output_left_its_script(assemble: Make) -> None:
     build = assemble(max_length=400)
     engine = build.engine("oracle(0.5)", "rejection", k=4)
@@ -197,7 +199,7 @@ def test_the_oracle_falls_silent_where_the_output_left_its_script(assemble: Make
 
 
 @pytest.mark.parametrize(
-    ("draft", "asked"), [("oracle(0.8)", 2), ("hybrid(sources='ngram, oracle(0.8)')", 2), ("ngram", 0)]
+    ("draft", "asked"), slow_after(1, [("oracle(0.8)", 2), ("hybrid(sources='ngram, oracle(0.8)')", 2), ("ngram", 0)])
 )
 def test_each_call_for_plains_output_is_counted_in_the_engine_whose_draft_made_it(
     draft: str, asked: int, assemble: Make

@@ -286,7 +286,7 @@ def test_heads_change_no_output_that_is_promised(
         assert engine.stats.counts["num_draft_tokens"] > 100
 
 
-@pytest.mark.parametrize("more", ["", ", beam=3"], ids=["chain", "tree"])
+@pytest.mark.parametrize("more", slow_after(1, ["", ", beam=3"]), ids=["chain", "tree"])
 def test_max_draft_limits_the_proposals_of_a_step(more: str, assemble: Make, tmp_path: Path) -> None:
     build = assemble("llama")
     engine = build.engine(f"eagle(head={saved_head('eagle', build, tmp_path)!r}, max_draft=2{more})", k=6)

@@ -127,6 +127,7 @@ def test_the_corpus_alternates_turns_and_resumes(tmp_path: Path) -> None:
     assert (len(kept.tokens), len(held_out.tokens)) == (3, 1)
 
 
+@pytest.mark.slow
 def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = catalog.load
 

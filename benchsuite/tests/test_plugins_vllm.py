@@ -258,7 +258,7 @@ def witness() -> type[Witness]:
     return Witness
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", slow_after(1, [1, 3]))
 def test_a_class_is_told_of_each_token_once_and_of_its_whole_text_at_every_call(
     rows: int, witness: type[Witness], assemble: Make
 ) -> None:

@@ -85,7 +85,7 @@ def build(family: str = "llama", rows: int = 3, length: int = 192, **drafts: Cal
     return tiny.assembly(family, max_rows=rows, max_length=length, extra=extra)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]), ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("k", "rows"), slow_after(1, pairs_in_turn([1, 3, 7], [1, 3])))
 def test_under_match_every_output_is_plain_decodings(k: int, rows: int, temperature: float) -> None:
     made = build(rows=rows, spelling=spelling)
@@ -94,7 +94,7 @@ def test_under_match_every_output_is_plain_decodings(k: int, rows: int, temperat
     assert_same(Judge(made.target, range(40)), plain, other, work)
 
 
-@pytest.mark.parametrize("policy", ["rejection", "block"])
+@pytest.mark.parametrize("policy", slow_after(1, ["rejection", "block"]))
 def test_greedy_outputs_are_plain_decodings_under_policies_that_draw(policy: str) -> None:
     made = build(shuffled=shuffled_draft)
     engine = made.engine("shuffled", policy, k=4)

@@ -143,6 +143,7 @@ def test_a_window_is_expected_to_be_as_wide_as_any_of_its_rows_makes_it() -> Non
     assert found == pytest.approx([1.0, 1.51 * 1.5 / (1.5 * (1 + 0.75 * 0.05) + 0.5 * 0.01 + 0.01)])
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 5)
 @given(st.floats(0.05, 0.95), st.integers(1, 8))
 def test_the_formula_is_the_limit_of_replays(rate: float, k: int) -> None:
@@ -291,6 +292,7 @@ def test_a_file_that_holds_something_else_is_refused(text: str, tmp_path: Path) 
         Costs.load(path, {})
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.integers(1, 30), st.floats(0.1, 9), min_size=1), st.integers(0, 40))
 def test_between_known_values_lie_values_between(known: dict[int, float], key: int) -> None:
     found = interpolated(known, key)
@@ -373,8 +375,10 @@ def test_a_run_shows_each_row_beside_its_prediction_and_keeps_it(
         (("fresh", "--specdec-dry-run"), "a dry run's figures mean nothing"),
     ],
 )
-def test_a_prediction_that_cannot_be_made_is_refused_before_work(options: tuple[str, ...], said: str, run: Run) -> None:
-    done = run(*PREDICTED, "--specdec-predict", *options)
+def test_a_prediction_that_cannot_be_made_is_refused_before_work(
+    options: tuple[str, ...], said: str, inside: Run
+) -> None:
+    done = inside(*PREDICTED, "--specdec-predict", *options)
     assert done.returncode == 4
     assert said in done.stdout + done.stderr
 
@@ -399,6 +403,7 @@ def test_advice_names_a_strategy_and_the_command_that_measures_it(
         assert one["command"] in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     slow_after(

@@ -59,7 +59,6 @@ def shown(measured: Measured) -> Any:
     return {name: json.loads(text) for name, text in written.items() if name in ("benchmark.json", "ratios.json.gz")}
 
 
-@pytest.mark.slow
 def test_rows_of_cells_that_were_read_are_those_of_the_cells_that_were_measured(
     two_cells: Bench, tmp_path: Path
 ) -> None:
@@ -290,8 +289,10 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_loses_nothing(run: Run, 
     assert len(repeatable(tmp_path / "out")) == 6
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder_that_a_later_one_would_go_on_with(run: Run, tmp_path: Path) -> None:
-    done = run("-m", "pytest", *SWEEP, "--specdec-baseline", "nothing", "--specdec-results", "out")
+def test_a_run_that_cannot_begin_leaves_no_folder_that_a_later_one_would_go_on_with(
+    inside: Run, tmp_path: Path
+) -> None:
+    done = inside("-m", "pytest", *SWEEP, "--specdec-baseline", "nothing", "--specdec-results", "out")
     assert done.returncode == 4
     assert not list((tmp_path / "out").iterdir())
 

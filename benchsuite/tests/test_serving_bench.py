@@ -50,6 +50,7 @@ def test_every_endpoint_answers_every_prompt_once_a_round_in_orders_that_are_tur
     assert len(texts) == len(PROMPTS), "greedy: plain and speculative answer alike"
 
 
+@pytest.mark.slow
 def test_tokens_that_a_stream_does_not_count_are_counted_by_the_same_answer_asked_for_whole(assemble: Make) -> None:
     with OurServer(assemble().engine(None, k=0), Bugs(no_usage=True, no_logprobs=True)) as server:
         bench = ServingBench(planned(server))

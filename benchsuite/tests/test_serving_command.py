@@ -76,8 +76,8 @@ def test_two_servers_stand_in_one_table(
     assert SECRET not in kept + done.stdout + done.stderr
 
 
-def test_without_an_endpoint_nothing_runs_and_a_line_says_how(run: Run) -> None:
-    done = run(*SERVE, "-rs")
+def test_without_an_endpoint_nothing_runs_and_a_line_says_how(inside: Run) -> None:
+    done = inside(*SERVE, "-rs")
     assert done.returncode == 0
     assert "2 skipped" in done.stdout
     assert "--specdec-endpoint plain=http://localhost:8000" in done.stdout
@@ -95,8 +95,10 @@ def test_without_an_endpoint_nothing_runs_and_a_line_says_how(run: Run) -> None:
         pytest.param(("--specdec-endpoint", "a=http://127.0.0.1:1"), "refused", marks=pytest.mark.slow),  # retries
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_is_timed(arguments: tuple[str, ...], said: str, run: Run) -> None:
-    done = run(*FEW, *arguments)
+def test_what_cannot_run_is_refused_before_anything_is_timed(
+    arguments: tuple[str, ...], said: str, inside: Run
+) -> None:
+    done = inside(*FEW, *arguments)
     assert done.returncode == 4, done.stdout
     assert said in done.stderr + done.stdout
 

@@ -168,7 +168,7 @@ def test_one_beam_is_greedy_decoding_whatever_the_early_stopping(early: Any) -> 
         assert found[0].score == pytest.approx(float(each[:n].sum()) / n**2, rel=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("family", slow_after(1, ["llama", "mistral", "gemma3"]))
 def test_a_row_is_copied_for_every_beam_beyond_the_first_of_its_parent_and_for_no_other(family: str) -> None:
     """The parents are those that transformers' cache was reordered by; its last reordering is for a step never run."""
     target, theirs = models(family)

@@ -117,7 +117,7 @@ def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: 
     "draft",
     slow_after(2, ["ngram", "oracle(0.8)", TREES[3], *(pytest.param(d, marks=pytest.mark.slow) for d in SLOWER)]),
 )
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", slow_after(1, [GREEDY, SAMPLED]), ids=["greedy", "sampled"])
 def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
     params: SamplingParams, draft: str, device: str, deep: bool
 ) -> None:

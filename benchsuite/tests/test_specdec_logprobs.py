@@ -108,6 +108,7 @@ def test_logprobs_end_with_the_tokens_where_a_stop_lies_inside_a_block(assemble:
         assert len(done.logprobs) == len(done.tokens) == full.index(full[place]) + 1
 
 
+@pytest.mark.slow
 def test_a_sampled_token_has_a_finite_processed_logprob_and_alternatives_that_sum_to_at_most_one(
     assemble: Make,
 ) -> None:
