@@ -117,7 +117,8 @@ class Window:
         reach = (self.parents[:, :, None] == slots) | (slots[:, None] == slots)
         hops = 1
         while hops < size - 1:
-            reach = torch.bmm(reach.float(), reach.float()) > 0
+            counts = reach.float()
+            reach = torch.bmm(counts, counts) > 0
             hops *= 2
         return reach
 

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
@@ -344,8 +345,8 @@ def _chosen(points: Iterable[EntryPoint]) -> list[EntryPoint]:
     """The entry points of the distributions that ``SPECDEC_LOAD_PLUGINS`` allows; SpecdecError for an unknown one."""
     allowed = os.environ.get(LOAD_PLUGINS)
     by_package: dict[str, list[EntryPoint]] = {}
-    for point in points:
-        by_package.setdefault(_canonical(point.dist.name if point.dist else ""), []).append(point)
+    for package, group in groupby(points, key=lambda point: point.dist):  # each question for a name reads a file
+        by_package.setdefault(_canonical(package.name if package else ""), []).extend(group)
     if allowed is None:
         return [point for group in by_package.values() for point in group]
     names = [_canonical(name) for name in split_list(allowed)]

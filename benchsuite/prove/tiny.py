@@ -52,8 +52,9 @@ def assembly(
     Example: ``assembly("qwen3", max_rows=2).engine("ngram", k=4)``
     """
     model = families.build_model(family, seed, dtype).to(device)
-    target = ArenaModel(model, registry(*extra).backend(backend))
-    return Assembly(registry(*extra), target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=max_length)
+    plugins = registry(*extra)
+    target = ArenaModel(model, plugins.backend(backend))
+    return Assembly(plugins, target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=max_length)
 
 
 def save_target(family: str, folder: Path) -> str:

@@ -82,9 +82,12 @@ def deep(pytestconfig: pytest.Config) -> bool:
     return bool(pytestconfig.getoption("specdec_deep"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Run on one thread: tiny products are faster, and a hundred times so beside a busy process."""
+    """Run on one thread: tiny products are faster, and a hundred times so beside a busy process.
+
+    The main job, whose items may run in the same process, has its threads before and after.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -92,8 +95,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def assemble(one_thread: None) -> Make:
-    """``benchsuite.prove.tiny.assembly``, on one thread."""
+def assemble() -> Make:
+    """``benchsuite.prove.tiny.assembly``."""
     return assembly
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,23 +83,48 @@ def pairs_in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0, g
     return found
 
 
+def slow_after(count: int, values: Iterable[Any]) -> list[ParameterSet]:
+    """Values as parameters, of which all are slow after the first ``count`` that have no mark of their own.
+
+    For cases that hold one subject: a quick run sees whether it holds at all. A tuple is a value for each name.
+    """
+    found = list[ParameterSet]()
+    for value in values:
+        given = value if isinstance(value, tuple) else (value,)
+        param = value if isinstance(value, ParameterSet) else pytest.param(*given)
+        count -= not param.marks
+        marks = [] if count >= 0 else [pytest.mark.slow]
+        found.append(pytest.param(*param.values, marks=[*param.marks, *marks], id=param.id))
+    return found
+
+
 C = TypeVar("C", bound="type[Checks]")
 
 
 def left_to_deep(checks: C, *names: str) -> C:
     """The same checks, of which those of these names run with --specdec-deep only: others hold what they do."""
+    return _marked(checks, pytest.mark.deep, names)
+
+
+def slow_checks(checks: C, *names: str) -> C:
+    """The same checks, of which those of these names are slow."""
+    return _marked(checks, pytest.mark.slow, names)
+
+
+def _marked(checks: C, mark: pytest.MarkDecorator, names: Iterable[str]) -> C:
     for name in names:
-        setattr(checks, name, _deep(getattr(checks, name)))
+        setattr(checks, name, mark(_again(getattr(checks, name))))
     return checks
 
 
-def _deep(check: Callable[..., None]) -> Callable[..., None]:
+def _again(check: Callable[..., None]) -> Callable[..., None]:
+    """A function of its own: a mark of the check itself would be every class's."""
+
     @wraps(check)
     def again(self: Checks, **given: Any) -> None:
         check(self, **given)
 
-    marked: Callable[..., None] = pytest.mark.deep(again)  # a mark of the function itself would be every class's
-    return marked
+    return again
 
 
 KILLS = pytest.StashKey[list[Any]]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,26 +16,26 @@ from benchsuite.tests.rig import Run
 ONE = ("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--collect-only", "-q")
 
 
-def collected(run: Run, *arguments: str, **environment: str) -> str:
+def collected(inside: Run, *arguments: str, **environment: str) -> str:
     """The names of the rows that a run would measure."""
-    done = run(*ONE, *arguments, **environment)
+    done = inside(*ONE, *arguments, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_a_file_holds_any_option_and_the_command_line_wins(run: Run, tmp_path: Path) -> None:
+def test_a_file_holds_any_option_and_the_command_line_wins(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "target: tiny\nworkload: [chat, reasoning]\nbatch: [1, 2]\ndraft: ngram\npeer: none\ntemperature: 0.7\n"
         "deterministic: true\ngate-tolerance: 0.05\n"
     )
-    found = collected(run, "--specdec-config", "run.yaml")
+    found = collected(inside, "--specdec-config", "run.yaml")
     for name in ("tiny-chat-ngram-match-k4-temperature0.7", "tiny-reasoning-ngram-match-k4-batch2-temperature0.7"):
         assert name in found
     assert found.count("-ngram-") == 4
-    assert collected(run, "--specdec-config", "run.yaml", "--specdec-batch", "3").count("-ngram-") == 2
+    assert collected(inside, "--specdec-config", "run.yaml", "--specdec-batch", "3").count("-ngram-") == 2
 
 
-def test_a_variable_is_an_option_and_the_command_line_wins(run: Run) -> None:
+def test_a_variable_is_an_option_and_the_command_line_wins(inside: Run) -> None:
     tiny = (
         "--specdec-target",
         "tiny",
@@ -45,9 +46,9 @@ def test_a_variable_is_an_option_and_the_command_line_wins(run: Run) -> None:
         "--specdec-peer",
         "none",
     )
-    assert "-batch2" in collected(run, *tiny, SPECDEC_BATCH_SIZE="2")
-    assert "-batch3" in collected(run, *tiny, "--specdec-batch", "3", SPECDEC_BATCH_SIZE="2")
-    assert "-backendreference" in collected(run, *tiny, SPECDEC_FORCE_PYTORCH_BACKEND="1")
+    assert "-batch2" in collected(inside, *tiny, SPECDEC_BATCH_SIZE="2")
+    assert "-batch3" in collected(inside, *tiny, "--specdec-batch", "3", SPECDEC_BATCH_SIZE="2")
+    assert "-backendreference" in collected(inside, *tiny, SPECDEC_FORCE_PYTORCH_BACKEND="1")
 
 
 @pytest.mark.parametrize(
@@ -67,47 +68,48 @@ def test_a_variable_is_an_option_and_the_command_line_wins(run: Run) -> None:
         ("batch: two", "--specdec-batch is 'two'; expected whole numbers"),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_sentence(run: Run, tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_file_is_refused_in_one_sentence(inside: Run, tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
-    done = run(*ONE, "--specdec-target", "tiny", "--specdec-config", "run.yaml")
+    done = inside(*ONE, "--specdec-target", "tiny", "--specdec-config", "run.yaml")
     assert done.returncode == 4
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_two_sources_that_contradict_are_refused_and_those_that_agree_are_not(run: Run, tmp_path: Path) -> None:
+def test_two_sources_that_contradict_are_refused_and_those_that_agree_are_not(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("target: tiny\nbatch: 2\n")
-    done = run(*ONE, "--specdec-config", "run.yaml", SPECDEC_BATCH_SIZE="4")
+    done = inside(*ONE, "--specdec-config", "run.yaml", SPECDEC_BATCH_SIZE="4")
     assert done.returncode == 4
     said = "batch has two values: '2' in run.yaml, '4' in the variable SPECDEC_BATCH_SIZE; leave out one"
     assert said in done.stderr
-    assert "-batch2" in collected(run, "--specdec-config", "run.yaml", SPECDEC_BATCH_SIZE="2")
+    assert "-batch2" in collected(inside, "--specdec-config", "run.yaml", SPECDEC_BATCH_SIZE="2")
     assert "-batch1" not in collected(
-        run, "--specdec-config", "run.yaml", "--specdec-batch", "3", SPECDEC_BATCH_SIZE="4"
+        inside, "--specdec-config", "run.yaml", "--specdec-batch", "3", SPECDEC_BATCH_SIZE="4"
     )
 
 
-def test_an_unknown_variable_warns_and_a_wrong_value_is_refused(run: Run) -> None:
-    done = run(*ONE, "--specdec-target", "tiny", SPECDEC_DTYP="float32")
-    assert "the variable SPECDEC_DTYP means nothing here: did you mean SPECDEC_DTYPE?" in done.stdout + done.stderr
-    wrong = run(*ONE, "--specdec-target", "tiny", SPECDEC_DETERMINISTIC="maybe")
+def test_an_unknown_variable_warns_and_a_wrong_value_is_refused(inside: Run) -> None:
+    said = "the variable SPECDEC_DTYP means nothing here: did you mean SPECDEC_DTYPE?"
+    with pytest.warns(pytest.PytestConfigWarning, match=re.escape(said)):
+        inside(*ONE, "--specdec-target", "tiny", SPECDEC_DTYP="float32")
+    wrong = inside(*ONE, "--specdec-target", "tiny", SPECDEC_DETERMINISTIC="maybe")
     assert wrong.returncode == 4
     assert "the variable SPECDEC_DETERMINISTIC is 'maybe'; expected 1 or 0" in wrong.stderr
 
 
-def test_two_variables_of_one_option_must_agree_and_what_cannot_be_chosen_is_refused(run: Run) -> None:
-    done = run(*ONE, "--specdec-target", "tiny", SPECDEC_AMP="1", SPECDEC_DTYPE="float32")
+def test_two_variables_of_one_option_must_agree_and_what_cannot_be_chosen_is_refused(inside: Run) -> None:
+    done = inside(*ONE, "--specdec-target", "tiny", SPECDEC_AMP="1", SPECDEC_DTYPE="float32")
     assert done.returncode == 4
     said = "dtype has two values: 'bfloat16' in the variable SPECDEC_AMP, 'float32' in the variable SPECDEC_DTYPE"
     assert said in done.stderr
-    done = run(*ONE, "--specdec-target", "tiny", SPECDEC_PARALLEL_STREAMS="1")
+    done = inside(*ONE, "--specdec-target", "tiny", SPECDEC_PARALLEL_STREAMS="1")
     assert done.returncode == 4
     said = "the variable SPECDEC_PARALLEL_STREAMS is '1'; expected 0: this version drafts and verifies on one stream"
     assert said in done.stderr
 
 
-def test_every_variable_is_in_the_help_of_its_option_and_in_the_documents(run: Run) -> None:
-    shown = " ".join(run("-m", "pytest", "--help").stdout.split())
+def test_every_variable_is_in_the_help_of_its_option_and_in_the_documents(inside: Run) -> None:
+    shown = " ".join(inside("-m", "pytest", "--help").stdout.split())
     page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
     for name in VARIABLES:
         assert name in shown
@@ -115,8 +117,8 @@ def test_every_variable_is_in_the_help_of_its_option_and_in_the_documents(run: R
         assert f"`{name}" in page
 
 
-def test_a_folder_that_is_none_cannot_be_repeated(run: Run) -> None:
-    done = run(*ONE, "--specdec-repeat", "nowhere")
+def test_a_folder_that_is_none_cannot_be_repeated(inside: Run) -> None:
+    done = inside(*ONE, "--specdec-repeat", "nowhere")
     assert done.returncode == 4
     assert "nowhere is no folder of results" in done.stderr
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchsuite import conformance
 from benchsuite.conformance.claims import Checks
-from benchsuite.tests.rig import left_to_deep
+from benchsuite.tests.rig import left_to_deep, slow_checks
 from specdec.interfaces import OPS
 
 C = TypeVar("C", bound=type[Checks])
@@ -26,6 +26,8 @@ shows a distance and holds nothing."""
 SAMPLED = "test_sampled_outputs_have_the_targets_distribution"
 """Of proposals that are certain, whatever they are, test_prove_exact_runs.py proves this."""
 
+SAME = "test_it_changes_no_output"
+
 Q = "test_q_is_the_distribution_that_its_proposals_were_drawn_from"
 
 
@@ -38,7 +40,7 @@ def slow(checks: C, *deep: str) -> C:
     return left_to_deep(checks, *deep)
 
 
-TestNgram = conformance.draft("ngram(n_min=1)")
+TestNgram = slow_checks(conformance.draft("ngram(n_min=1)"), FAKE, REPLAYED, SAMPLED, SAME)
 TestNgramTree = slow(conformance.draft("ngram(n_min=1, branches=3)", trees=True), FAKE, REPLAYED, SAMPLED)
 TestSuffix = slow(conformance.draft("suffix(min_match=1)", remembers=True), FAKE, REPLAYED, SAMPLED)
 TestSuffixAlone = slow(conformance.draft("suffix(min_match=1, earlier=False)"), FAKE, REPLAYED, SAMPLED)
@@ -81,7 +83,7 @@ TestLlamaCppLookup = slow(
 )
 
 TestMatch = slow(conformance.policy("match", greedy="exact", sampled="exact", trees=True, coupled=True), *OF_POLICIES)
-TestRejection = conformance.policy("rejection", greedy="exact", sampled="distribution")
+TestRejection = slow_checks(conformance.policy("rejection", greedy="exact", sampled="distribution"), *OF_POLICIES)
 TestBlock = slow(conformance.policy("block", greedy="exact", sampled="distribution"), *OF_POLICIES)
 TestTreeRejection = slow(
     conformance.policy("tree_rejection", greedy="exact", sampled="distribution", trees=True), *OF_POLICIES
@@ -102,11 +104,18 @@ TestTreeAgree = slow(
     conformance.policy("tree_agree", greedy="lossy", sampled="lossy", trees=True, coupled=True), *OF_POLICIES
 )
 
-TestFixed = conformance.controller("fixed")
+TestFixed = slow_checks(
+    conformance.controller("fixed"), "test_it_repeats_where_claimed", "test_after_forget_it_asks_what_a_new_one_asks"
+)
 TestAdaptive = slow(conformance.controller("adaptive(window=2)"))
 TestGoodput = slow(conformance.controller("goodput(maximum=4)", deterministic=False))
 
-TestReference = conformance.backend("reference", ops=sorted({*OPS} - {"decoder_layers", "block_sample", "tree_sample"}))
-TestCpu = conformance.backend(
-    "cpu", ops=sorted({*OPS} - {"accept", "noise_keys", "block_sample", "tree_sample", "emit", "kv_plan"})
+TestReference = slow_checks(
+    conformance.backend("reference", ops=sorted({*OPS} - {"decoder_layers", "block_sample", "tree_sample"})), SAME
+)
+TestCpu = slow_checks(
+    conformance.backend(
+        "cpu", ops=sorted({*OPS} - {"accept", "noise_keys", "block_sample", "tree_sample", "emit", "kv_plan"})
+    ),
+    SAME,
 )

@@ -24,6 +24,7 @@ from benchsuite.conformance.policies import PolicyChecks
 from benchsuite.prove import tiny
 from benchsuite.tests.faulty_engines import ENGINES
 from benchsuite.tests.faulty_noise import Echo, SeedlessPolicy, SharedCoin, StaleCoins, StaleModel, Tossed, Unnumbered
+from benchsuite.tests.rig import slow_after
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
 from specdec.interfaces import ControllerFactory
 from specdec_kernels.reference import Reference
@@ -35,9 +36,10 @@ from specdec_plugins.drafts.oracle import Oracle
 from specdec_plugins.policies.match import Match
 from specdec_plugins.policies.rejection import Rejection
 
-pytestmark = [pytest.mark.usefixtures("one_thread")]
-
-LONG = ("distribution", "drawn_from", "fit_for_a_gpu", "replayed", "agrees_with")
+LONG = (
+    *("distribution", "drawn_from", "fit_for_a_gpu", "replayed", "agrees_with"),
+    *("sampled_outputs", "changes_no_output", "replays_only"),
+)
 """Parts of the names of checks that take seconds."""
 
 
@@ -780,7 +782,7 @@ CONTROLLERS: list[tuple[ControllerFactory, bool, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "deterministic", "check", "message"), CONTROLLERS, ids=name_of)
+@pytest.mark.parametrize(("fault", "deterministic", "check", "message"), slow_after(4, CONTROLLERS), ids=name_of)
 def test_a_faulty_controller_is_found(fault: ControllerFactory, deterministic: bool, check: str, message: str) -> None:
     kit = conformance.controller("planted", deterministic=deterministic, factory=fault)
     said = next(failures(kit, only=check), None)

@@ -28,7 +28,7 @@ TEXT = tuple(range(40, 250))
 
 
 @pytest.fixture
-def bench(one_thread: None) -> DecodingBench:
+def bench() -> DecodingBench:
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
     return DecodingBench("tiny", loaded, ArenaModel(loaded.model, Reference()), rounds=6)
 
@@ -130,6 +130,7 @@ class SaidTime:
         monkeypatch.setattr(owner, name, timed)
 
 
+@pytest.mark.slow
 def test_the_share_of_a_step_is_what_passes_outside_the_forwards(
     bench: DecodingBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_run_without_a_full_step_is_refused(bench: DecodingBench) -> None:
         stepped(engine, eight(bench.text, SamplingParams(max_new_tokens=4)))
 
 
+@pytest.mark.slow
 def test_queues_see_the_cells_that_grouping_saves(bench: DecodingBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a forward costs what its longest row has, grouping must pay, and a second run is the first."""
     clock = SaidTime(monkeypatch)
@@ -164,6 +166,7 @@ def test_queues_see_the_cells_that_grouping_saves(bench: DecodingBench, monkeypa
     assert {row.work for row in rows.values()} == {(40 * 16, 40 * 6)}
 
 
+@pytest.mark.slow
 def test_a_batch_is_as_many_times_as_fast_as_it_has_rows_where_a_forward_costs_what_one_row_costs(
     bench: DecodingBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,10 @@ def test_waits_are_drawn_below_half_a_second_doubled_at_each_try_up_to_a_minute(
     assert drawn == [(0, 0.5), (0, 1.0), (0, 2.0), (0, 32.0), (0, 60.0)]
 
 
-def test_a_client_keeps_its_connections_follows_nothing_and_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("url", "verifies"), [("http://here", False), ("https://here", True)])
+def test_a_client_keeps_its_connections_follows_nothing_and_asks_no_proxy(
+    url: str, verifies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECDEC_API_KEY", "secret")
     made: dict[str, Any] = {}
 
@@ -137,15 +140,16 @@ def test_a_client_keeps_its_connections_follows_nothing_and_asks_no_proxy(monkey
         AsyncClient=record, Timeout=lambda *given, **more: (given, more), Limits=lambda **given: given
     )
     monkeypatch.setattr(module, "_httpx", lambda: stub)
-    Client(Endpoint("spec", "http://here"))
+    Client(Endpoint("spec", url))
     assert made == {
-        "base_url": "http://here",
+        "base_url": url,
         "headers": {"Accept-Encoding": "identity", "Authorization": "Bearer secret"},
         "timeout": ((120.0,), {"connect": 10.0}),
         "limits": {"max_connections": None, "max_keepalive_connections": None, "keepalive_expiry": module.KEPT_S},
         "follow_redirects": False,
         "transport": None,
         "trust_env": False,
+        "verify": verifies,
     }
 
 

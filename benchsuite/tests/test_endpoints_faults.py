@@ -15,7 +15,7 @@ import pytest
 
 from benchsuite.tests.faulty import DONE, STREAM, Fault, FaultyServer, event, plain_answer
 from benchsuite.tests.our_server import MODEL, Bugs, OurServer
-from benchsuite.tests.rig import Make
+from benchsuite.tests.rig import Make, slow_after
 from specdec import SpecdecError
 from specdec_plugins.endpoints import client as client_module
 from specdec_plugins.endpoints.client import BACK_OFF_S, LONGEST_WAIT_S, Ask, Client, retry_after
@@ -116,7 +116,7 @@ def test_a_server_that_drips_is_ended_by_the_total_limit() -> None:
     assert (found.kind, found.begun) == ("timeout", True)
 
 
-@pytest.mark.parametrize("at", range(1, 12))
+@pytest.mark.parametrize("at", slow_after(4, range(1, 12)))
 def test_a_character_in_two_pieces_is_read_whole(at: int) -> None:
     """The event is cut at each of its last bytes, in the middle of a character, of CRLF and of the data."""
     whole = event("é€😀", reason="length").replace(b"\n\n", b"\r\n\r\n")
@@ -137,7 +137,7 @@ WHOLE_FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("script", "kind"), WHOLE_FAULTS.values(), ids=[*WHOLE_FAULTS])
+@pytest.mark.parametrize(("script", "kind"), slow_after(1, WHOLE_FAULTS.values()), ids=[*WHOLE_FAULTS])
 def test_a_whole_answer_that_has_begun_is_not_asked_for_again(script: Fault, kind: str) -> None:
     with FaultyServer([script, WHOLE]) as server:
         with pytest.raises(EndpointFailure) as error:
@@ -339,9 +339,9 @@ def test_endpoints_are_named() -> None:
     assert parse_endpoints("a=http://[::1]:80#org/m@2")[0] == Endpoint("a", "http://[::1]:80", "org/m@2")
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("chat", [True, False], ids=["chat", "completions"])
-@pytest.mark.parametrize("draft", [None, "ngram"])
+@pytest.mark.parametrize("stream", slow_after(1, [True, False]), ids=["stream", "whole"])
+@pytest.mark.parametrize("chat", slow_after(1, [True, False]), ids=["chat", "completions"])
+@pytest.mark.parametrize("draft", slow_after(1, [None, "ngram"]))
 def test_our_own_server_is_read(draft: str | None, chat: bool, stream: bool, assemble: Make) -> None:
     """The same tokens with and without a draft, and their log-probabilities are those of the engine."""
     prompt = "once upon once upon"
@@ -415,6 +415,7 @@ def test_only_kinds_that_exist_are_tried_again() -> None:
     assert set(RETRIED) < set(FAILURES)
 
 
+@pytest.mark.slow
 def test_a_changed_token_differs_from_plain(assemble: Make) -> None:
     with (
         OurServer(assemble().engine(None, k=0)) as plain,

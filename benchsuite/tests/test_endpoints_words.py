@@ -329,6 +329,7 @@ def spoken(draw: st.DrawFn) -> Speculation:
     )
 
 
+@pytest.mark.slow
 @given(spoken(), st.sampled_from(["vllm page", "llama.cpp page"]))
 def test_ours_to_theirs_to_ours_is_the_identity(said: Speculation, source: str) -> None:
     again = words.read_page(words.write_page(said, source))

@@ -137,6 +137,7 @@ def test_one_prompt_of_twenty_is_named_although_the_mean_is_within_the_tolerance
     assert found.change == pytest.approx(1.6 ** (1 / 20) - 1, abs=0.004), "and that is below 0.03"
 
 
+@pytest.mark.slow
 def test_prompts_that_differ_by_noise_alone_are_not_named() -> None:
     def noisy(seed: int) -> Record:
         coin = random.Random(seed)

@@ -58,6 +58,7 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "DRAWS", 20)
 
 
+@pytest.mark.slow
 def test_alike_sides_raise_no_alarm_and_a_slowdown_is_found_in_its_part(tmp_path: Path) -> None:
     _write(tmp_path, {"parts": (0.06,) * 3, "prompt-1.2x": (0.2, 0.0, 0.0), "all-6%": (0.06,) * 3})
     text, values = report(tmp_path, COUNT)

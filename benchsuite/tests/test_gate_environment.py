@@ -130,6 +130,7 @@ def test_counters_too_come_from_a_launch_with_the_sides_own_dependencies(
     assert [one.verdict for one in trial.findings() if one.row == "row"] == [verdict]
 
 
+@pytest.mark.slow
 def test_a_layer_has_what_differs_and_is_made_once(theirs: Suite, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = metadata.version("pytest")
     (theirs.folder / "requirements.txt").write_text(f"pytest=={installed}\nSlowDep==1.0\nspecdec-bench==0.0.1\n")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchsuite.tests.gate_rig import FAILED, GATED, OK, USAGE, Done, Suite, refused
+from benchsuite.tests.rig import slow_after
 
 LIVE = ("--gate=fail", "--gate-launches=5+2", "--gate-against", "HEAD")
 ROW = "test_theirs.py::test_work"
@@ -40,6 +41,7 @@ def saved(theirs: Suite, launches: int = 5) -> None:
     file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
+@pytest.mark.slow
 def test_a_slowdown_fails_with_what_and_how_much_and_is_accepted_if_asked(theirs: Suite) -> None:
     saved(theirs)
     file = theirs.folder / "gate.json"
@@ -85,6 +87,7 @@ def test_a_slowdown_fails_with_what_and_how_much_and_is_accepted_if_asked(theirs
     assert after_heading(theirs.run(*GATED))[-1] == f"PASS: 1 rows at levels 3 against {file}: nothing got worse"
 
 
+@pytest.mark.slow
 def test_a_revision_is_measured_beside_the_working_tree_in_an_order_kept_with_its_seed(theirs: Suite) -> None:
     def order(*options: str) -> dict[str, Any]:
         refused(theirs.run(*LIVE, "--gate-json=v.json", *options), OK, "PASS", "nothing got worse")
@@ -103,6 +106,7 @@ def test_a_revision_is_measured_beside_the_working_tree_in_an_order_kept_with_it
     assert len(left.stdout.splitlines()) == 1, "a worktree was left behind"
 
 
+@pytest.mark.slow
 def test_a_baseline_has_as_many_launches_as_are_asked_for(theirs: Suite) -> None:
     made = theirs.run("--gate-save=five.json", "--gate-launches=5")
     refused(made, OK, "gate: launch 5 of 5", "1 rows, 5 launches")
@@ -121,6 +125,7 @@ def test_a_baseline_that_is_not_there_is_made_if_asked(theirs: Suite) -> None:
     assert list(json.loads(file.read_text())["rows"]) == [ROW]
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> None:
     saved(theirs)
     file = theirs.folder / "gate.json"
@@ -144,22 +149,26 @@ def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> Non
 
 @pytest.mark.parametrize(
     ("mark", "sentence"),
-    [
-        (
-            "tolerence=0.1",
-            "the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got {'tolerence': 0.1}",
-        ),
-        ("0.1", "the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got (0.1,)"),
-        ("tolerance=1", "the marker's tolerance is 1; 0.03 is 3 %"),
-        ("tolerance=0", "the marker's tolerance is 0; 0.03 is 3 %"),
-        ("level=4", "the marker's level is 4; expected 0, 1, 2 or 3"),
-    ],
+    slow_after(
+        2,
+        [
+            (
+                "tolerence=0.1",
+                "the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got {'tolerence': 0.1}",
+            ),
+            ("0.1", "the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got (0.1,)"),
+            ("tolerance=1", "the marker's tolerance is 1; 0.03 is 3 %"),
+            ("tolerance=0", "the marker's tolerance is 0; 0.03 is 3 %"),
+            ("level=4", "the marker's level is 4; expected 0, 1, 2 or 3"),
+        ],
+    ),
 )
 def test_a_marker_that_cannot_be_meant_is_refused(theirs: Suite, mark: str, sentence: str) -> None:
     theirs.write(mark=f"@pytest.mark.gate({mark})")
     refused(theirs.run("--gate=fail", "--gate-against=HEAD", "--collect-only"), USAGE, f"{ROW}: {sentence}")
 
 
+@pytest.mark.slow
 def test_a_marker_gives_a_row_its_tolerance_and_its_only_level(theirs: Suite) -> None:
     saved(theirs)
     theirs.write(seconds=1.06, mark="@pytest.mark.gate(tolerance=0.1, level=3)")
@@ -170,6 +179,7 @@ def test_a_marker_gives_a_row_its_tolerance_and_its_only_level(theirs: Suite) ->
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_gates_nothing_is_refused(theirs: Suite) -> None:
     refused(
         theirs.run("--gate=fail", "--gate-against=HEAD", "-k", "nothing"),

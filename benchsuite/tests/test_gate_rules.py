@@ -117,6 +117,7 @@ def due(differences: Sequence[float], final: bool, level: float) -> GateVerdict:
     return PASS if fine and excluded else INCONCLUSIVE
 
 
+@pytest.mark.slow
 def test_every_verdict_is_the_documented_one() -> None:
     """Of 400 drawn cases; each verdict occurs, and in some the other stage's level would give another one."""
     dice = random.Random(1)

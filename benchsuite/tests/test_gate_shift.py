@@ -71,6 +71,7 @@ def test_five_pairs_that_agree_show_one_in_thirty_two_and_no_more() -> None:
     assert paired([0.05, 0.06, 0.07, 0.05, 0.06], 1 / 33).low == -math.inf
 
 
+@pytest.mark.slow
 @given(DISTINCT, st.integers(-50, 50), st.sampled_from([1 / 32, 0.01, 0.1]))
 def test_a_bound_moves_with_the_values_and_lies_on_its_side(values: list[int], by: int, level: float) -> None:
     got, moved = paired(values, level), paired([v + by for v in values], level)

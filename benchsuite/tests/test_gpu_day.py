@@ -21,6 +21,7 @@ def _part(name: str, code: str, seconds: float = 30, settles: tuple[str, ...] = 
     return GpuPart(name, seconds, (sys.executable, "-c", code), settles)
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_hangs_or_is_missing_leaves_its_output_and_the_next_runs(tmp_path: Path) -> None:
     waits = "[sys.executable, '-c', 'import signal; signal.pause()']"
     hangs = f"import subprocess, sys; print('begun', flush=True); subprocess.run({waits})"

@@ -15,7 +15,7 @@ from benchsuite.kernelbench.agreement import run_op
 from benchsuite.kernelbench.cases import CASES, EVERY
 from benchsuite.prove import tiny
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import INTERPRETED
+from benchsuite.tests.rig import INTERPRETED, slow_after
 from specdec import Request, SamplingParams, Verdict, Window, sampling
 from specdec.ledger import stacked
 from specdec_plugins.drafts.draft_model import DraftModel
@@ -151,12 +151,15 @@ def _broken_in_the_first_row(of: Callable[..., Any], bad: float) -> Callable[...
 
 @pytest.mark.parametrize(
     ("draft", "policy", "bad"),
-    [
-        *(("draft_model", policy, NAN) for policy in ("match", "rejection", "block", "tree_rejection")),
-        ("tree", "match", INF),
-        ("medusa(head_init=random)", "block", INF),
-        ("medusa(head_init=random, beam=2)", "tree_rejection", NAN),
-    ],
+    slow_after(
+        2,
+        [
+            *(("draft_model", policy, NAN) for policy in ("match", "rejection", "block", "tree_rejection")),
+            ("tree", "match", INF),
+            ("medusa(head_init=random)", "block", INF),
+            ("medusa(head_init=random, beam=2)", "tree_rejection", NAN),
+        ],
+    ),
 )
 def test_a_draft_without_logits_in_one_row_emits_tokens_and_leaves_the_other_row_alone(
     draft: str, policy: str, bad: float, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchsuite.kernelbench.cases import CASES, KINDS, Case
 from benchsuite.prove import families
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import INTERPRETED
+from benchsuite.tests.rig import INTERPRETED, slow_after
 from specdec import SpecdecError
 from specdec.decoder import Cells
 from specdec.messages import Window
@@ -89,7 +89,7 @@ def test_copies_of_floats_are_left_out_when_asked_but_codes_are_packed() -> None
         registry().backend("cpu(pack=no)")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_after(2, KINDS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(
     rows=st.integers(1, 70) | st.sampled_from((193, 400)),

@@ -20,7 +20,7 @@ from benchsuite.measure.session import Bench
 from benchsuite.measure.units import disjoint_batches
 from benchsuite.measure.workloads import Question
 from benchsuite.report import tables
-from benchsuite.tests.rig import SETTING
+from benchsuite.tests.rig import SETTING, slow_after
 from specdec import Context, Draft, Request, SpecdecError, Window
 from specdec.interfaces import Env
 
@@ -146,8 +146,8 @@ def working(clock: HandClock, where: str) -> Callable[[Env], Draft]:
     return Working
 
 
-@pytest.mark.parametrize("where", ["propose", "observe", "release"])
-def test_work_in_any_call_of_a_step_is_drafting(where: str, clock: HandClock, one_thread: None) -> None:
+@pytest.mark.parametrize("where", slow_after(1, ["propose", "observe", "release"]))
+def test_work_in_any_call_of_a_step_is_drafting(where: str, clock: HandClock) -> None:
     bench = prepared(worker=working(clock, where))
     row = drafted_row(bench, "worker")
     calls = len(row.measured) if where == "release" else sum(step["k_used"] > 0 for step in row.steps)
@@ -161,7 +161,8 @@ def test_work_in_any_call_of_a_step_is_drafting(where: str, clock: HandClock, on
     assert row.info["draft_cost"] * one_slot * sum(step["k_used"] for step in row.steps) > 0.4 * calls
 
 
-def test_work_while_a_prompt_is_read_is_in_the_time_to_the_first_token(clock: HandClock, one_thread: None) -> None:
+@pytest.mark.slow
+def test_work_while_a_prompt_is_read_is_in_the_time_to_the_first_token(clock: HandClock) -> None:
     row = drafted_row(prepared(worker=working(clock, "admit")), "worker")
     info = row.info
     assert info["ttft_draft_ms"] == pytest.approx(1000, rel=1e-3)
@@ -170,13 +171,15 @@ def test_work_while_a_prompt_is_read_is_in_the_time_to_the_first_token(clock: Ha
     assert sum(step["draft_ms"] for step in row.steps) < 1, "the prompt is no decoding"
 
 
-def test_work_while_it_should_forget_is_in_the_next_runs_time(clock: HandClock, one_thread: None) -> None:
+@pytest.mark.slow
+def test_work_while_it_should_forget_is_in_the_next_runs_time(clock: HandClock) -> None:
     row = drafted_row(prepared(worker=working(clock, "forget")), "worker")
     assert all(run["wall_s"] - run["decode_s"] > 1 for run in row.measured)
     assert row.info["ttft_ms"] > 1000
 
 
-def test_a_draft_that_reads_plains_output_replays(one_thread: None) -> None:
+@pytest.mark.slow
+def test_a_draft_that_reads_plains_output_replays() -> None:
     bench = prepared(replayer=SecretReplayer, lazy=Lazy)
     row = drafted_row(bench, "replayer")
     assert row.info["tau"] > 3, "the attack does not pay"
@@ -185,7 +188,8 @@ def test_a_draft_that_reads_plains_output_replays(one_thread: None) -> None:
     assert drafted_row(bench, "lazy").info["marks"] == []
 
 
-def test_a_draft_that_learns_across_prompts_is_marked_whatever_it_says(one_thread: None) -> None:
+@pytest.mark.slow
+def test_a_draft_that_learns_across_prompts_is_marked_whatever_it_says() -> None:
     bench = prepared(plan=MeasuringPlan(prompts=2, pairs=2), learner=SecretLearner, declared=Declared, lazy=Lazy)
     for name, tau in (("learner", 1.5), ("declared", 1.0)):
         row = drafted_row(bench, name)
@@ -194,7 +198,8 @@ def test_a_draft_that_learns_across_prompts_is_marked_whatever_it_says(one_threa
     assert drafted_row(bench, "lazy").info["marks"] == []
 
 
-def test_what_a_draft_learnt_before_a_unit_is_gone_before_the_next(one_thread: None) -> None:
+@pytest.mark.slow
+def test_what_a_draft_learnt_before_a_unit_is_gone_before_the_next() -> None:
     """A draft that heeds ``forget`` and does not declare that it learns starts every run afresh."""
 
     class Forgetful(Declared):
@@ -205,7 +210,7 @@ def test_what_a_draft_learnt_before_a_unit_is_gone_before_the_next(one_thread: N
     assert row.info["marks"] == []
 
 
-def test_a_draft_that_never_proposes_is_not_comparable(one_thread: None) -> None:
+def test_a_draft_that_never_proposes_is_not_comparable() -> None:
     row = drafted_row(prepared(lazy=Lazy), "lazy")
     assert row.info["verdict"] == "not comparable"
     assert row.info["not_comparable"].startswith("no proposals")
@@ -214,7 +219,8 @@ def test_a_draft_that_never_proposes_is_not_comparable(one_thread: None) -> None
     ]
 
 
-def test_a_draft_that_hangs_fails_by_name_and_the_others_go_on(one_thread: None) -> None:
+@pytest.mark.slow
+def test_a_draft_that_hangs_fails_by_name_and_the_others_go_on() -> None:
     bench = prepared(plan=MeasuringPlan(prompts=1, timeout=2.0), hanging=Hanging, lazy=Lazy)
     row = drafted_row(bench, "hanging")
     assert row.failure
@@ -222,7 +228,7 @@ def test_a_draft_that_hangs_fails_by_name_and_the_others_go_on(one_thread: None)
     assert drafted_row(bench, "lazy").info["tokens_per_s"] > 0
 
 
-def test_a_batch_has_no_prompt_twice_and_no_prompt_is_in_two(one_thread: None) -> None:
+def test_a_batch_has_no_prompt_twice_and_no_prompt_is_in_two() -> None:
     questions = [Question((text,)) for text in "abcdefgh"]
     batches = disjoint_batches("chat", questions, 3)
     used = [question for batch in batches for question in batch.questions]
@@ -232,7 +238,7 @@ def test_a_batch_has_no_prompt_twice_and_no_prompt_is_in_two(one_thread: None) -
         prepared(replace(HERE, batch=4), lazy=Lazy)
 
 
-def test_copies_of_a_prompt_never_share_a_batch_and_are_one_independent_unit(one_thread: None) -> None:
+def test_copies_of_a_prompt_never_share_a_batch_and_are_one_independent_unit() -> None:
     twice = [Question((text,)) for text in "aabb"]
     batches = disjoint_batches("mine", twice, 2)
     assert [batch.places for batch in batches] == [(0, 2), (1, 3)]
@@ -241,7 +247,8 @@ def test_copies_of_a_prompt_never_share_a_batch_and_are_one_independent_unit(one
         disjoint_batches("mine", twice, 3)
 
 
-def test_a_prompt_repeated_many_times_has_no_interval(tmp_path: Path, one_thread: None) -> None:
+@pytest.mark.slow
+def test_a_prompt_repeated_many_times_has_no_interval(tmp_path: Path) -> None:
     path = tmp_path / "copies.jsonl"
     path.write_text(json.dumps({"question_id": 1, "turns": ["Say it again."]}) + "\n" * 1)
     path.write_text(path.read_text() * 8)
@@ -259,7 +266,8 @@ def test_an_output_that_does_not_end_in_a_loop_is_none(tokens: tuple[int, ...]) 
     assert not guards.loops(tokens)
 
 
-def test_speeds_on_looping_outputs_are_not_comparable(one_thread: None) -> None:
+@pytest.mark.slow
+def test_speeds_on_looping_outputs_are_not_comparable() -> None:
     """Lookups guess a loop: a target whose output repeats itself makes every lookup look good."""
     bench = prepared(replayer=SecretReplayer)
     drafted_row(bench, "replayer")
@@ -270,7 +278,8 @@ def test_speeds_on_looping_outputs_are_not_comparable(one_thread: None) -> None:
     assert (guards.why_not([ours], [base]) or "").startswith("loops: 2 of 2 outputs")
 
 
-def test_outputs_of_different_lengths_are_not_comparable(one_thread: None) -> None:
+@pytest.mark.slow
+def test_outputs_of_different_lengths_are_not_comparable() -> None:
     bench = prepared(replayer=SecretReplayer)
     drafted_row(bench, "replayer")
     ours, base = both(bench)
@@ -278,7 +287,8 @@ def test_outputs_of_different_lengths_are_not_comparable(one_thread: None) -> No
     assert (guards.why_not([ours], [base]) or "").startswith("lengths: ")
 
 
-def test_an_arm_of_another_dtype_compilation_or_backend_is_not_comparable(one_thread: None) -> None:
+@pytest.mark.slow
+def test_an_arm_of_another_dtype_compilation_or_backend_is_not_comparable() -> None:
     bench = prepared(replayer=SecretReplayer)
     drafted_row(bench, "replayer")
     ours, base = both(bench)

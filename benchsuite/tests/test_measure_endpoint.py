@@ -15,7 +15,7 @@ from benchsuite.measure.sources import EngineSource
 from benchsuite.prove.tiny import requests
 from benchsuite.tests.faulty import DONE, STREAM, Fault, FaultyServer, event, plain_answer
 from benchsuite.tests.our_server import Bugs, OurServer
-from benchsuite.tests.rig import Make, Run, config, peer_runner
+from benchsuite.tests.rig import Make, Run, config, peer_runner, slow_after
 from specdec import Registry, Request, SamplingParams, SpecdecError, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -70,7 +70,7 @@ ONE = [Request(0, PROMPT, SamplingParams(max_new_tokens=4))]
 ENDING = [Request(0, PROMPT, SamplingParams(max_new_tokens=8, eos=(256,)))]
 
 
-@pytest.mark.parametrize(("draft", "k"), [(None, 0), ("ngram", 4)])
+@pytest.mark.parametrize(("draft", "k"), slow_after(1, [(None, 0), ("ngram", 4)]))
 def test_a_server_of_our_engine_has_our_tokens(draft: str | None, k: int, assemble: Make, runner_of: Build) -> None:
     build = assemble()
     work = requests(count=3)
@@ -93,6 +93,7 @@ def test_an_answer_in_one_piece_has_no_decoding_speed(assemble: Make, runner_of:
     assert outcome.decode_s == 0
 
 
+@pytest.mark.slow
 def test_a_server_of_other_weights_has_other_tokens(runner_of: Build, assemble: Make) -> None:
     """They are that server's, whatever ours would say."""
     work = requests(count=2)
@@ -105,7 +106,9 @@ def test_a_server_of_other_weights_has_other_tokens(runner_of: Build, assemble: 
 
 @pytest.mark.parametrize(
     ("pieces", "counts"),
-    [(("a", "b", "c", "d"), [1, 1, 1, 1]), (("ab", "", "cd"), [2, 2]), (("abcd",), [4]), (("a", "bcd"), [1, 3])],
+    slow_after(
+        2, [(("a", "b", "c", "d"), [1, 1, 1, 1]), (("ab", "", "cd"), [2, 2]), (("abcd",), [4]), (("a", "bcd"), [1, 3])]
+    ),
 )
 def test_tokens_come_with_the_piece_that_completes_their_text(
     pieces: tuple[str, ...], counts: list[int], runner_of: Build
@@ -270,6 +273,7 @@ def test_servers_are_rows_of_the_main_table(run: Run, tmp_path: Path) -> None:
     assert spec.url in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_in_the_middle_ends_its_own_row(run: Run) -> None:
     down = Fault((plain_answer("400 Bad Request", "out of order"),))
     with FaultyServer([down]) as server:
@@ -283,6 +287,7 @@ def test_a_server_that_fails_in_the_middle_ends_its_own_row(run: Run) -> None:
     assert "3 of 4 rows were measured and kept their contract" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_refused_before_anything_is_measured(run: Run) -> None:
     done = run(
         *("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny"),

@@ -44,6 +44,7 @@ def whole(assemble: Make, policy: str, drawn: SamplingParams, judged: SamplingPa
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "filters"),
     [

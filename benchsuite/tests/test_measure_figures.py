@@ -51,8 +51,6 @@ NOT_RECOMPUTED = {
 @pytest.fixture(scope="module", params=[1, 4], ids=["batch1", "batch4"])
 def measured_twice(request: pytest.FixtureRequest) -> Any:
     """The rows of the JSON, over one workload and over all, with the machine that they ran on."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     short = replace(SETTING, batch=request.param, max_new_tokens=7)
     settings = [replace(short, workload=name) for name in ("chat", "reasoning")]
     peers: list[dict[str, Any]] = [{"peer": "transformers"}] if request.param == 1 else []
@@ -61,7 +59,6 @@ def measured_twice(request: pytest.FixtureRequest) -> Any:
     for arm in bench._arms:
         bench.row(arm, lambda what: None)
     found = files.comparison_files(bench)
-    torch.set_num_threads(threads)
     return json.loads(found["benchmark.json"]), next(iter(bench._stages.values())).machine
 
 
@@ -315,7 +312,8 @@ def shares(row: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_the_compressed_ratios_are_those_of_the_rows(one_thread: None) -> None:
+@pytest.mark.slow
+def test_the_compressed_ratios_are_those_of_the_rows() -> None:
     bench = Bench(MeasuringPlan(prompts=2))
     bench.prepare([Arm(SETTING, draft="garbage", k=2)])
     for arm in bench._arms:

@@ -68,25 +68,30 @@ def coverage(counts: Sequence[int], errors: str, drawn: bool = False) -> float:
     return hits / DRAWS / len(SEEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("errors", ["normal", "heavy tails"])
 @pytest.mark.parametrize("each", [2, 3])
 def test_twelve_and_eighteen_prompts_in_six_kinds_are_covered_as_promised(each: int, errors: str) -> None:
     assert 0.93 <= coverage([each] * 6, errors) <= 0.97
 
 
+@pytest.mark.slow
 def test_errors_skewed_in_the_same_direction_in_every_kind_cost_little_coverage() -> None:
     assert 0.92 <= coverage([3] * 6, "skewed") <= 0.97
 
 
+@pytest.mark.slow
 def test_six_prompts_of_six_kinds_drawn_at_random_are_covered_as_promised() -> None:
     assert 0.93 <= coverage([1] * 6, "normal", drawn=True) <= 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [[1] * 6, [3, 3, 3, 3, 3, 1]])
 def test_a_single_unit_in_a_chosen_kind_makes_the_interval_too_wide_and_never_too_narrow(counts: list[int]) -> None:
     assert coverage(counts, "normal") >= 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [[6], [3, 3], [2, 20]])
 def test_few_kinds_and_uneven_counts_are_covered_as_promised(counts: list[int]) -> None:
     assert 0.93 <= coverage(counts, "normal") <= 0.97

@@ -20,6 +20,7 @@ def test_a_busy_or_robbed_machine_is_said_with_what_to_do(used: float, stolen: f
     assert [f"{used:.0f} %" in line and "GOMP_SPINCOUNT" in line for line in lines] == [True] * said
 
 
+@pytest.mark.slow
 def test_a_busy_loop_in_another_process_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_of_a_machine, "SECONDS", 0.5)  # the suite's own tests look more briefly
     loop = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)

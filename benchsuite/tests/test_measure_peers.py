@@ -26,7 +26,7 @@ from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families
 from benchsuite.prove.tiny import requests
-from benchsuite.tests.rig import SETTING, Make, assert_same, config, peer_runner
+from benchsuite.tests.rig import SETTING, Make, assert_same, config, peer_runner, slow_after
 from specdec import Registry, SamplingParams, SpecdecError
 from specdec.assembly import Assembly
 
@@ -121,7 +121,7 @@ def test_a_peer_or_an_option_that_does_not_exist_is_refused_with_the_choices(tex
         parse_peer(text)
 
 
-@pytest.mark.parametrize("family", families.CONFIGS)
+@pytest.mark.parametrize("family", slow_after(2, families.CONFIGS))
 def test_a_static_cache_and_prompt_lookup_change_no_token_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family)
     judge = Judge(build.target, range(40))
@@ -132,12 +132,15 @@ def test_a_static_cache_and_prompt_lookup_change_no_token_on_tiny(family: str, a
 
 @pytest.mark.parametrize(
     "penalties",
-    [
-        {"presence_penalty": 1.0},
-        {"frequency_penalty": -0.5},
-        {"repetition_penalty": 1.3},
-        {"presence_penalty": -0.5, "frequency_penalty": 1.0, "repetition_penalty": 0.8},
-    ],
+    slow_after(
+        1,
+        [
+            {"presence_penalty": 1.0},
+            {"frequency_penalty": -0.5},
+            {"repetition_penalty": 1.3},
+            {"presence_penalty": -0.5, "frequency_penalty": 1.0, "repetition_penalty": 0.8},
+        ],
+    ),
     ids=lambda penalties: ", ".join(penalties),
 )
 def test_prompt_lookup_draws_with_the_penalties_of_each_token_it_accepts(
@@ -168,7 +171,7 @@ def test_only_the_request_ends_an_output_and_says_how_it_is_drawn(text: str) -> 
     assert sum(counts(ended)[0]) == 6
 
 
-@pytest.mark.parametrize("text", EVERY)
+@pytest.mark.parametrize("text", slow_after(1, EVERY))
 def test_sampling_repeats_itself_and_the_request_filters_it(text: str) -> None:
     peer = peer_runner(text, cyclic())
     warm = SamplingParams(temperature=2.0, seed=3, max_new_tokens=12)
@@ -221,7 +224,7 @@ def looked_up(prompt: tuple[int, ...], output: tuple[int, ...], k: int, ngram: i
     return found
 
 
-@pytest.mark.parametrize(("k", "ngram"), LOOKUPS)
+@pytest.mark.parametrize(("k", "ngram"), slow_after(1, LOOKUPS))
 def test_emissions_of_prompt_lookup_are_those_of_its_rule_with_that_k_and_ngram(k: int, ngram: int) -> None:
     work = requests(SamplingParams(max_new_tokens=50), count=2)
     got = peer_runner(f"transformers_prompt_lookup(k={k}, ngram={ngram})", cyclic()).run(work)
@@ -230,6 +233,7 @@ def test_emissions_of_prompt_lookup_are_those_of_its_rule_with_that_k_and_ngram(
     ]
 
 
+@pytest.mark.slow
 def test_each_k_and_ngram_of_that_test_gives_other_emissions_and_the_same_tokens() -> None:
     work = requests(SamplingParams(max_new_tokens=50), count=2)
     found = [peer_runner(f"transformers_prompt_lookup({k}, {ngram})", cyclic()).run(work) for k, ngram in LOOKUPS]
@@ -285,7 +289,7 @@ def test_the_cache_is_the_one_asked_for(text: str, kind: type) -> None:
     assert seen == {kind}
 
 
-@pytest.mark.parametrize("text", EVERY)
+@pytest.mark.parametrize("text", slow_after(1, EVERY))
 def test_logits_are_those_from_which_each_token_was_drawn(text: str) -> None:
     model = cyclic()
     peer, work = peer_runner(text, model), requests(count=2)
@@ -368,6 +372,7 @@ def test_a_forward_that_inductor_has_compiled_changes_no_token(assemble: Make) -
     assert_same(judge, EngineSource(build.engine(None)), peer, work)
 
 
+@pytest.mark.slow
 def test_a_forward_that_cannot_be_compiled_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(call: object, **given: object) -> None:
         raise RuntimeError("no C++ compiler was found")

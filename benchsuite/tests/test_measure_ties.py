@@ -19,7 +19,7 @@ from benchsuite.measure import workloads
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import MEASURED, MOST_FLOAT32, TOO_MANY, Judge, equal_text, rate, too_many, upper_limit
 from benchsuite.prove.tiny import prompts, registry
-from benchsuite.tests.rig import Make, pairs_in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -82,7 +82,7 @@ def test_a_difference_is_a_tie_only_within_the_bound(
     assert found[0].index == 2
 
 
-@pytest.mark.parametrize("share", [0.9, 1.1])
+@pytest.mark.parametrize("share", slow_after(2, [0.9, 1.1]))
 @pytest.mark.parametrize("lift", [1, -1], ids=["above", "below"])
 @pytest.mark.parametrize("arm", [0, 1], ids=["plain", "the other"])
 def test_any_logit_of_either_arm_beyond_the_bound_is_a_bug(
@@ -205,6 +205,7 @@ class Leaky(Reference):
         return super().tree_attention(query, keys, values, mask, scaling, softcap, used)
 
 
+@pytest.mark.slow
 def test_a_corrupt_arena_cannot_certify_itself(assemble: Make) -> None:
     build = assemble(backend="reference")  # no op of a whole layer hides its attention
     judge = Judge(build.target, range(40))
@@ -253,7 +254,7 @@ def test_the_upper_limit_is_where_so_few_events_have_the_probability_left(count:
     assert float(few) == pytest.approx(1.0 if count == of else 0.01, rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.float64, torch.bfloat16, torch.float16]))
 @pytest.mark.parametrize("tokens", [0, 1, 24, 300])
 def test_ties_are_too_many_from_the_count_that_the_rate_makes_rare(tokens: int, dtype: torch.dtype) -> None:
     chance = Fraction(rate(dtype))
@@ -314,7 +315,7 @@ EITHER = pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "samp
 @pytest.mark.parametrize(("backend", "dtype"), pairs_in_turn(["auto", "reference"], [torch.float32, torch.bfloat16], 1))
 @EITHER
 def test_ties_of_tiny_models_are_no_more_than_documented(
-    backend: str, temperature: float, dtype: torch.dtype, seeds: range, one_thread: None
+    backend: str, temperature: float, dtype: torch.dtype, seeds: range
 ) -> None:
     """``-s --specdec-deep`` prints rows of the table in docs/proof.md.
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
@@ -47,7 +49,8 @@ def test_conversations_of_a_batch_end_at_their_own_turns() -> None:
     assert len(set(ids)) == len(ids), "the noise is keyed by the id"
 
 
-def test_a_file_of_two_categories_is_two_columns_with_their_turns(tmp_path: Path, one_thread: None) -> None:
+@pytest.mark.slow
+def test_a_file_of_two_categories_is_two_columns_with_their_turns(tmp_path: Path) -> None:
     lines = [
         ("coding", ["Write a loop.", "Now a shorter one."]),
         ("math", ["What is 2 + 2?"]),
@@ -70,7 +73,7 @@ def test_a_file_of_two_categories_is_two_columns_with_their_turns(tmp_path: Path
     assert tables.overview(group, bench.rows).splitlines()[0].split()[-3:] == ["coding", "math", "all"]
 
 
-def test_two_files_with_the_same_category_are_two_columns(tmp_path: Path, one_thread: None) -> None:
+def test_two_files_with_the_same_category_are_two_columns(tmp_path: Path) -> None:
     names = []
     for stem in ("one", "two"):
         path = tmp_path / f"{stem}.jsonl"

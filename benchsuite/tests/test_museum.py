@@ -17,7 +17,7 @@ from benchsuite.museum.ours import OURS
 from benchsuite.museum.shipped import SHIPPED
 from benchsuite.tests.rig import KILLS
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 MUTANTS = (*SHIPPED, *OURS)
 

@@ -126,6 +126,7 @@ def _kept_results(root: Path) -> list[str]:
     return file.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_survivors_of_weak_tests_are_known_and_nothing_runs_twice(
     toy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_the_survivors_of_weak_tests_are_known_and_nothing_runs_twice(
     assert _kept_results(toy) == first
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_alone_without_a_mutant_judges_nothing(toy: Path, tmp_path: Path) -> None:
     copy = Copied(toy, checkout_files(toy), tmp_path / "copy")
     test = "benchsuite/tests/test_toy.py::test_that_needs_the_one_before"
@@ -168,6 +170,7 @@ def test_only_changed_lines_are_mutated_against_a_base(toy: Path, capsys: pytest
     assert "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_hangs_is_ended(toy: Path, tmp_path: Path) -> None:
     forever = "import threading\n\ndef test_for_ever():\n    threading.Event().wait()\n"
     (toy / "benchsuite" / "tests" / "test_toy.py").write_text(forever)
@@ -339,6 +342,7 @@ def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
         read_equivalents(tmp_path / "list.toml")
 
 
+@pytest.mark.slow
 def test_every_entry_of_our_list_fits_a_mutant_of_the_code_as_it_is() -> None:
     entries = read_equivalents(LIST)
     files = sorted({entry.file for entry in entries})

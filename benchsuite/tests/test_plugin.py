@@ -13,6 +13,7 @@ from specdec.devices import why_absent
 from specdec.registry import LOAD_PLUGINS
 
 
+@pytest.mark.slow
 def test_help_imports_no_torch_and_lists_every_option(cold: Run) -> None:
     code = (
         "import sys, pytest; pytest.main(['--help']); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
@@ -26,6 +27,7 @@ def test_help_imports_no_torch_and_lists_every_option(cold: Run) -> None:
         assert f"specdec_{option.name.replace('-', '_')}" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_project_that_merely_has_it_installed_is_not_affected(cold: Run, tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text(
         "import sys, pytest\n"
@@ -41,9 +43,9 @@ def test_a_project_that_merely_has_it_installed_is_not_affected(cold: Run, tmp_p
     assert "specdec" not in none.stdout
 
 
-def test_naming_the_plugin_twice_registers_it_once(run: Run, tmp_path: Path) -> None:
+def test_naming_the_plugin_twice_registers_it_once(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['benchsuite.plugin']\n")
-    done = run("-m", "pytest", "-p", "benchsuite.plugin", "--markers")
+    done = inside("-m", "pytest", "-p", "benchsuite.plugin", "--markers")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("@pytest.mark.cuda:") == 1
 
@@ -194,8 +196,8 @@ def test_a_precision_ends_in_a_sentence_that_says_what_was_reached(run: Run) -> 
     assert "the budget of 0.001 s is spent" in done.stdout
 
 
-def test_an_unknown_option_is_not_swallowed(run: Run) -> None:
-    done = run("-m", "pytest", "--specdec-drafts", "ngram")
+def test_an_unknown_option_is_not_swallowed(inside: Run) -> None:
+    done = inside("-m", "pytest", "--specdec-drafts", "ngram")
     assert done.returncode == 4
     assert "--specdec-drafts" in done.stderr
 

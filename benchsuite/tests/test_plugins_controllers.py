@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchsuite.prove.tiny import requests, save_target
-from benchsuite.tests.rig import Make
+from benchsuite.tests.rig import Make, slow_after
 from benchsuite.tests.steps_rig import book_step
 from specdec import Controller, SpecdecError
 from specdec.devices import Stopwatch
@@ -278,7 +278,7 @@ def test_fixed_asks_for_k_whatever_happens(k: int) -> None:
         simulation.step(k, kept, offered)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98])
+@pytest.mark.parametrize("rate", slow_after(1, [0.5, 0.0, 0.1, 0.3, 0.7, 0.9, 0.98]))
 def test_goodput_loses_little_to_the_best_fixed_k(rate: float, goodput: Goodput) -> None:
     """1,000 simulated steps, seeded: within 5 % of the best fixed K of 0 … 12, found afterwards."""
     ours = Simulation().run(goodput.next_k, 1000, constant(rate))

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from benchsuite.prove import families
 from benchsuite.prove.tape import Tape
 from benchsuite.prove.tiny import ask, prompts, requests, save_target
-from benchsuite.tests.rig import Make, saved_head
+from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.runtime import Graphed
 from specdec_plugins.controllers.fixed import Fixed
@@ -25,8 +25,8 @@ from specdec_plugins.drafts.garbage import Garbage
 from specdec_plugins.drafts.ngram import Ngram
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2"])
+@pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]))
+@pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3", "mistral", "gpt2"]))
 def test_a_draft_that_is_the_target_has_every_proposal_accepted(
     family: str, temperature: float, tmp_path: Path, assemble: Make
 ) -> None:
@@ -40,6 +40,7 @@ def test_a_draft_that_is_the_target_has_every_proposal_accepted(
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
 
 
+@pytest.mark.slow
 def test_a_draft_left_alone_for_longer_than_its_widest_window_catches_up(tmp_path: Path, assemble: Make) -> None:
     draft = f"draft_model(model={save_target('llama', tmp_path)})"
     engine = assemble(max_rows=2, max_length=500).engine(draft, k=4)
@@ -55,7 +56,9 @@ def test_a_draft_left_alone_for_longer_than_its_widest_window_catches_up(tmp_pat
     assert engine.stats.acceptance_rate == 1.0
 
 
-@pytest.mark.parametrize("sizes", [(320, 258), (258, 320)], ids=["smaller", "larger"])
+@pytest.mark.parametrize(
+    "sizes", [(320, 258), pytest.param((258, 320), marks=pytest.mark.slow)], ids=["smaller", "larger"]
+)
 def test_a_draft_padded_to_another_vocabulary_costs_no_token(
     sizes: tuple[int, int], tmp_path: Path, assemble: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +75,7 @@ def test_a_draft_padded_to_another_vocabulary_costs_no_token(
     assert [c.tokens for c in engine.run(work)] == [build.plain(r) for r in work]
 
 
+@pytest.mark.slow
 def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, assemble: Make) -> None:
     """p = q: min(1, p/q) = 1, up to the rounding of two forwards of different width."""
     engine = assemble(max_rows=2).engine(f"draft_model(model={save_target('llama', tmp_path)})", "rejection", k=4)
@@ -82,16 +86,19 @@ def test_rejection_accepts_a_draft_that_is_the_target_always(tmp_path: Path, ass
 
 @pytest.mark.parametrize(
     "draft",
-    [
-        *("ngram(n_min=1)", "ngram(n_min=1, branches=3)", "suffix(min_match=1)", "suffix(min_match=1, branches=3)"),
-        *("hybrid(sources='ngram(n_min=1), draft_model', model_k=9)", "oracle(1.0)", "garbage"),
-        *("draft_model", "draft_model(model={path}, vocabulary=intersection)", "tree(beam=3, depth=3)"),
-        *("tree(widths=2-2-1)", "medusa(num_heads=6)", "medusa(beam=3)", "eagle", "eagle(head={eagle!r})"),
-        *(
-            "eagle(head={eagle!r}, beam=3, depth=3)",
-            "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup', {three})",
-        ),
-    ],
+    slow_after(
+        5,
+        [
+            *("ngram(n_min=1)", "ngram(n_min=1, branches=3)", "suffix(min_match=1)", "suffix(min_match=1, branches=3)"),
+            *("hybrid(sources='ngram(n_min=1), draft_model', model_k=9)", "oracle(1.0)", "garbage"),
+            *("draft_model", "draft_model(model={path}, vocabulary=intersection)", "tree(beam=3, depth=3)"),
+            *("tree(widths=2-2-1)", "medusa(num_heads=6)", "medusa(beam=3)", "eagle", "eagle(head={eagle!r})"),
+            *(
+                "eagle(head={eagle!r}, beam=3, depth=3)",
+                "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup', {three})",
+            ),
+        ],
+    ),
 )
 def test_no_row_of_a_window_is_wider_than_the_rows_own_room(draft: str, tmp_path: Path, assemble: Make) -> None:
     """Chains and trees, in batches whose rows have budgets of 3, 6 and 30 tokens."""
@@ -137,6 +144,7 @@ def test_ngram_follows_its_last_longest_match(history: list[int], limit: int, ex
     assert (found[0] if found else []) == expected
 
 
+@pytest.mark.slow
 def test_the_oracles_rate_is_the_acceptance_of_its_first_proposal(assemble: Make) -> None:
     """500 coins at 0.7: 5 standard deviations of the mean are 0.103."""
     build = assemble(max_rows=4, max_length=400)
@@ -148,7 +156,7 @@ def test_the_oracles_rate_is_the_acceptance_of_its_first_proposal(assemble: Make
     assert abs(stats.accepted_per_pos[0] / stats.proposed_per_pos[0] - 0.7) < 0.103
 
 
-@pytest.mark.parametrize("cost", ["draft_model", "eagle", "garbage"])
+@pytest.mark.parametrize("cost", slow_after(1, ["draft_model", "eagle", "garbage"]))
 def test_the_oracles_cost_is_spent_and_changes_no_proposal(assemble: Make, cost: str) -> None:
     build = assemble(max_rows=2)
     free, paid = build.engine("oracle(0.7)", k=3), build.engine(f"oracle(0.7, cost={cost})", k=3)
@@ -162,6 +170,7 @@ def test_the_oracles_cost_is_spent_and_changes_no_proposal(assemble: Make, cost:
     assert paid.stats.counts["draft_forwards"] >= (0 if cost == "garbage" else proposing)
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_is_a_cost_catches_up_as_far_as_after_its_own_proposals(assemble: Make) -> None:
     build = assemble(backend="reference")
     engine = build.engine("oracle(0.7, cost=draft_model)", k=4, recorder=Tape())
@@ -178,6 +187,7 @@ def test_a_cost_that_proposes_trees_is_refused(assemble: Make) -> None:
         assemble().engine("oracle(0.7, cost=tree)", k=3)
 
 
+@pytest.mark.slow
 def test_the_oracle_falls_silent_where_the_output_left_its_script(assemble: Make) -> None:
     build = assemble(max_length=400)
     engine = build.engine("oracle(0.5)", "rejection", k=4)
@@ -189,7 +199,7 @@ def test_the_oracle_falls_silent_where_the_output_left_its_script(assemble: Make
 
 
 @pytest.mark.parametrize(
-    ("draft", "asked"), [("oracle(0.8)", 2), ("hybrid(sources='ngram, oracle(0.8)')", 2), ("ngram", 0)]
+    ("draft", "asked"), slow_after(1, [("oracle(0.8)", 2), ("hybrid(sources='ngram, oracle(0.8)')", 2), ("ngram", 0)])
 )
 def test_each_call_for_plains_output_is_counted_in_the_engine_whose_draft_made_it(
     draft: str, asked: int, assemble: Make

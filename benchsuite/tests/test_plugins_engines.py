@@ -158,6 +158,7 @@ def test_vllm_is_given_every_sampling_parameter(given: dict[str, Any], changed: 
     assert vllm.asked == [([7], {**USUAL, **changed})]
 
 
+@pytest.mark.slow
 def test_what_vllm_lacks_is_refused_and_a_closed_peer_says_so(vllm: StandIn) -> None:
     peer = Registry().peer("vllm", kit_env(None))
     with pytest.raises(SpecdecError, match=r"vllm cannot decode with bad_words, logprobs, stop; it takes temp"):

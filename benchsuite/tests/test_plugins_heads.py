@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchsuite.prove.tiny import ask, requests
 from benchsuite.tests.rig import HEAD_IDS as IDS
-from benchsuite.tests.rig import Make, saved_head
+from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Context, Draft, Engine, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -114,18 +114,21 @@ def _read_in_decoding(engine: Engine, draft: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("text", "policy"),
-    [
-        ("draft_model", "match"),
-        ("tree(beam=2, depth=3)", "match"),
-        ("medusa(head_init=tie)", "rejection"),
-        ("medusa(head_init=copy)", "match"),
-        ("medusa(head_init=random, beam=2)", "match"),
-        ("medusa(num_heads=2, head_init={medusa!r})", "match"),
-        ("eagle(head=lite)", "match"),
-        ("eagle(head={eagle!r})", "rejection"),
-        ("eagle(head={eagle!r}, beam=2, depth=3)", "match"),
-        ("hybrid(sources='ngram(n_min=1), eagle(head={eagle})')", "match"),
-    ],
+    slow_after(
+        4,
+        [
+            ("draft_model", "match"),
+            ("tree(beam=2, depth=3)", "match"),
+            ("medusa(head_init=tie)", "rejection"),
+            ("medusa(head_init=copy)", "match"),
+            ("medusa(head_init=random, beam=2)", "match"),
+            ("medusa(num_heads=2, head_init={medusa!r})", "match"),
+            ("eagle(head=lite)", "match"),
+            ("eagle(head={eagle!r})", "rejection"),
+            ("eagle(head={eagle!r}, beam=2, depth=3)", "match"),
+            ("hybrid(sources='ngram(n_min=1), eagle(head={eagle})')", "match"),
+        ],
+    ),
 )
 def test_a_draft_reads_in_each_forward_the_bytes_that_it_declares(
     text: str, policy: str, assemble: Make, tmp_path: Path
@@ -148,6 +151,7 @@ def test_a_draft_reads_in_each_forward_the_bytes_that_it_declares(
     assert read == engine.stats.counts["draft_forwards"] * engine.draft.weight_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["eagle(head={eagle!r})", "eagle(head={eagle!r}, beam=2, depth=3)"])
 def test_entries_of_steps_without_proposals_are_the_same_computed_together_or_one_by_one(
     text: str, assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -202,7 +206,7 @@ class Teacher:
         return F.linear(state, self.rows)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("kind", slow_after(1, ["eagle", "medusa"]))
 def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Path) -> None:
     """Every proposal of a ragged batch is the best token of the head unrolled over the whole text."""
     build = assemble("llama", max_rows=3)
@@ -220,6 +224,7 @@ def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Pa
             assert logits[(token == IDS).nonzero()[0, 0]] > best - 2e-2, (depth, token, IDS[logits.argmax()])
 
 
+@pytest.mark.slow
 def test_a_head_drafts_as_it_was_trained_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
     """In a hybrid some windows come from n-gram; the head's later proposals must not change."""
     build = assemble("llama", max_rows=3)
@@ -239,6 +244,7 @@ def test_a_head_drafts_as_it_was_trained_after_steps_that_were_not_its_own(assem
     assert looked > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_a_heads_tree_holds_likely_children_of_every_node_it_expands(kind: str, assemble: Make, tmp_path: Path) -> None:
     build = assemble("llama", max_rows=3)
@@ -262,8 +268,8 @@ def test_a_heads_tree_holds_likely_children_of_every_node_it_expands(kind: str, 
     assert depths == {1, 2, 3}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("policy", ["match", "rejection", "block"])
+@pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]))
+@pytest.mark.parametrize("policy", slow_after(1, ["match", "rejection", "block"]))
 def test_heads_change_no_output_that_is_promised(
     policy: str, temperature: float, assemble: Make, tmp_path: Path
 ) -> None:
@@ -280,7 +286,7 @@ def test_heads_change_no_output_that_is_promised(
         assert engine.stats.counts["num_draft_tokens"] > 100
 
 
-@pytest.mark.parametrize("more", ["", ", beam=3"], ids=["chain", "tree"])
+@pytest.mark.parametrize("more", slow_after(1, ["", ", beam=3"]), ids=["chain", "tree"])
 def test_max_draft_limits_the_proposals_of_a_step(more: str, assemble: Make, tmp_path: Path) -> None:
     build = assemble("llama")
     engine = build.engine(f"eagle(head={saved_head('eagle', build, tmp_path)!r}, max_draft=2{more})", k=6)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchsuite.prove import families
 from benchsuite.prove.tiny import ask, prompts, requests
-from benchsuite.tests.rig import Make
+from benchsuite.tests.rig import Make, slow_after
 from specdec import Context, Request, SamplingParams, Verdict, Window, catalog
 from specdec_plugins.automaton import Automaton
 from specdec_plugins.drafts.hybrid import Hybrid
@@ -202,12 +202,15 @@ def _work(ids: range) -> list[Request]:
 
 @pytest.mark.parametrize(
     ("text", "learns"),
-    [
-        ("suffix", True),
-        ("suffix(earlier=False)", False),
-        ("hybrid(sources='ngram(n_min=9, n_max=9), suffix')", True),
-        ("hybrid(sources='suffix(earlier=False), ngram')", False),
-    ],
+    slow_after(
+        2,
+        [
+            ("suffix", True),
+            ("suffix(earlier=False)", False),
+            ("hybrid(sources='ngram(n_min=9, n_max=9), suffix')", True),
+            ("hybrid(sources='suffix(earlier=False), ngram')", False),
+        ],
+    ),
 )
 def test_suffix_learns_from_earlier_outputs_unless_told_not_to_and_can_forget(
     text: str, learns: bool, assemble: Make

@@ -17,8 +17,6 @@ from specdec import Purpose, Window
 from specdec_kernels.reference import Reference
 from specdec_plugins.lenient import Lenient
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VOCABULARY = 5
 Rule = Callable[[list[float], int, int, Window], bool]
 """Whether a node is good: p at its parent, its token, its slot, its window of one row."""
@@ -94,6 +92,7 @@ def paddings() -> tuple[list[list[float]], Window]:
     return p, Window(torch.tensor([[0, 1, 1, 1]]), torch.tensor([[-1, 0, 0, 0]]), torch.tensor([2]))
 
 
+@pytest.mark.slow
 @example(paddings(), True)
 @given(policy_cases(), st.booleans())
 def test_lossy_policies_follow_their_rules_from_good_child_to_good_child(

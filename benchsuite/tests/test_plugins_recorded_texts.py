@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from benchsuite.tests.recorded_acceptance import K, Positions, recorded_positions
+from benchsuite.tests.rig import slow_after
 from benchsuite.tests.steps_rig import book_step
 from specdec.calibration import interpolated
 from specdec.devices import Stopwatch
@@ -80,8 +81,8 @@ def speed(draft: str, text: str, rows: int, tokens: int, controller: Callable[[]
     return exp(-fmean(log(seconds_per_token(draft, batch, tokens, controller())) for batch in batches))
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("draft", ["ngram", "suffix", "hybrid", "eagle", "hybrid+eagle"])
+@pytest.mark.parametrize("rows", slow_after(1, [1, 4]))
+@pytest.mark.parametrize("draft", slow_after(1, ["ngram", "suffix", "hybrid", "eagle", "hybrid+eagle"]))
 def test_goodput_misses_little_of_the_best_fixed_k_of_each_text(draft: str, rows: int) -> None:
     """Over 32 and 64 tokens, beginning from its prior: at most 3 % in the median over texts, 5 % for lookups with a
     head behind them; and on no text more than 3.5 % and 2 % slower than plain decoding."""

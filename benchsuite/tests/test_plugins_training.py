@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import Make
+from benchsuite.tests.rig import Make, slow_after
 from specdec import catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -52,7 +52,7 @@ def _run(
     return head, log
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("kind", slow_after(1, ["eagle", "medusa"]))
 def test_training_learns_and_is_the_same_after_an_interruption(
     kind: str, text: tuple[Assembly, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +127,7 @@ def test_the_corpus_alternates_turns_and_resumes(tmp_path: Path) -> None:
     assert (len(kept.tokens), len(held_out.tokens)) == (3, 1)
 
 
+@pytest.mark.slow
 def test_the_commands_write_train_and_say_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = catalog.load
 

@@ -15,7 +15,7 @@ import pytest
 from benchsuite.prove import tiny
 from benchsuite.tests import vllm_rig
 from benchsuite.tests.pages import blocks
-from benchsuite.tests.rig import Make
+from benchsuite.tests.rig import Make, slow_after
 from benchsuite.tests.vllm_rig import Answers, VllmRunner, Witness, vllm_config
 from specdec import Context, Draft, Engine, Env, Registry, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec_plugins.drafts.custom_class import FIELDS
@@ -101,11 +101,14 @@ def replayed(proposer: Any, steps: Steps, rows: int, seed: int) -> int:
 
 @pytest.mark.parametrize(
     "draft",
-    [
-        "ngram(n_min=1)",
-        "suffix(min_match=1, earlier=False)",
-        "hybrid(sources='suffix(min_match=5, earlier=False), ngram(n_min=1)')",
-    ],
+    slow_after(
+        1,
+        [
+            "ngram(n_min=1)",
+            "suffix(min_match=1, earlier=False)",
+            "hybrid(sources='suffix(min_match=5, earlier=False), ngram(n_min=1)')",
+        ],
+    ),
 )
 def test_a_lookup_in_vllm_proposes_what_it_proposes_in_the_engine(draft: str, assemble: Make) -> None:
     steps = steps_of(assemble(max_rows=3).engine(draft, k=K), repeating(6))
@@ -255,7 +258,7 @@ def witness() -> type[Witness]:
     return Witness
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", slow_after(1, [1, 3]))
 def test_a_class_is_told_of_each_token_once_and_of_its_whole_text_at_every_call(
     rows: int, witness: type[Witness], assemble: Make
 ) -> None:

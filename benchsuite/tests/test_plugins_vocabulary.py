@@ -22,7 +22,7 @@ from benchsuite.measure.ties import Judge
 from benchsuite.prove import families, tiny
 from benchsuite.prove.renamed import BYTES, LETTERS, SPECIAL, byte_level, own_copy, renamed, shuffled, shuffled_draft
 from benchsuite.prove.tiny import ask, prompts, requests
-from benchsuite.tests.rig import Make, assert_same, left_to_deep, pairs_in_turn
+from benchsuite.tests.rig import Make, assert_same, left_to_deep, pairs_in_turn, slow_after
 from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.arena import Arena
 from specdec.assembly import Assembly
@@ -86,26 +86,26 @@ def build(family: str = "llama", rows: int = 3, length: int = 192, **drafts: Cal
     return tiny.assembly(family, max_rows=rows, max_length=length, extra=extra)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("k", "rows"), pairs_in_turn([1, 3, 7], [1, 3]))
-def test_under_match_every_output_is_plain_decodings(k: int, rows: int, temperature: float, one_thread: None) -> None:
+@pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]), ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("k", "rows"), slow_after(1, pairs_in_turn([1, 3, 7], [1, 3])))
+def test_under_match_every_output_is_plain_decodings(k: int, rows: int, temperature: float) -> None:
     made = build(rows=rows, spelling=spelling)
     work = requests(SamplingParams(temperature=temperature, seed=5, max_new_tokens=24))
     plain, other = (EngineSource(made.engine(draft, k=k if draft else None)) for draft in (None, "spelling"))
     assert_same(Judge(made.target, range(40)), plain, other, work)
 
 
-@pytest.mark.parametrize("policy", ["rejection", "block"])
-def test_greedy_outputs_are_plain_decodings_under_policies_that_draw(policy: str, one_thread: None) -> None:
+@pytest.mark.parametrize("policy", slow_after(1, ["rejection", "block"]))
+def test_greedy_outputs_are_plain_decodings_under_policies_that_draw(policy: str) -> None:
     made = build(shuffled=shuffled_draft)
     engine = made.engine("shuffled", policy, k=4)
     assert_same(Judge(made.target, range(40)), EngineSource(made.engine(None)), EngineSource(engine), requests())
 
 
-@pytest.mark.parametrize(("family", "temperature"), pairs_in_turn(["llama", "gemma3", "mistral", "gpt2"], [0.0, 1.0]))
-def test_the_target_under_other_ids_has_every_proposal_accepted(
-    family: str, temperature: float, one_thread: None
-) -> None:
+@pytest.mark.parametrize(
+    ("family", "temperature"), slow_after(1, pairs_in_turn(["llama", "gemma3", "mistral", "gpt2"], [0.0, 1.0]))
+)
+def test_the_target_under_other_ids_has_every_proposal_accepted(family: str, temperature: float) -> None:
     """Without the tokens that nobody needs: what the target draws is always among those that the draft has."""
     work = requests(SamplingParams(temperature=temperature, max_new_tokens=30), count=6)
     needed = {token for request in work for token in (*request.prompt, *build(family).plain(request))}
@@ -120,7 +120,7 @@ def test_the_target_under_other_ids_has_every_proposal_accepted(
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
 
 
-def test_tokens_that_the_draft_lacks_cost_only_proposals(one_thread: None) -> None:
+def test_tokens_that_the_draft_lacks_cost_only_proposals() -> None:
     """The target under other ids, without an eighth of its tokens: what is left agrees far more often than chance."""
     made = build(shuffled=shuffled_draft)
     engine = made.engine("shuffled", k=1)
@@ -129,7 +129,7 @@ def test_tokens_that_the_draft_lacks_cost_only_proposals(one_thread: None) -> No
     assert 0.25 < engine.stats.acceptance_rate < 1.0
 
 
-def test_accepted_proposals_are_not_processed_again(one_thread: None) -> None:
+def test_accepted_proposals_are_not_processed_again() -> None:
     """Where everything is accepted, the first window of a step is the last proposal and the bonus token."""
     made = build(other=lambda env: TranslatedDraft(env, shuffled("llama")))
     engine = made.engine("other", k=4, max_rows=1)
@@ -146,7 +146,8 @@ def test_accepted_proposals_are_not_processed_again(one_thread: None) -> None:
     assert widths == [1, 1, 1, 1, 2, 1, 1, 1, 2, 1, 1, 1, 2, 1, 1, 1]
 
 
-def test_a_draft_left_alone_for_longer_than_its_widest_window_reads_everything(one_thread: None) -> None:
+@pytest.mark.slow
+def test_a_draft_left_alone_for_longer_than_its_widest_window_reads_everything() -> None:
     made = build(rows=2, length=500, other=lambda env: TranslatedDraft(env, shuffled("llama")))
     engine = made.engine("other", k=4)
     ask(engine, [*[0] * 280, *[4] * 200])
@@ -166,8 +167,8 @@ def expected_q(draft: TranslatedDraft, model: PreTrainedModel, seen: Proposal) -
     return whole.index_copy_(1, translation.ids, shares)
 
 
-@pytest.mark.parametrize("text", ["spelling", "hybrid(sources='ngram(n_min=1), spelling', model_k=3)"])
-def test_q_is_the_drafts_own_distribution_over_the_shared_tokens(text: str, one_thread: None) -> None:
+@pytest.mark.parametrize("text", slow_after(1, ["spelling", "hybrid(sources='ngram(n_min=1), spelling', model_k=3)"]))
+def test_q_is_the_drafts_own_distribution_over_the_shared_tokens(text: str) -> None:
     """Computed again without an arena, from the whole text in the draft's tokens: after rejections, steps without
     proposals or with another's, in rows of different lengths that move."""
     made = build(spelling=spelling)
@@ -206,7 +207,7 @@ class TakesTurns(Draft):
         self.right.observe(window, verdict, hidden)
 
 
-def test_proposals_that_were_not_verified_are_not_kept(one_thread: None) -> None:
+def test_proposals_that_were_not_verified_are_not_kept() -> None:
     """What another draft's windows made of the text, the draft reads anew."""
     made = build(rows=1, turns=TakesTurns)
     engine = made.engine("turns", k=4)
@@ -222,7 +223,7 @@ def test_proposals_that_were_not_verified_are_not_kept(one_thread: None) -> None
         assert list(seen.tokens) == translation.ids[logits.argmax(dim=1)].tolist()
 
 
-def test_a_moved_row_takes_its_text_along(one_thread: None) -> None:
+def test_a_moved_row_takes_its_text_along() -> None:
     """The first token after the prompt is one that the draft lacks, so that the prompt's last is processed again, now
     in another row."""
     params = SamplingParams(max_new_tokens=12)
@@ -236,7 +237,8 @@ def test_a_moved_row_takes_its_text_along(one_thread: None) -> None:
     assert [(seen.text, seen.tokens) for seen in moved] == [(seen.text, seen.tokens) for seen in alone]
 
 
-def test_a_row_whose_text_is_too_long_for_the_draft_proposes_no_more(one_thread: None) -> None:
+@pytest.mark.slow
+def test_a_row_whose_text_is_too_long_for_the_draft_proposes_no_more() -> None:
     """A draft of 100 learnt positions: one more would not crash everywhere, but read the last position twice."""
 
     def small(env: Env) -> Draft:
@@ -257,7 +259,8 @@ def test_a_row_whose_text_is_too_long_for_the_draft_proposes_no_more(one_thread:
     assert_same(Judge(made.target, range(40)), plain, EngineSource(engine), work)
 
 
-def test_a_row_whose_text_the_draft_cannot_read_waits_for_one_that_it_can(one_thread: None) -> None:
+@pytest.mark.slow
+def test_a_row_whose_text_the_draft_cannot_read_waits_for_one_that_it_can() -> None:
     without = range(0, 250)
     made = build(few=lambda env: TranslatedDraft(env, shuffled("llama", without)))
     engine = made.engine("few", k=3)

@@ -51,7 +51,7 @@ from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
 from benchsuite.predict.turns import SteppedRun, step_in_turn
 from benchsuite.predictions import predictions_main
 from benchsuite.prove.tiny import ask, requests
-from benchsuite.tests.rig import SETTING, SHORT, Make, Run
+from benchsuite.tests.rig import SETTING, SHORT, Make, Run, slow_after
 from specdec import Request, SamplingParams, SpecdecError, Window
 from specdec.arena import Arena
 from specdec.cache import cache_root
@@ -143,6 +143,7 @@ def test_a_window_is_expected_to_be_as_wide_as_any_of_its_rows_makes_it() -> Non
     assert found == pytest.approx([1.0, 1.51 * 1.5 / (1.5 * (1 + 0.75 * 0.05) + 0.5 * 0.01 + 0.01)])
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 5)
 @given(st.floats(0.05, 0.95), st.integers(1, 8))
 def test_the_formula_is_the_limit_of_replays(rate: float, k: int) -> None:
@@ -199,6 +200,7 @@ def _texts(dice: random.Random, count: int, spread: float) -> list[StepTrace]:
     return found
 
 
+@pytest.mark.slow
 def test_intervals_hold_what_they_say() -> None:
     """1,200 cells of four texts, predicted from four others, over true costs: 90 % intervals hold 85 to 95 %.
 
@@ -290,6 +292,7 @@ def test_a_file_that_holds_something_else_is_refused(text: str, tmp_path: Path) 
         Costs.load(path, {})
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.integers(1, 30), st.floats(0.1, 9), min_size=1), st.integers(0, 40))
 def test_between_known_values_lie_values_between(known: dict[int, float], key: int) -> None:
     found = interpolated(known, key)
@@ -372,8 +375,10 @@ def test_a_run_shows_each_row_beside_its_prediction_and_keeps_it(
         (("fresh", "--specdec-dry-run"), "a dry run's figures mean nothing"),
     ],
 )
-def test_a_prediction_that_cannot_be_made_is_refused_before_work(options: tuple[str, ...], said: str, run: Run) -> None:
-    done = run(*PREDICTED, "--specdec-predict", *options)
+def test_a_prediction_that_cannot_be_made_is_refused_before_work(
+    options: tuple[str, ...], said: str, inside: Run
+) -> None:
+    done = inside(*PREDICTED, "--specdec-predict", *options)
     assert done.returncode == 4
     assert said in done.stdout + done.stderr
 
@@ -398,17 +403,21 @@ def test_advice_names_a_strategy_and_the_command_that_measures_it(
         assert one["command"] in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
-        (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
-        (("advise", "--workload", "nothing"), "nothing"),
-        (("advise", "--drafts", "ngrm"), "ngram"),
-        (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
-        (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
-        (("breakeven", "--workload", "nothing"), "nothing"),
-    ],
+    slow_after(
+        2,
+        [
+            (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
+            (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
+            (("advise", "--workload", "nothing"), "nothing"),
+            (("advise", "--drafts", "ngrm"), "ngram"),
+            (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
+            (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
+            (("breakeven", "--workload", "nothing"), "nothing"),
+        ],
+    ),
 )
 def test_advice_and_maps_that_cannot_be_made_are_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
     done = run("-m", "benchsuite", *arguments, "--target", "tiny")
@@ -630,6 +639,7 @@ def test_the_factor_is_the_ninetieth_percentile_of_the_others_errors_over_their_
     assert cell.prediction.ratio == 1.5
 
 
+@pytest.mark.slow
 def test_intervals_hold_nine_of_ten_cells_where_costs_are_wrong_by_strategy() -> None:
     """300 runs of nine strategies on six texts, whose costs are wrong by 5 or 15 % where 8 % is assumed."""
     dice = random.Random(5)

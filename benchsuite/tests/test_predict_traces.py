@@ -22,6 +22,7 @@ steps = st.integers(1, 9).flatmap(
 chains = st.lists(steps, min_size=1, max_size=12).map(lambda found: StepTrace(tuple(found)))
 
 
+@pytest.mark.slow
 @given(chains, st.integers(0, 12))
 def test_a_trace_with_another_k_emits_the_same_text_with_at_most_k_proposals(trace: StepTrace, k: int) -> None:
     found = trace.with_k(k)

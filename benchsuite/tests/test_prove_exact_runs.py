@@ -16,10 +16,8 @@ from benchsuite.prove.enumerator import Shape, chain, completions
 from benchsuite.prove.exact_runs import PROMPTS, Outputs, one, outputs
 from benchsuite.prove.table_target import random_table
 from benchsuite.prove.tiny import policy_named as built
-from benchsuite.tests.rig import pairs_in_turn
+from benchsuite.tests.rig import pairs_in_turn, slow_after
 from specdec import Request, SamplingParams
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 Distance = Callable[..., float]
 POLICIES = ("rejection", "block", "tree_rejection", "match")
@@ -38,7 +36,7 @@ def distance(seeds: range) -> Distance:
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", slow_after(2, POLICIES))
 def test_an_output_has_the_targets_distribution(policy: str, certain: bool, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3), certain=certain) < 1e-12
     assert distance(policy, 3, chain(1), one(2), certain=certain, zeros=True) < 1e-12
@@ -93,7 +91,7 @@ def test_an_output_has_the_processed_distribution(policy: str, kind: str, distan
     assert distance(policy, 3, chain(1), one(2, **PROCESSORS[kind])) < 1e-12
 
 
-@pytest.mark.parametrize(("policy", "kind"), pairs_in_turn(POLICIES, [*STATEFUL]))
+@pytest.mark.parametrize(("policy", "kind"), slow_after(3, pairs_in_turn(POLICIES, [*STATEFUL])))
 def test_a_processor_sees_the_tokens_before_each_slot_of_a_chain(policy: str, kind: str, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3, **STATEFUL[kind])) < 1e-12
 
@@ -118,7 +116,7 @@ def test_rows_of_a_batch_have_processors_of_their_own(policy: str, distance: Dis
     assert distance(policy, 2, chain(1), requests, rows=2) < 1e-12
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", slow_after(1, POLICIES))
 def test_an_output_that_may_end_early_has_the_targets_distribution(policy: str, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3, eos=(1,))) < 1e-12
     assert distance(policy, 3, chain(1), one(2, eos=(0, 2))) < 1e-12
@@ -130,12 +128,14 @@ def test_an_output_drafted_by_trees_has_the_targets_distribution(policy: str, sh
     assert distance(policy, 2, shape, one(3)) < 1e-12
 
 
+@pytest.mark.slow
 def test_siblings_of_three_and_four_tokens_have_the_targets_distribution(distance: Distance) -> None:
     """With three tokens, by coincidence, a drawn residual that is not normalised leaves the distribution unchanged."""
     assert distance("tree_rejection", 4, FORK, one(3)) < 1e-12
     assert distance("tree_rejection", 3, FORK, one(3), certain=True) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_of_a_batch_are_independent(policy: str, distance: Distance) -> None:
     """Three requests in two rows: one waits, and takes the row of the first that ends."""
@@ -146,7 +146,7 @@ def test_rows_of_a_batch_are_independent(policy: str, distance: Distance) -> Non
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", slow_after(1, POLICIES))
 def test_a_draft_without_a_distribution_in_one_row_leaves_the_distribution_of_both(
     policy: str, broken: float, distance: Distance
 ) -> None:
@@ -162,7 +162,7 @@ def test_a_sliding_layer_sees_its_span_and_the_distribution_is_the_targets(polic
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", slow_after(1, POLICIES))
 def test_the_distribution_of_fractions_is_met_exactly(policy: str, certain: bool) -> None:
     """Total variation 0: if p and q are fractions, so is the probability of each decision; float64 identifies it."""
     distributions = random_table("p", 2), random_table("q", 2)

@@ -22,7 +22,7 @@ from benchsuite.kernelbench.shapes import PROCESSED
 from benchsuite.prove import fake_cuda, families, tiny
 from benchsuite.prove.fake_cuda import FakeRun
 from benchsuite.prove.tape import shares_memory
-from benchsuite.tests.rig import POLICIES, pairs_in_turn
+from benchsuite.tests.rig import POLICIES, pairs_in_turn, slow_after
 from specdec import Context, Draft, SamplingParams, Window
 from specdec.devices import HostCopy
 from specdec.interfaces import Env
@@ -101,12 +101,13 @@ def test_rows_end_and_others_enter_and_nobody_waits(draft: str, policy: str, bac
     must_hold(taken(draft, policy, "fixed", 1.0, rows=3, steps=5, enters=True, backends=backends))
 
 
+@pytest.mark.slow
 def test_requests_with_everything_on_are_admitted_without_waiting() -> None:
     params = replace(PROCESSED["every"], max_new_tokens=60, min_new_tokens=3, logprobs=2)
     must_hold(fake_cuda.fake_run("garbage", params=params, rows=2, steps=5, enters=True))
 
 
-@pytest.mark.parametrize("family", ["smollm2", "qwen3", "gemma2", "gemma3", "gpt2", "mistral"])
+@pytest.mark.parametrize("family", slow_after(1, ["smollm2", "qwen3", "gemma2", "gemma3", "gpt2", "mistral"]))
 def test_a_plain_step_of_each_family_can_be_replayed(family: str) -> None:
     must_hold(fake_cuda.fake_run(None, config=families.CONFIGS[family]()))
 

@@ -16,6 +16,7 @@ from benchsuite.measure.judgement import OutputJudge
 from benchsuite.measure.ties import surprise
 from benchsuite.measure.weights import perplexity
 from benchsuite.prove import fake_cuda, families
+from benchsuite.tests.rig import slow_after
 from specdec import Context, Draft, SamplingParams, Window
 from specdec.interfaces import Env
 
@@ -30,7 +31,7 @@ STRATEGIES = (
 
 @pytest.mark.parametrize(
     ("draft", "policy"),
-    [*STRATEGIES[:2], *(pytest.param(*strategy, marks=pytest.mark.slow) for strategy in STRATEGIES[2:])],
+    slow_after(1, [*STRATEGIES[:2], *(pytest.param(*strategy, marks=pytest.mark.slow) for strategy in STRATEGIES[2:])]),
 )
 def test_a_step_on_mps_reads_once_waits_nowhere_and_makes_no_float64(draft: str, policy: str) -> None:
     params = SamplingParams(temperature=0.0 if policy == "match" else 1.0, top_k=40, top_p=0.9, max_new_tokens=60)
@@ -38,6 +39,7 @@ def test_a_step_on_mps_reads_once_waits_nowhere_and_makes_no_float64(draft: str,
     assert found.wrong() is None
 
 
+@pytest.mark.slow
 def test_requests_with_everything_on_are_admitted_on_mps() -> None:
     params = replace(PROCESSED["every"], max_new_tokens=60, min_new_tokens=3, logprobs=2)
     found = fake_cuda.fake_run("garbage", params=params, rows=2, steps=5, enters=True, device="mps")
@@ -65,6 +67,7 @@ def run_on_mps(fault: Callable[[Context], object]) -> fake_cuda.FakeRun:
     return fake_cuda.fake_run("wide", extra=(("draft", "wide", factory),), device="mps")
 
 
+@pytest.mark.slow
 def test_float64_is_refused_on_mps() -> None:
     with pytest.raises(TypeError, match="float64, which MPS does not have"):
         run_on_mps(lambda context: context.length.double())

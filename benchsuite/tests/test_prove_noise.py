@@ -29,13 +29,11 @@ from benchsuite.prove.shared_noise import Noise
 from benchsuite.prove.table_target import TableDraft
 from benchsuite.prove.tiny import policy_named
 from benchsuite.tests import faulty_noise
-from benchsuite.tests.rig import POLICIES
+from benchsuite.tests.rig import POLICIES, slow_after
 from specdec import Context, Engine, Policy, Request, SamplingParams, Window
 from specdec.sampling import mix
 from specdec_kernels.reference import Reference
 from specdec_plugins.chain import Chain
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class ChainedTable(TableDraft):
@@ -109,7 +107,7 @@ FAULTS: list[tuple[type[Policy] | str, type[TableDraft], int, Shape, int]] = [
 """Policy, draft, vocabulary, proposals, and a seed of tables that show it."""
 
 
-@pytest.mark.parametrize(("policy", "draft", "vocabulary", "shape", "seed"), FAULTS, ids=case_name)
+@pytest.mark.parametrize(("policy", "draft", "vocabulary", "shape", "seed"), slow_after(1, FAULTS), ids=case_name)
 def test_noise_that_is_used_twice_is_seen_by_enumeration(
     policy: type[Policy] | str, draft: type[TableDraft], vocabulary: int, shape: Shape, seed: int
 ) -> None:
@@ -124,14 +122,14 @@ def test_noise_that_is_used_twice_is_seen_by_enumeration(
     assert right < 1e-12
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", slow_after(3, POLICIES))
 def test_two_seeds_and_two_requests_share_no_noise(policy: str) -> None:
     built = policy_named(policy)
     for shape in (chain(3), *([Shape((-1, 0, 0, 1))] if built.trees else [])):
         assert in_common(built, shape) == {"another seed": 0, "another request": 0}
 
 
-@pytest.mark.parametrize("policy", ["rejection", "block", "tree_rejection", "match"])
+@pytest.mark.parametrize("policy", slow_after(1, ["rejection", "block", "tree_rejection", "match"]))
 def test_a_chain_as_models_draw_it_leaves_the_distribution_the_targets(policy: str) -> None:
     """Proposals come from ``Chain``, which draws for every draft that is a model; noise of its own is in the key."""
     assert run_distance(policy_named(policy), 2, chain(2), one(3), draft=ChainedTable) < 1e-12
@@ -149,7 +147,9 @@ def unlikeliest(policy: Policy, target: tuple[int, ...], draft: tuple[int, ...],
 
 
 @pytest.mark.parametrize(
-    ("policy", "target", "draft", "shape"), RUNS, ids=lambda value: value if isinstance(value, str) else None
+    ("policy", "target", "draft", "shape"),
+    slow_after(1, RUNS),
+    ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_a_run_with_the_engines_own_noise_has_the_targets_distribution(
     policy: str, target: tuple[int, ...], draft: tuple[int, ...], shape: Shape

@@ -21,7 +21,7 @@ from benchsuite.prove.tiny import policy_named, registry
 from benchsuite.tests.faulty_noise import SharedCoin
 from specdec_kernels.reference import Reference
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ROUNDS, VOCABULARY, SHIFT = 220_000, 64, 0.01
 ON_GPU = [pytest.mark.cuda, pytest.mark.gpu]

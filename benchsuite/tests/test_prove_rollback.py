@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -14,10 +15,10 @@ from specdec_kernels.reference import Reference
 
 # 60 runs of 30 steps take a few seconds; each fault planted so far is found in the first few runs.
 Rollback.TestCase.settings = settings(max_examples=settings().max_examples * 6 // 10, stateful_step_count=30)
-TestRollback = Rollback.TestCase
+TestRollback = pytest.mark.slow(Rollback.TestCase)
 
 EngineMachine.TestCase.settings = Rollback.TestCase.settings
-TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine = pytest.mark.slow(EngineMachine.TestCase)
 
 
 def test_a_path_is_compacted_once_for_all_layers_of_a_shape() -> None:

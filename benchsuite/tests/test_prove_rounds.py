@@ -31,8 +31,6 @@ from benchsuite.tests.rig import pairs_in_turn
 from specdec import SamplingParams, Window
 from specdec_kernels.reference import Reference
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
 @pytest.mark.parametrize("zeros", [False, True], ids=["full", "with-zeros"])

@@ -24,9 +24,8 @@ from benchsuite.prove.whole_runs import (
 )
 from specdec_plugins.controllers.goodput import Goodput
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 
-
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 5)
 @given(run=whole_runs())
 def test_a_few_whole_runs_keep_every_promise(run: Run) -> None:

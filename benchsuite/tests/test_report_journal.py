@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,12 +35,8 @@ SETTINGS = [replace(SETTING, workload=name, max_new_tokens=8) for name in ("chat
 
 
 @pytest.fixture(scope="module")
-def two_cells() -> Iterator[Bench]:
+def two_cells() -> Bench:
     """Two cells with every kind of arm: plain, ours, a peer, and one that cannot run."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     made = Bench(MeasuringPlan(prompts=3, pairs=2))
     strategies: list[dict[str, Any]] = [
         {"draft": "ngram", "k": 4},
@@ -54,8 +50,7 @@ def two_cells() -> Iterator[Bench]:
     cell = made.cells[failing.setting]
     broken = replace(cell.series[failing], error="garbage could not be measured: on purpose", ended="crashed")
     made.add(replace(cell, series={**cell.series, failing: broken}))
-    yield made
-    torch.set_num_threads(threads)
+    return made
 
 
 def shown(measured: Measured) -> Any:
@@ -294,8 +289,10 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_loses_nothing(run: Run, 
     assert len(repeatable(tmp_path / "out")) == 6
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder_that_a_later_one_would_go_on_with(run: Run, tmp_path: Path) -> None:
-    done = run("-m", "pytest", *SWEEP, "--specdec-baseline", "nothing", "--specdec-results", "out")
+def test_a_run_that_cannot_begin_leaves_no_folder_that_a_later_one_would_go_on_with(
+    inside: Run, tmp_path: Path
+) -> None:
+    done = inside("-m", "pytest", *SWEEP, "--specdec-baseline", "nothing", "--specdec-results", "out")
     assert done.returncode == 4
     assert not list((tmp_path / "out").iterdir())
 

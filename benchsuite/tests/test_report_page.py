@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,10 +26,8 @@ from benchsuite.tests.rig import SETTING
 
 
 @pytest.fixture(scope="module")
-def reported() -> Iterator[Bench]:
+def reported() -> Bench:
     """Two workloads with a lookup, a useless draft, and a replayer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     made = Bench(MeasuringPlan(prompts=4))
     strategies: list[dict[str, Any]] = [
         {"draft": "ngram", "k": 4, "name": "fast"},
@@ -43,8 +39,7 @@ def reported() -> Iterator[Bench]:
     made.prepare([Arm(setting, **strategy) for setting in settings for strategy in strategies])
     for arm in made._arms:
         made.row(arm, lambda what: None)
-    yield made
-    torch.set_num_threads(threads)
+    return made
 
 
 class Claimed(Measured):

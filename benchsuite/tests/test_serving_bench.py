@@ -32,6 +32,7 @@ def test_a_text_that_comes_twice_is_asked_once() -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_endpoint_answers_every_prompt_once_a_round_in_orders_that_are_turned_round(assemble: Make) -> None:
     with OurServer(assemble().engine(None, k=0)) as a, OurServer(assemble().engine("ngram", k=4)) as b:
         bench = ServingBench(planned(a, b, rounds=2))
@@ -49,6 +50,7 @@ def test_every_endpoint_answers_every_prompt_once_a_round_in_orders_that_are_tur
     assert len(texts) == len(PROMPTS), "greedy: plain and speculative answer alike"
 
 
+@pytest.mark.slow
 def test_tokens_that_a_stream_does_not_count_are_counted_by_the_same_answer_asked_for_whole(assemble: Make) -> None:
     with OurServer(assemble().engine(None, k=0), Bugs(no_usage=True, no_logprobs=True)) as server:
         bench = ServingBench(planned(server))
@@ -61,6 +63,7 @@ def test_tokens_that_a_stream_does_not_count_are_counted_by_the_same_answer_aske
     assert any("gives no log-probabilities" in line for line in bench.said)
 
 
+@pytest.mark.slow
 def test_a_text_that_was_not_the_one_asked_for_whole_has_no_count(assemble: Make) -> None:
     """A server that changes tokens at random: another text has another number of tokens."""
     with OurServer(assemble().engine(None, k=0), Bugs(no_usage=True, no_logprobs=True, change=2)) as server:
@@ -78,6 +81,7 @@ def test_a_usage_that_counts_more_than_was_sent_is_found_before_the_timing(assem
     assert not bench.blocks
 
 
+@pytest.mark.slow
 def test_what_a_server_says_of_itself_is_what_its_engine_counted_under_the_load(assemble: Make) -> None:
     """Counters since the start are differenced: what was asked before the timing is not in them."""
     engine = assemble().engine("oracle(0.7)", k=2)

@@ -223,6 +223,7 @@ def world(dice: random.Random, heat: float, tokens: int, changed: float = 0.0) -
     return found
 
 
+@pytest.mark.slow
 def test_honest_samples_are_not_suspected() -> None:
     """200 samples of 200 tokens; by Ville's inequality at most a share p has a p-value below p, here with 5 sigma."""
     dice = random.Random(5)
@@ -254,6 +255,7 @@ def test_the_likelihood_ratio_of_every_temperature_has_the_expectation_one() -> 
         assert sum(p * exp(row[n]) for p, row in zip(chances, ratios, strict=True)) == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heat", [1.2, pytest.param(0.85, marks=pytest.mark.slow)])
 def test_another_temperature_is_found_with_the_stated_tokens(heat: float) -> None:
     """The number of tokens that finds it with 0.99, by the lists; of 20 samples at least 17 are found (5e-5
@@ -366,6 +368,7 @@ def served(
     return certify(endpoints, prompts or PROMPTS, Ask("", tokens, **ask), "float32")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_each_prompt_is_sampled_with_its_own_seed(assemble: Make) -> None:
     """Servers make the same random numbers of one seed: 50 honest outputs of it failed in 14 of 20 samples."""
     with OurServer(assemble().engine(None, k=0)) as plain, Heard(assemble().engine(None, k=0)) as spec:
@@ -403,6 +406,7 @@ def test_outputs_that_plain_cannot_read_are_not_certified(monkeypatch: pytest.Mo
     assert "1 of 4 outputs are missing" in found.lines[0]
 
 
+@pytest.mark.slow
 def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the outputs that have a rare token, the others look too likely; the ways to leave them out count."""
     dice, top = random.Random(3), tuple((name, log(p)) for name, p in (("a", 0.7), ("b", 0.2), ("c", 0.08)))
@@ -433,6 +437,7 @@ def test_a_reply_without_log_probabilities_among_others_is_no_bug(change: int, s
     assert found.state == state, found.lines
 
 
+@pytest.mark.slow
 def test_a_plain_server_that_is_not_itself_judges_nobody(assemble: Make) -> None:
     engines = [assemble().engine(None, k=0) for _ in range(2)]
     with OurServer(engines[0], Bugs(change=5)) as plain, OurServer(engines[1]) as spec:
@@ -475,6 +480,7 @@ def test_sampling_with_a_filter_has_no_certificate() -> None:
 PROMPTS = ["hello there my friend", "def main(x):", "one two three one two", "the cat sat on the mat, and then"]
 
 
+@pytest.mark.slow
 def test_an_honest_pair_is_certified_over_http(assemble: Make) -> None:
     with OurServer(assemble().engine(None, k=0)) as plain, OurServer(assemble().engine("ngram", k=4)) as spec:
         [found] = served(plain, spec)
@@ -502,6 +508,7 @@ def test_changed_tokens_are_found_over_http(assemble: Make) -> None:
         assert "the prompt: " in text
 
 
+@pytest.mark.slow
 def test_a_prompt_given_twice_is_asked_and_counted_once(assemble: Make) -> None:
     with OurServer(assemble().engine(None, k=0)) as plain, OurServer(assemble().engine("ngram", k=4)) as spec:
         endpoints = [Endpoint("plain", plain.url), Endpoint("spec", spec.url)]
@@ -547,6 +554,7 @@ def test_a_slightly_higher_temperature_is_found_with_the_tokens_that_the_certifi
     assert false.state == "bug", false.lines
 
 
+@pytest.mark.slow
 def test_a_server_without_logprobs_is_not_judged(assemble: Make) -> None:
     engines = [assemble().engine(draft, k=k) for draft, k in ((None, 0), (None, 0), ("ngram", 4))]
     with (

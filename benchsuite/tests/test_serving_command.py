@@ -76,8 +76,8 @@ def test_two_servers_stand_in_one_table(
     assert SECRET not in kept + done.stdout + done.stderr
 
 
-def test_without_an_endpoint_nothing_runs_and_a_line_says_how(run: Run) -> None:
-    done = run(*SERVE, "-rs")
+def test_without_an_endpoint_nothing_runs_and_a_line_says_how(inside: Run) -> None:
+    done = inside(*SERVE, "-rs")
     assert done.returncode == 0
     assert "2 skipped" in done.stdout
     assert "--specdec-endpoint plain=http://localhost:8000" in done.stdout
@@ -92,11 +92,13 @@ def test_without_an_endpoint_nothing_runs_and_a_line_says_how(run: Run) -> None:
         (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-endpoint-api", "rpc"), "choices: chat, completions"),
         (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-temperature", "0,1"), "one value each"),
         (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-certify", "int8"), "bfloat16, float16, float32"),
-        (("--specdec-endpoint", "a=http://127.0.0.1:1"), "refused"),
+        pytest.param(("--specdec-endpoint", "a=http://127.0.0.1:1"), "refused", marks=pytest.mark.slow),  # retries
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_is_timed(arguments: tuple[str, ...], said: str, run: Run) -> None:
-    done = run(*FEW, *arguments)
+def test_what_cannot_run_is_refused_before_anything_is_timed(
+    arguments: tuple[str, ...], said: str, inside: Run
+) -> None:
+    done = inside(*FEW, *arguments)
     assert done.returncode == 4, done.stdout
     assert said in done.stderr + done.stdout
 
@@ -154,6 +156,7 @@ def test_an_interrupt_leaves_what_was_measured(assemble: Make, run: Run, tmp_pat
     assert all(count == 2 for name, count in sent.items() if name != "spec")
 
 
+@pytest.mark.slow
 def test_a_server_that_changes_usage_is_counted_as_such(assemble: Make, run: Run) -> None:
     with (
         OurServer(assemble(max_length=512).engine(None, k=0)) as plain,

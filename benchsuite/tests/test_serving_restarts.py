@@ -85,6 +85,7 @@ def said(servers: ServersInTurn, endpoint: Endpoint) -> str:
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_each_endpoint_is_answered_by_its_own_server(servers: ServersInTurn, port: int) -> None:
     plain, spec = (Endpoint(name, f"http://127.0.0.1:{port}") for name in ("plain", "spec"))
     assert [said(servers, one) for one in (plain, plain, spec, plain)] == ["aaa", "aaa", "bbb", "aaa"]
@@ -131,6 +132,7 @@ def test_a_wrong_file_of_commands_is_refused(
     assert "sk-secret-1" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_two_servers_of_one_address_are_measured_and_compared(
     started_by: dict[str, str], port: int, run: Run, tmp_path: Path
 ) -> None:

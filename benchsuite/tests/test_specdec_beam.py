@@ -20,14 +20,12 @@ from benchsuite.measure import workloads
 from benchsuite.prove import families
 from benchsuite.prove.read_guard import only_engine_reads
 from benchsuite.prove.tiny import prompts, registry
-from benchsuite.tests.rig import loaded_smollm2
+from benchsuite.tests.rig import loaded_smollm2, slow_after
 from specdec import Request, SamplingParams, SpecdecError
 from specdec.arena import Arena, LayerShape
 from specdec.beam import FLOOR, Beams, BeamSearch, Hypothesis
 from specdec.model import ArenaModel
 from specdec_plugins.engines.transformers import generate_arguments
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = prompts(1)[0]
 FAMILIES = ("llama", "qwen2", "mistral", "gemma2", "gemma3", "gpt2")
@@ -120,7 +118,7 @@ def ends(family: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("early", EARLY, ids=["at_the_heuristic", "when_full", "never"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_after(1, FAMILIES))
 def test_texts_and_scores_are_those_of_transformers_generate(family: str, early: Any) -> None:
     beam_search = search(family)
     reasons = set()
@@ -137,7 +135,7 @@ def test_texts_and_scores_are_those_of_transformers_generate(family: str, early:
 
 
 @pytest.mark.parametrize("early", EARLY, ids=["at_the_heuristic", "when_full", "never"])
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", slow_after(1, [0.0, 1.0]))
 def test_two_beams_are_transformers_two_beams_on_every_prompt(penalty: float, early: Any) -> None:
     beam_search = search("llama")
     for prompt in prompts(3):
@@ -170,7 +168,7 @@ def test_one_beam_is_greedy_decoding_whatever_the_early_stopping(early: Any) -> 
         assert found[0].score == pytest.approx(float(each[:n].sum()) / n**2, rel=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("family", slow_after(1, ["llama", "mistral", "gemma3"]))
 def test_a_row_is_copied_for_every_beam_beyond_the_first_of_its_parent_and_for_no_other(family: str) -> None:
     """The parents are those that transformers' cache was reordered by; its last reordering is for a step never run."""
     target, theirs = models(family)
@@ -262,7 +260,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("params", PROCESSORS.values(), ids=PROCESSORS)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", slow_after(1, ["llama", "qwen2", "gemma3", "gpt2"]))
 def test_a_processor_sees_each_beam_with_its_own_text_as_in_transformers(family: str, params: dict[str, Any]) -> None:
     asked = request(ends(family))
     asked = replace(asked, params=replace(asked.params, **params))

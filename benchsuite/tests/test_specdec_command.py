@@ -66,7 +66,7 @@ class Paper(io.StringIO):
         return len(text)
 
 
-def test_text_appears_as_it_is_generated(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+def test_text_appears_as_it_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     paper, step = Paper(), Engine.step
     monkeypatch.setattr(sys, "stdout", paper)
 
@@ -84,7 +84,7 @@ def test_text_appears_as_it_is_generated(monkeypatch: pytest.MonkeyPatch, one_th
 
 @pytest.mark.parametrize("draft", ["none", "oracle(0.8)"])
 def test_the_text_shown_is_that_of_the_json_without_the_stop_string(
-    draft: str, capsys: pytest.CaptureFixture[str], one_thread: None
+    draft: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["one two", "--target", "tiny", "--max-new-tokens", "40", "--seed", "2", "--temperature", "1"]
 
@@ -163,9 +163,7 @@ print(sorted({"torch", "transformers", "rich", "numpy"} & set(sys.modules)))
     assert cold("-c", code).stdout.splitlines()[-4:] == ["0", "2", "2", "[]"]
 
 
-def test_beams_are_printed_best_first_without_the_bad_word(
-    capsys: pytest.CaptureFixture[str], one_thread: None
-) -> None:
+def test_beams_are_printed_best_first_without_the_bad_word(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("one two", "--target", "tiny", "--beams", "3", "--max-new-tokens", "5", "--json")
     assert main([*arguments]) == 0
     found = json.loads(capsys.readouterr().out)["beams"]
@@ -176,7 +174,7 @@ def test_beams_are_printed_best_first_without_the_bad_word(
     assert all(banned not in one["tokens"] for one in json.loads(capsys.readouterr().out)["beams"])
 
 
-def test_a_bad_word_given_as_text_is_not_emitted(capsys: pytest.CaptureFixture[str], one_thread: None) -> None:
+def test_a_bad_word_given_as_text_is_not_emitted(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["one two", "--target", "tiny", "--max-new-tokens", "40", "--temperature", "1", "--json"]
 
     def text(*more: str) -> str:
@@ -187,7 +185,7 @@ def test_a_bad_word_given_as_text_is_not_emitted(capsys: pytest.CaptureFixture[s
     assert letter not in text("--bad-word", letter)
 
 
-def test_logprobs_are_in_the_json(capsys: pytest.CaptureFixture[str], one_thread: None) -> None:
+def test_logprobs_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["one", "--target", "tiny", "--max-new-tokens", "4", "--json", "--logprobs", "3"]) == 0
     for token in json.loads(capsys.readouterr().out)["tokens"]:
         assert [token["id"], token["logprobs"]["raw"]] == token["logprobs"]["top_raw"][0], "greedy takes the likeliest"

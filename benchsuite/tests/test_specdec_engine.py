@@ -15,7 +15,7 @@ import torch
 
 from benchsuite.prove.read_guard import guarded_steps, only_engine_reads
 from benchsuite.prove.tiny import ask, prompts, requests
-from benchsuite.tests.rig import DEVICES, Make, pairs_in_turn
+from benchsuite.tests.rig import DEVICES, Make, pairs_in_turn, slow_after
 from specdec import Context, Draft, Request, SamplingParams, SpecdecError, Window
 from specdec.devices import HostCopy, Stopwatch
 
@@ -30,7 +30,7 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "temperature"), pairs_in_turn(STRATEGIES, [0.0, 1.0]))
+@pytest.mark.parametrize(("strategy", "temperature"), slow_after(5, pairs_in_turn(STRATEGIES, [0.0, 1.0])))
 def test_a_step_reads_the_device_once_and_only_through_read(
     strategy: tuple[str | None, str], temperature: float, assemble: Make
 ) -> None:
@@ -62,7 +62,7 @@ def test_on_cuda_the_guard_forbids_every_wait_but_those_of_the_read(monkeypatch:
     assert modes[-1] == "default"
 
 
-@pytest.mark.parametrize("draft", ["ngram", "draft_model", "garbage", "oracle(0.8)"])
+@pytest.mark.parametrize("draft", slow_after(2, ["ngram", "draft_model", "garbage", "oracle(0.8)"]))
 def test_counters_are_exact(draft: str, assemble: Make) -> None:
     build = assemble(max_rows=2)
     engine, calls = build.engine(draft, k=4), []
@@ -131,6 +131,7 @@ def new_objects_alone() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draft",
     [None, "draft_model", *(pytest.param(name, marks=pytest.mark.slow) for name in ("garbage", "eagle", "medusa"))],

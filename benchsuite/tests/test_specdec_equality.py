@@ -12,11 +12,9 @@ from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families, tiny
 from benchsuite.prove.tiny import ask, requests
-from benchsuite.tests.rig import DEVICES, Make, assert_same, peer_runner
+from benchsuite.tests.rig import DEVICES, Make, assert_same, peer_runner, slow_after
 from specdec import Engine, Request, SamplingParams
 from specdec.assembly import Assembly
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 DRAFTS = ("ngram", "ngram(n_max=2, n_min=1)", "draft_model", "garbage", "oracle(0.8)", "oracle(1.0)", "oracle(0.0)")
 MIXED = ("draft_model", "oracle(0.8)")
@@ -63,7 +61,7 @@ def assert_plain(family: str, rows: int, other: EngineSource, work: list[Request
     assert_same(judge, plain, other, work, [plain_tokens(family, rows, request, device) for request in work])
 
 
-@pytest.mark.parametrize("family", families.CONFIGS)
+@pytest.mark.parametrize("family", slow_after(2, families.CONFIGS))
 def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family)
     judge = Judge(build.target, range(40))
@@ -77,7 +75,7 @@ def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemb
 
 
 @pytest.mark.parametrize("policy", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", families.CONFIGS)
+@pytest.mark.parametrize("family", slow_after(2, families.CONFIGS))
 def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, deep: bool) -> None:
     """Two drafts of mixed acceptance on each family, and of the others one in turn."""
     build, _, _ = target_of(family, 3)
@@ -107,7 +105,7 @@ def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(fa
         assert_plain(family, 3, other, requests(GREEDY))
 
 
-@pytest.mark.parametrize("draft", [*CHAINS, *TREES])
+@pytest.mark.parametrize("draft", slow_after(3, [*CHAINS, *TREES]))
 @pytest.mark.parametrize("controller", [pytest.param("adaptive(window=2)", marks=pytest.mark.slow), "goodput"])
 def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: str) -> None:
     build, _, _ = target_of("llama", 3)
@@ -116,9 +114,10 @@ def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "draft", ["ngram", "oracle(0.8)", TREES[3], *(pytest.param(d, marks=pytest.mark.slow) for d in SLOWER)]
+    "draft",
+    slow_after(2, ["ngram", "oracle(0.8)", TREES[3], *(pytest.param(d, marks=pytest.mark.slow) for d in SLOWER)]),
 )
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", slow_after(1, [GREEDY, SAMPLED]), ids=["greedy", "sampled"])
 def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
     params: SamplingParams, draft: str, device: str, deep: bool
 ) -> None:
@@ -130,7 +129,7 @@ def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
         assert_plain("llama", 4, other, requests(params, count=6)[::order], device)
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", slow_after(1, ["mistral", "gemma3", "gpt2"]))
 def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family, max_rows=3)
     judge = Judge(build.target, range(40))
@@ -140,11 +139,14 @@ def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -
 
 @pytest.mark.parametrize(
     "params",
-    [
-        replace(SAMPLED, top_k=5),
-        replace(SAMPLED, top_p=0.7),
-        replace(SAMPLED, temperature=0.6, top_k=20, top_p=0.9),
-    ],
+    slow_after(
+        1,
+        [
+            replace(SAMPLED, top_k=5),
+            replace(SAMPLED, top_p=0.7),
+            replace(SAMPLED, temperature=0.6, top_k=20, top_p=0.9),
+        ],
+    ),
     ids=["top-k", "top-p", "both"],
 )
 def test_filtered_sampling_is_the_same_under_speculation_on_tiny(params: SamplingParams, assemble: Make) -> None:
@@ -168,6 +170,7 @@ def test_speculation_in_bfloat16_equals_plain_or_ties_on_tiny(device: str, assem
     assert_same(judge, source(build.engine(None)), source(build.engine("oracle(0.8)", k=4)), requests(GREEDY))
 
 
+@pytest.mark.slow
 def test_where_every_layer_slides_output_runs_past_the_span_on_tiny(assemble: Make) -> None:
     build = assemble("mistral", max_length=400)
     judge = Judge(build.target, range(40))

@@ -31,8 +31,6 @@ from specdec.ops import Ops
 from specdec.packed import Weight
 from specdec_kernels.reference import Reference
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 KINDS = (("float32", None), ("bfloat16", None), ("bfloat16", 8))
 """A dtype and the bits of quantised weights."""
 
@@ -166,12 +164,14 @@ def test_tokens_of_smollm2_are_the_same_at_every_width(name: str, bits: int | No
 EXACT_ARM = Arm(replace(SETTING, dtype="bfloat16", max_new_tokens=12), draft="oracle(0.8)", k=4)
 
 
+@pytest.mark.slow
 def test_a_run_refuses_what_is_not_exact_before_anything_is_measured() -> None:
     bench = Bench(MeasuringPlan(prompts=1, exact=True))
     with pytest.raises(SpecdecError, match="on the backend reference.*leave out exact"):
         bench.prepare([replace(EXACT_ARM, setting=replace(EXACT_ARM.setting, backend="reference"))])
 
 
+@pytest.mark.slow
 def test_a_row_of_an_exact_run_says_so_and_a_difference_in_it_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     _chain()
     bench = Bench(MeasuringPlan(prompts=1, exact=True))

@@ -11,13 +11,11 @@ import torch
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import tiny
 from benchsuite.prove.read_guard import guarded_steps
-from benchsuite.tests.rig import Make, pairs_in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Request, SamplingParams
 from specdec.engine import Completion
 from specdec.logprobs import TokenLogprobs
 from specdec_plugins.engines.transformers import generate_arguments
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 GREEDY = SamplingParams(max_new_tokens=16, logprobs=4)
 MIX = replace(
@@ -34,7 +32,7 @@ def chances(token: TokenLogprobs) -> list[float]:
 
 
 @pytest.mark.parametrize("params", [GREEDY, MIX], ids=["bare", "processors"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3", "gpt2"]))
 def test_plain_logprobs_are_those_of_transformers_logits_and_scores(family: str, params: Any, assemble: Make) -> None:
     build = assemble(family)
     judge = Judge(build.target, range(40))
@@ -64,7 +62,12 @@ def test_plain_logprobs_are_those_of_transformers_logits_and_scores(family: str,
 
 @pytest.mark.parametrize(
     ("draft", "kind"),
-    pairs_in_turn(["ngram(n_min=1)", "draft_model", "oracle(0.8)", "tree(beam=2, depth=3)", "garbage"], [*KINDS], 1),
+    slow_after(
+        2,
+        pairs_in_turn(
+            ["ngram(n_min=1)", "draft_model", "oracle(0.8)", "tree(beam=2, depth=3)", "garbage"], [*KINDS], 1
+        ),
+    ),
 )
 def test_speculative_logprobs_equal_plain_within_the_bound_on_tiny(kind: str, draft: str, assemble: Make) -> None:
     build, params = assemble("llama", max_rows=3), KINDS[kind]
@@ -105,6 +108,7 @@ def test_logprobs_end_with_the_tokens_where_a_stop_lies_inside_a_block(assemble:
         assert len(done.logprobs) == len(done.tokens) == full.index(full[place]) + 1
 
 
+@pytest.mark.slow
 def test_a_sampled_token_has_a_finite_processed_logprob_and_alternatives_that_sum_to_at_most_one(
     assemble: Make,
 ) -> None:

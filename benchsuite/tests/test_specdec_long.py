@@ -9,13 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchsuite.prove import families, tiny
-from benchsuite.tests.rig import Make
+from benchsuite.tests.rig import Make, slow_after
 from specdec import Engine, Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import PREFILL_CHUNK, ArenaModel
 from specdec_plugins.engines.transformers import generate_arguments
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SPAN, LONG = 64, 1024
 
@@ -66,7 +64,7 @@ def emitted_by(engine: Engine, request: Request) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("draft", [None, "oracle(1.0)"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3", "gpt2"]))
 def test_where_a_layer_sees_everything_an_output_ends_by_length_at_the_models_positions(
     family: str, draft: str | None, assemble: Make
 ) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchsuite.prove import families
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import Make, saved_head
+from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Draft, Engine, Request, SamplingParams, Window, model
 from specdec.arena import Arena
 from specdec.model import ArenaModel
@@ -66,16 +66,15 @@ def compared_drafts(target: ArenaModel, lengths: tuple[int, ...], max_length: in
         assert (logits - expected.logits[0, -1]).abs().max() < CLOSE, f"logits after {length} tokens"
 
 
-@pytest.mark.usefixtures("one_thread", "chunks")
-@pytest.mark.parametrize("family", families.CONFIGS)
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("family", slow_after(3, families.CONFIGS))
 @torch.inference_mode()
 def test_a_prompt_of_any_number_of_chunks_leaves_what_the_unmodified_model_computes(family: str) -> None:
     target = ArenaModel(families.build_model(family), registry().backend())
     compared_drafts(target, LENGTHS, max_length=64, chunk=CHUNK)
 
 
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "gpt2"])
+@pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3", "mistral", "gpt2"]))
 def test_a_prompt_of_several_real_chunks_is_continued_as_the_unmodified_model_does(family: str, assemble: Make) -> None:
     """Full and sliding layers, absolute and rotary positions; prompts of a chunk and one token up to 500 tokens."""
     build = assemble(family, max_rows=2, max_length=512)
@@ -134,7 +133,7 @@ def prefilled(engine: Engine, pair: list[Request]) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("name", slow_after(3, DRAFTS))
 def test_what_a_draft_keeps_of_a_prompt_does_not_depend_on_its_chunks_or_on_who_was_there_before(
     name: str, assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import tiny
-from benchsuite.tests.rig import assert_same, pairs_in_turn, peer_runner
+from benchsuite.tests.rig import assert_same, pairs_in_turn, peer_runner, slow_after
 from specdec import Request, SamplingParams
 from specdec.assembly import Assembly
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 EACH: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {5: 9.0, 9: -6.0, 200: 8.5}},
@@ -90,7 +88,9 @@ def works(params: SamplingParams, count: int) -> tuple[Request, ...]:
     )
 
 
-@pytest.mark.parametrize(("draft", "kind"), [*pairs_in_turn(FAST, [*EACH]), *pairs_in_turn(SLOWER, [*EACH], 1)])
+@pytest.mark.parametrize(
+    ("draft", "kind"), slow_after(2, [*pairs_in_turn(FAST, [*EACH]), *pairs_in_turn(SLOWER, [*EACH], 1)])
+)
 def test_a_processor_changes_plain_and_speculative_outputs_alike_on_tiny(draft: str, kind: str) -> None:
     """``draft_model`` copies, as trees do; each processor with one of both, and with one of the others."""
     _, judge, plain = built()
@@ -119,6 +119,7 @@ def mixed(draw: st.DrawFn) -> SamplingParams:
     return SamplingParams(**params, max_new_tokens=most, seed=draw(st.integers(0, 5)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [*FAST, *SLOWER])
 @settings(max_examples=settings().max_examples // 16, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -130,7 +131,9 @@ def test_ragged_rows_with_any_mix_of_processors_equal_plain_on_tiny(draft: str, 
     assert_same(judge, plain, speculating(draft, k, rows), list(work), expected(work))
 
 
-@pytest.mark.parametrize(("family", "kind"), [*pairs_in_turn(FAMILIES, [*EACH]), *pairs_in_turn(OTHERS, [*EACH])])
+@pytest.mark.parametrize(
+    ("family", "kind"), slow_after(2, [*pairs_in_turn(FAMILIES, [*EACH]), *pairs_in_turn(OTHERS, [*EACH])])
+)
 def test_greedy_decoding_with_a_processor_equals_transformers_generate_on_tiny(family: str, kind: str) -> None:
     _, judge, plain = built(family)
     params = EACH[kind]

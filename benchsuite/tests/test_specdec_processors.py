@@ -66,6 +66,7 @@ def test_logits_are_adjusted_for_requests_that_ask_for_it_alone(given_: dict[str
     assert adjusts(SamplingParams(max_new_tokens=9, **given_)) is changes
 
 
+@pytest.mark.slow
 @given(data=st.data(), seed=st.integers(0, 10_000))
 def test_every_slot_of_ragged_rows_has_the_distribution_of_transformers_classes(data: st.DataObject, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -226,8 +226,8 @@ def test_what_several_ranks_cannot_do_is_refused_before_they_meet(
     assert said in done.stderr
 
 
-def test_kernels_are_not_measured_by_several_ranks(run: Run) -> None:
-    done = run("-m", "pytest", "--pyargs", "benchsuite.test_kernels", "-m", "kernels", RANK="0", WORLD_SIZE="2")
+def test_kernels_are_not_measured_by_several_ranks(inside: Run) -> None:
+    done = inside("-m", "pytest", "--pyargs", "benchsuite.test_kernels", "-m", "kernels", RANK="0", WORLD_SIZE="2")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "pytest -m kernels measures one process, and torchrun has started 2" in done.stderr
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.tests.rig import Make, Run
+from benchsuite.tests.rig import Make, Run, slow_after
 from specdec import Completion, SamplingParams, SpecdecError, catalog, jobs
 from specdec.__main__ import main
 from specdec.arena import BUCKET
@@ -164,7 +164,7 @@ def completed(
         return {job.index: done for job, done in run_jobs(engine, prompts, (256,), grouped=grouped)}
 
 
-@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("grouped", slow_after(1, [True, False]))
 def test_outputs_are_plains_whatever_ran_before_or_beside(grouped: bool, read: Any, assemble: Make) -> None:
     build = assemble(max_rows=3)
     found = read(*some(9, temperature=0.8), {"prompt_ids": [5, 6], "max_new_tokens": 4, "eos": [1]})
@@ -309,6 +309,7 @@ def kept(path: Path, found: list[Job], done: dict[int, Completion]) -> set[int]:
     return before
 
 
+@pytest.mark.slow
 def test_an_out_file_cut_at_any_byte_is_gone_on_with(
     read: Any, assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +402,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGKILL
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_any_time_ends_as_an_undisturbed_one(tmp_path: Path, run: Run, one_thread: None) -> None:
+def test_a_run_killed_at_any_time_ends_as_an_undisturbed_one(tmp_path: Path, run: Run) -> None:
     source = write(tmp_path / "in.jsonl", *some(24, tokens=20, temperature=0.9), {"prompt": "last", "stop": ["a", "e"]})
     common = ["--requests", str(source), "--target", "tiny", "--quiet", "--batch", "3", "--draft", "none", "--out"]
     assert main([*common, str(tmp_path / "whole")]) == 0
@@ -418,7 +419,7 @@ def test_a_run_killed_at_any_time_ends_as_an_undisturbed_one(tmp_path: Path, run
 
 
 def test_a_prompt_in_a_file_gives_what_it_gives_on_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_thread: None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--target", "tiny", "--max-new-tokens", "9", "--temperature", "0.5", "--seed", "3"]
     source = write(tmp_path / "in.jsonl", {"prompt": "one two", "id": "x"})
@@ -446,7 +447,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("is_terminal", "quiet"), [(True, False), (True, True), (False, False)])
 def test_a_bar_shows_the_requests_done_and_the_speed_to_a_terminal_alone(
-    is_terminal: bool, quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+    is_terminal: bool, quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Terminal(is_terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -518,6 +519,7 @@ def test_bad_words_may_be_texts_beside_token_ids(read: Any) -> None:
     assert changed.fingerprint != mixed.fingerprint, "the results of another bad word are not these"
 
 
+@pytest.mark.slow
 def test_grouped_by_length_a_file_takes_fewer_forwards_that_read_fewer_cells(assemble: Make, tmp_path: Path) -> None:
     """Counted, not timed: all rows of a forward read as many cells as the longest of them has."""
     dice = random.Random(0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchsuite.prove import tiny
 from benchsuite.prove.tape import Tape
-from benchsuite.tests.rig import POLICIES, pairs_in_turn, saved_head
+from benchsuite.tests.rig import POLICIES, pairs_in_turn, saved_head, slow_after
 from specdec import Context, Draft, Engine, Policy, Purpose, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec.interfaces import Contract, Env
@@ -104,7 +104,6 @@ def _decoded(engine: Engine, requests: Sequence[Request]) -> list[tuple[object, 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("draft", "policy", "temperature", "params", "rows", "controller"), list(_cases()))
 def test_replayed_parts_decode_and_count_what_parts_do_that_run(
     recordable: Callable[[int], Assembly],
@@ -130,7 +129,7 @@ def test_replayed_parts_decode_and_count_what_parts_do_that_run(
         assert len(_runtime(replayed).kinds) > len(_engine_kinds(replayed)), "the draft recorded nothing"
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.slow
 def test_what_one_run_recorded_the_next_replays(recordable: Callable[[int], Assembly]) -> None:
     engine, plain = recordable(2).engine("garbage", k=3, recorder=Tape()), recordable(2).engine("garbage", k=3)
     runtime = _runtime(engine)
@@ -142,9 +141,8 @@ def test_what_one_run_recorded_the_next_replays(recordable: Callable[[int], Asse
     assert len(runtime.kinds) == kinds
 
 
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("policy", ["match", "rejection"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("policy", slow_after(1, ["match", "rejection"]))
+@pytest.mark.parametrize("temperature", slow_after(1, [0.0, 0.9]))
 def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(
     recordable: Callable[[int], Assembly], policy: str, temperature: float
 ) -> None:
@@ -160,7 +158,6 @@ def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(
     assert _engine_kinds(engine) == kinds
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("policy", "temperature", "drawn"), [("rejection", 0.9, 1), ("rejection", 0.0, 0), ("match", 0.9, 0)]
 )
@@ -266,8 +263,7 @@ class Refusing:
         raise RuntimeError("refused")
 
 
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("draft", ["draft_model", "tree(beam=2, depth=3)"])
+@pytest.mark.parametrize("draft", slow_after(1, ["draft_model", "tree(beam=2, depth=3)"]))
 def test_a_recorded_draft_is_verified_anew_where_the_engines_parts_cannot_be_recorded(
     recordable: Callable[[int], Assembly], draft: str
 ) -> None:

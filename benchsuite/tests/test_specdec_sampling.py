@@ -46,6 +46,7 @@ def test_the_keys_of_all_purposes_are_those_of_each_alone() -> None:
         assert all(torch.equal(keys[purpose], key(rows, position, purpose, draw)) for purpose in Purpose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew", [0.0, 0.02])
 def test_gumbel_max_draws_from_the_softmax(skew: float) -> None:
     """Chi-square over 8 tokens and 200,000 keys at a false-alarm rate of 1e-6; finds a planted skew of 0.02.

@@ -15,8 +15,6 @@ from specdec import Completion, Engine, Request, SamplingParams, SpecdecError, c
 from specdec.assembly import Assembly
 from specdec.stops import StopWatcher
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BASE = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=30))
 
 

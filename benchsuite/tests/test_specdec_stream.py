@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchsuite.prove.tiny import prompts
-from benchsuite.tests.rig import Make, pairs_in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Draft, Engine, Request, SamplingParams, SpecdecError, StreamedToken, TextStream, catalog
 from specdec.stops import FinishReason, StopWatcher
 from specdec.text import shown_text
@@ -157,7 +157,7 @@ def work(count: int = 4, tokens: int = 12, **params: Any) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("draft", [None, "oracle(0.8)", "draft_model"])
+@pytest.mark.parametrize("draft", slow_after(1, [None, "oracle(0.8)", "draft_model"]))
 def test_a_stream_gives_the_tokens_kinds_and_reasons_of_a_run(draft: str | None, assemble: Make) -> None:
     build = assemble(max_rows=2)
     engine, requests = build.engine(draft, k=4), work()
@@ -249,7 +249,9 @@ def calls_of(engine: Engine) -> dict[str, list[int]]:
     return calls
 
 
-@pytest.mark.parametrize(("victim", "draft"), pairs_in_turn([0, 2, 4], ["oracle(0.8)", "suffix", "eagle"]))
+@pytest.mark.parametrize(
+    ("victim", "draft"), slow_after(1, pairs_in_turn([0, 2, 4], ["oracle(0.8)", "suffix", "eagle"]))
+)
 @pytest.mark.parametrize("after", [0, 9])
 def test_a_closed_stream_leaves_the_other_requests_as_they_are_without_it(
     after: int, victim: int, draft: str, assemble: Make

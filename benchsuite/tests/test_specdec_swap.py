@@ -7,6 +7,7 @@ import torch
 
 from benchsuite.prove import families
 from benchsuite.prove.tiny import prompts, registry
+from benchsuite.tests.rig import slow_after
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -155,8 +156,8 @@ def test_codes_are_the_nearest_and_rounding_twice_changes_nothing(bits: int) -> 
     torch.testing.assert_close(again.dequantise(), once.dequantise())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bits", [None, *BITS.values()])
+@pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]))
+@pytest.mark.parametrize("bits", slow_after(1, [None, *BITS.values()]))
 def test_speculation_on_the_ops_is_plain_decoding(bits: int | None, temperature: float) -> None:
     target = ArenaModel(families.build_model("llama"), cpu_ops(), bits)
     build = Assembly(registry(), target, catalog.byte_tokenizer(), max_rows=2, max_length=192)

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from benchsuite.prove import families, tiny
-from benchsuite.tests.rig import Make, pairs_in_turn
+from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Engine, Request, SamplingParams, SpecdecError
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = ["mistral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma3", "gpt2"))]
 DRAFTS = [
@@ -51,7 +49,7 @@ def anew(engine: Engine, asked: list[Request]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("draft", "parted", "family"),
-    pairs_in_turn([pytest.param(draft, parted) for parted in (0, 3) for draft in DRAFTS], FAMILIES),
+    slow_after(2, pairs_in_turn([pytest.param(draft, parted) for parted in (0, 3) for draft in DRAFTS], FAMILIES)),
 )
 def test_a_turn_that_continues_equals_one_that_is_prefilled_anew(
     draft: str | None, parted: int, family: str, assemble: Make
@@ -84,7 +82,7 @@ def test_only_the_tokens_after_the_common_beginning_are_prefilled(family: str, a
 
 
 @pytest.mark.parametrize("parted", [0, 4])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3"]))
 def test_a_draft_goes_on_with_its_own_keys_and_values(family: str, parted: int, tmp_path: Path, assemble: Make) -> None:
     """The target as its own draft is still always accepted, and reads only what is new."""
     build = assemble(family, dtype=torch.float64)
@@ -102,6 +100,7 @@ def per_token(engine: Engine) -> int:
     return engine.arena.bytes_per_token(engine.arena.layers, engine.target.dtype)
 
 
+@pytest.mark.slow
 def test_a_ring_that_overwrote_itself_is_used_by_texts_that_do_not_part_alone(assemble: Make) -> None:
     for parted, used in ((0, True), (2, False)):
         engine = assemble("mistral", max_length=500, dtype=torch.float64).engine("oracle(0.8)", k=4)
@@ -125,6 +124,7 @@ def test_rows_of_a_batch_continue_their_own_texts_in_any_order(assemble: Make) -
     assert engine.stats.counts["kv_reused_tokens"] == sum(len(text) - 1 for text in texts)
 
 
+@pytest.mark.slow
 def test_a_stop_inside_a_block_leaves_the_cells_of_what_was_emitted(assemble: Make) -> None:
     base = Request(0, tiny.prompts(1)[0], SamplingParams(max_new_tokens=30))
     full = assemble("llama", dtype=torch.float64).plain(base)

@@ -11,7 +11,10 @@ import pytest
 
 from benchsuite.tests.rig import Run
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a fork after imports is safe on Linux alone")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="a fork after imports is safe on Linux alone"),
+]
 
 SHOWN = (
     "import os, sys; print(os.getcwd(), sys.argv, sys.path[0], os.environ['ASKED'], __name__, file=sys.stderr); "
