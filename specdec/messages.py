@@ -197,7 +197,8 @@ class Window:
             q = None if self.q is None else tuple(self.q.shape)
             raise SpecdecError(
                 f"draft {owner!r} proposed a window that does not fit: got tokens {tuple(self.tokens.shape)} "
-                f"{self.tokens.dtype}, parents {tuple(self.parents.shape)}, width {tuple(self.width.shape)}, q {q}; "
+                f"{self.tokens.dtype}, parents {tuple(self.parents.shape)} {self.parents.dtype}, "
+                f"width {tuple(self.width.shape)} {self.width.dtype}, q {q}; "
                 f"expected int64 [{rows}, W], [{rows}, W], [{rows}] with W from 1 to {max_window}, and q None or "
                 f"[{rows}, W - 1, {vocabulary}]"
             )

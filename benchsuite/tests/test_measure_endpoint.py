@@ -19,6 +19,7 @@ from benchsuite.tests.rig import Make, Run, config, peer_runner, slow_after
 from specdec import Registry, Request, SamplingParams, SpecdecError, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
+from specdec_plugins.engines.endpoint import EndpointPeer
 
 PROMPT = (3, 4, 5)
 IDS = tuple(catalog.byte_tokenizer()("abcd")["input_ids"])
@@ -226,6 +227,22 @@ def test_prompts_go_as_ids_or_as_text(runner_of: Build) -> None:
 def test_an_endpoint_that_cannot_be_is_refused_before_anything_is_loaded(text: str, message: str) -> None:
     with pytest.raises(SpecdecError, match=message):
         parse_peer(text)
+
+
+def test_an_endpoint_that_does_not_answer_at_first_is_closed(assemble: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No loop of events is left behind, of which Python would warn at its end."""
+    closed: list[EndpointPeer] = []
+
+    def closes(peer: EndpointPeer, close: Callable[[EndpointPeer], None] = EndpointPeer.close) -> None:
+        closed.append(peer)
+        close(peer)
+
+    monkeypatch.setattr(EndpointPeer, "close", closes)
+    with FaultyServer([at_once()]) as server:
+        gone = server.url
+    with pytest.raises(SpecdecError):
+        peer_runner(f"endpoint(url={gone})", assemble().target.twin())
+    assert len(closed) == 1
 
 
 def test_parameters_that_completions_lack_are_refused(runner_of: Build) -> None:

@@ -62,7 +62,7 @@ def rows(series: tuple[Series, Series], text: Text | None = None) -> tuple[Row, 
     """The rows of plain and of ngram over one workload."""
     pools = {one.arm: {"chat": one} for one in series}
     found = make_rows(pools, PLAIN, MACHINE, "chat", text, {NGRAM: 0.125})
-    return found[PLAIN], found[NGRAM]
+    return found[PLAIN], found[series[1].arm]
 
 
 @pytest.fixture
@@ -118,6 +118,9 @@ def test_a_row_says_what_it_was_given(pair: tuple[Series, Series]) -> None:
     names = ("draft", "policy", "controller", "num_speculative_tokens")
     assert [plain[name] for name in names] == [None, None, None, 0]
     assert [ngram[name] for name in names] == ["ngram", "match", "fixed", 2]
+    lookup = replace(pair[1], arm=Arm(SETTING, peer="transformers_prompt_lookup(k=3)"))
+    peer = rows((pair[0], lookup))[1].info
+    assert [peer[name] for name in names] == ["transformers_prompt_lookup(k=3)", None, None, 3]
 
 
 def test_the_plain_row_is_the_baseline_of_speed_one(pair: tuple[Series, Series]) -> None:

@@ -270,6 +270,37 @@ def test_a_window_that_does_not_fit_is_refused_by_name(assemble: Make) -> None:
         engine.run(requests())
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("tokens", torch.zeros(3, 3, dtype=torch.int64)),
+        ("tokens", torch.zeros(2, 5, dtype=torch.int64)),
+        ("tokens", torch.zeros(2, 3, dtype=torch.int32)),
+        ("parents", torch.zeros(2, 2, dtype=torch.int64)),
+        ("parents", torch.zeros(2, 3, dtype=torch.int32)),
+        ("width", torch.zeros(2, 1, dtype=torch.int64)),
+        ("width", torch.zeros(2, dtype=torch.int32)),
+        ("q", torch.zeros(2, 3, 7)),
+        ("q", torch.zeros(2, 2, 6)),
+    ],
+)
+def test_each_part_of_a_window_that_does_not_fit_is_refused_and_shown(part: str, value: torch.Tensor) -> None:
+    """Two rows, at most four slots, seven tokens; what was got is said of every part, of q too."""
+    zeros = torch.zeros(2, 3, dtype=torch.int64)
+    window = Window(zeros, zeros, torch.ones(2, dtype=torch.int64), torch.zeros(2, 2, 7))
+    window.check(2, 4, 7, "planted")
+    replace(window, q=None).check(2, 4, 7, "planted")
+    wrong = replace(window, **{part: value})
+    with pytest.raises(SpecdecError) as refused:
+        wrong.check(2, 4, 7, "planted")
+    said = str(refused.value)
+    assert said.startswith("draft 'planted' proposed a window that does not fit")
+    assert f"{part} {tuple(value.shape)}" in said
+    assert part == "q" or str(value.dtype) in said
+    assert wrong.q is not None
+    assert f"q {tuple(wrong.q.shape)}" in said
+
+
 def test_an_engine_runs_again_after_a_run_that_failed(assemble: Make) -> None:
     build = assemble()
     engine = build.engine("ngram", k=2)
