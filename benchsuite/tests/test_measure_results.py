@@ -123,6 +123,30 @@ def test_a_row_says_what_it_was_given(pair: tuple[Series, Series]) -> None:
     assert [peer[name] for name in names] == ["transformers_prompt_lookup(k=3)", None, None, 3]
 
 
+def test_a_row_says_under_which_conditions_it_was_measured(pair: tuple[Series, Series]) -> None:
+    """Each a value of its own, so that no two can be exchanged."""
+    given = {
+        "batch": 2,
+        "temperature": 0.25,
+        "top_k": 3,
+        "top_p": 0.75,
+        "min_p": 0.125,
+        "presence_penalty": 0.375,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "seed": 4,
+        "max_new_tokens": 5,
+    }
+    setting = replace(SETTING, **given, workload="math")
+    arms = replace(PLAIN, setting=setting), replace(NGRAM, setting=setting, policy="block", controller="adaptive", k=6)
+    pools = {arm: {"math": replace(one, arm=arm)} for arm, one in zip(arms, pair, strict=True)}
+    info = make_rows(pools, arms[0], MACHINE, "math", None, {})[arms[1]].info
+    known = {"workload": "math", "device": "cpu", "dtype": "float32", "backend": "reference", "peak_memory_bytes": 77}
+    strategy = {"draft": "ngram", "policy": "block", "controller": "adaptive", "num_speculative_tokens": 6}
+    expected = {**given, **known, **strategy}
+    assert {name: info[name] for name in expected} == expected
+
+
 def test_the_plain_row_is_the_baseline_of_speed_one(pair: tuple[Series, Series]) -> None:
     info = rows(pair)[0].info
     assert info["speedup"] == info["sum_of_parts"] == info["tau"] == 1
