@@ -126,3 +126,23 @@ def test_a_policy_that_is_not_what_is_claimed_is_told_by_the_name_of_the_claim(n
     assert str(failed.value) == (
         f"\n  claimed:  match has {name}=False\n  measured: {name}=True\n  example:  the class says so"
     )
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_the_kits_random_windows_are_ragged_and_such_as_a_draft_may_propose(trees: bool) -> None:
+    window, logits = policies._random_windows(trees)
+    assert window.tokens.shape == (8, 5)
+    assert set(window.width.tolist()) == {1, 2, 3, 4, 5}
+    assert len({tuple(row) for row in logits.flatten(1).tolist()}) == 8, "no two rows have the same law"
+    for tokens, parents in zip(window.tokens.tolist(), window.parents.tolist(), strict=True):
+        assert parents[0] == -1
+        assert all(0 <= parents[slot] < slot for slot in range(1, 5))
+        children = [(parents[slot], tokens[slot]) for slot in range(1, 3 if trees else 5)]
+        assert len(set(children)) == len(children), "siblings are drawn without replacement"
+    if trees:
+        assert window.q is None
+        assert len({tuple(row) for row in window.parents.tolist()}) > 1, "not all rows have the same tree"
+    else:
+        assert window.q is not None
+        assert torch.allclose(window.q.sum(dim=-1), torch.ones(8, 4))
+        assert window.parents.tolist() == [[-1, 0, 1, 2, 3]] * 8
