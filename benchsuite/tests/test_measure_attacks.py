@@ -146,6 +146,7 @@ def working(clock: HandClock, where: str) -> Callable[[Env], Draft]:
     return Working
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", slow_after(1, ["propose", "observe", "release"]))
 def test_work_in_any_call_of_a_step_is_drafting(where: str, clock: HandClock) -> None:
     bench = prepared(worker=working(clock, where))
@@ -210,6 +211,7 @@ def test_what_a_draft_learnt_before_a_unit_is_gone_before_the_next() -> None:
     assert row.info["marks"] == []
 
 
+@pytest.mark.slow
 def test_a_draft_that_never_proposes_is_not_comparable() -> None:
     row = drafted_row(prepared(lazy=Lazy), "lazy")
     assert row.info["verdict"] == "not comparable"

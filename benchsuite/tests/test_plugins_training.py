@@ -52,6 +52,7 @@ def _run(
     return head, log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_after(1, ["eagle", "medusa"]))
 def test_training_learns_and_is_the_same_after_an_interruption(
     kind: str, text: tuple[Assembly, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +100,7 @@ def test_only_tokens_of_answers_teach(kind: str, text: tuple[Assembly, Corpus]) 
     assert loss(first.hidden.float(), first.answer) != loss(other, first.answer)
 
 
+@pytest.mark.slow
 def test_the_corpus_alternates_turns_and_resumes(tmp_path: Path) -> None:
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
     loaded.tokenizer.chat_template = TEMPLATE

@@ -42,6 +42,7 @@ def test_the_first_good_child_takes_its_parents_choice(good: list[int], width: i
     assert window.prefer(torch.tensor([good]).bool(), torch.tensor([[1, 2, 3, 4, 0]])).tolist() == [expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3", "mistral", "gpt2"]))
 def test_every_node_of_a_models_tree_is_a_likely_child_of_its_parent(
     family: str, tmp_path: Path, assemble: Make
@@ -109,6 +110,7 @@ def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, a
         assemble("llama").engine("tree(widths=3-x)", k=4)
 
 
+@pytest.mark.slow
 def test_a_tree_counts_by_depth_and_copies_its_path_only(tmp_path: Path, assemble: Make) -> None:
     build = assemble("llama")
     engine = build.engine(f"tree(model={save_target('llama', tmp_path)}, beam=3, depth=3)", k=21)

@@ -175,6 +175,7 @@ def test_break_even_is_where_the_speed_is_one() -> None:
     assert needed_acceptance(costs, 4, 1, 64, drafting=10.0) is None, "too much drafting"
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=9), min_size=2, max_size=5))
 def test_in_a_world_of_the_costs_a_text_predicts_itself(texts: list[list[int]]) -> None:
     """No uncertainty of costs: the residual of a text that is predicted from itself is 0."""
@@ -540,6 +541,7 @@ def test_favourites_are_those_that_may_be_the_best_not_those_with_the_largest_me
     assert found.favourites()[0] == 5
 
 
+@pytest.mark.slow
 def test_the_chance_of_being_close_to_the_best_is_that_of_the_true_ones() -> None:
     """In 400 worlds drawn from the prior and measured with noise, the chance that is said and the share that occurs
     differ by less than 7 points, three standard errors."""
