@@ -133,15 +133,12 @@ def test_a_static_cache_and_prompt_lookup_change_no_token_on_tiny(family: str, a
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "penalties",
-    slow_after(
-        1,
-        [
-            {"presence_penalty": 1.0},
-            {"frequency_penalty": -0.5},
-            {"repetition_penalty": 1.3},
-            {"presence_penalty": -0.5, "frequency_penalty": 1.0, "repetition_penalty": 0.8},
-        ],
-    ),
+    [
+        {"presence_penalty": 1.0},
+        {"frequency_penalty": -0.5},
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": -0.5, "frequency_penalty": 1.0, "repetition_penalty": 0.8},
+    ],
     ids=lambda penalties: ", ".join(penalties),
 )
 def test_prompt_lookup_draws_with_the_penalties_of_each_token_it_accepts(

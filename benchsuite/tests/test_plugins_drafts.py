@@ -158,7 +158,7 @@ def test_the_oracles_rate_is_the_acceptance_of_its_first_proposal(assemble: Make
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cost", slow_after(1, ["draft_model", "eagle", "garbage"]))
+@pytest.mark.parametrize("cost", ["draft_model", "eagle", "garbage"])
 def test_the_oracles_cost_is_spent_and_changes_no_proposal(assemble: Make, cost: str) -> None:
     build = assemble(max_rows=2)
     free, paid = build.engine("oracle(0.7)", k=3), build.engine(f"oracle(0.7, cost={cost})", k=3)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import Make, slow_after
+from benchsuite.tests.rig import Make
 from specdec import catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -53,7 +53,7 @@ def _run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", slow_after(1, ["eagle", "medusa"]))
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_training_learns_and_is_the_same_after_an_interruption(
     kind: str, text: tuple[Assembly, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

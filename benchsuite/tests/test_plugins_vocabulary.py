@@ -96,7 +96,7 @@ def test_under_match_every_output_is_plain_decodings(k: int, rows: int, temperat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", slow_after(1, ["rejection", "block"]))
+@pytest.mark.parametrize("policy", ["rejection", "block"])
 def test_greedy_outputs_are_plain_decodings_under_policies_that_draw(policy: str) -> None:
     made = build(shuffled=shuffled_draft)
     engine = made.engine("shuffled", policy, k=4)
@@ -170,7 +170,7 @@ def expected_q(draft: TranslatedDraft, model: PreTrainedModel, seen: Proposal) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", slow_after(1, ["spelling", "hybrid(sources='ngram(n_min=1), spelling', model_k=3)"]))
+@pytest.mark.parametrize("text", ["spelling", "hybrid(sources='ngram(n_min=1), spelling', model_k=3)"])
 def test_q_is_the_drafts_own_distribution_over_the_shared_tokens(text: str) -> None:
     """Computed again without an arena, from the whole text in the draft's tokens: after rejections, steps without
     proposals or with another's, in rows of different lengths that move."""

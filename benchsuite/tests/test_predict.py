@@ -51,7 +51,7 @@ from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
 from benchsuite.predict.turns import SteppedRun, step_in_turn
 from benchsuite.predictions import predictions_main
 from benchsuite.prove.tiny import ask, requests
-from benchsuite.tests.rig import SETTING, SHORT, Make, Run, slow_after
+from benchsuite.tests.rig import SETTING, SHORT, Make, Run
 from specdec import Request, SamplingParams, SpecdecError, Window
 from specdec.arena import Arena
 from specdec.cache import cache_root
@@ -407,18 +407,15 @@ def test_advice_names_a_strategy_and_the_command_that_measures_it(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    slow_after(
-        2,
-        [
-            (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
-            (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
-            (("advise", "--workload", "nothing"), "nothing"),
-            (("advise", "--drafts", "ngrm"), "ngram"),
-            (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
-            (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
-            (("breakeven", "--workload", "nothing"), "nothing"),
-        ],
-    ),
+    [
+        (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
+        (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
+        (("advise", "--workload", "nothing"), "nothing"),
+        (("advise", "--drafts", "ngrm"), "ngram"),
+        (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
+        (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
+        (("breakeven", "--workload", "nothing"), "nothing"),
+    ],
 )
 def test_advice_and_maps_that_cannot_be_made_are_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
     done = run("-m", "benchsuite", *arguments, "--target", "tiny")

@@ -147,7 +147,6 @@ def unlikeliest(policy: Policy, target: tuple[int, ...], draft: tuple[int, ...],
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "target", "draft", "shape"),
     slow_after(1, RUNS),

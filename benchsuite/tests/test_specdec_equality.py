@@ -137,7 +137,6 @@ def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -
     assert_same(judge, source(build.engine(None, max_rows=1)), source(build.engine(None, max_rows=3)), work)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     slow_after(

@@ -60,7 +60,6 @@ def test_plain_logprobs_are_those_of_transformers_logits_and_scores(family: str,
             assert [float(distribution[i]) for i, _ in top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "kind"),
     slow_after(

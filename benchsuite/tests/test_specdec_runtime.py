@@ -264,7 +264,7 @@ class Refusing:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft", slow_after(1, ["draft_model", "tree(beam=2, depth=3)"]))
+@pytest.mark.parametrize("draft", ["draft_model", "tree(beam=2, depth=3)"])
 def test_a_recorded_draft_is_verified_anew_where_the_engines_parts_cannot_be_recorded(
     recordable: Callable[[int], Assembly], draft: str
 ) -> None:
