@@ -203,6 +203,7 @@ def test_the_table_and_the_files_have_every_row(bench: DecodingBench, tmp_path: 
     assert "| all processors | greedy |" in (folder / "decoding.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_kept_first_turn_leaves_the_second_question_to_read(bench: DecodingBench) -> None:
     """The clock counts the tokens that the target reads, so that the ratio is exact."""
     family = FAMILIES["turns"](bench)

@@ -110,6 +110,7 @@ def test_nothing_listens() -> None:
     assert error.value.kind == "refused"
 
 
+@pytest.mark.slow
 def test_a_server_that_drips_is_ended_by_the_total_limit() -> None:
     """Comments come faster than the read limit, and no answer: only the limit of the whole answer ends it."""
     found = failure([Fault((STREAM, b": still here\n\n"), forever=True)], read_s=5.0, total_s=0.3)
@@ -261,6 +262,7 @@ def test_retry_after_is_a_number_or_a_date(text: str | None, seconds: float | No
     assert retry_after(text, now=1445412480.0) == seconds  # 07:28:00
 
 
+@pytest.mark.slow
 def test_the_key_is_sent_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server writes it back, at a place where the message is cut in the middle of it."""
     monkeypatch.setenv(KEY, SECRET)
@@ -367,6 +369,7 @@ def asked_ours(server: OurServer, ask: Ask) -> tuple[Reply, list[float]]:
     return asyncio.run(run()), []
 
 
+@pytest.mark.slow
 def test_echo_scores_the_text_of_a_prompt(assemble: Make) -> None:
     """What was generated greedily, asked for again as a prompt, has the same log-probabilities at its places."""
     with OurServer(assemble().engine(None, k=0)) as server:

@@ -289,6 +289,7 @@ def test_requests_added_up_are_their_sums() -> None:
         words.added([one, other])
 
 
+@pytest.mark.slow
 def test_pages_asked_before_and_after_requests_count_what_the_engine_did(assemble: Make) -> None:
     engine = assemble().engine("ngram", k=3)
 
@@ -346,6 +347,7 @@ def test_what_a_body_has_a_name_for_comes_back_and_the_rest_is_listed(said: Spec
         assert name not in lost or getattr(again, name) in (None, ())
 
 
+@pytest.mark.slow
 @given(spoken(), spoken())
 def test_the_difference_undoes_the_sum(one: Speculation, other: Speculation) -> None:
     both = words.added([one, other])
@@ -353,6 +355,7 @@ def test_the_difference_undoes_the_sum(one: Speculation, other: Speculation) -> 
     assert every_figure(words.between(one, both))[:4] == every_figure(other)[:4]
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.from_regex(r"\A[a-z_]{1,5}\Z"), st.text(max_size=8).filter(lambda t: "\r" not in t), max_size=3)
 )

@@ -129,6 +129,7 @@ def values(word: Any) -> st.SearchStrategy[Any]:
     return st.integers(0, 10**9) if word.unit in COUNTED else st.floats(1e-6, 1e9)
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries({}, optional={word.name: values(word) for word in WORDS}), st.sampled_from(list(FORMATS)))
 def test_ours_to_theirs_to_ours_is_the_identity_but_for_what_is_listed(figures: dict[str, Any], format_: str) -> None:
     found = ForeignFile("ours", None, (ForeignRun("one", figures),))
@@ -247,6 +248,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_any_json_is_read_or_refused_with_our_error(content: Any) -> None:
     try:

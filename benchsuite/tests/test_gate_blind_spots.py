@@ -269,6 +269,7 @@ def trial(base: Record, head: Record, anchor: Record | None = None, **made: Any)
     )
 
 
+@pytest.mark.slow
 def test_a_drift_of_one_percent_a_merge_is_found_by_the_anchor_alone() -> None:
     merges = [launches_of(drafted([0.5 * 1.01**merge] * 3), merge) for merge in range(9)]
     for before, after in pairwise(merges):

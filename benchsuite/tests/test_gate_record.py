@@ -76,6 +76,7 @@ def test_what_is_saved_is_loaded(file: Path) -> None:
     assert Record.load(file) == GOOD
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_with_anything_in_any_place_is_refused_or_can_be_compared(file: Path, data: st.DataObject) -> None:

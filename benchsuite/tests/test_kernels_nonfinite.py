@@ -152,7 +152,7 @@ def _broken_in_the_first_row(of: Callable[..., Any], bad: float) -> Callable[...
 @pytest.mark.parametrize(
     ("draft", "policy", "bad"),
     slow_after(
-        2,
+        1,
         [
             *(("draft_model", policy, NAN) for policy in ("match", "rejection", "block", "tree_rejection")),
             ("tree", "match", INF),

@@ -210,6 +210,7 @@ def test_what_a_draft_learnt_before_a_unit_is_gone_before_the_next() -> None:
     assert row.info["marks"] == []
 
 
+@pytest.mark.slow
 def test_a_draft_that_never_proposes_is_not_comparable() -> None:
     row = drafted_row(prepared(lazy=Lazy), "lazy")
     assert row.info["verdict"] == "not comparable"

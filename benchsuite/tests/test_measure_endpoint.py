@@ -86,6 +86,7 @@ def test_a_server_of_our_engine_has_our_tokens(draft: str | None, k: int, assemb
         assert server.asked == 12, "a known prompt is asked once"
 
 
+@pytest.mark.slow
 def test_an_answer_in_one_piece_has_no_decoding_speed(assemble: Make, runner_of: Build) -> None:
     with OurServer(assemble().engine(None), Bugs(one_chunk=True)) as server:
         outcome = runner_of(server.url).run(requests(count=1))

@@ -64,6 +64,7 @@ def test_outputs_of_lossless_policies_follow_the_distribution(
     assert found.p_value > FALSE_ALARM, found.bins
 
 
+@pytest.mark.slow
 def test_outputs_of_another_temperature_are_found(assemble: Make) -> None:
     """Tokens drawn at 1.6 and judged at 1: their transforms are too often in the unlikely bins.
 

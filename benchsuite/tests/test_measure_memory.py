@@ -15,6 +15,7 @@ from benchsuite.tests.rig import SETTING
 from specdec import devices
 
 
+@pytest.mark.slow
 def test_each_run_begins_its_own_peak_and_a_rows_peak_is_the_largest_of_its_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

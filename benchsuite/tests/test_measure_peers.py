@@ -130,17 +130,15 @@ def test_a_static_cache_and_prompt_lookup_change_no_token_on_tiny(family: str, a
         assert_same(judge, plain, peer_runner(text, judge.model), work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "penalties",
-    slow_after(
-        1,
-        [
-            {"presence_penalty": 1.0},
-            {"frequency_penalty": -0.5},
-            {"repetition_penalty": 1.3},
-            {"presence_penalty": -0.5, "frequency_penalty": 1.0, "repetition_penalty": 0.8},
-        ],
-    ),
+    [
+        {"presence_penalty": 1.0},
+        {"frequency_penalty": -0.5},
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": -0.5, "frequency_penalty": 1.0, "repetition_penalty": 0.8},
+    ],
     ids=lambda penalties: ", ".join(penalties),
 )
 def test_prompt_lookup_draws_with_the_penalties_of_each_token_it_accepts(
@@ -183,7 +181,7 @@ def test_sampling_repeats_itself_and_the_request_filters_it(text: str) -> None:
     assert peer.tokens(requests(replace(warm, temperature=1e-5), count=2)) == greedy
 
 
-@pytest.mark.parametrize("text", EVERY)
+@pytest.mark.parametrize("text", slow_after(1, EVERY))
 def test_emissions_forwards_and_times_are_those_of_a_clock_that_ticks_with_each_forward(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

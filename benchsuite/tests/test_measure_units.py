@@ -73,6 +73,7 @@ def test_a_file_of_two_categories_is_two_columns_with_their_turns(tmp_path: Path
     assert tables.overview(group, bench.rows).splitlines()[0].split()[-3:] == ["coding", "math", "all"]
 
 
+@pytest.mark.slow
 def test_two_files_with_the_same_category_are_two_columns(tmp_path: Path) -> None:
     names = []
     for stem in ("one", "two"):

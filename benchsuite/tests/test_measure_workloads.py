@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from benchsuite.measure import workloads
 from benchsuite.measure.workloads import PLACEHOLDER, Question, Workload, load_workload, workload_names
+from benchsuite.tests.rig import slow_after
 from specdec import SpecdecError, catalog
 
 
@@ -206,7 +207,9 @@ def test_the_longest_prompt_of_single_turns_is_exact() -> None:
     assert text.longest(tokenizer, 64) == max(map(len, text.encode(tokenizer)))
 
 
-@pytest.mark.parametrize("tokenizer", [bytewise(True), bytewise(False), merging()], ids=["bytes", "text", "merges"])
+@pytest.mark.parametrize(
+    "tokenizer", slow_after(1, [bytewise(True), bytewise(False), merging()]), ids=["bytes", "text", "merges"]
+)
 @given(seed=st.integers(0, 2**32), most=st.integers(1, 128))
 def test_no_prompt_is_longer_than_the_longest(tokenizer: PreTrainedTokenizerBase, seed: int, most: int) -> None:
     draw = random.Random(seed)

@@ -209,6 +209,7 @@ def node_scores(chances: dict[tuple[int, ...], list[float]], beam: int, widths: 
     return made
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 10_000),
     st.sampled_from([(1, []), (2, []), (3, []), (4, [2, 2]), (6, [1, 3, 2])]),

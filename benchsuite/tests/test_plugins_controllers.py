@@ -301,6 +301,7 @@ def test_goodput_notices_text_that_becomes_predictable_again(goodput: Goodput) -
     assert min(ks[40:]) >= 6, ks
 
 
+@pytest.mark.slow
 def test_probes_cost_less_than_one_percent(goodput: Goodput) -> None:
     """No proposal is ever right: once this is known, the loss against plain decoding is the cost of the probes."""
     simulation = Simulation(slope=0.1, cost=0.1)

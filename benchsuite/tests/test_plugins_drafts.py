@@ -56,6 +56,7 @@ def test_a_draft_left_alone_for_longer_than_its_widest_window_catches_up(tmp_pat
     assert engine.stats.acceptance_rate == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [(320, 258), pytest.param((258, 320), marks=pytest.mark.slow)], ids=["smaller", "larger"]
 )
@@ -156,7 +157,8 @@ def test_the_oracles_rate_is_the_acceptance_of_its_first_proposal(assemble: Make
     assert abs(stats.accepted_per_pos[0] / stats.proposed_per_pos[0] - 0.7) < 0.103
 
 
-@pytest.mark.parametrize("cost", slow_after(1, ["draft_model", "eagle", "garbage"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("cost", ["draft_model", "eagle", "garbage"])
 def test_the_oracles_cost_is_spent_and_changes_no_proposal(assemble: Make, cost: str) -> None:
     build = assemble(max_rows=2)
     free, paid = build.engine("oracle(0.7)", k=3), build.engine(f"oracle(0.7, cost={cost})", k=3)

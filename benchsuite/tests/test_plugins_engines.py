@@ -366,6 +366,7 @@ def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mon
         Registry().peer("vllm", kit_env(None))
 
 
+@pytest.mark.slow
 def test_an_assistant_with_the_same_weights_changes_no_token_and_is_right(tmp_path: Path) -> None:
     model, work = families.build_model("llama"), tiny.requests(SamplingParams(max_new_tokens=16), 2)
     assisted = peer_runner(f"transformers_assisted(model={tiny.save_target('llama', tmp_path)}, k=3)", model)

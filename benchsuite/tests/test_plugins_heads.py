@@ -115,7 +115,7 @@ def _read_in_decoding(engine: Engine, draft: Any) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("text", "policy"),
     slow_after(
-        4,
+        2,
         [
             ("draft_model", "match"),
             ("tree(beam=2, depth=3)", "match"),

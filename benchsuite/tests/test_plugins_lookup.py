@@ -47,6 +47,7 @@ def occurrences(text: list[int], part: list[int]) -> int:
     return sum(text[i : i + len(part)] == part for i in range(len(text) - len(part) + 1))
 
 
+@pytest.mark.slow
 @given(st.lists(texts, min_size=1, max_size=3))
 def test_the_automaton_knows_exactly_the_substrings_and_what_follows_them(several: list[list[int]]) -> None:
     automaton, _ = grown(*several)
@@ -296,6 +297,7 @@ def test_hybrid_takes_the_first_source_that_has_something(assemble: Make) -> Non
     assert oracle["num_drafts"] > alone["num_drafts"]
 
 
+@pytest.mark.slow
 def test_hybrid_leaves_a_model_right_after_steps_that_were_not_its_own(assemble: Make, tmp_path: Path) -> None:
     """The draft is the target: all its own proposals are kept, also after steps that verified lookups instead."""
     families.build_model("llama").save_pretrained(tmp_path)

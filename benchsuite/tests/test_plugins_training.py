@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import Make, slow_after
+from benchsuite.tests.rig import Make
 from specdec import catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -52,7 +52,8 @@ def _run(
     return head, log
 
 
-@pytest.mark.parametrize("kind", slow_after(1, ["eagle", "medusa"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_training_learns_and_is_the_same_after_an_interruption(
     kind: str, text: tuple[Assembly, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_only_tokens_of_answers_teach(kind: str, text: tuple[Assembly, Corpus]) 
     assert loss(first.hidden.float(), first.answer) != loss(other, first.answer)
 
 
+@pytest.mark.slow
 def test_the_corpus_alternates_turns_and_resumes(tmp_path: Path) -> None:
     loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
     loaded.tokenizer.chat_template = TEMPLATE

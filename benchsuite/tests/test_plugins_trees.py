@@ -109,6 +109,7 @@ def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, a
         assemble("llama").engine("tree(widths=3-x)", k=4)
 
 
+@pytest.mark.slow
 def test_a_tree_counts_by_depth_and_copies_its_path_only(tmp_path: Path, assemble: Make) -> None:
     build = assemble("llama")
     engine = build.engine(f"tree(model={save_target('llama', tmp_path)}, beam=3, depth=3)", k=21)

@@ -395,6 +395,7 @@ def test_the_same_class_proposes_the_same_here_and_in_vllm(assemble: Make) -> No
     assert replayed(theirs, steps, 3, seed=1) > 0
 
 
+@pytest.mark.slow
 def test_the_class_of_the_tutorial_is_a_draft_and_equals_the_rigs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assemble: Make
 ) -> None:

@@ -95,7 +95,8 @@ def test_under_match_every_output_is_plain_decodings(k: int, rows: int, temperat
     assert_same(Judge(made.target, range(40)), plain, other, work)
 
 
-@pytest.mark.parametrize("policy", slow_after(1, ["rejection", "block"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["rejection", "block"])
 def test_greedy_outputs_are_plain_decodings_under_policies_that_draw(policy: str) -> None:
     made = build(shuffled=shuffled_draft)
     engine = made.engine("shuffled", policy, k=4)
@@ -120,6 +121,7 @@ def test_the_target_under_other_ids_has_every_proposal_accepted(family: str, tem
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
 
 
+@pytest.mark.slow
 def test_tokens_that_the_draft_lacks_cost_only_proposals() -> None:
     """The target under other ids, without an eighth of its tokens: what is left agrees far more often than chance."""
     made = build(shuffled=shuffled_draft)
@@ -167,7 +169,8 @@ def expected_q(draft: TranslatedDraft, model: PreTrainedModel, seen: Proposal) -
     return whole.index_copy_(1, translation.ids, shares)
 
 
-@pytest.mark.parametrize("text", slow_after(1, ["spelling", "hybrid(sources='ngram(n_min=1), spelling', model_k=3)"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["spelling", "hybrid(sources='ngram(n_min=1), spelling', model_k=3)"])
 def test_q_is_the_drafts_own_distribution_over_the_shared_tokens(text: str) -> None:
     """Computed again without an arena, from the whole text in the draft's tokens: after rejections, steps without
     proposals or with another's, in rows of different lengths that move."""
@@ -207,6 +210,7 @@ class TakesTurns(Draft):
         self.right.observe(window, verdict, hidden)
 
 
+@pytest.mark.slow
 def test_proposals_that_were_not_verified_are_not_kept() -> None:
     """What another draft's windows made of the text, the draft reads anew."""
     made = build(rows=1, turns=TakesTurns)
@@ -223,6 +227,7 @@ def test_proposals_that_were_not_verified_are_not_kept() -> None:
         assert list(seen.tokens) == translation.ids[logits.argmax(dim=1)].tolist()
 
 
+@pytest.mark.slow
 def test_a_moved_row_takes_its_text_along() -> None:
     """The first token after the prompt is one that the draft lacks, so that the prompt's last is processed again, now
     in another row."""

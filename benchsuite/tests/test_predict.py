@@ -51,7 +51,7 @@ from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
 from benchsuite.predict.turns import SteppedRun, step_in_turn
 from benchsuite.predictions import predictions_main
 from benchsuite.prove.tiny import ask, requests
-from benchsuite.tests.rig import SETTING, SHORT, Make, Run, slow_after
+from benchsuite.tests.rig import SETTING, SHORT, Make, Run
 from specdec import Request, SamplingParams, SpecdecError, Window
 from specdec.arena import Arena
 from specdec.cache import cache_root
@@ -175,6 +175,7 @@ def test_break_even_is_where_the_speed_is_one() -> None:
     assert needed_acceptance(costs, 4, 1, 64, drafting=10.0) is None, "too much drafting"
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=9), min_size=2, max_size=5))
 def test_in_a_world_of_the_costs_a_text_predicts_itself(texts: list[list[int]]) -> None:
     """No uncertainty of costs: the residual of a text that is predicted from itself is 0."""
@@ -406,18 +407,15 @@ def test_advice_names_a_strategy_and_the_command_that_measures_it(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    slow_after(
-        2,
-        [
-            (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
-            (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
-            (("advise", "--workload", "nothing"), "nothing"),
-            (("advise", "--drafts", "ngrm"), "ngram"),
-            (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
-            (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
-            (("breakeven", "--workload", "nothing"), "nothing"),
-        ],
-    ),
+    [
+        (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
+        (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
+        (("advise", "--workload", "nothing"), "nothing"),
+        (("advise", "--drafts", "ngrm"), "ngram"),
+        (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
+        (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
+        (("breakeven", "--workload", "nothing"), "nothing"),
+    ],
 )
 def test_advice_and_maps_that_cannot_be_made_are_refused(arguments: tuple[str, ...], said: str, run: Run) -> None:
     done = run("-m", "benchsuite", *arguments, "--target", "tiny")
@@ -540,6 +538,7 @@ def test_favourites_are_those_that_may_be_the_best_not_those_with_the_largest_me
     assert found.favourites()[0] == 5
 
 
+@pytest.mark.slow
 def test_the_chance_of_being_close_to_the_best_is_that_of_the_true_ones() -> None:
     """In 400 worlds drawn from the prior and measured with noise, the chance that is said and the share that occurs
     differ by less than 7 points, three standard errors."""

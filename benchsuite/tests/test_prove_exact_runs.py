@@ -36,7 +36,7 @@ def distance(seeds: range) -> Distance:
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
-@pytest.mark.parametrize("policy", slow_after(2, POLICIES))
+@pytest.mark.parametrize("policy", slow_after(1, POLICIES))
 def test_an_output_has_the_targets_distribution(policy: str, certain: bool, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3), certain=certain) < 1e-12
     assert distance(policy, 3, chain(1), one(2), certain=certain, zeros=True) < 1e-12
@@ -96,7 +96,7 @@ def test_a_processor_sees_the_tokens_before_each_slot_of_a_chain(policy: str, ki
     assert distance(policy, 2, chain(2), one(3, **STATEFUL[kind])) < 1e-12
 
 
-@pytest.mark.parametrize(("policy", "kind"), pairs_in_turn(["tree_rejection", "match"], [*STATEFUL]))
+@pytest.mark.parametrize(("policy", "kind"), slow_after(2, pairs_in_turn(["tree_rejection", "match"], [*STATEFUL])))
 def test_a_processor_sees_the_branch_of_each_slot_of_a_tree(policy: str, kind: str, distance: Distance) -> None:
     assert distance(policy, 2, FORK_DEEP, one(3, **STATEFUL[kind])) < 1e-12
 
@@ -156,7 +156,7 @@ def test_a_draft_without_a_distribution_in_one_row_leaves_the_distribution_of_bo
     assert distance(policy, 2, chain(2), one(3), broken=[broken, broken]) < 1e-12
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", slow_after(1, POLICIES))
 def test_a_sliding_layer_sees_its_span_and_the_distribution_is_the_targets(policy: str, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3), span=2) < 1e-12
 

@@ -221,6 +221,7 @@ def run_with(fault: Callable[[Context, int], Tensor]) -> FakeRun:
     return fake_cuda.fake_run("faulty", extra=(("draft", "faulty", factory),))
 
 
+@pytest.mark.slow
 def test_the_draft_that_the_faults_are_put_into_is_sound() -> None:
     must_hold(run_with(lambda context, step: context.length))
 
@@ -235,11 +236,13 @@ def test_a_shape_that_follows_numbers_is_refused() -> None:
         run_with(lambda context, step: context.length[context.length > 3])
 
 
+@pytest.mark.slow
 def test_an_index_on_the_cpu_is_found() -> None:
     found = run_with(lambda context, step: context.tokens[:, torch.tensor([0, 1])])
     assert any("of tensors on cpu and cuda" in fault for fault in found.faults)
 
 
+@pytest.mark.slow
 def test_a_copy_of_pageable_memory_is_found() -> None:
     found = run_with(lambda context, step: torch.zeros(3, dtype=torch.int64).to("cuda", non_blocking=True))
     assert any("a copy from cpu to cuda that waits" in fault for fault in found.faults)
@@ -286,6 +289,7 @@ def test_a_synchronisation_is_found() -> None:
     assert any("a synchronisation" in fault for fault in run_with(fault).faults)
 
 
+@pytest.mark.slow
 def test_a_launch_too_many_is_found() -> None:
     found = run_with(lambda context, step: context.length + 1 if step % 2 else context.length)
     with pytest.raises(AssertionError):

@@ -74,6 +74,7 @@ def test_float64_is_refused_on_mps() -> None:
     assert not run_on_mps(lambda context: context.length.float()).faults
 
 
+@pytest.mark.slow
 def test_a_copy_that_waits_is_found_on_mps() -> None:
     found = run_on_mps(lambda context: torch.zeros(3).to("mps"))
     assert any("a copy from cpu to mps that waits" in fault for fault in found.faults)

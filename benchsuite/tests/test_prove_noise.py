@@ -80,6 +80,7 @@ def test_two_draws_of_one_key_agree_as_often_as_is_derived() -> None:
         assert both == 1 / sum(max(p / P[i], q / Q[i]) for p, q in zip(P, Q, strict=True))
 
 
+@pytest.mark.slow
 def test_the_noise_of_the_engine_is_shared_as_enumeration_takes_it_to_be() -> None:
     """200,000 keys, three draws by each and two coins: every count within six standard deviations."""
     keys, ops, third = mix(torch.arange(200_000)), Reference(), [Fraction(1, 4)] * 4

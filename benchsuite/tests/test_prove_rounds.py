@@ -129,6 +129,7 @@ def one_coin(p: list[float], q: list[float]) -> list[float]:
     return distribution
 
 
+@pytest.mark.slow
 def test_siblings_that_share_a_coin_are_far_from_the_target_and_ours_are_not() -> None:
     """A policy that gives both siblings one key is enumerated, and is as far off as the integral over their coin says;
     the keys of ours are enumerated too, so that ours would be as far if they shared one."""

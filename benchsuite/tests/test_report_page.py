@@ -112,6 +112,7 @@ def test_a_scale_holds_every_value_between_few_round_ticks(values: list[float], 
     assert not whole or all(tick == round(tick) for tick in scale.ticks)
 
 
+@pytest.mark.slow
 def test_v_of_w_is_the_ratio_of_the_steps_own_times(reported: Bench) -> None:
     group = reported.pooled()[0]
     cost = pictures.widths(group)

@@ -89,6 +89,7 @@ def test_counters_are_exact(draft: str, assemble: Make) -> None:
     assert (counters["draft_forwards"] > 0) is (draft == "draft_model")  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_a_repeated_run_repeats_its_counters_and_tokens(assemble: Make) -> None:
     engine = assemble(max_rows=2).engine("draft_model", k=3)
     work = requests(SamplingParams(temperature=1.0, max_new_tokens=20))

@@ -61,7 +61,7 @@ def assert_plain(family: str, rows: int, other: EngineSource, work: list[Request
     assert_same(judge, plain, other, work, [plain_tokens(family, rows, request, device) for request in work])
 
 
-@pytest.mark.parametrize("family", slow_after(2, families.CONFIGS))
+@pytest.mark.parametrize("family", slow_after(1, families.CONFIGS))
 def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family)
     judge = Judge(build.target, range(40))
@@ -75,7 +75,7 @@ def test_plain_decoding_equals_transformers_generate_on_tiny(family: str, assemb
 
 
 @pytest.mark.parametrize("policy", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", slow_after(2, families.CONFIGS))
+@pytest.mark.parametrize("family", slow_after(1, families.CONFIGS))
 def test_greedy_speculation_equals_plain_on_tiny(family: str, policy: str, deep: bool) -> None:
     """Two drafts of mixed acceptance on each family, and of the others one in turn."""
     build, _, _ = target_of(family, 3)

@@ -133,7 +133,7 @@ def prefilled(engine: Engine, pair: list[Request]) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", slow_after(3, DRAFTS))
+@pytest.mark.parametrize("name", slow_after(1, DRAFTS))
 def test_what_a_draft_keeps_of_a_prompt_does_not_depend_on_its_chunks_or_on_who_was_there_before(
     name: str, assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,7 @@ def works(params: SamplingParams, count: int) -> tuple[Request, ...]:
 
 
 @pytest.mark.parametrize(
-    ("draft", "kind"), slow_after(2, [*pairs_in_turn(FAST, [*EACH]), *pairs_in_turn(SLOWER, [*EACH], 1)])
+    ("draft", "kind"), slow_after(1, [*pairs_in_turn(FAST, [*EACH]), *pairs_in_turn(SLOWER, [*EACH], 1)])
 )
 def test_a_processor_changes_plain_and_speculative_outputs_alike_on_tiny(draft: str, kind: str) -> None:
     """``draft_model`` copies, as trees do; each processor with one of both, and with one of the others."""

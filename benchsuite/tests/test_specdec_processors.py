@@ -84,6 +84,7 @@ def test_every_slot_of_ragged_rows_has_the_distribution_of_transformers_classes(
         torch.testing.assert_close(ours, theirs, msg=place)
 
 
+@pytest.mark.slow
 @given(params=drawn_params(), output=st.lists(IDS, min_size=1, max_size=8).map(tuple), seed=st.integers(0, 99))
 def test_a_request_after_its_output_is_the_request_that_emitted_it(
     params: SamplingParams, output: tuple[int, ...], seed: int

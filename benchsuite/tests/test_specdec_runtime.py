@@ -159,7 +159,7 @@ def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("policy", "temperature", "drawn"), [("rejection", 0.9, 1), ("rejection", 0.0, 0), ("match", 0.9, 0)]
+    ("policy", "temperature", "drawn"), slow_after(1, [("rejection", 0.9, 1), ("rejection", 0.0, 0), ("match", 0.9, 0)])
 )
 def test_a_warm_up_takes_every_window_of_every_batch_over_rows_of_one_token(
     policy: str, temperature: float, drawn: int, recordable: Callable[[int], Assembly], monkeypatch: pytest.MonkeyPatch
@@ -263,7 +263,8 @@ class Refusing:
         raise RuntimeError("refused")
 
 
-@pytest.mark.parametrize("draft", slow_after(1, ["draft_model", "tree(beam=2, depth=3)"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["draft_model", "tree(beam=2, depth=3)"])
 def test_a_recorded_draft_is_verified_anew_where_the_engines_parts_cannot_be_recorded(
     recordable: Callable[[int], Assembly], draft: str
 ) -> None:

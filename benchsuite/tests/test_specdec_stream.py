@@ -82,6 +82,7 @@ def drawn_output(draw: st.DrawFn, name: str) -> tuple[list[int], tuple[str, ...]
     return ids or [65], tuple(part for part in stop if "\ufffd" not in part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 def test_the_pieces_together_are_the_whole_text_cut_at_the_stop(name: str, data: st.DataObject) -> None:

@@ -94,6 +94,7 @@ def test_forwards_and_the_policys_ops_wake_no_thread_of_torch(monkeypatch: pytes
     assert set(seen) == {("decoder_layers", 1), ("accept", 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_a_target_that_torch_computes_keeps_torchs_threads() -> None:
     draft = Watching(True)

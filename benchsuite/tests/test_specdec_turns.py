@@ -111,6 +111,7 @@ def test_a_ring_that_overwrote_itself_is_used_by_texts_that_do_not_part_alone(as
         assert (engine.stats.counts["kv_reused_tokens"] > 0) is used
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_continue_their_own_texts_in_any_order(assemble: Make) -> None:
     build = assemble("llama", max_rows=3, dtype=torch.float64)
     engine, plain = build.engine("ngram(n_min=1)", k=4), build.engine(None, max_rows=1)
