@@ -25,6 +25,24 @@ def _add(theirs: Suite, name: str) -> None:
     file.write_text((theirs.folder / "test_theirs.py").read_text())
 
 
+@pytest.mark.parametrize(
+    ("said", "name", "means"),
+    [
+        ("test_a.py::test_x", "test_a.py::test_x", True),
+        ("tests/test_a.py::test_x", "test_a.py::test_x[x[1]]", True),
+        ("tests/test_a.py::test_x[x[1]]", "test_a.py::test_x[x[1]]", True),
+        ("tests/test_a.py::test_y", "test_a.py::test_x[x[1]]", False),
+        ("tests/test_a.py::test_x[x", "test_a.py::test_x[x[1]]", False),
+        ("other/test_a.py::test_x", "test_a.py::test_x", False),
+    ],
+)
+def test_pytests_words_for_a_test_that_is_not_there_mean_the_one_that_was_asked_for(
+    said: str, name: str, means: bool
+) -> None:
+    """A parameter's name may hold brackets itself."""
+    assert launcher._means(said, name, Path("tests")) is means
+
+
 @pytest.mark.slow
 def test_beside_a_new_file_all_other_rows_are_compared(theirs: Suite) -> None:
     _add(theirs, "more/test_new.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,20 @@ def places(content: Any) -> Iterator[tuple[Any, Any]]:
     for key, value in inner:
         yield content, key
         yield from places(value)
+
+
+def test_launches_of_the_same_rows_are_joined_and_others_are_refused() -> None:
+    both = GOOD.joined([GOOD])
+    assert {name: len(row.launches) for name, row in both.rows.items()} == {
+        name: 2 * len(row.launches) for name, row in GOOD.rows.items()
+    }
+    more = replace(GOOD, rows={**GOOD.rows, "another": GOOD.rows["ours"]})
+    for one, other in ((GOOD, more), (more, GOOD)):
+        with pytest.raises(GateError, match="one launch measured the row 'another' and another did not"):
+            one.joined([other])
+    changed = replace(GOOD, rows={**GOOD.rows, "ours": replace(GOOD.rows["ours"], digest="d9")})
+    with pytest.raises(GateError, match="differ in 'ours'"):
+        GOOD.joined([changed])
 
 
 @pytest.fixture

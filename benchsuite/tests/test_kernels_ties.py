@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.kernelbench.cases import EQUAL_NOISE
+from benchsuite.prove.cuda_on_host import cuda_on_host
 from benchsuite.prove.enumerator import context
 from benchsuite.prove.tiny import policy_named, registry
 from benchsuite.tests.rig import INTERPRETED
@@ -40,6 +42,16 @@ def test_the_first_of_equal_scores_is_drawn(name: str, width: int, size: int) ->
     keys = sampling.mix(torch.arange(width))[None]
     for key in (None, keys):
         assert registry().backend(name).sample(logits, key).tolist() == [first]
+
+
+@pytest.mark.parametrize("name", [*BACKENDS, "cuda on the host"])
+def test_a_coin_that_equals_the_probability_is_not_accepted(name: str) -> None:
+    """Else probability 0 could accept; the next number above is accepted, and both are told apart by their last bit."""
+    keys = sampling.mix(torch.arange(40)).view(4, 10)
+    coins = sampling.uniform(keys)
+    with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+        assert not ops.accept(coins, keys).any()
+        assert ops.accept(coins.nextafter(torch.tensor(2.0)), keys).all()
 
 
 @pytest.mark.parametrize("name", BACKENDS)

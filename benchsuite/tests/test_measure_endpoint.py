@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -239,10 +240,11 @@ def test_an_endpoint_that_does_not_answer_at_first_is_closed(assemble: Make, mon
         close(peer)
 
     monkeypatch.setattr(EndpointPeer, "close", closes)
-    with FaultyServer([at_once()]) as server:
-        gone = server.url
-    with pytest.raises(SpecdecError):
-        peer_runner(f"endpoint(url={gone})", assemble().target.twin())
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # a port that nobody listens at, and nobody else can take
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(SpecdecError):
+            peer_runner(f"endpoint(url={url})", assemble().target.twin())
     assert len(closed) == 1
 
 

@@ -125,7 +125,7 @@ def test_a_row_says_what_it_was_given(pair: tuple[Series, Series]) -> None:
 
 def test_a_row_says_under_which_conditions_it_was_measured(pair: tuple[Series, Series]) -> None:
     """Each a value of its own, so that no two can be exchanged."""
-    given = {
+    given: dict[str, Any] = {
         "batch": 2,
         "temperature": 0.25,
         "top_k": 3,

@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GptOssConfig, MambaConfig, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    GptOssConfig,
+    GraniteConfig,
+    MambaConfig,
+    T5Config,
+)
 
 from benchsuite.prove import families
 from benchsuite.prove.tiny import registry
-from specdec import SpecdecError
+from specdec import SpecdecError, Window
 from specdec.model import ArenaModel, layer_shapes, position_limit
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -38,6 +46,26 @@ def test_a_family_that_does_not_follow_the_arena_is_refused(family: str) -> None
 def test_a_config_without_attention_layers_is_refused(config: Any) -> None:
     with pytest.raises(SpecdecError, match="choose another model"):
         layer_shapes(config)
+
+
+def test_a_layer_that_only_looks_like_llamas_keeps_its_own_forward() -> None:
+    """Granite has the same modules, and adds half of what they give: its projections and norms are ours, its layer is
+    not."""
+    config = GraniteConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, residual_multiplier=0.5, embedding_multiplier=3.0, logits_scaling=2.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tokens = torch.arange(9)[None] * 7 % 64
+    with torch.inference_mode():
+        expected = model(tokens, use_cache=False).logits
+    target = ArenaModel(model, registry().backend())
+    arena = target.arena(1, 16, 9)
+    window = Window.chain(tokens[:, 0], tokens[:, 1:], torch.tensor([8]))
+    with torch.inference_mode():
+        logits, _ = target.forward(arena, window, slice(0, 1), 0)
+    assert torch.allclose(logits, expected, atol=1e-4)
 
 
 def test_spans_and_limits_are_the_configs() -> None:
