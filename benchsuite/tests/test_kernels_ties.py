@@ -54,6 +54,21 @@ def test_a_coin_that_equals_the_probability_is_not_accepted(name: str) -> None:
         assert ops.accept(coins.nextafter(torch.tensor(2.0)), keys).all()
 
 
+@pytest.mark.parametrize("name", [*BACKENDS, "cuda on the host"])
+def test_a_coin_that_equals_p_over_q_rejects_a_proposal(name: str) -> None:
+    """Whether proposals are certain or drawn with q = 1/2; with the next number above, all are kept."""
+    keys = sampling.mix(torch.arange(3 * 40)).view(3, 40, 1).expand(3, 40, 2).contiguous()
+    coins = sampling.uniform(keys[0, :, 0])
+    tokens, width = torch.zeros(40, 2, dtype=torch.int64), torch.full((40,), 2)
+    slots = torch.tensor([-1, 0]).expand(40, 2).contiguous()
+    for share, q in ((1.0, None), (0.5, torch.full((40, 1, 2), 0.5))):
+        for coin, kept in ((coins, 0), (coins.nextafter(torch.tensor(2.0)), 1)):
+            p = (coin * share)[:, None, None].expand(40, 2, 2).contiguous()
+            with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+                verdict = ops.rejection_sample(p, Window(tokens, slots, width, q), *keys)
+            assert verdict.num_accepted.tolist() == [kept] * 40
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_where_all_scores_are_equal_the_first_token_is_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lane of a kernel sees several tokens, and their scores are equal too: with one program for a whole row."""

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from math import log
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, in_words, make_rows
+from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, in_words, make_rows, text_of
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.ties import Difference
 from benchsuite.measure.units import Unit
@@ -25,6 +26,7 @@ from benchsuite.measure.weights import Weights, perplexity
 from benchsuite.prove import families
 from benchsuite.report import folder, tables
 from benchsuite.tests.rig import SETTING
+from specdec import Request
 from specdec.devices import Stopwatch
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 
@@ -121,6 +123,18 @@ def test_a_row_says_what_it_was_given(pair: tuple[Series, Series]) -> None:
     lookup = replace(pair[1], arm=Arm(SETTING, peer="transformers_prompt_lookup(k=3)"))
     peer = rows((pair[0], lookup))[1].info
     assert [peer[name] for name in names] == ["transformers_prompt_lookup(k=3)", None, None, 3]
+
+
+def test_a_workloads_text_is_that_of_its_outputs_each_counted_once(pair: tuple[Series, Series]) -> None:
+    """Two prompts, one of them run three times; without an output there is nothing to say."""
+    first, second = (Unit((Request(n, prompt, SETTING.sampling(())),), n) for n, prompt in enumerate(((1, 2), (3,))))
+    short = replace(pair[0].outcomes[0], tokens=[(5, 6)])
+    plain = replace(pair[0], units=[first, first, first, second], outcomes=[short] * 4)
+    bits: Any = SimpleNamespace(entropy=lambda prompt, output: float(len(prompt)))
+    text = text_of(plain, bits)
+    assert text is not None
+    assert text.entropy_bits == 1.5
+    assert text_of(replace(plain, units=[], outcomes=[]), bits) is None
 
 
 def test_a_row_says_under_which_conditions_it_was_measured(pair: tuple[Series, Series]) -> None:

@@ -43,6 +43,17 @@ def test_the_reduced_vocabulary_is_the_most_frequent_tokens_in_order() -> None:
     assert training.frequent(tokens, 9).tolist() == [1, 2, 5, 7]
 
 
+def test_training_begins_from_norms_of_one_and_matrices_of_a_fiftieth() -> None:
+    """As the models begin that such heads are trained for; larger ones do not learn in the same steps."""
+    torch.manual_seed(0)
+    shape = EagleShape(hidden=64, intermediate=96, heads=4, heads_kv=2, head_dim=16, eps=1e-5, theta=1e4)
+    for name, weight in EagleHead(shape).named_parameters():
+        if weight.dim() == 1:
+            assert torch.equal(weight, torch.ones(64)), name
+        else:
+            assert weight.std().item() == pytest.approx(0.02, rel=0.1), name
+
+
 def test_labels_are_half_the_targets_distribution_and_half_its_likeliest_token() -> None:
     one, hidden = small_reader(), randn(4, 3, 5)
     assert torch.equal(one.rows, one.whole[one.ids])

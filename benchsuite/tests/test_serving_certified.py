@@ -181,7 +181,20 @@ def test_every_token_of_a_scored_output_is_judged() -> None:
         listed("c", ("c", -0.1), ("d", -3.0)),
         listed("z", ("e", -0.01), ("f", -6.0)),
     ]
-    assert [(one.place, one.kind) for one in score_outputs(0, scored, other, BOUND)] == [(0, "tie"), (2, "bug")]
+    tie, bug = score_outputs(0, scored, other, BOUND)
+    assert (tie.place, tie.kind, bug.place, bug.kind) == (0, "tie", 2, "bug")
+    assert (tie.plain, tie.other, tie.lists) == ("a", "b", (scored[0].top, ()))
+    assert (bug.plain, bug.other, bug.before) == ("e", "z", "bc")
+    assert bug.gap == pytest.approx(6.0 - 0.01)
+
+
+def test_an_output_that_ends_at_the_bounds_end_is_no_bug() -> None:
+    """There an end token, which no list shows, could be the second likeliest."""
+    for more, kind in ((0.0, "not judged"), (0.001, "bug")):
+        going = listed("a", ("a", 0.0), ("b", -BOUND.sure - more))
+        found = compare_outputs(0, [going], [], BOUND)
+        assert found is not None
+        assert found.kind == kind
 
 
 def test_the_stated_size_is_that_of_the_binomial() -> None:
