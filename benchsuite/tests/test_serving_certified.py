@@ -260,7 +260,9 @@ def test_the_likelihood_ratio_of_every_temperature_has_the_expectation_one() -> 
     """The law that the false alarm rests on, summed over a list and its rest."""
     chances = [0.6, 0.25, 0.1, 0.05]
     top = tuple((str(n), log(chance)) for n, chance in enumerate(chances[:3]))
-    ratios = [read_tokens([[Token(str(n), None, None, top)]]).ratios for n in range(4)]
+    samples = [read_tokens([[Token(str(n), None, None, top)]]) for n in range(4)]
+    ratios = [sample.ratios for sample in samples]
+    assert sum(p * one.surplus for p, one in zip(chances, samples, strict=True)) == pytest.approx(0), "as expected"
     assert len(ratios[0]) == len(HEATS) == len(set(HEATS))
     hot = HEATS.index(2.0)
     assert ratios[3][hot] > 0 > ratios[0][hot], "rare tokens speak for a higher temperature"

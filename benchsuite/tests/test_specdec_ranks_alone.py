@@ -556,3 +556,5 @@ def test_an_embedding_that_is_cut_gives_zeros_for_tokens_of_other_ranks(
     mine = (ids >= rank * size) & (ids < (rank + 1) * size)
     assert torch.equal(embedding(ids), whole[ids] * mine[..., None])
     assert (embedding.num_embeddings, embedding.first, embedding.padding_idx) == (size, rank * size, None)
+    head = model.get_output_embeddings()
+    assert (head.out_features, *head.weight.shape) == (size, size, model.config.hidden_size)
