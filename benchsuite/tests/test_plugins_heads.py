@@ -152,6 +152,17 @@ def test_a_draft_reads_in_each_forward_the_bytes_that_it_declares(
 
 
 @pytest.mark.slow
+def test_a_request_begins_without_the_estimate_of_the_one_that_had_its_row(tmp_path: Path, assemble: Make) -> None:
+    """A prompt of one token has no hidden state of its own: it begins from zeros."""
+    build = assemble(max_rows=1)
+    engine = build.engine(f"eagle(head={saved_head('eagle', build, tmp_path)!r})", k=2)
+    engine.run(requests())
+    draft: Any = engine.draft
+    assert draft._state.any()
+    draft.admit(0, Request(9, (5,)), (5,))
+    assert not draft._state.any()
+
+
 @pytest.mark.parametrize("text", ["eagle(head={eagle!r})", "eagle(head={eagle!r}, beam=2, depth=3)"])
 def test_entries_of_steps_without_proposals_are_the_same_computed_together_or_one_by_one(
     text: str, assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
