@@ -39,6 +39,10 @@ class _Place:
     in_call: bool
 
 
+TOLD = ("strict", "help")
+"""Names of arguments that are not left out: an assertion, and a text for people."""
+
+
 def python_mutants(file: str, source: bytes) -> list[Mutation]:
     """Return all mutants of a Python file, in the order of the text.
 
@@ -143,7 +147,7 @@ def _worth(node: Any, new: Any) -> bool:
     """
     if isinstance(node, cst.Call) and isinstance(new, cst.Call) and new.func is node.func:
         gone = [arg for arg in node.args if arg not in new.args]
-        return len(new.args) < len(node.args) and all(arg.keyword and arg.keyword.value != "strict" for arg in gone)
+        return len(new.args) < len(node.args) and all(arg.keyword and arg.keyword.value not in TOLD for arg in gone)
     return not (isinstance(node, cst.SimpleString) and (" " in node.value or not node.raw_value))
 
 

@@ -242,6 +242,13 @@ if __name__ == "__main__":
     assert python_mutants("a.py", source.encode()) == []
 
 
+def test_a_text_of_an_option_is_not_left_out() -> None:
+    made = python_mutants("a.py", b"parser.add_argument('--number', type=int, help='how many')\n")
+    assert [mutant.new for mutant in made if mutant.operator == "arg_removal"] == [
+        "parser.add_argument('--number', help='how many')"
+    ]
+
+
 def test_a_zip_that_may_end_early_is_changed() -> None:
     made = python_mutants("a.py", b"pairs = zip(a, b, strict=False)\nnames = zip(a, b, key=True)\n")
     assert [mutant.after for mutant in made] == [

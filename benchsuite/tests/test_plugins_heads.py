@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from benchsuite.prove.tiny import ask, requests
 from benchsuite.tests.rig import HEAD_IDS as IDS
 from benchsuite.tests.rig import Make, saved_head, slow_after
-from specdec import Context, Draft, Engine, SamplingParams, SpecdecError, Verdict, Window
+from specdec import Context, Draft, Engine, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
