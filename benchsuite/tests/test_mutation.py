@@ -267,6 +267,16 @@ def test_the_top_of_a_file_is_reached_by_all_that_reach_the_file() -> None:
     assert tests == {"LIMIT = 1": ["u", "t"], "def f(a=2):": ["u", "t"], "3,": ["t"]}
 
 
+def test_a_line_that_was_not_seen_to_run_is_judged_by_the_tests_of_the_nearest_that_was() -> None:
+    near, far = "benchsuite/tests/test_a.py::test_near", "benchsuite/tests/test_a.py::test_far"
+    reach = Reach(seconds={near: 0.1, far: 0.1}, lines={"specdec/toy.py": {1: [far], 3: [near], 12: [far]}})
+    source = (
+        b"def toy(a):\n    one()\n    two()\n    return a + 1\n" + b"\n" * 12 + b"def other(a):\n    return a + 1\n"
+    )
+    judges = {m.lines[0]: reach.tests(m) for m in python_mutants("specdec/toy.py", source) if m.after == "return a - 1"}
+    assert judges == {4: [near], 18: []}
+
+
 def test_what_a_plugin_declares_is_read_by_tests_that_run_none_of_its_lines() -> None:
     test = "benchsuite/tests/test_plugins_declared.py::test_flags"
     reach = Reach(seconds={test: 0.1, "benchsuite/tests/test_other.py::test_it": 0.1})
