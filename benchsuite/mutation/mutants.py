@@ -11,7 +11,7 @@ class Mutation:
     """In ``file``, the bytes from ``start`` to ``end`` become ``new``.
 
     ``function`` is the qualified name of what holds them, empty at the top of a file. ``lines`` are the first and the
-    last line of which one must run for the change to matter. ``before`` and ``after`` are the changed lines with their
+    last line of which one must run for the change to matter; ``body`` those of the function, of a Python file. ``before`` and ``after`` are the changed lines with their
     white space collapsed: they say what a mutant is when lines have moved.
     """
 
@@ -24,6 +24,7 @@ class Mutation:
     lines: tuple[int, int]
     before: str
     after: str
+    body: tuple[int, int] = (0, -1)
 
     @property
     def key(self) -> str:
@@ -41,7 +42,14 @@ class Mutation:
 
 
 def mutation(
-    file: str, source: bytes, function: str, operator: str, span: tuple[int, int], new: str, lines: tuple[int, int]
+    file: str,
+    source: bytes,
+    function: str,
+    operator: str,
+    span: tuple[int, int],
+    new: str,
+    lines: tuple[int, int],
+    body: tuple[int, int] = (0, -1),
 ) -> Mutation:
     """Return the mutant that puts ``new`` in place of the bytes of ``span``."""
     start, end = span
@@ -55,4 +63,4 @@ def mutation(
     while old_lines and new_lines and old_lines[-1] == new_lines[-1]:
         del old_lines[-1], new_lines[-1]
     before, after = (" ".join(" ".join(each).split()) for each in (old_lines, new_lines))
-    return Mutation(file, function, operator, start, end, new, lines, before, after)
+    return Mutation(file, function, operator, start, end, new, lines, before, after, body)

@@ -32,10 +32,11 @@ NEGATED_ALREADY = (cst.Is, cst.IsNot, cst.In, cst.NotIn, cst.Equal, cst.NotEqual
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a node lies: the qualified name, the lines that reach it, and whether they run in a call."""
+    """Where a node lies: the qualified name, the lines that reach it, those of the function, and whether it is one."""
 
     function: str
     lines: tuple[int, int]
+    body: tuple[int, int]
     in_call: bool
 
 
@@ -67,7 +68,8 @@ class _Finder:
 
     def found(self) -> list[Mutation]:
         """All mutants, each once."""
-        place = _Place("", (1, self._source.count(b"\n") + 1), False)
+        whole = 1, self._source.count(b"\n") + 1
+        place = _Place("", whole, whole, False)
         made = {mutant.key: mutant for mutant in self._walk(self._module, place)}
         return sorted(made.values(), key=lambda mutant: (mutant.start, mutant.end))
 
@@ -81,7 +83,7 @@ class _Finder:
             if target is not node or self._source[start : start + length] != text.encode():
                 text = f"not ({self._module.code_for_node(target)})" if name == "negated" else text
                 span = (start, start + length)
-                yield mutation(self._file, self._source, place.function, name, span, text, place.lines)
+                yield mutation(self._file, self._source, place.function, name, span, text, place.lines, place.body)
         for child in node.children:
             yield from self._walk(child, place)
 
@@ -89,7 +91,8 @@ class _Finder:
         """Where the node's children lie."""
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
             name = f"{place.function}.{node.name.value}" if place.function else node.name.value
-            return _Place(name, self._lines(node, node), isinstance(node, cst.FunctionDef))
+            lines = self._lines(node, node)
+            return _Place(name, lines, lines, isinstance(node, cst.FunctionDef))
         if place.in_call and isinstance(node, cst.SimpleStatementLine):
             return replace(place, lines=self._lines(node, node))
         if place.in_call and isinstance(node, cst.If | cst.For | cst.While | cst.With | cst.Match):

@@ -37,10 +37,6 @@ DECLARED = {
 """Tests that read what a class declares and which defaults a function has, for which no line of either runs: they judge
 every mutant of these files."""
 
-NEAR = 4
-"""Lines around a statement that no test was seen to run, whose tests judge it: coverage.py's tracer loses its place
-after a loop of events, or a run of pytest, within a test, and reports the next lines with wrong numbers."""
-
 APART = {"cold", "python", "run", "suite"}
 """Fixtures of tests that start processes, which are not traced, and for which all is imported once more: they are left
 out, and judge nothing."""
@@ -86,10 +82,12 @@ class Reach:
             )
         lines = self.lines.get(mutant.file, {})
         first, last = mutant.lines
-        for around in range(NEAR + 1):
-            found = {test for line in range(first - around, last + around + 1) for test in lines.get(line, ())}
-            if found:
-                break
+        found = {test for line in range(first, last + 1) for test in lines.get(line, ())}
+        if not found:
+            # coverage.py's tracer loses its place after a loop of events, or a run of pytest, within a test, and tells
+            # the next lines by wrong numbers: who runs other lines of the function may run these.
+            first, last = mutant.body
+            found = {test for line in range(first, last + 1) for test in lines.get(line, ())}
         reads = [test_file for pattern, test_file in DECLARED.items() if Path(mutant.file).match(pattern)]
         found |= {test for test in self.seconds if test.startswith(tuple(f"{test_file}::" for test_file in reads))}
         return sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test))

@@ -267,14 +267,12 @@ def test_the_top_of_a_file_is_reached_by_all_that_reach_the_file() -> None:
     assert tests == {"LIMIT = 1": ["u", "t"], "def f(a=2):": ["u", "t"], "3,": ["t"]}
 
 
-def test_a_line_that_was_not_seen_to_run_is_judged_by_the_tests_of_the_nearest_that_was() -> None:
+def test_a_statement_that_was_not_seen_to_run_is_judged_by_the_tests_of_its_function() -> None:
     near, far = "benchsuite/tests/test_a.py::test_near", "benchsuite/tests/test_a.py::test_far"
-    reach = Reach(seconds={near: 0.1, far: 0.1}, lines={"specdec/toy.py": {1: [far], 3: [near], 12: [far]}})
-    source = (
-        b"def toy(a):\n    one()\n    two()\n    return a + 1\n" + b"\n" * 12 + b"def other(a):\n    return a + 1\n"
-    )
-    judges = {m.lines[0]: reach.tests(m) for m in python_mutants("specdec/toy.py", source) if m.after == "return a - 1"}
-    assert judges == {4: [near], 18: []}
+    reach = Reach(seconds={near: 0.1, far: 0.1}, lines={"specdec/toy.py": {1: [far], 3: [near], 5: [far]}})
+    source = b"import os\ndef toy(a):\n    one()\n    return a + 1\ndef other(a):\n    return a + 1\n"
+    made = [m for m in python_mutants("specdec/toy.py", source) if m.after == "return a - 1"]
+    assert [(m.lines, m.body, reach.tests(m)) for m in made] == [((4, 4), (2, 4), [near]), ((6, 6), (5, 6), [far])]
 
 
 def test_what_a_plugin_declares_is_read_by_tests_that_run_none_of_its_lines() -> None:
