@@ -11,8 +11,9 @@ class Mutation:
     """In ``file``, the bytes from ``start`` to ``end`` become ``new``.
 
     ``function`` is the qualified name of what holds them, empty at the top of a file. ``lines`` are the first and the
-    last line of which one must run for the change to matter; ``body`` those of the function, of a Python file. ``before`` and ``after`` are the changed lines with their
-    white space collapsed: they say what a mutant is when lines have moved.
+    last line of which one must run for the change to matter; ``body`` those of the function, of a Python file.
+    ``before`` and ``after`` are the changed lines with their white space collapsed: they say what a mutant is when
+    lines have moved.
     """
 
     file: str

@@ -51,10 +51,8 @@ def test_a_config_without_attention_layers_is_refused(config: Any) -> None:
 def test_a_layer_that_only_looks_like_llamas_keeps_its_own_forward() -> None:
     """Granite has the same modules, and adds half of what they give: its projections and norms are ours, its layer is
     not."""
-    config = GraniteConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, residual_multiplier=0.5, embedding_multiplier=3.0, logits_scaling=2.0,
-    )  # fmt: skip
+    scales = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0}
+    config = GraniteConfig(**SMALL, num_key_value_heads=2, intermediate_size=48, **scales)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     tokens = torch.arange(9)[None] * 7 % 64
