@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tokenizers import normalizers
 from torch import nn
 
 from benchsuite.gate import counters, inputs
@@ -319,6 +320,13 @@ def test_other_prompts_or_weights_are_measured_otherwise_and_not_numerics(
     told = [finding for finding in found if finding.row == DRAFTED.id and finding.level == 0]
     assert [one.verdict for one in told] == [verdict]
     assert message in told[0].message
+
+
+def test_tokenizers_of_one_vocabulary_that_cut_texts_otherwise_have_other_digests() -> None:
+    one, two = byte_tokenizer(), byte_tokenizer()
+    two.backend_tokenizer.normalizer = normalizers.Lowercase()
+    assert one.get_vocab() == two.get_vocab()
+    assert inputs.tokenizer_digest(one) != inputs.tokenizer_digest(two)
 
 
 def test_a_digest_changes_with_a_turn_a_token_a_template_and_a_bit() -> None:

@@ -72,6 +72,11 @@ def test_a_backend_that_promises_equal_rows_and_gives_others_is_refused_by_the_w
         require_exact(target)
 
 
+def test_four_rows_of_an_exact_target_are_the_bits_of_one() -> None:
+    """Every second row is one token ahead."""
+    require_exact(ArenaModel(families.build_model("llama"), _chain()), rows=4)
+
+
 class Crowded(Reference):
     """A planted fault: the last bits of a token alone in its window depend on the rows beside it."""
 
