@@ -209,6 +209,13 @@ def test_a_new_prompt_is_timed_before_a_server_can_learn_its_answer(runner_of: B
         ]
 
 
+def test_the_model_that_was_named_is_asked_or_else_the_servers_only_one(runner_of: Build) -> None:
+    for options, asked in (({}, "m"), ({"model": "large"}, "large")):
+        with FaultyServer(script(streamed("abcd"))) as server:
+            runner_of(server.url, **options).run(ONE)
+            assert {body["model"] for body in bodies_of(server)} == {asked}
+
+
 def test_prompts_go_as_ids_or_as_text(runner_of: Build) -> None:
     for prompt, expected in (("ids", list(PROMPT)), ("text", catalog.byte_tokenizer().decode(list(PROMPT)))):
         with FaultyServer(script(streamed("abcd"))) as server:
