@@ -36,6 +36,18 @@ def test_each_step_is_asked_with_the_k_of_its_number_and_never_more_than_the_lar
     assert {seen.asked for seen in everywhere} == {3}
 
 
+def test_an_engine_that_was_asked_for_a_few_steps_is_left_empty_and_as_it_was(assemble: Make) -> None:
+    """The next question must not begin beside rows of the last."""
+    engine = assemble().engine("garbage", k=3)
+    assert engine.draft
+    before = engine.draft.propose, engine.controller.next_k
+    found = proposals(engine, [Request(5, PROMPT, SamplingParams(max_new_tokens=90))], most=2)
+    assert len(found[0].text) == len(PROMPT)
+    assert len(found) == 2
+    assert engine.rows.live == []
+    assert (engine.draft.propose, engine.controller.next_k) == before
+
+
 def test_prompts_in_chunks_are_of_the_lengths_around_whole_chunks() -> None:
     whole = [1, 2 * CHUNK + 1]
     assert CHUNK < PREFILL_CHUNK
