@@ -36,6 +36,12 @@ def test_each_step_is_asked_with_the_k_of_its_number_and_never_more_than_the_lar
     assert {seen.asked for seen in everywhere} == {3}
 
 
+def test_a_failed_claim_says_three_things_and_shows_none_of_our_code() -> None:
+    failed = Failed("it repeats", "it does not", "a request")
+    assert str(failed).split("\n")[1:] == ["  claimed:  it repeats", "  measured: it does not", "  example:  a request"]
+    assert failed.pytrace is False
+
+
 def test_an_engine_that_was_asked_for_a_few_steps_is_left_empty_and_as_it_was(assemble: Make) -> None:
     """The next question must not begin beside rows of the last."""
     engine = assemble().engine("garbage", k=3)

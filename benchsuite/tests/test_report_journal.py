@@ -73,6 +73,16 @@ def test_rows_of_cells_that_were_read_are_those_of_the_cells_that_were_measured(
         assert read.contrasts(setting) == two_cells.contrasts(setting)
 
 
+def test_contrasts_are_those_of_all_strategies_that_did_not_fail_both_ways(two_cells: Bench) -> None:
+    found = {(one.label, other.label): speed.ratio for (one, other), speed in two_cells.contrasts(SETTINGS[0]).items()}
+    labels = {label for pair in found for label in pair}
+    assert {"ngram", "transformers"} <= labels
+    assert "garbage" not in labels, "it broke on one of the texts"
+    assert found.keys() == {(one, other) for one in labels for other in labels if one != other}
+    for one, other in found:
+        assert found[one, other] * found[other, one] == pytest.approx(1)
+
+
 def test_a_cell_does_not_grow_when_its_series_does(two_cells: Bench) -> None:
     cell = next(iter(two_cells.cells.values()))
     series = two_cells._comparisons[cell.setting].series
