@@ -78,7 +78,7 @@ MUTANTS ?= 400
 SEED ?= 7
 BASE ?= HEAD~1
 
-# An hour and a half for 400 on two cores; what was tried is kept, and the same command goes on. MODULES=engine,specdec/stops.py
+# More than an hour for 400 on two cores; what was tried is kept, and the same command goes on. MODULES=engine,specdec/stops.py
 # draws from less.
 mutate: $(READY)
 	$(BIN)/python -m benchsuite.mutation --slow --mutants $(MUTANTS) --seed $(SEED) --modules "$(MODULES)" $(ARGS)

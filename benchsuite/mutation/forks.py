@@ -16,7 +16,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchsuite.mutation.copied import Copied
+from benchsuite.mutation.workers import in_fork
 
 OURS = ("benchsuite", "specdec", "specdec_kernels", "specdec_plugins")
 
@@ -84,11 +84,8 @@ def run_pytest(
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         output, said = Path(folder, "output"), Path(folder, "said")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        process = os.fork()
-        if process == 0:
-            _child(copy, arguments, plugin, limits, variables or {}, output, said)
+        # As pytest ends after an error of its own.
+        process = in_fork(lambda: _child(copy, arguments, plugin, limits, variables or {}, output, said), failed=3)
         code = _wait(process, limits.wall)
         text = output.read_text(errors="replace") if output.exists() else ""
         told = json.loads(said.read_text()) if said.exists() else {}
@@ -103,38 +100,31 @@ def _child(
     variables: Mapping[str, str],
     output: Path,
     said: Path,
-) -> None:
-    """Become a run of pytest; never returns."""
-    code = 3
-    try:
-        os.setsid()
-        gc.freeze()  # or every collection would go through all that was imported; pytest makes five at its end
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limits.cpu) + 1, int(limits.cpu) + 3))
-        for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, str(output), os.O_WRONLY | os.O_CREAT)):
-            os.dup2(os.open(name, mode), number)
-        os.dup2(1, 2)
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a run of pytest around this one has others
-        os.environ.update({**VARIABLES, **variables, "PYTHONPATH": os.pathsep.join(copy.roots)})
-        os.chdir(copy.folder)
-        kept = [path for path in sys.path if path and not _is_ours(path)]
-        sys.path[:] = [*copy.roots, *kept]
-        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
-            del sys.modules[name]
-        importlib.invalidate_caches()
-        import pytest
+) -> int:
+    """Become a run of pytest; returns its code."""
+    os.setsid()
+    gc.freeze()  # or every collection would go through all that was imported; pytest makes five at its end
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limits.cpu) + 1, int(limits.cpu) + 3))
+    for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, str(output), os.O_WRONLY | os.O_CREAT)):
+        os.dup2(os.open(name, mode), number)
+    os.dup2(1, 2)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a run of pytest around this one has others
+    os.environ.update({**VARIABLES, **variables, "PYTHONPATH": os.pathsep.join(copy.roots)})
+    os.chdir(copy.folder)
+    kept = [path for path in sys.path if path and not _is_ours(path)]
+    sys.path[:] = [*copy.roots, *kept]
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    import pytest
 
-        ours = plugin()
-        options = ("--rootdir", str(copy.folder), "-c", str(copy.folder / "pyproject.toml"))
-        code = int(pytest.main([*ARGUMENTS, *options, *arguments], plugins=[ours]))
-        whole = said.with_suffix(".part")
-        whole.write_text(json.dumps(ours.said))
-        whole.replace(said)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    ours = plugin()
+    options = ("--rootdir", str(copy.folder), "-c", str(copy.folder / "pyproject.toml"))
+    code = int(pytest.main([*ARGUMENTS, *options, *arguments], plugins=[ours]))
+    whole = said.with_suffix(".part")
+    whole.write_text(json.dumps(ours.said))
+    whole.replace(said)
+    return code
 
 
 def _is_ours(path: str) -> bool:

@@ -30,12 +30,9 @@ STANDS_FOR = {
 """Compiled sources cannot be traced: the tests that run a function of these files reach all of them. CUDA's run on the
 host where there is no GPU."""
 
-DECLARED = {
-    "plugins/specdec_plugins/*/*.py": "benchsuite/tests/test_plugins_declared.py",
-    "plugins/specdec_plugins/*.py": "benchsuite/tests/test_plugins_declared.py",
-}
-"""Tests that read what a class declares and which defaults a function has, for which no line of either runs: they judge
-every mutant of these files."""
+PLUGINS, DECLARED = "plugins/specdec_plugins/", "benchsuite/tests/test_plugins_declared.py"
+"""A folder, and the tests that read what its classes declare and which defaults its functions have, for which no line
+of either runs: they judge every mutant of the folder."""
 
 APART = {"cold", "python", "run", "suite"}
 """Fixtures of tests that start processes, which are not traced, and for which all is imported once more: they are left
@@ -88,8 +85,8 @@ class Reach:
             # the next lines by wrong numbers: who runs other lines of the function may run these.
             first, last = mutant.body
             found = {test for line in range(first, last + 1) for test in lines.get(line, ())}
-        reads = [test_file for pattern, test_file in DECLARED.items() if Path(mutant.file).match(pattern)]
-        found |= {test for test in self.seconds if test.startswith(tuple(f"{test_file}::" for test_file in reads))}
+        if mutant.file.startswith(PLUGINS):
+            found |= {test for test in self.seconds if test.startswith(f"{DECLARED}::")}
         return sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test))
 
 

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,29 @@ def first_taken(things: Iterable[Thing], folder: Path) -> Iterator[Thing]:
             yield thing
 
 
+def in_fork(work: Callable[[], int], failed: int = 1) -> int:
+    """Fork this process, and return the number of the new one, which ends with the code that ``work()`` returns.
+
+    If ``work`` raises, the new process prints why and ends with ``failed``. Nothing of this process runs on in it.
+
+    Example: ``os.waitpid(in_fork(lambda: 0), 0)``
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process:
+        return process
+    code = failed
+    try:
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def in_processes(count: int, work: Callable[[int], None]) -> None:
     """Call ``work(0)`` … ``work(count - 1)`` at once, each in a fork of this process, and wait for all.
 
@@ -35,37 +59,23 @@ def in_processes(count: int, work: Callable[[int], None]) -> None:
 
     Example: ``in_processes(2, lambda worker: print(worker))``
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+
+    def done(worker: int) -> int:
+        work(worker)
+        return 0
+
     running: list[int] = []
     try:
         for worker in range(count):
-            process = os.fork()
-            if process == 0:
-                _child(work, worker)
-            running.append(process)
-        failed = []
+            running.append(in_fork(partial(done, worker)))
+        failed = 0
         while running:
-            process, status = os.waitpid(running[0], 0)
-            running.remove(process)
-            failed += [process] if status else []
+            _, status = os.waitpid(running[0], 0)
+            del running[0]
+            failed += status != 0
         if failed:
-            raise RuntimeError(f"{len(failed)} of {count} processes failed; what they printed says why")
+            raise RuntimeError(f"{failed} of {count} processes failed; what they printed says why")
     finally:
         for process in running:
             os.kill(process, signal.SIGTERM)
             os.waitpid(process, 0)
-
-
-def _child(work: Callable[[int], None], worker: int) -> None:
-    """Become the process of a worker; never returns."""
-    code = 1
-    try:
-        work(worker)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)

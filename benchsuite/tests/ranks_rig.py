@@ -7,10 +7,9 @@ import importlib
 import json
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from transformers import PreTrainedModel
 
 from benchsuite.measure.sources import EngineSource, Tokens
 from benchsuite.measure.ties import Judge
+from benchsuite.mutation.workers import in_fork
 from benchsuite.prove import families, tiny
 from specdec import Registry, Request, SamplingParams, catalog
 from specdec.assembly import Assembly
@@ -39,26 +39,17 @@ def forked(ranks: int, work: Callable[[], int]) -> list[int]:
     """
     made: Any = dist.TCPStore  # type: ignore[attr-defined]  # torch exports it unsaid
     store = made("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes: dict[int, int] = {}
-    for rank in range(ranks):
-        process = os.fork()
-        if process == 0:
-            texts = os.open(f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT)
-            os.dup2(texts, 1)
-            os.dup2(texts, 2)
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-            code = 1
-            try:
-                code = work()
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        processes[process] = rank
+
+    def ranked(rank: int) -> int:
+        texts = os.open(f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT)
+        os.dup2(texts, 1)
+        os.dup2(texts, 2)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        return work()
+
+    processes = {in_fork(partial(ranked, rank)): rank for rank in range(ranks)}
     codes = dict.fromkeys(range(ranks), 0)
     while processes:
         ended, status = os.wait()

@@ -19,7 +19,7 @@ from benchsuite.measure import workloads
 from benchsuite.measure.sources import EngineSource
 from benchsuite.measure.ties import MEASURED, MOST_FLOAT32, TOO_MANY, Judge, equal_text, rate, too_many, upper_limit
 from benchsuite.prove.tiny import prompts, registry
-from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
+from benchsuite.tests.rig import Make, pairs_in_turn
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
@@ -82,7 +82,7 @@ def test_a_difference_is_a_tie_only_within_the_bound(
     assert found[0].index == 2
 
 
-@pytest.mark.parametrize("share", slow_after(2, [0.9, 1.1]))
+@pytest.mark.parametrize("share", [0.9, 1.1])
 @pytest.mark.parametrize("lift", [1, -1], ids=["above", "below"])
 @pytest.mark.parametrize("arm", [0, 1], ids=["plain", "the other"])
 def test_any_logit_of_either_arm_beyond_the_bound_is_a_bug(
