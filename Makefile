@@ -2,7 +2,7 @@
 # make bench      the main job: a comparison table on the embedded model
 # make bench-all  every draft with the policies that suit it, greedy and sampled, one row and four
 # make test       everything that needs no GPU
-# make predictions   predictions beside what was measured, the advisor beside an exhaustive grid: most of an hour
+# make predictions   predictions beside what was measured, the advisor beside an exhaustive grid: some hours
 # make gpu-day    everything that waits for a GPU, in nine minutes and one folder
 # make lint       ruff and mypy
 # make sanitize   the C++ under AddressSanitizer and UndefinedBehaviorSanitizer; it must find what it plants itself

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, log
-from statistics import fmean, median
+from statistics import fmean, geometric_mean, median
 
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.matrix import Arm, Setting
@@ -20,7 +20,8 @@ from benchsuite.predict.traces import StepTrace, kept_by_depth, traces_of
 class UnitTraces:
     """One unit of an arm: its number, its requests' texts and sizes, their traces, and the log of its paired speedup
     over plain. Units of one number are not independent of each other. ``replays``: the strategy asked for plain's
-    output. ``whole_gain``: the log of the speedup from prompt to last token.
+    output. ``whole_gain``: the log of the speedup from prompt to last token. ``plain_s``: seconds of decoding per token
+    of plain, of all rows; 0 where they are not known.
     """
 
     number: int
@@ -30,6 +31,7 @@ class UnitTraces:
     gain: float
     replays: bool = False
     whole_gain: float = 0.0
+    plain_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def units_of(series: Series, tokens: int) -> list[UnitTraces]:
     """Return the units of an arm; of several runs of a unit, the gains' mean and the first run's traces."""
     gains: dict[tuple[Text, ...], list[float]] = defaultdict(list)
     whole: dict[tuple[Text, ...], list[float]] = defaultdict(list)
+    plain: dict[tuple[Text, ...], list[float]] = defaultdict(list)
     found: dict[tuple[Text, ...], UnitTraces] = {}
     for unit, mine, theirs in zip(series.units, series.outcomes, series.plain, strict=False):
         made = tuple(traces_of(mine))
@@ -143,9 +146,13 @@ def units_of(series: Series, tokens: int) -> list[UnitTraces]:
         texts = tuple(request.prompt for request in unit.requests)
         gains[texts].append(log(theirs.seconds_per_token / mine.seconds_per_token))
         whole[texts].append(log(theirs.wall_per_token / mine.wall_per_token))
+        plain[texts].append(theirs.seconds_per_token)
         sizes = PromptSizes(tuple(map(len, texts)), tokens)
         found.setdefault(texts, UnitTraces(unit.number, texts, sizes, made, 0.0, mine.replays > 0))
-    return [replace(one, gain=fmean(gains[texts]), whole_gain=fmean(whole[texts])) for texts, one in found.items()]
+    return [
+        replace(one, gain=fmean(gains[texts]), whole_gain=fmean(whole[texts]), plain_s=geometric_mean(plain[texts]))
+        for texts, one in found.items()
+    ]
 
 
 def check_cells(cells: Iterable[Cell], costs: Mapping[Setting, Costs], parts: int = 1) -> list[CheckedCell]:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.session import Bench, Stage
 from benchsuite.predict.checked import Accuracy, CheckedCell, check_cells, interval_factors, with_factors
 from benchsuite.predict.costs import Costs, costs_identity, costs_path, strategy_of
-from benchsuite.predict.prediction import WRONG, Prediction
+from benchsuite.predict.prediction import WRONG, Prediction, Replay
 from benchsuite.predict.probe import TOKENS, measure_costs
 from specdec.engine import Engine
 from specdec.errors import SpecdecError
@@ -58,6 +58,19 @@ class Forecasts:
     def accuracy(self) -> Accuracy | None:
         """Of all cells; None without any."""
         return Accuracy.of(self.cells) if self.cells else None
+
+    def paces(self) -> dict[Setting, float]:
+        """Return how long plain decoding took over what the costs say, by setting without workload: the median over the
+        units of its cells."""
+        found: dict[Setting, list[float]] = defaultdict(list)
+        for cell in self.cells:
+            setting = cell.arm.setting.without_workload
+            replay = Replay(self.costs[setting], strategy_of(cell.arm))
+            for unit in cell.units:
+                if unit.plain_s:
+                    tokens = unit.prompts.tokens * len(unit.prompts.lengths)
+                    found[setting].append(unit.plain_s * tokens / replay.plain(unit.prompts))
+        return {setting: median(values) for setting, values in found.items()}
 
 
 def _pooled(arm: Arm, cells: Sequence[CheckedCell]) -> CheckedCell:
@@ -140,10 +153,22 @@ def _costs(
             mine[name] = engine
     texts = [tokens for _, _, tokens in bench.prompts()]
     room = stage.assembly.max_length - TOKENS // 2
-    sizes = [len(text) + setting.max_new_tokens // 2 for text in texts]
-    lengths = sorted({min(room, min(sizes)), min(room, max(sizes))})
+    lengths = probed_lengths([len(text) for text in texts], setting.max_new_tokens, room)
     assemblies = {batch: one.assembly for batch, (_, one) in of_batch.items()}
     costs = measure_costs(assemblies, engines, texts, lengths, setting.sampling(()), identity, known)
     costs.save(path)
     new = "" if known is None else f"; {known.age()}: what was known of {len(known.strategies)} strategies"
     return costs, f"costs of {setting.target} and {len(costs.strategies)} strategies: {path}{new}"
+
+
+def probed_lengths(prompts: Sequence[int], tokens: int, room: int) -> list[int]:
+    """Return the contexts whose costs are measured: the middle of the shortest request's and of the longest one's, at
+    most ``room``.
+
+    It is one where these two are nearer to each other than a request's first token to its last: the line through them,
+    which goes on to the end of the longest request, would multiply the noise of both.
+
+    Example: ``probed_lengths([100, 300], 32, 1000)`` is ``[116, 316]``.
+    """
+    short, long = (min(room, end + tokens // 2) for end in (min(prompts), max(prompts)))
+    return [short, long] if long - short >= tokens else [(short + long) // 2]

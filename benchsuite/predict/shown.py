@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log
 from statistics import median
 from typing import Any
 
@@ -24,6 +25,9 @@ LEGEND = (
     "measured / predicted - 1; rows with a large one show which cost is wrong",
 )
 """How the table is read."""
+
+FAR_PACE = 1.1
+"""The factor between measured and probed plain decoding from which the machine is said to have changed."""
 
 
 def forecast_lines(forecasts: Forecasts) -> list[str]:
@@ -63,6 +67,7 @@ def forecast_lines(forecasts: Forecasts) -> list[str]:
             else []
         ),
         *context_lines(forecasts),
+        *pace_lines(forecasts),
         *forecasts.said,
         "",
         "the fastest of this run, text by text; a K that was not run is expected from the steps that were:",
@@ -140,6 +145,20 @@ def context_lines(forecasts: Forecasts) -> list[str]:
     return lines
 
 
+def pace_lines(forecasts: Forecasts) -> list[str]:
+    """Return how long plain decoding took over what the costs say, and what follows where it is far from as long."""
+    paces = forecasts.paces()
+    if not paces:
+        return []
+    said = ", ".join(f"{pace:.2f} times (batch {setting.batch})" for setting, pace in paces.items())
+    far = any(abs(log(pace)) > log(FAR_PACE) for pace in paces.values())
+    why = (
+        ": the machine has changed since they were probed, and its narrow windows may have more than its wide ones; "
+        "--specdec-predict fresh probes again"
+    )
+    return [f"plain decoding took {said} what the costs say{why * far}"]
+
+
 def accuracy_line(found: Accuracy, what: str) -> str:
     """Return an accuracy in words."""
     held = f"; 90 % intervals hold {found.held:.0%} of {found.intervals}" if found.intervals else ""
@@ -154,7 +173,8 @@ def _interval(cell: CheckedCell) -> str:
 def forecast_json(forecasts: Forecasts) -> dict[str, Any]:
     """Return every predicted cell with its measured speedup, as JSON has it."""
     return {
-        "said": [_accuracy(forecasts), *context_lines(forecasts), *forecasts.said],
+        "said": [_accuracy(forecasts), *context_lines(forecasts), *pace_lines(forecasts), *forecasts.said],
+        "paces": [{"batch": setting.batch, "pace": pace} for setting, pace in forecasts.paces().items()],
         "advice": advice_strings(forecasts),
         "cells": [_public(cell, forecasts) for cell in forecasts.cells],
         "halves": [_public(cell, forecasts) for cell in forecasts.halves],

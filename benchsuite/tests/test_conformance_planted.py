@@ -502,6 +502,14 @@ class Borrowing(Rejection):
         return super().accept(logits, replace(window, q=q), context)
 
 
+class Ahead(Rejection):
+    """Judges each row but the last by the q of the next."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        q = None if window.q is None else torch.cat([window.q[1:], window.q[-1:]])
+        return super().accept(logits, replace(window, q=q), context)
+
+
 class Shared(Rejection):
     """Uses one coin for the whole batch: a row's verdict depends on its neighbours."""
 
@@ -649,6 +657,7 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
         "does_not_see_its_neighbours",
         "in the batch, .* alone",
     ),
+    (Ahead, {"greedy": "exact", "sampled": "distribution"}, "does_not_see_its_neighbours", "in the batch, .* alone"),
     (Rootless, EXACT, "a_verdict_is_a_path", r"path \[1"),
     (Unended, EXACT, "a_verdict_is_a_path", r"path \[0, .*0\] with num_accepted"),
     (OutOfWords, EXACT, "a_verdict_is_a_path", "next 6"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from math import log, log1p
 from typing import Any
 
 import pytest
@@ -77,6 +78,13 @@ def test_where_all_scores_are_equal_the_first_token_is_drawn(name: str, monkeypa
         assert registry().backend(name).sample(torch.full((1, 1, 5001), 2.0**30), key).tolist() == [[0]]
 
 
+@pytest.mark.parametrize("name", [*BACKENDS, "cuda on the host"])
+def test_where_no_token_is_possible_the_first_is_drawn(name: str) -> None:
+    with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+        for key in (None, torch.tensor([[7]])):
+            assert ops.sample(torch.full((1, 1, 5001), -torch.inf), key).tolist() == [[0]]
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_of_siblings_with_one_token_the_first_is_followed(name: str) -> None:
     """Slots 1 and 2 hold the chosen token, and of the children of slot 1 both."""
@@ -94,6 +102,33 @@ def test_the_first_of_two_tokens_with_equal_noise_is_drawn(name: str) -> None:
     assert noise[first] == noise[second]
     logits = torch.full((1, 1, 64), -9.0).index_fill(2, torch.tensor([first, second]), 3.0)
     assert registry().backend(name).sample(logits, torch.tensor([[key]])).tolist() == [[first]]
+
+
+def hashed_to(bits: int, token: int) -> int:
+    """The key, as int64, with which the noise of a token is made of these 32 bits: ``sampling.mix`` undone."""
+    whole = 2**64 - 1
+    x = bits << 32
+    x ^= x >> 31 ^ x >> 62
+    x = x * pow(0x94D049BB133111EB, -1, 2**64) & whole
+    x ^= x >> 27 ^ x >> 54
+    x = x * pow(0xBF58476D1CE4E5B9, -1, 2**64) & whole
+    x ^= x >> 30 ^ x >> 60
+    x = x - (token + 1) * 0x9E3779B97F4A7C15 & whole
+    return x - 2**64 * (x >> 63)
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2, 2**32 - 1])
+@pytest.mark.parametrize("name", [*BACKENDS, "cuda on the host"])
+def test_the_rarest_noise_has_its_value_on_every_backend(name: str, bits: int) -> None:
+    """It is added to the logit of token 9, which is drawn where the sum is the larger one by a hundredth."""
+    key = torch.tensor([hashed_to(bits, 9)])
+    noise = sampling.gumbel(key, 64)[0]
+    assert float(noise[9]) == pytest.approx(-log(-log1p(-(bits + 0.5) / 2**32)), abs=2e-3)
+    for margin, drawn in ((0.01, 9), (-0.01, 20)):
+        logits = torch.full((1, 1, 64), -200.0)
+        logits[0, 0, 9], logits[0, 0, 20] = 0.0, noise[9] - noise[20] - margin
+        with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+            assert ops.sample(logits, key[:, None]).tolist() == [[drawn]]
 
 
 @pytest.mark.parametrize("size", [3, 40, 5001])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import cycle
 from math import exp, log
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,10 +30,12 @@ from benchsuite.predict.breakeven import ACCEPTANCES, MEASURED, break_even_map
 from benchsuite.predict.checked import CheckedCell, UnitTraces, interval_factors, units_of, with_factors
 from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
-from benchsuite.predict.grid import Grid, median_regret, regrets
+from benchsuite.predict.forecasts import Forecasts, probed_lengths
+from benchsuite.predict.grid import Choice, Grid, median_regret, regrets
 from benchsuite.predict.levers import lever
 from benchsuite.predict.planted import slow_with_context, wide_off
 from benchsuite.predict.prediction import (
+    STRIDE,
     WRONG,
     PredictedUnit,
     Prediction,
@@ -47,9 +49,10 @@ from benchsuite.predict.prediction import (
     text_spread,
 )
 from benchsuite.predict.probe import Probed
+from benchsuite.predict.shown import pace_lines
 from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
 from benchsuite.predict.turns import SteppedRun, step_in_turn
-from benchsuite.predictions import predictions_main
+from benchsuite.predictions import choice_lines, predictions_main
 from benchsuite.prove.tiny import ask, requests
 from benchsuite.tests.rig import SETTING, SHORT, Make, Run
 from specdec import Request, SamplingParams, SpecdecError, Window
@@ -761,7 +764,29 @@ def test_units_of_a_run_have_its_speedups_of_decoding_and_from_prompt_to_last_to
     pairs = list(zip(plain.outcomes, ours.outcomes, strict=True))
     assert found.gain == pytest.approx(fmean(log(p.seconds_per_token / o.seconds_per_token) for p, o in pairs))
     assert found.whole_gain == pytest.approx(fmean(log(p.wall_per_token / o.wall_per_token) for p, o in pairs))
+    assert found.plain_s == pytest.approx(geometric_mean(p.seconds_per_token for p in plain.outcomes))
     assert not found.replays
+
+
+@pytest.mark.parametrize("pace", [0.8, 0.95, 1.0, 1.05, 1.3])
+def test_a_machine_that_is_not_as_fast_as_when_it_was_probed_is_told_from_plain_decoding(pace: float) -> None:
+    """Of two rows and 60 tokens; one odd unit among five says nothing."""
+    costs = costs_by_formula(place=0.001)
+    arm = Arm(replace(SETTING, batch=2), "ngram", k=4)
+    sizes = PromptSizes((40, 50), 60)
+    probed = sum(costs.plain_step(2, (50 + token) // STRIDE * STRIDE) for token in range(60)) / 120
+    units = tuple(
+        UnitTraces(n, ((n,),), sizes, (StepTrace((Seen(4, 4, 1),)),), 0.0, plain_s=probed * odd * pace)
+        for n, odd in enumerate((1.0, 1.0, 5.0, 1.0, 1.0))
+    )
+    cell = CheckedCell(arm, 0, 1.2, Prediction(1.2, None, None, 1.2, 2), units)
+    found = Forecasts({arm.setting.without_workload: costs}, [cell], [], {}, [])
+    assert found.paces() == pytest.approx({arm.setting.without_workload: pace})
+    [line] = pace_lines(found)
+    assert line.startswith(f"plain decoding took {pace:.2f} times (batch 2) what the costs say")
+    assert ("probes again" in line) is (pace in (0.8, 1.3))
+    unknown = replace(cell, units=tuple(replace(one, plain_s=0.0) for one in units))
+    assert pace_lines(replace(found, cells=[unknown])) == []
 
 
 def test_a_planted_width_changes_the_costs_of_that_width_alone() -> None:
@@ -813,6 +838,7 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
 ) -> None:
     done = run(
         *("-m", "benchsuite.predictions", "--target", "tiny", "--prompts", "2", "--max-new-tokens", "8"),
+        *("--grid-tokens", "12"),
         *("--workload", "chat", "--batch", "1,2", "--drafts", "ngram", "--results", "out", "--dtypes"),
         *("bfloat16", "--arms"),
         "ngram/match/fixed/4, garbage/match/fixed/8",
@@ -856,3 +882,32 @@ def test_predictions_that_cannot_be_made_are_refused(
     parts = () if "--parts" in arguments else ("--parts", "rows" if "--arms" in arguments else "advisor")
     assert predictions_main(["--target", "tiny", *parts, *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("prompts", "room", "found"),
+    [
+        ([123, 133, 128], 1000, [144]),
+        ([100, 131], 1000, [131]),
+        ([100, 132], 1000, [116, 148]),
+        ([100, 5000], 1000, [116, 1000]),
+        ([2000, 5000], 1000, [1000]),
+    ],
+)
+def test_contexts_that_are_nearer_than_a_request_is_long_are_probed_as_one(
+    prompts: list[int], room: int, found: list[int]
+) -> None:
+    """The line through two contexts goes on beyond them: ten tokens apart, it multiplied their noise."""
+    assert probed_lengths(prompts, tokens=32, room=room) == found
+
+
+def test_a_choice_that_misses_at_one_batch_is_told_beside_the_mean_of_its_text() -> None:
+    agains = {("chat", 1): 1.0, ("chat", 4): 0.95, ("reasoning", 1): 0.99, ("reasoning", 4): 1.02}
+    found = [
+        Choice(cell, cell, 1.5, 1.5, 0.9, again)
+        for (text, batch), again in agains.items()
+        for cell in [Arm(replace(SETTING, workload=text, batch=batch), "ngram", k=4)]
+    ]
+    said = choice_lines(found)[-1]
+    assert "every batch, run again: 1 of 2 texts; in the geometric mean over a text's batches: 2; cells: 3 of 4" in said
+    assert said.endswith("in the grid itself 0 of 4.")

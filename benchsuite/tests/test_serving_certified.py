@@ -323,6 +323,53 @@ def test_a_server_whose_own_token_is_not_the_likeliest_judges_nobody_there() -> 
     assert found.kind == "bug", "its own token is as likely as the likeliest"
 
 
+def test_what_lies_on_the_bound_is_a_near_tie_and_no_drift() -> None:
+    edge = [listed("a", ("a", 0.0), ("b", -BOUND.nats)), listed("a", ("a", 0.0), ("b", -BOUND.nats - 0.001))]
+    assert near_ties([edge, [listed("a", ("a", 0.0))], [Token("a")]], BOUND) == (1, 2)
+    plain = [listed("a", ("a", 0.0))]
+    assert drifts(plain, [listed("a", ("a", -BOUND.nats))], BOUND) == []
+    assert drifts(plain, [listed("a", ("a", -BOUND.nats - 0.001))], BOUND) == [(0, BOUND.nats + 0.001)]
+    own = ("a", 0.0), ("b", -BOUND.nats), ("c", -9.0)  # its own token is no further below than rounding explains
+    found = compare_outputs(0, [Token("b", None, None, own)], [Token("c")], BOUND)
+    assert found is not None
+    assert found.kind == "bug"
+
+
+def test_a_difference_is_shown_with_its_gap_its_lists_and_the_last_sixty_characters() -> None:
+    shared = [Token(chr(97 + number % 26)) for number in range(70)]
+    text = "".join(token.text for token in shared)
+    mine, its = listed("A", ("A", -0.25), ("B", -3.0)), Token("B")
+    found = compare_outputs(7, [*shared, mine], [*shared, its], BOUND)
+    assert found is not None
+    assert found.before == text[10:]
+    assert str(found) == (
+        f"prompt 7, token 70: plain 'A', here 'B': bug, 2.75 nats; after {text[10:]!r}; "
+        "plain's list: 'A' -0.250, 'B' -3.000; the other's: none"
+    )
+    assert str(compare_outputs(0, [listed("A", ("A", -0.25), ("B", -0.5))], [its], BOUND)) == (
+        "prompt 0, token 0: plain 'A', here 'B': tie, 0.25 nats"
+    )
+    assert str(compare_outputs(0, [Token("A")], [its], BOUND)) == (
+        "prompt 0, token 0: plain 'A', here 'B': not judged, no list; after ''; plain's list: none; the other's: none"
+    )
+
+
+def test_an_end_is_shown_in_the_place_of_the_token_that_is_not_there() -> None:
+    going = listed("b", ("b", -0.05), ("c", -3.0))
+    for pair, texts, lists in (
+        (([Token("a"), going], [Token("a")]), ("b", "(end)"), (going.top, ())),
+        (([Token("a")], [Token("a"), going]), ("(end)", "b"), ((), going.top)),
+    ):
+        found = compare_outputs(3, *pair, BOUND)
+        assert found is not None
+        assert (found.prompt, found.place, found.before) == (3, 1, "a")
+        assert ((found.plain, found.other), found.lists) == (texts, lists)
+        assert found.gap == pytest.approx(2.95)
+    alone = compare_outputs(0, [listed("b", ("b", -0.05))], [], BOUND)
+    assert alone is not None
+    assert (alone.gap, alone.kind) == (None, "not judged"), "a list of one says nothing of an end"
+
+
 def test_equal_short_outputs_of_different_requests_all_count() -> None:
     """Honest outputs of two tokens coincide; without the copies, rare tokens would be too many."""
     top = (("a", log(0.9)), ("b", log(0.07)), ("c", log(0.02)))

@@ -1,0 +1,167 @@
+"""How the kit asks: which cases it runs, which windows it looks at twice, and what it says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchsuite import conformance
+from benchsuite.conformance import drafts
+from benchsuite.conformance.claims import Failed, failures
+from benchsuite.conformance.controllers import _equal
+from benchsuite.conformance.proposals import Proposal, proposed_from_scratch
+from benchsuite.tests.rig import Make
+from specdec import Request, SamplingParams
+
+TEXT = tuple(range(100, 130))
+
+
+def made_window(text: int, tokens: tuple[int, ...], parents: tuple[int, ...] | None = None, room: int = 4) -> Proposal:
+    """What a draft proposed after the first ``text`` tokens of ``TEXT``."""
+    chain = tuple(range(len(tokens))) if parents is None else parents
+    return Proposal(Request(0, TEXT, SamplingParams()), TEXT[:text], room, room, tokens, chain, None)
+
+
+CUDA = pytest.param(7, 8, marks=pytest.mark.cuda)
+
+
+class Some:
+    """Looks like ``Checks``, which is a base of kits alone."""
+
+    @pytest.mark.parametrize("a", [1, 2])
+    @pytest.mark.parametrize(("b", "c"), [pytest.param(3, 4), pytest.param(5, 6), CUDA])
+    def test_product(self, a: int, b: int, c: int) -> None:
+        raise Failed("a claim", "a number", f"{a} {b} {c}")
+
+    def test_skipped(self) -> None:
+        pytest.skip("claimed: nothing")
+
+    def test_fine(self) -> None: ...
+
+    def test_broken(self) -> None:
+        raise ValueError("odd")
+
+    def helper(self) -> None:
+        raise AssertionError("no check")
+
+
+def test_every_case_of_a_check_is_run_but_those_that_need_an_accelerator() -> None:
+    found = dict(failures(Some))  # type: ignore[arg-type]
+    product = {f"test_product[{b}, {c}, {a}]": f"{a} {b} {c}" for a in (1, 2) for b, c in ((3, 4), (5, 6))}
+    assert found.keys() == {"test_broken", *product}
+    assert found["test_broken"] == "ValueError: odd"
+    for name, example in product.items():
+        said = f"Failed: \n  claimed:  a claim\n  measured: a number\n  example:  {example}"
+        assert found[name] == said
+    assert [name for name, _ in failures(Some, only="broken|fine")] == ["test_broken"]  # type: ignore[arg-type]
+
+
+def test_a_window_is_shown_with_the_end_of_its_text_and_its_tree() -> None:
+    assert str(made_window(3, (7, 8))) == "after [100, 101, 102] it proposed [7, 8]"
+    assert str(made_window(8, (7,))) == "after [100, 101, 102, 103, 104, 105, 106, 107] it proposed [7]"
+    last = "[… 101, 102, 103, 104, 105, 106, 107, 108] (9 tokens)"
+    assert str(made_window(9, (7, 8), (0, 0))) == f"after {last} it proposed [7, 8] with parents [0, 0]"
+
+
+def test_a_window_is_asked_for_again_with_its_text_as_a_prompt_and_its_room(assemble: Make) -> None:
+    for room in (1, 2, 3):
+        again = proposed_from_scratch(assemble().engine("garbage", k=3), made_window(6, (7, 8), room=room))
+        assert again is not None
+        assert (again.text, again.room, len(again.tokens)) == (TEXT[:6], room, room)
+    assert proposed_from_scratch(assemble().engine("ngram", k=3), made_window(6, (7, 8))) is None
+
+
+@pytest.mark.parametrize("count", [1, 23, 24, 25, 48, 49, 100])
+def test_at_most_so_many_windows_spread_over_all_are_proposed_again(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit, asked = conformance.draft("garbage"), list[Proposal]()
+    every = [made_window(number % 20 + 1, (number,)) for number in range(count)]
+
+    def again(engine: object, seen: Proposal) -> Proposal:
+        asked.append(seen)
+        return seen
+
+    monkeypatch.setattr(kit, "records", lambda self, *given: every)
+    monkeypatch.setattr(drafts, "proposed_from_scratch", again)
+    kit().test_what_it_proposes_follows_from_the_text(drafts.GREEDY, "coupled")
+    places = [every.index(seen) for seen in asked]
+    step = -(-count // 24)
+    assert places == [*range(0, count, step)]
+    assert len(places) <= kit.windows == 24
+
+
+@pytest.mark.parametrize(("wrong", "fails"), [(0, False), (1, False), (2, True)])
+def test_of_fifty_windows_one_may_differ_by_rounding(wrong: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = conformance.draft("garbage")
+    every = [made_window(20 - number % 20, (number,)) for number in range(50)]
+    other = {0: made_window(1, (99,)), 1: None}  # another proposal, and none at all
+    monkeypatch.setattr(kit, "windows", 50)
+    monkeypatch.setattr(kit, "records", lambda self, *given: every)
+    monkeypatch.setattr(
+        drafts,
+        "proposed_from_scratch",
+        lambda engine, seen: other[seen.tokens[0]] if seen.tokens[0] < wrong else seen,
+    )
+    check = kit().test_what_it_proposes_follows_from_the_text
+    if not fails:
+        check(drafts.GREEDY, "coupled")
+        return
+    with pytest.raises(Failed) as failed:
+        check(drafts.GREEDY, "coupled")
+    assert "2 of 50 windows are not what it proposes" in str(failed.value)
+    assert str(failed.value).endswith(f"{every[1]}; asked again: nothing"), "the shortest text is shown"
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_windows_that_a_requests_end_cut_are_not_proposed_again(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit, asked = conformance.draft("garbage"), list[Proposal]()
+    seen = made_window(5, (1, 2))
+    cut = Proposal(seen.request, seen.text, 4 if full else 3, 4, seen.tokens, seen.parents, None)
+    monkeypatch.setattr(kit, "records", lambda self, *given: [cut])
+
+    def again(engine: object, seen: Proposal) -> Proposal:
+        asked.append(seen)
+        return seen
+
+    monkeypatch.setattr(drafts, "proposed_from_scratch", again)
+    kit().test_what_it_proposes_follows_from_the_text(drafts.GREEDY, "uncoupled")
+    assert asked == [cut] * full
+
+
+def test_a_controllers_k_are_seen_in_order_and_it_is_left_as_it_was() -> None:
+    kit = conformance.controller("fixed", k=3)
+    engine, seen = kit().engine("garbage"), list[tuple[int, Any]]()
+    before = engine.controller.next_k
+    asked = kit()._asked(engine, lambda step, k: seen.append((step, k)))
+    assert seen == [*enumerate(asked)]
+    assert {*asked} == {3}
+    assert engine.controller.next_k == before
+    with pytest.raises(ZeroDivisionError):
+        kit()._asked(engine, lambda step, k: 1 // 0)  # type: ignore[arg-type]
+    assert engine.controller.next_k == before
+
+
+def test_two_runs_that_differ_are_told_by_the_first_step_that_does() -> None:
+    _equal("it repeats", "ngram", {"once": [1, 2, 3], "twice": [1, 2, 3]})
+    with pytest.raises(Failed) as failed:
+        _equal("it repeats", "ngram", {"once": [1, 2, 3], "twice": [1, 4, 5]})
+    assert str(failed.value) == (
+        "\n  claimed:  it repeats\n  measured: K 2 once, 4 twice\n  example:  step 1 of requests by ngram"
+    )
+
+
+def test_what_the_kit_takes_for_granted_of_a_draft_and_a_policy() -> None:
+    """A plugin that says nothing of itself claims the most that can be checked."""
+    kit = conformance.draft("garbage")
+    claims = (kit.trees, kit.sampled, kit.hidden, kit.remembers, kit.memoryless, kit.replays, kit.fakes)
+    assert claims == (False, False, False, False, True, False, True)
+    assert (kit.k, kit.family, kit.extra) == (4, "llama", ())
+    policy = conformance.policy("match", greedy="exact", sampled="exact")
+    assert (policy.trees, policy.coupled, policy.extra) == (False, False, ())
+    assert conformance.controller("fixed").deterministic
+    assert conformance.controller("fixed").k is None
+    engine = conformance.engine("transformers")
+    assert (engine.own_arithmetic, engine.sampled, engine.refuses) == (False, True, ())
+    assert conformance.backend("cpu", ops=["linear"]).device == "cpu"
