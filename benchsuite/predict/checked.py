@@ -11,6 +11,7 @@ from statistics import fmean, geometric_mean, median
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.paired import Series
+from benchsuite.measure.runners import Outcome
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.prediction import PredictedUnit, Prediction, PromptSizes, Replay, Text, predict, text_spread
 from benchsuite.predict.traces import StepTrace, kept_by_depth, traces_of
@@ -135,22 +136,23 @@ class Accuracy:
 
 def units_of(series: Series, tokens: int) -> list[UnitTraces]:
     """Return the units of an arm; of several runs of a unit, the gains' mean and the first run's traces."""
-    gains: dict[tuple[Text, ...], list[float]] = defaultdict(list)
-    whole: dict[tuple[Text, ...], list[float]] = defaultdict(list)
-    plain: dict[tuple[Text, ...], list[float]] = defaultdict(list)
+    pairs: dict[tuple[Text, ...], list[tuple[Outcome, Outcome]]] = defaultdict(list)
     found: dict[tuple[Text, ...], UnitTraces] = {}
     for unit, mine, theirs in zip(series.units, series.outcomes, series.plain, strict=False):
         made = tuple(traces_of(mine))
         if not mine.decoded or not theirs.decoded or not all(trace.steps for trace in made):
             continue
         texts = tuple(request.prompt for request in unit.requests)
-        gains[texts].append(log(theirs.seconds_per_token / mine.seconds_per_token))
-        whole[texts].append(log(theirs.wall_per_token / mine.wall_per_token))
-        plain[texts].append(theirs.seconds_per_token)
+        pairs[texts].append((mine, theirs))
         sizes = PromptSizes(tuple(map(len, texts)), tokens)
         found.setdefault(texts, UnitTraces(unit.number, texts, sizes, made, 0.0, mine.replays > 0))
     return [
-        replace(one, gain=fmean(gains[texts]), whole_gain=fmean(whole[texts]), plain_s=geometric_mean(plain[texts]))
+        replace(
+            one,
+            gain=fmean(log(theirs.seconds_per_token / mine.seconds_per_token) for mine, theirs in pairs[texts]),
+            whole_gain=fmean(log(theirs.wall_per_token / mine.wall_per_token) for mine, theirs in pairs[texts]),
+            plain_s=geometric_mean(theirs.seconds_per_token for _, theirs in pairs[texts]),
+        )
         for texts, one in found.items()
     ]
 

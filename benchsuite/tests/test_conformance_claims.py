@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from benchsuite import conformance
 from benchsuite.conformance import drafts
 from benchsuite.conformance.claims import Failed, failures
 from benchsuite.conformance.controllers import _equal
+from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.proposals import Proposal, proposed_from_scratch
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
@@ -72,12 +74,9 @@ def test_a_window_is_asked_for_again_with_its_text_as_a_prompt_and_its_room(asse
     assert proposed_from_scratch(assemble().engine("ngram", k=3), made_window(6, (7, 8))) is None
 
 
-@pytest.mark.parametrize("count", [1, 23, 24, 25, 48, 49, 100])
-def test_at_most_so_many_windows_spread_over_all_are_proposed_again(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kit, asked = conformance.draft("garbage"), list[Proposal]()
-    every = [made_window(number % 20 + 1, (number,)) for number in range(count)]
+def asked_again(kit: type[DraftChecks], every: list[Proposal], monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
+    """Give a kit these records of a draft that proposes the same again; what it asks for again is added to the list."""
+    asked: list[Proposal] = []
 
     def again(engine: object, seen: Proposal) -> Proposal:
         asked.append(seen)
@@ -85,6 +84,16 @@ def test_at_most_so_many_windows_spread_over_all_are_proposed_again(
 
     monkeypatch.setattr(kit, "records", lambda self, *given: every)
     monkeypatch.setattr(drafts, "proposed_from_scratch", again)
+    return asked
+
+
+@pytest.mark.parametrize("count", [1, 23, 24, 25, 48, 49, 100])
+def test_at_most_so_many_windows_spread_over_all_are_proposed_again(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = conformance.draft("garbage")
+    every = [made_window(number % 20 + 1, (number,)) for number in range(count)]
+    asked = asked_again(kit, every, monkeypatch)
     kit().test_what_it_proposes_follows_from_the_text(drafts.GREEDY, "coupled")
     places = [every.index(seen) for seen in asked]
     step = -(-count // 24)
@@ -116,16 +125,9 @@ def test_of_fifty_windows_one_may_differ_by_rounding(wrong: int, fails: bool, mo
 
 @pytest.mark.parametrize("full", [True, False])
 def test_windows_that_a_requests_end_cut_are_not_proposed_again(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kit, asked = conformance.draft("garbage"), list[Proposal]()
-    seen = made_window(5, (1, 2))
-    cut = Proposal(seen.request, seen.text, 4 if full else 3, 4, seen.tokens, seen.parents, None)
-    monkeypatch.setattr(kit, "records", lambda self, *given: [cut])
-
-    def again(engine: object, seen: Proposal) -> Proposal:
-        asked.append(seen)
-        return seen
-
-    monkeypatch.setattr(drafts, "proposed_from_scratch", again)
+    kit, seen = conformance.draft("garbage"), made_window(5, (1, 2))
+    cut = replace(seen, room=4 if full else 3)
+    asked = asked_again(kit, [cut], monkeypatch)
     kit().test_what_it_proposes_follows_from_the_text(drafts.GREEDY, "uncoupled")
     assert asked == [cut] * full
 
