@@ -39,6 +39,12 @@ class Some:
     def test_skipped(self) -> None:
         pytest.skip("claimed: nothing")
 
+    @pytest.mark.parametrize("case", [0, 1])
+    def test_skipped_at_first(self, case: int) -> None:
+        if case == 0:
+            pytest.skip("claimed: nothing")
+        raise Failed("a claim", "a number", str(case))
+
     def test_fine(self) -> None: ...
 
     def test_broken(self) -> None:
@@ -51,7 +57,7 @@ class Some:
 def test_every_case_of_a_check_is_run_but_those_that_need_an_accelerator() -> None:
     found = dict(failures(Some))  # type: ignore[arg-type]
     product = {f"test_product[{b}, {c}, {a}]": f"{a} {b} {c}" for a in (1, 2) for b, c in ((3, 4), (5, 6))}
-    assert found.keys() == {"test_broken", *product}
+    assert found.keys() == {"test_broken", "test_skipped_at_first[1]", *product}
     assert found["test_broken"] == "ValueError: odd"
     for name, example in product.items():
         said = f"Failed: \n  claimed:  a claim\n  measured: a number\n  example:  {example}"
