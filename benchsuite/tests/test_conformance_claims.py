@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from benchsuite import conformance
 from benchsuite.conformance import drafts
-from benchsuite.conformance.claims import Failed, failures
-from benchsuite.conformance.controllers import _equal
+from benchsuite.conformance.backends import BackendChecks
+from benchsuite.conformance.claims import Checks, Failed, failures
+from benchsuite.conformance.controllers import _equal, _even_clock
 from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.proposals import Proposal, proposed_from_scratch
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
+from specdec_plugins.drafts.garbage import Garbage
 
 TEXT = tuple(range(100, 130))
 
@@ -173,3 +177,54 @@ def test_what_the_kit_takes_for_granted_of_a_draft_and_a_policy() -> None:
     engine = conformance.engine("transformers")
     assert (engine.own_arithmetic, engine.sampled, engine.refuses) == (False, True, ())
     assert conformance.backend("cpu", ops=["linear"]).device == "cpu"
+
+
+def test_checks_run_on_one_thread_and_give_the_others_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    turn = Checks._one_thread.__wrapped__(Some())  # type: ignore[attr-defined]
+    next(turn)
+    inside = torch.get_num_threads()
+    assert next(turn, "over") == "over"
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert (inside, after) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "there", "runs"), [("cpu", False, True), ("cuda", False, False), ("cuda", True, True)]
+)
+def test_a_backends_checks_need_its_device(
+    device: str, there: bool, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    here = BackendChecks._here.__wrapped__  # type: ignore[attr-defined]
+    kit = conformance.backend("cpu", ops=["linear"], device=device)()
+    if runs:
+        here(kit)
+        return
+    with pytest.raises(pytest.skip.Exception, match="claimed: device=cuda; this machine has none"):
+        here(kit)
+
+
+def test_the_clock_of_controllers_ticks_once_at_each_reading() -> None:
+    with _even_clock():
+        assert [time.perf_counter() for _ in range(4)] == [0.0, 1.0, 2.0, 3.0]
+    assert time.perf_counter() != 4.0
+
+
+def test_a_kit_has_the_name_of_its_checks_and_the_plugin_under_its_registered_name() -> None:
+    def factory(env: object, n: int = 1) -> Any:
+        return Garbage(env)  # type: ignore[arg-type]
+
+    kits = {
+        "DraftChecks": conformance.draft("mine (n=2)", factory=factory),
+        "PolicyChecks": conformance.policy("mine(n=2)", greedy="exact", sampled="exact", factory=factory),
+        "ControllerChecks": conformance.controller("mine(n=2)", factory=factory),
+        "BackendChecks": conformance.backend("mine(n=2)", ops=[], factory=factory),
+        "EngineChecks": conformance.engine("mine(n=2)", factory=factory),
+    }
+    kinds = ["draft", "policy", "controller", "backend", "peer"]
+    assert [kit.__name__ for kit in kits.values()] == [*kits]
+    assert [kit.extra for kit in kits.values()] == [((kind, "mine", factory),) for kind in kinds]  # type: ignore[attr-defined]
+    assert {kit.text.replace(" ", "") for kit in kits.values()} == {"mine(n=2)"}  # type: ignore[attr-defined]
