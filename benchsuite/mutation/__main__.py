@@ -143,6 +143,7 @@ def _reach(work: Errand, wanted: Sequence[str], traces: Path, start: float) -> r
     in_processes(given.jobs, trace)
     known = [so_far for _, so_far in reach.traced(copy, tests, traces, marks, 0.0)]  # and runs none
     found = known[-1] if known else reach.Reach()
+    found.importers = reach.imported_by(copy.folder, tests)
     if found.failed:
         print(f"{len(found.failed)} tests fail in a copy of the checkout and judge nothing: {', '.join(found.failed)}")
     return found

@@ -6,17 +6,19 @@ traced, and what a fixture or a cache makes once counts for the first test that 
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchsuite.mutation.copied import Copied, sources_digest
+from benchsuite.mutation.copied import ROOTS, Copied, sources_digest
 from benchsuite.mutation.forks import ForkLimits, run_pytest
 from benchsuite.mutation.mutants import Mutation
 
@@ -51,12 +53,14 @@ NOTHING: dict[str, Any] = {"tests": [], "seconds": {}, "failed": [], "lines": {}
 class Reach:
     """``seconds``: of every test that passed, by its id. ``lines``: of every file, the tests that run each line.
 
-    ``failed``: the ids of tests that failed in the copy without any change; they judge nothing.
+    ``failed``: the ids of tests that failed in the copy without any change; they judge nothing. ``importers``: of every
+    file, the test files that import it.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
+    importers: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, said: dict[str, Any]) -> None:
         """Add what one test file said."""
@@ -85,9 +89,33 @@ class Reach:
             # the next lines by wrong numbers: who runs other lines of the function may run these.
             first, last = mutant.body
             found = {test for line in range(first, last + 1) for test in lines.get(line, ())}
+        if mutant.lines == mutant.body:  # a constant or a default value: who reads it need not run a line of its file
+            near = self.importers.get(mutant.file, set())
+            found |= {test for test in self.seconds if test.partition("::")[0] in near}
         if mutant.file.startswith(PLUGINS):
             found |= {test for test in self.seconds if test.startswith(f"{DECLARED}::")}
         return sorted(found & self.seconds.keys(), key=lambda test: (self.seconds[test], test))
+
+
+def imported_by(root: Path, test_files: Iterable[str]) -> dict[str, set[str]]:
+    """Return, of every file of the checkout that test files import by its name, which of them do.
+
+    Example: ``imported_by(root, ["benchsuite/tests/test_gate.py"])["benchsuite/gate/rules.py"]``
+    """
+    found: dict[str, set[str]] = {}
+    for test in test_files:
+        for node in ast.walk(ast.parse((root / test).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            for name, source in product(names, ROOTS):
+                file = Path(source, *name.split(".")).with_suffix(".py")
+                if (root / file).is_file():
+                    found.setdefault(str(file), set()).add(test)
+    return found
 
 
 class Traced:

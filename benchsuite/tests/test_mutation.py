@@ -17,7 +17,7 @@ from benchsuite.mutation.mutants import Mutation
 from benchsuite.mutation.native_mutants import native_mutants
 from benchsuite.mutation.python_mutants import python_mutants
 from benchsuite.mutation.rates import kill_rate, rates_table
-from benchsuite.mutation.reach import Reach, likely, traced
+from benchsuite.mutation.reach import Reach, imported_by, likely, traced
 from benchsuite.mutation.runner import (
     EXCUSED,
     KILLED,
@@ -280,6 +280,26 @@ def test_what_a_plugin_declares_is_read_by_tests_that_run_none_of_its_lines() ->
     reach = Reach(seconds={test: 0.1, "benchsuite/tests/test_other.py::test_it": 0.1})
     for file, judges in (("plugins/specdec_plugins/drafts/toy.py", [test]), ("specdec/toy.py", [])):
         assert reach.tests(python_mutants(file, b"class Toy:\n    coupled = True\n")[0]) == judges
+
+
+def test_a_constant_is_judged_by_the_tests_of_files_that_import_its_module(tmp_path: Path) -> None:
+    """They read it without running a line of its file."""
+    for name, text in {
+        "specdec/toy.py": "LIMIT = 1",
+        "plugins/toys/toy.py": "",
+        "test_a.py": "from specdec.toy import LIMIT",
+        "test_b.py": "from specdec import other, toy\nimport toys.toy as it",
+        "test_c.py": "import specdec.tools\nimport json\nfrom . import toy",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    importers = imported_by(tmp_path, ["test_a.py", "test_b.py", "test_c.py"])
+    assert importers == {"specdec/toy.py": {"test_a.py", "test_b.py"}, "plugins/toys/toy.py": {"test_b.py"}}
+    reach = Reach({"test_a.py::t": 0.2, "test_b.py::u": 0.1, "test_c.py::v": 0.1, "w": 0.3}, importers=importers)
+    reach.lines = {"specdec/toy.py": {3: ["w"]}}
+    source = b"LIMIT = 1\ndef f(a):\n    return a + 1\n"
+    tests = {mutant.before: reach.tests(mutant) for mutant in python_mutants("specdec/toy.py", source)}
+    assert tests == {"LIMIT = 1": ["test_b.py::u", "test_a.py::t", "w"], "return a + 1": ["w"]}
 
 
 def test_cpp_is_changed_by_the_table() -> None:
