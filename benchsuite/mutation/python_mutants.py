@@ -40,8 +40,9 @@ class _Place:
     in_call: bool
 
 
-TOLD = ("strict", "help")
-"""Names of arguments that are not left out: an assertion, and a text for people."""
+TOLD = ("strict", "help", "device")
+"""Names of arguments that are not left out: an assertion, a text for people, and what is the default on a machine
+without an accelerator, whoever judges there (steps on tensors of a GPU that is not there look at it)."""
 
 
 def python_mutants(file: str, source: bytes) -> list[Mutation]:
