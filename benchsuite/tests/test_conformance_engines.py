@@ -32,7 +32,7 @@ def test_an_engine_without_fault_is_certified() -> None:
     assert dict(failures(conformance.engine("planted", factory=Transformers, refuses=["cache=sttic"]))) == {}
 
 
-class Told(Peer):
+class ToldPeer(Peer):
     """Gives what it was told for each request, and logits for some tokens."""
 
     def __init__(self, given: Sequence[Generation], logits: Callable[[int], int | None] = lambda index: None) -> None:
@@ -50,7 +50,7 @@ class Told(Peer):
         return None if best is None else torch.eye(9)[best]
 
 
-def judged(peer: Peer, check: str, monkeypatch: pytest.MonkeyPatch, text: str = "transformers") -> str | None:
+def verdict_of(peer: Peer, check: str, monkeypatch: pytest.MonkeyPatch, text: str = "transformers") -> str | None:
     """What a check says of a peer's failure; None if it passes."""
     kit = conformance.engine(text)
     monkeypatch.setattr(kit, "peer", lambda self: peer)
@@ -72,7 +72,7 @@ def test_emissions_add_up_and_each_has_a_token(
     counts: tuple[int, ...], tokens: int, fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Generation(tuple(range(tokens)), tuple((0.1, count) for count in counts), 0.2)
-    said = judged(Told([one]), "emissions_have", monkeypatch)
+    said = verdict_of(ToldPeer([one]), "emissions_have", monkeypatch)
     assert (said is None) == fine
     assert fine or f"emissions of {list(counts)} tokens for {tokens}" in str(said)
 
@@ -94,7 +94,7 @@ def test_a_forward_emits_k_and_one_tokens_and_every_later_emission_has_one(
     text: str, counts: tuple[int, ...], forwards: int | None, fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Generation((1,) * sum(counts), tuple((0.1, count) for count in counts), 0.2, forwards)
-    assert (judged(Told([one]), "forwards_explain", monkeypatch, text) is None) == fine
+    assert (verdict_of(ToldPeer([one]), "forwards_explain", monkeypatch, text) is None) == fine
 
 
 TIMES: list[tuple[tuple[float, ...], float, bool]] = [
@@ -111,7 +111,7 @@ def test_emissions_lie_between_the_call_and_its_end(
     times: tuple[float, ...], seconds: float, fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Generation((1,) * len(times), tuple((at, 1) for at in times), seconds)
-    assert (judged(Told([one]), "times_never", monkeypatch) is None) == fine
+    assert (verdict_of(ToldPeer([one]), "times_never", monkeypatch) is None) == fine
 
 
 LOGITS: list[tuple[Callable[[int], int | None], bool]] = [
@@ -130,7 +130,7 @@ def test_logits_are_asked_for_at_the_beginning_the_middle_the_end_and_past_it(
     logits: Callable[[int], int | None], fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Generation((0, 1, 2, 3, 4, 5), ((0.1, 6),), 0.1)
-    assert (judged(Told([one], logits), "logits_are_those", monkeypatch) is None) == fine
+    assert (verdict_of(ToldPeer([one], logits), "logits_are_those", monkeypatch) is None) == fine
 
 
 def test_an_end_token_is_the_sixth_or_the_last_of_a_short_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +138,12 @@ def test_an_end_token_is_the_sixth_or_the_last_of_a_short_output(monkeypatch: py
     for whole, ended in (((1, 2, 3, 2, 5, 6, 7), (1, 2, 3, 2, 5, 6)), ((1, 2, 1), (1,)), ((4,), (4,))):
         asked = list[tuple[int, ...]]()
 
-        class Ending(Told):
+        class Ending(ToldPeer):
             def generate(self, requests: Sequence[Request], *, kept: Any = asked) -> list[Generation]:
                 kept.extend(request.params.eos for request in requests)
                 return super().generate(requests)
 
         pair = [Generation(tokens, (), 0.1) for tokens in (whole, ended)]
-        assert judged(Ending(pair), "first_end_token", monkeypatch) is None
+        assert verdict_of(Ending(pair), "first_end_token", monkeypatch) is None
         assert asked == [(), (ended[-1],)] * 3
-        assert judged(Told([pair[0], replace(pair[0], tokens=(*ended, 9))]), "first_end_token", monkeypatch)
+        assert verdict_of(ToldPeer([pair[0], replace(pair[0], tokens=(*ended, 9))]), "first_end_token", monkeypatch)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,18 @@ def test_a_signal_is_followed_at_once_where_it_is_allowed_and_what_follows_is_no
     assert not held.open, "a second signal must not interrupt what is cleaned up"
 
 
+@pytest.fixture
+def unignored() -> Iterator[None]:
+    """Both signals have handlers: SIGINT is ignored by what a shell starts in the background."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, old in before.items():
+        signal.signal(number, old)
+
+
+@pytest.mark.usefixtures("unignored")
 def test_signals_are_held_inside_and_as_before_outside() -> None:
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]

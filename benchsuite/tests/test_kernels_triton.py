@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
+from benchsuite.kernelbench import cases
 from benchsuite.kernelbench.agreement import disagreement, run_op
-from benchsuite.kernelbench.cases import CASES, SMALL, Case
+from benchsuite.kernelbench.cases import CASES, ONE, SMALL, Case
 from benchsuite.kernelbench.guarded import Guarded
 from benchsuite.tests.rig import INTERPRETS
-from specdec import SpecdecError
+from specdec import SpecdecError, Window
 from specdec.ops import Ops
 from specdec_kernels import triton
 from specdec_kernels.reference import Reference
@@ -61,8 +63,121 @@ LONGER = {
 parts of an arena, wide heads. The interpreter runs them in up to a second, so each has one of its dtypes in turn."""
 
 
+def _in_four_axes(g: Generator, dtype: torch.dtype) -> Tensor:
+    """[2, 3, 4, 9]: no two axes have one size, and none lies in the order of its place."""
+    return torch.randn(3, 10, 2, 4, generator=g).to(dtype).permute(2, 0, 3, 1)[..., :9]
+
+
+def _rows_of_one(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    return cases._random(g, dtype, 5, 40)[:, :33], cases._keys(g, 5)
+
+
+def _rows_of_rows(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    return cases._random(g, dtype, 2, 2, 3, 33), cases._keys(g, 2, 2, 3)
+
+
+def _noise_of_a_draw(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    return cases._keys(g, 3), torch.randint(2**31, (3, 5), generator=g), 7
+
+
+BOUNDS = [
+    Case("rms_norm", "axes", lambda g, d: (_in_four_axes(g, d), cases._random(g, d, 9), 1e-5, 0.5), ONE),
+    Case("silu_mul", "axes", lambda g, d: (_in_four_axes(g, d), _in_four_axes(g, d)), ONE),
+    Case("silu_mul", "block-more", cases._silu(1, 1025), ONE),
+    Case("sample", "two-axes", _rows_of_one, ONE),
+    Case("sample", "four-axes", _rows_of_rows, ONE),
+    Case("accept", "block-more", cases._coins(257, 1), ONE),
+    Case("noise_keys", "a-draw", _noise_of_a_draw, ONE),
+    Case("noise_keys", "block-more", cases._noise(27, 19), ONE),
+    Case("emit", "wide", cases._emit(3, 9), ONE),
+    Case("kv_plan", "span-1", cases._plan(4, span=1, capacity=9, look=9, tree=True), ONE),
+    Case("kv_plan", "limit-1", cases._plan(3, capacity=24, look=20, limit=1), ONE),
+    Case("kv_compact", "one", cases._compact([3], [0]), ONE),
+    Case("rejection_sample", "full", cases._rejection(12, 3, 9, "near"), ONE),
+]
+"""Sizes at which a launch gets one more block, arguments that no other case has, layouts of every number of axes."""
+
+
+class _Watch:
+    """Watches an interpreter: lanes lie in the tensors of the launch, and a lane without a value holds anything.
+
+    A load's lane that its mask leaves out, and for which it names no other value, is NaN or a huge number in turn, as
+    on a GPU it may be. ``events`` are what the programs did: (what, tensor, whether one number), of tensors their place
+    among the arguments.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        interpreter = import_module("triton.runtime.interpreter")
+        builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+        self.events: list[tuple[Any, ...]] = []
+        self._tensors: list[tuple[int, int]] = []
+        launch, load, store = executor.__call__, builder.create_masked_load, builder.create_masked_store
+        dot, add = builder.create_dot, builder.create_atomic_rmw
+
+        def launched(this: Any, *given: Any, **named: Any) -> Any:
+            self._tensors = [_extent(value) for value in given if isinstance(value, Tensor)]
+            return launch(this, *given, **named)
+
+        def loaded(this: Any, places: Any, mask: Any, other: Any, policy: Any, *more: Any) -> Any:
+            self._note("load", places, mask)
+            found = load(this, places, mask, other, policy, *more)
+            if other is None and np.size(places.data) > 1:  # of one number, 0 is passed on as if there were no value
+                _spoil_lanes(found, places.get_element_ty().is_floating(), ~np.asarray(mask.data))
+            return found
+
+        def stored(this: Any, places: Any, value: Any, mask: Any, *more: Any) -> Any:
+            self._note("store", places, mask)
+            return store(this, places, value, mask, *more)
+
+        def multiplied(this: Any, a: Any, b: Any, total: Any, precision: Any, *more: Any) -> Any:
+            self.events.append(("dot", str(precision)))
+            return dot(this, a, b, total, precision, *more)
+
+        def added(this: Any, how: Any, places: Any, value: Any, mask: Any, *more: Any) -> Any:
+            self._note("add", places, mask)
+            return add(this, how, places, value, mask, *more)
+
+        monkeypatch.setattr(executor, "__call__", launched)
+        for name, watched in (
+            *(("masked_load", loaded), ("masked_store", stored), ("dot", multiplied), ("atomic_rmw", added)),
+            ("barrier", lambda this: self.events.append(("barrier",))),
+        ):
+            monkeypatch.setattr(builder, f"create_{name}", watched)
+
+    def _note(self, what: str, places: Any, mask: Any) -> None:
+        asked = np.asarray(places.data)[np.asarray(mask.data, dtype=bool)].reshape(-1).astype(np.int64)
+        homes = [index for index, (start, end) in enumerate(self._tensors) if _within(asked, start, end)]
+        assert homes, f"a {what} outside of the tensors"
+        self.events.append((what, homes[0], np.size(places.data) == 1))
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach if tensor.numel() else 0) * tensor.element_size()
+
+
+def _within(places: Any, start: int, end: int) -> bool:
+    return not len(places) or bool(places.min() >= start and places.max() < end)
+
+
+def _spoil_lanes(found: Any, floats: bool, lanes: Any) -> None:
+    """Set lanes to NaN, a huge number and a huge negative one in turn; integers to the latter two."""
+    size = found.data.dtype.itemsize
+    kinds = (b"\xff" if floats else b"\x7f", b"\x7f", b"\xfe")
+    lanes = np.broadcast_to(lanes, found.data.shape)
+    values = np.array([np.frombuffer(kind * size, dtype=found.data.dtype)[0] for kind in kinds])
+    turns = np.arange(found.data.size).reshape(found.data.shape) % len(kinds)
+    found.data = np.where(lanes, values[turns], found.data)
+
+
+@pytest.fixture
+def lanes_watched(monkeypatch: pytest.MonkeyPatch) -> _Watch:
+    """What the programs of all launches do."""
+    return _Watch(monkeypatch)
+
+
 def _cases() -> Iterator[Any]:
-    quick = [*SMALL, *(case for case in CASES if case.name in QUICK.get(case.op, ()))]
+    quick = [*SMALL, *BOUNDS, *(case for case in CASES if case.name in QUICK.get(case.op, ()))]
     yield from (pytest.param(case, case.dtypes, id=f"{case.op}-{case.name}") for case in quick)
     longer = (case for case in CASES if case.name in LONGER.get(case.op, ()))
     for index, case in enumerate(longer):
@@ -72,19 +187,80 @@ def _cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("case", "dtypes"), [*_cases()])
 @INTERPRETS
-def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(case: Case, dtypes: tuple[torch.dtype, ...]) -> None:
+def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(
+    case: Case, dtypes: tuple[torch.dtype, ...], lanes_watched: _Watch
+) -> None:
     ops = Ops([Triton(), Reference()])
     for dtype in dtypes:
         with Guarded() as guard:
             assert (wrong := disagreement(ops, case, dtype)) is None, f"{dtype}: {wrong}"
         assert not guard.written(), f"{dtype}: written beside tensors of {guard.written()} numbers"
     assert {name for (op, name), _ in ops.ran().items() if op == case.op} == {"triton"}
+    assert lanes_watched.events or "empty" in case.name
+    assert {event[1] for event in lanes_watched.events if event[0] == "dot"} <= {"INPUT_PRECISION.IEEE"}
 
 
 @pytest.mark.parametrize("named", [QUICK, LONGER], ids=["quick", "longer"])
 def test_every_name_of_these_tables_is_that_of_a_case(named: dict[str, tuple[str, ...]]) -> None:
     there = {(case.op, case.name) for case in CASES}
     assert {(op, name) for op, names in named.items() for name in names} <= there
+
+
+def _waits(events: list[tuple[Any, ...]], tensors: set[int]) -> str:
+    """Loads, stores and additions of some tensors, and barriers: a letter for each run of the same."""
+    kinds = [event[0][0] for event in events if event == ("barrier",) or (event[0] in LANES and event[1] in tensors)]
+    return "".join(kind for index, kind in enumerate(kinds) if not index or kind != kinds[index - 1])
+
+
+LANES = ("load", "store", "add")
+
+
+@INTERPRETS
+def test_what_other_programs_left_is_not_read_from_a_multiprocessors_own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of caches an interpreter shows nothing: what its loads are told is noted."""
+    language, told = import_module("triton.language"), list[str]()
+    load = language.load
+
+    def loaded(*given: Any, **named: Any) -> Any:
+        told.append(named.get("cache_modifier", ""))
+        return load(*given, **named)
+
+    vars(loaded).update(vars(load))
+    monkeypatch.setattr(language, "load", loaded)
+    g = Generator().manual_seed(3)
+    query, (keys, values) = torch.randn(1, 1, 1, 4, generator=g), torch.randn(2, 1, 1, 300, 4, generator=g)
+    Triton().tree_attention(query, keys, values, torch.zeros(1, 1, 1, 300), 0.5, None)
+    parts, of_a_part = 2, 3
+    assert told[-parts * of_a_part :] == [".cg"] * parts * of_a_part
+    assert set(told[: -parts * of_a_part]) == {""}
+
+
+@INTERPRETS
+def test_what_one_thread_reads_and_another_writes_has_a_barrier_between(lanes_watched: _Watch) -> None:
+    """Threads of a program run at once, of which an interpreter shows nothing."""
+    backend, g = Triton(), Generator().manual_seed(3)
+    arena = [torch.randn(1, 1, 8, 4, generator=g) for _ in range(2)]
+    backend.kv_compact(arena[0], arena[1], torch.tensor([[3, 1]]), torch.tensor([[1, 3]]))
+    assert _waits(lanes_watched.events, {0, 1}) == "lbs"
+    lanes_watched.events.clear()
+    query, (keys, values) = torch.randn(1, 1, 1, 4, generator=g), torch.randn(2, 1, 1, 300, 4, generator=g)
+    backend.tree_attention(query, keys, values, torch.zeros(1, 1, 1, 300), 0.5, None)
+    mixes, marks, arrivals = 6, 7, 8
+    assert _waits(lanes_watched.events, {mixes, marks, arrivals}) == "sba" + "sbals"
+    lanes_watched.events.clear()
+    p = torch.tensor([0.5, 0.5, 0.0, 0.0]).expand(1, 3, 4).contiguous()
+    window = Window(torch.tensor([[0, 2, 3]]), torch.tensor([[-1, 0, 0]]), torch.tensor([3]))
+    verdict = backend.tree_sample(p, window, *torch.zeros(3, 1, 3, dtype=torch.int64))
+    assert verdict.num_accepted.tolist() == [0]
+    own, scratch = 0, 8
+    letters = "".join(
+        "p" if event[0] == "load" and event[2] else event[0][0]
+        for event in lanes_watched.events
+        if event == ("barrier",)
+        or (event[0] == "load" and event[1] in (own, scratch) and event[2])
+        or (event[0] == "store" and event[1] == scratch)
+    )
+    assert letters == "pbsb" + "pbsb", "a refusal is between barriers"
 
 
 FUSED, DRAWN = {"enable_fp_fusion": True}, {"enable_fp_fusion": False, "num_warps": 16}
@@ -151,7 +327,12 @@ def test_a_vocabulary_is_cut_into_as_many_parts_as_fill_the_programs() -> None:
     for draws, vocabulary, expected in (
         *((1, 7, (1, block)), (1, block, (1, block)), (1, block + 1, (2, block)), (0, block + 1, (2, block))),
         *((64, 8 * block, (2, 4 * block)), (65, 8 * block, (1, 8 * block)), (128, 8 * block, (1, 8 * block))),
-        *((500, 3 * block, (1, 3 * block)), (43, 7 * block, (2, 4 * block)), (32, 9 * block, (3, 3 * block))),
+        *(
+            (1, 65 * block, (65, block)),
+            (500, 3 * block, (1, 3 * block)),
+            (43, 7 * block, (2, 4 * block)),
+            (32, 9 * block, (3, 3 * block)),
+        ),
     ):
         assert triton._parts(draws, vocabulary) == expected, (draws, vocabulary)
 

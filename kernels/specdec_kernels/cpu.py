@@ -300,7 +300,7 @@ class Cpu(Reference):
         """One pass."""
         size = gate.shape[-1]
         y = gate.new_empty(gate.shape)
-        if gate.dim() > 2 and gate.shape[0] > 1:
+        if gate.shape[:-2].numel() > 1:
             gate, up = gate.flatten(0, -2), up.flatten(0, -2)
         self._lib.specdec_silu_mul(
             CODE[gate.dtype],

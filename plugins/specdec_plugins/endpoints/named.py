@@ -69,7 +69,7 @@ def parse_endpoints(text: str) -> list[Endpoint]:
     for part in split_list(text):
         name, equals, address = part.partition("=")
         name = name.strip()
-        if not equals or not name or "/" in name:
+        if not equals or not name or any(mark in name for mark in "/@?"):  # an address without a name
             raise SpecdecError(
                 f"--specdec-endpoint {_shown(part)!r}; expected name=url, for example plain=http://localhost:8000"
             )

@@ -1,0 +1,260 @@
+"""What a launch records of our rows and of plain benchmarks, computed by hand from times that are all different."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+from torch import nn
+
+from benchsuite.gate import figures, inputs
+from benchsuite.gate.record import CALL, DECODE, FIRST, WHOLE, FigureTimes, GatedRow, Launch
+from benchsuite.machine import provenance
+from benchsuite.measure.matrix import Arm
+from benchsuite.measure.paired import Series
+from benchsuite.measure.results import digest, summed
+from benchsuite.measure.runners import Outcome
+from benchsuite.measure.workloads import Question
+from benchsuite.tests.rig import SETTING
+from specdec.catalog import byte_tokenizer
+from specdec.stats import Call, Marks, RowStep, Stats, Step
+
+# Seconds between the marks: control, context, propose, target, accept, commit, extend, observe, absorb.
+ONE, TWO = (1, 2, 4, 8, 16, 32, 64, 128, 256), (3, 5, 7, 11, 13, 17, 19, 23, 29)
+CALLS = {"admit": 1000, "resume": 2000, "prefilled": 4000, "release": 8000, "move": 16000, "keep": 32000, "other": 7}
+
+
+def _stats(*steps: Sequence[int], calls: dict[str, int] | None = None) -> Stats:
+    watch = SimpleNamespace(seconds=lambda start, end: end - start)
+    marks = [Marks(*(sum(step[:place]) for place in range(10))) for step in steps]
+    made = [Step.of((RowStep(4, 4, 2, 3),), 5, each) for each in marks]
+    return Stats(cast(Any, watch), steps=made, calls=[Call(name, 0, took) for name, took in (calls or {}).items()])
+
+
+def _outcome(
+    wall: float, decode: float, decoded: int, first: float, stats: Stats | None = None, forgetting: float = 0.0
+) -> Outcome:
+    """A run of two requests, whose first tokens come around ``first``, with two more output tokens than decoded."""
+    tokens = [tuple(range(decoded + 1)), (1,)]
+    emissions = [[(first - 1, 1), (wall, decoded)], [(first + 1, 1)]]
+    return Outcome(tokens, wall, decode, decoded, emissions, 1, 5.0, stats, forgetting_s=forgetting)
+
+
+def test_every_part_of_decoding_and_of_the_first_token_is_what_its_calls_took() -> None:
+    ours = _outcome(90000.0, 70000.0, 6, 9000.0, _stats(ONE, TWO, calls=CALLS), 500.0)
+    control = _outcome(60.0, 40.0, 10, 25.0)
+    found = figures._parts(ours, control)
+    # Both steps, in tokens of the control, of 4 seconds each; one more for each step.
+    decoding = {
+        "draft": (1 + 4 + 128) + (3 + 7 + 23) + 56000,
+        "prefill": 0.0,
+        "verification": (8 + 16) + (11 + 13),
+        "K/V": 32 + 17,
+        "host": 70000 - 56000 - 166 - 48 - 49,
+    }
+    assert found[DECODE] == pytest.approx({part: seconds / 8 for part, seconds in decoding.items()})
+    # The first step alone, in the control's 25 seconds to a first token.
+    first = {
+        "draft": 1 + 4 + 128 + 7000 + 500,
+        "prefill": 90000 - 70000 - 7500,
+        "verification": 8 + 16,
+        "K/V": 32,
+        "host": 9000 - 7633 - 12500 - 24 - 32,
+    }
+    assert found[FIRST] == pytest.approx({part: seconds / 25 for part, seconds in first.items()})
+    assert [list(parts) for parts in found.values()] == [["draft", "prefill", "verification", "K/V", "host"]] * 2
+
+
+@pytest.mark.parametrize(("wall", "prefill"), [(100.25, 0.25), (99.0, 0.0)])
+def test_prefill_is_what_is_left_before_decoding_and_never_less_than_nothing(wall: float, prefill: float) -> None:
+    found = figures._parts(_outcome(wall, 95.0, 6, 9.0, _stats(ONE), 5.0), _outcome(60.0, 40.0, 10, 1.0))
+    assert found[FIRST]["prefill"] == prefill
+    assert found[DECODE]["prefill"] == 0.0
+
+
+def test_a_launch_has_of_each_prompt_the_median_over_its_passes() -> None:
+    # Two prompts in three passes; the second prompt's last pass decoded nothing, neither did a control's first.
+    ours = [
+        _outcome(wall, decode, decoded, first, _stats(*[ONE] * steps))
+        for wall, decode, decoded, first, steps in (
+            (80.0, 60.0, 6, 10.0, 1),
+            (30.0, 20.0, 2, 5.0, 2),
+            (88.0, 66.0, 6, 11.0, 3),
+            (40.0, 24.0, 2, 7.0, 4),
+            (96.0, 72.0, 6, 12.0, 5),
+            (5.0, 0.0, 0, 5.0, 0),
+        )
+    ]
+    plain = [
+        _outcome(wall, decode, decoded, first)
+        for wall, decode, decoded, first in (
+            (8.0, 6.0, 6, 2.0),
+            (9.0, 0.0, 0, 2.0),
+            (8.0, 6.0, 3, 4.0),
+            (20.0, 8.0, 2, 4.0),
+            (8.0, 6.0, 6, 8.0),
+            (20.0, 8.0, 2, 4.0),
+        )
+    ]
+    found = figures._launch(ours, plain, 2)
+    assert {figure: times.seconds for figure, times in found.times.items()} == {
+        DECODE: (11.0, 11.0),
+        FIRST: (11.0, 6.0),
+        WHOLE: (11.0, 8.75),
+    }
+    relative = {
+        DECODE: (log(10), log(3)),  # 10, 5.5 and 12 of the first prompt; 12/4 of the one pair of the second
+        FIRST: (log(11 / 4), log(7 / 4)),
+        WHOLE: (log(10), log(2)),
+    }
+    for figure, expected in relative.items():
+        assert found.times[figure].relative == pytest.approx(expected), figure
+    assert found.tau == (6 + 2 + 6 + 2 + 6) / (1 + 2 + 3 + 4 + 5)
+    drafts = [figures._parts(ours[at], plain[at])[DECODE]["draft"] for at in (0, 2, 4, 3)]
+    assert found.parts[DECODE]["draft"] == pytest.approx((sorted(drafts[:3])[1] + drafts[3]) / 2)
+    assert sorted(found.parts) == sorted((DECODE, FIRST))
+
+
+def test_without_a_control_or_a_common_pass_a_launch_has_seconds_alone() -> None:
+    ours = [_outcome(80.0, 60.0, 6, 10.0, _stats(ONE)), _outcome(5.0, 0.0, 0, 5.0, _stats())]
+    expected = Launch({DECODE: FigureTimes((10.0,)), FIRST: FigureTimes((10.0,)), WHOLE: FigureTimes((10.0,))})
+    assert figures._launch(ours, [], 2) == expected
+    assert figures._launch(ours, [_outcome(9.0, 0.0, 0, 2.0), _outcome(8.0, 6.0, 6, 2.0)], 2) == expected
+
+
+def test_one_step_of_three_tokens_is_three_tokens_a_forward() -> None:
+    ours = [_outcome(80.0, 60.0, 3, 10.0, _stats(ONE))]
+    assert figures._launch(ours, [_outcome(8.0, 6.0, 6, 2.0)], 1).tau == 3.0
+
+
+def _counted(drafts: int, decoded: int) -> Outcome:
+    stats = _stats(ONE)
+    stats.counts.update(num_drafts=drafts)
+    stats.ops = Counter({("mix", "triton"): drafts, ("cut", "cpu"): 2})
+    return _outcome(80.0, 60.0, decoded, 10.0, stats)
+
+
+def test_rows_are_ours_that_did_not_fail_with_all_that_one_pass_counts() -> None:
+    setting = replace(SETTING, max_new_tokens=24, seed=3)
+    plain, drafted, failed = Arm(setting), Arm(setting, "ngram", k=4), Arm(setting, "suffix", k=4)
+    late = Arm(setting, "late", k=4)
+    peer, other, again = Arm(setting, peer="transformers"), Arm(setting, peer="vllm"), Arm(setting, again=True)
+    runs = {
+        arm: [_counted(place, 6), _counted(9, 5), _counted(50, 4), _counted(60, 3)]
+        for place, arm in enumerate((drafted, late, plain))
+    }
+    outside = [_outcome(8.0, 6.0, 6, 2.0)] * 4
+    series = {
+        peer: Series(peer, "exact", outcomes=outside),
+        other: Series(other, "exact", outcomes=outside),
+        drafted: Series(drafted, "exact", outcomes=runs[drafted], repeats=False),
+        failed: Series(failed, "exact", outcomes=runs[drafted], error="no", ended="crashed"),
+        again: Series(again, "exact", outcomes=runs[plain]),
+        plain: Series(plain, "exact", outcomes=runs[plain]),
+        late: Series(late, "exact", outcomes=runs[late]),
+    }
+    read = {"prompts": "p"}
+    found = figures.compared(series, 2, read)
+
+    def row(arm: Arm, control: Arm | None, said: str | None, drafts: int) -> GatedRow:
+        first = series[arm].outcomes[:2]
+        return GatedRow(
+            {"max_new_tokens": 24, "prompts": 2, "seed": 3},
+            read,
+            said,
+            digest(first),
+            digest(runs[plain][:2]),
+            arm is not drafted,
+            summed(first),
+            {"cut on cpu": 4, "mix on triton": drafts},
+            (figures._launch(series[arm].outcomes, series[control].outcomes if control else [], 2),),
+        )
+
+    assert list(found) == [drafted.id, plain.id, late.id]
+    assert found[drafted.id] == row(drafted, plain, "plain", 9)
+    assert found[late.id] == row(late, plain, "plain", 10)
+    assert found[plain.id] == row(plain, peer, "transformers", 11)
+    assert found[drafted.id].counters["num_drafts"] == 9
+    assert list(found[drafted.id].ops) == ["cut on cpu", "mix on triton"]
+    del series[peer]
+    alone = figures.compared(series, 2, read)[plain.id]
+    assert (alone.control, alone) == (None, row(plain, None, None, 11))
+    series[peer] = Series(peer, "exact", outcomes=outside, error="no", ended="crashed")
+    assert figures.compared(series, 2, read)[plain.id] == alone
+
+
+def test_all_workloads_are_recorded_with_what_they_read_and_weights_are_digested_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models, tokenizer = (nn.Linear(3, 2), nn.Linear(4, 2)), byte_tokenizer()
+    questions = {name: (Question((name,)),) for name in ("chat", "code", "sums")}
+    digested: list[nn.Module] = []
+
+    def weights(model: nn.Module) -> str:
+        digested.append(model)
+        return f"w{models.index(cast(Any, model))}"
+
+    monkeypatch.setattr(inputs, "weights_digest", weights)
+    compared = []
+    for name, model in zip(questions, (models[0], models[0], models[1]), strict=True):
+        arm = Arm(replace(SETTING, workload=name))
+        series = {arm: Series(arm, "exact", outcomes=[_counted(1, 6)])}
+        workload = SimpleNamespace(questions=questions[name])
+        compared.append(SimpleNamespace(model=model, workload=workload, tokenizer=tokenizer, series=series, units=1))
+    found = figures.measured(cast(Any, SimpleNamespace(compared=lambda: compared)))
+    assert [dict(row.inputs) for row in found.values()] == [
+        {
+            "prompts": inputs.prompts_digest(questions[name]),
+            "tokenizer": inputs.tokenizer_digest(tokenizer),
+            "weights": weights,
+        }
+        for name, weights in (("chat", "w0"), ("code", "w0"), ("sums", "w1"))
+    ]
+    assert digested == [*models]
+
+
+def test_a_plain_benchmark_has_a_row_if_it_was_timed_and_is_asked_for() -> None:
+    def bench(name: str, median: float = 0.5, rounds: int = 3, has_error: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(fullname=name, has_error=has_error, stats=SimpleNamespace(rounds=rounds, median=median))
+
+    found = [
+        None,
+        bench("failed", has_error=True),
+        bench("never ran", rounds=0),
+        bench("not asked for"),
+        bench("no time", median=0.0),
+        bench("good"),
+        bench("longer", median=2.0),
+    ]
+    names = iter(["failed", "never ran", "no time", "good", "longer", "not there"])
+    assert figures.benchmarks(found, names) == {
+        name: GatedRow(launches=(Launch({CALL: FigureTimes((seconds,))}),))
+        for name, seconds in (("good", 0.5), ("longer", 2.0))
+    }
+
+
+def test_a_machine_is_its_processor_cores_threads_device_and_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    expected = {
+        "processor": provenance.processor(),
+        "vectors": provenance.vectors(),
+        "cores": 8,
+        "threads": "3",
+        "device": "a GPU",
+        "system": platform.system(),
+    }
+    assert figures.machine("a GPU") == expected
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert figures.machine(None) == {**expected, "threads": None, "device": None}
+    origin = figures.record_origin(Path.cwd(), None)
+    assert origin["machine"] == figures.machine(None)
+    assert origin["commit"] == provenance.commit(Path.cwd())

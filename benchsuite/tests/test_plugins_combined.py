@@ -1,0 +1,247 @@
+"""Drafts that are made of others pass every call on to the right ones, and declare what these declare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchsuite.prove.enumerator import context
+from specdec import Context, Draft, Request, Verdict, Window
+from specdec_kernels.reference import Reference
+from specdec_plugins.drafts.hybrid import Hybrid, _joined
+from specdec_plugins.drafts.oracle import Oracle
+
+CALLS = ("admit", "release", "keep", "resume", "move", "prefilled", "observe", "forget")
+
+
+class Noting(Draft):
+    """A draft that notes every call; ``kept`` is what it keeps and ``finds`` what it proposes for each row."""
+
+    def __init__(
+        self, kept: object = None, finds: Any = (), weight: int = 0, counts: Any = None, **flags: bool
+    ) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.kept, self.finds, self.counts = kept, finds, counts or {}
+        self.weight_bytes = weight
+        for name in ("looks_up", "needs_hidden", "small_ops", "learns", "branches"):
+            setattr(self, name, flags.get(name, False))
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in CALLS:
+            return super().__getattribute__(name)
+
+        def call(*given: Any) -> Any:
+            self.calls.append((name, *given))
+            return self.kept if name == "keep" else None
+
+        return call
+
+    def info(self) -> dict[str, int]:
+        return dict(self.counts)
+
+    def look_up(self, context: Context, row: int) -> Any:
+        self.calls.append(("look_up", row))
+        return self.finds[row]
+
+    def propose(self, context: Context) -> Window:
+        self.calls.append(("propose", context))
+        return Window.ragged(context, self.finds)
+
+
+def hybrid_of(*sources: Noting, **options: Any) -> Hybrid:
+    env: Any = SimpleNamespace(
+        draft=lambda name: sources[int(name)], max_rows=4, target=SimpleNamespace(device=torch.device("cpu"))
+    )
+    return Hybrid(env, sources=", ".join(str(i) for i in range(len(sources))), **options)
+
+
+def rows_with(room: list[int]) -> Context:
+    one = context(Reference(), torch.arange(len(room)) + 11)
+    return replace(one, max_proposals=torch.tensor(room), max_proposals_host=np.array(room, dtype=np.int64))
+
+
+REQUEST = Request(3, (5, 6))
+
+
+def test_a_hybrid_passes_each_call_to_all_its_sources_and_hidden_states_to_those_that_ask() -> None:
+    plain, asking = Noting(looks_up=True), Noting(needs_hidden=True)
+    draft, some = hybrid_of(plain, asking), torch.ones(2)
+    hidden = torch.ones(1, 2, 3)
+    draft.admit(1, REQUEST, (5, 6))
+    draft.release(2, (5, 6, 7))
+    draft.move(3, 0, REQUEST, (5, 6))
+    draft.forget()
+    draft.prefilled(1, some, 4, hidden)
+    window: Any = "a window"
+    verdict: Any = "a verdict"
+    draft.observe(window, verdict, hidden)
+    common = [("admit", 1, REQUEST, (5, 6)), ("release", 2, (5, 6, 7)), ("move", 3, 0, REQUEST, (5, 6)), ("forget",)]
+    assert plain.calls == [*common, ("observe", window, verdict, None)]
+    assert asking.calls == [*common, ("prefilled", 1, some, 4, hidden), ("observe", window, verdict, hidden)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "asks", "expected"),
+    [
+        ((None, None), (False, False), [None, None]),
+        ((None, "b"), (False, True), [None, "b"]),
+        ((None, "b"), (True, False), None),
+        (("a", None), (False, True), None),
+        (("a", None), (True, False), ["a", None]),
+        (("a", "b"), (True, True), ["a", "b"]),
+    ],
+)
+def test_a_hybrid_keeps_what_each_source_keeps_unless_one_would_lack_hidden_states(
+    kept: tuple[Any, Any], asks: tuple[bool, bool], expected: Any
+) -> None:
+    sources = [Noting(k, looks_up=not i, needs_hidden=a) for i, (k, a) in enumerate(zip(kept, asks, strict=True))]
+    draft = hybrid_of(*sources)
+    assert draft.keep(2, (5, 6)) == expected
+    assert [source.calls for source in sources] == [[("keep", 2, (5, 6))]] * 2
+    if expected is not None:
+        draft.resume(1, REQUEST, (5, 6), expected, 9)
+        for source, own in zip(sources, kept, strict=True):
+            resumed = ("resume", 1, REQUEST, (5, 6), own, 9)
+            assert source.calls[1:] == [("admit", 1, REQUEST, (5, 6)) if own is None else resumed]
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_hybrid_declares_what_its_sources_declare(first: bool, second: bool) -> None:
+    """One that asks, or learns, is enough; small are its ops only if all of them are."""
+    flags = ("needs_hidden", "small_ops", "learns")
+    one = Noting(looks_up=True, weight=3, counts={"a": 1, "b": 2}, **dict.fromkeys(flags, first))
+    two = Noting(looks_up=False, weight=4, counts={"b": 5}, **dict.fromkeys(flags, second))
+    draft = hybrid_of(one, two)
+    assert (draft.needs_hidden, draft.small_ops, draft.learns) == (first or second, first and second, first or second)
+    assert (draft.looks_up, draft.branches, draft.weight_bytes) == (False, False, 7)
+    assert draft.info() == {"a": 1, "b": 7}
+    assert hybrid_of(one, Noting(looks_up=True)).looks_up is True
+
+
+def test_a_hybrid_asks_its_model_only_for_rows_that_nothing_was_found_for_and_that_have_room() -> None:
+    found = [[[1, 2, 3]], [], []]
+    for finds, room, asked in (
+        (found, [5, 0, 0], False),
+        (found, [5, 1, 0], True),
+        (found, [5, 0, 1], True),
+        ([[[1]], [[2]], [[3]]], [5, 5, 5], False),
+    ):
+        model = Noting(finds=[[7, 8], [7], []])
+        hybrid_of(Noting(finds=finds, looks_up=True), model).propose(rows_with(room))
+        assert [call[0] for call in model.calls] == ["propose"] * asked
+
+
+def test_a_hybrids_model_has_room_for_its_own_most_and_the_lookups_for_all() -> None:
+    lookup, model = Noting(finds=[[[1, 2, 3, 4]], [], []], looks_up=True), Noting(finds=[[9, 9], [7, 8], [6]])
+    window = hybrid_of(lookup, model, model_k=2).propose(rows_with([5, 4, 1]))
+    [(_, asked)] = model.calls
+    assert asked.max_proposals.tolist() == asked.max_proposals_host.tolist() == [2, 2, 1]
+    assert window.width.tolist() == [5, 3, 2]
+    assert [window.tokens[row, 1 : int(window.width[row])].tolist() for row in range(3)] == [[1, 2, 3, 4], [7, 8], [6]]
+    assert window.parents.tolist() == [[-1, 0, 1, 2, 3]] * 3
+    default = Noting(finds=[[7]] * 3)
+    hybrid_of(Noting(finds=[[], [], []], looks_up=True), default).propose(rows_with([9, 4, 5]))
+    assert default.calls[0][1].max_proposals.tolist() == [4, 4, 4]
+
+
+def row_chains(tokens: list[list[int]], proposed: list[int], q: Tensor | None = None) -> Window:
+    whole = torch.tensor(tokens)
+    return Window.chain(whole[:, 0], whole[:, 1:], torch.tensor(proposed), q)
+
+
+@pytest.mark.parametrize("wider", [0, 1])
+def test_rows_of_two_chains_become_one_window_in_which_what_was_looked_up_is_certain(wider: int) -> None:
+    q = torch.rand(2, 2, 6, generator=torch.Generator().manual_seed(0))
+    looked = row_chains([[0, 1, 2] + [4] * wider, [0, 0, 0] + [0] * wider], [2 + wider, 0])
+    drafted = row_chains([[0, 3, 3], [0, 5, 4]], [2, 1], q)
+    joined = _joined(looked, drafted, torch.tensor([False, True]))
+    assert joined.tokens.tolist() == [[0, 1, 2] + [4] * wider, [0, 5, 4] + [0] * wider]
+    assert joined.width.tolist() == [3 + wider, 2]
+    assert joined.q is not None
+    assert joined.q.shape == (2, 2 + wider, 6)
+    sure = torch.nn.functional.one_hot(torch.tensor([1, 2] + [4] * wider), 6).float()
+    assert torch.equal(joined.q[0], sure)
+    assert torch.equal(joined.q[1, :2], q[1])
+    assert not joined.q[1, 2:].any()
+    assert _joined(looked, row_chains([[0, 3], [0, 5]], [1, 1]), torch.tensor([False, True])).q is None
+
+
+def oracle_with(cost: Noting | None) -> Oracle:
+    env: Any = SimpleNamespace(
+        draft=lambda name: cost, plain=lambda request: (1, 2, 3), seed=0, target=SimpleNamespace(vocabulary=9)
+    )
+    return Oracle(env, rate=1.0, cost="something" if cost else "")
+
+
+def test_an_oracle_passes_each_call_to_its_cost() -> None:
+    cost, some, hidden = Noting(counts={"a": 2}), torch.ones(2), torch.ones(1, 2, 3)
+    draft = oracle_with(cost)
+    draft.admit(1, REQUEST, (5, 6))
+    draft.prefilled(1, some, 4, hidden)
+    draft.move(1, 0, REQUEST, (5, 6))
+    draft.release(0, (5, 6, 7))
+    draft.forget()
+    assert cost.calls == [
+        ("admit", 1, REQUEST, (5, 6)),
+        ("prefilled", 1, some, 4, hidden),
+        ("move", 1, 0, REQUEST, (5, 6)),
+        ("release", 0, (5, 6, 7)),
+        ("forget",),
+    ]
+    assert draft.info() == {"a": 2}
+    cost.calls.clear()
+    given: Any = "a verdict"
+    own, same, other = (row_chains([[0, *tokens]], [1]) for tokens in ([7, 8], [1, 2], [1, 2, 3]))
+    for spent, window, seen in ((own, same, own), (own, other, other), (None, other, other)):
+        draft._spent = spent
+        draft.observe(window, given, hidden)
+        name, told, *rest = cost.calls.pop()
+        assert (name, rest) == ("observe", [given, hidden])
+        assert told is seen
+        assert draft._spent is None, "a window is the cost's own once"
+
+
+def test_an_oracle_without_a_cost_has_nothing_to_pass_on() -> None:
+    draft = oracle_with(None)
+    draft.admit(1, REQUEST, (5, 6))
+    draft.prefilled(1, torch.ones(2), 0, torch.ones(1, 2, 3))
+    draft.release(1, (5, 6))
+    draft.forget()
+    verdict: Verdict = Verdict(torch.zeros(1, 1).long(), torch.zeros(1).long(), torch.zeros(1).long())
+    draft.observe(row_chains([[0, 1]], [1]), verdict, None)
+    assert draft.info() == {}
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_an_oracle_declares_what_its_cost_declares(flag: bool) -> None:
+    draft = oracle_with(Noting(weight=5, needs_hidden=flag, small_ops=flag, learns=flag))
+    assert (draft.needs_hidden, draft.small_ops, draft.learns, draft.weight_bytes) == (flag, flag, flag, 5)
+    assert (draft.looks_up, draft.branches) == (False, False)
+    alone = oracle_with(None)
+    assert (alone.needs_hidden, alone.small_ops, alone.learns, alone.weight_bytes) == (False, True, False, 0)
+
+
+def test_an_oracle_follows_its_script_from_where_the_output_stands_to_the_scripts_end() -> None:
+    draft = oracle_with(None)
+    draft.admit(0, REQUEST, (5, 6))
+    for text, room, expected in (
+        ([5, 6], 2, [1, 2]),
+        ([5, 6], 9, [1, 2, 3]),
+        ([5, 6, 1], 1, [2]),
+        ([5, 6, 1], 0, []),
+        ([5, 6, 1, 2], 9, [3]),
+        ([5, 6, 1, 2, 3], 9, []),
+        ([5, 6, 2], 9, []),
+        ([5, 6, 1, 9], 9, []),
+    ):
+        lent: Any = SimpleNamespace(
+            length_host=[len(text)], history=np.array([[*text, 0, 0]]), max_proposals_host=[room]
+        )
+        assert draft._follow(lent, 0) == expected

@@ -1,0 +1,53 @@
+"""What a stream of text holds back before it is decided, byte by byte: beginnings of stop strings and of characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec import TextStream, catalog
+from specdec.text import shown_text
+
+
+def _pieces(text: str, stop: tuple[str, ...], finish: Any = None) -> list[str]:
+    """What is shown with each byte of a text; ``finish`` comes with the last."""
+    tokenizer = catalog.byte_tokenizer()
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    stream = TextStream(tokenizer, stop)
+    return [stream.feed(token, finish if place == len(tokens) else None) for place, token in enumerate(tokens, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "finish", "pieces"),
+    [
+        ("abc", (), None, ["a", "b", "c"]),
+        # The longest end that may begin a stop string is held, whatever its length is.
+        ("ababac", ("abac",), "stop", ["", "", "", "ab", "", ""]),
+        ("ababax", ("abac",), None, ["", "", "", "ab", "", "abax"]),
+        ("xab", ("abac",), "length", ["x", "", "ab"]),
+        # A whole stop string that did not end the request begins no other one.
+        ("abc", ("ab", "xyz"), None, ["", "ab", "c"]),
+        ("xxy", ("xyz", "y"), "stop", ["", "x", "x"]),
+        ("xyzab", ("ab", "zab"), "stop", ["x", "y", "", "", ""]),
+        # Told to stop without one, all is shown.
+        ("abc", ("q",), "stop", ["a", "b", "c"]),
+        ("abc", (), "stop", ["a", "b", "c"]),
+        # The bytes of a character are shown with its last.
+        ("é🙂b", (), None, ["", "é", "", "", "", "🙂", "b"]),
+    ],
+)
+def test_each_byte_shows_what_it_decides(text: str, stop: tuple[str, ...], finish: Any, pieces: list[str]) -> None:
+    assert _pieces(text, stop, finish) == pieces
+
+
+def test_a_text_of_one_token_is_shown() -> None:
+    tokenizer = catalog.byte_tokenizer()
+    [token] = tokenizer.encode("a", add_special_tokens=False)
+    assert shown_text(tokenizer, [token], "length") == "a"
+    assert shown_text(tokenizer, [token], "stop", ("a",)) == ""
+
+
+def test_spaces_before_marks_are_shown_as_they_are_decoded() -> None:
+    text = "so . it is , isn 't it ? " * 4
+    assert "".join(_pieces(text, (), "length")) == text
