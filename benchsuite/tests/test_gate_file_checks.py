@@ -1,0 +1,355 @@
+"""The baseline file's text, byte by byte, each check of its values at its limits, and how it is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import replace
+from math import log, nextafter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchsuite.gate import record
+from benchsuite.gate.record import CALL, FIGURES, PARTS, FigureTimes, GatedRow, GateError, Launch, Record
+
+SMALL = Record(
+    {"machine": None, "commit": "ä"},
+    {"r": GatedRow(launches=(Launch({CALL: FigureTimes((1.5,))}, {}, 2.0),))},
+)
+TEXT = """{
+ "format": "specdec-gate",
+ "made": {
+  "commit": "\\u00e4",
+  "machine": null
+ },
+ "rows": {
+  "r": {
+   "control": null,
+   "counters": {},
+   "deterministic": true,
+   "digest": null,
+   "inputs": {},
+   "launches": [
+    {
+     "parts": {},
+     "tau": 2.0,
+     "times": {
+      "seconds": {
+       "relative": null,
+       "seconds": [
+        1.5
+       ]
+      }
+     }
+    }
+   ],
+   "ops": {},
+   "plain_digest": null,
+   "work": {}
+  }
+ },
+ "version": 2
+}
+"""
+
+
+def test_a_file_is_sorted_with_a_value_a_line_and_readable_by_all(tmp_path: Path) -> None:
+    file = tmp_path / "gate.json"
+    SMALL.save(file)
+    assert file.read_bytes().decode() == TEXT
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert [*tmp_path.iterdir()] == [file]
+    assert Record.load(file) == SMALL
+
+
+def test_a_value_that_is_no_number_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "gate.json"
+    SMALL.save(file)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        replace(SMALL, made={"a": float("nan")}).save(file)
+    assert file.read_text(encoding="utf-8") == TEXT
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_a_file_is_written_beside_its_place_under_a_hidden_name_and_moved_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, moves = tmp_path / "gate.json", list[tuple[Path, Path, str]]()
+
+    def refused(self: Path, to: Path) -> None:
+        moves.append((self, to, self.read_text(encoding="utf-8")))
+        raise OSError("full")
+
+    monkeypatch.setattr(Path, "replace", refused)
+    with pytest.raises(OSError, match="full"):
+        SMALL.save(file)
+    [(written, to, text)] = moves
+    assert (written.parent, to, text) == (tmp_path, file, TEXT)
+    assert written.name.startswith(".gate.json.")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_interrupt_just_after_the_move_is_what_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, move = tmp_path / "gate.json", Path.replace
+
+    def interrupted(self: Path, to: Path) -> None:
+        move(self, to)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        SMALL.save(file)
+    assert file.read_text(encoding="utf-8") == TEXT
+
+
+def test_the_file_is_written_and_read_as_utf_8_on_every_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encodings = list[Any]()
+    opened, read = os.fdopen, Path.read_text
+
+    def noted_open(handle: int, *given: Any, **named: Any) -> Any:
+        encodings.append(named.get("encoding"))
+        return opened(handle, *given, **named)
+
+    def noted_read(path: Path, encoding: str | None = None) -> str:
+        encodings.append(encoding)
+        return read(path, encoding)
+
+    monkeypatch.setattr(os, "fdopen", noted_open)
+    monkeypatch.setattr(Path, "read_text", noted_read)
+    SMALL.save(tmp_path / "gate.json")
+    assert Record.load(tmp_path / "gate.json") == SMALL
+    assert encodings == ["utf-8", "utf-8"]
+
+
+EDGE = 1e100
+BELOW, LEAST = nextafter(EDGE, 0.0), nextafter(1 / EDGE, 1.0)
+SHARES = dict.fromkeys(PARTS, 0.2)
+NONE_SHARES = dict.fromkeys(PARTS, 0.0)
+
+
+def test_the_limits_the_figures_and_the_parts_are_those_of_the_format() -> None:
+    assert (record.VERSION, record.LARGEST) == (2, EDGE)
+    assert FIGURES == ("s/token", "TTFT", "E2E", "seconds")
+    assert PARTS == ("draft", "prefill", "verification", "K/V", "host")
+    assert GatedRow() == GatedRow({}, {}, None, None, None, True, {}, {}, ())
+
+
+CHECKS: list[tuple[Any, list[Any], list[Any]]] = [
+    (record._number, [0, -1, 0.5, BELOW, -BELOW], [EDGE, -EDGE, True, False, None, "1", [], 10**101, float("inf")]),
+    (record._whole, [0, 1, 7, 10**99], [-1, 1.0, True, False, None, "1", 10**101]),
+    (record._counted, [0, 3, [], [0], [1, 2]], [-1, [-1], [1, 2.0], {}, {1: 1}, "", "a", None, True, [True], [[1]]]),
+    (
+        record._shares,
+        [SHARES, {**NONE_SHARES, "host": LEAST}, {**NONE_SHARES, "host": 1.5 / EDGE}, {**SHARES, "draft": -0.1}],
+        [
+            *(NONE_SHARES, {**NONE_SHARES, "host": 1 / EDGE}, {**SHARES, "draft": -1.0}, {}, [], None, [*PARTS]),
+            *({**SHARES, "more": 0.1}, {"draft": 1.0}, {**SHARES, "draft": True}, {**SHARES, "draft": EDGE}),
+        ],
+    ),
+    (record._object_or_none, [None, {}, {"a": 1}], [[], "", 0, False]),
+    (record.FILE["format"], ["", "a"], [1, None]),
+    (record.FILE["version"], [0, 2], [-1, 2.0, "2"]),
+    (
+        record.FILE["made"],
+        [{}, {"a": 1}, {"machine": None, "versions": None}, {"machine": {}, "versions": {"a": 1}}],
+        [{"machine": 1}, {"versions": "a"}, {"machine": {}, "versions": []}, {"machine": [], "versions": {}}],
+    ),
+    (record.FILE["rows"], [{}, {"a": 1}], [[], None]),
+    (record.ROW["work"], [{}, {"a": 1}], [[], None]),
+    (record.ROW["inputs"], [{}, {"a": "b"}], [{"a": 1}, {"a": "b", "c": None}]),
+    *((record.ROW[name], [None, "", "a"], [1, [], {}]) for name in ("control", "digest", "plain_digest")),
+    (record.ROW["deterministic"], [True, False], [1, 0, None]),
+    (record.ROW["counters"], [{}, {"a": 0, "b": [1]}], [{"a": -1}, {"a": 1, "b": "1"}]),
+    (record.ROW["ops"], [{}, {"a": 0}], [{"a": -1}, {"a": [1]}]),
+    (record.ROW["launches"], [[], [1]], [{}, None]),
+    (
+        record.LAUNCH["times"],
+        [{CALL: 1}, dict.fromkeys(FIGURES, 1)],
+        [{}, {"a": 1}, {**dict.fromkeys(FIGURES, 1), "a": 1}],
+    ),
+    (
+        record.LAUNCH["parts"],
+        [{}, {CALL: SHARES}, dict.fromkeys(FIGURES, SHARES)],
+        [{"a": SHARES}, {CALL: NONE_SHARES}, {CALL: 1}],
+    ),
+    (record.LAUNCH["tau"], [None, 1, 2.5, LEAST, 1.5 / EDGE], [0, -1, 1 / EDGE, EDGE, True, "1"]),
+    (
+        record.TIMES["seconds"],
+        [[1], [0.5, 2], [LEAST], [1.5 / EDGE], [BELOW]],
+        [[], [0], [1, -1], [1 / EDGE], [EDGE], [True], [1, None]],
+    ),
+    (
+        record.TIMES["relative"],
+        [None, [0], [-1.5, 2], [nextafter(log(EDGE), 0.0)], [-nextafter(log(EDGE), 0.0)]],
+        [[], [log(EDGE)], [-log(EDGE)], [True], [0, 300.0], [None], ""],
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "accepted", "refused"), CHECKS)
+def test_a_value_is_accepted_up_to_its_limit_and_refused_from_it(
+    check: Any, accepted: list[Any], refused: list[Any]
+) -> None:
+    assert [value for value in accepted if not check(value)] == []
+    assert [value for value in refused if check(value)] == []
+
+
+def test_values_that_are_no_containers_are_refused_and_not_searched() -> None:
+    others: list[Any] = [[], "", None, 1]
+    mappings: list[Any] = [{}, {1.0: 1.0}, "a", 1, (1.0,)]
+    for name in ("inputs", "counters", "ops"):
+        assert [value for value in others if record.ROW[name](value)] == []
+    for check in (record.LAUNCH["times"], record.LAUNCH["parts"]):
+        assert [value for value in others if check(value)] == []
+    for check in (record.TIMES["seconds"], record.TIMES["relative"]):
+        assert [value for value in mappings if check(value)] == []
+    assert [value for value in others if record.FILE["made"](value)] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ([], "it is not a baseline of this gate"),
+        ("text", "it is not a baseline of this gate"),
+        ({}, "it is not a baseline of this gate"),
+        ({"format": "other", "version": 2}, "it is not a baseline of this gate"),
+        ({"format": "specdec-gate"}, "its version is None, expected 2"),
+        ({"format": "specdec-gate", "version": 3}, "its version is 3, expected 2"),
+        (
+            {"format": "specdec-gate", "version": 2, "b": 1, "a": 2},
+            "the file has ['a', 'b', 'format', 'version'], expected exactly ['format', 'made', 'rows', 'version']",
+        ),
+        (
+            {"format": "specdec-gate", "version": 2, "made": [], "rows": {}},
+            "the file has a made that cannot be: []",
+        ),
+        (
+            {"format": "specdec-gate", "version": 2, "made": {}, "rows": {"r": 5}},
+            "row 'r' has int, expected exactly ['control', 'counters', 'deterministic', 'digest', 'inputs', "
+            "'launches', 'ops', 'plain_digest', 'work']",
+        ),
+    ],
+)
+def test_a_file_of_another_shape_is_refused_in_a_sentence(tmp_path: Path, changed: Any, said: str) -> None:
+    file = tmp_path / "gate.json"
+    file.write_text(json.dumps(changed))
+    with pytest.raises(GateError) as refused:
+        Record.load(file)
+    assert str(refused.value) == (
+        f"the baseline {file} is corrupt: {said}; remove it, then make it again with --gate-save"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("digest",), "d", "row 'r' has a digest without counters, or counters without a digest"),
+        (("counters",), {"a": 1}, "row 'r' has a digest without counters, or counters without a digest"),
+        (("launches",), [None], "a launch of 'r' has NoneType, expected exactly ['parts', 'tau', 'times']"),
+        (("launches", 0, "tau"), 0, "a launch of 'r' has a tau that cannot be: 0"),
+        (
+            ("launches", 0, "times", "seconds"),
+            {"seconds": [1.0]},
+            "seconds of a launch of 'r' has ['seconds'], expected exactly ['relative', 'seconds']",
+        ),
+        (("work",), ["x" * 100], f"row 'r' has a work that cannot be: ['{'x' * 78}"),
+    ],
+)
+def test_a_row_of_another_shape_is_refused_in_a_sentence(
+    tmp_path: Path, path: tuple[Any, ...], value: Any, said: str
+) -> None:
+    content = json.loads(TEXT)
+    holder = content["rows"]["r"]
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    with pytest.raises(GateError) as refused:
+        record._parsed(content)
+    assert str(refused.value) == said
+
+
+def test_a_row_with_everything_is_read_as_it_was_written(tmp_path: Path) -> None:
+    times = {figure: FigureTimes((1.0, 2.0), (0.5, -0.5)) for figure in FIGURES}
+    launches = Launch(times, dict.fromkeys(FIGURES, SHARES), 1.5), Launch({CALL: FigureTimes((3.0,))})
+    row = GatedRow({"a": [1]}, {"b": "c"}, "plain", "d", "p", False, {"n": 1, "m": [1, 2]}, {"op": 3}, launches)
+    whole = Record({"machine": {"a": 1}}, {"r": row, "s": GatedRow()})
+    whole.save(tmp_path / "gate.json")
+    assert Record.load(tmp_path / "gate.json") == whole
+    both = {**json.loads(TEXT)["rows"]["r"], "digest": "d", "counters": {"a": 1}}
+    read = record._parsed({**json.loads(TEXT), "rows": {"r": both}})
+    assert (read.rows["r"].digest, read.rows["r"].counters) == ("d", {"a": 1})
+
+
+def test_a_file_that_cannot_be_read_is_told_with_the_systems_words(tmp_path: Path) -> None:
+    for file, words in ((tmp_path / "no.json", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(GateError) as refused:
+            Record.load(file)
+        assert str(refused.value) == f"the baseline {file} cannot be read: {words}"
+
+
+def test_an_object_with_one_key_twice_is_refused_by_name_and_others_are_dicts() -> None:
+    assert record._object([]) == {}
+    assert record._object([("a", 1), ("b", 2)]) == {"a": 1, "b": 2}
+    with pytest.raises(ValueError, match=r"^it holds 'b' twice$"):
+        record._object([("a", 1), ("b", 2), ("c", 1), ("b", 2)])
+
+
+def _of(*seconds: float, **more: Any) -> GatedRow:
+    return GatedRow(launches=tuple(Launch({CALL: FigureTimes((second,))}) for second in seconds), **more)
+
+
+def test_a_record_has_as_many_launches_as_its_row_with_the_fewest() -> None:
+    assert Record({}, {}).launches == 0
+    assert Record({}, {"a": _of(1.0, 2.0), "b": _of(1.0)}).launches == 1
+    assert Record({}, {"a": _of(1.0, 2.0), "b": _of()}).launches == 0
+
+
+def test_the_last_launches_of_each_row_are_kept_in_order() -> None:
+    whole = Record({"a": 1}, {"a": _of(1.0, 2.0, 3.0, digest="d"), "b": _of(4.0)})
+    assert whole.last(2) == Record({"a": 1}, {"a": _of(2.0, 3.0, digest="d"), "b": _of(4.0)})
+    assert whole.last(1) == Record({"a": 1}, {"a": _of(3.0, digest="d"), "b": _of(4.0)})
+    assert whole.last(9) == whole
+
+
+REPEATS = {"digest": "d", "counters": {"n": 1}}
+READS_CLOCK = {"digest": "d", "counters": {"n": 2}, "deterministic": False}
+
+
+def _pair(number: float, counters: dict[str, int]) -> Record:
+    rows = {"a": _of(number, **REPEATS), "b": _of(-number, **{**READS_CLOCK, "counters": counters})}
+    return Record({"number": number}, rows)
+
+
+def test_launches_are_appended_in_order_and_the_first_record_says_the_rest() -> None:
+    first, second, third = _pair(1.0, {"n": 1}), _pair(2.0, {"n": 2}), _pair(3.0, {})
+    assert first.joined([]) == first
+    assert first.joined([second, third]) == Record(
+        {"number": 1.0},
+        {"a": _of(1.0, 2.0, 3.0, **REPEATS), "b": _of(-1.0, -2.0, -3.0, **{**READS_CLOCK, "counters": {"n": 1}})},
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (REPEATS, {**REPEATS, "digest": "e"}),
+        (REPEATS, {**REPEATS, "counters": {"n": 2}}),
+        (REPEATS, {**REPEATS, "counters": {}}),
+        (READS_CLOCK, {**READS_CLOCK, "digest": None}),
+        (REPEATS, {**REPEATS, "deterministic": False}),
+    ],
+)
+def test_launches_that_do_not_repeat_are_refused_by_row(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for first, second in ((one, other), (other, one)):
+        base, head = (Record({}, {"a": _of(1.0), "b": _of(1.0, **row)}) for row in (first, second))
+        with pytest.raises(GateError) as refused:
+            base.joined([head])
+        assert str(refused.value) == (
+            "two launches of the same code differ in 'b': its output or its counters do not repeat; give it a seed, or "
+            "a controller that does not read the clock"
+        )
