@@ -390,7 +390,7 @@ class Unforgetting(Learner):
 
 
 DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
-    (Speechless, {}, "is_what_it_claims", "planted proposes now and then.*nothing at all"),
+    (Speechless, {}, "is_what_it_claims", "planted proposes now and then.*nothing at all.*6 requests"),
     (Orphan, {"trees": True}, "well_formed", "a parent that is no earlier slot"),
     (Detached, {"trees": True}, "well_formed", "a parent that is no earlier slot"),
     (NotANumber, {"sampled": True}, "well_formed", "q is not finite"),

@@ -119,3 +119,8 @@ def test_only_what_pytest_did_not_find_and_one_name_means_is_lacking(tmp_path: P
     assert launcher.lacking == ["new.py", "here.py::test_new[1]", "pack.gone"]
     assert not launcher._found_lacking(output, [tmp_path]), "it is found once"
     assert NOT_FOUND.findall("E  ERROR: x not found: a\nERROR: found no collectors for b\n") == []
+
+
+def test_the_variables_that_a_launch_of_an_older_checkout_reads_keep_their_names() -> None:
+    """The gate of the head sets them, and the code of the base reads them."""
+    assert (OTHER, OWN) == ("SPECDEC_GATE_OTHER", "SPECDEC_GATE_OWN")

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from benchsuite.tests.rig import INTERPRETS
+from benchsuite.tests.rig import INTERPRETED
 from specdec import Verdict, Window, sampling
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
 
-pytestmark = INTERPRETS
+pytestmark = [*INTERPRETED]
 
 triton = pytest.importorskip("triton")
 tl = import_module("triton.language")

@@ -11,12 +11,12 @@ from torch import Generator, Tensor
 
 from benchsuite.kernelbench.agreement import disagreement
 from benchsuite.kernelbench.cases import CASES, ONE, SMALL, Case
-from benchsuite.tests.rig import INTERPRETS
+from benchsuite.tests.rig import INTERPRETED
 from specdec.ops import Ops
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
 
-pytestmark = INTERPRETS
+pytestmark = [*INTERPRETED]
 
 
 def _scattered(value: Any) -> Any:

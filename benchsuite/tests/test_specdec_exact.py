@@ -68,7 +68,8 @@ class Modest(Reference):
 
 def test_a_backend_that_promises_equal_rows_and_gives_others_is_refused_by_the_width() -> None:
     target = ArenaModel(families.build_model("llama"), _chain(Wavering()))
-    with pytest.raises(SpecdecError, match=r"llama model on wavering, cpu, .*is not exact: a window of 2 in 1 rows"):
+    said = r"llama model on wavering, cpu, .*is not exact: a window of 2 in 1 rows .* by \d\.\de-0[5-7], although"
+    with pytest.raises(SpecdecError, match=said):  # of logits about 1 the last bits differ
         require_exact(target)
 
 
