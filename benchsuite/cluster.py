@@ -33,7 +33,7 @@ def submit_shards(
     except ImportError as error:
         raise SpecdecError("to submit jobs takes submitit: pip install 'specdec-bench[slurm]'") from error
     executor = submitit.AutoExecutor(folder=into / "jobs", cluster=cluster)
-    numbers = {name: int(text) if text.isdigit() else text for name, text in settings.items()}
+    numbers = {name: int(text) if text.isdecimal() else text for name, text in settings.items()}
     try:
         executor.update_parameters(**{"timeout_min": JOB_MINUTES, **numbers})
     except (NameError, TypeError) as error:

@@ -298,7 +298,7 @@ YES, NO = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off")
 def count(config: pytest.Config, name: str) -> int | None:
     """The whole number of an option, 1 or more; None if it is empty. SpecdecError for anything else."""
     text = value(config, name)
-    if text and not (text.isdigit() and int(text)):
+    if text and not (text.isdecimal() and int(text)):
         from specdec.errors import SpecdecError
 
         raise SpecdecError(f"--specdec-{name} is {text!r}; expected a whole number, 1 or more")

@@ -149,7 +149,7 @@ def _card(given: argparse.Namespace) -> list[str]:
 
 def _settings(given: argparse.Namespace, workloads: Sequence[str]) -> list[Setting]:
     batches = split_list(given.batch)
-    if not batches or not all(one.isdigit() and int(one) for one in batches):
+    if not batches or not all(one.isdecimal() and int(one) for one in batches):
         raise SpecdecError(f"--batch is {given.batch!r}; expected whole numbers from 1, as a comma list: 1,4")
     return [
         Setting(

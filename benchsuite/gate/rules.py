@@ -309,14 +309,14 @@ def _fraction(name: str, text: str) -> float:
 
 
 def _whole(name: str, text: str) -> int:
-    if not (text.isdigit() and int(text)):
+    if not (text.isdecimal() and int(text)):
         raise GateError(f"--gate-{name} is {text!r}; expected a whole number, 1 or more")
     return int(text)
 
 
 def _launches(text: str) -> tuple[int, int]:
     parts = text.split("+")
-    if not (1 <= len(parts) <= 2 and all(part.strip().isdigit() for part in parts)) or int(parts[0]) < 1:
+    if not (1 <= len(parts) <= 2 and all(part.strip().isdecimal() for part in parts)) or int(parts[0]) < 1:
         raise GateError(f"--gate-launches is {text!r}; expected FIRST+MORE, for example 5+8")
     return int(parts[0]), int(parts[1]) if len(parts) == 2 else 0
 

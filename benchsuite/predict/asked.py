@@ -88,7 +88,7 @@ def _settings(given: argparse.Namespace, batches: Sequence[int]) -> list[Setting
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    found = [int(part) for part in split_list(text) if part.isdigit() and int(part)]
+    found = [int(part) for part in split_list(text) if part.isdecimal() and int(part)]
     if not found or len(found) != len(split_list(text)):
         raise SpecdecError(f"{option} is {text!r}; expected whole numbers from 1, as a comma list: 1,4")
     return found

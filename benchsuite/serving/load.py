@@ -42,7 +42,7 @@ def parse_loads(concurrency: str, rate: str) -> list[Traffic]:
     """
     found = []
     for text in filter(None, (part.strip() for part in concurrency.split(","))):
-        if not text.isdigit() or not int(text):
+        if not text.isdecimal() or not int(text):
             raise SpecdecError(f"--specdec-concurrency has {text!r}; expected whole numbers, 1 or more, as in 1,4")
         found.append(Traffic(concurrency=int(text)))
     for text in filter(None, (part.strip() for part in rate.split(","))):
