@@ -377,7 +377,16 @@ def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
         read_equivalents(tmp_path / "list.toml")
 
 
-@pytest.mark.slow
+def test_every_entry_of_our_list_is_of_lines_that_the_code_has() -> None:
+    """That each fits a mutant takes half a minute: the command looks at it, and ``--specdec-deep``."""
+    entries = read_equivalents(LIST)
+    texts = {entry.file: " ".join((ROOT / entry.file).read_text(encoding="utf-8").split()) for entry in entries}
+    assert [entry for entry in entries if " ".join(entry.before.split()) not in texts[entry.file]] == []
+    listed = [(entry.file, entry.function, entry.before, entry.after) for entry in entries]
+    assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.deep
 def test_every_entry_of_our_list_fits_a_mutant_of_the_code_as_it_is() -> None:
     entries = read_equivalents(LIST)
     files = sorted({entry.file for entry in entries})
