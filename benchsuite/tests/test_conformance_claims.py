@@ -16,6 +16,7 @@ from benchsuite.conformance.claims import Checks, Failed, failures
 from benchsuite.conformance.controllers import _equal, _even_clock
 from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.proposals import Proposal, proposed_from_scratch
+from benchsuite.measure import fidelity
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
 from specdec_plugins.drafts.garbage import Garbage
@@ -228,3 +229,20 @@ def test_a_kit_has_the_name_of_its_checks_and_the_plugin_under_its_registered_na
     assert [kit.__name__ for kit in kits.values()] == [*kits]
     assert [kit.extra for kit in kits.values()] == [((kind, "mine", factory),) for kind in kinds]  # type: ignore[attr-defined]
     assert {kit.text.replace(" ", "") for kit in kits.values()} == {"mine(n=2)"}  # type: ignore[attr-defined]
+
+
+def test_the_example_of_a_wrong_q_is_its_first_least_likely_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every token had to come, there is none to show."""
+    kit = conformance.draft("garbage", sampled=True)
+    monkeypatch.setattr(fidelity, "evenness", lambda bins: 0.0)
+
+    def failed(shares: list[list[float]]) -> str:
+        found = [replace(made_window(6, (0, 1)), q=torch.tensor(shares)), made_window(7, (1, 1))]
+        monkeypatch.setattr(drafts, "proposals", lambda engine, work: found)
+        with pytest.raises(Failed) as said:
+            kit().test_q_is_the_distribution_that_its_proposals_were_drawn_from()
+        return str(said.value).partition("example:")[2].strip()
+
+    assert failed([[1.0, 0.0], [0.0, 1.0]]) == ""
+    assert failed([[0.25, 0.75], [0.75, 0.25]]) == f"after {list(TEXT[:6])} … token 0, to which q gives 2.5e-01"
+    assert failed([[0.25, 0.75], [0.875, 0.125]]).endswith("token 1, to which q gives 1.2e-01")

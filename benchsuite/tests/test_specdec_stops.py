@@ -102,3 +102,17 @@ def test_a_row_that_stops_does_not_disturb_the_others(assemble: Make) -> None:
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(SpecdecError, match="need a tokenizer"):
         StopWatcher(SamplingParams(stop=("x",)), 4, None)
+
+
+@pytest.mark.parametrize("sign", ["a", "é", "€", "🙂"])
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("before", ["", "x", "xé", "🙂€", "é🙂€x🙂"])
+def test_a_stop_string_of_characters_of_any_size_is_seen_at_its_last_byte(sign: str, length: int, before: str) -> None:
+    """A token of the byte vocabulary is one byte, and a character has up to four."""
+    tokenizer = catalog.byte_tokenizer()
+    stop = sign * length
+    tokens = tokenizer.encode(before + stop, add_special_tokens=False)
+    watcher = StopWatcher(SamplingParams(stop=(stop,)), 100, tokenizer)
+    seen = [watcher.feed(token) for token in tokens]
+    whole = [stop in tokenizer.decode(tokens[: place + 1]) for place in range(len(tokens))]
+    assert seen.index("stop") == whole.index(True)
