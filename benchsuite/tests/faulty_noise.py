@@ -116,3 +116,14 @@ class StaleModel(DraftModel):
     def propose(self, context: Context) -> Window:
         """See ``Draft``."""
         return super().propose(frozen(context))
+
+
+class StaleAtFirst(DraftModel):
+    """Draws by the same noise in its first two steps, and by new noise in those after."""
+
+    _calls = 0
+
+    def propose(self, context: Context) -> Window:
+        """See ``Draft``."""
+        self._calls += 1
+        return super().propose(frozen(context) if self._calls <= 2 else context)

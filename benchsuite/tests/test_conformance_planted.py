@@ -23,7 +23,16 @@ from benchsuite.conformance.engines import EngineChecks
 from benchsuite.conformance.policies import PolicyChecks
 from benchsuite.prove import tiny
 from benchsuite.tests.faulty_engines import ENGINES
-from benchsuite.tests.faulty_noise import Echo, SeedlessPolicy, SharedCoin, StaleCoins, StaleModel, Tossed, Unnumbered
+from benchsuite.tests.faulty_noise import (
+    Echo,
+    SeedlessPolicy,
+    SharedCoin,
+    StaleAtFirst,
+    StaleCoins,
+    StaleModel,
+    Tossed,
+    Unnumbered,
+)
 from benchsuite.tests.rig import slow_after
 from specdec import Context, Draft, Policy, Purpose, Request, Verdict, Window
 from specdec.interfaces import ControllerFactory
@@ -426,6 +435,12 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
     ),
     (
         StaleModel,
+        {"sampled": True},
+        "noise_is_new_in_every_step",
+        r"[1-9]\d* keys of draws were those of an earlier step",
+    ),
+    (
+        StaleAtFirst,
         {"sampled": True},
         "noise_is_new_in_every_step",
         r"[1-9]\d* keys of draws were those of an earlier step",

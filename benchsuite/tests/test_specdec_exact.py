@@ -303,8 +303,17 @@ def test_a_proof_tries_single_tokens_and_windows_of_2_5_16_and_its_own_width_in_
         tried.append((len(window.tokens), window.tokens.shape[1]))
         return forward(arena, window, rows, most)
 
+    extend, read = target.extend, list[tuple[int, int]]()
+
+    def extended(arena: Arena, tokens: Tensor, row: int, start: int) -> Any:
+        read.append((tokens.shape[1], row))
+        return extend(arena, tokens, row, start)
+
+    monkeypatch.setattr(target, "extend", extended)
     monkeypatch.setattr(target, "forward", noted)
     require_exact(target, rows=2, width=3)
+    prefix = [(12, 0), (12, 1), (1, 1)]  # of both rows, and the token that the second is ahead
+    assert read == [(12, 0), *prefix * 5]
     alone, together = [slots for rows, slots in tried if rows == 1], [slots for rows, slots in tried if rows == 2]
     assert alone == [1] * 20
     assert together == [*[1] * 19, *[2] * 9, 1, *[3] * 6, 1, *[5] * 3, 4, 16, 3]
