@@ -66,6 +66,7 @@ test: export OMP_NUM_THREADS = 1
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal --specdec-target tiny --specdec-prompts 1 \
+		--specdec-workload chat,code_editing,rewriting \
 		--specdec-max-new-tokens 16 --specdec-pairs 2 --benchmark-quiet $(ARGS)
 
 predictions: $(READY)
