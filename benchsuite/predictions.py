@@ -27,6 +27,7 @@ from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.measure.workloads import workload_names
 from benchsuite.predict.advisor import CLOSE, Advice, Advisor, TriedArm
+from benchsuite.predict.asked import whole_numbers
 from benchsuite.predict.forecasts import costs_of, forecasts_of
 from benchsuite.predict.grid import (
     Choice,
@@ -148,16 +149,13 @@ def _card(given: argparse.Namespace) -> list[str]:
 
 
 def _settings(given: argparse.Namespace, workloads: Sequence[str]) -> list[Setting]:
-    batches = split_list(given.batch)
-    if not batches or not all(one.isdecimal() and int(one) for one in batches):
-        raise SpecdecError(f"--batch is {given.batch!r}; expected whole numbers from 1, as a comma list: 1,4")
     return [
         Setting(
             given.target,
             given.backend,
             given.device,
             given.dtype,
-            int(batch),
+            batch,
             0.0,
             0,
             1.0,
@@ -165,7 +163,7 @@ def _settings(given: argparse.Namespace, workloads: Sequence[str]) -> list[Setti
             given.seed,
             workload,
         )
-        for batch in batches
+        for batch in whole_numbers("--batch", given.batch)
         for workload in workloads
     ]
 

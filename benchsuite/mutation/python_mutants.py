@@ -41,8 +41,8 @@ class _Place:
 
 
 TOLD = ("strict", "help", "device")
-"""Names of arguments that are not left out: an assertion, a text for people, and what is the default on a machine
-without an accelerator, whoever judges there (steps on tensors of a GPU that is not there look at it)."""
+"""Names of arguments that are not left out: an assertion, a text for people, and a device, which without an accelerator
+is the default. Tests on fake tensors of a GPU hold the devices of steps."""
 
 
 def python_mutants(file: str, source: bytes) -> list[Mutation]:

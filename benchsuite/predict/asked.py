@@ -29,7 +29,7 @@ def advice_asked(given: argparse.Namespace) -> list[Advice]:
     one."""
     if not given.minutes > 0:
         raise SpecdecError(f"--minutes is {given.minutes}; expected more than 0")
-    ks, batches = (_numbers(f"--{name}", getattr(given, name)) for name in ("k", "batch"))
+    ks, batches = (whole_numbers(f"--{name}", getattr(given, name)) for name in ("k", "batch"))
     settings = _settings(given, batches)
     arms = [
         Arm(setting, draft, policy, controller, k)
@@ -54,7 +54,7 @@ def map_asked(given: argparse.Namespace) -> tuple[Costs, list[MapPoint], list[Ma
     wrong one."""
     if not given.drafting >= 0:
         raise SpecdecError(f"--drafting is {given.drafting}; expected 0 or more, in forwards of one token")
-    settings = _settings(given, _numbers("--batch", given.batch))
+    settings = _settings(given, whole_numbers("--batch", given.batch))
     if len({setting.workload for setting in settings}) != 1:
         raise SpecdecError(f"--workload {given.workload!r} names several kinds of text; expected one")
     arms = oracle_arms(settings)
@@ -87,7 +87,11 @@ def _settings(given: argparse.Namespace, batches: Sequence[int]) -> list[Setting
     ]
 
 
-def _numbers(option: str, text: str) -> list[int]:
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Return the numbers of an option that is a comma list of whole numbers from 1. SpecdecError for anything else.
+
+    Example: ``whole_numbers("--batch", "1,4")``
+    """
     found = [int(part) for part in split_list(text) if part.isdecimal() and int(part)]
     if not found or len(found) != len(split_list(text)):
         raise SpecdecError(f"{option} is {text!r}; expected whole numbers from 1, as a comma list: 1,4")

@@ -24,7 +24,7 @@ TYPED: dict[str, tuple[Callable[[str], Any], str]] = {
         lambda text: predictions._settings(Namespace(batch=text), ()),
         "expected whole numbers from 1, as a comma list",
     ),
-    "--batch of advice": (lambda text: asked._numbers("--batch", text), "expected whole numbers from 1"),
+    "--batch of advice": (lambda text: asked.whole_numbers("--batch", text), "expected whole numbers from 1"),
     "--specdec-concurrency": (lambda text: parse_loads(text, ""), "expected whole numbers, 1 or more"),
     "--specdec-repeats": (lambda text: count(config(repeats=text), "repeats"), "expected a whole number"),
 }
