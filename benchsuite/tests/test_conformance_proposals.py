@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from benchsuite.conformance.claims import Failed
 from benchsuite.conformance.drafts import CHUNK, LENGTHS_IN_CHUNKS, shortest
 from benchsuite.conformance.proposals import Proposal, proposals
 from benchsuite.tests.rig import Make
-from specdec import Request, SamplingParams, Verdict, Window
+from specdec import Engine, Request, SamplingParams, Verdict, Window
 from specdec.model import PREFILL_CHUNK
 
 PROMPT = tuple(b"one two one two one two one two ")
@@ -61,6 +62,20 @@ def test_prompts_in_chunks_are_of_the_lengths_around_whole_chunks() -> None:
     assert [(length - 1) // CHUNK for length in LENGTHS_IN_CHUNKS] == [0, 0, 0, 1, 1, 2, 2, 5]
     assert {*whole} < {*LENGTHS_IN_CHUNKS}
     assert drafts.SLACK == 1 / 50  # of fifty windows one may differ
+
+
+def test_a_draft_is_asked_for_all_of_its_k_for_none_and_for_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None comes twice in a row, and all again afterwards; a part of a token counts as one."""
+    asked: list[list[int]] = []
+
+    def recorded(engine: Engine, requests: list[Request], ks: Callable[[int], int], see: object) -> list[object]:
+        asked.append([ks(step) for step in range(10)])
+        return [see]
+
+    monkeypatch.setattr(drafts, "proposals", recorded)
+    for k in (4, 2):
+        conformance.draft("garbage", k=k)().records("match", drafts.GREEDY)
+    assert asked == [[4, 4, 0, 4, 1, 0, 0, 4, 2, 4], [2, 2, 0, 2, 1, 0, 0, 2, 1, 2]]
 
 
 def seen(text: int, tokens: int) -> Proposal:

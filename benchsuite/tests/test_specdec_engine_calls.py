@@ -312,3 +312,23 @@ def test_the_path_of_a_tree_is_moved_together_and_every_path_is_committed(compac
         for (row, source), target in moves.items():
             expected[row, :, target % size] = old[row, :, source % size]
         assert torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize(
+    ("policy", "raw"), [("typical", True), ("topk_agree", True), ("match", False), ("block", False)]
+)
+def test_a_policy_is_given_the_target_s_own_logits_only_where_it_asks_for_them(
+    policy: str, raw: bool, assemble: Make
+) -> None:
+    """Of 256 tokens, top_k=3 leaves three that are not -inf."""
+    engine, finite = assemble().engine("garbage", policy, k=2), list[int]()
+    accept = engine.policy.accept
+
+    def watched(logits: Tensor, window: Window, context: Context) -> Verdict:
+        finite.extend(logits.isfinite().sum(2).flatten().tolist())
+        return accept(logits, window, context)
+
+    object.__setattr__(engine.policy, "accept", watched)
+    engine.run([Request(0, (5, 6), SamplingParams(temperature=0.7, top_k=3, max_new_tokens=4))])
+    assert finite
+    assert set(finite) == {engine.target.vocabulary if raw else 3}
