@@ -64,3 +64,21 @@ def test_spaces_before_marks_are_shown_as_they_are_decoded() -> None:
     tokenizer: Any = _Cleaning()
     stream = TextStream(tokenizer)
     assert [stream.feed(token) for token in (0, 1, 2, 3, 4)] == ["so ", ". ", "it ", "is ", ", "]
+
+
+def test_a_token_is_decoded_once_with_at_most_32_before_it_and_a_shorter_tail_once_in_17(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer, decoded = catalog.byte_tokenizer(), list[int]()
+    decode = tokenizer.decode
+
+    def counted(tokens: list[int], **options: Any) -> Any:
+        decoded.append(len(tokens))
+        return decode(tokens, **options)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    stream = TextStream(tokenizer)
+    text = "".join(stream.feed(token) for token in tokenizer.encode("ab" * 60, add_special_tokens=False))
+    assert text == "ab" * 60
+    assert decoded[:34] == [*range(1, 34), 16]
+    assert decoded[34:] == [*range(17, 34), 16] * 5 + [17, 18]
