@@ -292,9 +292,9 @@ class GateItem(pytest.Item):
         found = [finding for finding in every if finding.row == self.name or finding.row.startswith(f"{self.name} (")]
         blocking = [finding for finding in found if self.gate.blocks(finding)]
         if blocking:
-            pytest.fail("\n".join(report.finding_sentence(finding) for finding in blocking), pytrace=False)
+            pytest.fail("\n".join(report.finding_sentence(finding) for finding in blocking))
         if not found and self.name != SUITE and any(self.gate.blocks(finding) for finding in every):
-            pytest.fail("it was not compared: see what is said of the others and of the suite", pytrace=False)
+            pytest.fail("it was not compared: see what is said of the others and of the suite")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The message without a traceback, unless the gate itself raised."""

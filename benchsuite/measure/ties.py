@@ -239,8 +239,7 @@ class Judge:
             index = _first_difference(*outputs)
             found = self._judge(requests, request, plain, other, outputs, index, EXACT if exact else "")
             differences.append(replace(found, index=found.index + done))
-            left = request.params.max_new_tokens - index - 1
-            if not found.tie or index + 1 >= len(outputs[0]) or left < 1:
+            if not found.tie or index + 1 >= len(outputs[0]):
                 break
             request = request.after(outputs[0][: index + 1])
             requests = [request]

@@ -46,10 +46,14 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class ForkLimits:
-    """Seconds of a core, and seconds on the clock, after which a run is ended."""
+    """When a run is ended: after ``cpu`` seconds of a core, ``wall`` seconds on the clock, or ``still`` in one test.
+
+    ``still`` seconds on the clock without a test that ends also include what is imported before the first one.
+    """
 
     cpu: float
     wall: float
+    still: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def run_pytest(
         output, said = Path(folder, "output"), Path(folder, "said")
         # As pytest ends after an error of its own.
         process = in_fork(lambda: _child(copy, arguments, plugin, limits, variables or {}, output, said), failed=3)
-        code = _wait(process, limits.wall)
+        code = _wait(process, limits, _progress(said))
         text = output.read_text(errors="replace") if output.exists() else ""
         told = json.loads(said.read_text()) if said.exists() else {}
         return Ended(code, told, text, time.monotonic() - start)
@@ -120,7 +124,7 @@ def _child(
 
     ours = plugin()
     options = ("--rootdir", str(copy.folder), "-c", str(copy.folder / "pyproject.toml"))
-    code = int(pytest.main([*ARGUMENTS, *options, *arguments], plugins=[ours]))
+    code = int(pytest.main([*ARGUMENTS, *options, *arguments], plugins=[ours, _Progress(_progress(said))]))
     whole = said.with_suffix(".part")
     whole.write_text(json.dumps(ours.said))
     whole.replace(said)
@@ -132,22 +136,39 @@ def _is_ours(path: str) -> bool:
     return any((Path(path) / name / "__init__.py").exists() for name in OURS)
 
 
-def _wait(process: int, wall: float) -> int | None:
-    """The exit code of a process, which is ended with all that it started after ``wall`` seconds; None if killed.
+class _Progress:
+    """A plugin of pytest that adds a byte to a file as each test ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logfinish(self) -> None:
+        with self._path.open("ab") as file:
+            file.write(b".")
+
+
+def _progress(said: Path) -> Path:
+    return said.with_name("progress")
+
+
+def _wait(process: int, limits: ForkLimits, progress: Path) -> int | None:
+    """The exit code of a process, which is ended at its limits with all that it started; None if killed.
 
     Seconds in which this process was stopped, or the machine slept, are not counted.
     """
-    waited, last, code = 0.0, time.monotonic(), None
+    waited, still, done, last, code = 0.0, 0.0, 0, time.monotonic(), None
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
             break
-        if waited > wall:
+        if waited > limits.wall or still > limits.still:
             break
         time.sleep(0.01)
         now = time.monotonic()
-        waited, last = waited + min(now - last, 1.0), now
+        passed, last = min(now - last, 1.0), now
+        before, done = done, progress.stat().st_size if progress.exists() else 0
+        waited, still = waited + passed, still + passed if done == before else 0.0
     with suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)  # what it started and left
     if code is None:

@@ -55,6 +55,15 @@ class Unclosed(Transformers):
         """Do nothing."""
 
 
+class ClosedOnce(Transformers):
+    """Cannot be closed a second time."""
+
+    def close(self) -> None:
+        if self._model is None:
+            raise SpecdecError("there is nothing to close")
+        super().close()
+
+
 class Unchecked(Transformers):
     """Takes any cache, and checks nothing."""
 
@@ -269,6 +278,7 @@ ENGINES: list[tuple[type[Transformers], str, str]] = [
     (Late, "wrong_options_are_refused", "refused after the target was loaded"),
     (Unchecked, "wrong_options_are_refused", "it was built"),
     (Unclosed, "closing_frees", "still in memory"),
+    (ClosedOnce, "closing_frees", "there is nothing to close"),
     (Reopened, "closing_frees", "generate still decodes"),
 ]
 """The fault, a part of the name of the check that finds it, and what that says."""

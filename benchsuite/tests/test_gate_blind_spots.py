@@ -302,6 +302,19 @@ def test_an_anchor_of_other_prompts_or_of_too_few_launches_is_refused() -> None:
         refuse_unfit_anchor(cast(Any, SimpleNamespace(anchor="a.json", on_mismatch="fail")), old.last(2))
 
 
+def test_an_anchor_is_held_against_this_machine_with_the_device_that_the_anchor_ran_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A checkout learns what its rows run on only when they have run."""
+    monkeypatch.setattr("benchsuite.gate.figures.machine", lambda device: {"cores": 2, "device": device})
+    rules = cast(Any, SimpleNamespace(anchor="a.json", on_mismatch="fail"))
+    made = launches_of(drafted([0.5] * 3), 0)
+    for device in ("H200", None):
+        refuse_unfit_anchor(rules, replace(made, made={"machine": {"cores": 2, "device": device}}))
+    with pytest.raises(GateError, match="made on another machine"):
+        refuse_unfit_anchor(rules, replace(made, made={"machine": {"cores": 4, "device": "H200"}}))
+
+
 @pytest.mark.parametrize(
     ("changed", "machine", "verdict", "message"),
     [

@@ -191,3 +191,24 @@ def test_a_name_that_cannot_be_told_from_another_fails_the_launch(
     names = ["test_a.py::test_new[1]", "test_a.py::test_new[2]"]
     with pytest.raises(GateError, match="not found: .*test_a.py::test_new"):
         _launcher(tmp_path, *names, names=names).measure(tmp_path / "base")
+
+
+@pytest.mark.parametrize(("code", "writes"), [(0, False), (1, True), (1, False)])
+def test_a_launch_that_fails_or_leaves_no_record_is_an_error_with_its_last_lines(
+    code: int, writes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run_group(command: list[str], folder: Path, variables: object, seconds: float) -> Done:
+        [file] = [word.partition("=")[2] for word in command if word.startswith("--gate-save=")]
+        if writes:
+            Record({}, {}).save(Path(file))
+        return Done(command, code, "\n".join(f"line {number}" for number in range(20)), "the end")
+
+    monkeypatch.setattr(launcher, "run_group", run_group)
+    made = _launcher(tmp_path, names=[])
+    lines = "\n".join([*(f"line {number}" for number in range(5, 19)), "line 19the end"])
+    for checkout, which in ((None, "this checkout"), (tmp_path / "base", f"the base ({tmp_path / 'base'})")):
+        if checkout:
+            checkout.mkdir(exist_ok=True)
+        with pytest.raises(GateError) as failed:
+            made.measure(checkout)
+        assert str(failed.value) == f"a launch of {which} ended with {code}; its last lines:\n{lines}"

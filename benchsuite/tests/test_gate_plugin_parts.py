@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from benchsuite.gate.plugin import GateItem, GatePlugin, _limit
+from benchsuite.gate.record import GateError
 from benchsuite.gate.trial import Limit
 from benchsuite.gate.verdict import Finding, GateVerdict
 
@@ -224,3 +225,16 @@ def test_a_file_that_cannot_be_written_ends_a_good_run_as_a_usage_error(exitstat
     session = SimpleNamespace(exitstatus=None)
     GatePlugin.pytest_sessionfinish(cast(GatePlugin, gate), cast(pytest.Session, session), exitstatus)
     assert (session.exitstatus, gate.wrote) == (ends, ["ERROR: no room"])
+
+
+@pytest.mark.parametrize(
+    ("made", "device"), [({"machine": {"device": "H200"}}, "H200"), ({"machine": {}}, None), ({"machine": None}, None)]
+)
+def test_a_run_is_gated_at_the_levels_of_the_device_that_it_ran_on(made: dict[str, Any], device: str | None) -> None:
+    """The machine without its device is another one, and only counters would be compared."""
+
+    def levels(of: str | None) -> tuple[int, ...]:
+        raise GateError(f"levels of {of}")
+
+    gate: Any = SimpleNamespace(_measured=lambda: SimpleNamespace(made=made), _unknown=lambda: "", _levels=levels)
+    assert GatePlugin._judge(gate) == [Finding("suite", 0, GateVerdict.ERROR, f"levels of {device}")]

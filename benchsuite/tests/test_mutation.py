@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +31,7 @@ from benchsuite.mutation.runner import (
     drawn_mutants,
     group_by_group,
 )
-from benchsuite.mutation.workers import first_taken, in_processes
+from benchsuite.mutation.workers import first_taken, in_fork, in_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,8 +179,31 @@ def test_a_run_that_hangs_is_ended(toy: Path, tmp_path: Path) -> None:
     copy, name = Copied(toy, checkout_files(toy), tmp_path / "copy"), "benchsuite/tests/test_toy.py"
     none = forks.run_pytest(copy, [name], lambda: runner.Chosen([]), forks.ForkLimits(60, 600))
     assert none.code == 5, "no test is chosen, so that none runs"
-    hung = forks.run_pytest(copy, [name], lambda: runner.Chosen([f"{name}::test_for_ever"]), forks.ForkLimits(60, 1))
-    assert hung.code is None
+    for limits in (forks.ForkLimits(60, 1), forks.ForkLimits(60, 600, still=1)):
+        hung = forks.run_pytest(copy, [name], lambda: runner.Chosen([f"{name}::test_for_ever"]), limits)
+        assert hung.code is None
+
+
+def test_a_run_is_ended_when_no_test_ends_for_too_long_and_not_while_tests_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of whole seconds, on which a test ends every three seconds until the tenth."""
+    progress, now, second = tmp_path / "progress", 0.0, 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now, second
+        second += 1
+        now += 1.0
+        if second % 3 == 0 and second <= 30:
+            forks._Progress(progress).pytest_runtest_logfinish()
+
+    monkeypatch.setattr(forks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    for limits, ended in ((forks.ForkLimits(60, 600, still=4), 35), (forks.ForkLimits(60, 20, still=4), 21)):
+        second, now = 0, 0.0
+        progress.unlink(missing_ok=True)
+        waiting = in_fork(lambda: Event().wait() and 0, failed=3)
+        assert forks._wait(waiting, limits, progress) is None
+        assert second == ended
 
 
 def test_a_file_is_as_it_was_after_its_mutant(tmp_path: Path) -> None:
