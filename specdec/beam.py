@@ -149,7 +149,6 @@ class BeamSearch:
         self.arena = target.arena(width, max_length, 1)
         self.counts: Counter[str] = Counter()
         self._longest = max_length if target.limit is None else min(max_length, target.limit)
-        self._tokens = torch.zeros(width, max_length, dtype=torch.int64, device=target.device)  # of the beam in a row
 
     @torch.inference_mode()
     def run(self, requests: Sequence[Request], beams: Beams) -> list[tuple[Hypothesis, ...]]:
@@ -209,15 +208,14 @@ class BeamSearch:
         """Commit all prompt tokens except the last, in row 0 alone; the first beams that share it will copy it."""
         for _ in self.target.prefill(self.arena, 0, prompt):
             self.counts["prefill_forwards"] += 1
-        self._tokens[0, : len(prompt)] = uploaded(self._tokens.device, np.array(prompt, dtype=np.int64))[0]
         return _Beam(0, prompt, 0.0)
 
     def _place(self, beams: Sequence[_Beam]) -> dict[int, _Beam]:
         """Give every beam a row of its own; returns the beams by row.
 
         The first beam of an origin stays there, the others take the lowest free rows. Rows that are copied have a beam
-        and rows that are written had none, so that the order of the copies does not matter. In place: arena and tokens
-        of the written rows.
+        and rows that are written had none, so that the order of the copies does not matter. In place: the written
+        rows of the arena.
         """
         committed = len(beams[0].tokens) - 1
         free = sorted(set(range(self.width)) - {beam.origin for beam in beams}, reverse=True)
@@ -226,7 +224,6 @@ class BeamSearch:
             row = beam.origin
             if row in placed:
                 row = free.pop()
-                self._tokens[row].copy_(self._tokens[beam.origin])
                 self.counts["kv_beam_rows_copied"] += 1
                 self.counts["kv_beam_bytes_copied"] += self.arena.move(beam.origin, row, committed)
             placed[row] = beam
@@ -237,7 +234,7 @@ class BeamSearch:
 
         In place: every beam's pending token is committed in its row.
         """
-        length, device = len(next(iter(beams.values())).tokens), self._tokens.device
+        length, device = len(next(iter(beams.values())).tokens), self.target.device
         rows = slice(0, 1 + max(beams))
         # A row without a beam is in the forward too, with a likelihood of zero. There are such rows only if the request
         # or the vocabulary allows fewer continuations than there are beams; each had a beam of this request before.
@@ -245,9 +242,8 @@ class BeamSearch:
         for row, beam in beams.items():
             last[row], before[row] = beam.tokens[-1], beam.log_probability
         pending, likelihood = uploaded(device, last, before)
-        tokens = self._tokens[rows, :length]
-        tokens[:, -1] = pending
-        root = Window.chain(tokens[:, -1], tokens[:, :0], torch.zeros_like(tokens[:, -1]))
+        nothing = pending[:, None][:, :0]  # is proposed
+        root = Window.chain(pending, nothing, torch.zeros_like(pending))
         logits, _ = self.target.forward(self.arena, root, rows, length - 1)
         self.counts["target_forwards"] += 1
         self.arena.committed[rows] += 1
@@ -257,8 +253,7 @@ class BeamSearch:
             given = [request.after(text[len(request.prompt) :]) for text in texts]
             adjustments = stacked(given, log_probs.shape[1], device).adjustments
             if adjustments is not None:  # else the least length is reached
-                nothing = tokens[:, None, :0]  # is proposed
-                log_probs = adjusted(log_probs[:, None], adjustments, nothing, strict=True)[:, 0]
+                log_probs = adjusted(log_probs[:, None], adjustments, nothing[:, None], strict=True)[:, 0]
         total = log_probs + likelihood[:, None]
         top = total.flatten().topk(min(keep, total.numel()))
         bits, indices = self.read(torch.stack([top.values.view(torch.int32).long(), top.indices]))  # one transfer

@@ -211,6 +211,13 @@ class OneLate(Transformers):
         return super().logits_at(request, index + 1)
 
 
+class Fleeting(Transformers):
+    """Has the logits of the first token alone."""
+
+    def logits_at(self, request: Request, index: int) -> Tensor | None:
+        return None if index else super().logits_at(request, index)
+
+
 class Boundless(Transformers):
     """Has logits also past its end."""
 
@@ -270,6 +277,7 @@ ENGINES: list[tuple[type[Transformers], str, str]] = [
     (Bursting, "forwards_explain", r"K \+ 1 = 1 .*emissions of up to 2"),
     (Shuffling, "several_requests_equals", "decodes a batch as its requests alone"),
     (OneLate, "logits_are_those", "has the logits of output token 0"),
+    (Fleeting, "logits_are_those", "measured: none, the token is"),
     (Boundless, "logits_are_those", "no logits past its end"),
     (Seedless, "repeated_by_its_seed", "the same tokens with seeds 3 and 4"),
     (Fresh, "repeated_by_its_seed", "draws the same again"),

@@ -15,7 +15,7 @@ from benchsuite.conformance.backends import BackendChecks
 from benchsuite.conformance.claims import Checks, Failed, failures
 from benchsuite.conformance.controllers import _equal, _even_clock
 from benchsuite.conformance.drafts import DraftChecks
-from benchsuite.conformance.proposals import Proposal, proposed_from_scratch
+from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
 from benchsuite.measure import fidelity
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
@@ -83,6 +83,15 @@ def test_a_window_is_asked_for_again_with_its_text_as_a_prompt_and_its_room(asse
         assert again is not None
         assert (again.text, again.room, len(again.tokens)) == (TEXT[:6], room, room)
     assert proposed_from_scratch(assemble().engine("ngram", k=3), made_window(6, (7, 8))) is None
+
+
+def test_what_a_draft_remembers_is_forgotten_before_a_window_is_asked_for_again(assemble: Make) -> None:
+    """The text ends in a token that only the earlier request continued."""
+    engine, window = assemble().engine("suffix(min_match=1)", k=3), made_window(6, (7, 8))
+    engine.run([Request(0, (*TEXT[:6], 7, 8, 9), SamplingParams(max_new_tokens=2))])
+    learnt = proposals(engine, [Request(1, TEXT[:6], SamplingParams(max_new_tokens=4))], most=1)
+    assert learnt[0].tokens == (7, 8, 9)
+    assert proposed_from_scratch(engine, window) is None
 
 
 def asked_again(kit: type[DraftChecks], every: list[Proposal], monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:

@@ -413,6 +413,22 @@ def test_a_script_forces_the_templates_tokens_and_limits_both_speakers() -> None
     assert heat[at] in corpus.TEMPERATURES
 
 
+def test_a_script_follows_its_generator_and_no_other() -> None:
+    """Openings and temperatures: a corpus that is written again is the same."""
+    tokenizer = catalog.byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+
+    def told(seed: int, others: int) -> list[object]:
+        torch.manual_seed(others)
+        script = corpus._Script(tokenizer, 8, torch.Generator().manual_seed(seed))
+        begun = [list(forced) for forced in script.forced]
+        drawn = [script.follow([5] * 8) for _ in range(200)]
+        return [begun, drawn, script.temperature.tolist()]
+
+    assert told(1, others=0) == told(1, others=1)
+    assert all(mine != its for mine, its in zip(told(1, others=0)[:2], told(2, others=0)[:2], strict=True))
+
+
 def test_a_draw_is_the_token_whose_part_of_the_mass_has_the_point() -> None:
     logits = randn(6, 9, seed=2)
     temperature = torch.tensor([0.0, 0.5, 1.0, 2.0, 1.0, 0.0])
