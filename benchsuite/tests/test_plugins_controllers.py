@@ -427,6 +427,7 @@ def test_goodput_calibrates_a_few_widths_of_one_row_and_of_all_at_half_the_lengt
         ([1.0, 3.0, 3.0, 2.0], False, 0, 1),
         ([1.0, 9.0, 9.0, 2.0], True, 0, 3),
         ([3.0, 9.0, 9.0, 2.0], True, 0, 0),
+        ([0.3, 0.9, 0.9, 0.2], True, 0, 0),
         ([3.0, 9.0, 9.0, 2.0], True, 111, 0),  # a third is lost: a probe for each 111.1 steps
         ([3.0, 9.0, 9.0, 2.0], True, 112, 3),
         ([3.0, 1.0, 2.0, 2.0], False, 111, 0),

@@ -149,6 +149,7 @@ def test_a_judgement_counts_the_chains_that_begin_at_every_place(monkeypatch: py
     assert found["agreement"] == [pytest.approx(rate, abs=6e-5) for rate in rates]
     length = 1 + rates[0] + rates[0] * rates[1] + math.prod(rates)
     assert found["acceptance_length"] == pytest.approx(length, abs=6e-5)
+    assert all(rate == round(rate, 4) for rate in (*found["agreement"], found["acceptance_length"]))
     nothing = Corpus(tokens, hidden, torch.zeros_like(answer))
     at = 0
     assert training.judge(head, OPS, one, embed, nothing, steps) == {"agreement": [0.0] * 3, "acceptance_length": 1.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.decoder import Cells
 from specdec_kernels.reference import Reference
 from specdec_plugins.heads import training
 from specdec_plugins.heads.eagle_head import EagleHead, EagleShape
@@ -65,6 +66,10 @@ def test_an_eagle_head_is_a_decoder_layer_over_the_normed_pair_of_a_token_and_th
 
     [found] = training.unrolled_eagle(head, OPS, embedded, hidden, 1)
     torch.testing.assert_close(found[0].double(), _normed(x, w["norm"]), rtol=1e-4, atol=1e-4)
+    first, empty = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, heads_kv, 1, dim)
+    cells = Cells(empty, empty.clone(), first, torch.zeros(1, 1, 1, 1))
+    alone = head(OPS, embedded[:, :1], hidden[:, :1], head.turn(first, torch.float32), cells)
+    torch.testing.assert_close(alone, found[:, :1], msg="without its weights in another form")
 
 
 @torch.no_grad()

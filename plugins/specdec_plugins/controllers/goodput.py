@@ -106,7 +106,7 @@ class Goodput(Controller):
         k = best(expected)
         if k > 0:
             return k
-        tried = self._most if self._tree else best([0.0, *expected[1:]])
+        tried = best([0.0, *expected[1:]])
         loss = 1 - expected[tried] / expected[0]
         return tried if self._since >= max(self._probe, loss / CHEAP) else 0
 

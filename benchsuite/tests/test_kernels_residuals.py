@@ -1,0 +1,44 @@
+"""Whole windows judged by rejection, with so few tokens that a wrong row or column of the residual is drawn from."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from benchsuite.prove.cuda_on_host import cuda_on_host
+from benchsuite.prove.tiny import registry
+from benchsuite.tests.rig import INTERPRETED
+from specdec import Window, sampling
+from specdec_kernels.reference import Reference
+
+ROWS, SLOTS = 120, 5
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3])
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("name", ["cpu", pytest.param("triton", marks=INTERPRETED), "cuda on the host"])
+def test_what_follows_a_rejection_is_drawn_from_the_residual_of_its_own_row_and_column(
+    name: str, certain: bool, vocabulary: int
+) -> None:
+    """A proposal that was certain is never drawn again after its rejection."""
+    generator = torch.Generator().manual_seed(5)
+    p = (2 * torch.randn(ROWS, SLOTS, vocabulary, generator=generator)).softmax(dim=2)
+    q = None if certain else torch.rand(ROWS, SLOTS - 1, vocabulary, generator=generator).softmax(dim=2)
+    tokens = torch.randint(vocabulary, (ROWS, SLOTS), generator=generator)
+    tokens[::2, 1:] = p[::2, :-1].argmax(dim=2)  # so that some windows are kept for long
+    width = torch.arange(ROWS) % SLOTS + 1
+    parents = torch.arange(-1, SLOTS - 1).expand(ROWS, -1).contiguous()
+    window, keys = Window(tokens, parents, width, q), sampling.mix(torch.arange(3 * ROWS * SLOTS)).view(3, ROWS, SLOTS)
+    expected = Reference().rejection_sample(p, window, *keys)
+    with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+        found = ops.rejection_sample(p, window, *keys)
+    assert found.num_accepted.tolist() == expected.num_accepted.tolist()
+    assert found.path.tolist() == expected.path.tolist()
+    assert found.next.tolist() == expected.next.tolist()
+    rejected = found.num_accepted < width - 1
+    assert set(found.num_accepted[rejected].tolist()) == {0, 1, 2, 3}, "a rejection in every column"
+    if certain:
+        again = tokens.gather(1, (found.num_accepted + 1).clamp(max=SLOTS - 1)[:, None])[:, 0]
+        assert bool((found.next != again)[rejected].all())
