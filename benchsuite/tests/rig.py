@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.sources import TokenSource
 from benchsuite.measure.ties import Judge
+from benchsuite.prove.cuda_on_host import cuda_on_host
 from benchsuite.prove.tiny import registry
 from benchsuite.report.journal import Journal
 from specdec import PeerEnv, Registry, Request, catalog
@@ -61,6 +63,14 @@ INTERPRETS = pytest.mark.skipif(
 )
 INTERPRETED = (pytest.mark.slow, INTERPRETS)
 """Marks of a test that runs Triton's kernels on a CPU."""
+
+
+def named_backend(name: str) -> AbstractContextManager[Any]:
+    """The backend of this name; ``"cuda on the host"`` is the cuda backend over CPU tensors.
+
+    Example: ``with named_backend("cpu") as ops: ops.silu_mul(torch.rand(2, 8), torch.rand(2, 8))``
+    """
+    return cuda_on_host() if name == "cuda on the host" else nullcontext(registry().backend(name))
 
 
 def pairs_in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0, groups: int = 0) -> list[Any]:

@@ -207,8 +207,6 @@ def test_a_launch_that_fails_or_leaves_no_record_is_an_error_with_its_last_lines
     made = _launcher(tmp_path, names=[])
     lines = "\n".join([*(f"line {number}" for number in range(5, 19)), "line 19the end"])
     for checkout, which in ((None, "this checkout"), (tmp_path / "base", f"the base ({tmp_path / 'base'})")):
-        if checkout:
-            checkout.mkdir(exist_ok=True)
         with pytest.raises(GateError) as failed:
             made.measure(checkout)
         assert str(failed.value) == f"a launch of {which} ended with {code}; its last lines:\n{lines}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from benchsuite.kernelbench.agreement import run_op
 from benchsuite.kernelbench.cases import CASES
 from benchsuite.prove.cuda_on_host import cuda_on_host
 from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import INTERPRETED, INTERPRETS
+from benchsuite.tests.rig import INTERPRETED, INTERPRETS, named_backend
 from specdec import Request, SamplingParams, Window, sampling
 from specdec.decoder import Cells
 from specdec.ledger import stacked
@@ -145,10 +144,6 @@ def test_a_gpus_draws_and_norms_take_keys_and_weights_of_another_shape_or_dtype(
             )
 
 
-def _backend(name: str) -> AbstractContextManager[Any]:
-    return cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name))
-
-
 @pytest.mark.parametrize("op", ["rejection_sample", "block_sample", "tree_sample"])
 @pytest.mark.parametrize("name", ["reference", "cpu", pytest.param("triton", marks=INTERPRETED), "cuda on the host"])
 def test_a_proposal_that_q_rules_out_is_never_accepted(name: str, op: str) -> None:
@@ -158,7 +153,7 @@ def test_a_proposal_that_q_rules_out_is_never_accepted(name: str, op: str) -> No
     keys = sampling.mix(torch.arange(3 * 8)).view(3, 4, 2)
     one = torch.ones(4, dtype=torch.int64)
     window = Window.chain(0 * one, one[:, None], one, q)
-    with _backend(name) as ops:
+    with named_backend(name) as ops:
         path, accepted, following = run_op(ops, op, (p, window, *keys))
     assert accepted.tolist() == [0] * 4
     assert path.tolist() == [[0, -1]] * 4

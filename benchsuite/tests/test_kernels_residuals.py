@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 
-from benchsuite.prove.cuda_on_host import cuda_on_host
-from benchsuite.prove.tiny import registry
-from benchsuite.tests.rig import INTERPRETED
+from benchsuite.tests.rig import INTERPRETED, named_backend
 from specdec import Window, sampling
 from specdec_kernels.reference import Reference
 
@@ -32,7 +28,7 @@ def test_what_follows_a_rejection_is_drawn_from_the_residual_of_its_own_row_and_
     parents = torch.arange(-1, SLOTS - 1).expand(ROWS, -1).contiguous()
     window, keys = Window(tokens, parents, width, q), sampling.mix(torch.arange(3 * ROWS * SLOTS)).view(3, ROWS, SLOTS)
     expected = Reference().rejection_sample(p, window, *keys)
-    with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+    with named_backend(name) as ops:
         found = ops.rejection_sample(p, window, *keys)
     assert found.num_accepted.tolist() == expected.num_accepted.tolist()
     assert found.path.tolist() == expected.path.tolist()

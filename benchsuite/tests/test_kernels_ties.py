@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from math import log, log1p
 from typing import Any
@@ -12,10 +11,9 @@ import torch
 from torch import Tensor
 
 from benchsuite.kernelbench.cases import EQUAL_NOISE
-from benchsuite.prove.cuda_on_host import cuda_on_host
 from benchsuite.prove.enumerator import context
 from benchsuite.prove.tiny import policy_named, registry
-from benchsuite.tests.rig import INTERPRETED
+from benchsuite.tests.rig import INTERPRETED, named_backend
 from specdec import Request, SamplingParams, Window, sampling
 from specdec.ledger import stacked
 from specdec_kernels import cpu, triton
@@ -50,7 +48,7 @@ def test_a_coin_that_equals_the_probability_is_not_accepted(name: str) -> None:
     """Else probability 0 could accept; the next number above is accepted, and both are told apart by their last bit."""
     keys = sampling.mix(torch.arange(40)).view(4, 10)
     coins = sampling.uniform(keys)
-    with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+    with named_backend(name) as ops:
         assert not ops.accept(coins, keys).any()
         assert ops.accept(coins.nextafter(torch.tensor(2.0)), keys).all()
 
@@ -65,7 +63,7 @@ def test_a_coin_that_equals_p_over_q_rejects_a_proposal(name: str) -> None:
     for share, q in ((1.0, None), (0.5, torch.full((40, 1, 2), 0.5))):
         for coin, kept in ((coins, 0), (coins.nextafter(torch.tensor(2.0)), 1)):
             p = (coin * share)[:, None, None].expand(40, 2, 2).contiguous()
-            with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+            with named_backend(name) as ops:
                 verdict = ops.rejection_sample(p, Window(tokens, slots, width, q), *keys)
             assert verdict.num_accepted.tolist() == [kept] * 40
 
@@ -80,7 +78,7 @@ def test_where_all_scores_are_equal_the_first_token_is_drawn(name: str, monkeypa
 
 @pytest.mark.parametrize("name", [*BACKENDS, "cuda on the host"])
 def test_where_no_token_is_possible_the_first_is_drawn(name: str) -> None:
-    with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+    with named_backend(name) as ops:
         for key in (None, torch.tensor([[7]])):
             assert ops.sample(torch.full((1, 1, 5001), -torch.inf), key).tolist() == [[0]]
 
@@ -127,7 +125,7 @@ def test_the_rarest_noise_has_its_value_on_every_backend(name: str, bits: int) -
     for margin, drawn in ((0.01, 9), (-0.01, 20)):
         logits = torch.full((1, 1, 64), -200.0)
         logits[0, 0, 9], logits[0, 0, 20] = 0.0, noise[9] - noise[20] - margin
-        with cuda_on_host() if name.startswith("cuda") else nullcontext(registry().backend(name)) as ops:
+        with named_backend(name) as ops:
             assert ops.sample(logits, key[:, None]).tolist() == [[drawn]]
 
 
