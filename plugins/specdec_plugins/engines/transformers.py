@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import torch
@@ -73,6 +74,9 @@ class Transformers(Peer):
     Source: huggingface/transformers, generation/utils.py.
     """
 
+    _proposes = False
+    """Whether ``generate`` verifies candidates, on which some versions (5.17) call stopping criteria too."""
+
     def __init__(self, env: PeerEnv, cache: Cache = "dynamic") -> None:
         self._load(env, {"cache_implementation": cache})
         self._cache_kind = cache
@@ -120,7 +124,8 @@ class Transformers(Peer):
         arrivals = _Arrivals(device)
         synchronize(device)
         start = arrivals.watch.mark()
-        out = self._generate(request, stopping_criteria=[arrivals])
+        with arrivals.after_forwards_of(self._model) if self._proposes else nullcontext():
+            out = self._generate(request, stopping_criteria=[arrivals])
         output = tuple(out[0, len(request.prompt) :].tolist())
         seconds = arrivals.watch.seconds(start, arrivals.watch.mark())
         emissions = arrivals.emissions(start, len(request.prompt), len(output))
@@ -150,15 +155,34 @@ class Transformers(Peer):
 class _Arrivals:
     """A stopping criterion that never stops. ``generate`` calls it after each forward, and it notes when and how long
     the text is: on CUDA by an event, so that the host does not wait.
+
+    Where ``generate`` verifies candidates, transformers 5.17 also calls it on each candidate, before the forward. Within
+    ``after_forwards_of(model)`` only the first call after a forward of the model is an arrival.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.watch = Stopwatch(device)
         self.seen: list[tuple[int, int]] = []
         self._go_on = torch.zeros(1, dtype=torch.bool, device=device)
+        self._hooked, self._forwarded = False, False
+
+    @contextmanager
+    def after_forwards_of(self, model: Any) -> Iterator[None]:
+        """Note only calls that follow a forward of ``model``. A compiled model would be compiled again for the hook."""
+
+        def forwarded(*_: object) -> None:
+            self._forwarded = True
+
+        self._hooked, hook = True, model.register_forward_hook(forwarded)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def __call__(self, ids: Tensor, scores: object, **_: Any) -> Tensor:
-        self.seen.append((self.watch.mark(), ids.shape[1]))
+        if self._forwarded or not self._hooked:
+            self.seen.append((self.watch.mark(), ids.shape[1]))
+            self._forwarded = False
         return self._go_on
 
     def emissions(self, start: int, prompt: int, output: int) -> tuple[tuple[float, int], ...]:

@@ -22,6 +22,7 @@ class TransformersAssisted(Transformers):
     """
 
     reference = "transformers"
+    _proposes = True
 
     def __init__(
         self,

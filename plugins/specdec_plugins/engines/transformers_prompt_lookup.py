@@ -17,6 +17,7 @@ class TransformersPromptLookup(Transformers):
     """
 
     reference = "transformers"
+    _proposes = True
 
     def __init__(
         self,
