@@ -112,9 +112,10 @@ class AheadDriver:
         os.environ["TRITON_LIBCUDA_PATH"] = str(stub_folder())
         self._nvidia: Any = import_module("triton.backends.nvidia.driver")
         own = self._nvidia.CudaUtils()
+        # Triton 3.6 compiles a launcher for each signature; later ones have one launcher, which the utils carry.
+        launching = {name: getattr(own, name) for name in ("launch", "build_signature_metadata") if hasattr(own, name)}
         self.utils = SimpleNamespace(
-            launch=own.launch,
-            build_signature_metadata=own.build_signature_metadata,
+            **launching,
             load_binary=self._load,
             unload_module=lambda module: None,
             # No kernel is refused for its shared memory here: ``Resources.faults`` says it of all.

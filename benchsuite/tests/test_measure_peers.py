@@ -57,6 +57,43 @@ def counts(outcome: Outcome) -> list[list[int]]:
     return [[count for _, count in request] for request in outcome.emissions]
 
 
+@pytest.mark.parametrize("temperature", slow_after(1, [0.0, 0.8]))
+@pytest.mark.parametrize("judged", [False, True])
+def test_an_arrival_is_a_forward_of_the_target_also_where_candidates_meet_the_stopping_criteria(
+    judged: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5.17 calls the criteria on every candidate too, before the forward that verifies it."""
+    model = cyclic()
+    propose, criteria = PromptLookupCandidateGenerator.get_candidates, list[Any]()
+    prepare = type(model)._get_stopping_criteria
+
+    def prepared(self: Any, *given: Any, **named: Any) -> Any:
+        criteria[:] = [prepare(self, *given, **named)]
+        return criteria[0]
+
+    def judging(self: Any, ids: Tensor, *given: Any, **named: Any) -> Any:
+        candidates, logits = propose(self, ids, *given, **named)
+        criteria[0](candidates, None)
+        return candidates, logits
+
+    if judged:
+        monkeypatch.setattr(type(model), "_get_stopping_criteria", prepared)
+        monkeypatch.setattr(PromptLookupCandidateGenerator, "get_candidates", judging)
+    runner = peer_runner("transformers_prompt_lookup(k=3)", model)
+    forwards = list[int]()
+    hook = model.register_forward_hook(lambda *_: forwards.append(1))
+    asked = requests(SamplingParams(max_new_tokens=60, temperature=temperature), 1)
+    outcome = runner.run(asked)
+    hook.remove()
+    [arrived] = counts(outcome)
+    assert sum(arrived) == len(outcome.tokens[0]) == 60
+    assert all(count > 0 for count in arrived)
+    assert len(arrived) == len(forwards)
+    assert outcome.forwards == len(forwards) - 1
+    if temperature == 0:
+        assert max(arrived) > 1, "nothing was accepted"
+
+
 def test_the_defaults_of_prompt_lookup_are_those_of_transformers() -> None:
     parameters = inspect.signature(PromptLookupCandidateGenerator).parameters
     theirs = {"k": parameters["num_output_tokens"].default, "ngram": parameters["max_matching_ngram_size"].default}
@@ -258,6 +295,7 @@ def test_a_forward_past_the_end_of_the_output_emits_nothing() -> None:
 
     def longer(ids: Tensor, **given: Any) -> Tensor:
         out: Tensor = generate(ids, **given)
+        model(out)
         given["stopping_criteria"][0](torch.cat([out, out], dim=1), None)
         return out
 

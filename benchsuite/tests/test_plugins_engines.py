@@ -275,6 +275,9 @@ class Generates:
         self.config = families.build_model("llama").config
         self.given: dict[str, Any] = {}
 
+    def register_forward_hook(self, hook: object) -> SimpleNamespace:
+        return SimpleNamespace(remove=lambda: None)
+
     def generate(self, ids: torch.Tensor, **given: Any) -> torch.Tensor:
         self.given = {**given, "noise": float(torch.rand(1))}
         return torch.cat([ids, torch.tensor([[1, 2]])], dim=1)

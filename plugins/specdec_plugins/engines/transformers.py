@@ -99,11 +99,14 @@ class Transformers(Peer):
         # On CUDA transformers would compile the forward over a static cache by itself.
         return {"disable_compile": True, **self._own}
 
-    @torch.inference_mode()
-    def _generate(self, request: Request, **more: Any) -> Any:
+    def _opened(self) -> Any:
         if self._model is None:
             raise SpecdecError("this peer of transformers is closed; build another")
-        ids = torch.tensor([request.prompt], device=self._model.device)
+        return self._model
+
+    @torch.inference_mode()
+    def _generate(self, request: Request, **more: Any) -> Any:
+        ids = torch.tensor([request.prompt], device=self._opened().device)
         if request.params.temperature > 0:
             torch.manual_seed(request.params.seed + request.id)
         return self._model.generate(
@@ -120,7 +123,7 @@ class Transformers(Peer):
         return [self._timed(request) for request in requests]
 
     def _timed(self, request: Request) -> Generation:
-        device = torch.device("cpu") if self._model is None else self._model.device
+        device = self._opened().device
         arrivals = _Arrivals(device)
         synchronize(device)
         start = arrivals.watch.mark()
