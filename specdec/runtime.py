@@ -9,9 +9,11 @@ launch costs the host some microseconds for any number of ops.
 from __future__ import annotations
 
 import gc
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
@@ -152,9 +154,13 @@ class Recording(Steps):
             return window
         if self._window is None:
             self._window = window.copied()
-            # The first step gets another window: what it caches is to be computed while the copy is recorded too.
-            self._kept[id(window)] = self._window
-            return self._window if self.recorder.runs else window
+            if self.recorder.runs:
+                return self._window
+            # The first step reads the tensors that are recorded, so that every kernel is compiled and loaded for their
+            # strides and alignment. Its window is another one: what that caches is to be computed in the recording too.
+            first = Window(self._window.tokens, self._window.parents, self._window.width, self._window.q)
+            self._kept[id(first)] = self._window
+            return first
         self._window.copy_(window)
         return self._window
 
@@ -224,8 +230,8 @@ class Graphed(Runtime):
 class CudaGraphs:
     """Captures the launches of a function, without running them, into a graph.
 
-    All graphs share one pool of memory. Their results are kept, so that no graph's memory is used by another while it
-    holds something.
+    All graphs share one pool of memory, until a capture fails: later ones have another. Their results are kept, so that
+    no graph's memory is used by another while it holds something.
     """
 
     name, runs = "graphed", False
@@ -234,7 +240,20 @@ class CudaGraphs:
         self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
     def __call__(self, function: Callable[..., T], given: Sequence[object]) -> tuple[T, Replay]:
-        """See ``Recorder``."""
+        """See ``Recorder``. RuntimeError, beside what the capture itself raises, if a kernel of Triton's was loaded in
+        it: CUDA refuses that, and the kernel cannot be launched again in this process."""
+        with kernels_loaded() as loaded:
+            try:
+                result, replay = self._captured(function, given)
+            except RuntimeError as error:
+                if not loaded:
+                    raise
+                raise RuntimeError(_loaded_within(loaded, f": {error}")) from error
+        if loaded:
+            raise RuntimeError(_loaded_within(loaded))
+        return result, replay
+
+    def _captured(self, function: Callable[..., T], given: Sequence[object]) -> tuple[T, Replay]:
         # torch.cuda.graph() would collect garbage and empty torch's cache before each of hundreds of captures.
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -245,10 +264,67 @@ class CudaGraphs:
                 graph.capture_begin(pool=self._pool)
                 try:
                     result = function(*given)
-                finally:
+                except BaseException as error:
+                    self._abandon(graph, error)
+                    raise
+                try:
                     graph.capture_end()
+                except RuntimeError:
+                    self._leave_pool()
+                    raise
         finally:
             if collecting:
                 gc.enable()
         current.wait_stream(self._stream)
         return result, graph.replay
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, error: BaseException) -> None:
+        """End a capture in which ``error`` was raised; what its end raises is added to that as a note."""
+        try:
+            graph.capture_end()
+        except RuntimeError as second:
+            error.add_note(f"The end of the capture then raised: {second}")
+            self._leave_pool()
+
+    def _leave_pool(self) -> None:
+        """Close the pool of a capture whose end raised, and take another pool and stream for the captures to come.
+
+        torch 2.11 leaves the pool open (pytorch#180395): each later capture in it and ``empty_cache`` would raise.
+        """
+        pool, self._pool, self._stream = self._pool, torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        device = torch.cuda.current_device()
+        try:
+            torch._C._cuda_endAllocateToPool(device, pool)
+        except RuntimeError:
+            return  # a later torch has closed it, and counts its users itself
+        torch._C._cuda_releasePool(device, pool)
+
+
+def _loaded_within(loaded: Sequence[str], reason: str = "") -> str:
+    names = ", ".join(dict.fromkeys(loaded))
+    return (
+        f"Triton loaded {names} during the capture{reason}. CUDA loads no module there, and this process cannot launch "
+        "the kernel any more: begin a new one, with --specdec-graphs off to see the other rows"
+    )
+
+
+@contextmanager
+def kernels_loaded() -> Iterator[list[str]]:
+    """Names of Triton's kernels whose machine code is loaded within, in order; empty without Triton.
+
+    Example: ``with kernels_loaded() as names: ops.accept(chance, key)``
+    """
+    names: list[str] = []
+    knobs = getattr(sys.modules.get("triton"), "knobs", None)  # whoever launches a kernel has imported it
+    if knobs is None:
+        yield names
+        return
+
+    def loads(module: object, function: object, name: str, *_: object) -> None:
+        names.append(name)
+
+    knobs.runtime.kernel_load_start_hook.add(loads)
+    try:
+        yield names
+    finally:
+        knobs.runtime.kernel_load_start_hook.remove(loads)

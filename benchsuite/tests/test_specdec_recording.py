@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,11 @@ def test_all_parts_are_recorded_in_the_first_step_and_replayed_in_their_order_in
     assert held is not given
     assert (held is recorded) is runs
     assert held.tokens.tolist() == recorded.tokens.tolist() == [[3, 4, 5]]
+    # Kernels are specialised on strides and alignment: those of the first step are those of the recording.
+    for first, stays in zip(
+        (held.tokens, held.parents, held.width), (recorded.tokens, recorded.parents, recorded.width), strict=True
+    ):
+        assert (first.data_ptr(), first.stride()) == (stays.data_ptr(), stays.stride())
     results: list[Any] = [steps.part(parts[0], held)]
     for part in parts[1:]:
         results.append(steps.part(part, held, results[-1]))
@@ -216,3 +222,127 @@ def test_a_capture_waits_for_what_was_launched_and_nothing_is_collected_in_it(
         assert gc.isenabled() is collecting
     finally:
         (gc.enable if before else gc.disable)()
+
+
+class Allocator:
+    """Graphs, streams and pools of torch 2.11, as its sources have them (CUDAGraph.cpp, CUDACachingAllocator.cpp).
+
+    A capture opens its pool. Its end closes it, unless the capture was broken: then the end raises, and the pool stays
+    open. No capture can begin in a pool that is open.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open: set[int] = set()
+        self.used: list[int] = []
+        self.streams = 0
+        self.broken = False
+        for name, value in {
+            "graph_pool_handle": itertools.count(1).__next__,
+            "Stream": self._stream,
+            "CUDAGraph": lambda: self,
+            "current_stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
+            "current_device": lambda: 0,
+            "stream": lambda stream: nullcontext(),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", self._close, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda device, pool: None, raising=False)
+
+    def _stream(self) -> SimpleNamespace:
+        self.streams += 1
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    def _close(self, device: int, pool: int) -> None:
+        if pool not in self.open:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.open.remove(pool)
+
+    def capture_begin(self, pool: int) -> None:
+        if pool in self.open:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self.open.add(pool)
+        self.used.append(pool)
+        self.broken = False
+
+    def capture_end(self) -> None:
+        if self.broken:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.open.remove(self.used[-1])
+
+    def replay(self) -> None:
+        pass
+
+    def reads(self) -> int:
+        """A function that waits for the device, which breaks a capture."""
+        self.broken = True
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def frees(self) -> int:
+        """A function that breaks its capture without an error of its own."""
+        self.broken = True
+        return 0
+
+
+def test_after_a_capture_that_failed_the_next_one_works_and_the_first_error_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Allocator(monkeypatch)
+    graphs = CudaGraphs()
+    assert graphs(lambda: 5, ())[0] == 5
+    with pytest.raises(RuntimeError, match="^operation not permitted when stream is capturing") as failed:
+        graphs(device.reads, ())
+    assert failed.value.__notes__ == [
+        "The end of the capture then raised: operation failed due to a previous error during capture"
+    ]
+    assert graphs(lambda: 6, ())[0] == 6
+    with pytest.raises(RuntimeError, match="^operation failed due to a previous error during capture$"):
+        graphs(device.frees, ())
+    assert graphs(lambda: 7, ())[0] == 7
+    assert not device.open, "torch.cuda.empty_cache would fail while a pool is open"
+    assert device.used[0] == device.used[1] != device.used[2] == device.used[3] != device.used[4]
+    assert device.streams == 3
+
+
+def test_an_error_of_python_in_a_capture_keeps_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Allocator(monkeypatch)
+    graphs = CudaGraphs()
+    with pytest.raises(ZeroDivisionError) as failed:
+        graphs(lambda: 1 // 0, ())
+    assert not hasattr(failed.value, "__notes__")
+    assert graphs(lambda: 6, ())[0] == 6
+    assert (len(set(device.used)), device.open) == (1, set())
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_kernel_that_is_loaded_in_a_capture_fails_its_kind_by_name(
+    refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knobs = pytest.importorskip("triton").knobs
+    device = Allocator(monkeypatch)
+
+    def launch() -> int:
+        """As CompiledKernel._init_handles: the hook, then cuModuleLoadData, which a capture refuses."""
+        knobs.runtime.kernel_load_start_hook(None, None, "rms_norm", {}, "hash")
+        if refused and device.open:
+            raise RuntimeError("Triton Error [CUDA]: operation not permitted when stream is capturing")
+        return 3
+
+    launch()  # outside a capture nobody minds
+    with pytest.raises(RuntimeError, match="^Triton loaded rms_norm during the capture") as failed:
+        CudaGraphs()(launch, ())
+    assert ("operation not permitted when stream is capturing" in str(failed.value)) is refused
+    assert not knobs.runtime.kernel_load_start_hook.calls
+    ops = _Counting()
+    graphed, known = Graphed(CudaGraphs(), ops), [1]  # type: ignore[arg-type]
+
+    def part() -> int:
+        if not known:
+            return launch()
+        known.pop()
+        return 3
+
+    assert graphed.steps("kind").part(part) == 3
+    assert [note.split(".")[0].partition(": ")[2] for note in graphed.notes] == [
+        "Triton loaded rms_norm during the capture"
+        + ": Triton Error [CUDA]: operation not permitted when stream is capturing" * refused
+    ]

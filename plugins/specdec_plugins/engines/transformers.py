@@ -159,8 +159,8 @@ class _Arrivals:
     """A stopping criterion that never stops. ``generate`` calls it after each forward, and it notes when and how long
     the text is: on CUDA by an event, so that the host does not wait.
 
-    Where ``generate`` verifies candidates, transformers 5.17 also calls it on each candidate, before the forward. Within
-    ``after_forwards_of(model)`` only the first call after a forward of the model is an arrival.
+    Where ``generate`` verifies candidates, transformers 5.17 also calls it on each candidate, before the forward.
+    Within ``after_forwards_of(model)`` only the first call after a forward of the model is an arrival.
     """
 
     def __init__(self, device: torch.device) -> None:
