@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 PACKAGES = ("specdec-bench", "torch", "transformers", "tokenizers", "numpy", "pytest", "pytest-benchmark")
 
+COMMIT = "SPECDEC_COMMIT"
+"""The variable that names the commit of a checkout that was copied without its git folder."""
+
 VECTORS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 """Instruction sets that change how products and random numbers are rounded."""
 
@@ -149,9 +152,9 @@ def _said(*command: str) -> str | None:
 
 
 def own_commit() -> str | None:
-    """Return the commit of this project's checkout; None for an installed wheel or without git."""
+    """Return the commit of this project's checkout; without git, that of the variable ``SPECDEC_COMMIT``, else None."""
     root = Path(__file__).parents[2]
-    return commit(root) if (root / ".git").exists() else None
+    return commit(root) if (root / ".git").exists() else os.environ.get(COMMIT) or None
 
 
 def own_changes() -> str | None:

@@ -7,7 +7,8 @@ ops must be the reference's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -34,6 +35,49 @@ class Tape:
         with calls:
             result = function(*given)
         return result, calls.replay
+
+
+class SharedPool(Tape):
+    """A tape whose recordings share one pool of memory, as CUDA's graphs do, in the worst case.
+
+    Each replay first overwrites the results of all recordings made after its own (``later_alone``), which may lie where
+    its temporaries are; else those of earlier ones too, which is a fault. ``persistent`` tensors are no results; they
+    are to be set once the engine exists. ``overwritten`` counts tensors.
+
+    Example: ``pool = SharedPool(); engine = assembly.engine("garbage", recorder=pool)``
+    """
+
+    def __init__(self, later_alone: bool = True) -> None:
+        self.later_alone, self.persistent, self.overwritten = later_alone, list[Tensor](), 0
+        self._results: list[list[Tensor]] = []
+
+    def __call__(self, function: Callable[..., T], given: Sequence[object]) -> tuple[T, Replay]:
+        """See ``specdec.runtime.Recorder``."""
+        result, replay = super().__call__(function, given)
+        place, known = len(self._results), [*_tensors(list(given)), *self.persistent]
+        self._results.append([one for one in _tensors(result) if not any(shares_memory(one, old) for old in known)])
+
+        def overwriting() -> None:
+            for results in self._results[place if self.later_alone else 0 :]:
+                for tensor in results:
+                    if 0 not in tensor.stride():  # an expanded row cannot be written to
+                        tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
+                        self.overwritten += 1
+            replay()
+
+        return result, overwriting
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """The tensors of results: of tuples, lists and dataclasses, however deep."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _tensors(one)
+    elif is_dataclass(value):
+        for part in fields(value):
+            yield from _tensors(getattr(value, part.name))
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:

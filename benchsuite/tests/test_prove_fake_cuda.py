@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from transformers import LlamaConfig
 
-from benchsuite import gpu_day
+from benchsuite.gpu_day import stages
 from benchsuite.kernelbench.shapes import PROCESSED
 from benchsuite.prove import fake_cuda, families, tiny
 from benchsuite.prove.fake_cuda import FakeRun
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.fake_gpu
 KERNELS = Path(__file__).parents[2] / "docs" / "kernels.md"
 PAGE = KERNELS.read_text(encoding="utf-8") if KERNELS.exists() else ""  # an installed wheel has no docs
 
-SMOLLM2 = {**gpu_day.LLAMA, **gpu_day.SHAPES["smollm2-135m"]}
+SMOLLM2 = {**stages.LLAMA, **stages.SHAPES["smollm2-135m"]}
 LAYERS: int = SMOLLM2["num_hidden_layers"]
 
 DRAFTS = (
