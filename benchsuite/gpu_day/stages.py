@@ -148,7 +148,18 @@ class Stages:
         pairs = ", ".join(f"pair-{k}={spent}/match/fixed/{k}" for k in (2, 4, 6))
         both, smollm2 = "transformers, transformers_compiled", self._shape("smollm2-135m")
         kept = ("--specdec-results", str(self._folder / "kernels"))
-        timed = (*self._pytest, "-m", "kernels", "--specdec-device", self._device, "--specdec-target", smollm2, *kept)
+        few = () if self._device == "cuda" else ("-k", "silu_mul")
+        timed = (
+            *self._pytest,
+            *few,
+            "-m",
+            "kernels",
+            "--specdec-device",
+            self._device,
+            "--specdec-target",
+            smollm2,
+            *kept,
+        )
         return [
             [self._speculation("3b", self._shape("llama-3b"), 75, arms=f"{ARMS}, {pairs}", peers=both)],
             [self._speculation("1b", self._shape("llama-1b"), 45, peers=both)],

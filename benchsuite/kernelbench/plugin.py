@@ -28,7 +28,9 @@ class KernelPlugin(TargetPlugin["KernelBench"]):
         from benchsuite.kernelbench.timing import ROUNDS, SETTLE_S, KernelBench
 
         rounds = options.count(self.config, "pairs") or ROUNDS
-        return KernelBench(name, target, rounds, 0.0 if hasattr(self.config, "workerinput") else SETTLE_S)
+        # On CUDA the host's threads have nothing to do with a kernel's time.
+        at_once = hasattr(self.config, "workerinput") or target.device.type == "cuda"
+        return KernelBench(name, target, rounds, 0.0 if at_once else SETTLE_S)
 
     def measured(self, bench: KernelBench) -> bool:
         """Whether anything was timed."""

@@ -390,3 +390,20 @@ def test_a_target_without_a_gguf_file_says_what_to_do(tmp_path: Path) -> None:
         catalog.gguf_file("tiny")
     with pytest.raises(SpecdecError, match="there is no GGUF file"):
         catalog.gguf_file(str(tmp_path / "none.gguf"))
+
+
+def test_cuda_graphs_that_torch_compile_skips_stand_on_the_card() -> None:
+    model = Generates()
+    peer = Registry().peer("transformers_compiled", kit_env(lambda: model))
+    peer.warm_up(Request(0, (7, 8), SamplingParams(max_new_tokens=2)))
+    assert peer.conditions()["compile"] == "default"
+    generate = model.generate
+
+    def skipping(ids: torch.Tensor, **given: Any) -> torch.Tensor:
+        torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += 2
+        return generate(ids, **given)
+
+    model.generate = skipping  # type: ignore[method-assign]
+    peer.warm_up(Request(0, (7, 8), SamplingParams(max_new_tokens=2)))
+    assert peer.conditions()["compile"] == "default, 2 CUDA graphs skipped"
+    assert "mode default, 2 CUDA graphs skipped" in peer.described()

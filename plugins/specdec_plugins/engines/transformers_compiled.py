@@ -26,6 +26,11 @@ def _may_compile() -> AbstractContextManager[None]:
     return cast(AbstractContextManager[None], limits)
 
 
+def _skipped_graphs() -> int:
+    """How often this process's compiled code ran without the CUDA graph that its mode asks for."""
+    return int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
+
+
 class TransformersCompiled(Transformers):
     """``generate`` over one static cache of ``max_length`` tokens, its decoding forward compiled by ``torch.compile``.
 
@@ -41,7 +46,7 @@ class TransformersCompiled(Transformers):
 
     def __init__(self, env: PeerEnv) -> None:
         self._load(env, {})
-        self.set_up_seconds["compile"] = 0.0
+        self.set_up_seconds["compile"], self._skipped = 0.0, 0
         self._mode = "reduce-overhead" if self._model.device.type == "cuda" else "default"
         self._config = CompileConfig(fullgraph=True, mode=self._mode)
         self._config._compile_all_devices = True  # without it transformers compiles on accelerators alone
@@ -61,9 +66,10 @@ class TransformersCompiled(Transformers):
         self._compile([first])
 
     def _compile(self, requests: Sequence[Request]) -> None:
-        start = time.perf_counter()
+        start, skipped = time.perf_counter(), _skipped_graphs()
         with _may_compile():
             super().generate(requests)
+        self._skipped += _skipped_graphs() - skipped
         self.set_up_seconds["compile"] += time.perf_counter() - start
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
@@ -82,15 +88,16 @@ class TransformersCompiled(Transformers):
             return super().logits_at(request, index)
 
     def conditions(self) -> dict[str, str]:
-        """The model's dtype, and as ``compile`` the mode of torch.compile."""
-        return {**super().conditions(), "compile": self._mode}
+        """The model's dtype, and as ``compile`` the mode of torch.compile, with the CUDA graphs that it skipped."""
+        skipped = f", {self._skipped} CUDA graphs skipped" * bool(self._skipped)
+        return {**super().conditions(), "compile": self._mode + skipped}
 
     def described(self) -> str:
         """Version, cache, attention, dtype, mode."""
         return (
             f"transformers {transformers.__version__} generate: static cache, "
             f"{self._model.config._attn_implementation} attention, {self.conditions()['dtype']}, compiled by "
-            f"torch.compile, mode {self._mode}"
+            f"torch.compile, mode {self.conditions()['compile']}"
         )
 
 
