@@ -254,7 +254,7 @@ class Comparison:
 
     def _warm_up(self, first: Request) -> None:
         self._first = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
-        # Peers first: torch.compile's recordings clear cuBLAS's workspaces, which graphs of an engine would go on using.
+        # Peers first: torch.compile's recordings clear cuBLAS's workspaces, which graphs of engines would still use.
         for arm, runner in sorted(self.runners.items(), key=lambda one: one[0].peer is None):
             self._progress(f"warming up {arm.label}")
             with self._isolated(self.series[arm]), self._limit(f"{arm.label}, warming up"):
