@@ -2,6 +2,7 @@
 # make bench      the main job: a comparison table on the embedded model
 # make bench-all  every draft with the policies that suit it, greedy and sampled, one row and four
 # make test       everything that needs no GPU
+# make test-oldest  the quick tests and those of fake GPUs with the lowest versions that pyproject.toml admits
 # make predictions   predictions beside what was measured, the advisor beside an exhaustive grid: some hours
 # make gpu-day    everything that waits for a GPU, in three calls of 200 seconds (docs/gpu.md)
 # make lint       ruff and mypy
@@ -36,7 +37,7 @@ ALL := ngram, ngram/rejection, ngram/match/adaptive, ngram(branches=3)/match/fix
 	$(EAGLE_TREE)/tree_rejection/fixed/15, $(EAGLE)/conf_threshold, $(EAGLE)/topk_agree, $(EAGLE)/typical, \
 	$(EAGLE_TREE)/tree_agree/fixed/15, oracle, garbage, garbage/rejection
 
-.PHONY: demo bench bench-all predictions test lint docs pictures gate gate-validate gpu-day sanitize mutate mutate-changed clean
+.PHONY: demo bench bench-all predictions test test-oldest lint docs pictures gate gate-validate gpu-day sanitize mutate mutate-changed clean
 
 demo bench bench-all docs predictions: export HF_HUB_OFFLINE = 1
 demo: $(READY)
@@ -68,6 +69,25 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal --specdec-target tiny --specdec-prompts 1 \
 		--specdec-workload chat,code_editing,rewriting \
 		--specdec-max-new-tokens 16 --specdec-pairs 2 --benchmark-quiet $(ARGS)
+
+# The lowest versions that pyproject.toml admits, in an environment of their own. PYTHON312 is a Python 3.12.
+PYTHON312 ?= $(firstword $(shell ls $(HOME)/.pyenv/versions/3.12.*/bin/python 2>/dev/null) python3.12)
+OLDEST := .venv-oldest/bin/python
+
+test-oldest: export CUDA_VISIBLE_DEVICES =
+test-oldest: export HF_HUB_OFFLINE = 1
+test-oldest: export TRITON_INTERPRET = 1
+test-oldest: export OMP_NUM_THREADS = 1
+test-oldest: .venv-oldest/.ready
+	$(OLDEST) -m pytest -n auto --dist worksteal -m "fake_gpu or not slow" --benchmark-quiet $(ARGS)
+
+.venv-oldest/.ready: pyproject.toml benchsuite/machine/lowest.py
+	@$(PYTHON312) -c "import sys; sys.exit(sys.version_info[:2] != (3, 12))" \
+		|| { echo "test-oldest needs Python 3.12; got $(PYTHON312). Name one: make test-oldest PYTHON312=/path/to/python3.12"; exit 2; }
+	$(PYTHON312) -m venv .venv-oldest
+	$(PYTHON312) benchsuite/machine/lowest.py triton endpoints slurm mutate dev > .venv-oldest/lowest.txt
+	$(OLDEST) -m pip install -r .venv-oldest/lowest.txt -e .
+	@touch $@
 
 predictions: $(READY)
 	$(BIN)/python -m benchsuite.predictions $(ARGS)
@@ -124,4 +144,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf .venv .venv-oldest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
