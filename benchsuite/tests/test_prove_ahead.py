@@ -179,7 +179,9 @@ def test_a_planted_fault_is_found(faults_found: Mapping[str, Mapping[str, Any]],
 
 @pytest.mark.slow
 def test_an_argument_dropped_is_refused_by_the_compiler(faults_found: Mapping[str, Mapping[str, Any]]) -> None:
-    assert "expected 5, got 4" in faults_found["an argument dropped"]["refused"]
+    refused = faults_found["an argument dropped"]["refused"]
+    assert "def kv_append(" in refused
+    assert "expected 5, got 4" in refused or "list index out of range" in refused, "Triton 3.9 and 3.6"
 
 
 @pytest.mark.slow
