@@ -398,6 +398,7 @@ def ahead_main(arguments: Sequence[str] | None = None) -> int:
     if given.json:
         given.json.write_text(json.dumps([asdict(one) for one in found]))
     else:
+        print(f"Triton {triton.__version__}, {MODELS[-1].name}\n")
         print(resource_table([one for one in found if one.model == MODELS[-1].name]))
     wrong = [one for one in found if one.faults]
     for one in wrong:
