@@ -408,6 +408,16 @@ def test_a_forward_that_inductor_has_compiled_changes_no_token(assemble: Make) -
     assert_same(judge, EngineSource(build.engine(None)), peer, work)
 
 
+def test_peers_compile_before_an_engine_records() -> None:
+    """The recordings of torch.compile clear cuBLAS's workspaces, to which an engine's graphs would go on pointing."""
+    arms = [Arm(SETTING), Arm(SETTING, draft="ngram", k=2), Arm(SETTING, peer="transformers")]
+    bench, said = Bench(MeasuringPlan(prompts=1)), list[str]()
+    bench.prepare(arms)
+    bench.row(arms[0], said.append)
+    warmed = [text.partition("warming up ")[2] for text in said if "warming up" in text]
+    assert warmed == ["transformers", "plain", "plain again", "ngram"]
+
+
 @pytest.mark.slow
 def test_a_forward_that_cannot_be_compiled_fails_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(call: object, **given: object) -> None:
