@@ -106,6 +106,9 @@ class ArenaModel:
     def __init__(self, model: PreTrainedModel, ops: Backend, bits: int | None = None) -> None:
         self.layers, self.sharding = layers_of(model), sharding_of(model)
         self.limit = position_limit(model.config)
+        if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None):
+            # sdpa leaves the cap out, and transformers 5.17 chooses it for Gemma 2 all the same.
+            model.set_attn_implementation("eager")
         self.native_attention: str = model.config._attn_implementation
         self.model = model.eval().requires_grad_(False)
         self.ops, self.bits = ops, bits

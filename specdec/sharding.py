@@ -221,8 +221,9 @@ def _cut_vocabulary(model: Any, plan: Mapping[str, str], rank: int, ranks: int) 
     head.bias = None if head.bias is None else _part(head.bias, rank, ranks)
     head.out_features //= ranks
     head.__class__ = GatheredLinear
-    if words.get(embedding) != "embedding_rowwise" or type(embedding) is not nn.Embedding:
-        # A family's own class does more than look up.
+    if words.get(embedding) != "embedding_rowwise":  # transformers 5.17 plans none
+        return {"head": "", "embedding": "the plan does not cut it"}
+    if type(embedding) is not nn.Embedding:  # a family's own class does more than look up
         return {"head": "", "embedding": f"a {type(embedding).__name__}"}
     cut: Any = embedding  # by another name: its type is known no more once its class is changed
     embedding.weight = head.weight if tied else _part(embedding.weight, rank, ranks)

@@ -183,6 +183,17 @@ def peer_runner(text: str, model: PreTrainedModel, max_length: int = 192, target
     return PeerRunner(Arm(SETTING, peer=parse_peer(text).text), Registry().peer(text, env))
 
 
+def plan_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have transformers plan to cut embeddings, as it does since some version after 5.17."""
+    own: Any = PreTrainedModel.tp_plan
+
+    def plan(self: PreTrainedModel) -> dict[str, str]:
+        found = dict(own.fget(self) or {})
+        return {"model.embed_tokens": "embedding_rowwise", **found} if found else found
+
+    monkeypatch.setattr(PreTrainedModel, "tp_plan", property(plan, own.fset))
+
+
 HEAD_IDS = torch.arange(0, 258, 2)
 """The vocabulary of the heads that tests make."""
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.prove import families
+from benchsuite.tests.rig import plan_embeddings
 from specdec import Request, SpecdecError, Window, ranks, sharding
 from specdec.ranks import GRACE, SILENCE, Life, Lockstep, Place, Ranks, RankZeroDecides, Watch, join_ranks, on_all_ranks
 
@@ -546,6 +547,7 @@ def test_parts_of_the_ranks_are_put_side_by_side_or_added(monkeypatch: pytest.Mo
 def test_an_embedding_that_is_cut_gives_zeros_for_tokens_of_other_ranks(
     rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plan_embeddings(monkeypatch)
     model: Any = families.build_model("llama")
     whole, size = model.get_input_embeddings().weight.detach().clone(), model.config.vocab_size // 2
     sharding.shard_model(model, rank, 2)
