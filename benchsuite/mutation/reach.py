@@ -133,6 +133,7 @@ class Traced:
         self._bad: set[str] = set()
         self._ran: set[str] = set()
         self._from = 0.0
+        self.said: dict[str, Any] = {"tests": [], "seconds": {}, "failed": [], "lines": {}}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -156,10 +157,12 @@ class Traced:
         self._seconds[nodeid] = round(sum(os.times()[:4]) - self._from, 3)
         self._coverage.switch_context("")
 
-    @property
-    def said(self) -> dict[str, Any]:
-        """What was found, as plain data."""
+    def pytest_sessionfinish(self) -> None:
+        """Stop tracing. No property: pluggy of pytest 8.3 reads every attribute when a plugin is registered."""
         self._coverage.stop()
+        self.said = self._found()
+
+    def _found(self) -> dict[str, Any]:
         data = self._coverage.get_data()
         tests = sorted(self._seconds)
         index = {test: number for number, test in enumerate(tests)}

@@ -73,7 +73,8 @@ def _describe(writer: GGUFWriter, config: Any) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*tokens, "ab"])
     writer.add_token_types([TokenType.NORMAL] * 256 + [TokenType.CONTROL, TokenType.NORMAL])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b"] * 2)  # transformers 5.17 takes an array of one for its element
+    writer.add_bos_token_id(256)  # transformers 5.17 reads no file without one
     writer.add_eos_token_id(256)
 
 
