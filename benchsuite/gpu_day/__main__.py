@@ -11,13 +11,13 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchsuite.gpu_day.checkout import commit_of, keep_commit, look_installed
 from benchsuite.gpu_day.failures import FAILURES
-from benchsuite.gpu_day.jobs import GpuOutcome, run_wave
+from benchsuite.gpu_day.jobs import GpuJob, GpuOutcome, run_wave
 from benchsuite.gpu_day.page import FIGURES, visit_page
 from benchsuite.gpu_day.stages import Stages
 from benchsuite.machine.provenance import COMMIT
@@ -29,7 +29,7 @@ CARRIED = Path(".gpu")
 """Where a call finds what came back from the one before: caches.tar.gz and failures.txt; and the commit."""
 
 PACKING_S = 12.0
-"""Seconds that are left for packing."""
+"""Seconds of a call that are left for packing."""
 
 FAULTS = {
     "fail": "raise SystemExit('a planted failure')",
@@ -38,46 +38,75 @@ FAULTS = {
 }
 """Code that ``--plant`` runs in a job's place."""
 
+TEXTS = (".ttir", ".ttgir", ".llir", ".ptx", ".source")
+"""Intermediate texts of Triton's cache, which nothing reads again."""
 
-def gpu_day_main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0 if every job passed, 1 if not, 2 for what cannot be begun."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchsuite.gpu_day",
-        description="Three calls of at most 200 seconds each that settle what waits for a GPU. The folder of a call "
-        "gets eight files; put its caches.tar.gz and failures.txt into .gpu/ before the next call.",
-    )
-    parser.add_argument("call", choices=("1", "2", "3", "all", "commit"), help="all: one after the other, taking over")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the calls on tiny")
-    parser.add_argument("--into", type=Path, default=None, help="the folder of results ($OUT, else gpu-day)")
-    parser.add_argument("--seconds", type=float, default=200.0, help="the most that a call takes (%(default)s)")
-    parser.add_argument("--only", default="", help="names of jobs, with commas: the others are not run")
-    parser.add_argument("--plant", action="append", default=[], metavar="JOB=FAULT", help=f"FAULT: {', '.join(FAULTS)}")
-    given = parser.parse_args(arguments)
-    planted = dict(one.partition("=")[::2] for one in given.plant)
-    wrong = sorted(set(planted.values()) - FAULTS.keys())
-    if wrong:
-        parser.error(f"--plant has the fault {wrong[0]!r}; expected one of {', '.join(FAULTS)}")
-    if given.call == "commit":
-        print(keep_commit())
-        return 0
-    into = (given.into or Path(os.environ.get("OUT", "gpu-day"))).resolve()
-    work = Path(tempfile.mkdtemp(prefix="specdec-gpu-"))
-    environment = call_environment(work)
-    reason = absent_device(given.device, environment)
-    if reason:
-        print(f"gpu_day: {reason}", file=sys.stderr)
-        return 2
-    calls = (1, 2, 3) if given.call == "all" else (int(given.call),)
-    passed = True
-    for call in calls:
-        out = into / f"call-{call}" if given.call == "all" else into
-        passed &= run_call(call, given.device, out, work / str(call), given.seconds, given.only, planted, environment)
-        if given.call == "all":
-            CARRIED.mkdir(exist_ok=True)
-            for name in ("caches.tar.gz", "failures.txt"):
-                shutil.copy(out / name, CARRIED / name)
-    shutil.rmtree(work, ignore_errors=True)
-    return 0 if passed else 1
+
+@dataclass(frozen=True)
+class Visit:
+    """What the three calls have in common. ``seconds``: the most that a call takes. ``only``: names of jobs to run, all
+    if empty. ``planted``: faults by the name of the job in whose place they run. ``environment``: of all jobs."""
+
+    device: str
+    seconds: float
+    environment: Mapping[str, str]
+    only: Sequence[str] = ()
+    planted: Mapping[str, str] = field(default_factory=dict)
+
+    def call(self, number: int, out: Path, work: Path) -> bool:
+        """Run call ``number``, with ``work`` as its scratch folder; write its eight files into ``out``.
+
+        Returns whether every job that was begun passed. What was measured is on the page after each wave.
+        """
+        begin, results = time.monotonic(), work / "results"
+        for folder in (out, results, CACHES):
+            folder.mkdir(parents=True, exist_ok=True)
+        if (CARRIED / "caches.tar.gz").exists():
+            with tarfile.open(CARRIED / "caches.tar.gz") as file:
+                file.extractall(CACHES, filter="data")
+        (out / "failures.txt").write_text("", encoding="utf-8")
+        own = {**self.environment, FAILURES: str(out / "failures.txt"), FIGURES: str(work / "figures.jsonl")}
+        outcomes = list[GpuOutcome]()
+        for wave in Stages(self.device, results, CACHES / "shapes", CARRIED / "failures.txt").waves(number):
+            jobs = [self._planted(job) for job in wave if not self.only or job.name in self.only]
+            for outcome in run_wave(jobs, work, begin + self.seconds - PACKING_S, own):
+                outcomes.append(outcome)
+                print(f"{outcome.job.name}: {outcome.ended}, {outcome.seconds:.0f} s. {outcome.said}", flush=True)
+            self._write(number, out, work, outcomes)
+        pack_visit(out, work)
+        print(f"call {number}: {time.monotonic() - begin:.0f} s, {out / 'page.md'}", flush=True)
+        return all(outcome.ended in ("passed", "not run") for outcome in outcomes)
+
+    def _planted(self, job: GpuJob) -> GpuJob:
+        fault = self.planted.get(job.name)
+        return job if fault is None else replace(job, command=(sys.executable, "-c", FAULTS[fault]))
+
+    def _write(self, number: int, out: Path, work: Path, outcomes: Sequence[GpuOutcome]) -> None:
+        figures = work / "figures.jsonl"
+        lines = figures.read_text(encoding="utf-8").splitlines() if figures.exists() else []
+        measured = [json.loads(line) for line in lines]
+        results = sorted((work / "results").glob("*.json"))
+        page = visit_page(number, self.device, outcomes, measured, results, self.environment[COMMIT])
+        (out / "page.md").write_text(page, encoding="utf-8")
+        (out / "outcomes.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=1), encoding="utf-8")
+        (out / "figures.json").write_text(json.dumps(measured, indent=1), encoding="utf-8")
+
+
+def pack_visit(out: Path, work: Path) -> None:
+    """Write what the jobs printed as ``tables.md``, and archives of logs, results and caches, into ``out``."""
+    logs = sorted(work.glob("*.txt"))
+    texts = [f"# {log.stem}\n\n```\n{log.read_text(errors='replace')[-20000:]}\n```\n" for log in logs]
+    (out / "tables.md").write_text("\n".join(texts), encoding="utf-8")
+    results, caches = (sorted(folder.rglob("*")) for folder in (work / "results", CACHES))
+    for name, folder, files in (
+        ("logs", work, logs),
+        ("results", work / "results", results),
+        ("caches", CACHES, caches),
+    ):
+        with tarfile.open(out / f"{name}.tar.gz", "w:gz", compresslevel=3) as archive:
+            for file in files:
+                if file.is_file() and not file.name.endswith(TEXTS):
+                    archive.add(file, file.relative_to(folder), recursive=False)
 
 
 def call_environment(work: Path) -> dict[str, str]:
@@ -99,73 +128,71 @@ def call_environment(work: Path) -> dict[str, str]:
     return environment
 
 
-def absent_device(device: str, environment: dict[str, str]) -> str | None:
+def absent_device(device: str, environment: Mapping[str, str]) -> str | None:
     """Return why the calls cannot run on ``device`` with this Python; None if they can."""
     code = f"from specdec.devices import pick_device; pick_device({device!r})"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return None
-    last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1].partition("SpecdecError: ")
-    if last[1]:
-        return last[2]
-    return f"{sys.executable} cannot load the project: {last[0]}; name another Python (make gpu-day PYTHON=…)"
+    last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    _, refused, reason = last.partition("SpecdecError: ")
+    if refused:
+        return reason
+    return f"{sys.executable} cannot load the project: {last}; name another Python, make gpu-day PYTHON=/path/to/python"
 
 
-def run_call(
-    call: int,
-    device: str,
-    out: Path,
-    work: Path,
-    seconds: float,
-    only: str,
-    planted: dict[str, str],
-    environment: dict[str, str],
-) -> bool:
-    """Run a call and write its eight files into ``out``; returns whether every job that was begun passed."""
-    begin = time.monotonic()
-    for folder in (out, work, CACHES):
-        folder.mkdir(parents=True, exist_ok=True)
-    if (CARRIED / "caches.tar.gz").exists():
-        with tarfile.open(CARRIED / "caches.tar.gz") as file:
-            file.extractall(CACHES, filter="data")
-    results = work / "results"
-    results.mkdir()
-    own = {**environment, FAILURES: str(out / "failures.txt"), FIGURES: str(work / "figures.jsonl")}
-    (out / "failures.txt").write_text("", encoding="utf-8")
-    outcomes = list[GpuOutcome]()
-    for wave in Stages(device, results, CACHES / "shapes", CARRIED / "failures.txt").waves(call):
-        chosen = [job for job in wave if not only or job.name in only.split(",")]
-        jobs = [
-            replace(job, command=(sys.executable, "-c", FAULTS[planted[job.name]])) if job.name in planted else job
-            for job in chosen
-        ]
-        for outcome in run_wave(jobs, work, begin + seconds - PACKING_S, own):
-            outcomes.append(outcome)
-            print(f"{outcome.job.name}: {outcome.ended}, {outcome.seconds:.0f} s. {outcome.said}", flush=True)
-    write_visit(call, device, out, work, outcomes, own[COMMIT])
-    print(f"call {call}: {time.monotonic() - begin:.0f} s, {out / 'page.md'}", flush=True)
-    return all(outcome.ended in ("passed", "not run") for outcome in outcomes)
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line; ends the process with code 2 for a job or a fault that does not exist."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchsuite.gpu_day",
+        description="Three calls of at most 200 seconds each that settle what waits for a GPU. The folder of a call "
+        "gets eight files; put its caches.tar.gz and failures.txt into .gpu/ before the next call.",
+    )
+    parser.add_argument("call", choices=("1", "2", "3", "all", "commit"), help="all: one after the other, taking over")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the calls on tiny")
+    parser.add_argument("--into", type=Path, default=None, help="the folder of results ($OUT, else gpu-day)")
+    parser.add_argument("--seconds", type=float, default=200.0, help="the most that a call takes (%(default)s)")
+    parser.add_argument("--only", default="", help="names of jobs, with commas: the others are not run")
+    parser.add_argument("--plant", action="append", default=[], metavar="JOB=FAULT", help=f"FAULT: {', '.join(FAULTS)}")
+    given = parser.parse_args(arguments)
+    given.only = [name for name in given.only.split(",") if name]
+    given.plant = dict(one.partition("=")[::2] for one in given.plant)
+    given.calls = [int(given.call)] if given.call.isdigit() else [1, 2, 3]
+    with tempfile.TemporaryDirectory() as folder:
+        stages = Stages("cpu", Path(folder), Path(folder), Path(folder) / "none")
+        known = [job.name for call in given.calls for wave in stages.waves(call) for job in wave]
+    for option, names in (("--only", given.only), ("--plant", given.plant)):
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            parser.error(f"{option} names the job {unknown[0]!r}; expected one of {', '.join(dict.fromkeys(known))}")
+    for fault in given.plant.values():
+        if fault not in FAULTS:
+            parser.error(f"--plant has the fault {fault!r}; expected one of {', '.join(FAULTS)}")
+    return given
 
 
-def write_visit(call: int, device: str, out: Path, work: Path, outcomes: Sequence[GpuOutcome], commit: str) -> None:
-    """Write the files of a call beside failures.txt: page, outcomes, figures, tables, and three archives."""
-    figures = work / "figures.jsonl"
-    lines = figures.read_text(encoding="utf-8").splitlines() if figures.exists() else []
-    measured = [json.loads(line) for line in lines]
-    results = sorted((work / "results").glob("*.json"))
-    (out / "page.md").write_text(visit_page(call, device, outcomes, measured, results, commit), encoding="utf-8")
-    (out / "outcomes.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=1), encoding="utf-8")
-    (out / "figures.json").write_text(json.dumps(measured, indent=1), encoding="utf-8")
-    logs = [(log.stem, log.read_text(errors="replace")[-20000:]) for log in sorted(work.glob("*.txt"))]
-    tables = [f"# {name}\n\n```\n{text}\n```\n" for name, text in logs]
-    (out / "tables.md").write_text("\n".join(tables), encoding="utf-8")
-    # Triton reads none of its intermediate texts again.
-    texts = (".ttir", ".ttgir", ".llir", ".ptx", ".source")
-    for name, folder in (("logs", work), ("results", work / "results"), ("caches", CACHES)):
-        with tarfile.open(out / f"{name}.tar.gz", "w:gz", compresslevel=3) as file:
-            for path in sorted(folder.rglob("*")) if name != "logs" else sorted(folder.glob("*.txt")):
-                if path.is_file() and not path.name.endswith(texts):
-                    file.add(path, path.relative_to(folder), recursive=False)
+def gpu_day_main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns 0 if every job that was begun passed, 1 if not, 2 for what cannot be begun."""
+    given = read_arguments(arguments)
+    if given.call == "commit":
+        print(keep_commit())
+        return 0
+    into = (given.into or Path(os.environ.get("OUT", "gpu-day"))).resolve()
+    with tempfile.TemporaryDirectory(prefix="specdec-gpu-") as folder:
+        environment = call_environment(Path(folder))
+        reason = absent_device(given.device, environment)
+        if reason:
+            print(f"gpu_day: {reason}", file=sys.stderr)
+            return 2
+        visit, passed = Visit(given.device, given.seconds, environment, given.only, given.plant), True
+        for call in given.calls:
+            out = into / f"call-{call}" if len(given.calls) > 1 else into
+            passed &= visit.call(call, out, Path(folder) / str(call))
+            if len(given.calls) > 1:
+                CARRIED.mkdir(exist_ok=True)
+                for name in ("caches.tar.gz", "failures.txt"):
+                    shutil.copy(out / name, CARRIED / name)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -13,18 +13,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-LEAST_S = 5.0
-"""A job that would have fewer seconds is not begun."""
-
 
 @dataclass(frozen=True)
 class GpuJob:
-    """A command, the most seconds that it may take, and the lines of docs/status.md that it is evidence for."""
+    """A command, the most seconds that it may take, and the lines of docs/status.md that it is evidence for.
+
+    ``least``: with fewer seconds left it is not begun, because it would end with nothing to show.
+    """
 
     name: str
     seconds: float
     command: Sequence[str]
     settles: Sequence[str] = ()
+    least: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,28 @@ def run_wave(
         start = time.monotonic()
         if shutil.which(job.command[0]) is None:
             running.append((job, f"{job.command[0]} is not here", start))
-        elif deadline - start < LEAST_S:
-            running.append((job, "no time was left", start))
+        elif deadline - start < job.least:
+            left = max(0.0, deadline - start)
+            running.append((job, f"{left:.0f} s were left, and it needs {job.least:.0f}", start))
         else:
             with (folder / f"{job.name}.txt").open("wb") as log:
                 process = subprocess.Popen(
                     job.command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
                 )
             running.append((job, process, start))
-    with ThreadPoolExecutor(max(1, len(running))) as waiting:
-        return list(waiting.map(lambda one: _ended(one, folder, deadline), running))
+    try:
+        with ThreadPoolExecutor(max(1, len(running))) as waiting:
+            return list(waiting.map(lambda one: _ended(one, folder, deadline), running))
+    finally:  # also where the call itself is interrupted
+        for _, begun, _ in running:
+            if not isinstance(begun, str):
+                _kill_group(begun)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):  # nothing of the group is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _ended(begun: tuple[GpuJob, subprocess.Popen[bytes] | str, float], folder: Path, deadline: float) -> GpuOutcome:
@@ -76,8 +89,6 @@ def _ended(begun: tuple[GpuJob, subprocess.Popen[bytes] | str, float], folder: P
         ended = "passed" if code == 0 else "failed" if code > 0 else "crashed"
     except subprocess.TimeoutExpired:
         ended = "out of time"
-    with suppress(ProcessLookupError):  # nothing of the group is left
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    _kill_group(process)
     lines = (folder / f"{job.name}.txt").read_text(errors="replace").strip().splitlines()
     return GpuOutcome(job, ended, time.monotonic() - start, lines[-1].strip("= ") if lines else "it printed nothing")

@@ -58,15 +58,27 @@ def _number(value: float | None) -> str:
 PLAIN_MS = {"smollm2": (0.8, 1.3), "1b": (1.4, 1.9), "3b": (3.2, 4.1)}
 """Milliseconds a token of plain decoding, graphed, with the host; guesses."""
 
+EAGER_MS = {"smollm2": (5.0, 9.0), "1b": (4.0, 7.0), "3b": (5.0, 9.0)}
+"""The same without graphs; guesses."""
+
 SPEEDUPS = {
-    "oracle(0.8)": (2.7, 3.2),
-    "garbage": (0.85, 0.97),
-    "ngram": (0.95, 1.3),
-    "pair-2": (1.25, 1.35),
-    "pair-4": (1.1, 1.2),
-    "pair-6": (0.95, 1.05),
+    ("oracle(0.8)", 4): (2.7, 3.2),
+    ("garbage", 4): (0.85, 0.97),
+    ("ngram", 4): (0.95, 1.3),
+    ("oracle(0.75, cost=", 2): (1.25, 1.35),
+    ("oracle(0.75, cost=", 4): (1.1, 1.2),
+    ("oracle(0.75, cost=", 6): (0.95, 1.05),
 }
-"""Speed over graphed plain decoding, by arm, of the shapes 1B and 3B; guesses."""
+"""Speed over graphed plain decoding at the shapes 1B and 3B, by how the draft begins and K; guesses."""
+
+PEERS_MS: dict[str, dict[str, tuple[float, float]]] = {
+    "transformers": {"smollm2": (14, 25), "1b": (8, 14), "3b": (13, 22)},
+    "transformers_compiled": {"smollm2": (2, 4), "1b": (2.5, 4.5), "3b": (4, 6.5)},
+}
+"""Milliseconds a token of transformers' ``generate``; guesses. Compiled above half of eager had no graphs."""
+
+WINDOW_COST = (1.0, 1.1)
+"""The time of a forward of five slots over that of one, graphed, at every shape; above 1.2 is a bug. A guess."""
 
 PROBES = {
     "copy, TB/s": Expected(2.7, None),
@@ -82,37 +94,61 @@ PROBES = {
 """Figures of the probes by their names; the floors are an H100's."""
 
 
+def shape_of(job: str) -> str | None:
+    """Return the shape that a job's name begins with; None for another target."""
+    return next((shape for shape in WEIGHT_BYTES if job.split("-")[0] == shape), None)
+
+
+def floor_ms(shape: str, card: str) -> float:
+    """Return the milliseconds below which no step of a shape can be: its weights over the card's bandwidth.
+
+    A card of another name than H100 has the fastest known bandwidth. SmolLM2's 210 launches take at least 0.35 ms.
+    """
+    bandwidth = H100_BANDWIDTH if "H100" in card else max(H100_BANDWIDTH, *BANDWIDTH.values())
+    bytes_ms = WEIGHT_BYTES[shape] / bandwidth * 1e3
+    return max(bytes_ms, 0.35) if shape == "smollm2" else bytes_ms
+
+
 def plain_expected(job: str, card: str) -> Expected | None:
-    """Return what plain decoding's milliseconds a token should be in a job on a card; None for other targets.
-
-    A floor is never raised by a guess: the card's name decides the bandwidth, an unknown card has the H200's.
-    """
-    shape = job.partition("-")[0]
-    if shape not in WEIGHT_BYTES:
+    """Return what plain decoding's milliseconds a token should be in a job on a card; None for other targets."""
+    shape = shape_of(job)
+    if shape is None:
         return None
-    fast = max(BANDWIDTH.values()) if "H100" not in card else H100_BANDWIDTH
-    floor = WEIGHT_BYTES[shape] / fast * 1e3
-    low, high = (5.0, 9.0) if job.endswith("eager") else PLAIN_MS[shape]
-    return Expected(low, high, 0.35 if shape == "smollm2" else floor)  # its 210 launches take at least that
+    return Expected(*(EAGER_MS if job.endswith("eager") else PLAIN_MS)[shape], floor_ms(shape, card))
 
 
-def table_figures(job: str, rows: Sequence[Mapping[str, Any]], card: str) -> list[tuple[str, float, Expected | None]]:
-    """Return a job's figures by name, each with what it should be: milliseconds of plain, speedups of the others.
+Figure = tuple[str, float, Expected | None]
 
-    ``rows`` are the ``extra_info`` of its benchmark JSON; rows without a speed are left out here and named by
-    ``row_faults``.
+
+def table_figures(job: str, rows: Sequence[Mapping[str, Any]], card: str) -> list[Figure]:
+    """Return a job's figures by name, each with what it should be.
+
+    Milliseconds a token of plain decoding and of peers, speedups of strategies, and what a window of five costs.
+    ``rows`` are the ``extra_info`` of its benchmark JSON; one without a speed has none here (``row_faults`` names it).
     """
-    found: list[tuple[str, float, Expected | None]] = []
+    found, shape = list[Figure](), shape_of(job)
     for row in rows:
-        name, speed = row.get("arm") or row.get("draft") or "plain", row.get("tokens_per_s")
+        name, speed, place = str(row.get("draft") or "plain"), row.get("tokens_per_s"), f"{job}, {row['workload']}"
         if not speed:
             continue
-        if row.get("baseline") == "plain" and row.get("verdict") == "baseline":
-            found.append((f"{job}, {row['workload']}, plain, ms a token", 1e3 / speed, plain_expected(job, card)))
-        elif row.get("speedup"):
-            bounds = SPEEDUPS.get(next((key for key in SPEEDUPS if name.startswith(key)), ""))
-            expected = Expected(*bounds) if bounds and job in ("1b", "3b") else None
-            found.append((f"{job}, {row['workload']}, {name}, times plain", row["speedup"], expected))
+        if row["verdict"] == "baseline":
+            found.append((f"{place}, plain, ms a token", 1e3 / speed, plain_expected(job, card)))
+            continue
+        peer = PEERS_MS.get(name, {}).get(shape or "")
+        if name.startswith("transformers"):
+            found.append((f"{place}, {name}, ms a token", 1e3 / speed, Expected(*peer) if peer else None))
+            continue
+        k = row.get("num_speculative_tokens")
+        label = f"{place}, {name}" + (f", K = {k}" if k else "")
+        bounds = next(
+            (bounds for (begin, own), bounds in SPEEDUPS.items() if name.startswith(begin) and k == own), None
+        )
+        expected = Expected(*bounds) if bounds and job in ("1b", "3b") else None
+        found.append((f"{label}, times plain", row["speedup"], expected))
+        if row.get("verify_cost") and k == 4:
+            found.append(
+                (f"{label}, window over one slot", row["verify_cost"], Expected(*WINDOW_COST) if shape else None)
+            )
     return found
 
 
@@ -138,9 +174,7 @@ def visit_page(
     """Return the page of a call, in Markdown; predictions are for ``cuda`` alone."""
     card = next((str(one["value"]) for one in figures if one["name"] == "card"), "")
     numbers = [one for one in figures if isinstance(one["value"], int | float)]
-    measured: list[tuple[str, float, Expected | None]] = [
-        (one["name"], float(one["value"]), PROBES.get(one["name"])) for one in numbers
-    ]
+    measured: list[Figure] = [(one["name"], float(one["value"]), PROBES.get(one["name"])) for one in numbers]
     faults = []
     for file in results:
         try:

@@ -60,9 +60,15 @@ PAIR = 0.75
 
 TESTS = (
     *("kernels_backends", "kernels_float16", "kernels_flex", "specdec_ops", "specdec_sampling", "specdec_engine"),
-    *("specdec_equality", "specdec_graphed"),
+    *("specdec_equality", "specdec_graphed", "conformance_built_in", "conformance_claims", "prove_power"),
 )
-"""Files with tests for a GPU."""
+"""Files with tests for a GPU: all that ``-m cuda`` selects."""
+
+PROBES = ("versions", "products", "guard", "failing", "loading", "workspaces")
+"""Questions that no timing needs to be alone for; each may break its process."""
+
+BUILD = "from specdec import Registry; o = Registry().backend(); print([b.name for b in o.chain], o.absent('cuda'))"
+"""Compiles the C++ and CUDA libraries, and says which backends run."""
 
 WORKERS = 12
 """Processes that run tests; Triton compiles some 330 kernels for them, half a second of a processor each."""
@@ -84,23 +90,18 @@ class Stages:
     """The waves of each call.
 
     ``device`` is ``cuda``, or ``cpu`` to try the calls where there is no GPU: the targets are then all ``tiny``.
-    ``folder`` gets results, ``shapes`` the configs; ``again`` is the file of failures of the call before.
+    ``folder`` gets results, ``shapes`` the configs; ``again`` is the file of failures of the call before, if there is
+    one: the second call then runs these tests alone.
 
     Example: ``Stages("cuda", folder, shapes, Path(".gpu/failures.txt")).waves(1)``
     """
 
     def __init__(self, device: str, folder: Path, shapes: Path, again: Path) -> None:
-        self._device, self._folder, self._shapes = device, folder, shapes
-        self._again = failed_items(again)
+        self._device, self._folder, self._shapes, self._cuda = device, folder, shapes, device == "cuda"
+        self._again = failed_items(again) if again.exists() else None
         self._pytest = (
             sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-q",
-            "--tb=line",
-            "--benchmark-quiet",
+            *["-m", "pytest", "-p", "no:cacheprovider", "-q", "--tb=line", "--benchmark-quiet"],
         )
 
     def waves(self, call: int) -> list[list[GpuJob]]:
@@ -108,37 +109,27 @@ class Stages:
         return {1: self._first, 2: self._second, 3: self._third}[call]()
 
     def _first(self) -> list[list[GpuJob]]:
-        python = sys.executable
-        build = (
-            "from specdec import Registry; o = Registry().backend(); print([b.name for b in o.chain], o.absent('cuda'))"
-        )
-        probes = [
-            self._probe(60, name) for name in ("versions", "products", "guard", "failing", "loading", "workspaces")
-        ]
+        builds = GpuJob("builds", 90, (sys.executable, "-c", BUILD))
         return [
-            [*probes, GpuJob("builds", 90, (python, "-c", build))],
-            [self._tests("tests", 110, [f"benchsuite.tests.test_{name}" for name in TESTS])],
+            [*(self._probe(60, name) for name in PROBES), builds],
+            [self._tests("tests", 110, self._files(TESTS))],
             [self._probe(30, "bandwidth", "launches")],
             [self._speculation("tiny", "tiny", 45)],
             [self._speculation("smollm2", self._shape("smollm2-135m"), 45)],
         ]
 
     def _second(self) -> list[list[GpuJob]]:
-        tests = self._again or [f"benchsuite.tests.test_{name}" for name in TESTS]
-        few = (*self._pytest, "-m", self._marked, "-k", "whole or softcap or tree")
-        sanitized = (
-            "compute-sanitizer",
-            "--error-exitcode",
-            "9",
-            *few,
-            "--pyargs",
-            "benchsuite.tests.test_kernels_backends",
-        )
-        both = "transformers, transformers_compiled"
+        again = self._files(TESTS) if self._again is None else self._again
+        few = (*self._pytest, *["-m", "cuda", "-k"], "whole or softcap or tree", *self._files(["kernels_backends"]))
+        sanitized = ("compute-sanitizer", "--error-exitcode", "9", *few)
+        both, smollm2 = "transformers, transformers_compiled", self._shape("smollm2-135m")
         return [
-            [self._tests("again", 90, tests), GpuJob("sanitizer", 100, sanitized, ("cuda backend",))],
             [
-                self._speculation("smollm2-peers", self._shape("smollm2-135m"), 60, peers=both),
+                *([self._tests("again", 90, again)] if again else ()),
+                GpuJob("sanitizer", 100, sanitized, ("cuda backend",), 60),
+            ],
+            [
+                self._speculation("smollm2-peers", smollm2, 60, peers=both),
                 self._speculation("1b-peers", self._shape("llama-1b"), 75, arms="ngram/match/fixed/4", peers=both),
             ],
         ]
@@ -147,61 +138,47 @@ class Stages:
         spent = f"oracle({PAIR}, cost='draft_model(model={self._shape('llama-1b')})')"
         pairs = ", ".join(f"pair-{k}={spent}/match/fixed/{k}" for k in (2, 4, 6))
         both, smollm2 = "transformers, transformers_compiled", self._shape("smollm2-135m")
-        kept = ("--specdec-results", str(self._folder / "kernels"))
-        few = () if self._device == "cuda" else ("-k", "silu_mul")
-        timed = (
-            *self._pytest,
-            *few,
-            "-m",
-            "kernels",
-            "--specdec-device",
-            self._device,
-            "--specdec-target",
-            smollm2,
-            *kept,
-        )
+        asked = f"-m kernels --specdec-device {self._device} --pyargs benchsuite.test_kernels".split()
+        few = () if self._cuda else ("-k", "silu_mul")
+        timed = (*self._pytest, *asked, *few, "--specdec-target", smollm2, *self._kept("kernels"))
         return [
             [self._speculation("3b", self._shape("llama-3b"), 75, arms=f"{ARMS}, {pairs}", peers=both)],
             [self._speculation("1b", self._shape("llama-1b"), 45, peers=both)],
             [self._speculation("smollm2", smollm2, 45, peers=both)],
-            [GpuJob("kernels", 45, (*timed, "--pyargs", "benchsuite.test_kernels"), MEASURING[1:])],
+            [GpuJob("kernels", 45, timed, MEASURING[1:], 20)],
             [self._speculation("smollm2-eager", smollm2, 30, "--specdec-graphs", "off")],
         ]
 
-    @property
-    def _marked(self) -> str:
-        return "cuda" if self._device == "cuda" else "not slow"
-
     def _shape(self, name: str) -> str:
-        return shape_target(name, self._shapes) if self._device == "cuda" else "tiny"
+        return shape_target(name, self._shapes) if self._cuda else "tiny"
+
+    def _files(self, names: Sequence[str]) -> list[str]:
+        return ["--pyargs", *(f"benchsuite.tests.test_{name}" for name in names)]
+
+    def _kept(self, name: str) -> tuple[str, ...]:
+        json_file = self._folder / f"{name}.json"
+        return "--specdec-results", str(self._folder / name), "--benchmark-json", str(json_file)
 
     def _probe(self, seconds: float, *names: str) -> GpuJob:
         command = (sys.executable, "-m", "benchsuite.gpu_day.probes", self._device, *names)
         return GpuJob(f"probe-{names[0]}", seconds, command)
 
     def _tests(self, name: str, seconds: float, which: Sequence[str]) -> GpuJob:
-        if self._device != "cuda":
-            which = [one for one in which if "kernels_float16" in one or "specdec_ops" in one]
-        workers = ("-n", str(min(WORKERS, os.cpu_count() or 1)), "--dist", "worksteal", "--max-worker-restart", "99")
-        command = (*self._pytest, "-p", "benchsuite.gpu_day.failures", *workers, "-m", self._marked, "--pyargs", *which)
-        return GpuJob(name, seconds, command, ("triton backend", "cuda backend", LOOP, GRAPHS))
+        """Tests over several processes. On a CPU there are none for a GPU: a few quick ones stand for them."""
+        if not self._cuda:
+            which = self._files(["kernels_float16", "specdec_ops"])
+        marked = "cuda" if self._cuda else "not slow"
+        workers = f"-n {min(WORKERS, os.cpu_count() or 1)} --dist worksteal --max-worker-restart 99".split()
+        command = (*self._pytest, "-p", "benchsuite.gpu_day.failures", *workers, "-m", marked, *which)
+        return GpuJob(name, seconds, command, ("triton backend", "cuda backend", LOOP, GRAPHS), 30)
 
     def _speculation(
         self, name: str, target: str, seconds: float, *more: str, arms: str = ARMS, peers: str = "none"
     ) -> GpuJob:
-        if self._device != "cuda":
-            arms, peers = "ngram/match/fixed/4, oracle(0.8)/match/fixed/4", "none"
-        asked = (
-            "--specdec-target",
-            target,
-            "--specdec-arm",
-            arms,
-            "--specdec-peer",
-            peers,
-            "--specdec-device",
-            self._device,
-        )
-        sizes = ("--specdec-workload", "chat,code_editing", "--specdec-prompts", "2", "--specdec-max-new-tokens", "64")
-        kept = ("--specdec-results", str(self._folder / name), "--benchmark-json", str(self._folder / f"{name}.json"))
-        command = (*self._pytest, "--pyargs", "benchsuite.test_speculation", *asked, *sizes, *kept, *more)
-        return GpuJob(name, seconds, command, (*MEASURING, GRAPHS))
+        if not self._cuda:  # what a CPU compiles in the time of a job is no more than this
+            arms, peers = "ngram/match/fixed/4, oracle(0.8)/match/fixed/4", peers.partition(",")[0]
+        asked = ("--specdec-target", target, "--specdec-arm", arms, "--specdec-peer", peers)
+        sizes = ["--specdec-workload", "chat,code_editing", "--specdec-prompts", "2", "--specdec-max-new-tokens", "64"]
+        file = ("--pyargs", "benchsuite.test_speculation", "--specdec-device", self._device)
+        command = (*self._pytest, *file, *asked, *sizes, *self._kept(name), *more)
+        return GpuJob(name, seconds, command, (*MEASURING, GRAPHS), 15)

@@ -50,7 +50,7 @@ def test_a_job_that_fails_hangs_crashes_or_is_missing_costs_only_itself(tmp_path
     assert [one.said for one in outcomes] == ["why", "begun", "so far", "no-such-program is not here", "fine"]
     assert outcomes[-1].seconds < outcomes[1].seconds, "a job's time is its own"
     [late] = jobs.run_wave([_job("late", "print(1)")], tmp_path, time.monotonic())
-    assert (late.ended, late.said) == ("not run", "no time was left")
+    assert (late.ended, late.said) == ("not run", "0 s were left, and it needs 5")
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="an installed wheel has metadata of its own")
@@ -125,7 +125,12 @@ def test_a_step_below_the_floor_of_bytes_is_impossible() -> None:
 def test_a_page_sets_figures_beside_predictions_and_claims_hardware_for_cuda_alone(tmp_path: Path) -> None:
     row = {"workload": "chat", "draft": None, "baseline": "plain", "verdict": "baseline", "tokens_per_s": 1000.0}
     slow = {"workload": "chat", "draft": "ngram", "baseline": "plain", "verdict": None, "tokens_per_s": 900.0}
-    slow |= {"speedup": 0.9, "not_comparable": "graphed in part, for _judge cannot be recorded"}
+    slow |= {
+        "speedup": 0.9,
+        "num_speculative_tokens": 4,
+        "verify_cost": 1.3,
+        "not_comparable": "graphed in part, for _judge cannot be recorded",
+    }
     results = [tmp_path / "3b.json", tmp_path / "1b.json"]
     results[0].write_text(json.dumps({"benchmarks": [{"extra_info": row}, {"extra_info": slow}]}))
     results[1].write_text("{")
@@ -136,7 +141,8 @@ def test_a_page_sets_figures_beside_predictions_and_claims_hardware_for_cuda_alo
     ]
     text = page.visit_page(3, "cuda", outcomes, figures, results, "abc")
     assert "| 3b, chat, plain, ms a token | 1 | 3.2 to 4.1, floor 1.92 | impossible |" in text
-    assert "| 3b, chat, ngram, times plain | 0.9 | 0.95 to 1.3 | below |" in text
+    assert "| 3b, chat, ngram, K = 4, times plain | 0.9 | 0.95 to 1.3 | below |" in text
+    assert "| 3b, chat, ngram, K = 4, window over one slot | 1.3 | 1 to 1.1 | above |" in text
     assert "| copy, TB/s | 3 | 2.7 to … | as predicted |" in text
     assert "- 3b, chat, ngram: graphed in part, for _judge cannot be recorded" in text
     assert "- 1b: its JSON cannot be read" in text

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchsuite.prove import tiny
+from benchsuite.prove.read_guard import guarded_steps
 from benchsuite.prove.tape import SharedPool, Tape
 from benchsuite.tests.rig import slow_after
 from specdec import Engine, Request, SamplingParams
@@ -123,21 +124,24 @@ def test_a_replay_whose_kind_ignores_filters_decodes_otherwise(
 @pytest.mark.cuda
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize(("draft", "policy"), [("ngram", "match"), ("garbage", "rejection"), ("draft_model", "match")])
+@pytest.mark.parametrize(
+    ("draft", "policy"),
+    [
+        ("ngram", "match"),
+        ("garbage", "rejection"),
+        ("draft_model", "match"),
+        ("eagle", "block"),
+        ("tree(beam=2, depth=2)", "tree_rejection"),
+        ("medusa", "match"),
+    ],
+)
 def test_a_step_on_a_gpu_waits_for_nothing_but_its_read(
     draft: str, policy: str, graphs: bool, assembled: Assembled
 ) -> None:
     assembly, requests = assembled("cuda", torch.bfloat16, 2), _requests(0.8)
     engine = assembly.engine(draft, policy, k=3, eager=not graphs, recorder=CudaGraphs() if graphs else None)
     engine.run(requests)  # what is compiled, allocated or recorded at first
-    engine.submit([replace(request, id=request.id + 10) for request in requests[:2]])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(3):
-            engine.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    engine.cancel([request.id + 10 for request in requests])
+    guarded_steps(engine, [replace(request, id=request.id + 10) for request in requests], 3)
 
 
 def _shared(assembly: Assembly, draft: str, policy: str, controller: str, later: bool) -> tuple[Engine, SharedPool]:

@@ -19,7 +19,7 @@ PARTS = ("attention", "MLP", "head", "embedding")
 
 
 @pytest.fixture(autouse=True)
-def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def embeddings_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are those of the newest transformers."""
     plan_embeddings(monkeypatch)
 
