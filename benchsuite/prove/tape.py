@@ -54,8 +54,10 @@ class SharedPool(Tape):
     def __call__(self, function: Callable[..., T], given: Sequence[object]) -> tuple[T, Replay]:
         """See ``specdec.runtime.Recorder``."""
         result, replay = super().__call__(function, given)
-        place, known = len(self._results), [*_tensors(list(given)), *self.persistent]
-        self._results.append([one for one in _tensors(result) if not any(shares_memory(one, old) for old in known)])
+        place, known = len(self._results), [*result_tensors(list(given)), *self.persistent]
+        self._results.append(
+            [one for one in result_tensors(result) if not any(shares_memory(one, old) for old in known)]
+        )
 
         def overwriting() -> None:
             for results in self._results[place if self.later_alone else 0 :]:
@@ -68,16 +70,16 @@ class SharedPool(Tape):
         return result, overwriting
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    """The tensors of results: of tuples, lists and dataclasses, however deep."""
+def result_tensors(value: object) -> Iterator[Tensor]:
+    """The tensors of a part's result, or of its arguments: of tuples, lists and dataclasses, however deep."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for one in value:
-            yield from _tensors(one)
+            yield from result_tensors(one)
     elif is_dataclass(value):
         for part in fields(value):
-            yield from _tensors(getattr(value, part.name))
+            yield from result_tensors(getattr(value, part.name))
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
