@@ -3,7 +3,7 @@
 CUDA loads no module during a capture, so every kernel must have been launched before it, for the same types, strides
 and alignment (its *specialisation*). Here the Triton backend's methods run on CPU tensors and launch nothing: each
 launch's specialisation is noted, and the reference gives the results. ``Again`` records as CUDA does: it calls a part a
-second time, over the tensors that are kept, and undoes what that wrote. It cannot run where ``TRITON_INTERPRET`` is set.
+second time, over the tensors that are kept, and undoes what that wrote. It cannot run with ``TRITON_INTERPRET``.
 
 ``python -m benchsuite.prove.first_launches`` prints in JSON what each strategy first launched in a capture.
 """
