@@ -60,7 +60,7 @@ PAIR = 0.75
 
 TESTS = (
     *("kernels_backends", "kernels_float16", "kernels_flex", "specdec_ops", "specdec_sampling", "specdec_engine"),
-    *("specdec_equality", "specdec_graphed", "conformance_built_in", "conformance_claims", "prove_power"),
+    *("specdec_equality", "specdec_graphed", "conformance_built_in", "plugins_vocabulary", "prove_power"),
 )
 """Files with tests for a GPU: all that ``-m cuda`` selects."""
 

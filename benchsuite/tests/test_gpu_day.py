@@ -101,6 +101,15 @@ def test_a_call_names_lines_of_the_status_and_fits_its_time(call: int, tmp_path:
         assert config.hidden_size == json.loads((tmp_path / name / "config.json").read_text())["hidden_size"]
 
 
+@pytest.mark.slow
+def test_the_calls_run_every_file_that_has_a_test_for_a_gpu() -> None:
+    collect = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "cuda", "--pyargs", "benchsuite.tests"]
+    pytest_command = [sys.executable, "-m", "pytest", *collect]
+    said = subprocess.run(pytest_command, capture_output=True, text=True, check=True).stdout
+    found = {Path(line.partition("::")[0]).stem for line in said.splitlines() if "::" in line}
+    assert found == {f"test_{name}" for name in stages.TESTS}
+
+
 def test_the_second_call_asks_for_what_failed_in_the_first(tmp_path: Path) -> None:
     file = tmp_path / "failures.txt"
     file.write_text("=== a.py::b[x y] (call, 1.0 s)\nE   1\n=== a.py::c (setup, 0.1 s)\n=== a.py::b[x y] (call, 2 s)\n")
