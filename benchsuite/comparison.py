@@ -18,8 +18,8 @@ from benchsuite.ranked import RankedPlugin
 from benchsuite.report.replay import replayed_seconds
 
 if TYPE_CHECKING:
+    from benchsuite.measure.arms import Arm
     from benchsuite.measure.cells import Cell
-    from benchsuite.measure.matrix import Arm
     from benchsuite.measure.measured import Measured
     from benchsuite.measure.plan import MeasuringPlan
     from benchsuite.measure.results import Row

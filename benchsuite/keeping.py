@@ -15,8 +15,8 @@ import pytest
 from benchsuite import options
 
 if TYPE_CHECKING:
+    from benchsuite.measure.arms import Arm, Setting
     from benchsuite.measure.cells import Cell
-    from benchsuite.measure.matrix import Arm, Setting
     from benchsuite.measure.measured import Measured
     from benchsuite.report.journal import Journal
 

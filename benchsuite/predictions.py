@@ -22,7 +22,8 @@ from statistics import geometric_mean
 from tabulate import tabulate
 
 from benchsuite.machine import provenance
-from benchsuite.measure.matrix import Arm, Setting, named_strategies
+from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.matrix import named_strategies
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.measure.workloads import workload_names

@@ -17,7 +17,7 @@ import pytest
 from benchsuite import options
 
 if TYPE_CHECKING:
-    from benchsuite.measure.matrix import Arm
+    from benchsuite.measure.arms import Arm
     from specdec.ranks import Ranks
 
 ALONE = {

@@ -10,6 +10,7 @@ from tabulate import tabulate
 
 from benchsuite.compare.changes import MARKS, Change, changes, summary
 from benchsuite.compare.sides import ComparedSide
+from benchsuite.report import html
 
 LEGEND = ", ".join(f"{mark} {kind}" for kind, mark in MARKS.items() if mark.strip())
 
@@ -57,14 +58,14 @@ def as_page(sides: Sequence[ComparedSide], every: bool) -> str:
         {"title": title, "rows": [(change.kind, _cells(change)) for change in kept], "summary": told}
         for title, kept, told in comparisons(sides, every)
     ]
-    return _template("compare.html.j2", sides=sides, found=found, headers=HEADERS, legend=LEGEND)
+    return html.template("compare.html.j2", sides=sides, found=found, headers=HEADERS, legend=LEGEND)
 
 
 def history(sides: Sequence[ComparedSide]) -> str:
     """Return a self-contained HTML page with the speedup of every row over runs in the order of their times."""
     ordered = sorted(sides, key=lambda side: str(side.made.get("time", "")))
     names = list(dict.fromkeys(name for side in ordered for name in side.rows))
-    return _template("history.html.j2", sides=ordered, rows=[_line(name, ordered) for name in names])
+    return html.template("history.html.j2", sides=ordered, rows=[_line(name, ordered) for name in names])
 
 
 WIDTH, HEIGHT = 360, 90
@@ -96,10 +97,3 @@ def _line(name: str, sides: Sequence[ComparedSide]) -> dict[str, Any]:
     ]
     last = seen[-1][2].speedup if seen else None
     return {"name": name, "points": points, "one": y(1.0), "last": last, "width": WIDTH, "height": HEIGHT}
-
-
-def _template(name: str, **values: Any) -> str:
-    from jinja2 import Environment, PackageLoader
-
-    environment = Environment(loader=PackageLoader("benchsuite.compare"), autoescape=True)
-    return environment.get_template(name).render(**values)

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.drafts import GREEDY, kit_assembly
-from benchsuite.measure.matrix import Arm, Setting
-from benchsuite.measure.peers import PeerName, PeerRunner
+from benchsuite.measure.arms import Arm, PeerName, Setting
+from benchsuite.measure.peers import PeerRunner
 from benchsuite.measure.sources import EngineSource, Tokens
 from benchsuite.measure.ties import Judge
 from benchsuite.prove import families, tiny

@@ -15,7 +15,7 @@ from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, WHOLE, FigureTime
 from benchsuite.machine import provenance
 
 if TYPE_CHECKING:
-    from benchsuite.measure.matrix import Arm
+    from benchsuite.measure.arms import Arm
     from benchsuite.measure.paired import Series
     from benchsuite.measure.runners import Outcome
     from benchsuite.measure.session import Bench

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchsuite.kernelbench.caches import WIDTH, CacheCost
 from benchsuite.kernelbench.timing import Curve, KernelBench, Timing
-from benchsuite.report import folder
+from benchsuite.report import folder, html
 from benchsuite.report.tables import laid_out
 
 SHOWN = (1, 2, 4, 8, 9, 12, 16, 32, 64, 256, 512)
@@ -143,4 +143,4 @@ def plot(found: Sequence[Curve]) -> str:
     ]
     ticks = [{"y": y(step / 2), "label": f"{step / 2:g}"} for step in range(int(TOP * 2) + 1)]
     marks = [{"x": x(width), "label": str(width)} for width in (1, *range(4, most + 1, 4))]
-    return folder.template("curves.svg.j2", lines=drawn, ticks=ticks, marks=marks)
+    return html.template("curves.svg.j2", lines=drawn, ticks=ticks, marks=marks)

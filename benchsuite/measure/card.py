@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from benchsuite.machine import provenance
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.results import Machine
 from specdec import catalog, devices
 

@@ -16,9 +16,9 @@ import torch
 
 from benchsuite.machine import provenance
 from benchsuite.measure.agreement import Agreement
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.judgement import Judgement
-from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine, Text
 from benchsuite.measure.runners import Outcome

@@ -4,154 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import pytest
 
 from benchsuite import options
-from benchsuite.measure.peers import PeerName, default_peers, endpoint_peers, parse_peer, peer_batches
+from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.peers import parse_peer, peer_batches
 from benchsuite.measure.workloads import workload_names
 from specdec.devices import kind_of, records
-from specdec.errors import SpecdecError, unknown
+from specdec.errors import SpecdecError
+from specdec.ranks import Place
 from specdec.registry import Registry, split_list
-from specdec.request import RANGES, SamplingParams
+from specdec.request import RANGES
 
 N = TypeVar("N", int, float)
 
 RANGED = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 """Fields of ``Setting`` whose values ``specdec.request.RANGES`` limits from both sides."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Values that all arms of one comparison share. Arms of different settings are never compared."""
-
-    target: str
-    backend: str
-    device: str
-    dtype: str
-    batch: int
-    temperature: float
-    top_k: int
-    top_p: float
-    max_new_tokens: int
-    seed: int
-    workload: str
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-
-    @property
-    def without_workload(self) -> Setting:
-        """This setting without its workload; models and engines are shared by this key."""
-        return replace(self, workload="")
-
-    @property
-    def odd(self) -> list[str]:
-        """Every value that is not the usual one, with its name: ``batch4``. The seed is one for a whole run."""
-        usual = Setting("", "auto", "auto", "auto", 1, 0.0, 0, 1.0, 64, self.seed, "")
-        return [
-            f"{name}{got}"
-            for name, got in asdict(self).items()
-            if name not in ("target", "workload") and got != getattr(usual, name)
-        ]
-
-    @property
-    def id(self) -> str:
-        """The setting's part of its rows' names; unique within a matrix."""
-        return "-".join([self.target, self.workload, *self.odd])
-
-    def sampling(self, eos: tuple[int, ...]) -> SamplingParams:
-        """Return the sampling parameters of the setting's requests. Raises SpecdecError for a value out of range."""
-        return SamplingParams(
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.seed,
-            self.max_new_tokens,
-            eos=eos,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-        )
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One row of a comparison: a strategy of the engine, plain decoding, or a peer (another library).
-
-    ``controller`` is written without its K, which is ``k``; ``k`` is None for a controller that takes no K.
-    ``name``: the user's short name. ``again``: plain decoding a second time; its speed relative to plain's is what the
-    machine's noise makes of 1. ``eager``: plain decoding whose steps are not recorded, where plain's are; plain's speed
-    relative to its is what recording is worth.
-    """
-
-    setting: Setting
-    draft: str | None = None
-    policy: str = "match"
-    controller: str = "fixed"
-    k: int | None = 0
-    peer: str | None = None
-    again: bool = False
-    eager: bool = False
-    name: str | None = field(default=None, compare=False)
-
-    @property
-    def plain(self) -> bool:
-        """Whether this is the engine without proposals, and not once more (``again``, ``eager``)."""
-        return self.draft is None and not self.control
-
-    @property
-    def control(self) -> bool:
-        """Whether this is an outside reference, or plain decoding once more: no strategy, and not the baseline."""
-        return self.peer is not None or self.again or self.eager
-
-    @property
-    def label(self) -> str:
-        """The row's name in tables: ``plain``, ``ngram``, ``transformers prompt lookup`` …"""
-        once_more = "plain again" if self.again else "plain eager" if self.eager else None
-        ours = once_more or self.name or self.draft or "plain"
-        return PeerName(self.peer).label if self.peer else ours
-
-    @property
-    def strategy(self) -> str:
-        """The arm as --specdec-arm or --specdec-peer writes it, ``ngram/match/fixed/4``; or its label."""
-        if self.draft is None:
-            return self.peer or self.label
-        return "/".join([self.draft, self.policy, self.controller, *([] if self.k is None else [str(self.k)])])
-
-    @property
-    def id(self) -> str:
-        """The arm's part of a test id; unique within a matrix."""
-        strategy = [self.label.replace(" ", "-")]
-        if self.peer is not None:
-            # -k cannot select by an equals sign.
-            strategy += [part.replace("=", "") for part in PeerName(self.peer).shown.split(", ") if part]
-        if self.draft is not None:
-            strategy += [self.policy, *([] if self.k is None else [f"k{self.k}"])]
-            strategy += [self.controller] if self.controller != "fixed" else []
-        setting = self.setting
-        return "-".join([setting.target, setting.workload, *strategy, *setting.odd]).replace("/", ":")
-
-
-def arm_named(text: str, arms: Sequence[Arm]) -> Arm:
-    """Return the arm that ``text`` names, by its strategy or its label; of several workloads', the first.
-
-    Raises SpecdecError if no arm has that name, or several strategies have it.
-    """
-    exact = [arm for arm in arms if arm.strategy == text]
-    found = {arm.strategy: arm for arm in exact or arms if text in (arm.label, arm.strategy)}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    choices = list(dict.fromkeys(arm.strategy for arm in arms))
-    if found:
-        raise SpecdecError(f"--specdec-baseline {text!r} names {len(found)} arms; name one of {', '.join(found)}")
-    raise unknown("arm", text, choices, "--specdec-baseline names an arm of every setting that is measured.")
 
 
 def build_matrix(config: pytest.Config) -> list[Arm]:
@@ -298,3 +171,31 @@ def _number(option: str, text: str, kind: Callable[[str], N], least: N) -> N:
         noun = "whole numbers" if kind is int else "numbers"
         raise SpecdecError(f"{option} is {text!r}; expected {noun}, {least} or more, separated by commas")
     return got
+
+
+def default_peers(kind: str) -> list[str]:
+    """Return the peers of ``--specdec-peer auto`` on a kind of device.
+
+    On CUDA the compiled one is among them, because our steps are recorded there: a forward that the host launches op by
+    op is no measure for them. Elsewhere compiling takes longer than a short run, and collective calls are not compiled.
+    """
+    alone = Place.of(os.environ) is None
+    compiled = ["transformers_compiled"] if kind == "cuda" and alone else []
+    return ["transformers", "transformers_prompt_lookup", *compiled]
+
+
+def endpoint_peers(text: str) -> list[str]:
+    """Return the servers of ``--specdec-endpoint`` as peers, which are asked one request at a time.
+
+    Raises SpecdecError as ``parse_endpoints`` does, and without httpx.
+
+    Example: ``endpoint_peers("spec=http://localhost:8001")`` is ``["endpoint(url=http://localhost:8001, name=spec)"]``.
+    """
+    if not text:
+        return []
+    from specdec_plugins.endpoints.named import parse_endpoints
+
+    return [
+        parse_peer(f"endpoint({one.url!r}, name={one.name!r}" + (f", model={one.model!r})" if one.model else ")")).text
+        for one in parse_endpoints(text)
+    ]

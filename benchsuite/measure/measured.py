@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchsuite.measure import results
+from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.matrix import Arm, Setting, arm_named
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Pool, Row, Text
 from benchsuite.measure.weights import Weights

@@ -22,10 +22,10 @@ from torch import Tensor
 from benchsuite.machine import memory
 from benchsuite.measure import fidelity, ties
 from benchsuite.measure.agreement import Agreement
+from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.judgement import Judgement, Output
-from benchsuite.measure.matrix import Arm
-from benchsuite.measure.peers import PeerName, PeerRunner
+from benchsuite.measure.peers import PeerRunner
 from benchsuite.measure.runners import EngineRunner, Outcome, Runner
 from benchsuite.measure.sources import Tokens
 from benchsuite.measure.ties import Difference, Judge

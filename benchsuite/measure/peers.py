@@ -2,79 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from benchsuite.measure.arms import PeerName
 from benchsuite.measure.runners import Outcome, mean_length
 from benchsuite.measure.sources import Tokens
 from specdec.errors import SpecdecError, unknown
 from specdec.peer import Generation, Peer
-from specdec.ranks import Place
-from specdec.registry import Registry, split_list
+from specdec.registry import Registry
 from specdec.request import Request
 
 if TYPE_CHECKING:
-    from benchsuite.measure.matrix import Arm
-
-
-def default_peers(kind: str) -> list[str]:
-    """Return the peers of ``--specdec-peer auto`` on a kind of device.
-
-    On CUDA the compiled one is among them, because our steps are recorded there: a forward that the host launches op by
-    op is no measure for them. Elsewhere compiling takes longer than a short run, and collective calls are not compiled.
-    """
-    alone = Place.of(os.environ) is None
-    compiled = ["transformers_compiled"] if kind == "cuda" and alone else []
-    return ["transformers", "transformers_prompt_lookup", *compiled]
-
-
-@dataclass(frozen=True)
-class PeerName:
-    """A peer as ``parse_peer`` writes it; rows that were measured elsewhere are shown without their engine at hand.
-
-    Example: ``PeerName("transformers_prompt_lookup(k=4)").label`` is ``transformers prompt lookup``.
-    """
-
-    text: str
-
-    @property
-    def name(self) -> str:
-        """The name that is registered."""
-        return self.text.partition("(")[0]
-
-    @property
-    def label(self) -> str:
-        """The name in words, ``transformers prompt lookup``, with that which an option ``name`` gives it."""
-        words = self.name.replace("_", " ")
-        return f"{words} {self._given}" if self._given else words
-
-    @property
-    def _given(self) -> str | None:
-        """The value of an option ``name``; None without one."""
-        found = [part for part in split_list(self.shown) if part.startswith("name=")]
-        return found[0].removeprefix("name=").strip("'\"") if found else None
-
-    @property
-    def brief(self) -> str:
-        """``shown`` for a column of a table: nothing for a peer that has a name of its own, as servers have."""
-        return "" if self._given else self.shown
-
-    @property
-    def shown(self) -> str:
-        """K, and every option that differs from its default: ``k=10``; empty if there is none."""
-        return self.text.partition("(")[2].removesuffix(")")
-
-    @property
-    def k(self) -> int | None:
-        """K, the proposals of a step; None for a peer that proposes nothing."""
-        found = [part for part in split_list(self.shown) if re.fullmatch(r"k=\d+", part)]
-        return int(found[0].removeprefix("k=")) if found else None
+    from benchsuite.measure.arms import Arm
 
 
 @cache
@@ -96,23 +40,6 @@ def parse_peer(text: str) -> PeerName:
     entry, options = registry.parse_peer(text)
     shown = ", ".join(f"{n}={_written(value)}" for n, value in options.items() if n == "k" or value != entry.options[n])
     return PeerName(f"{name}({shown})" if shown else name)
-
-
-def endpoint_peers(text: str) -> list[str]:
-    """Return the servers of ``--specdec-endpoint`` as peers, which are asked one request at a time.
-
-    Raises SpecdecError as ``parse_endpoints`` does, and without httpx.
-
-    Example: ``endpoint_peers("spec=http://localhost:8001")`` is ``["endpoint(url=http://localhost:8001, name=spec)"]``.
-    """
-    if not text:
-        return []
-    from specdec_plugins.endpoints.named import parse_endpoints
-
-    return [
-        parse_peer(f"endpoint({one.url!r}, name={one.name!r}" + (f", model={one.model!r})" if one.model else ")")).text
-        for one in parse_endpoints(text)
-    ]
 
 
 def _written(value: object) -> str:

@@ -20,7 +20,7 @@ from specdec.stats import Stats, Step, StepTimes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from benchsuite.measure.matrix import Arm
+    from benchsuite.measure.arms import Arm
 
 Emission = tuple[float, int]
 """Tokens that arrived together: seconds since their request was handed over, and their number."""

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from benchsuite.machine import clock, provenance, roofline
 from benchsuite.machine.load import Load
 from benchsuite.measure import card, paired, profile, results, weights, workloads
+from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.cells import Cell, made_here, snapshot
 from benchsuite.measure.judgement import OutputJudge
-from benchsuite.measure.matrix import Arm, Setting, arm_named
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Comparison
 from benchsuite.measure.peers import PeerRunner, parse_peer, peer_needs_gguf

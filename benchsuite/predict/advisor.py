@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench, Stage
 from benchsuite.predict.costs import Costs, strategy_of

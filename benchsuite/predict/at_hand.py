@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import exp
 from statistics import fmean
 
-from benchsuite.measure.matrix import Setting
+from benchsuite.measure.arms import Setting
 from benchsuite.predict.checked import CheckedCell
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.prediction import Replay

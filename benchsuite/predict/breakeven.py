@@ -13,7 +13,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.session import Bench
 from benchsuite.predict.costs import Costs
 from benchsuite.predict.forecasts import costs_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import ceil, exp, log
 from statistics import fmean, geometric_mean, median
 
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
 from benchsuite.predict.costs import Costs, strategy_of

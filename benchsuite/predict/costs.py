@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchsuite.machine import provenance
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.arms import Arm, Setting
 from specdec.cache import cache_root
 from specdec.calibration import Point, forward_seconds, interpolated
 from specdec.errors import SpecdecError

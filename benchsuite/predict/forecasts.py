@@ -9,8 +9,8 @@ from math import exp, sqrt
 from pathlib import Path
 from statistics import fmean, median
 
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.session import Bench, Stage
 from benchsuite.predict.checked import Accuracy, CheckedCell, check_cells, interval_factors, with_factors
 from benchsuite.predict.costs import Costs, costs_identity, costs_path, strategy_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.session import Bench
 from benchsuite.predict.advisor import CLOSE, Advice
 from benchsuite.predict.turns import run_in_turn

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 from tabulate import tabulate
 
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.forecasts import Forecasts
 from benchsuite.predict.traces import traces_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import exp, log
 from statistics import median
 
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.runners import Outcome
 from benchsuite.predict.costs import Costs, strategy_of
 

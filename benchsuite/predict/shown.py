@@ -11,7 +11,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.predict.at_hand import advice_at_hand
 from benchsuite.predict.checked import Accuracy, CheckedCell
 from benchsuite.predict.contexts import context_slope

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.runners import EngineRunner, Outcome, mean_length
 from benchsuite.measure.session import Stage
 from specdec.devices import synchronize

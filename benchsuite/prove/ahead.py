@@ -41,7 +41,7 @@ from benchsuite.prove.calls import (
     results_of,
 )
 from benchsuite.prove.cubin import CHIPS, Resources, resources
-from benchsuite.prove.stub_driver import Handed, StubDriver, stub_folder
+from benchsuite.prove.stub_driver import Launched, StubDriver, stub_folder
 from specdec.cache import cache_root
 from specdec_kernels.triton import Triton
 
@@ -75,24 +75,6 @@ class Compiled:
     shared: int
     seconds: float
     faults: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Launched:
-    """One launch: the kernel's arguments by name and their types, and what reached the driver."""
-
-    kernel: str
-    given: Mapping[str, Any]
-    types: Mapping[str, Any]
-    grid: tuple[int, ...]
-    function: int
-    metadata: Any
-    handed: Handed
-
-    @property
-    def pointers(self) -> list[str]:
-        """The names of the parameters that are addresses, in order."""
-        return [name for name, kind in self.types.items() if isinstance(kind, str) and kind.startswith("*")]
 
 
 class AheadDriver:

@@ -20,7 +20,7 @@ from specdec.packed import Weight
 from specdec.quantised import GROUP, Quantised
 
 if TYPE_CHECKING:
-    from benchsuite.prove.ahead import Launched
+    from benchsuite.prove.stub_driver import Launched
 
 Launches = Sequence["Launched"]
 """The launches of a call so far, in order; the last is the one that is looked at."""

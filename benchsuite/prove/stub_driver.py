@@ -7,8 +7,10 @@ the driver can be looked at. Nothing of the real driver is loaded or needed.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchsuite.prove.snippet import compiled_snippet
 
@@ -137,6 +139,24 @@ def stub_folder() -> Path:
     """
     flags = ["-std=c++17", "-Wl,-soname,libcuda.so.1"]
     return compiled_snippet("a stub of the CUDA driver", SOURCE, "cuda-stub-{}/libcuda.so.1", flags).parent
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch: the kernel's arguments by name and their types, and what reached the driver."""
+
+    kernel: str
+    given: Mapping[str, Any]
+    types: Mapping[str, Any]
+    grid: tuple[int, ...]
+    function: int
+    metadata: Any
+    handed: Handed
+
+    @property
+    def pointers(self) -> list[str]:
+        """The names of the parameters that are addresses, in order."""
+        return [name for name, kind in self.types.items() if isinstance(kind, str) and kind.startswith("*")]
 
 
 class StubDriver:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchsuite.measure import results
+from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.matrix import Arm
 from benchsuite.measure.measured import Measured
-from benchsuite.measure.peers import PeerName
 from benchsuite.measure.results import Row
-from benchsuite.report import folder, tables
+from benchsuite.report import folder, html, tables
 from benchsuite.report.page import page
 
 PREDICTION = "prediction.json"
@@ -47,7 +46,7 @@ def comparison_files(
         **({"steps.jsonl.gz": "".join(f"{line}\n" for row in rows for line in _steps(row))} if steps else {}),
         "table.md": _markdown(sections, [*card, _made(measured)]),
         "table.csv": tables.as_csv([*rows, *pooled]),
-        "speedup.svg": folder.template("speedup.svg.j2", bars=_bars(pooled), baseline=baseline),
+        "speedup.svg": html.template("speedup.svg.j2", bars=_bars(pooled), baseline=baseline),
         "report.html": page(measured, said or {}, notes, predicted),
         **more,
     }

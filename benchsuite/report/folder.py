@@ -79,11 +79,3 @@ def write_file(file: Path, content: bytes) -> None:
 def strict_json(value: Any) -> str:
     """Return JSON that every parser reads; raises ValueError for NaN or infinity."""
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
-
-
-def template(name: str, **values: Any) -> str:
-    """Return a template of ``benchsuite/report/templates`` with ``values`` filled in and escaped."""
-    from jinja2 import Environment, PackageLoader
-
-    environment = Environment(loader=PackageLoader("benchsuite.report"), autoescape=True)
-    return environment.get_template(name).render(**values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchsuite.measure.matrix import Setting
+from benchsuite.measure.arms import Setting
 from benchsuite.report.files import comparison_files
 from benchsuite.report.journal import Journal, differences
 from specdec.errors import SpecdecError

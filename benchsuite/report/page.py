@@ -9,7 +9,7 @@ from typing import Any
 
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.results import Row
-from benchsuite.report import folder, pictures, tables
+from benchsuite.report import html, pictures, tables
 from benchsuite.report.answer import answers, usable
 from benchsuite.report.generation import ShownToken, generation
 from benchsuite.report.plots import Plot
@@ -34,7 +34,7 @@ def page(
     content of its ``prediction.json``."""
     groups = measured.pooled()
     batches = pictures.batches(measured)
-    return folder.template(
+    return html.template(
         "report.html.j2",
         answers=answers(measured) or ["Nothing was measured."],
         card=[*measured.card, *measured.said, *notes],
@@ -54,7 +54,7 @@ def plots_page(title: str, said: Sequence[str], plots: Sequence[Plot]) -> str:
 
     Example: ``plots_page("Break-even map", [], plots)``
     """
-    return folder.template("plots.html.j2", title=title, said=said, plots=[plot.drawn() for plot in plots])
+    return html.template("plots.html.j2", title=title, said=said, plots=[plot.drawn() for plot in plots])
 
 
 def _predicted(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchsuite.measure.matrix import Setting
+from benchsuite.measure.arms import Setting
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.results import Row
 from benchsuite.report import tables

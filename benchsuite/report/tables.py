@@ -12,9 +12,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.matrix import Arm
-from benchsuite.measure.peers import PeerName
 from benchsuite.measure.results import Row
 from benchsuite.measure.weights import Weights
 

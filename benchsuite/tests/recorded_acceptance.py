@@ -57,7 +57,7 @@ class RefusingPolicy:
 
 def record() -> None:
     """Run every draft of ``make predictions`` over every text, and write the file."""
-    from benchsuite.measure.matrix import Arm, Setting
+    from benchsuite.measure.arms import Arm, Setting
     from benchsuite.measure.plan import MeasuringPlan
     from benchsuite.measure.session import Bench
     from benchsuite.predict.turns import engine_runner

@@ -20,7 +20,7 @@ from _pytest.mark.structures import ParameterSet
 from transformers import PreTrainedModel
 
 from benchsuite import options
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.sources import TokenSource
 from benchsuite.measure.ties import Judge

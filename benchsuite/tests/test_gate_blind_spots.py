@@ -24,7 +24,7 @@ from benchsuite.gate.sides import LiveSides
 from benchsuite.gate.speed import Tolerances, staged
 from benchsuite.gate.trial import BLIND, Trial, refuse_unfit_anchor
 from benchsuite.gate.verdict import Finding, GateVerdict
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.workloads import Question

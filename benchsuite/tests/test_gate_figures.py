@@ -18,7 +18,7 @@ from torch import nn
 from benchsuite.gate import figures, inputs
 from benchsuite.gate.record import CALL, DECODE, FIRST, WHOLE, FigureTimes, GatedRow, Launch
 from benchsuite.machine import provenance
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import digest, summed
 from benchsuite.measure.runners import Outcome

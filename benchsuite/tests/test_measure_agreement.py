@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchsuite.measure.agreement import Agreement
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series, broken, checked
 from benchsuite.measure.peers import PeerRunner
 from benchsuite.prove.tiny import requests

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchsuite.measure import guards
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.paired import Series
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.results import Row

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from benchsuite.measure.agreement import Agreement
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, to_json
 from benchsuite.measure.fidelity import BINS, Fidelity
 from benchsuite.measure.judgement import Judgement
-from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine, Text
 from benchsuite.measure.runners import Outcome

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchsuite.measure.matrix import build_matrix
-from benchsuite.measure.peers import PeerRunner, endpoint_peers, parse_peer
+from benchsuite.measure.matrix import build_matrix, endpoint_peers
+from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.sources import EngineSource
 from benchsuite.prove.tiny import requests
 from benchsuite.tests.faulty import DONE, STREAM, Fault, FaultyServer, event, plain_answer

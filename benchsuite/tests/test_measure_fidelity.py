@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 
 import pytest
 
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.fidelity import (
     BINS,
     EXACT,
@@ -22,7 +23,6 @@ from benchsuite.measure.fidelity import (
     examine,
     finding,
 )
-from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series, checked
 from benchsuite.measure.ties import Judge
 from benchsuite.prove.tiny import prompts

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.results import KEYS, Machine, make_rows

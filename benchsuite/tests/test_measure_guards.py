@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchsuite.measure import guards
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
 from benchsuite.tests.rig import SETTING

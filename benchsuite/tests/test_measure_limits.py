@@ -14,9 +14,9 @@ import torch
 
 from benchsuite.machine import provenance
 from benchsuite.measure import cells, fidelity, guards, interval, logprob_ties
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, made_here, snapshot, to_json
 from benchsuite.measure.fidelity import Fidelity, chi_square, evenness, finding
-from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine
 from benchsuite.measure.runners import Outcome

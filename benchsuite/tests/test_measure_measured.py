@@ -7,8 +7,8 @@ from math import prod
 
 import pytest
 
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.matrix import Arm, Setting
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine, Text

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchsuite.machine import memory, roofline
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.tests.rig import SETTING

@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.card import card
-from benchsuite.measure.matrix import Arm, build_matrix
+from benchsuite.measure.matrix import build_matrix
 from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.results import Machine

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchsuite.measure.matrix import Arm, build_matrix
+from benchsuite.measure.arms import Arm
+from benchsuite.measure.matrix import build_matrix
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.tests.rig import SETTING, Make, config

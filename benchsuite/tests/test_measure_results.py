@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from benchsuite.measure import workloads
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.interval import Estimate, estimate
-from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, in_words, make_rows, text_of
 from benchsuite.measure.runners import Outcome

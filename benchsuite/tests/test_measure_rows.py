@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from benchsuite.measure import results
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.interval import NONE, WITHIN, Estimate, estimate
-from benchsuite.measure.matrix import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine, Row, hinges, in_words, make_rows, summed, vllm_names
 from benchsuite.measure.runners import Outcome

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, to_json
 from benchsuite.measure.guards import parse_across
-from benchsuite.measure.matrix import Arm, build_matrix
+from benchsuite.measure.matrix import build_matrix
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.runners import EngineRunner

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.measure.sources import EngineSource, Recorded
 from benchsuite.prove.tiny import requests

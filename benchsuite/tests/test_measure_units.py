@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.measure.units import disjoint_batches, make_units

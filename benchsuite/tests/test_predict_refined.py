@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.refined import PROBED, RefinedCosts
 from benchsuite.tests.rig import SETTING

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.measure.matrix import Arm, Setting
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.results import KEYS, Row
 from benchsuite.report import files, folder, tables
 from benchsuite.tests.rig import SETTING

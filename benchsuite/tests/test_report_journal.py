@@ -20,7 +20,7 @@ import pytest
 
 from benchsuite import cluster
 from benchsuite.__main__ import benchsuite_main
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.measure.matrix import Arm
+from benchsuite.measure.arms import Arm
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.results import Row

@@ -1,0 +1,183 @@
+"""What is compared: the setting that arms share, an arm, and the name of a peer. All are plain data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from specdec.errors import SpecdecError, unknown
+from specdec.registry import split_list
+from specdec.request import SamplingParams
+
+
+@dataclass(frozen=True)
+class PeerName:
+    """A peer as ``parse_peer`` writes it; rows that were measured elsewhere are shown without their engine at hand.
+
+    Example: ``PeerName("transformers_prompt_lookup(k=4)").label`` is ``transformers prompt lookup``.
+    """
+
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The name that is registered."""
+        return self.text.partition("(")[0]
+
+    @property
+    def label(self) -> str:
+        """The name in words, ``transformers prompt lookup``, with that which an option ``name`` gives it."""
+        words = self.name.replace("_", " ")
+        return f"{words} {self._given}" if self._given else words
+
+    @property
+    def _given(self) -> str | None:
+        """The value of an option ``name``; None without one."""
+        found = [part for part in split_list(self.shown) if part.startswith("name=")]
+        return found[0].removeprefix("name=").strip("'\"") if found else None
+
+    @property
+    def brief(self) -> str:
+        """``shown`` for a column of a table: nothing for a peer that has a name of its own, as servers have."""
+        return "" if self._given else self.shown
+
+    @property
+    def shown(self) -> str:
+        """K, and every option that differs from its default: ``k=10``; empty if there is none."""
+        return self.text.partition("(")[2].removesuffix(")")
+
+    @property
+    def k(self) -> int | None:
+        """K, the proposals of a step; None for a peer that proposes nothing."""
+        found = [part for part in split_list(self.shown) if re.fullmatch(r"k=\d+", part)]
+        return int(found[0].removeprefix("k=")) if found else None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Values that all arms of one comparison share. Arms of different settings are never compared."""
+
+    target: str
+    backend: str
+    device: str
+    dtype: str
+    batch: int
+    temperature: float
+    top_k: int
+    top_p: float
+    max_new_tokens: int
+    seed: int
+    workload: str
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def without_workload(self) -> Setting:
+        """This setting without its workload; models and engines are shared by this key."""
+        return replace(self, workload="")
+
+    @property
+    def odd(self) -> list[str]:
+        """Every value that is not the usual one, with its name: ``batch4``. The seed is one for a whole run."""
+        usual = Setting("", "auto", "auto", "auto", 1, 0.0, 0, 1.0, 64, self.seed, "")
+        return [
+            f"{name}{got}"
+            for name, got in asdict(self).items()
+            if name not in ("target", "workload") and got != getattr(usual, name)
+        ]
+
+    @property
+    def id(self) -> str:
+        """The setting's part of its rows' names; unique within a matrix."""
+        return "-".join([self.target, self.workload, *self.odd])
+
+    def sampling(self, eos: tuple[int, ...]) -> SamplingParams:
+        """Return the sampling parameters of the setting's requests. Raises SpecdecError for a value out of range."""
+        return SamplingParams(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.seed,
+            self.max_new_tokens,
+            eos=eos,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of a comparison: a strategy of the engine, plain decoding, or a peer (another library).
+
+    ``controller`` is written without its K, which is ``k``; ``k`` is None for a controller that takes no K.
+    ``name``: the user's short name. ``again``: plain decoding a second time; its speed relative to plain's is what the
+    machine's noise makes of 1. ``eager``: plain decoding whose steps are not recorded, where plain's are; plain's speed
+    relative to its is what recording is worth.
+    """
+
+    setting: Setting
+    draft: str | None = None
+    policy: str = "match"
+    controller: str = "fixed"
+    k: int | None = 0
+    peer: str | None = None
+    again: bool = False
+    eager: bool = False
+    name: str | None = field(default=None, compare=False)
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is the engine without proposals, and not once more (``again``, ``eager``)."""
+        return self.draft is None and not self.control
+
+    @property
+    def control(self) -> bool:
+        """Whether this is an outside reference, or plain decoding once more: no strategy, and not the baseline."""
+        return self.peer is not None or self.again or self.eager
+
+    @property
+    def label(self) -> str:
+        """The row's name in tables: ``plain``, ``ngram``, ``transformers prompt lookup`` …"""
+        once_more = "plain again" if self.again else "plain eager" if self.eager else None
+        ours = once_more or self.name or self.draft or "plain"
+        return PeerName(self.peer).label if self.peer else ours
+
+    @property
+    def strategy(self) -> str:
+        """The arm as --specdec-arm or --specdec-peer writes it, ``ngram/match/fixed/4``; or its label."""
+        if self.draft is None:
+            return self.peer or self.label
+        return "/".join([self.draft, self.policy, self.controller, *([] if self.k is None else [str(self.k)])])
+
+    @property
+    def id(self) -> str:
+        """The arm's part of a test id; unique within a matrix."""
+        strategy = [self.label.replace(" ", "-")]
+        if self.peer is not None:
+            # -k cannot select by an equals sign.
+            strategy += [part.replace("=", "") for part in PeerName(self.peer).shown.split(", ") if part]
+        if self.draft is not None:
+            strategy += [self.policy, *([] if self.k is None else [f"k{self.k}"])]
+            strategy += [self.controller] if self.controller != "fixed" else []
+        setting = self.setting
+        return "-".join([setting.target, setting.workload, *strategy, *setting.odd]).replace("/", ":")
+
+
+def arm_named(text: str, arms: Sequence[Arm]) -> Arm:
+    """Return the arm that ``text`` names, by its strategy or its label; of several workloads', the first.
+
+    Raises SpecdecError if no arm has that name, or several strategies have it.
+    """
+    exact = [arm for arm in arms if arm.strategy == text]
+    found = {arm.strategy: arm for arm in exact or arms if text in (arm.label, arm.strategy)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    choices = list(dict.fromkeys(arm.strategy for arm in arms))
+    if found:
+        raise SpecdecError(f"--specdec-baseline {text!r} names {len(found)} arms; name one of {', '.join(found)}")
+    raise unknown("arm", text, choices, "--specdec-baseline names an arm of every setting that is measured.")
