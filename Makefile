@@ -5,7 +5,7 @@
 # make test-oldest  the quick tests and those of fake GPUs with the lowest versions that pyproject.toml admits
 # make predictions   predictions beside what was measured, the advisor beside an exhaustive grid: some hours
 # make gpu-day    everything that waits for a GPU, in three calls of 200 seconds (docs/gpu.md)
-# make lint       ruff and mypy
+# make lint       ruff, mypy, and who may import whom (import-linter)
 # make sanitize   the C++ under AddressSanitizer and UndefinedBehaviorSanitizer; it must find what it plants itself
 # make docs       run the commands of README.md and put what they print into it
 # make pictures   draw the newest report of make bench in headless Chromium, for docs/walk-through.md
@@ -81,20 +81,20 @@ test-oldest: export OMP_NUM_THREADS = 1
 test-oldest: .venv-oldest/.ready
 	$(OLDEST) -m pytest -n auto --dist worksteal -m "fake_gpu or not slow" --benchmark-quiet $(ARGS)
 
-.venv-oldest/.ready: pyproject.toml benchsuite/machine/lowest.py
+.venv-oldest/.ready: pyproject.toml benchsuite/workshop/lowest.py
 	@$(PYTHON312) -c "import sys; sys.exit(sys.version_info[:2] != (3, 12))" \
 		|| { echo "test-oldest needs Python 3.12; got $(PYTHON312). Name one: make test-oldest PYTHON312=/path/to/python3.12"; exit 2; }
 	$(PYTHON312) -m venv .venv-oldest
-	$(PYTHON312) benchsuite/machine/lowest.py triton endpoints slurm mutate dev > .venv-oldest/lowest.txt
+	$(PYTHON312) benchsuite/workshop/lowest.py triton endpoints slurm mutate dev > .venv-oldest/lowest.txt
 	$(OLDEST) -m pip install -r .venv-oldest/lowest.txt -e .
 	@touch $@
 
 predictions: $(READY)
-	$(BIN)/python -m benchsuite.predictions $(ARGS)
+	$(BIN)/python -m benchsuite.workshop.predictions $(ARGS)
 
 # Nothing is installed: any Python with torch, transformers and pytest will do. ARGS="1" is the first of the three calls.
 gpu-day:
-	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m benchsuite.gpu_day $(or $(ARGS),all)
+	$(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON)) -m benchsuite.workshop.gpu_day $(or $(ARGS),all)
 
 MUTANTS ?= 400
 SEED ?= 7
@@ -103,19 +103,20 @@ BASE ?= HEAD~1
 # More than an hour for 400 on two cores; what was tried is kept, and the same command goes on. MODULES=engine,specdec/stops.py
 # draws from less.
 mutate: $(READY)
-	$(BIN)/python -m benchsuite.mutation --slow --mutants $(MUTANTS) --seed $(SEED) --modules "$(MODULES)" $(ARGS)
+	$(BIN)/python -m benchsuite.workshop.mutation --slow --mutants $(MUTANTS) --seed $(SEED) --modules "$(MODULES)" $(ARGS)
 
 # It reports and does not fail: how many mutants fit into the time depends on the machine. ARGS="--fail-under 90" fails.
 mutate-changed: $(READY)
-	$(BIN)/python -m benchsuite.mutation --changed $(BASE) --budget 240 --most 20 --seed $(SEED) $(ARGS)
+	$(BIN)/python -m benchsuite.workshop.mutation --changed $(BASE) --budget 240 --most 20 --seed $(SEED) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 sanitize: $(READY)
-	$(BIN)/python -m benchsuite.kernelbench.sanitized $(ARGS)
+	$(BIN)/python -m benchsuite.workshop.native.sanitized $(ARGS)
 
 docs: $(READY)
 	$(BIN)/python docs/paste.py README.md docs/measuring.md
@@ -136,7 +137,7 @@ gate: $(READY)
 		--specdec-prompts 3 --specdec-max-new-tokens 32 --benchmark-quiet --gate=fail --gate-against $(REV) $(ARGS)
 
 gate-validate: $(READY)
-	$(BIN)/python -m benchsuite.gate.validate $(ARGS)
+	$(BIN)/python -m benchsuite.workshop.gate.validate $(ARGS)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -101,7 +101,7 @@ def _merge(given: argparse.Namespace) -> None:
 
 
 def _submit(given: argparse.Namespace) -> None:
-    from benchsuite.cluster import submit_shards
+    from benchsuite.run.cluster import submit_shards
     from specdec.errors import SpecdecError
 
     wrong = [text for text in given.set if "=" not in text]
@@ -117,7 +117,7 @@ def _submit(given: argparse.Namespace) -> None:
 def _report(given: argparse.Namespace) -> None:
     from benchsuite.report.answer import answers
     from benchsuite.report.files import comparison_files
-    from benchsuite.report.journal import Journal
+    from benchsuite.store.journal import Journal
 
     journal = Journal.load(given.folder)
     measured = journal.measured()
@@ -127,32 +127,33 @@ def _report(given: argparse.Namespace) -> None:
 
 
 def _compare(given: argparse.Namespace) -> None:
-    from benchsuite.compare import shown
     from benchsuite.compare.sides import read_side
+    from benchsuite.report import compared
 
     sides = [read_side(name) for name in (given.base, *given.heads)]
     if given.markdown:
-        given.markdown.write_text(shown.as_text(sides, given.all, "github"), encoding="utf-8")
+        given.markdown.write_text(compared.as_text(sides, given.all, "github"), encoding="utf-8")
     if given.html:
-        given.html.write_text(shown.as_page(sides, given.all), encoding="utf-8")
-    print(shown.as_text(sides, given.all, "simple"), end="")
+        given.html.write_text(compared.as_page(sides, given.all), encoding="utf-8")
+    print(compared.as_text(sides, given.all, "simple"), end="")
 
 
 def _history(given: argparse.Namespace) -> None:
-    from benchsuite.compare import shown
     from benchsuite.compare.sides import read_side
+    from benchsuite.report import compared
 
-    given.html.write_text(shown.history([read_side(name) for name in given.runs]), encoding="utf-8")
+    given.html.write_text(compared.history([read_side(name) for name in given.runs]), encoding="utf-8")
     print(given.html)
 
 
 def _convert(given: argparse.Namespace) -> None:
-    from benchsuite.foreign import files, shown
-    from benchsuite.report.folder import strict_json
+    from benchsuite.foreign import files
+    from benchsuite.machine.files import strict_json
+    from benchsuite.report import foreign
 
     found = files.read_file(given.file)
     found = files.chosen(found, given.one) if given.one else found
-    text, lost = shown.as_table(found), list[str]()
+    text, lost = foreign.as_table(found), list[str]()
     if given.to:
         content, lost = files.write_result(found, given.to)
         text = strict_json(content)
@@ -167,8 +168,8 @@ def _convert(given: argparse.Namespace) -> None:
 
 
 def _advise(given: argparse.Namespace) -> None:
-    from benchsuite.predict.asked import advice_asked, advice_json, advice_lines
-    from benchsuite.report.folder import strict_json
+    from benchsuite.machine.files import strict_json
+    from benchsuite.predict.commands import advice_asked, advice_json, advice_lines
 
     found = advice_asked(given)
     if given.json:
@@ -177,9 +178,9 @@ def _advise(given: argparse.Namespace) -> None:
 
 
 def _breakeven(given: argparse.Namespace) -> None:
-    from benchsuite.predict.asked import map_asked
+    from benchsuite.machine.files import strict_json
     from benchsuite.predict.breakeven import ACCEPTANCES, map_json, map_lines
-    from benchsuite.report.folder import strict_json
+    from benchsuite.predict.commands import map_asked
     from benchsuite.report.page import plots_page
     from benchsuite.report.plots import SHAPES, Plot, Trace
 

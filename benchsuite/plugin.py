@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchsuite import options
-from benchsuite.comparison import ComparisonPlugin
-from benchsuite.configuration import configure
-from benchsuite.decodingbench.plugin import DecodingPlugin
 from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
-from benchsuite.keeping import GROUPED
-from benchsuite.kernelbench.plugin import KernelPlugin
 from benchsuite.report.replay import replay
-from benchsuite.selection import DevicePlugin
-from benchsuite.serving.plugin import ServingPlugin
-from benchsuite.shards import ShardPlugin
+from benchsuite.run.decoding import DecodingPlugin
+from benchsuite.run.devices import DevicePlugin
+from benchsuite.run.kernels import KernelPlugin
+from benchsuite.run.results_folder import GROUPED
+from benchsuite.run.serving import ServingPlugin
+from benchsuite.run.shards import ShardPlugin
+from benchsuite.run.sources import configure
+from benchsuite.run.speculation import ComparisonPlugin
 
 if TYPE_CHECKING:
-    from benchsuite.decodingbench.bench import DecodingBench
-    from benchsuite.kernelbench.timing import KernelBench
+    from benchsuite.benches.decoding.bench import DecodingBench
+    from benchsuite.benches.kernels.timing import KernelBench
+    from benchsuite.benches.serving.certified import Certificate
+    from benchsuite.benches.serving.figures import EndpointFigures
     from benchsuite.measure.results import Row
-    from benchsuite.serving.certified import Certificate
-    from benchsuite.serving.figures import EndpointFigures
 
 MARKERS = (
     "cuda: needs an NVIDIA GPU",
@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         register(DecodingPlugin(config), DECODING)
         register(ServingPlugin(config), SERVING)
         if given and not hasattr(config, "workerinput"):
-            from benchsuite.gate.plugin import GatePlugin
+            from benchsuite.run.gate import GatePlugin
 
             register(GatePlugin(config, given, lambda: comparison.bench, comparison.is_control), GATE)
     except GateError as error:
@@ -113,7 +113,7 @@ def specdec_row(request: pytest.FixtureRequest) -> Row:
 
 @pytest.fixture(scope="session")
 def specdec_kernels(request: pytest.FixtureRequest) -> KernelBench:
-    """The kernels of one target, ready for timing: see ``benchsuite.kernelbench.timing.KernelBench``.
+    """The kernels of one target, ready for timing: see ``benchsuite.benches.kernels.timing.KernelBench``.
 
     A test that requests it gets one item for each ``--specdec-target``.
     """
@@ -124,7 +124,7 @@ def specdec_kernels(request: pytest.FixtureRequest) -> KernelBench:
 
 @pytest.fixture(scope="session")
 def specdec_decoding(request: pytest.FixtureRequest) -> DecodingBench:
-    """Decoding as users run it on one target: see ``benchsuite.decodingbench.bench.DecodingBench``.
+    """Decoding as users run it on one target: see ``benchsuite.benches.decoding.bench.DecodingBench``.
 
     A test that requests it gets one item for each ``--specdec-target``.
     """

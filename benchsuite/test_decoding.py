@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.decodingbench.bench import FAMILIES, DecodingBench
+from benchsuite.benches.decoding.bench import FAMILIES, DecodingBench
 
 pytestmark = [pytest.mark.decoding, pytest.mark.slow]
 

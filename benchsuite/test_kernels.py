@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from benchsuite.kernelbench.caches import LENGTHS, CacheCost
-from benchsuite.kernelbench.shapes import WIDTHS
-from benchsuite.kernelbench.timing import KernelBench
+from benchsuite.benches.kernels.caches import LENGTHS, CacheCost
+from benchsuite.benches.kernels.shapes import WIDTHS
+from benchsuite.benches.kernels.timing import KernelBench
 from specdec.interfaces import OPS
 
 pytestmark = [pytest.mark.kernels, pytest.mark.slow]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.serving.certified import Certificate
-from benchsuite.serving.figures import EndpointFigures
+from benchsuite.benches.serving.certified import Certificate
+from benchsuite.benches.serving.figures import EndpointFigures
 
 pytestmark = [pytest.mark.serving, pytest.mark.slow]
 

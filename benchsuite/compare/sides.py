@@ -14,7 +14,7 @@ from typing import Any
 from benchsuite.gate.record import DECODE, GateError, Record
 from benchsuite.machine import provenance
 from benchsuite.measure.interval import estimate
-from benchsuite.report.journal import Journal, runs
+from benchsuite.store.journal import Journal, runs
 from specdec.errors import SpecdecError
 
 KINDS = "a folder of results, a --benchmark-json file, a --gate-save file, or REV:FILE for a file in a revision of git"

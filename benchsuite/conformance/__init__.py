@@ -19,8 +19,8 @@ from benchsuite.conformance.backends import BackendChecks
 from benchsuite.conformance.controllers import ControllerChecks
 from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.engines import EngineChecks
+from benchsuite.conformance.models.tiny import Extra
 from benchsuite.conformance.policies import PolicyChecks
-from benchsuite.prove.tiny import Extra
 from specdec.interfaces import BackendFactory, Contract, ControllerFactory, DraftFactory, Factory, PolicyFactory
 from specdec.peer import PeerFactory
 
@@ -47,8 +47,8 @@ def draft(
     ``memoryless``: its proposals depend only on the request and its text so far, not on the steps that led there.
     ``replays``: it asks ``Env.plain`` for the output that it is to propose. ``fakes``: it can be built and asked on
     fake tensors of a GPU; False for one that loads a model of its own. ``k``: proposals of a step, over a tiny random
-    target of ``family`` (the names of ``benchsuite.prove.families``). ``factory``: the factory of a plugin that is not
-    installed.
+    target of ``family`` (the names of ``benchsuite.conformance.models.families``). ``factory``: the factory of a plugin
+    that is not installed.
 
     Example: ``TestMedusa = conformance.draft("medusa", sampled=True, hidden=True)``
     """

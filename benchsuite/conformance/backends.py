@@ -1,4 +1,4 @@
-"""Checks of every backend: it agrees with the reference on the cases of ``benchsuite.kernelbench.cases``."""
+"""Checks of every backend: it agrees with the reference on the cases of ``benchsuite.conformance.ops.cases``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from benchsuite.conformance.claims import Checks, Failed
 from benchsuite.conformance.drafts import GREEDY, differ
-from benchsuite.kernelbench.agreement import disagreement
-from benchsuite.kernelbench.cases import CASES
-from benchsuite.prove import tiny
+from benchsuite.conformance.models import tiny
+from benchsuite.conformance.ops.agreement import disagreement
+from benchsuite.conformance.ops.cases import CASES
 from specdec.interfaces import OPS
 
 
@@ -44,7 +44,7 @@ class BackendChecks(Checks):
         if ran != (op in self.ops):
             claimed = f"{self.text} {'runs' if op in self.ops else 'does not run'} {op}"
             raise Failed(
-                claimed, f"it {'took' if ran else 'took none of'} the cases of {op}", "benchsuite.kernelbench.cases"
+                claimed, f"it {'took' if ran else 'took none of'} the cases of {op}", "benchsuite.conformance.ops.cases"
             )
 
     @pytest.mark.parametrize("draft", ["oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"])

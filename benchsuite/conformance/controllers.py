@@ -12,7 +12,7 @@ import pytest
 
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.drafts import GREEDY, differ, kit_assembly
-from benchsuite.prove import tiny
+from benchsuite.conformance.models import tiny
 from specdec import Engine
 
 DRAFTS = ("oracle(0.8)", "garbage", "ngram(n_min=1)", "ngram(n_min=1, branches=2)")

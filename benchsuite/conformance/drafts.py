@@ -15,13 +15,13 @@ from torch import Tensor
 
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.faked import must_fit_a_gpu
+from benchsuite.conformance.guards.read_guard import guarded_steps
+from benchsuite.conformance.models import tiny
 from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
 from benchsuite.conformance.replayed import must_replay
-from benchsuite.measure import fidelity
-from benchsuite.measure.sources import EngineSource
-from benchsuite.measure.ties import Judge
-from benchsuite.prove import tiny
-from benchsuite.prove.read_guard import guarded_steps
+from benchsuite.judge import fidelity
+from benchsuite.judge.sources import EngineSource
+from benchsuite.judge.ties import Judge
 from specdec import Context, Engine, Request, SamplingParams, Window
 from specdec.assembly import Assembly
 

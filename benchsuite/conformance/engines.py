@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.drafts import GREEDY, kit_assembly
+from benchsuite.conformance.models import families, tiny
+from benchsuite.conformance.models.gguf_file import save_gguf
+from benchsuite.judge.sources import EngineSource, Tokens
+from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm, PeerName, Setting
 from benchsuite.measure.peers import PeerRunner
-from benchsuite.measure.sources import EngineSource, Tokens
-from benchsuite.measure.ties import Judge
-from benchsuite.prove import families, tiny
-from benchsuite.prove.gguf_file import save_gguf
 from specdec import Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, catalog
 
 SLACK_S = 1e-3

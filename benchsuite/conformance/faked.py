@@ -6,8 +6,8 @@ import pytest
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from benchsuite.conformance.claims import Failed
-from benchsuite.prove import families, tiny
-from benchsuite.prove.fake_cuda import fake_run
+from benchsuite.conformance.guards.fake_cuda import fake_run
+from benchsuite.conformance.models import families, tiny
 from specdec import SamplingParams
 from specdec_kernels.build import BuildError
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from benchsuite.conformance.claims import Checks, Failed, same
 from benchsuite.conformance.drafts import GREEDY, differ, kit_assembly
+from benchsuite.conformance.exact.enumerator import Shape, chain, context
+from benchsuite.conformance.exact.exact_runs import one, run_distance
+from benchsuite.conformance.exact.keys import in_common
 from benchsuite.conformance.faked import must_fit_a_gpu
+from benchsuite.conformance.guards.read_guard import guarded_steps
+from benchsuite.conformance.models import tiny
 from benchsuite.conformance.replayed import must_replay
-from benchsuite.prove import tiny
-from benchsuite.prove.enumerator import Shape, chain, context
-from benchsuite.prove.exact_runs import one, run_distance
-from benchsuite.prove.keys import in_common
-from benchsuite.prove.read_guard import guarded_steps
 from specdec import Context, Policy, SamplingParams, Verdict, Window
 from specdec.interfaces import Contract
 from specdec_kernels.reference import Reference

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from benchsuite.conformance.claims import Failed
-from benchsuite.prove import tiny
-from benchsuite.prove.tape import Tape
+from benchsuite.conformance.guards.tape import Tape
+from benchsuite.conformance.models import tiny
 from specdec import Request
 from specdec.assembly import Assembly
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from benchsuite.gate.report import finding_sentence, findings_table
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
-from benchsuite.report.folder import strict_json
+from benchsuite.machine.files import strict_json
 
 if TYPE_CHECKING:
     from benchsuite.gate.trial import Trial

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
+from benchsuite.judge.agreement import Agreement
+from benchsuite.judge.fidelity import Fidelity
+from benchsuite.judge.judgement import Judgement
+from benchsuite.judge.ties import Difference
 from benchsuite.machine import provenance
-from benchsuite.measure.agreement import Agreement
 from benchsuite.measure.arms import Arm, Setting
-from benchsuite.measure.fidelity import Fidelity
-from benchsuite.measure.judgement import Judgement
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine, Text
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.ties import Difference
 from benchsuite.measure.units import Unit
 from specdec.devices import Stopwatch
 from specdec.ranks import joined_ranks

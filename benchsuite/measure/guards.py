@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from benchsuite.judge.sources import Tokens
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.sources import Tokens
 from specdec.errors import unknown
 from specdec.registry import split_list
 

@@ -19,16 +19,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from benchsuite.judge import fidelity, ties
+from benchsuite.judge.agreement import Agreement
+from benchsuite.judge.fidelity import Fidelity
+from benchsuite.judge.judgement import Judgement, Output
+from benchsuite.judge.sources import Tokens
+from benchsuite.judge.ties import Difference, Judge
 from benchsuite.machine import memory
-from benchsuite.measure import fidelity, ties
-from benchsuite.measure.agreement import Agreement
 from benchsuite.measure.arms import Arm, PeerName
-from benchsuite.measure.fidelity import Fidelity
-from benchsuite.measure.judgement import Judgement, Output
 from benchsuite.measure.peers import PeerRunner
 from benchsuite.measure.runners import EngineRunner, Outcome, Runner
-from benchsuite.measure.sources import Tokens
-from benchsuite.measure.ties import Difference, Judge
 from benchsuite.measure.units import Unit
 from benchsuite.measure.watchdog import RunTimeout
 from specdec.errors import SpecdecError

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from benchsuite.judge.sources import Tokens
 from benchsuite.measure.arms import PeerName
 from benchsuite.measure.runners import Outcome, mean_length
-from benchsuite.measure.sources import Tokens
 from specdec.errors import SpecdecError, unknown
 from specdec.peer import Generation, Peer
 from specdec.registry import Registry

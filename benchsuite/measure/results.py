@@ -10,14 +10,14 @@ from math import exp, log
 from statistics import mean, median, quantiles
 from typing import Any
 
+from benchsuite.judge.judgement import together
+from benchsuite.judge.ties import Judge
 from benchsuite.measure import guards
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.interval import Estimate, estimate
-from benchsuite.measure.judgement import together
 from benchsuite.measure.paired import Series, broken, checked, logs
 from benchsuite.measure.parts import PARTS, parts
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.ties import Judge
 from benchsuite.measure.workloads import copy_rate
 from specdec.stats import Stats, Step, StepTimes
 

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from statistics import mean
 from typing import TYPE_CHECKING, Protocol
 
-from benchsuite.measure.sources import EngineSource, Tokens, TokenSource
+from benchsuite.judge.sources import EngineSource, Tokens, TokenSource
 from specdec.devices import synchronize
 from specdec.engine import Completion, Engine
 from specdec.interfaces import Controller

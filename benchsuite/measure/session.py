@@ -10,19 +10,19 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from benchsuite.judge.judgement import OutputJudge
+from benchsuite.judge.ties import Judge
 from benchsuite.machine import clock, provenance, roofline
 from benchsuite.machine.load import Load
 from benchsuite.measure import card, paired, profile, results, weights, workloads
 from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.cells import Cell, made_here, snapshot
-from benchsuite.measure.judgement import OutputJudge
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Comparison
 from benchsuite.measure.peers import PeerRunner, parse_peer, peer_needs_gguf
 from benchsuite.measure.plan import MeasuringPlan, Search
 from benchsuite.measure.results import Machine, Row
 from benchsuite.measure.runners import EngineRunner, Runner
-from benchsuite.measure.ties import Judge
 from benchsuite.measure.units import Batch, Unit, disjoint_batches, make_units
 from benchsuite.measure.watchdog import Watchdog
 from specdec import catalog, devices

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from benchsuite.measure.sources import Tokens
+from benchsuite.judge.sources import Tokens
 from benchsuite.measure.workloads import Question
 from specdec.errors import SpecdecError
 from specdec.request import Request, SamplingParams

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from benchsuite.judge.ties import surprise
 from benchsuite.measure import workloads
-from benchsuite.measure.ties import surprise
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench, Stage
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.forecasts import costs_of
+from benchsuite.predict.interleave import run_in_turn
 from benchsuite.predict.prediction import PredictedUnit, PromptSizes, Replay, Text, predict
 from benchsuite.predict.refined import RefinedCosts
 from benchsuite.predict.traces import StepTrace, traces_of
-from benchsuite.predict.turns import run_in_turn
 from specdec.errors import SpecdecError
 
 TRACING = 0.75

@@ -17,8 +17,8 @@ from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.session import Bench
 from benchsuite.predict.costs import Costs
 from benchsuite.predict.forecasts import costs_of
+from benchsuite.predict.interleave import run_in_turn
 from benchsuite.predict.prediction import constant_speed, needed_acceptance
-from benchsuite.predict.turns import run_in_turn
 
 KS_OF_MAP = (1, 2, 3, 4, 6, 8, 12, 15)
 """K of the map."""

@@ -12,7 +12,7 @@ from math import log
 from statistics import fmean, median, stdev
 
 from benchsuite.predict.costs import Costs, DraftCosts
-from benchsuite.predict.turns import SteppedRun, step_in_turn
+from benchsuite.predict.interleave import SteppedRun, step_in_turn
 from specdec.assembly import Assembly
 from specdec.calibration import Point
 from specdec.engine import Engine

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchsuite.machine.files import strict_json
 from benchsuite.measure import results
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.results import Row
-from benchsuite.report import folder, html, tables
+from benchsuite.report import html, tables
 from benchsuite.report.page import page
 
 PREDICTION = "prediction.json"
@@ -39,10 +40,10 @@ def comparison_files(
     card = [*measured.card, *tables.weights_table(measured.weights), *measured.said]
     baseline = pooled[0].info["baseline"] if pooled else "plain"
     return {
-        "benchmark.json": folder.strict_json(
+        "benchmark.json": strict_json(
             {"rows": [_public(row, steps) for row in rows], "pooled": [_public(row, steps) for row in pooled]}
         ),
-        "ratios.json.gz": folder.strict_json([_ratios(row) for row in rows]),
+        "ratios.json.gz": strict_json([_ratios(row) for row in rows]),
         **({"steps.jsonl.gz": "".join(f"{line}\n" for row in rows for line in _steps(row))} if steps else {}),
         "table.md": _markdown(sections, [*card, _made(measured)]),
         "table.csv": tables.as_csv([*rows, *pooled]),

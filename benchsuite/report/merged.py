@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchsuite.measure.arms import Setting
 from benchsuite.report.files import comparison_files
-from benchsuite.report.journal import Journal, differences
+from benchsuite.store.journal import Journal, differences
 from specdec.errors import SpecdecError
 
 MACHINE = ("processor", "vectors", "cores", "threads", "gpus")

@@ -1,6 +1,6 @@
 """Faults that are put into the Triton backend's launches, one by one, in a process in which Triton compiles.
 
-``python -m benchsuite.tests.ahead_rig`` prints in JSON what ``benchsuite.prove.ahead`` says of each.
+``python -m benchsuite.tests.ahead_rig`` prints in JSON what ``benchsuite.workshop.native.ahead`` says of each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from unittest.mock import patch
 
 import torch
 
-from benchsuite.prove.ahead import AheadDriver, ahead_driver, compile_call
-from benchsuite.prove.calls import MODELS, KernelStep, kernel_calls
+from benchsuite.workshop.native.ahead import AheadDriver, ahead_driver, compile_call
+from benchsuite.workshop.native.calls import MODELS, KernelStep, kernel_calls
 from specdec_kernels import triton, triton_decoder, triton_verify
 
 STEP = KernelStep(MODELS[-1])

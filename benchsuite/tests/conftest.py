@@ -14,9 +14,9 @@ import torch
 from hypothesis import Phase, settings
 from hypothesis.internal.conjecture import engine as conjecture
 
+from benchsuite.conformance.models.tiny import assembly
 from benchsuite.gate import launcher
 from benchsuite.machine import load, roofline
-from benchsuite.prove.tiny import assembly
 from benchsuite.tests import budget
 from benchsuite.tests.gate_rig import STEADY, Suite, run_inside
 from benchsuite.tests.rig import KILLS, Make, Python, Run, child_variables
@@ -109,7 +109,7 @@ def brief_probes() -> Iterator[None]:
 
 @pytest.fixture
 def assemble() -> Make:
-    """``benchsuite.prove.tiny.assembly``."""
+    """``benchsuite.conformance.models.tiny.assembly``."""
     return assembly
 
 
@@ -117,7 +117,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Print the museum's table if its tests ran."""
     kills = config.stash.get(KILLS, [])
     if kills:
-        from benchsuite.museum.kills import kills_table
+        from benchsuite.workshop.museum.kills import kills_table
 
         terminalreporter.section("museum")
         terminalreporter.write_line(kills_table(kills))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from benchsuite.prove import families
+from benchsuite.conformance.models import families
 from specdec import Generation, PeerEnv, Request, SamplingParams, SpecdecError
 from specdec_plugins.engines.transformers import Transformers
 

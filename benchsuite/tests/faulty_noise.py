@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchsuite.prove.table_target import TableDraft
+from benchsuite.conformance.exact.table_target import TableDraft
 from specdec import Context, Purpose, Verdict, Window, sampling
 from specdec_plugins.drafts.draft_model import DraftModel
 from specdec_plugins.policies.block import Block

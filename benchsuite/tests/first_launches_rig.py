@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchsuite.prove.first_launches import first_launches
+from benchsuite.workshop.native.first_launches import first_launches
 from specdec import SamplingParams, Window
 from specdec.runtime import Recording
 from specdec_plugins.drafts.garbage import Garbage

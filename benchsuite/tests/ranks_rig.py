@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchsuite.measure.sources import EngineSource, Tokens
-from benchsuite.measure.ties import Judge
-from benchsuite.mutation.workers import in_fork
-from benchsuite.prove import families, tiny
+from benchsuite.conformance.models import families, tiny
+from benchsuite.judge.sources import EngineSource, Tokens
+from benchsuite.judge.ties import Judge
+from benchsuite.workshop.mutation.workers import in_fork
 from specdec import Registry, Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.messages import Window

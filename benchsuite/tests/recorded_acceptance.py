@@ -60,8 +60,8 @@ def record() -> None:
     from benchsuite.measure.arms import Arm, Setting
     from benchsuite.measure.plan import MeasuringPlan
     from benchsuite.measure.session import Bench
-    from benchsuite.predict.turns import engine_runner
-    from benchsuite.predictions import DRAFTS, WORKLOADS
+    from benchsuite.predict.interleave import engine_runner
+    from benchsuite.workshop.predictions.__main__ import DRAFTS, WORKLOADS
 
     settings = {
         text: Setting("smollm2-135m", "auto", "auto", "auto", ROWS, 0.0, 0, 1.0, TOKENS, 0, text)

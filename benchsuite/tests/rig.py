@@ -20,13 +20,13 @@ from _pytest.mark.structures import ParameterSet
 from transformers import PreTrainedModel
 
 from benchsuite import options
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.judge.sources import TokenSource
+from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.peers import PeerRunner, parse_peer
-from benchsuite.measure.sources import TokenSource
-from benchsuite.measure.ties import Judge
-from benchsuite.prove.cuda_on_host import cuda_on_host
-from benchsuite.prove.tiny import registry
-from benchsuite.report.journal import Journal
+from benchsuite.store.journal import Journal
+from benchsuite.workshop.native.cuda_on_host import cuda_on_host
 from specdec import PeerEnv, Registry, Request, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel

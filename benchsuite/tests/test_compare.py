@@ -12,9 +12,9 @@ import pytest
 
 from benchsuite.__main__ import benchsuite_main
 from benchsuite.compare.changes import MARKS, Change, changes, summary
-from benchsuite.compare.shown import as_page, as_text, history
 from benchsuite.compare.sides import SETTING, ComparedSide, Figures, read_side
 from benchsuite.gate.record import DECODE, FigureTimes, GatedRow, Launch, Record
+from benchsuite.report.compared import as_page, as_text, history
 from specdec.errors import SpecdecError
 
 LOGS = [0.1, 0.9, 0.3, 0.7, 0.5, 0.2, 0.8, 0.4]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchsuite import options
-from benchsuite.configuration import FIXED, OTHERS
 from benchsuite.options import VARIABLES
 from benchsuite.plugin import OPTIONS
+from benchsuite.run.sources import FIXED, OTHERS
 from benchsuite.tests.rig import Run
 
 ONE = ("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--collect-only", "-q")

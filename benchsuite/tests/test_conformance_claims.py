@@ -16,7 +16,7 @@ from benchsuite.conformance.claims import Checks, Failed, failures
 from benchsuite.conformance.controllers import _equal, _even_clock
 from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
-from benchsuite.measure import fidelity
+from benchsuite.judge import fidelity
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
 from specdec_plugins.drafts.garbage import Garbage

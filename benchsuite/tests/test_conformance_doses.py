@@ -17,8 +17,8 @@ import torch
 from benchsuite import conformance
 from benchsuite.conformance import claims, controllers, drafts, engines, faked, policies
 from benchsuite.conformance.claims import Checks
-from benchsuite.measure import fidelity
-from benchsuite.prove.enumerator import Shape, context
+from benchsuite.conformance.exact.enumerator import Shape, context
+from benchsuite.judge import fidelity
 from benchsuite.tests.rig import slow_after
 from specdec import Engine, Request, model
 from specdec.assembly import Assembly

@@ -20,8 +20,8 @@ from benchsuite.conformance.claims import Checks, failures
 from benchsuite.conformance.controllers import ControllerChecks
 from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.engines import EngineChecks
+from benchsuite.conformance.models import tiny
 from benchsuite.conformance.policies import PolicyChecks
-from benchsuite.prove import tiny
 from benchsuite.tests.faulty_engines import ENGINES
 from benchsuite.tests.faulty_noise import (
     Echo,

@@ -11,9 +11,9 @@ import pytest
 from benchsuite.gate import plants
 from benchsuite.gate.plants import Plant
 from benchsuite.gate.record import DECODE, PARTS, FigureTimes, GatedRow, GateError, Launch, Record
-from benchsuite.gate.validation import draws
-from benchsuite.gate.validation.draws import report
-from benchsuite.gate.validation.plan import COUNTED, DRAFTS, SIDES
+from benchsuite.workshop.gate import draws
+from benchsuite.workshop.gate.draws import report
+from benchsuite.workshop.gate.plan import COUNTED, DRAFTS, SIDES
 
 COUNT = 16
 WHERE = dict(zip(DRAFTS, ("host", "draft", "K/V"), strict=True))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchsuite.gate.plugin import GateItem
 from benchsuite.gate.trial import SUITE
 from benchsuite.gate.verdict import Finding, GateVerdict
+from benchsuite.run.gate import GateItem
 
 FINDINGS = [
     Finding("fine", 0, GateVerdict.PASS, "the same"),

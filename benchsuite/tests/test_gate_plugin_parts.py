@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from benchsuite.gate.plugin import GateItem, GatePlugin, _limit
 from benchsuite.gate.record import GateError
 from benchsuite.gate.trial import Limit
 from benchsuite.gate.verdict import Finding, GateVerdict
+from benchsuite.run.gate import GateItem, GatePlugin, _limit
 
 
 @pytest.mark.parametrize(

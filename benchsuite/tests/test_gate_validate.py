@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import pytest
 
-from benchsuite.gate import validate
-from benchsuite.gate.validation.plan import CONDITIONS, PAIRS, STAGES, SUITE, TOLERANCE
+from benchsuite.workshop.gate import validate
+from benchsuite.workshop.gate.plan import CONDITIONS, PAIRS, STAGES, SUITE, TOLERANCE
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_what_is_missing_is_made_for_both_conditions_and_reported_with_its_card(
     assert capsys.readouterr().out == f"{text}\n"
     values = json.loads((folder / "values.json").read_text())
     assert values["relative"] == {"a": 1}
-    assert values["made"]["command"] == ["python", "-m", "benchsuite.gate.validate", *given]
+    assert values["made"]["command"] == ["python", "-m", "benchsuite.workshop.gate.validate", *given]
     assert values["made"]["commit"] == "c"
 
 

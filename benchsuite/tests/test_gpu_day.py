@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from benchsuite.gpu_day import __main__ as command
-from benchsuite.gpu_day import checkout, jobs, page, stages
-from benchsuite.gpu_day.failures import failed_items
-from benchsuite.gpu_day.jobs import GpuJob, GpuOutcome
 from benchsuite.machine import provenance
+from benchsuite.workshop.gpu_day import __main__ as command
+from benchsuite.workshop.gpu_day import checkout, jobs, page, stages
+from benchsuite.workshop.gpu_day.failures import failed_items
+from benchsuite.workshop.gpu_day.jobs import GpuJob, GpuOutcome
 
 ROOT = Path(__file__).parents[2]
 STATUS = ROOT / "docs" / "status.md"
@@ -160,7 +160,7 @@ def test_a_page_sets_figures_beside_predictions_and_claims_hardware_for_cuda_alo
     tried = page.visit_page(3, "cpu", outcomes, figures, results, "")
     assert "run on hardware" not in tried
     assert "impossible" not in tried
-    assert "- commit unknown: python3 -m benchsuite.gpu_day commit" in tried
+    assert "- commit unknown: python3 -m benchsuite.workshop.gpu_day commit" in tried
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.families import build_model
-from benchsuite.prove.tiny import prompts
+from benchsuite.conformance.models.families import build_model
+from benchsuite.conformance.models.tiny import prompts
 from specdec import (
     Context,
     Controller,

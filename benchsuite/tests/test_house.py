@@ -1,11 +1,11 @@
-"""The layout of the code: who may import whom, one name for one thing, and a page that shows the folders."""
+"""The layout of the code: one name for one thing, and a page that shows the folders. Who may import whom is in
+pyproject.toml, and `make lint` compares it."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,53 +16,6 @@ ROOT = Path(__file__).parents[2]
 DESIGN = ROOT / "docs" / "design.md"
 
 pytestmark = pytest.mark.skipif(not DESIGN.exists(), reason="an installed wheel has no checkout to look at")
-
-ARROWS = {
-    "capture": "",
-    "options": "",
-    "machine": "",
-    "measure": "options machine",
-    "report": "measure machine",
-    "targets": "options machine",
-    "kernelbench": "options machine report targets",
-    "decodingbench": "options machine measure report targets",
-    "serving": "options measure report",
-    "predict": "machine measure",
-    "prove": "measure",
-    "conformance": "prove measure kernelbench",
-    "museum": "conformance prove measure",
-    "mutation": "measure",
-    "gate": "options capture machine measure report",
-    "keeping": "options measure report",
-    "ranked": "options measure",
-    "comparison": "options capture keeping measure predict ranked report",
-    "selection": "comparison",
-    "shards": "options",
-    "configuration": "options report",
-    "plugin": "options configuration keeping comparison selection shards gate decodingbench kernelbench measure report "
-    "serving",
-    "compare": "machine measure report gate",
-    "foreign": "",
-    "cluster": "report",
-    "gpu_day": "machine",
-    "predictions": "machine measure predict report",
-    "__main__": "report compare cluster foreign predict",
-    "test_speculation": "measure",
-    "test_kernels": "kernelbench",
-    "test_decoding": "decodingbench",
-    "test_serving": "serving",
-    "tests": "options configuration plugin compare __main__ machine measure report kernelbench decodingbench prove "
-    "conformance museum mutation gate cluster gpu_day foreign predict predictions serving",
-}
-"""Every room and module of benchsuite, and the others that it imports."""
-
-PACKAGES = {
-    "specdec": "",
-    "specdec_kernels": "specdec",
-    "specdec_plugins": "specdec",
-    "benchsuite": "specdec specdec_kernels specdec_plugins",
-}
-"""Our packages, and those of ours that each may import."""
 
 FOLDERS = {
     "specdec": ROOT / "specdec",
@@ -118,51 +71,11 @@ def read_project_file(path: Path) -> ReadFile:
     return ReadFile(path, text, tuple(imports), tuple(defines), tuple(long))
 
 
-def rooms(file: ReadFile) -> Iterator[tuple[str, str]]:
-    """The arrows of one file of benchsuite: from its room to every other room that it imports."""
-    room = file.path.relative_to(FOLDERS["benchsuite"]).parts[0].removesuffix(".py")
-    for name in file.imports:
-        first, *rest = name.split(".")
-        if first == "benchsuite" and rest[0] != room:
-            yield room, rest[0]
-
-
-def test_arrows_between_rooms_are_those_of_the_table() -> None:
-    drawn = defaultdict[str, set[str]](set)
-    for file in project_files():
-        if file.path.is_relative_to(FOLDERS["benchsuite"]):
-            for room, other in rooms(file):
-                drawn[room].add(other)
-                assert other in ARROWS[room].split(), f"{file.path.relative_to(ROOT)} imports benchsuite.{other}"
-    unused = {room: set(allowed.split()) - drawn[room] for room, allowed in ARROWS.items()}
-    assert not any(unused.values()), f"the table allows what nothing needs: {unused}"
-
-
-def test_arrows_between_rooms_point_one_way() -> None:
-    left = {room: set(allowed.split()) for room, allowed in ARROWS.items()}
-    while left:
-        free = [room for room, others in left.items() if not others & left.keys()]
-        assert free, f"these import each other in a circle: {sorted(left)}"
-        for room in free:
-            del left[room]
-
-
 def test_no_room_imports_a_test_or_a_conftest() -> None:
     for file in project_files():
         names = [part for name in file.imports for part in name.split(".")]
         tests = [name for name in names if name == "conftest" or name.startswith("test_")]
         assert not tests, f"{file.path.relative_to(ROOT)} imports {tests}"
-
-
-@pytest.mark.parametrize("package", FOLDERS)
-def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
-    foreign = {*FOLDERS, "pytest", "hypothesis"} - {package, *PACKAGES[package].split()}
-    if package == "benchsuite":
-        foreign = set()
-    for file in project_files():
-        if file.path.is_relative_to(FOLDERS[package]):
-            found = {name.split(".")[0] for name in file.imports} & foreign
-            assert not found, f"{file.path.relative_to(ROOT)} imports {sorted(found)}"
 
 
 def test_a_public_name_is_defined_once() -> None:

@@ -1,4 +1,4 @@
-"""Every op of every backend agrees with the reference on ``benchsuite.kernelbench.cases``; which backend ran."""
+"""Every op of every backend agrees with the reference on ``benchsuite.conformance.ops.cases``; which backend ran."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.kernelbench.agreement import disagreement, packed, run_op, to
-from benchsuite.kernelbench.cases import CASES, Case
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.ops.agreement import disagreement, packed, run_op, to
+from benchsuite.conformance.ops.cases import CASES, Case
 from benchsuite.tests.rig import INTERPRETED, Run
 from specdec import Registry, SpecdecError
 from specdec.interfaces import OPS

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from benchsuite.kernelbench import timing
+from benchsuite.benches.kernels import timing
 from benchsuite.machine import clock
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.cuda_on_host import cuda_on_host
+from benchsuite.workshop.native.cuda_on_host import cuda_on_host
 from specdec import Window
 from specdec_kernels.cpu import cpu_compiler
 from specdec_kernels.cuda import Cuda

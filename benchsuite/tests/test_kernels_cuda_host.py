@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.kernelbench.cases import CASES, EQUAL_NOISE
-from benchsuite.prove.snippet import compiled_snippet
+from benchsuite.conformance.guards.snippet import compiled_snippet
+from benchsuite.conformance.ops.cases import CASES, EQUAL_NOISE
 from specdec import Window
 from specdec_kernels import build
 from specdec_kernels.cpu import cpu_compiler

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.kernelbench.agreement import disagreement
-from benchsuite.kernelbench.cases import CASES, FLOAT16_CASES, LAUNCHED, TAILS, Case
-from benchsuite.kernelbench.guarded import Guarded
-from benchsuite.prove.cuda_on_host import _Here, cuda_on_host, host_library, host_source, launched
-from benchsuite.prove.fake_cuda import PROCESSORS
+from benchsuite.conformance.guards.fake_cuda import PROCESSORS
+from benchsuite.conformance.ops.agreement import disagreement
+from benchsuite.conformance.ops.cases import CASES, FLOAT16_CASES, LAUNCHED, TAILS, Case
+from benchsuite.workshop.native.cuda_on_host import _Here, cuda_on_host, host_library, host_source, launched
+from benchsuite.workshop.native.guarded import Guarded
 from specdec import Window
 from specdec.ops import Ops
 from specdec_kernels import build, cuda

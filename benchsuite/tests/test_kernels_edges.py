@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.kernelbench.agreement import disagreement
-from benchsuite.kernelbench.cases import EVERY_TAIL, Case, _attention, _layers, _process
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.ops.agreement import disagreement
+from benchsuite.conformance.ops.cases import EVERY_TAIL, Case, _attention, _layers, _process
 from specdec import Request, SamplingParams, Window
 from specdec.ledger import stacked
 from specdec.ops import Ops

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchsuite.kernelbench.agreement import disagreement
-from benchsuite.kernelbench.cases import CASES, Case
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.ops.agreement import disagreement
+from benchsuite.conformance.ops.cases import CASES, Case
 from specdec.ops import Ops
 from specdec_kernels.flex import Flex
 from specdec_kernels.reference import Reference

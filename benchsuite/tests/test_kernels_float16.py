@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchsuite.kernelbench.agreement import disagreement
-from benchsuite.kernelbench.cases import FLOAT16_CASES, Case
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.ops.agreement import disagreement
+from benchsuite.conformance.ops.cases import FLOAT16_CASES, Case
 from benchsuite.tests.rig import INTERPRETED
 
 NAMES = ("whole", "odd", "ragged", "overlap", "softcap", "int8-4", "1x9", "tree")

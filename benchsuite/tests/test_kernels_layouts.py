@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from benchsuite.kernelbench.agreement import run_op
-from benchsuite.kernelbench.cases import CASES
-from benchsuite.prove.cuda_on_host import cuda_on_host
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.ops.agreement import run_op
+from benchsuite.conformance.ops.cases import CASES
 from benchsuite.tests.rig import INTERPRETED, INTERPRETS, named_backend
+from benchsuite.workshop.native.cuda_on_host import cuda_on_host
 from specdec import Request, SamplingParams, Window, sampling
 from specdec.decoder import Cells
 from specdec.ledger import stacked

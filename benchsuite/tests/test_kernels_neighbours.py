@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from benchsuite.kernelbench import neighbours
-from benchsuite.kernelbench.neighbours import Round
 from benchsuite.tests.rig import Run
+from benchsuite.workshop.native import neighbours
+from benchsuite.workshop.native.neighbours import Round
 
 STAND_IN = "import sys; print('ready', flush=True); print(float(bool(sys.stdin.readline()))); sys.stdin.readline()"
 """A run that imports nothing: it says that it is warm, waits for a line, and its speed is 1."""

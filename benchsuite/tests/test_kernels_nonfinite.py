@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.kernelbench.agreement import run_op
-from benchsuite.kernelbench.cases import CASES, EVERY
-from benchsuite.prove import tiny
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models import tiny
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.ops.agreement import run_op
+from benchsuite.conformance.ops.cases import CASES, EVERY
 from benchsuite.tests.rig import INTERPRETED, slow_after
 from specdec import Request, SamplingParams, Verdict, Window, sampling
 from specdec.ledger import stacked

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchsuite.kernelbench.cases import CASES, KINDS, Case
-from benchsuite.prove import families
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.ops.cases import CASES, KINDS, Case
 from benchsuite.tests.rig import INTERPRETED, slow_after
 from specdec import SpecdecError
 from specdec.decoder import Cells

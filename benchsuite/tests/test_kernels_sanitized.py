@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite.kernelbench import sanitized
-from benchsuite.kernelbench.cases import EVERY_TAIL, TAILS
+from benchsuite.conformance.ops.cases import EVERY_TAIL, TAILS
+from benchsuite.workshop.native import sanitized
 
 
 def _says(code: int, words: str = "") -> subprocess.CompletedProcess[str]:

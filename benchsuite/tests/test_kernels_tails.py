@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchsuite.kernelbench.agreement import disagreement, packed, run_op, to
-from benchsuite.kernelbench.cases import TAILS
-from benchsuite.kernelbench.guarded import Guarded, bits
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.ops.agreement import disagreement, packed, run_op, to
+from benchsuite.conformance.ops.cases import TAILS
+from benchsuite.workshop.native.guarded import Guarded, bits
 from specdec_kernels import cpu
 
 OPS = sorted({case.op for case in TAILS})

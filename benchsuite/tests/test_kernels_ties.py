@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.kernelbench.cases import EQUAL_NOISE
-from benchsuite.prove.enumerator import context
-from benchsuite.prove.tiny import policy_named, registry
+from benchsuite.conformance.exact.enumerator import context
+from benchsuite.conformance.models.tiny import policy_named, registry
+from benchsuite.conformance.ops.cases import EQUAL_NOISE
 from benchsuite.tests.rig import INTERPRETED, named_backend
 from specdec import Request, SamplingParams, Window, sampling
 from specdec.ledger import stacked

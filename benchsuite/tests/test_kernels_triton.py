@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from benchsuite.kernelbench import cases
-from benchsuite.kernelbench.agreement import disagreement, run_op
-from benchsuite.kernelbench.cases import CASES, ONE, SMALL, Case
-from benchsuite.kernelbench.guarded import Guarded
+from benchsuite.conformance.ops import cases
+from benchsuite.conformance.ops.agreement import disagreement, run_op
+from benchsuite.conformance.ops.cases import CASES, ONE, SMALL, Case
 from benchsuite.tests.rig import INTERPRETS
+from benchsuite.workshop.native.guarded import Guarded
 from specdec import SpecdecError, Window
 from specdec.ops import Ops
 from specdec_kernels import triton

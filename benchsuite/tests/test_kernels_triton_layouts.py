@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from benchsuite.kernelbench.agreement import disagreement
-from benchsuite.kernelbench.cases import CASES, ONE, SMALL, Case
+from benchsuite.conformance.ops.agreement import disagreement
+from benchsuite.conformance.ops.cases import CASES, ONE, SMALL, Case
 from benchsuite.tests.rig import INTERPRETED
 from specdec.ops import Ops
 from specdec_kernels.reference import Reference

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite.machine import lowest
+from benchsuite.workshop import lowest
 
 PYPROJECT = Path(lowest.__file__).parents[2] / "pyproject.toml"
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.measure.agreement import Agreement
+from benchsuite.conformance.models.tiny import requests
+from benchsuite.judge.agreement import Agreement
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series, broken, checked
 from benchsuite.measure.peers import PeerRunner
-from benchsuite.prove.tiny import requests
 from benchsuite.tests.rig import SETTING
 from specdec import Generation, Peer, Request, SpecdecError
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.measure.agreement import Agreement
+from benchsuite.judge.agreement import Agreement
+from benchsuite.judge.fidelity import BINS, Fidelity
+from benchsuite.judge.judgement import Judgement
+from benchsuite.judge.ties import Difference
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, to_json
-from benchsuite.measure.fidelity import BINS, Fidelity
-from benchsuite.measure.judgement import Judgement
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine, Text
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.ties import Difference
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING
 from specdec import Request

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchsuite.measure.matrix import build_matrix, endpoint_peers
+from benchsuite.conformance.models.tiny import requests
+from benchsuite.judge.sources import EngineSource
 from benchsuite.measure.peers import PeerRunner, parse_peer
-from benchsuite.measure.sources import EngineSource
-from benchsuite.prove.tiny import requests
+from benchsuite.run.matrix import build_matrix, endpoint_peers
 from benchsuite.tests.faulty import DONE, STREAM, Fault, FaultyServer, event, plain_answer
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make, Run, config, peer_runner, slow_after

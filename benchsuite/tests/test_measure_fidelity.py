@@ -11,21 +11,11 @@ from itertools import accumulate, groupby
 
 import pytest
 
+from benchsuite.conformance.models.tiny import prompts
+from benchsuite.judge.fidelity import BINS, EXACT, FALSE_ALARM, LEAST, Fidelity, chi_square, evenness, examine, finding
+from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm
-from benchsuite.measure.fidelity import (
-    BINS,
-    EXACT,
-    FALSE_ALARM,
-    LEAST,
-    Fidelity,
-    chi_square,
-    evenness,
-    examine,
-    finding,
-)
 from benchsuite.measure.paired import Series, checked
-from benchsuite.measure.ties import Judge
-from benchsuite.prove.tiny import prompts
 from benchsuite.tests.rig import SETTING, Make
 from specdec import Request, SamplingParams
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchsuite.machine.files import strict_json
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.plan import MeasuringPlan
@@ -23,7 +24,6 @@ from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench
 from benchsuite.measure.units import Unit
 from benchsuite.report import files
-from benchsuite.report.folder import strict_json
 from benchsuite.tests.rig import SETTING
 from specdec.devices import Stopwatch
 from specdec.stats import Call, Marks, RowStep, Stats, Step

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.measure import fidelity, ties
-from benchsuite.measure.ties import Difference, Judge
+from benchsuite.judge import fidelity, ties
+from benchsuite.judge.ties import Difference, Judge
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchsuite.judge.judgement import Judgement, OutputJudge, together
 from benchsuite.measure.arms import Arm
-from benchsuite.measure.judgement import Judgement, OutputJudge, together
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.tests.rig import SETTING

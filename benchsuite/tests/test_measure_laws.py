@@ -11,11 +11,12 @@ from math import asin, atan, comb, exp, expm1, log, nextafter, pi, sqrt
 import pytest
 import torch
 
-from benchsuite.measure import fidelity, interval, ties
-from benchsuite.measure.agreement import Agreement
-from benchsuite.measure.fidelity import BINS, Fidelity, examine
+from benchsuite.judge import fidelity, ties
+from benchsuite.judge.agreement import Agreement
+from benchsuite.judge.fidelity import BINS, Fidelity, examine
+from benchsuite.judge.ties import Judge, upper_limit
+from benchsuite.measure import interval
 from benchsuite.measure.interval import student
-from benchsuite.measure.ties import Judge, upper_limit
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
 

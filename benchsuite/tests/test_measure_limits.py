@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchsuite.judge import fidelity, logprob_ties
+from benchsuite.judge.fidelity import Fidelity, chi_square, evenness, finding
+from benchsuite.judge.ties import Difference
 from benchsuite.machine import provenance
-from benchsuite.measure import cells, fidelity, guards, interval, logprob_ties
+from benchsuite.measure import cells, guards, interval
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, made_here, snapshot, to_json
-from benchsuite.measure.fidelity import Fidelity, chi_square, evenness, finding
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.ties import Difference
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING
 from specdec import Request

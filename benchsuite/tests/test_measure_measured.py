@@ -7,13 +7,13 @@ from math import prod
 
 import pytest
 
+from benchsuite.judge.ties import Difference
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine, Text
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.ties import Difference
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING
 

@@ -15,18 +15,18 @@ from torch import Tensor
 from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import requests
+from benchsuite.judge.sources import EngineSource
+from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.card import card
-from benchsuite.measure.matrix import build_matrix
 from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.results import Machine
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench
-from benchsuite.measure.sources import EngineSource
-from benchsuite.measure.ties import Judge
-from benchsuite.prove import families
-from benchsuite.prove.tiny import requests
+from benchsuite.run.matrix import build_matrix
 from benchsuite.tests.rig import SETTING, Make, assert_same, config, peer_runner, slow_after
 from specdec import Registry, SamplingParams, SpecdecError
 from specdec.assembly import Assembly

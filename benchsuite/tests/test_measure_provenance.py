@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchsuite.machine import provenance
-from benchsuite.report.journal import manifest
+from benchsuite.store.journal import manifest
 from specdec_kernels import cuda
 
 H200 = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=141 * 2**30, uuid="1234")

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from benchsuite.measure.arms import Arm
-from benchsuite.measure.matrix import build_matrix
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
+from benchsuite.run.matrix import build_matrix
 from benchsuite.tests.rig import SETTING, Make, config
 from specdec import SpecdecError, catalog, devices, smollm2
 

@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 import torch
 
+from benchsuite.conformance.models import families
+from benchsuite.judge.fidelity import Fidelity
+from benchsuite.judge.ties import Difference
+from benchsuite.machine.files import strict_json
 from benchsuite.measure import workloads
 from benchsuite.measure.arms import Arm
-from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, in_words, make_rows, text_of
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.ties import Difference
 from benchsuite.measure.units import Unit
 from benchsuite.measure.weights import Weights, perplexity
-from benchsuite.prove import families
-from benchsuite.report import folder, tables
+from benchsuite.report import tables
 from benchsuite.tests.rig import SETTING
 from specdec import Request
 from specdec.devices import Stopwatch
@@ -345,9 +346,9 @@ def test_csv_and_json_of_the_same_rows_agree(pair: tuple[Series, Series]) -> Non
     lines = tables.as_csv(both).splitlines()
     header, cells = lines[0].split(","), lines[2].split(",")
     assert float(cells[header.index("speedup")]) == both[1].info["speedup"]
-    assert json.loads(folder.strict_json(both[1].info)) == both[1].info
+    assert json.loads(strict_json(both[1].info)) == both[1].info
     with pytest.raises(ValueError, match="JSON"):
-        folder.strict_json({"speedup": float("nan")})
+        strict_json({"speedup": float("nan")})
 
 
 def test_what_ran_is_added_up_over_rows_backend_by_backend(pair: tuple[Series, Series]) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from benchsuite.judge.fidelity import Fidelity
+from benchsuite.judge.ties import Difference
 from benchsuite.measure import results
 from benchsuite.measure.arms import Arm
-from benchsuite.measure.fidelity import Fidelity
 from benchsuite.measure.interval import NONE, WITHIN, Estimate, estimate
 from benchsuite.measure.paired import Series
 from benchsuite.measure.results import Machine, Row, hinges, in_words, make_rows, summed, vllm_names
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.ties import Difference
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING
 from specdec.devices import Stopwatch

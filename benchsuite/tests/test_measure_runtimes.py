@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from benchsuite.conformance.guards.tape import Tape
+from benchsuite.conformance.models import tiny
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, to_json
 from benchsuite.measure.guards import parse_across
-from benchsuite.measure.matrix import build_matrix
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.measure.session import Bench
-from benchsuite.prove import tiny
-from benchsuite.prove.tape import Tape
+from benchsuite.run.matrix import build_matrix
 from benchsuite.tests.rig import SETTING, config
 from specdec import Request, SpecdecError
 

@@ -6,8 +6,8 @@ from math import comb, exp, log, nextafter
 
 import pytest
 
-from benchsuite.measure import logprob_ties
-from benchsuite.measure.logprob_ties import (
+from benchsuite.judge import logprob_ties
+from benchsuite.judge.logprob_ties import (
     Bound,
     Kind,
     ServedDifference,

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
+from benchsuite.conformance.models.tiny import requests
+from benchsuite.judge.sources import EngineSource, Recorded
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.runners import EngineRunner
-from benchsuite.measure.sources import EngineSource, Recorded
-from benchsuite.prove.tiny import requests
 from benchsuite.tests.rig import SETTING, Make
 from specdec import Context, Controller, Draft, Window
 from specdec.assembly import Assembly

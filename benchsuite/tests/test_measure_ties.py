@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from benchsuite.conformance.models.tiny import prompts, registry
+from benchsuite.judge.sources import EngineSource
+from benchsuite.judge.ties import MEASURED, MOST_FLOAT32, TOO_MANY, Judge, equal_text, rate, too_many, upper_limit
 from benchsuite.measure import workloads
-from benchsuite.measure.sources import EngineSource
-from benchsuite.measure.ties import MEASURED, MOST_FLOAT32, TOO_MANY, Judge, equal_text, rate, too_many, upper_limit
-from benchsuite.prove.tiny import prompts, registry
 from benchsuite.tests.rig import Make, pairs_in_turn
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchsuite.measure import transforms
-from benchsuite.measure.transforms import ServedSample, read_tokens
+from benchsuite.judge import transforms
+from benchsuite.judge.transforms import ServedSample, read_tokens
 from specdec_plugins.endpoints.replies import Token
 
 FACTORS = (1.05, 1 / 1.05, 1.1, 1 / 1.1, 1.2, 1 / 1.2, 1.35, 1 / 1.35, 1.5, 1 / 1.5, 2.0, 0.5, 3.0, 1 / 3)

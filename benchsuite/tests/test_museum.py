@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from benchsuite.museum.controls import CONTROLS
-from benchsuite.museum.edit import Edit, NotApplicable, apply
-from benchsuite.museum.entries import Control, Mutant
-from benchsuite.museum.kills import hold
-from benchsuite.museum.layers import LAYERS
-from benchsuite.museum.ours import OURS
-from benchsuite.museum.shipped import SHIPPED
 from benchsuite.tests.rig import KILLS
+from benchsuite.workshop.museum.controls import CONTROLS
+from benchsuite.workshop.museum.edit import Edit, NotApplicable, apply
+from benchsuite.workshop.museum.entries import Control, Mutant
+from benchsuite.workshop.museum.kills import hold
+from benchsuite.workshop.museum.layers import LAYERS
+from benchsuite.workshop.museum.ours import OURS
+from benchsuite.workshop.museum.shipped import SHIPPED
 
 pytestmark = pytest.mark.slow
 

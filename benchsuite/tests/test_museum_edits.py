@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.museum.controls import CONTROLS
-from benchsuite.museum.edit import apply
-from benchsuite.museum.entries import Control, Mutant
-from benchsuite.museum.ours import OURS
-from benchsuite.museum.shipped import SHIPPED
+from benchsuite.workshop.museum.controls import CONTROLS
+from benchsuite.workshop.museum.edit import apply
+from benchsuite.workshop.museum.entries import Control, Mutant
+from benchsuite.workshop.museum.ours import OURS
+from benchsuite.workshop.museum.shipped import SHIPPED
 
 
 @pytest.mark.museum

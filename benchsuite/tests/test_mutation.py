@@ -9,18 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchsuite.mutation import __main__ as command
-from benchsuite.mutation import forks, runner
-from benchsuite.mutation.changes import changed_lines
-from benchsuite.mutation.copied import Copied, checkout_files, sources_digest
-from benchsuite.mutation.equivalent import LIST, Equivalent, StaleEntry, excused, read_equivalents
-from benchsuite.mutation.groups import GROUPS, group_of, grouped
-from benchsuite.mutation.mutants import Mutation
-from benchsuite.mutation.native_mutants import native_mutants
-from benchsuite.mutation.python_mutants import python_mutants
-from benchsuite.mutation.rates import kill_rate, rates_table
-from benchsuite.mutation.reach import Reach, imported_by, likely, traced
-from benchsuite.mutation.runner import (
+from benchsuite.workshop.mutation import __main__ as command
+from benchsuite.workshop.mutation import forks, runner
+from benchsuite.workshop.mutation.changes import changed_lines
+from benchsuite.workshop.mutation.copied import Copied, checkout_files, sources_digest
+from benchsuite.workshop.mutation.equivalent import LIST, Equivalent, StaleEntry, excused, read_equivalents
+from benchsuite.workshop.mutation.groups import GROUPS, group_of, grouped
+from benchsuite.workshop.mutation.mutants import Mutation
+from benchsuite.workshop.mutation.native_mutants import native_mutants
+from benchsuite.workshop.mutation.python_mutants import python_mutants
+from benchsuite.workshop.mutation.rates import kill_rate, rates_table
+from benchsuite.workshop.mutation.reach import Reach, imported_by, likely, traced
+from benchsuite.workshop.mutation.runner import (
     EXCUSED,
     KILLED,
     MISSED,
@@ -31,7 +31,7 @@ from benchsuite.mutation.runner import (
     drawn_mutants,
     group_by_group,
 )
-from benchsuite.mutation.workers import first_taken, in_fork, in_processes
+from benchsuite.workshop.mutation.workers import first_taken, in_fork, in_processes
 
 ROOT = Path(__file__).parents[2]
 

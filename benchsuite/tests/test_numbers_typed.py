@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from benchsuite import predictions
+from benchsuite.benches.serving.load import parse_loads
 from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
 from benchsuite.options import count
-from benchsuite.predict import asked
-from benchsuite.serving.load import parse_loads
+from benchsuite.predict import commands
 from benchsuite.tests.rig import config
+from benchsuite.workshop.predictions import __main__
 from specdec import SpecdecError
 
 TYPED: dict[str, tuple[Callable[[str], Any], str]] = {
     "--gate-pairs": (lambda text: rules._whole("pairs", text), "expected a whole number, 1 or more"),
     "--gate-launches": (rules._launches, "expected FIRST+MORE"),
     "--batch of predictions": (
-        lambda text: predictions._settings(Namespace(batch=text), ()),
+        lambda text: __main__._settings(Namespace(batch=text), ()),
         "expected whole numbers from 1, as a comma list",
     ),
-    "--batch of advice": (lambda text: asked.whole_numbers("--batch", text), "expected whole numbers from 1"),
+    "--batch of advice": (lambda text: commands.whole_numbers("--batch", text), "expected whole numbers from 1"),
     "--specdec-concurrency": (lambda text: parse_loads(text, ""), "expected whole numbers, 1 or more"),
     "--specdec-repeats": (lambda text: count(config(repeats=text), "repeats"), "expected a whole number"),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.prove.tiny import policy_named, registry
+from benchsuite.conformance.models.tiny import policy_named, registry
 from benchsuite.tests.rig import Make
 from specdec import SpecdecError
 

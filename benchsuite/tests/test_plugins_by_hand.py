@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchsuite.prove.enumerator import context
-from benchsuite.prove.tiny import ask, prompts, requests
+from benchsuite.conformance.exact.enumerator import context
+from benchsuite.conformance.models.tiny import ask, prompts, requests
 from benchsuite.tests.rig import Make, slow_after
 from specdec import Context, Engine, Purpose, Request, SamplingParams, Verdict, Window
 from specdec.sampling import gumbel, mix

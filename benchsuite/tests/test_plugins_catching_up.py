@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.enumerator import context
-from benchsuite.prove.tiny import ask, prompts
+from benchsuite.conformance.exact.enumerator import context
+from benchsuite.conformance.models.tiny import ask, prompts
 from benchsuite.tests.rig import Make, saved_head
 from specdec import Request, SamplingParams, Verdict, Window
 from specdec.arena import KeptCells

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.enumerator import context
+from benchsuite.conformance.exact.enumerator import context
 from specdec import Context, Draft, Request, Verdict, Window
 from specdec_kernels.reference import Reference
 from specdec_plugins.drafts.hybrid import Hybrid, _joined

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.prove.tiny import requests, save_target
+from benchsuite.conformance.models.tiny import requests, save_target
 from benchsuite.tests.rig import Make, slow_after
 from benchsuite.tests.steps_rig import book_step
 from specdec import Controller, SpecdecError

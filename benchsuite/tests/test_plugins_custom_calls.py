@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchsuite.prove.enumerator import context
+from benchsuite.conformance.exact.enumerator import context
 from specdec import Context, Request, SpecdecError
 from specdec_kernels.reference import Reference
 from specdec_plugins.drafts.custom_class import FIELDS, LIMITS, CustomClass, VllmPart, _class_at, _is_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.prove.tiny import assembly, policy_named, registry
+from benchsuite.conformance.models.tiny import assembly, policy_named, registry
 from specdec import SamplingParams
 
 OPTIONS = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import ask, prompts, save_target
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import ask, prompts, save_target
 from benchsuite.tests.rig import Make, saved_head
 from specdec import Draft, Engine, Env, Request, SamplingParams, SpecdecError, Window, catalog
 from specdec_plugins.drafts.draft_model import DraftModel, _require_same_ids

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchsuite.prove import families
-from benchsuite.prove.tape import Tape
-from benchsuite.prove.tiny import ask, prompts, requests, save_target
+from benchsuite.conformance.guards.tape import Tape
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import ask, prompts, requests, save_target
 from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.runtime import Graphed

@@ -12,7 +12,7 @@ import torch
 from transformers import StaticCache
 
 from benchsuite.conformance.engines import kit_env, kit_target
-from benchsuite.prove import families, tiny
+from benchsuite.conformance.models import families, tiny
 from benchsuite.tests.rig import peer_runner
 from specdec import Registry, Request, SamplingParams, SpecdecError, catalog
 from specdec_plugins.engines import transformers_compiled

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from benchsuite.conformance.engines import kit_env
-from benchsuite.prove import families, tiny
+from benchsuite.conformance.models import families, tiny
 from specdec import Generation, Registry, Request, SamplingParams, SpecdecError, catalog
 from specdec.peer import Peer
 from specdec_plugins.engines import transformers as engine_of_transformers

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.enumerator import context
+from benchsuite.conformance.exact.enumerator import context
 from specdec import Context, Window
 from specdec_kernels.reference import Reference
 from specdec_plugins.forecast import Chances, Forwards, Times

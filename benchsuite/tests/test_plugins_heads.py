@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchsuite.prove.tiny import ask, requests
+from benchsuite.conformance.models.tiny import ask, requests
 from benchsuite.tests.rig import HEAD_IDS as IDS
 from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Context, Draft, Engine, Request, SamplingParams, SpecdecError, Verdict, Window

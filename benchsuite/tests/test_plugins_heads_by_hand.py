@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove import families
+from benchsuite.conformance.models import families
 from specdec import catalog
 from specdec_kernels.reference import Reference
 from specdec_plugins.heads import corpus, files, start, training

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
 from specdec import SpecdecError, catalog
 from specdec.model import ArenaModel
 from specdec_plugins.heads import __main__ as command

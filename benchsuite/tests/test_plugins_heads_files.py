@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import registry
 from specdec import SpecdecError
 from specdec.model import ArenaModel
 from specdec_plugins.heads import files, start

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import ask, prompts, requests
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import ask, prompts, requests
 from benchsuite.tests.rig import Make, slow_after
 from specdec import Context, Request, SamplingParams, Verdict, Window, catalog
 from specdec_plugins.automaton import Automaton

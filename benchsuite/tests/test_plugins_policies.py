@@ -11,8 +11,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchsuite.prove.enumerator import context
-from benchsuite.prove.tiny import policy_named
+from benchsuite.conformance.exact.enumerator import context
+from benchsuite.conformance.models.tiny import policy_named
 from specdec import Purpose, Window
 from specdec_kernels.reference import Reference
 from specdec_plugins.lenient import Lenient

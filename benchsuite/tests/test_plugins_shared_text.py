@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from benchsuite.prove.renamed import byte_level
+from benchsuite.workshop.machines.renamed import byte_level
 from specdec import SpecdecError, Verdict, Window
 from specdec_plugins.chain import widened
 from specdec_plugins.drafts.translated import TranslatedDraft

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 from torch import Tensor
 
+from benchsuite.conformance.models.tiny import registry
 from benchsuite.measure import workloads
-from benchsuite.prove.tiny import registry
 from benchsuite.tests.rig import loaded_smollm2
 from specdec import Context, Request, SamplingParams, Verdict, Window
 from specdec.acceptance import stopping, survival

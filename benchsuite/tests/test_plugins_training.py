@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
 from benchsuite.tests.rig import Make
 from specdec import catalog
 from specdec.assembly import Assembly

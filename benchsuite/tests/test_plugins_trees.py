@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.tiny import ask, prompts, requests, save_target
+from benchsuite.conformance.models.tiny import ask, prompts, requests, save_target
 from benchsuite.tests.rig import Make, slow_after
 from specdec import Context, Request, SamplingParams, SpecdecError, Verdict, Window
 

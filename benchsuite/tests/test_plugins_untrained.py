@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchsuite.prove.enumerator import context
+from benchsuite.conformance.exact.enumerator import context
 from specdec import Context, Request, Verdict, Window
 from specdec.runtime import Eager
 from specdec_kernels.reference import Reference

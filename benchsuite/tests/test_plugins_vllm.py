@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.prove import tiny
+from benchsuite.conformance.models import tiny
 from benchsuite.tests import vllm_rig
 from benchsuite.tests.pages import blocks
 from benchsuite.tests.rig import Make, slow_after

@@ -16,13 +16,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from benchsuite import conformance
+from benchsuite.conformance.models import families, tiny
+from benchsuite.conformance.models.tiny import ask, prompts, requests
 from benchsuite.conformance.proposals import Proposal, proposals
-from benchsuite.measure.sources import EngineSource
-from benchsuite.measure.ties import Judge
-from benchsuite.prove import families, tiny
-from benchsuite.prove.renamed import BYTES, LETTERS, SPECIAL, byte_level, own_copy, renamed, shuffled, shuffled_draft
-from benchsuite.prove.tiny import ask, prompts, requests
+from benchsuite.judge.sources import EngineSource
+from benchsuite.judge.ties import Judge
 from benchsuite.tests.rig import Make, assert_same, left_to_deep, pairs_in_turn, slow_after
+from benchsuite.workshop.machines.renamed import (
+    BYTES,
+    LETTERS,
+    SPECIAL,
+    byte_level,
+    own_copy,
+    renamed,
+    shuffled,
+    shuffled_draft,
+)
 from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.arena import Arena
 from specdec.assembly import Assembly

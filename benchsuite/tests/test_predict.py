@@ -20,20 +20,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchsuite.conformance.models.tiny import ask, requests
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.measure.units import Unit
 from benchsuite.predict.advisor import OWN, SHARED, Belief, Candidate, UnitRun
-from benchsuite.predict.at_hand import advice_at_hand
 from benchsuite.predict.breakeven import ACCEPTANCES, MEASURED, break_even_map
 from benchsuite.predict.checked import CheckedCell, UnitTraces, interval_factors, units_of, with_factors
 from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.forecasts import Forecasts, probed_lengths
-from benchsuite.predict.grid import Choice, Grid, median_regret, regrets
-from benchsuite.predict.levers import lever
-from benchsuite.predict.planted import slow_with_context, wide_off
+from benchsuite.predict.interleave import SteppedRun, step_in_turn
 from benchsuite.predict.prediction import (
     STRIDE,
     WRONG,
@@ -49,12 +47,14 @@ from benchsuite.predict.prediction import (
     text_spread,
 )
 from benchsuite.predict.probe import Probed
-from benchsuite.predict.shown import pace_lines
+from benchsuite.predict.reachable import advice_at_hand
+from benchsuite.predict.suggestions import lever
 from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
-from benchsuite.predict.turns import SteppedRun, step_in_turn
-from benchsuite.predictions import choice_lines, predictions_main
-from benchsuite.prove.tiny import ask, requests
+from benchsuite.report.predicted import pace_lines
 from benchsuite.tests.rig import SETTING, SHORT, Make, Run
+from benchsuite.workshop.predictions.__main__ import choice_lines, predictions_main
+from benchsuite.workshop.predictions.grid import Choice, Grid, median_regret, regrets
+from benchsuite.workshop.predictions.planted import slow_with_context, wide_off
 from specdec import Request, SamplingParams, SpecdecError, Window
 from specdec.arena import Arena
 from specdec.cache import cache_root
@@ -692,7 +692,7 @@ def test_a_machine_that_is_slower_for_a_while_is_slower_for_every_arm(monkeypatc
     """Three arms, of which one emits four tokens a step at 1.5 times the cost: their seconds are 1 : 1 : 0.375, though
     the machine is three times slower half of the time. Run by run they would be what their spans made of them."""
     machine = DriftingMachine()
-    monkeypatch.setattr("benchsuite.predict.turns.time.perf_counter", lambda: machine.now)
+    monkeypatch.setattr("benchsuite.predict.interleave.time.perf_counter", lambda: machine.now)
     asked = [Request(0, (1,), SamplingParams(max_new_tokens=2000))]
     arms = [SteppedRun(Stepping(machine, *kind), asked) for kind in ((1, 1.0), (1, 1.0), (4, 1.5))]  # type: ignore[arg-type]
     step_in_turn(arms, random.Random(0))
@@ -815,7 +815,7 @@ def test_a_grid_chooses_its_fastest_cell_and_goodput_is_set_beside_the_best_k_in
         asked.append(set(arms))
         return {arm: SimpleNamespace(decoded=9, seconds_per_token=1 / again[arm]) for arm in arms}
 
-    monkeypatch.setattr("benchsuite.predict.grid.run_in_turn", runs)
+    monkeypatch.setattr("benchsuite.workshop.predictions.grid.run_in_turn", runs)
     bench: Any = SimpleNamespace(stages=lambda: (), units=lambda setting: [SimpleNamespace(requests=())] * 3)
     grid = Grid({arms[1]: [log(1.2)] * 2, arms[2]: [log(1.1), log(1.4)], other: [log(2.0)]}, 9.0)
     assert grid.best(SETTING) == other
@@ -837,7 +837,16 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
     run: Run, no_costs: dict[str, str], tmp_path: Path
 ) -> None:
     done = run(
-        *("-m", "benchsuite.predictions", "--target", "tiny", "--prompts", "2", "--max-new-tokens", "8"),
+        *(
+            "-m",
+            "benchsuite.workshop.predictions",
+            "--target",
+            "tiny",
+            "--prompts",
+            "2",
+            "--max-new-tokens",
+            "8",
+        ),
         *("--grid-tokens", "12"),
         *("--workload", "chat", "--batch", "1,2", "--drafts", "ngram", "--results", "out", "--dtypes"),
         *("bfloat16", "--arms"),

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import specdec_kernels
-from benchsuite.prove.calls import KernelCall
-from benchsuite.prove.cubin import CHIPS, Resources
+from benchsuite.workshop.native.calls import KernelCall
+from benchsuite.workshop.native.cubin import CHIPS, Resources
 from specdec_kernels.cpu import cpu_compiler
 
 pytestmark = [
@@ -46,7 +46,7 @@ def child(*arguments: str) -> subprocess.CompletedProcess[str]:
 def compiled(folder: Path, *options: str) -> Sequence[Mapping[str, Any]]:
     """What the command says of every call, in a process of its own; it makes one file in ``folder``."""
     place = folder / "compiled.json"
-    done = child("-m", "benchsuite.prove.ahead", "--json", str(place), *options)
+    done = child("-m", "benchsuite.workshop.native.ahead", "--json", str(place), *options)
     assert place.exists(), done.stderr
     found: Sequence[Mapping[str, Any]] = json.loads(place.read_text())
     return found
@@ -96,7 +96,7 @@ def must_fit(found: Sequence[Mapping[str, Any]]) -> None:
 def test_every_kernel_is_compiled_ahead(few: Sequence[Mapping[str, Any]], chips: Sequence[int]) -> None:
     for chip in chips:
         missing = kernels_of_triton() - {one["kernel"] for one in few if one["chip"] == chip}
-        assert not missing, "no call in benchsuite/prove/calls.py launches these: add one"
+        assert not missing, "no call in benchsuite/workshop/native/calls.py launches these: add one"
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def page_cells() -> dict[tuple[str, int], str]:
 def test_the_page_says_what_every_kernel_takes(few: Sequence[Mapping[str, Any]], chips: Sequence[int]) -> None:
     expected = cells([one for one in few if one["model"] == "Llama-3-8B"])
     said = {place: text for place, text in page_cells().items() if place[1] in chips}
-    assert said == expected, "python -m benchsuite.prove.ahead prints the table anew"
+    assert said == expected, "python -m benchsuite.workshop.native.ahead prints the table anew"
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +196,8 @@ def test_shared_memory_doubled_is_not_what_the_page_says(faults_found: Mapping[s
 
 
 def test_a_tensor_between_two_launches_of_a_call_is_no_result() -> None:
-    from benchsuite.prove.ahead import results_wrong, told_of
-    from benchsuite.prove.stub_driver import Launched
+    from benchsuite.workshop.native.ahead import results_wrong, told_of
+    from benchsuite.workshop.native.stub_driver import Launched
 
     x, between, out = torch.zeros(3, 4).unbind()
 
@@ -220,7 +220,7 @@ def test_a_block_may_have_all_of_its_shared_memory_and_no_more() -> None:
 
 
 def test_the_interpreter_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchsuite.prove.ahead import ahead_driver
+    from benchsuite.workshop.native.ahead import ahead_driver
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(RuntimeError, match="unset it to compile them"), ahead_driver():

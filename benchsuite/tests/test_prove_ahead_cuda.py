@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from benchsuite.prove.ahead_cuda import (
+from benchsuite.workshop.native.ahead_cuda import (
     cuda_calls,
     cuda_wrong,
     kernel_name,
@@ -20,9 +20,9 @@ from benchsuite.prove.ahead_cuda import (
     stubbed_cuda,
     stubbed_library,
 )
-from benchsuite.prove.calls import MODELS, KernelCall, KernelStep, all_steps
-from benchsuite.prove.cubin import CHIPS, cuobjdump, resources
-from benchsuite.prove.stub_driver import StubDriver
+from benchsuite.workshop.native.calls import MODELS, KernelCall, KernelStep, all_steps
+from benchsuite.workshop.native.cubin import CHIPS, cuobjdump, resources
+from benchsuite.workshop.native.stub_driver import StubDriver
 from specdec_kernels import build, cuda
 from specdec_kernels.build import BuildError
 from specdec_kernels.cuda import Cuda
@@ -95,7 +95,7 @@ def test_every_kernel_is_launched_by_some_call(stub: StubDriver, stubbed_backend
         stub.expect([])
         getattr(stubbed_backend, call.op)(**call.given)
         launched.add(kernel_name(stub.name(stub.handed().function)))
-    assert launched == kernels_of_cuda(), "no call in benchsuite/prove/calls.py launches the others: add one"
+    assert launched == kernels_of_cuda(), "no call in benchsuite/workshop/native/calls.py launches the others: add one"
 
 
 def test_a_stride_swapped_is_found(stub: StubDriver, stubbed_backend: Cuda) -> None:
@@ -131,7 +131,7 @@ def test_an_argument_dropped_is_refused(stub: StubDriver, stubbed_backend: Cuda)
 
 def test_more_shared_memory_than_a_launch_may_ask_for_is_found(stub: StubDriver, stubbed_backend: Cuda) -> None:
     call = call_of("kv_compact")
-    with patch("benchsuite.prove.ahead_cuda.SHARED", 1 << 10):
+    with patch("benchsuite.workshop.native.ahead_cuda.SHARED", 1 << 10):
         narrow = cuda_wrong(stub, stubbed_backend, call)
     assert any("bytes of shared memory; without an attribute it gets 1024" in one for one in narrow)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchsuite.prove import exact_runs
-from benchsuite.prove.enumerator import Shape, chain, completions
-from benchsuite.prove.exact_runs import PROMPTS, Outputs, one, outputs
-from benchsuite.prove.table_target import random_table
-from benchsuite.prove.tiny import policy_named as built
+from benchsuite.conformance.exact import exact_runs
+from benchsuite.conformance.exact.enumerator import Shape, chain, completions
+from benchsuite.conformance.exact.exact_runs import PROMPTS, Outputs, one, outputs
+from benchsuite.conformance.exact.table_target import random_table
+from benchsuite.conformance.models.tiny import policy_named as built
 from benchsuite.tests.rig import pairs_in_turn, slow_after
 from specdec import Request, SamplingParams
 

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from transformers import LlamaConfig
 
-from benchsuite.gpu_day import stages
-from benchsuite.kernelbench.shapes import PROCESSED
-from benchsuite.prove import fake_cuda, families, tiny
-from benchsuite.prove.fake_cuda import FakeRun
-from benchsuite.prove.tape import shares_memory
+from benchsuite.benches.kernels.shapes import PROCESSED
+from benchsuite.conformance.guards import fake_cuda
+from benchsuite.conformance.guards.fake_cuda import FakeRun
+from benchsuite.conformance.guards.tape import shares_memory
+from benchsuite.conformance.models import families, tiny
 from benchsuite.tests.rig import POLICIES, pairs_in_turn, slow_after
+from benchsuite.workshop.gpu_day import stages
 from specdec import Context, Draft, SamplingParams, Window
 from specdec.devices import HostCopy
 from specdec.interfaces import Env

@@ -11,11 +11,12 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchsuite.kernelbench.shapes import PROCESSED
-from benchsuite.measure.judgement import OutputJudge
-from benchsuite.measure.ties import surprise
+from benchsuite.benches.kernels.shapes import PROCESSED
+from benchsuite.conformance.guards import fake_cuda
+from benchsuite.conformance.models import families
+from benchsuite.judge.judgement import OutputJudge
+from benchsuite.judge.ties import surprise
 from benchsuite.measure.weights import perplexity
-from benchsuite.prove import fake_cuda, families
 from benchsuite.tests.rig import slow_after
 from specdec import Context, Draft, SamplingParams, Window
 from specdec.interfaces import Env

@@ -25,7 +25,7 @@ def compiling(module: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_strategy_launches_a_kernel_first_in_a_capture() -> None:
-    done = compiling("benchsuite.prove.first_launches")
+    done = compiling("benchsuite.workshop.native.first_launches")
     assert done.returncode == 0, done.stderr or done.stdout
     found = json.loads(done.stdout)
     assert not any(found.values())

@@ -12,10 +12,16 @@ from fractions import Fraction
 import pytest
 import torch
 
+from benchsuite.conformance.exact.enumerator import Shape, chain, completions
+from benchsuite.conformance.exact.exact_runs import one, run_distance
+from benchsuite.conformance.exact.keys import in_common
+from benchsuite.conformance.exact.shared_noise import Noise
+from benchsuite.conformance.exact.table_target import TableDraft
+from benchsuite.conformance.models.tiny import policy_named
 from benchsuite.measure.runners import Always
-from benchsuite.prove.enumerator import Shape, chain, completions
-from benchsuite.prove.exact_runs import one, run_distance
-from benchsuite.prove.keyed_runs import (
+from benchsuite.tests import faulty_noise
+from benchsuite.tests.rig import POLICIES, slow_after
+from benchsuite.workshop.machines.keyed_runs import (
     OneDraft,
     OneTable,
     chance_apart,
@@ -24,12 +30,6 @@ from benchsuite.prove.keyed_runs import (
     keyed_power,
     keyed_tokens,
 )
-from benchsuite.prove.keys import in_common
-from benchsuite.prove.shared_noise import Noise
-from benchsuite.prove.table_target import TableDraft
-from benchsuite.prove.tiny import policy_named
-from benchsuite.tests import faulty_noise
-from benchsuite.tests.rig import POLICIES, slow_after
 from specdec import Context, Engine, Policy, Request, SamplingParams, Window
 from specdec.sampling import mix
 from specdec_kernels.reference import Reference

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.measure.fidelity import evenness
-from benchsuite.prove.enumerator import Shape
-from benchsuite.prove.samples import CHAIN, FALSE_ALARM, Rounds, power
-from benchsuite.prove.tiny import policy_named, registry
+from benchsuite.conformance.exact.enumerator import Shape
+from benchsuite.conformance.models.tiny import policy_named, registry
+from benchsuite.judge.fidelity import evenness
 from benchsuite.tests.faulty_noise import SharedCoin
+from benchsuite.workshop.machines.samples import CHAIN, FALSE_ALARM, Rounds, power
 from specdec_kernels.reference import Reference
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from benchsuite.prove.arena_machine import LAYERS, WIDEST, Rollback
-from benchsuite.prove.engine_machine import EngineMachine
+from benchsuite.workshop.machines.arena_machine import LAYERS, WIDEST, Rollback
+from benchsuite.workshop.machines.engine_machine import EngineMachine
 from specdec import Verdict
 from specdec.arena import Arena
 from specdec.ops import Ops

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.enumerator import (
+from benchsuite.conformance.exact.enumerator import (
     Distributions,
     Reported,
     Shape,
@@ -24,8 +24,8 @@ from benchsuite.prove.enumerator import (
     round_distance,
     rounds,
 )
-from benchsuite.prove.tiny import policy_named as policy_of
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import policy_named as policy_of
+from benchsuite.conformance.models.tiny import registry
 from benchsuite.tests.faulty_noise import SharedCoin
 from benchsuite.tests.rig import pairs_in_turn
 from specdec import SamplingParams, Window

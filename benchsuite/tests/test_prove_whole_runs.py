@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine as conjecture
 
-from benchsuite.museum.edit import Edit, apply
-from benchsuite.prove import tiny
-from benchsuite.prove.whole_runs import (
+from benchsuite.conformance.models import tiny
+from benchsuite.workshop.machines.whole_runs import (
     CONTROLLERS,
     DRAFTS,
     NOT_DRAWN,
@@ -22,6 +21,7 @@ from benchsuite.prove.whole_runs import (
     check,
     whole_runs,
 )
+from benchsuite.workshop.museum.edit import Edit, apply
 from specdec_plugins.controllers.goodput import Goodput
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from benchsuite.machine.files import write_files
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.results import KEYS, Row
-from benchsuite.report import files, folder, tables
+from benchsuite.report import files, tables
 from benchsuite.tests.rig import SETTING
 
 SETTINGS = [
@@ -52,7 +53,7 @@ def written(tmp_path: Path) -> Path:
         weights=[],
         said=["how precise"],
     )
-    folder.write_files(tmp_path, files.comparison_files(bench))
+    write_files(tmp_path, files.comparison_files(bench))
     return tmp_path
 
 

@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 
-from benchsuite import cluster
 from benchsuite.__main__ import benchsuite_main
+from benchsuite.machine.files import write_file
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
-from benchsuite.report import files, folder
-from benchsuite.report.journal import Journal, differences, manifest
+from benchsuite.report import files
+from benchsuite.run import cluster
+from benchsuite.store.journal import Journal, differences, manifest
 from benchsuite.tests.rig import SETTING, SHORT, Python, Run, child_variables, repeatable
 from specdec.errors import SpecdecError
 from specdec.registry import LOAD_PLUGINS
@@ -170,14 +171,14 @@ def test_a_corrupt_cell_is_refused_with_what_to_do(tmp_path: Path, content: byte
 
 
 def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.write_file(tmp_path / "a", b"before")
+    write_file(tmp_path / "a", b"before")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        folder.write_file(tmp_path / "a", b"after")
+        write_file(tmp_path / "a", b"after")
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"before"]
 
 
@@ -208,7 +209,7 @@ MORE = (
 
 KILLED = """
 import os, signal, sys, threading
-import benchsuite.report.folder as folder
+import benchsuite.machine.files as folder
 left, place, later = int(sys.argv.pop(1)), float(sys.argv.pop(1)), float(sys.argv.pop(1))
 whole = folder.write_file
 def kill():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from benchsuite.benches.serving.bench import AGAIN, ServingBench, ServingPlan, prompts_of
+from benchsuite.benches.serving.load import Traffic
+from benchsuite.benches.serving.self_reported import own_words_of
 from benchsuite.measure.workloads import Question, Workload
-from benchsuite.serving.bench import AGAIN, ServingBench, ServingPlan, prompts_of
-from benchsuite.serving.load import Traffic
-from benchsuite.serving.own_words import own_words_of
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make
 from specdec_plugins.endpoints.client import Ask

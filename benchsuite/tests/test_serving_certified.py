@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.measure.fidelity import FALSE_ALARM
-from benchsuite.measure.logprob_ties import (
+from benchsuite.benches.serving.certified import Certificate, Connect, ServedAnswers, certify, echoed
+from benchsuite.benches.serving.local_judge import LocalJudge
+from benchsuite.judge.fidelity import FALSE_ALARM
+from benchsuite.judge.logprob_ties import (
     MOST,
     Bound,
     bound_of,
@@ -27,9 +29,7 @@ from benchsuite.measure.logprob_ties import (
     tokens_needed,
     too_many_ties,
 )
-from benchsuite.measure.transforms import FALSE_ALARM_OF_HEAT, HEATS, read_tokens
-from benchsuite.serving.certified import Certificate, Connect, ServedAnswers, certify, echoed
-from benchsuite.serving.local_judge import LocalJudge
+from benchsuite.judge.transforms import FALSE_ALARM_OF_HEAT, HEATS, read_tokens
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make
 from specdec.errors import SpecdecError
@@ -459,7 +459,7 @@ def test_outputs_that_plain_cannot_read_are_not_certified(monkeypatch: pytest.Mo
     def seldom(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
         return None if ask.prompt == PROMPTS[1] else echoed(connect, server, ask, reply)
 
-    monkeypatch.setattr("benchsuite.serving.certified.echoed", seldom)
+    monkeypatch.setattr("benchsuite.benches.serving.certified.echoed", seldom)
     engines = [assemble().engine(None, k=0) for _ in range(2)]
     with OurServer(engines[0]) as plain, OurServer(engines[1]) as spec:
         [found] = served(plain, spec, temperature=1.0)
@@ -482,9 +482,9 @@ def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypa
     def answered(connect: Connect, endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
         return ServedAnswers((reply,) * len(asks))
 
-    monkeypatch.setattr("benchsuite.serving.certified.ask_all", answered)
+    monkeypatch.setattr("benchsuite.benches.serving.certified.ask_all", answered)
     outputs = iter(read)
-    monkeypatch.setattr("benchsuite.serving.certified.echoed", lambda *_: next(outputs))
+    monkeypatch.setattr("benchsuite.benches.serving.certified.echoed", lambda *_: next(outputs))
     endpoints = [Endpoint("plain", "http://x"), Endpoint("spec", "http://y")]
     [found] = certify(endpoints, [str(n) for n in range(400)], Ask("", 64, temperature=1.0))
     assert found.state == "inconclusive", found.lines
@@ -529,7 +529,7 @@ def test_equal_outputs_of_which_no_change_would_be_found_are_not_certified(
     def answered(connect: Connect, endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
         return ServedAnswers((reply,) * len(asks))
 
-    monkeypatch.setattr("benchsuite.serving.certified.ask_all", answered)
+    monkeypatch.setattr("benchsuite.benches.serving.certified.ask_all", answered)
     [found] = certify([Endpoint("plain", "http://x"), Endpoint("spec", "http://y")], ["x"], Ask("", 1))
     assert found.state == state, found.lines
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.serving.figures import (
+from benchsuite.benches.serving.figures import (
     EndpointFigures,
     ServedBlock,
     Slo,
@@ -20,7 +20,7 @@ from benchsuite.serving.figures import (
     tpot_of,
     ttft_of,
 )
-from benchsuite.serving.load import Sent, Traffic, parse_loads, send
+from benchsuite.benches.serving.load import Sent, Traffic, parse_loads, send
 from specdec import SpecdecError
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.replies import Chunk, EndpointFailure, Reply, Token

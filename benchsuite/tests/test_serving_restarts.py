@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchsuite.serving.restarts import ServersInTurn, read_commands
+from benchsuite.benches.serving.restarts import ServersInTurn, read_commands
 from benchsuite.tests.rig import Run
 from specdec import SpecdecError
 from specdec_plugins.endpoints.client import Ask

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import prompts, registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import prompts, registry
 from specdec import Request, SamplingParams, SpecdecError, Window, assembly, catalog
 from specdec.assembly import Assembly
 from specdec.calibration import Calibration

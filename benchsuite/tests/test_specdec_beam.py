@@ -16,10 +16,10 @@ from transformers import (
     PreTrainedModel,
 )
 
+from benchsuite.conformance.guards.read_guard import only_engine_reads
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import prompts, registry
 from benchsuite.measure import workloads
-from benchsuite.prove import families
-from benchsuite.prove.read_guard import only_engine_reads
-from benchsuite.prove.tiny import prompts, registry
 from benchsuite.tests.rig import loaded_smollm2, slow_after
 from specdec import Request, SamplingParams, SpecdecError
 from specdec.arena import Arena, LayerShape

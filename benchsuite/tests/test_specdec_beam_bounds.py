@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import prompts, registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import prompts, registry
 from specdec import Request, SamplingParams, SpecdecError, beam
 from specdec.beam import FLOOR, Beams, BeamSearch, Hypothesis, _Beam, _may_improve
 from specdec.model import ArenaModel

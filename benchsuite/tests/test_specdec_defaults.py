@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
 from specdec import Backend, Controller, Draft, Generation, Peer, Policy, Request, SamplingParams, calibration
 from specdec.calibration import Calibration, Point, forward_seconds, interpolated
 from specdec.messages import Context, Verdict, Window

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove.read_guard import guarded_steps, only_engine_reads
-from benchsuite.prove.tiny import ask, prompts, requests
+from benchsuite.conformance.guards.read_guard import guarded_steps, only_engine_reads
+from benchsuite.conformance.models.tiny import ask, prompts, requests
 from benchsuite.tests.rig import DEVICES, Make, pairs_in_turn, slow_after
 from specdec import Context, Draft, Request, SamplingParams, SpecdecError, Window
 from specdec.devices import HostCopy, Stopwatch

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove.tiny import prompts
+from benchsuite.conformance.models.tiny import prompts
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams, SpecdecError
 from specdec.arena import Arena, LayerShape

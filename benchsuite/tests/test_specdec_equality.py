@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 
-from benchsuite.measure.sources import EngineSource
-from benchsuite.measure.ties import Judge
-from benchsuite.prove import families, tiny
-from benchsuite.prove.tiny import ask, requests
+from benchsuite.conformance.models import families, tiny
+from benchsuite.conformance.models.tiny import ask, requests
+from benchsuite.judge.sources import EngineSource
+from benchsuite.judge.ties import Judge
 from benchsuite.tests.rig import DEVICES, Make, assert_same, peer_runner, slow_after
 from specdec import Engine, Request, SamplingParams
 from specdec.assembly import Assembly

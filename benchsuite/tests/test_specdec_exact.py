@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import prompts, registry
 from benchsuite.measure import workloads
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
-from benchsuite.prove import families
-from benchsuite.prove.tiny import prompts, registry
 from benchsuite.tests.rig import SETTING, loaded_smollm2
 from specdec import Request, SamplingParams, SpecdecError, catalog
 from specdec.arena import Arena

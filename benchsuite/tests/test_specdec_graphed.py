@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove import tiny
-from benchsuite.prove.read_guard import guarded_steps
-from benchsuite.prove.tape import SharedPool, Tape
+from benchsuite.conformance.guards.read_guard import guarded_steps
+from benchsuite.conformance.guards.tape import SharedPool, Tape
+from benchsuite.conformance.models import tiny
 from benchsuite.tests.rig import slow_after
 from specdec import Engine, Request, SamplingParams
 from specdec.assembly import Assembly

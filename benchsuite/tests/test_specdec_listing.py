@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchsuite.measure.matrix import build_matrix
-from benchsuite.prove import tiny
-from benchsuite.prove.tiny import prompts, registry
+from benchsuite.conformance.models import tiny
+from benchsuite.conformance.models.tiny import prompts, registry
+from benchsuite.run.matrix import build_matrix
 from benchsuite.tests.rig import QUICK, Make, Run
 from specdec import Controller, Draft, Env, Registry, Request, SamplingParams, SpecdecError, hookimpl
 from specdec.registry import KINDS

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.measure.ties import Judge
-from benchsuite.prove import tiny
-from benchsuite.prove.read_guard import guarded_steps
+from benchsuite.conformance.guards.read_guard import guarded_steps
+from benchsuite.conformance.models import tiny
+from benchsuite.judge.ties import Judge
 from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Request, SamplingParams
 from specdec.engine import Completion

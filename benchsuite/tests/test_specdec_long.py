@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from benchsuite.prove import families, tiny
+from benchsuite.conformance.models import families, tiny
 from benchsuite.tests.rig import Make, slow_after
 from specdec import Engine, Request, SamplingParams, catalog
 from specdec.assembly import Assembly

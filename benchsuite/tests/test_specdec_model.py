@@ -16,8 +16,8 @@ from transformers import (
     T5Config,
 )
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import registry
 from specdec import SpecdecError, Window
 from specdec.model import ArenaModel, layer_shapes, position_limit
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, MambaConfig, MistralConfig
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import registry
 from specdec import SpecdecError, Window
 from specdec.arena import LayerShape
 from specdec.model import PREFILL_CHUNK, ArenaModel, layer_shapes, layers_of, position_limit

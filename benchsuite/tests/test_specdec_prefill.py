@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import registry
 from benchsuite.tests.rig import Make, saved_head, slow_after
 from specdec import Draft, Engine, Request, SamplingParams, Window, model
 from specdec.arena import Arena

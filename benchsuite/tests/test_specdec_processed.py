@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchsuite.measure.sources import EngineSource
-from benchsuite.measure.ties import Judge
-from benchsuite.prove import tiny
+from benchsuite.conformance.models import tiny
+from benchsuite.judge.sources import EngineSource
+from benchsuite.judge.ties import Judge
 from benchsuite.tests.rig import assert_same, pairs_in_turn, peer_runner, slow_after
 from specdec import Request, SamplingParams
 from specdec.assembly import Assembly

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.prove.arena_machine import parents_of
-from benchsuite.prove.processed import counted_params, slots_beside_transformers
+from benchsuite.workshop.machines.arena_machine import parents_of
+from benchsuite.workshop.machines.processed import counted_params, slots_beside_transformers
 from specdec import Request, SamplingParams, SpecdecError, Window
 from specdec.ledger import adjusts, output_paths, stacked
 from specdec.processors import process

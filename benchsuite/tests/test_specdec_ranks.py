@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove import families
-from benchsuite.report.journal import Journal
+from benchsuite.conformance.models import families
+from benchsuite.store.journal import Journal
 from benchsuite.tests import ranks_rig
 from benchsuite.tests.rig import Python, Run, child_variables
 from specdec import SpecdecError

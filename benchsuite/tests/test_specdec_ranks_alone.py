@@ -24,7 +24,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove import families
+from benchsuite.conformance.models import families
 from benchsuite.tests.rig import plan_embeddings
 from specdec import Request, SpecdecError, Window, ranks, sharding
 from specdec.ranks import GRACE, SILENCE, Life, Lockstep, Place, Ranks, RankZeroDecides, Watch, join_ranks, on_all_ranks

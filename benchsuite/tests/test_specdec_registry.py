@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
 from benchsuite.tests.rig import Make
 from specdec import Draft, Registry, SpecdecError, hookimpl, hookspecs
 from specdec.registry import KINDS, split_list

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove import tiny
-from benchsuite.prove.tape import Tape
+from benchsuite.conformance.guards.tape import Tape
+from benchsuite.conformance.models import tiny
 from benchsuite.tests.rig import POLICIES, pairs_in_turn, saved_head, slow_after
 from specdec import Context, Draft, Engine, Policy, Purpose, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec.assembly import Assembly

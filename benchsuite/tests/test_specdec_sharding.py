@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchsuite.prove import families
+from benchsuite.conformance.models import families
 from benchsuite.tests.rig import plan_embeddings
 from specdec import SpecdecError, sharding
 from specdec.sharding import Sharding, shard_model, sharding_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models.tiny import registry
 from specdec import SamplingParams, SpecdecError, acceptance
 from specdec.cache import cache_root
 from specdec.decoder import Cells, DecoderWeights, decode

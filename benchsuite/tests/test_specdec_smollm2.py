@@ -9,10 +9,10 @@ from functools import cache
 import pytest
 import torch
 
+from benchsuite.conformance.models.tiny import registry
+from benchsuite.judge.sources import EngineSource, Tokens
+from benchsuite.judge.ties import Judge
 from benchsuite.measure import workloads
-from benchsuite.measure.sources import EngineSource, Tokens
-from benchsuite.measure.ties import Judge
-from benchsuite.prove.tiny import registry
 from benchsuite.tests.rig import assert_same, loaded_smollm2, pairs_in_turn, peer_runner
 from specdec import Request, SamplingParams
 from specdec.assembly import Assembly

@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from benchsuite.prove import families
+from benchsuite.conformance.models import families
 from specdec import SpecdecError, smollm2
 
 

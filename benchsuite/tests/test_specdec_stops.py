@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.prove.tiny import assembly, past_stops, prompts
+from benchsuite.conformance.models.tiny import assembly, past_stops, prompts
 from benchsuite.tests.rig import Make
 from specdec import Completion, Engine, Request, SamplingParams, SpecdecError, catalog
 from specdec.assembly import Assembly

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchsuite.prove.tiny import prompts
+from benchsuite.conformance.models.tiny import prompts
 from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Draft, Engine, Request, SamplingParams, SpecdecError, StreamedToken, TextStream, catalog
 from specdec.stops import FinishReason, StopWatcher

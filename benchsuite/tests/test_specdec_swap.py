@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import prompts, registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import prompts, registry
 from benchsuite.tests.rig import slow_after
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly

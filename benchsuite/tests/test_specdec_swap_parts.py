@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import registry
 from specdec import swap
 from specdec.ops import Ops
 from specdec.swap import Swap

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchsuite.prove import families
-from benchsuite.prove.tiny import registry
+from benchsuite.conformance.models import families
+from benchsuite.conformance.models.tiny import registry
 from specdec import sharding, swap
 from specdec.model import ArenaModel
 from specdec.ops import Ops

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchsuite.prove.tiny import assembly
+from benchsuite.conformance.models.tiny import assembly
 from specdec import Context, Draft, Engine, Request, SamplingParams, Verdict, Window
 from specdec.threads import kernel_threads, one_torch_thread
 from specdec_kernels.cpu import Cpu

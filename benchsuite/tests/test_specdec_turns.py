@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.prove import families, tiny
+from benchsuite.conformance.models import families, tiny
 from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Engine, Request, SamplingParams, SpecdecError
 

@@ -1,0 +1,1 @@
+"""What ``pytest -m kernels``, ``decoding`` and ``serving`` measure: figures, no tables."""

@@ -1,0 +1,1 @@
+"""Decoding as users run it: ratios of alternated arms over equal tokens."""

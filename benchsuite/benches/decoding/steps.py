@@ -1,0 +1,80 @@
+"""The parts of a step of a full batch: with every processor, with none, with log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+
+from benchsuite.benches.decoding.mixes import cut, every_processor
+from benchsuite.benches.decoding.ratios import Contrast, Family, Sample
+from specdec.assembly import Assembly
+from specdec.engine import Engine
+from specdec.errors import SpecdecError
+from specdec.request import Request, SamplingParams
+
+ROWS, K = 8, 4
+"""Rows that decode together, and proposals of a step."""
+
+DRAFT = "oracle(0.8)"
+"""The draft, whose acceptance depends on no processor."""
+
+PROMPT_TOKENS, BUDGET = 32, 32
+"""Tokens of each prompt and of each output."""
+
+
+def steps_family(assembly: Assembly, text: Sequence[int], ends: tuple[int, ...]) -> Family:
+    """The arms whose steps are compared: one engine, eight requests, different parameters."""
+    engine = assembly.engine(DRAFT, k=K, max_rows=ROWS)
+    greedy = SamplingParams(max_new_tokens=BUDGET)
+    arms = {
+        "greedy": greedy,
+        "greedy again": greedy,
+        "temperature 1": SamplingParams(temperature=1.0, max_new_tokens=BUDGET),
+        "all processors": every_processor(assembly.target.vocabulary, ends, BUDGET),
+        "logprobs=5": SamplingParams(max_new_tokens=BUDGET, logprobs=5),
+    }
+    share, whole = ("rest_share", "% of a step"), ("step_ms", "ms a step")
+    return Family(
+        {name: partial(stepped, engine, eight(text, params)) for name, params in arms.items()},
+        [
+            Contrast("all processors", "greedy", *share),
+            Contrast("all processors", "temperature 1", *share),
+            Contrast("all processors", "greedy", *whole),
+            Contrast("logprobs=5", "greedy", *whole),
+            Contrast("greedy again", "greedy", *share),
+            Contrast("greedy again", "greedy", *whole),
+        ],
+        [
+            f"steps: {ROWS} requests, {DRAFT}, K = {K}; of a run the median over its steps with {ROWS} rows that all "
+            f"propose {K}",
+            "% of a step: its time outside the forwards of target and draft (processors, acceptance, commit, host)",
+            "all processors: temperature 1, top-k, top-p, min-p, bias, the three penalties, bad words, least length",
+            "greedy, temperature 1: no processor but that",
+        ],
+    )
+
+
+def eight(text: Sequence[int], params: SamplingParams) -> list[Request]:
+    """The requests of a full batch, with prompts of one length."""
+    return [Request(row, cut(text, row * PROMPT_TOKENS, PROMPT_TOKENS), params) for row in range(ROWS)]
+
+
+def stepped(engine: Engine, requests: Sequence[Request]) -> Sample:
+    """Run requests; return the medians over their full steps: ``rest_share``, a fraction, and ``step_ms``.
+
+    ``rest_share`` is the share of a step outside the forwards of target and draft. Raises SpecdecError if no step was
+    full.
+    """
+    done = engine.run(requests)
+    full = [step for step in engine.stats.steps if step.rows == len(requests) and step.proposed == step.rows * K]
+    if not full:
+        raise SpecdecError(f"no step had {len(requests)} rows with {K} proposals each; give the outputs more tokens")
+    times = [engine.stats.times(step) for step in full]
+    return Sample(
+        {
+            "rest_share": median(time.rest / (time.booked + time.host) for time in times),
+            "step_ms": median((time.booked + time.host) * 1e3 for time in times),
+        },
+        (sum(len(request.prompt) for request in requests), sum(len(one.tokens) for one in done)),
+    )

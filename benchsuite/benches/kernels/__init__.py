@@ -1,0 +1,1 @@
+"""Timings of every op beside their bounds, and of caches."""

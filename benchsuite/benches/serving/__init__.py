@@ -1,0 +1,1 @@
+"""Servers measured over HTTP (docs/serving.md)."""

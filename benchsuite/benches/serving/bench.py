@@ -1,0 +1,265 @@
+"""The benchmark of endpoints: rounds in which all take the same prompts, in turn, under one load after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from benchsuite.benches.serving.certified import Certificate, Read, certify
+from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, Slo, endpoint_figures
+from benchsuite.benches.serving.load import Sent, Traffic, send
+from benchsuite.benches.serving.restarts import ServersInTurn
+from benchsuite.benches.serving.self_reported import OwnWords, own_words_of, page_now
+from benchsuite.measure.workloads import Workload
+from specdec_plugins.endpoints.client import Ask, Client
+from specdec_plugins.endpoints.named import Endpoint
+from specdec_plugins.endpoints.replies import EndpointFailure
+
+CHECK = "Name the months of the year, one after the other."
+COUNTED = 16
+"""The prompt, and the most tokens of its answer, by which a server's ``usage`` is checked."""
+
+AGAIN = " again"
+"""Behind the first endpoint's name: the same server once more in each round, whose speed shows the noise."""
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """What is asked, and how often.
+
+    ``prompts``: each with its workload's name, all different. ``ask``: every request but its prompt. ``rounds``: how
+    often all prompts go to all endpoints. ``seed``: of the order and of arrivals.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    prompts: tuple[tuple[str, str], ...]
+    ask: Ask
+    rounds: int = 1
+    slo: Slo | None = None
+    seed: int = 0
+
+
+def prompts_of(workloads: Sequence[Workload]) -> tuple[tuple[str, str], ...]:
+    """Return the first turn of every question with its workload's label; a text that comes twice is asked once.
+
+    The second time a server's prefix cache would answer.
+    """
+    found: dict[str, str] = {}
+    for workload in workloads:
+        for text in workload.prompts:
+            found.setdefault(text, workload.label)
+    return tuple((label, text) for text, label in found.items())
+
+
+class ServingBench:
+    """Measures endpoints under loads, each load when ``measure`` is called with it.
+
+    ``prepare`` asks every endpoint for its health, and for one token of every prompt: an address, key or model that is
+    wrong is refused before anything is timed, and every server has every prompt in its prefix cache, if it has one, so
+    that no endpoint meets colder caches than another. It also asks once with log-probabilities, which tell whether
+    ``usage`` counts what was sent; timed requests do without, because some servers compute them slowly. ``said`` has a
+    line for each endpoint that gives none. ``blocks`` has what was measured, by load; ``keep`` is called
+    after every block. Times are those of warm caches.
+    """
+
+    def __init__(
+        self,
+        plan: ServingPlan,
+        keep: Callable[[ServingBench], None] = lambda bench: None,
+        servers: ServersInTurn | None = None,
+        read: Read | None = None,
+    ) -> None:
+        self.plan, self.blocks = plan, dict[Traffic, list[ServedBlock]]()
+        self.said: list[str] = []
+        self.words: dict[Traffic, dict[str, OwnWords]] = {}
+        self._known: dict[str, dict[str, int]] = {}
+        self._keep = keep
+        self.servers = servers or ServersInTurn({})
+        self._read = read
+        self._ready = False
+        self.certificates: list[Certificate] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The endpoints' names, and the first one's once more."""
+        found = [endpoint.name for endpoint in self.plan.endpoints]
+        return [found[0], found[0] + AGAIN, *found[1:]]
+
+    def prepare(self) -> None:
+        """Refuse endpoints that do not answer; see the class. Raises SpecdecError."""
+        if not self._ready:
+            for endpoint in self.plan.endpoints:
+                asyncio.run(self._prepared(self.servers.connect(endpoint)))
+            self._ready = True
+
+    async def _prepared(self, opened: Client) -> None:
+        async with opened as client:
+            await client.health()
+            await self._warm(client)
+            await self._checked(client)
+
+    async def _warm(self, client: Client) -> None:
+        """Have a server read every prompt."""
+        for _, prompt in self.plan.prompts:
+            await client.complete(self._asked(prompt, max_tokens=1))
+
+    def _count(self, blocks: list[ServedBlock]) -> None:
+        """Ask again, whole, for the answers whose stream had no ``usage``: some servers have one then.
+
+        A streamed answer of the same text gets its number. This comes after the timing, so that a server which learns
+        from what it has answered knows no answer before. In place: ``blocks``.
+        """
+        for endpoint in self.plan.endpoints:
+            mine = {n: block for n, block in enumerate(blocks) if block.endpoint.removesuffix(AGAIN) == endpoint.name}
+            replies = [one.reply for block in mine.values() for one in block.sent]
+            if all(reply is None or reply.counted is not None for reply in replies):
+                continue
+            lengths = self._known.get(endpoint.name)
+            if lengths is None:
+                lengths = asyncio.run(self._lengths(self.servers.connect(endpoint)))
+            self._known[endpoint.name] = lengths
+            for place, block in mine.items():
+                blocks[place] = replace(block, sent=tuple(_with_length(one, lengths) for one in block.sent))
+
+    async def _lengths(self, opened: Client) -> dict[str, int]:
+        """The number of tokens of every answer, by its text, as the server counts them outside of streams."""
+        found = {}
+        async with opened as client:
+            for _, prompt in self.plan.prompts:
+                reply = await client.complete(self._asked(prompt, stream=False))
+                if reply.counted is not None:
+                    found[reply.text] = reply.counted
+        said = "counted by the same answers, asked for whole" if found else "not known: no figure is per token"
+        self.said.append(f"{opened.endpoint.name} has no usage in a stream: its tokens are {said}")
+        return found
+
+    async def _checked(self, client: Client) -> None:
+        """Compare ``usage`` with the tokens of log-probabilities, on a prompt that is not measured."""
+        ask = self._asked(CHECK, max_tokens=min(COUNTED, self.plan.ask.max_tokens), logprobs=1)
+        try:
+            reply = await client.complete(ask)
+        except EndpointFailure as failure:
+            if failure.kind not in ("refused_request", "server_error"):
+                raise
+            reply = None
+        if reply is None or not reply.tokens:
+            self.said.append(f"{client.endpoint.name} gives no log-probabilities: its usage is taken at its word")
+
+    def _asked(self, prompt: str, **other: Any) -> Ask:
+        return Ask(**{**vars(self.plan.ask), "prompt": prompt, **other})
+
+    def measure(self, load: Traffic) -> list[EndpointFigures]:
+        """Send every prompt to every endpoint, ``rounds`` times, and return the figures."""
+        self.prepare()
+        blocks = self.blocks.setdefault(load, [])
+        pages = [self._page(endpoint) for endpoint in self.plan.endpoints]
+        for turn in range(self.plan.rounds):
+            order = self._order(turn)
+            for name in order:
+                self._block(load, turn, name, blocks)
+        for endpoint, before in zip(self.plan.endpoints, pages, strict=True):
+            mine = [block for block in blocks if block.endpoint.removesuffix(AGAIN) == endpoint.name]
+            replies = [one.reply for block in mine for one in block.sent if one.reply]
+            words = own_words_of(before, self._page(endpoint), replies)
+            self.words.setdefault(load, {})[endpoint.name] = words
+        self._count(blocks)
+        return self.figures(load)
+
+    def _order(self, turn: int) -> list[str]:
+        """Random, and turned round in every second round: what drifts costs every endpoint the same."""
+        names = list(self.names)
+        random.Random(self.plan.seed + turn // 2).shuffle(names)
+        return names[::-1] if turn % 2 else names
+
+    def _block(self, load: Traffic, turn: int, name: str, blocks: list[ServedBlock]) -> None:
+        endpoint = next(one for one in self.plan.endpoints if name in (one.name, one.name + AGAIN))
+        places = list(range(len(self.plan.prompts)))
+        random.Random(self.plan.seed + turn).shuffle(places)  # the same for all endpoints of a round
+        asks = [(place, self._asked(self.plan.prompts[place][1])) for place in places]
+        sent: list[Sent] = []
+        before = self.servers.starts.get(endpoint.name)
+        opened = self.servers.connect(endpoint)
+        started = self.servers.starts.get(endpoint.name) != before
+
+        async def run() -> None:
+            async with opened as client:
+                if started:
+                    await self._warm(client)  # its cache of prompts is empty, and others' are not
+                await send(client, asks, load, self.plan.seed + turn, sent)
+
+        try:
+            asyncio.run(run())
+        finally:  # also an interrupt: what has ended is kept
+            blocks.append(ServedBlock(name, turn, tuple(sent)))
+            self._keep(self)
+
+    def certify(self, dtype: str) -> list[Certificate]:
+        """Compare the outputs of every endpoint with the first one's, once; nothing is timed. See
+        ``certified.certify``."""
+        if self.certificates is None:
+            self.prepare()
+            prompts = [text for _, text in self.plan.prompts]
+            connect, plan = self.servers.connect, self.plan
+            self.certificates = certify(plan.endpoints, prompts, plan.ask, dtype, connect, self._read)
+            self._keep(self)
+        return self.certificates
+
+    def _page(self, endpoint: Endpoint) -> str | None:
+        """An endpoint's counters; None of one that is started in turn, whose counters begin anew each time."""
+        return None if endpoint.name in self.servers.commands else asyncio.run(page_now(endpoint))
+
+    def figures(self, load: Traffic) -> list[EndpointFigures]:
+        """The figures so far, in the order of ``names``."""
+        workloads = [label for label, _ in self.plan.prompts]
+        return endpoint_figures(self.blocks.get(load, []), self.names, workloads, self.plan.slo)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that was asked and answered, and the figures. No API key is part of it."""
+        ask = {name: value for name, value in vars(self.plan.ask).items() if name not in ("prompt", "extra")}
+        return {
+            "endpoints": [{"name": one.name, "url": one.url, "model": one.model} for one in self.plan.endpoints],
+            "asked": ask | dict(self.plan.ask.extra),
+            "prompts": [{"workload": label, "text": text} for label, text in self.plan.prompts],
+            "certificates": [asdict(one) for one in self.certificates or ()],
+            "loads": [
+                {
+                    "load": asdict(load),
+                    "figures": [asdict(one) for one in self.figures(load)],
+                    "own_words": {
+                        name: [said.figures() for said in (one.page, one.bodies) if said is not None]
+                        for name, one in self.words.get(load, {}).items()
+                    },
+                    "blocks": [
+                        {"endpoint": block.endpoint, "round": block.round, "sent": [_sent(one) for one in block.sent]}
+                        for block in blocks
+                    ],
+                }
+                for load, blocks in self.blocks.items()
+            ],
+        }
+
+
+def _with_length(one: Sent, lengths: Mapping[str, int]) -> Sent:
+    if one.reply is None or one.reply.counted is not None:
+        return one
+    return replace(one, reply=replace(one.reply, completion_tokens=lengths.get(one.reply.text)))
+
+
+def _sent(one: Sent) -> dict[str, Any]:
+    reply = one.reply
+    found: dict[str, Any] = {"prompt": one.prompt, "sent_s": one.sent_s, "ended_s": one.ended_s, "late_s": one.late_s}
+    if reply is None:
+        return found | {"failure": one.failure, "said": one.said}
+    return found | {
+        "text": reply.text,
+        "tokens": [[token.text, token.logprob] for token in reply.tokens],
+        "chunks": [[chunk.seconds, len(chunk.text), chunk.tokens] for chunk in reply.chunks],
+        "seconds": reply.seconds,
+        "usage": [reply.prompt_tokens, reply.completion_tokens],
+        "finish_reason": reply.finish_reason,
+        "attempts": reply.attempts,
+        "body": dict(reply.body),
+    }

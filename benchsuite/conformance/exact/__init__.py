@@ -1,0 +1,1 @@
+"""Every outcome of a round and of whole runs of the engine, by enumeration."""

@@ -1,0 +1,1 @@
+"""Tiny random models of every family, and engines over them."""

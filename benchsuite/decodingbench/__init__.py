@@ -1,1 +1,0 @@
-"""Decoding as users run it, as ratios of arms that alternate: `pytest -m decoding`."""

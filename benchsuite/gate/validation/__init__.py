@@ -1,1 +1,0 @@
-"""Validation of the gate: it makes launches, draws comparisons from them, and counts wrong verdicts."""

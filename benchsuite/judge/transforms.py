@@ -1,0 +1,144 @@
+"""Sampled outputs judged by a plain server's log-probabilities: do the tokens follow its distribution?
+
+Two tests over the same tokens, each given the text before it. Probability integral transforms, whose counts in equal
+bins are even if the tokens follow the distribution: they see any change of shape. And the likelihood of the tokens at
+other temperatures over that at plain's: it sees a temperature with fewer tokens. Given what came before, each transform
+is uniform and each ratio has the expectation 1, so that tokens of one text may be taken together; the product of the
+ratios is a martingale, and by Ville's inequality exceeds 1/p with a probability of at most p, whatever the lists and
+however few the tokens. A central limit would not do: in peaked lists three rare tokens are six standard deviations.
+
+Sources: Rosenblatt 1952 (the transform); Ville 1939 (the inequality); Ramdas, Gruenwald, Vovk and Shafer,
+arXiv 2210.01948 (mixtures of such ratios as tests).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from statistics import NormalDist
+
+from benchsuite.judge.fidelity import BINS, evenness
+from benchsuite.judge.logprob_ties import unclear
+from specdec_plugins.endpoints.replies import Token
+
+FALSE_ALARM_OF_HEAT = 1e-6
+"""How often tokens of the plain server itself fail the test of the temperature; that of the bins has
+``FALSE_ALARM``."""
+
+HEATS = tuple(side for factor in (1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 3.0) for side in (factor, 1 / factor))
+"""Factors of the temperature whose likelihoods are mixed, each with the same weight."""
+
+LEAST_REST = 1e-6
+"""What lies outside of a list is taken to be no less likely: the lists' own rounding hides anything smaller."""
+
+HOTTEST = 4.0
+"""The largest factor of the temperature that is looked at."""
+
+
+@dataclass(frozen=True)
+class ServedSample:
+    """Tokens read under plain's lists.
+
+    ``bins`` counts transforms; ``surplus`` is the sum of log p less its expectation; ``ratios`` has, for each of
+    ``HEATS``, the log of the tokens' likelihood at that temperature over that at plain's. ``lists`` has the
+    probabilities of each token's list and that of everything else.
+    """
+
+    bins: tuple[int, ...]
+    surplus: float
+    ratios: tuple[float, ...]
+    lists: tuple[tuple[float, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were judged."""
+        return len(self.lists)
+
+    @property
+    def evenness(self) -> float:
+        """The p-value of the transforms."""
+        return evenness(self.bins)
+
+    @property
+    def heat_p(self) -> float:
+        """The p-value of the temperature, at most: one over the mean of the likelihood ratios."""
+        most = max(self.ratios)
+        return min(1.0, exp(-most) * len(self.ratios) / sum(exp(one - most) for one in self.ratios))
+
+    def heat_found(self, probability: float = 0.99) -> float | None:
+        """Return the smallest factor of the temperature above 1 that would be found so surely; None up to
+        ``HOTTEST``."""
+        if not self._finds(HOTTEST, probability):
+            return None
+        low, high = 1.0, HOTTEST
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._finds(middle, probability) else (middle, high)
+        return high
+
+    def tokens_for(self, factor: float, probability: float = 0.99) -> float:
+        """Return how many tokens like these would find a factor of the temperature so surely.
+
+        Example: ``sample.tokens_for(1.2)`` for 1.2 times the temperature.
+        """
+        hot = [(_heated(chances, factor), chances) for chances in self.lists]
+        ratios = [[log(h / p) for h, p in zip(*pair, strict=True)] for pair in hot]
+        means = [
+            sum(h * one for h, one in zip(pair[0], row, strict=True)) for pair, row in zip(hot, ratios, strict=True)
+        ]
+        gain = sum(means)
+        if gain <= 0:
+            return float("inf")
+        wide = sum(
+            sum(h * (one - mean) ** 2 for h, one in zip(pair[0], row, strict=True))
+            for pair, row, mean in zip(hot, ratios, means, strict=True)
+        )
+        # The sum over n tokens is about normal: n gain/N - z sqrt(n wide/N) must reach the threshold.
+        threshold = log(len(HEATS) / FALSE_ALARM_OF_HEAT)
+        reach = NormalDist().inv_cdf(probability) * sqrt(wide)
+        return self.tokens * ((reach + sqrt(reach**2 + 4 * gain * threshold)) / (2 * gain)) ** 2
+
+    def _finds(self, factor: float, probability: float) -> bool:
+        return self.tokens_for(factor, probability) <= self.tokens
+
+
+def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0, most: int = 5) -> ServedSample:
+    """Return what plain's lists say of the tokens of outputs, sampled at temperature 1 without filters.
+
+    ``outputs``: each token with plain's own log-probability and list at its place. Likelier tokens come first; a token
+    takes a uniform share of its own probability, drawn by ``seed``. What a list lacks is one bin of all the rest.
+    Tokens without a list are left out, and those whose list has a text that may be several tokens: the list alone
+    decides, not what was drawn, so that the others keep their law. Outputs must be of different requests with different
+    seeds: a copy is the same evidence again. A copy cannot be told here, because honest short outputs coincide, and to
+    drop these would favour rare tokens. ``most``
+    entries of a list are used: a server may append a drawn token that is not among the likeliest (vLLM's
+    ``SamplingParams.logprobs``: "up to logprobs+1 elements"), and a list must not depend on what was drawn.
+    """
+    dice = random.Random(seed)
+    bins, surplus, ratios = [0] * BINS, 0.0, [0.0] * len(HEATS)
+    lists: list[tuple[float, ...]] = []
+    for token in (token for output in outputs for token in output if token.top):
+        top = token.top[:most]
+        if any(unclear(top, text) for text, _ in top):
+            continue
+        chances = [exp(chance) for _, chance in top]
+        chances.append(max(LEAST_REST, 1 - sum(chances)))
+        whole = sum(chances)
+        chances = [chance / whole for chance in chances]
+        place = next((n for n, (text, _) in enumerate(top) if text == token.text), len(top))
+        share = min(sum(chances[:place]) + dice.random() * chances[place], 1 - 1e-12)
+        bins[int(share * BINS)] += 1
+        surplus += log(chances[place]) - sum(chance * log(chance) for chance in chances)
+        for n, factor in enumerate(HEATS):
+            ratios[n] += log(_heated(chances, factor)[place] / chances[place])
+        lists.append(tuple(chances))
+    return ServedSample(tuple(bins), surplus, tuple(ratios), tuple(lists))
+
+
+def _heated(chances: Sequence[float], factor: float) -> list[float]:
+    """The probabilities at ``factor`` times the temperature; everything outside of a list is taken for one token."""
+    powers = [chance ** (1 / factor) for chance in chances]
+    whole = sum(powers)
+    return [power / whole for power in powers]

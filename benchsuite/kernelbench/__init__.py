@@ -1,1 +1,0 @@
-"""Kernels: cases, agreement with the reference, shapes, timings, caches."""

@@ -1,1 +1,0 @@
-"""Proofs: enumeration, table targets, samples with a stated power, state machines, tiny models."""

@@ -1,0 +1,64 @@
+"""Ratios of decoding as a table on the terminal, and as the files of a results folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchsuite.benches.decoding.bench import DecodingBench
+from benchsuite.benches.decoding.ratios import Contrast, Ratio
+from benchsuite.machine.files import strict_json, write_folder
+from benchsuite.report.tables import laid_out, wrapped
+
+COLUMNS = (
+    "both figures: the median over rounds; ratio: the geometric mean of the rounds' ratios, all arms of a round in "
+    "random order",
+    "interval: 95 %, Student's t over rounds, about repeats of this work on this machine; pairs: the smallest and the "
+    "largest ratio of a round, and their number",
+    "tokens: of prompts and outputs in one run, equal for both arms of a row; rows with `again` show the noise",
+)
+"""Meanings of the columns."""
+
+
+def ratios_table(ratios: Sequence[Ratio], style: str = "simple") -> str:
+    """One line for each row."""
+    headers = ["arm", "over", "unit", "figure", "over's", "ratio", "interval", "pairs", "n", "tokens"]
+    return laid_out(headers, [_cells(ratio) for ratio in ratios], style)
+
+
+def _cells(ratio: Ratio) -> list[str]:
+    row, found = ratio.contrast, ratio.estimate
+    ours, base = (_figure(row, value) for value in ratio.medians)
+    return [
+        row.arm,
+        row.over,
+        row.unit,
+        ours,
+        base,
+        f"{found.ratio:.2f}",
+        "-" if found.low is None or found.high is None else f"{found.low:.2f}-{found.high:.2f}",
+        f"{min(ratio.each):.2f}-{max(ratio.each):.2f}",
+        str(found.units),
+        f"{ratio.work[0]:,} + {ratio.work[1]:,}",
+    ]
+
+
+def _figure(row: Contrast, value: float) -> str:
+    return f"{value * 100:.1f}" if row.unit.startswith("%") else f"{value:.1f}"
+
+
+def decoding_lines(bench: DecodingBench) -> list[str]:
+    """Return the terminal's lines for one target."""
+    return [ratios_table(bench.ratios), "", *wrapped((*COLUMNS, *bench.legend)), ""] if bench.ratios else []
+
+
+def write_decoding(root: Path, bench: DecodingBench, card: Sequence[str], complete: bool) -> Path:
+    """Write ``decoding.json`` and ``decoding.md`` of one target into a new folder; return the folder."""
+    parts = [
+        "# Decoding",
+        "\n".join(f"- {line}" for line in card),
+        ratios_table(bench.ratios, "github"),
+        "\n".join(f"- {line}" for line in (*COLUMNS, *bench.legend)),
+    ]
+    files = {"decoding.json": strict_json(bench.as_json()), "decoding.md": "\n\n".join(parts) + "\n"}
+    return write_folder(root, f"decoding-{Path(bench.name).name}", files, card, bench.seed, complete)

@@ -1,0 +1,204 @@
+"""Forecasts as they are shown: lines for the terminal, and JSON."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from statistics import median
+from typing import Any
+
+from tabulate import tabulate
+
+from benchsuite.measure.arms import Arm
+from benchsuite.predict.checked import Accuracy, CheckedCell
+from benchsuite.predict.contexts import context_slope
+from benchsuite.predict.forecasts import Forecasts
+from benchsuite.predict.reachable import advice_at_hand
+from benchsuite.predict.suggestions import lever
+
+LEGEND = (
+    "predicted: speedup over plain of the other texts' steps, replayed at costs that were probed apart (leave one "
+    "text out; what is left is mostly the error of the costs)",
+    "interval: 90 %, for the measured speedup, as wide as the errors of the other strategies ask for; residual: "
+    "measured / predicted - 1; rows with a large one show which cost is wrong",
+)
+"""How the table is read."""
+
+FAR_PACE = 1.1
+"""The factor between measured and probed plain decoding from which the machine is said to have changed."""
+
+
+def forecast_lines(forecasts: Forecasts) -> list[str]:
+    """Return the table of the arms over all workloads, a sentence for each, and the accuracy over all cells."""
+    arms = forecasts.arms
+    if not arms:
+        return ["nothing is predicted: every workload needs two texts or more, and a strategy that was built here"]
+    rows = [
+        (
+            cell.arm.label,
+            cell.arm.controller,
+            "" if cell.arm.k is None else cell.arm.k,
+            cell.arm.setting.batch,
+            f"{cell.measured:.2f}x",
+            f"{cell.prediction.ratio:.2f}x",
+            _interval(cell),
+            f"{(cell.measured / cell.prediction.ratio - 1) * 100:+.1f} %",
+        )
+        for cell in arms.values()
+    ]
+    headers = ("arm", "controller", "K", "batch", "measured", "predicted", "interval", "residual")
+    said = [
+        f"{cell.arm.label}, batch {cell.arm.setting.batch}: {lever(cell, forecasts.costs[arm.setting])}"
+        for arm, cell in arms.items()
+    ]
+    return [
+        tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True),
+        "",
+        *said,
+        "",
+        *LEGEND,
+        _accuracy(forecasts),
+        _end_to_end(forecasts.cells),
+        *(
+            [accuracy_line(Accuracy.of(forecasts.halves), "halves of cells, each predicted from the other half alone")]
+            if forecasts.halves
+            else []
+        ),
+        *context_lines(forecasts),
+        *pace_lines(forecasts),
+        *forecasts.said,
+        "",
+        "the fastest of this run, text by text; a K that was not run is expected from the steps that were:",
+        *advice_strings(forecasts),
+        "to search further: python -m benchsuite advise --workload TEXT --batch 1,4 --minutes 2",
+    ]
+
+
+def cell_lines(cells: Sequence[CheckedCell]) -> list[str]:
+    """Return a Markdown table of every predicted cell."""
+    rows = [
+        (
+            cell.arm.label,
+            cell.arm.setting.workload,
+            cell.arm.setting.batch,
+            f"{cell.measured:.2f}",
+            f"{cell.prediction.ratio:.2f}",
+            _interval(cell),
+            f"{(cell.measured / cell.prediction.ratio - 1) * 100:+.1f}",
+            " ".join(f"{share:.2f}" for share in cell.kept[:4]),
+            " ".join(f"{share:.2f}" for share in cell.expected_kept[:4]),
+        )
+        for cell in cells
+    ]
+    headers = ("row", "text", "batch", "measured", "predicted", "90 % interval", "residual, %", "kept", "expected")
+    return [
+        tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True),
+        "",
+        "kept: shares of the steps that asked for proposals in which one of depth 1, 2, 3, 4 was accepted, for trees "
+        "too; expected: the same of the texts that the cell is predicted from.",
+    ]
+
+
+def _accuracy(forecasts: Forecasts) -> str:
+    return accuracy_line(Accuracy.of(forecasts.cells), "cells (strategy x workload), leave one text out")
+
+
+def _end_to_end(cells: Sequence[CheckedCell]) -> str:
+    """How good the same predictions are from prompt to last token."""
+    errors = [abs(cell.measured_end_to_end / cell.prediction.end_to_end - 1) for cell in cells]
+    return (
+        f"from prompt to last token, the prefill and what drafts do in it included: median error {median(errors):.1%}"
+    )
+
+
+def advice_strings(forecasts: Forecasts) -> list[str]:
+    """Return the advice of ``advice_at_hand`` for each text and batch."""
+    lines = []
+    for setting, costs in forecasts.costs.items():
+        mine = [cell for cell in forecasts.cells if cell.arm.setting.without_workload == setting]
+        lines += [str(one) for one in advice_at_hand(mine, costs)]
+    return lines
+
+
+def context_lines(forecasts: Forecasts) -> list[str]:
+    """Return a sentence for each row whose acceptance depends on the context, and one that counts the others."""
+    groups: dict[Arm, list[CheckedCell]] = defaultdict(list)
+    for cell in forecasts.cells:
+        groups[replace(cell.arm, setting=cell.arm.setting.without_workload)].append(cell)
+    slopes = {arm: context_slope([cell.units for cell in cells]) for arm, cells in groups.items()}
+    known = {arm: slope for arm, slope in slopes.items() if slope is not None}
+    lines = [
+        f"{arm.label}, batch {arm.setting.batch}: accepted tokens of a step change by {slope.slope:+.2f} "
+        f"({slope.low:+.2f} to {slope.high:+.2f}) for each 100 tokens of context, over {slope.texts} texts"
+        for arm, slope in known.items()
+        if slope.seen
+    ]
+    if not known:
+        return [
+            "whether acceptance depends on the context is not told: the prompts of each text are of about one length"
+        ]
+    still = len(known) - len(lines)
+    if still:
+        lines.append(f"no dependence of acceptance on context was seen in {still} of {len(known)} rows (90 %)")
+    return lines
+
+
+def pace_lines(forecasts: Forecasts) -> list[str]:
+    """Return how long plain decoding took over what the costs say, and what follows where it is far from as long."""
+    paces = forecasts.paces()
+    if not paces:
+        return []
+    said = ", ".join(f"{pace:.2f} times (batch {setting.batch})" for setting, pace in paces.items())
+    far = any(abs(log(pace)) > log(FAR_PACE) for pace in paces.values())
+    why = (
+        ": the machine has changed since they were probed, and its narrow windows may have more than its wide ones; "
+        "--specdec-predict fresh probes again"
+    )
+    return [f"plain decoding took {said} what the costs say{why * far}"]
+
+
+def accuracy_line(found: Accuracy, what: str) -> str:
+    """Return an accuracy in words."""
+    held = f"; 90 % intervals hold {found.held:.0%} of {found.intervals}" if found.intervals else ""
+    return f"{found.cells} {what}: median error {found.median_error:.1%}, R² of ln(speedup) {found.r_squared:.3f}{held}"
+
+
+def _interval(cell: CheckedCell) -> str:
+    low, high = cell.prediction.low, cell.prediction.high
+    return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def forecast_json(forecasts: Forecasts) -> dict[str, Any]:
+    """Return every predicted cell with its measured speedup, as JSON has it."""
+    return {
+        "said": [_accuracy(forecasts), *context_lines(forecasts), *pace_lines(forecasts), *forecasts.said],
+        "paces": [{"batch": setting.batch, "pace": pace} for setting, pace in forecasts.paces().items()],
+        "advice": advice_strings(forecasts),
+        "cells": [_public(cell, forecasts) for cell in forecasts.cells],
+        "halves": [_public(cell, forecasts) for cell in forecasts.halves],
+        "arms": [_public(cell, forecasts) for cell in forecasts.arms.values()],
+    }
+
+
+def _public(cell: CheckedCell, forecasts: Forecasts) -> dict[str, Any]:
+    said = cell.prediction
+    return {
+        "row": cell.arm.id,
+        "arm": cell.arm.strategy,
+        "label": cell.arm.label,
+        "workload": cell.arm.setting.workload or "all",
+        "batch": cell.arm.setting.batch,
+        "part": cell.part,
+        "measured": cell.measured,
+        "predicted": said.ratio,
+        "low": said.low,
+        "high": said.high,
+        "predicted_end_to_end": said.end_to_end,
+        "measured_end_to_end": cell.measured_end_to_end,
+        "texts": said.texts,
+        "kept": list(cell.kept),
+        "expected_kept": list(cell.expected_kept),
+        "lever": lever(cell, forecasts.costs[cell.arm.setting.without_workload]),
+    }

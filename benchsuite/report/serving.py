@@ -1,0 +1,124 @@
+"""Endpoints as a table on the terminal, and as the files of a results folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchsuite.benches.serving.bench import ServingBench
+from benchsuite.benches.serving.figures import EndpointFigures
+from benchsuite.benches.serving.load import Traffic
+from benchsuite.machine.files import strict_json, write_folder
+from benchsuite.measure.interval import Estimate
+from benchsuite.report.tables import laid_out, wrapped
+
+COLUMNS = (
+    "ok: requests answered / asked; speed: from sending to the last byte per token, over the first endpoint's: the "
+    "geometric mean over workloads of the geometric means over prompts; interval: 95 %, of the same; ~: it holds 1",
+    "decoding: the same after the first piece; tok/s: of the whole server, over the blocks' time; req/s: requests sent",
+    "ms: TTFT to the first piece, TPOT per token after it, gaps between pieces and, per token, where each piece says "
+    "its tokens, e2e to the last byte; 50, 90, 99: percentiles, of which the 90th needs 10 values and the 99th 100",
+    "every endpoint had every prompt in its prefix cache before anything was timed; `again` is the first endpoint once "
+    "more: its speed is the noise; requests that were tried again are answered and not timed",
+)
+"""Meanings of the columns."""
+
+SPEEDS = ["endpoint", "ok", "speed", "interval", "decoding", "tok/s", "req/s", "goodput"]
+TIMED = ("TTFT", "TPOT", "gap", "token", "e2e")
+LATENCIES = ["endpoint", *(part for name in TIMED for part in (f"{name} 50", "90", "99"))]
+
+
+def serving_tables(rows: Sequence[EndpointFigures], style: str = "simple") -> list[str]:
+    """Two tables with a line for each endpoint: speeds, and latencies in milliseconds."""
+    latencies = [
+        [row.endpoint, *map(_ms, (*row.ttft_ms, *row.tpot_ms, *row.piece_ms, *row.token_ms, *row.e2e_ms))]
+        for row in rows
+    ]
+    return [laid_out(SPEEDS, [_speeds(row) for row in rows], style), laid_out(LATENCIES, latencies, style)]
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _speeds(row: EndpointFigures) -> list[str]:
+    answered = row.asked - sum(row.failed.values())
+    return [
+        row.endpoint,
+        f"{answered}/{row.asked}",
+        _ratio(row.speed),
+        "-" if row.speed is None or row.speed.low is None else f"{row.speed.low:.2f}-{row.speed.high:.2f}",
+        _ratio(row.decoding),
+        "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}",
+        f"{row.rate:.2f}",
+        "-" if row.goodput is None else f"{row.goodput[0]:.2f}/s, {row.goodput[1]:.0%}",
+    ]
+
+
+def _ratio(found: Estimate | None) -> str:
+    if found is None:
+        return "-"
+    holds = found.low is not None and found.high is not None and found.low <= 1 <= found.high
+    return f"{found.ratio:.2f}x" + (" ~" if holds else "")
+
+
+def endpoint_notes(rows: Sequence[EndpointFigures]) -> list[str]:
+    """Lines below a table: failures by kind, what is inconclusive, goodput."""
+    lines = []
+    for row in rows:
+        if row.failed or row.retried:
+            kinds = [f"{count} {kind}" for kind, count in row.failed.items()]
+            kinds += [f"{row.retried} answered after a retry, not timed"] if row.retried else []
+            lines.append(f"{row.endpoint}: of {row.asked} requests {', '.join(kinds)}")
+        if row.learns:
+            lines.append(
+                f"{row.endpoint}: prompts that it had answered before were decoded {row.learns:.2f} times as fast: it "
+                "keeps what requests teach; speeds are those of its first round"
+            )
+        if row.why:
+            lines.append(f"{row.endpoint}: INCONCLUSIVE: {row.why}; nothing is said of its speed")
+    return lines
+
+
+def serving_lines(bench: ServingBench) -> list[str]:
+    """Return the terminal's lines."""
+    lines = []
+    for load in bench.blocks:
+        rows = bench.figures(load)
+        speeds, latencies = serving_tables(rows)
+        lines += [f"{load.label}, {_size(bench, load)}", speeds, "", latencies, *wrapped(_notes(bench, load)), ""]
+    lines += wrapped(COLUMNS) if lines else []
+    return lines + wrapped(line for one in bench.certificates or () for line in one.lines)
+
+
+def _notes(bench: ServingBench, load: Traffic) -> list[str]:
+    """Lines below a load's tables: failures, what is inconclusive, and what the servers say of themselves."""
+    words = [line for name, one in bench.words.get(load, {}).items() for line in one.lines(name)]
+    return [*endpoint_notes(bench.figures(load)), *words]
+
+
+def _size(bench: ServingBench, load: Traffic) -> str:
+    rounds = len({block.round for block in bench.blocks[load]})
+    return f"{len(bench.plan.prompts)} prompts in {rounds} rounds, at most {bench.plan.ask.max_tokens} tokens each"
+
+
+def serving_files(bench: ServingBench, card: Sequence[str]) -> dict[str, str]:
+    """Return the files of a results folder by name."""
+    parts = ["# Endpoints", "\n".join(f"- {line}" for line in card)]
+    for load in bench.blocks:
+        rows = bench.figures(load)
+        notes = "\n\n".join(_notes(bench, load))
+        parts += [f"## {load.label}", _size(bench, load), *serving_tables(rows, "github"), notes]
+    parts.append("\n".join(f"- {line}" for line in COLUMNS))
+    if bench.certificates:
+        parts += ["## Outputs", "\n".join(f"- {line}" for one in bench.certificates for line in one.lines)]
+    return {
+        "serving.json": strict_json(bench.as_json()),
+        "serving.md": "\n\n".join(part for part in parts if part) + "\n",
+    }
+
+
+def write_serving(root: Path, bench: ServingBench, card: Sequence[str], complete: bool) -> Path:
+    """Write ``serving.json`` and ``serving.md`` into a new folder; return the folder."""
+    name = "serving-" + "-".join(endpoint.name for endpoint in bench.plan.endpoints)
+    return write_folder(root, name, serving_files(bench, card), card, bench.plan.seed, complete)

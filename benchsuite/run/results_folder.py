@@ -1,0 +1,148 @@
+"""What keeps a run's results: its folder with a cell for everything measured, also where several processes measure.
+
+Imports no torch until a run has rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchsuite import options
+
+if TYPE_CHECKING:
+    from benchsuite.measure.arms import Arm, Setting
+    from benchsuite.measure.cells import Cell
+    from benchsuite.measure.measured import Measured
+    from benchsuite.store.journal import Journal
+
+FOLDER, LINES, GROUPED = "specdec_results", "specdec_lines", "specdec_grouped"
+"""Keys under which a pytest-xdist worker is given the run's folder, returns its lines, and is told that items come in
+groups."""
+
+
+class RunKeeper:
+    """Keeps cells in the folder of ``--specdec-results``; without one it keeps nothing.
+
+    ``full``: why a cell could not be written, or empty. ``outcome``: a line that says where the results are.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.journal: Journal | None = None
+        self.full = self.outcome = ""
+        self._unwritten: list[Cell] = []
+        self._places: dict[Setting, int] = {}
+
+    @property
+    def given(self) -> dict[str, Any] | None:
+        """What the controller gave to this process, if it is a worker of pytest-xdist."""
+        found: dict[str, Any] | None = getattr(self.config, "workerinput", None)
+        return found
+
+    def begin(self, arms: Sequence[Arm]) -> None:
+        """Begin the run of ``arms``, the whole matrix, or go on with it. SpecdecError if it cannot be."""
+        from benchsuite.machine.files import stamped
+        from benchsuite.store.journal import Journal, manifest
+        from specdec.errors import SpecdecError
+
+        self._places = {setting: place for place, setting in enumerate(dict.fromkeys(arm.setting for arm in arms))}
+        root = options.results_root(self.config)
+        if root is None:
+            for name, does in (("profile", "writes traces"), ("resume", "goes on with a run")):
+                if options.flag(self.config, name):
+                    raise SpecdecError(f"--specdec-{name} {does}: name its folder with --specdec-results")
+            return
+        if self.given is not None and FOLDER in self.given:
+            self.journal = Journal.load(Path(self.given[FOLDER]))
+            return
+        name = "+".join(dict.fromkeys(Path(arm.setting.target).name for arm in arms))
+        made = manifest(options.option_texts(self.config))
+        if options.flag(self.config, "resume"):
+            self.journal = Journal.resume(root, name, made)
+        else:
+            self.journal = Journal.begin(stamped(root, name), made)
+
+    def repeated(self) -> list[str]:
+        """The card's lines on the run that ``--specdec-repeat`` repeats."""
+        from benchsuite.store.journal import Journal, differences, manifest
+
+        text = options.value(self.config, "repeat")
+        if not text:
+            return []
+        there = Journal.load(self.config.invocation_params.dir / text).said
+        different = differences(there, manifest(options.option_texts(self.config)))
+        same = [f"repeats the run in {text}, of the same commit, versions, machine and options"]
+        return [f"repeats the run in {text}, and differs in {line}" for line in different] or same
+
+    def go_on(self, measured: Measured, arms: Sequence[Arm]) -> list[Arm]:
+        """Give what is there already to ``measured``; return the arms that are to be measured.
+
+        A cell that lacks one of ``arms`` is measured again, with its own arms and these.
+        """
+        if self.journal is None:
+            return [*arms]
+        self.journal.tell(measured)
+        wanted: dict[Setting, set[Arm]] = {}
+        for arm in arms:
+            wanted.setdefault(arm.setting, set()).add(arm)
+        more: list[Arm] = []
+        for cell in self.journal.cells():
+            if wanted.get(cell.setting, set()) <= cell.series.keys():
+                measured.add(cell)
+            else:
+                more += cell.series
+        if options.flag(self.config, "resume"):
+            found = f"{len(wanted.keys() & measured.cells.keys())} of {len(wanted)} cells were there"
+            measured.card.append(f"resumed: {found}, in {self.journal.folder}")
+        return list(dict.fromkeys((*arms, *more)))
+
+    def keep(self, cell: Cell, measured: Measured) -> None:
+        """Write a cell, and the lines of what was ``measured``; if that fails, ``full`` says why, and it is tried again
+        with the tables."""
+        from benchsuite.store.journal import lines_of
+
+        if self.journal is None:
+            return
+        cell = replace(cell, place=self._places[cell.setting])
+        try:
+            self.journal.keep(cell)
+            if self.given is None:
+                self.journal.note(lines_of(measured))
+        except OSError as error:
+            self._unwritten.append(cell)
+            self.full = (
+                f"the cell {cell.setting.id} could not be written to {self.journal.folder}: "
+                f"{error.strerror or error}; free space and go on with --specdec-resume"
+            )
+
+    def write(self, measured: Measured, complete: bool, more: Mapping[str, str] | None = None) -> bool:
+        """Write the files made of all cells, if there are any, and ``more`` texts by their names; False if that failed.
+        A worker leaves them to the controller, and returns its lines."""
+        if self.journal is None or not measured.cells:
+            return True
+        from benchsuite.report.files import comparison_files
+        from benchsuite.store.journal import lines_of
+
+        if self.given is not None:
+            self.config.workeroutput[LINES] = lines_of(measured)  # type: ignore[attr-defined]
+            return not self.full
+
+        try:
+            for cell in self._unwritten:
+                self.journal.keep(cell)
+            steps = options.value(self.config, "detail") == "steps"
+            files = comparison_files(measured, self.journal.said, steps, more)
+            self.journal.finish(files, measured, complete)
+        except OSError as error:
+            self.outcome = (
+                f"the results could not be written to {self.journal.folder}: {error.strerror or error}; free space and "
+                "go on with --specdec-resume, which measures only the cells that are missing"
+            )
+            return False
+        self.outcome = f"results: {self.journal.folder}\nreport: {self.journal.folder / 'report.html'}"
+        return True

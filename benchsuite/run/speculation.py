@@ -1,0 +1,348 @@
+"""The part of the plugin that compares strategies: an item for each arm, one measurement, tables and a results folder.
+
+Imports no torch until an item that requests ``specdec_row`` is collected.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchsuite import options
+from benchsuite.report.replay import replayed_seconds
+from benchsuite.run.capture import uncaptured
+from benchsuite.run.ranks import RankedPlugin
+from benchsuite.run.results_folder import FOLDER, GROUPED, LINES, RunKeeper
+
+if TYPE_CHECKING:
+    from benchsuite.measure.arms import Arm
+    from benchsuite.measure.cells import Cell
+    from benchsuite.measure.measured import Measured
+    from benchsuite.measure.plan import MeasuringPlan
+    from benchsuite.measure.results import Row
+    from benchsuite.measure.session import Bench
+    from benchsuite.store.journal import Lines
+
+
+def row_of(item: pytest.Item) -> str | None:
+    """Return the name of the row that an item asks ``specdec_row`` for; None if it asks for none."""
+    params: dict[str, str] = getattr(getattr(item, "callspec", None), "params", {})
+    return params.get("specdec_row")
+
+
+class ComparisonPlugin:
+    """Builds the arms of the run's matrix, measures them with a ``Bench``, and reports the results.
+
+    ``pairs``: the least number of pairs in which each row is timed. ``gated``: whether the gate compares the rows.
+    """
+
+    def __init__(self, config: pytest.Config, pairs: int = 1, gated: bool = False) -> None:
+        self.config, self.pairs, self.gated = config, pairs, gated
+        self.arms: dict[str, Arm] = {}
+        self.bench: Bench | None = None
+        self.measured: Measured | None = None  # the bench's own, or what the workers of pytest-xdist have measured
+        self._refused: Exception | None = None  # an invalid option, found where pytest would print a traceback
+        self._bar: Any = None
+        self.ranked = RankedPlugin(config)
+        self._keeper = RunKeeper(config)
+        self._lines: list[Lines] = []  # of pytest-xdist's workers
+        self._session: Any = None
+        self._predicted: list[str] = []
+
+    def is_control(self, name: str) -> bool:
+        """Whether the row of that name is an outside reference, or plain decoding once more."""
+        return self.arms[name].control
+
+    def cell_of(self, item: pytest.Item) -> str | None:
+        """The name of what is measured at once for the row of an item; None if the item has none."""
+        name = row_of(item)
+        if name not in self.arms:
+            return None  # no row, or a matrix that was refused
+        setting = self.arms[name].setting
+        chooses = options.value(self.config, "precision") or options.value(self.config, "budget")
+        return (setting.without_workload if chooses else setting).id
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give every test that requests ``specdec_row`` one item for each arm of the matrix."""
+        if "specdec_row" not in metafunc.fixturenames:
+            return
+        if not self.arms and self._refused is None:
+            self._build()
+        cases = [pytest.param(name, marks=_marks(arm)) for name, arm in self.arms.items()]
+        metafunc.parametrize("specdec_row", cases, indirect=True, ids=[*self.arms])
+
+    def _build(self) -> None:
+        from benchsuite.run import matrix
+        from specdec.errors import SpecdecError
+
+        try:
+            self.arms = {arm.id: arm for arm in matrix.build_matrix(self.config)}
+        except SpecdecError as error:
+            self._refused = error
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Mark the items of rows before any is deselected: pytest-benchmark's timer is ``replayed_seconds``, and
+        pytest-xdist sends what is measured at once to one worker."""
+        has = self.config.pluginmanager.hasplugin
+        for item in items if self._refused is None else ():
+            name = row_of(item)
+            if name is None:
+                continue
+            setting = self.arms[name].setting
+            if has("benchmark"):
+                group = f"{setting.target} {setting.workload}"
+                item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=group))
+            if has("xdist"):
+                item.add_marker(pytest.mark.xdist_group(self.cell_of(item)))
+        return (yield)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Load and build all arms, and print the card. UsageError, before any test runs, if that is not possible."""
+        option = self.config.option
+        if self._refused is not None:
+            raise pytest.UsageError(str(self._refused))
+        self._session = session
+        names = [name for item in session.items if (name := row_of(item)) is not None]
+        if not names or option.collectonly or getattr(option, "benchmark_skip", False):
+            return
+        from specdec.errors import SpecdecError
+
+        try:
+            self.bench = self.measured = self._prepared([self.arms[name] for name in dict.fromkeys(names)])
+        except SpecdecError as error:
+            if self._keeper.journal is not None and self._keeper.given is None:
+                self._keeper.journal.give_up()
+            raise pytest.UsageError(str(error)) from None
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.section("specdec-bench", sep="-")
+            for line in self.bench.card:
+                reporter.write_line(line)
+
+    def _prepared(self, arms: list[Arm]) -> Bench:
+        from benchsuite.measure.session import Bench
+        from specdec.devices import be_deterministic
+        from specdec.errors import SpecdecError
+        from specdec.ranks import on_all_ranks
+
+        config = self.config
+        plan = self._plan()
+        if self.gated and options.flag(config, "resume"):
+            raise SpecdecError("the gate measures every row itself: leave out --specdec-resume, or --gate")
+        with uncaptured(config):
+            self.ranked.begin(arms, self.gated, self._abandon)
+        with on_all_ranks("the folder of results"):
+            if self.ranked.first:
+                self._keeper.begin([*self.arms.values()])
+        said = [be_deterministic(int(options.value(config, "seed")))] if options.flag(config, "deterministic") else []
+        bench = Bench(plan, self._abandon, self._keep)
+        bench.card += [*said, *self._keeper.repeated()]
+        arms = self._keeper.go_on(bench, arms)
+        with uncaptured(config), on_all_ranks("loading and building"):
+            bench.prepare(arms)
+        return bench
+
+    def _keep(self, cell: Cell) -> None:
+        """Write a cell; where there is no room, measure no more: what is measured is shown, and written at the end."""
+        assert self.bench is not None
+        self._keeper.keep(cell, self.bench)
+        if self._keeper.full and self.ranked.ranks is not None:
+            self.ranked.ranks.end(self._keeper.full)
+        if self._keeper.full:
+            self._session.shouldstop = self._keeper.full
+        elif self._keeper.journal and options.flag(self.config, "profile"):
+            self.bench.trace(cell.setting, self._keeper.journal.traces())
+
+    def _plan(self) -> MeasuringPlan:
+        """The plan that the options ask for. SpecdecError for a wrong value, and for options that exclude others."""
+        from benchsuite.measure.durations import parse_duration, parse_share
+        from benchsuite.measure.guards import parse_across
+        from benchsuite.measure.plan import MeasuringPlan
+        from specdec.errors import SpecdecError
+
+        def value(name: str) -> str:
+            return options.value(self.config, name)
+
+        prompts, pairs = (options.count(self.config, name) for name in ("prompts", "pairs"))
+        if value("detail") not in ("steps", "rows"):
+            raise SpecdecError(f"--specdec-detail is {value('detail')!r}; expected steps or rows")
+        if value("graphs") not in ("auto", "off"):
+            raise SpecdecError(f"--specdec-graphs is {value('graphs')!r}; expected auto or off")
+        dry = options.flag(self.config, "dry-run")
+        self._check_predict(dry)
+        if dry and self.gated:
+            raise SpecdecError("a dry run has nothing to gate: leave out --specdec-dry-run, or --gate")
+        precision = parse_share(value("precision"), "--specdec-precision") if value("precision") else None
+        budget = parse_duration(value("budget"), "--specdec-budget")
+        if (precision or budget) and pairs:
+            raise SpecdecError(
+                "--specdec-pairs fixes what --specdec-precision and --specdec-budget choose: leave out one or the other"
+            )
+        if (precision or budget) and self.gated:
+            raise SpecdecError(
+                "the gate compares runs of the same work, and --specdec-precision and --specdec-budget choose another "
+                "in every run: leave them out, or fix the work with --specdec-prompts and --specdec-pairs"
+            )
+        return MeasuringPlan(
+            prompts=prompts or (1 if dry else None),
+            pairs=pairs or 1,
+            least=self.pairs,
+            precision=precision,
+            budget=budget,
+            timeout=parse_duration(value("timeout"), "--specdec-timeout"),
+            baseline=value("baseline"),
+            dry=dry,
+            judge=value("judge"),
+            debug=options.flag(self.config, "debug"),
+            graphs=value("graphs") == "auto",
+            exact=options.flag(self.config, "exact"),
+            across=parse_across(value("across")),
+        )
+
+    def _check_predict(self, dry: bool) -> None:
+        """Refuse a prediction that this run cannot make, or that would mean nothing."""
+        from benchsuite.predict.forecasts import check_source
+        from specdec.errors import SpecdecError
+
+        given = options.value(self.config, "predict")
+        if given == "off":
+            return
+        check_source(given)
+        unfit = [
+            said
+            for said, holds in (
+                ("a dry run's figures mean nothing: leave out --specdec-dry-run", dry),
+                (
+                    "pytest-xdist's processes disturb each other's costs: leave out -n",
+                    hasattr(self.config, "workerinput"),
+                ),
+                ("costs of a target over several processes are not probed: run one process", self.ranked.ranks),
+            )
+            if holds
+        ]
+        if unfit:
+            raise SpecdecError(f"--specdec-predict {given}: {unfit[0]}, or --specdec-predict")
+
+    def _predict(self, bench: Bench) -> dict[str, str]:
+        """Predict what was measured, if that is wished for; returns the files that say it, by their names."""
+        given = options.value(self.config, "predict")
+        if given == "off" or not bench.cells:
+            return {}
+        from benchsuite.machine.files import strict_json
+        from benchsuite.predict.forecasts import forecasts_of
+        from benchsuite.report.predicted import forecast_json, forecast_lines
+        from specdec.errors import SpecdecError
+
+        try:
+            with uncaptured(self.config):
+                found = forecasts_of(bench, given)
+        except SpecdecError as error:
+            self._predicted = [f"not predicted: {error}"]
+            return {}
+        self._predicted = forecast_lines(found)
+        return {
+            "prediction.json": strict_json(forecast_json(found)),
+            "prediction.txt": "\n".join(self._predicted) + "\n",
+        }
+
+    def _abandon(self, what: str) -> None:
+        """Write and show what is finished, from the watchdog's thread: the process ends after this."""
+        if self.bench is not None:
+            self.bench.card.append(f"ended early: {what}")
+            self._keeper.write(self.bench, complete=False)
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            self.pytest_terminal_summary(reporter)
+            reporter.flush()
+        finished = f"{len(self.bench.rows) if self.bench is not None else 0} rows were finished"
+        print(
+            f"\nspecdec-bench: {what}\n{finished}; {self._keeper.outcome or 'no --specdec-results'}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def row(self, name: str) -> Row:
+        """The measured row of an arm; fails the requesting test if its workload cannot be measured."""
+        from specdec.errors import SpecdecError
+
+        assert self.bench is not None
+        try:
+            with uncaptured(self.config):
+                return self.bench.row(self.arms[name], self._tick(self.bench))
+        except SpecdecError as error:
+            pytest.fail(f"{name}: {error}", pytrace=False)
+
+    def _tick(self, bench: Bench) -> Callable[[str], None]:
+        from tqdm import tqdm
+
+        if not self.ranked.first:
+            return lambda what: None
+        if self._bar is None:
+            # In a log file each update of the bar is a line, so one update every 30 s is enough.
+            pause = 0.2 if sys.stderr.isatty() else 30.0
+            self._bar = tqdm(
+                total=bench.ticks, unit="run", file=sys.stderr, mininterval=pause, leave=False, dynamic_ncols=True
+            )
+
+        def tick(what: str) -> None:
+            self._bar.set_description_str(what, refresh=False)
+            self._bar.update()
+
+        return tick
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the results folder; the controller of pytest-xdist writes what its workers have measured."""
+        if self._bar is not None:
+            self._bar.close()
+        predictions: dict[str, str] = {}
+        if self.bench is not None:
+            predictions = self._predict(self.bench)
+            self.bench.close()
+        if self._lines and self._keeper.journal is not None:
+            for lines in self._lines:
+                self._keeper.journal.note(lines)
+            self.measured = self._keeper.journal.measured()
+        if self.measured is not None and not self._keeper.write(self.measured, exitstatus == 0, predictions):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give pytest-xdist's workers one folder for their cells, and all items of a cell to one of them."""
+        node.workerinput[GROUPED] = self.config.option.dist == "loadgroup"
+        if self._keeper.journal is None and options.value(self.config, "results"):
+            from specdec.errors import SpecdecError
+
+            try:
+                self._build()
+                if self._refused is not None:
+                    raise pytest.UsageError(str(self._refused))
+                self._keeper.begin([*self.arms.values()])
+            except SpecdecError as error:
+                raise pytest.UsageError(str(error)) from None
+        if self._keeper.journal is not None:
+            node.workerinput[FOLDER] = str(self._keeper.journal.folder)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take a worker's lines."""
+        self._lines.append(getattr(node, "workeroutput", {}).get(LINES, {}))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the tables."""
+        if self.measured is not None and self.measured.rows:
+            from benchsuite.report import terminal
+
+            terminal.show(terminalreporter, self.measured, self._keeper.outcome, self._predicted)
+
+
+def _marks(arm: Arm) -> list[pytest.MarkDecorator]:
+    from specdec.devices import kind_of
+
+    kind = kind_of(arm.setting.device)
+    marks = [getattr(pytest.mark, kind), pytest.mark.gpu] if kind in ("cuda", "mps") else []
+    return marks if arm.setting.target == "tiny" else [*marks, pytest.mark.slow]

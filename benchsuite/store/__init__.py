@@ -1,0 +1,1 @@
+"""A run's folder of cells, from which it can go on."""

@@ -1,0 +1,230 @@
+"""The journal of a run: its folder, with every cell from the moment when it was measured, and what the run was.
+
+A process that is killed loses the cell in progress. Another one goes on with the journal, and refuses to do so where
+its commit, machine or options are others: figures of one table are of one thing.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchsuite.machine import provenance
+from benchsuite.machine.files import MANIFEST, PART, stamped, strict_json, write_file, write_files
+from benchsuite.measure import cells
+from benchsuite.measure.cells import Cell
+from benchsuite.measure.guards import parse_across
+from benchsuite.measure.measured import Measured
+from benchsuite.measure.weights import Weights
+from specdec.errors import SpecdecError
+from specdec.ranks import joined_ranks
+
+FORMAT, VERSION = "specdec-results", 1
+UNREADABLE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, StopIteration)
+"""What a file that is no cell, or a damaged one, raises."""
+
+CELLS = "cells"
+"""The folder of the cells in a run's folder."""
+
+
+def manifest(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return what this run is: its origin, its machine, and the text of every option."""
+    gpus, ranks = provenance.accelerators(), joined_ranks()
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **provenance.origin(provenance.own_commit()),
+        "changes": provenance.own_changes(),
+        "machine": {
+            "processor": provenance.processor(),
+            "vectors": provenance.vectors(),
+            "cores": psutil.cpu_count(logical=False),
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+            **({"gpus": [gpu["name"] for gpu in gpus]} if gpus else {}),
+            **({"ranks": str(ranks)} if ranks else {}),
+        },
+        **({"accelerators": gpus} if gpus else {}),
+        "options": dict(options),
+        "complete": False,
+        "card": [],
+        "said": [],
+        "weights": [],
+        "sha256": {},
+    }
+
+
+@dataclass
+class Journal:
+    """A run's folder. ``said``: the manifest as it is in the file."""
+
+    folder: Path
+    said: dict[str, Any]
+
+    @staticmethod
+    def begin(folder: Path, manifest: dict[str, Any]) -> Journal:
+        """Make the folder. SpecdecError if it is there already or cannot be written."""
+        journal = Journal(folder, manifest)
+        try:
+            folder.mkdir(parents=True)
+            journal.note({})
+            (folder / CELLS).mkdir()  # last: a folder that has it is a run
+        except OSError as error:
+            raise SpecdecError(
+                f"no results can be written to {folder}: {error.strerror or error}; name another folder"
+            ) from error
+        return journal
+
+    @staticmethod
+    def resume(root: Path, name: str, manifest: dict[str, Any]) -> Journal:
+        """Go on with the run in ``root``, else with the newest run in a folder of it, else begin one.
+
+        Raises SpecdecError, with every difference by its name, if that run was of another commit, machine or other
+        options.
+        """
+        if not runs(root):
+            return Journal.begin(stamped(root, name), manifest)
+        journal = Journal.load(root)
+        different = differences(journal.said, manifest)
+        if different:
+            listed = "\n".join(f"  {line}" for line in different)
+            raise SpecdecError(
+                f"--specdec-resume cannot go on with {journal.folder}: one table would mix two runs\n{listed}\n"
+                "make them equal, or begin anew in another --specdec-results folder"
+            )
+        for part in journal.folder.rglob(f".*{PART}"):
+            part.unlink()
+        return journal
+
+    @staticmethod
+    def load(folder: Path) -> Journal:
+        """Read the journal of the run in a folder, or of the newest one in a folder of it.
+
+        SpecdecError if there is none, or it is of another format.
+        """
+        folder = runs(folder)[-1] if runs(folder) else folder
+        try:
+            said = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SpecdecError(
+                f"{folder} is no folder of results: {MANIFEST} cannot be read ({error}); name a folder that "
+                "--specdec-results has made"
+            ) from None
+        if not isinstance(said, dict) or (said.get("format"), said.get("version")) != (FORMAT, VERSION):
+            raise SpecdecError(
+                f"{folder / MANIFEST} is not of the format {FORMAT}, version {VERSION}: its run was made by another "
+                "specdec-bench, or is not a comparison of strategies"
+            )
+        return Journal(folder, said)
+
+    def cells(self) -> Iterator[Cell]:
+        """Read every cell, in the matrix's order. SpecdecError if one is corrupt, with what to do about it."""
+        for file in sorted((self.folder / CELLS).glob("*.json.gz")):
+            try:
+                yield cells.from_json(json.loads(gzip.decompress(file.read_bytes())))
+            except UNREADABLE as error:
+                raise SpecdecError(
+                    f"the cell {file} cannot be read ({type(error).__name__}: {error}); remove it, and "
+                    "--specdec-resume measures it again"
+                ) from error
+
+    def keep(self, cell: Cell) -> None:
+        """Write a cell, whole. Raises OSError."""
+        text = json.dumps(cells.to_json(cell), allow_nan=False)
+        (self.folder / CELLS).mkdir(exist_ok=True)
+        write_file(self.folder / CELLS / f"{cell.id}.json.gz", gzip.compress(text.encode(), mtime=0))
+
+    def traces(self) -> Path:
+        """The folder of the run's traces, made if it is missing. Raises OSError."""
+        folder = self.folder / "traces"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def finish(self, files: Mapping[str, str], measured: Measured, complete: bool) -> None:
+        """Write the files made of all cells, and the lines that belong to them. Raises OSError."""
+        hashes = write_files(self.folder, files)
+        self.said |= {"sha256": hashes, "complete": complete}
+        self.note(lines_of(measured))
+
+    def note(self, lines: Lines) -> None:
+        """Write the lines that belong to the cells: nothing is taken back that was noted before. Raises OSError."""
+        for name, found in lines.items():
+            self.said[name] += [line for line in found if line not in self.said[name]]
+        write_file(self.folder / MANIFEST, strict_json(self.said).encode())
+
+    def kept(self, stem: str) -> list[str]:
+        """The names of the files beside the cells whose names begin with ``stem`` and a dot."""
+        return sorted(file.name for file in self.folder.glob(f"{stem}.*"))
+
+    def measured(self) -> Measured:
+        """Return everything that the run has measured."""
+        options = self.said["options"]
+        found = Measured(options["baseline"], options.get("dry-run") == "true", parse_across(options.get("across", "")))
+        self.tell(found)
+        for cell in self.cells():
+            found.add(cell)
+        return found
+
+    def give_up(self) -> None:
+        """Remove the folder of a run that has measured nothing."""
+        if not any((self.folder / CELLS).glob("*")):
+            shutil.rmtree(self.folder)
+
+    def tell(self, measured: Measured) -> None:
+        """Give the lines that were noted to what another process measures."""
+        measured.card += self.said["card"]
+        measured.said += self.said["said"]
+        measured.weights += [Weights(**one) for one in self.said["weights"]]
+
+
+Lines = Mapping[str, list[Any]]
+"""Of a run: its ``card``, what its plan ``said``, and its ``weights``, as JSON has them."""
+
+
+def lines_of(measured: Measured) -> Lines:
+    """Return the lines of what was measured."""
+    weights = [asdict(one) for one in measured.weights]
+    return {"card": list(measured.card), "said": list(measured.said), "weights": weights}
+
+
+def runs(root: Path) -> list[Path]:
+    """The folders of the runs in ``root``, the newest last; ``root`` alone if it is one."""
+    return [root] if (root / MANIFEST).exists() else sorted(one.parent for one in root.glob(f"*/{CELLS}"))
+
+
+COMPARED = ("torch", "transformers", "specdec-bench")
+"""Packages whose version must be the same for two processes to go on with one run."""
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], but: Sequence[str] = ()) -> list[str]:
+    """Return a line for everything that makes two runs two: commit, versions, machine and options; ``but`` these."""
+
+    def flat(said: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "commit": said.get("commit"),
+            "changes that are not committed": said.get("changes"),
+            **{name: said.get("versions", {}).get(name) for name in COMPARED},
+            **said.get("machine", {}),
+            **{f"--specdec-{name}": text for name, text in said.get("options", {}).items()},
+        }
+
+    one, other = flat(before), flat(now)
+    return [
+        f"{name}: {_told(one.get(name))} there, {_told(other.get(name))} here"
+        for name in dict.fromkeys((*one, *other))
+        if one.get(name) != other.get(name) and name not in but
+    ]
+
+
+def _told(value: object) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " ".join(map(str, value)) or "none"
+    return "nothing" if value in (None, "") else str(value)

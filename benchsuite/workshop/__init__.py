@@ -1,0 +1,1 @@
+"""The project's own tools, which no wheel holds: bugs, mutants, machines, native code, validation."""

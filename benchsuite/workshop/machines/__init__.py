@@ -1,0 +1,1 @@
+"""State machines and drawn runs over arena and engine, and tests by samples."""

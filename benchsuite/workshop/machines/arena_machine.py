@@ -1,0 +1,230 @@
+"""The rollback state machine: the arena compared with lists; its invariants are named in docs/arena.md.
+
+Every slot writes a unique number as its key and value, so the numbers that a slot sees can be read back. They are
+compared with the model, a list of numbers for each row, which says what the slot must see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from benchsuite.conformance.models.tiny import registry
+from specdec.arena import Arena, LayerShape
+from specdec.messages import Verdict, Window
+
+ROWS, LONGEST, WIDEST, SIZE = 3, 40, 6, 4
+LAYERS = (LayerShape(1, SIZE, None), LayerShape(2, SIZE, 5), LayerShape(1, SIZE, 1), LayerShape(2, SIZE, 5))
+"""A full layer and three rings, two of one shape with another between them."""
+
+GARBAGE = 1e30
+"""The largest fill value with which a float32 product with a query cannot overflow (I4)."""
+
+
+def parents_of(width: int) -> st.SearchStrategy[list[int]]:
+    """Draw the parents of one row's window: any tree in which parents precede children."""
+    return st.tuples(*(st.integers(0, i - 1) for i in range(1, width))).map(lambda rest: [-1, *rest])
+
+
+@st.composite
+def windows(draw: st.DrawFn, rows: int) -> tuple[list[list[int]], list[int]]:
+    """Draw parents and widths of a window over ``rows`` rows: ragged, chain or tree."""
+    size = draw(st.integers(1, WIDEST))
+    if draw(st.booleans()):
+        parents = [list(range(-1, size - 1))] * rows
+    else:
+        parents = [draw(parents_of(size)) for _ in range(rows)]
+    return parents, [draw(st.integers(1, size)) for _ in range(rows)]
+
+
+class Rollback(RuleBasedStateMachine):
+    """Rows of an arena with one full layer and three rings, and a list of written numbers for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops = registry().backend("reference")
+        self.arena = Arena(
+            LAYERS, rows=ROWS, max_length=LONGEST, max_window=WIDEST, dtype=torch.float32, device=torch.device("cpu")
+        )
+        self.pointers = [t.data_ptr() for t in (*self.arena.keys, *self.arena.values)]
+        self.model: list[list[float]] = []
+        self.next = 1.0
+        self.steps: list[str] = []
+        self.saved: tuple[list[torch.Tensor], list[list[float]]] | None = None
+
+    @initialize()
+    def enter_first(self) -> None:
+        """Start with one row, so that every step has some work."""
+        self.model.append([])
+
+    @rule(length=st.integers(0, WIDEST))
+    @precondition(lambda self: len(self.model) < ROWS)
+    def enter(self, length: int) -> None:
+        """Give a request the first free row and prefill this row alone, on a view."""
+        row = len(self.model)
+        self.model.append([])
+        self.arena.reset(row)
+        if length:
+            self.forward(slice(row, row + 1), [list(range(-1, length - 1))], [length], [list(range(length))])
+        self.steps.append(f"enter with {length}")
+
+    @rule(data=st.data())
+    def verify(self, data: st.DataObject) -> None:
+        """Verify a window over all rows; every row keeps some path of it, from the root alone to a leaf."""
+        parents, widths = data.draw(windows(len(self.model)))
+        paths = []
+        for row, width in enumerate(widths):
+            path = [0]
+            for node in range(1, width):
+                if parents[row][node] == path[-1] and data.draw(st.booleans(), label=f"keep {node}"):
+                    path.append(node)
+            paths.append(path)
+        self.steps.append(f"verify {parents} {widths}, keep {paths}")
+        self.forward(slice(0, len(self.model)), parents, widths, paths)
+
+    @rule(row=st.integers(0, ROWS - 1))
+    @precondition(lambda self: len(self.model) > 1)
+    def leave(self, row: int) -> None:
+        """Remove a row and move the last row into its place."""
+        row %= len(self.model)
+        last = len(self.model) - 1
+        if row < last:
+            moved = self.arena.move(last, row)
+            assert moved == sum(t[0].nbytes for t in (*self.arena.keys, *self.arena.values))
+            self.model[row] = self.model[last]
+        self.model.pop()
+        self.steps.append(f"leave {row}")
+
+    @rule(row=st.integers(0, ROWS - 1))
+    def reset(self, row: int) -> None:
+        """Reset a row; the old contents stay in its cells."""
+        row %= len(self.model)
+        self.arena.reset(row)
+        self.model[row] = []
+        self.steps.append(f"reset {row}")
+
+    @rule()
+    def save(self) -> None:
+        """Copy the whole state of the arena, which is its tensors."""
+        tensors = (*self.arena.keys, *self.arena.values, self.arena.committed)
+        self.saved = [tensor.clone() for tensor in tensors], [list(row) for row in self.model]
+        self.steps.append("save")
+
+    @rule()
+    @precondition(lambda self: self.saved is not None)
+    def load(self) -> None:
+        """Restore the copy into the same storage; later steps must leave no effect."""
+        assert self.saved is not None
+        for tensor, copy in zip(
+            (*self.arena.keys, *self.arena.values, self.arena.committed), self.saved[0], strict=True
+        ):
+            tensor.copy_(copy)
+        self.model = [list(row) for row in self.saved[1]]
+        self.steps.append("load")
+
+    def forward(self, rows: slice, parents: list[list[int]], widths: list[int], paths: list[list[int]]) -> None:
+        """Write a window into every layer, check the visible cells, commit the paths. Resets rows without room."""
+        committed = self.model[rows]
+        longest = max(map(len, committed))
+        if longest + WIDEST > LONGEST:
+            for row in range(rows.start, rows.stop):
+                self.arena.reset(row)
+                self.model[row] = []
+            committed, longest = self.model[rows], 0
+        count, size = len(committed), len(parents[0])
+        marks = torch.arange(count * size, dtype=torch.float32).view(count, size) + self.next
+        self.next += count * size
+        window = Window(torch.zeros(count, size, dtype=torch.int64), torch.tensor(parents), torch.tensor(widths))
+        plan = self.arena.plan(window, self.ops, rows, longest)
+        self.positions_follow_depth_and_cells_follow_slots(plan, committed, parents)
+        before = [t.clone() for t in (*self.arena.keys, *self.arena.values)]
+        for layer, shape in enumerate(LAYERS):
+            self.nothing_visible_is_overwritten(plan, layer, committed)
+            fresh = marks[:, None, :, None].expand(count, shape.heads, size, SIZE).contiguous()
+            query = torch.full((count, shape.heads, size, SIZE), 1e-3)
+            out = plan.attend(layer, query, fresh, fresh, 1.0, None)
+            self.a_slot_sees_its_past_and_its_ancestors_only(plan, layer, committed, marks, parents)
+            self.nothing_else_changes_a_bit(plan, layer, query, fresh, out)
+        chain = all(p == list(range(-1, size - 1)) for p in parents)
+        written = [t.clone() for t in (*self.arena.keys, *self.arena.values)]
+        depth = max(map(len, paths))
+        padded = torch.tensor([path + [-1] * (depth - len(path)) for path in paths])
+        accepted = torch.tensor([len(path) - 1 for path in paths])
+        self.arena.commit(Verdict(padded, accepted, accepted), rows, self.ops, compact=not chain)
+        if chain:
+            for now, then in zip((*self.arena.keys, *self.arena.values), written, strict=True):
+                assert torch.equal(now, then), f"I2: committing a chain moved bytes\n{self.steps}"
+        for offset, path in enumerate(paths):
+            self.model[rows.start + offset] = committed[offset] + [float(marks[offset, node]) for node in path]
+        for now, then in zip((*self.arena.keys, *self.arena.values), before, strict=True):
+            others = [r for r in range(ROWS) if not rows.start <= r < rows.stop]
+            assert torch.equal(now[others], then[others]), f"I7: a row that took no part changed\n{self.steps}"
+
+    def positions_follow_depth_and_cells_follow_slots(
+        self, plan: Any, committed: list[list[float]], parents: list[list[int]]
+    ) -> None:
+        """I5: a position is the length plus the depth; a cell is the length plus the slot, modulo the capacity."""
+        for row, numbers in enumerate(committed):
+            for slot in range(len(parents[row])):
+                depth, node = 0, slot
+                while (node := parents[row][node]) >= 0:
+                    depth += 1
+                assert int(plan.position[row, slot]) == len(numbers) + depth, self.steps
+                for span, capacity in self.arena.capacity.items():
+                    assert int(plan.cells[span][row, slot]) == (len(numbers) + slot) % capacity, self.steps
+
+    def nothing_visible_is_overwritten(self, plan: Any, layer: int, committed: list[list[float]]) -> None:
+        """I6: the cells to be written contain nothing that a query of this forward may see."""
+        shape = LAYERS[layer]
+        capacity = self.arena.capacity[shape.span]
+        for row, numbers in enumerate(committed):
+            first = 0 if shape.span is None else max(0, len(numbers) - shape.span + 1)
+            visible = {position % capacity for position in range(first, len(numbers))}
+            writes = set(plan.cells[shape.span][row].tolist())
+            assert not visible & writes, f"I6: cells {visible & writes} of layer {layer}\n{self.steps}"
+
+    def a_slot_sees_its_past_and_its_ancestors_only(
+        self, plan: Any, layer: int, committed: list[list[float]], marks: torch.Tensor, parents: list[list[int]]
+    ) -> None:
+        """I3: a slot sees its past and its ancestors only, within the span; padding slots too."""
+        span = LAYERS[layer].span
+        mask = plan.mask[span]
+        for row, numbers in enumerate(committed):
+            cells = self.arena.keys[layer][plan.rows][row, 0, :, 0]
+            for slot in range(len(parents[row])):
+                lineage, node = [], slot
+                while node >= 0:
+                    lineage.append(float(marks[row, node]))
+                    node = parents[row][node]
+                past = numbers + lineage[::-1]
+                expected = past if span is None else past[-span:]
+                seen = cells[: mask.shape[-1]][mask[row, 0, slot] == 0].tolist()
+                assert sorted(seen) == expected, f"I3: layer {layer}, row {row}, slot {slot}\n{self.steps}"
+
+    def nothing_else_changes_a_bit(
+        self, plan: Any, layer: int, query: torch.Tensor, fresh: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """I4, and I7 within a batch: garbage in the cells that no slot of a row sees does not change the output."""
+        span = LAYERS[layer].span
+        unseen = (plan.mask[span] != 0).all(dim=2)[:, 0]
+        capacity = self.arena.capacity[span]
+        hidden = torch.ones(len(unseen), capacity, dtype=torch.bool)
+        hidden[:, : unseen.shape[1]] = unseen
+        for tensor in (self.arena.keys[layer], self.arena.values[layer]):
+            view = tensor[plan.rows]
+            view[hidden[:, None, :, None].expand_as(view)] = GARBAGE
+        again = plan.attend(layer, query, fresh, fresh, 1.0, None)
+        assert torch.equal(out, again), f"I4: garbage changed layer {layer}\n{self.steps}"
+
+    @invariant()
+    def storage_never_moves(self) -> None:
+        """I1: keys and values keep their storage."""
+        assert [t.data_ptr() for t in (*self.arena.keys, *self.arena.values)] == self.pointers, self.steps
+
+    @invariant()
+    def committed_counts_what_was_kept(self) -> None:
+        """The arena's lengths equal the model's."""
+        assert self.arena.committed[: len(self.model)].tolist() == [len(row) for row in self.model], self.steps

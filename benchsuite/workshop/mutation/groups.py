@@ -1,0 +1,62 @@
+"""The groups from which mutants are drawn: what decides a token, a figure or a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+ENGINE = (
+    *("acceptance", "arena", "beam", "engine", "exact", "ledger", "logprobs", "messages", "model", "processors"),
+    *("request", "rows", "runtime", "sampling", "stats", "stops", "text"),
+)
+FIGURES = (
+    *(f"measure/{name}" for name in ("cells", "guards", "interval", "measured", "parts", "results")),
+    *(f"judge/{name}" for name in ("agreement", "fidelity", "transforms")),
+)
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "engine": tuple(f"specdec/{name}.py" for name in ENGINE),
+    "specdec": ("specdec/*.py",),
+    "policies": ("plugins/specdec_plugins/policies/*.py", "plugins/specdec_plugins/lenient.py"),
+    "controllers": ("plugins/specdec_plugins/controllers/*.py", "plugins/specdec_plugins/forecast.py"),
+    "peers": tuple(f"plugins/specdec_plugins/{name}" for name in ("engines/*.py", "endpoints/*.py", "for_vllm.py")),
+    "drafts": tuple(f"plugins/specdec_plugins/{name}" for name in ("*.py", "drafts/*.py", "heads/*.py")),
+    "kernels": ("kernels/specdec_kernels/*.py",),
+    "cuda": ("kernels/specdec_kernels/csrc/*.cu", "kernels/specdec_kernels/csrc/*_cuda.h"),
+    "c++": ("kernels/specdec_kernels/csrc/*.cpp", "kernels/specdec_kernels/csrc/*.h"),
+    "figures": tuple(f"benchsuite/{name}.py" for name in FIGURES),
+    "ties": tuple(f"benchsuite/judge/{name}.py" for name in ("ties", "logprob_ties")),
+    "kit": ("benchsuite/conformance/*.py",),
+    "gate": ("benchsuite/gate/*.py",),
+}
+"""Names of groups and patterns of their files; a file belongs to the first group that has it."""
+
+NOT_MUTATED = ("__main__.py", "__init__.py")
+"""Command lines and lists of names: what they do is printed or imported."""
+
+
+def group_of(file: str) -> str | None:
+    """Return the name of a file's group, None if nothing in it is mutated. ``file`` is relative to the checkout."""
+    path = Path(file)
+    if path.name in NOT_MUTATED:
+        return None
+    return next((name for name, patterns in GROUPS.items() if any(map(path.match, patterns))), None)
+
+
+def grouped(files: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the files of every group, sorted; of those ``wanted`` alone, by names of groups or patterns of files.
+
+    Raises ValueError if something wanted is neither.
+    """
+    found: dict[str, list[str]] = {}
+    unused = set(wanted)
+    for file in sorted(files):
+        if (group := group_of(file)) is None:
+            continue
+        asked = {name for name in wanted if name == group or Path(file).match(name)}
+        unused -= asked
+        if asked or not wanted:
+            found.setdefault(group, []).append(file)
+    if unused:
+        raise ValueError(f"got {sorted(unused)}, expected files or groups of {', '.join(GROUPS)}")
+    return {group: found[group] for group in GROUPS if group in found}

@@ -1,0 +1,1 @@
+"""Predictions beside what was measured, mistakes planted into costs, the advisor beside a grid."""
