@@ -59,10 +59,11 @@ PAIR = 0.75
 """The acceptance of a first proposal that is dialled for Llama 3.2 1B as a draft of 3B, whose weights are not here."""
 
 TESTS = (
-    *("kernels_backends", "kernels_float16", "kernels_flex", "specdec_ops", "specdec_sampling", "specdec_engine"),
-    *("specdec_equality", "specdec_graphed", "conformance_built_in", "plugins_vocabulary", "prove_power"),
+    *(f"kernels.test_{name}" for name in ("backends", "flex", "float16")),
+    *(f"specdec.test_{name}" for name in ("engine", "equality", "graphed", "ops", "sampling")),
+    *("conformance.test_built_in", "plugins.test_vocabulary", "workshop.test_power"),
 )
-"""Files with tests for a GPU: all that ``-m cuda`` selects."""
+"""Files of ``benchsuite.tests`` with tests for a GPU: all that ``-m cuda`` selects."""
 
 PROBES = ("versions", "products", "guard", "failing", "loading", "workspaces")
 """Questions that no timing needs to be alone for; each may break its process."""
@@ -120,7 +121,12 @@ class Stages:
 
     def _second(self) -> list[list[GpuJob]]:
         again = self._files(TESTS) if self._again is None else self._again
-        few = (*self._pytest, *["-m", "cuda", "-k"], "whole or softcap or tree", *self._files(["kernels_backends"]))
+        few = (
+            *self._pytest,
+            *["-m", "cuda", "-k"],
+            "whole or softcap or tree",
+            *self._files(["kernels.test_backends"]),
+        )
         sanitized = ("compute-sanitizer", "--error-exitcode", "9", *few)
         both, smollm2 = "transformers, transformers_compiled", self._shape("smollm2-135m")
         return [
@@ -153,7 +159,7 @@ class Stages:
         return shape_target(name, self._shapes) if self._cuda else "tiny"
 
     def _files(self, names: Sequence[str]) -> list[str]:
-        return ["--pyargs", *(f"benchsuite.tests.test_{name}" for name in names)]
+        return ["--pyargs", *(f"benchsuite.tests.{name}" for name in names)]
 
     def _kept(self, name: str) -> tuple[str, ...]:
         json_file = self._folder / f"{name}.json"
@@ -166,7 +172,7 @@ class Stages:
     def _tests(self, name: str, seconds: float, which: Sequence[str]) -> GpuJob:
         """Tests over several processes. On a CPU there are none for a GPU: a few quick ones stand for them."""
         if not self._cuda:
-            which = self._files(["kernels_float16", "specdec_ops"])
+            which = self._files(["kernels.test_float16", "specdec.test_ops"])
         marked = "cuda" if self._cuda else "not slow"
         workers = f"-n {min(WORKERS, os.cpu_count() or 1)} --dist worksteal --max-worker-restart 99".split()
         command = (*self._pytest, "-p", "benchsuite.workshop.gpu_day.failures", *workers, "-m", marked, *which)

@@ -36,7 +36,7 @@ STANDS_FOR = {
 """Compiled sources cannot be traced: the tests that run a function of these files reach all of them. CUDA's run on the
 host where there is no GPU."""
 
-PLUGINS, DECLARED = "plugins/specdec_plugins/", "benchsuite/tests/test_plugins_declared.py"
+PLUGINS, DECLARED = "plugins/specdec_plugins/", "benchsuite/tests/plugins/test_declared.py"
 """A folder, and the tests that read what its classes declare and which defaults its functions have, for which no line
 of either runs: they judge every mutant of the folder."""
 
@@ -104,7 +104,7 @@ class Reach:
 def imported_by(root: Path, test_files: Iterable[str]) -> dict[str, set[str]]:
     """Return, of every file of the checkout that test files import by its name, which of them do.
 
-    Example: ``imported_by(root, ["benchsuite/tests/test_gate.py"])["benchsuite/gate/rules.py"]``
+    Example: ``imported_by(root, ["benchsuite/tests/gate/test_gate.py"])["benchsuite/gate/rules.py"]``
     """
     found: dict[str, set[str]] = {}
     for test in test_files:
@@ -130,7 +130,7 @@ class Traced:
 
         self._folder = folder
         where = [str(folder / pattern) for pattern in TRACED]
-        away = [str(folder / "benchsuite" / name / "*") for name in ("tests", "mutation")]
+        away = [str(folder / "benchsuite" / name / "*") for name in ("tests", "workshop/mutation")]
         self._coverage = coverage.Coverage(data_file=None, include=where, omit=away, config_file=False)
         self._coverage.start()
         self._seconds: dict[str, float] = {}

@@ -1,0 +1,1 @@
+"""Tests: benchmarks of decoding and of servers."""

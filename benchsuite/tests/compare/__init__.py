@@ -1,0 +1,1 @@
+"""Tests: runs beside each other."""

@@ -1,0 +1,1 @@
+"""Tests: the kit, and what it enumerates."""

@@ -1,0 +1,121 @@
+"""Every built-in plugin passes the checks of the conformance kit; some of them with --specdec-deep."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+
+from benchsuite import conformance
+from benchsuite.conformance.claims import Checks
+from benchsuite.tests.rig import left_to_deep, slow_checks
+from specdec.interfaces import OPS
+
+C = TypeVar("C", bound=type[Checks])
+
+FAKE = "test_a_step_is_fit_for_a_gpu"
+"""test_fake_cuda.py takes such steps with every draft and policy, and has rows end and others enter."""
+
+REPLAYED = "test_it_keeps_nothing_that_a_replayed_step_overwrites"
+"""tests/specdec/test_runtime.py replays the drafts under several policies each, with every kind of requests."""
+
+OF_POLICIES = (FAKE, "test_a_step_can_be_recorded_and_replayed", "test_its_distribution_is_what_its_contract_says")
+"""tests/specdec/test_runtime.py tests the second as well, test_exact_runs.py the third; of a lossy policy it shows a
+distance and tests nothing."""
+
+SAMPLED = "test_sampled_outputs_have_the_targets_distribution"
+"""Of proposals that are certain, whatever they are, tests/conformance/test_exact_runs.py proves this."""
+
+SAME = "test_it_changes_no_output"
+
+Q = "test_q_is_the_distribution_that_its_proposals_were_drawn_from"
+
+
+def slow(checks: C, *deep: str) -> C:
+    """Mark as slow: the kit of a drafting model takes seconds, of a policy one; some of each kind stay quick.
+
+    The checks ``deep``, which take longest, run with --specdec-deep: another test holds each of these plugins to them.
+    """
+    checks.pytestmark = [pytest.mark.slow]  # type: ignore[attr-defined]
+    return left_to_deep(checks, *deep)
+
+
+TestNgram = slow_checks(conformance.draft("ngram(n_min=1)"), FAKE, REPLAYED, SAMPLED, SAME)
+TestNgramTree = slow(conformance.draft("ngram(n_min=1, branches=3)", trees=True), FAKE, REPLAYED, SAMPLED)
+TestSuffix = slow(conformance.draft("suffix(min_match=1)", remembers=True), FAKE, REPLAYED, SAMPLED)
+TestSuffixAlone = slow(conformance.draft("suffix(min_match=1, earlier=False)"), FAKE, REPLAYED, SAMPLED)
+TestHybrid = slow(
+    conformance.draft("hybrid(sources='suffix(min_match=1, earlier=False), draft_model')", sampled=True), FAKE, REPLAYED
+)
+TestCustomClass = slow(
+    conformance.draft(
+        "custom_class(path='benchsuite.tests.vllm_rig:TheirLookup', settings='{\"num_speculative_tokens\": 3}')"
+    ),
+    FAKE,
+    SAMPLED,
+)
+TestCustomClassThatLearns = slow(
+    conformance.draft("custom_class(path='benchsuite.tests.vllm_rig:TheirMemory', learns=True)", remembers=True),
+    FAKE,
+    SAMPLED,
+)
+TestDraftModel = slow(conformance.draft("draft_model", sampled=True), FAKE, REPLAYED)
+TestTree = slow(conformance.draft("tree(beam=2, depth=3)", trees=True, k=6), FAKE, REPLAYED, SAMPLED)
+TestMedusa = slow(conformance.draft("medusa(head_init=random)", sampled=True, hidden=True), FAKE, REPLAYED)
+TestMedusaTree = slow(
+    conformance.draft("medusa(head_init=random, beam=2)", trees=True, hidden=True, k=6), FAKE, REPLAYED, SAMPLED
+)
+TestEagle = slow(conformance.draft("eagle(reset=False)", sampled=True, hidden=True), FAKE, REPLAYED)
+TestEagleThatResets = slow(
+    conformance.draft("eagle", sampled=True, hidden=True, memoryless=False), FAKE, REPLAYED, SAMPLED, Q
+)
+TestOracle = slow(conformance.draft("oracle(0.8)", replays=True), FAKE, REPLAYED)
+TestGarbage = slow(conformance.draft("garbage"), FAKE, REPLAYED, SAMPLED)
+
+TestTransformers = slow(conformance.engine("transformers", refuses=["cache=sttic", "cache=4"]))
+TestTransformersStatic = slow(conformance.engine("transformers(cache=static)"))
+TestTransformersLookup = slow(
+    conformance.engine("transformers_prompt_lookup(k=3)", refuses=["k=0", "ngram=0", "k=2.5"])
+)
+TestLlamaCpp = slow(conformance.engine("llama_cpp", own_arithmetic=True, refuses=["threads=0", "threads=many"]))
+TestLlamaCppLookup = slow(
+    conformance.engine("llama_cpp_prompt_lookup(k=3)", own_arithmetic=True, refuses=["k=0", "ngram=0", "threads=0"])
+)
+
+TestMatch = slow(conformance.policy("match", greedy="exact", sampled="exact", trees=True, coupled=True), *OF_POLICIES)
+TestRejection = slow_checks(conformance.policy("rejection", greedy="exact", sampled="distribution"), *OF_POLICIES)
+TestBlock = slow(conformance.policy("block", greedy="exact", sampled="distribution"), *OF_POLICIES)
+TestTreeRejection = slow(
+    conformance.policy("tree_rejection", greedy="exact", sampled="distribution", trees=True), *OF_POLICIES
+)
+TestLongestPrefix = slow(
+    conformance.policy("longest_prefix", greedy="exact", sampled="lossy", trees=True), *OF_POLICIES
+)
+TestConfThreshold = slow(
+    conformance.policy("conf_threshold", greedy="lossy", sampled="lossy", trees=True, coupled=True), *OF_POLICIES
+)
+TestTopkAgree = slow(
+    conformance.policy("topk_agree", greedy="lossy", sampled="lossy", trees=True, coupled=True), *OF_POLICIES
+)
+TestTypical = slow(
+    conformance.policy("typical", greedy="lossy", sampled="lossy", trees=True, coupled=True), *OF_POLICIES
+)
+TestTreeAgree = slow(
+    conformance.policy("tree_agree", greedy="lossy", sampled="lossy", trees=True, coupled=True), *OF_POLICIES
+)
+
+TestFixed = slow_checks(
+    conformance.controller("fixed"), "test_it_repeats_where_claimed", "test_after_forget_it_asks_what_a_new_one_asks"
+)
+TestAdaptive = slow(conformance.controller("adaptive(window=2)"))
+TestGoodput = slow(conformance.controller("goodput(maximum=4)", deterministic=False))
+
+TestReference = slow_checks(
+    conformance.backend("reference", ops=sorted({*OPS} - {"decoder_layers", "block_sample", "tree_sample"})), SAME
+)
+TestCpu = slow_checks(
+    conformance.backend(
+        "cpu", ops=sorted({*OPS} - {"accept", "noise_keys", "block_sample", "tree_sample", "emit", "kv_plan"})
+    ),
+    SAME,
+)

@@ -1,0 +1,1 @@
+"""Tests: pages and their commands."""

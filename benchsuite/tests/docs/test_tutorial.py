@@ -1,0 +1,60 @@
+"""docs/write-a-plugin.md is run as it stands: its files are the example's, its commands print what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchsuite.tests.pages import blocks, follow
+from benchsuite.tests.rig import Python
+
+ROOT = Path(__file__).parents[3]
+TUTORIAL, EXAMPLE = ROOT / "docs" / "write-a-plugin.md", ROOT / "plugins" / "example_repeat"
+
+pytestmark = pytest.mark.slow
+
+
+def sections() -> dict[str, str]:
+    """The page's sections that let the reader run something, by heading."""
+    page = TUTORIAL.read_text(encoding="utf-8") if TUTORIAL.exists() else ""
+    found = (part.partition("\n") for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:])
+    return {heading: text for heading, _, text in found if blocks("console", text)}
+
+
+def files(last: str) -> dict[str, str]:
+    """The files that the tutorial lets the reader write, up to the end of a section: blocks after a line that ends in
+    ``name`` and a colon. A block after "Add to ``name``:" continues the file.
+    """
+    written: dict[str, str] = {}
+    for heading, text in sections().items():
+        for added, name, block in re.findall(
+            r"(^Add to )?`([\w.]+)`:\n\n```\w+\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+        ):
+            written[name] = written[name] + block if added else block
+        if heading == last:
+            break
+    return written
+
+
+def test_its_files_are_the_examples() -> None:
+    written = files("A draft")
+    assert {"pyproject.toml", "example_repeat.py", "test_repeat.py"} <= written.keys()
+    for name, text in written.items():
+        if (EXAMPLE / name).exists():
+            assert (EXAMPLE / name).read_text(encoding="utf-8") == text, name
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in EXAMPLE.glob("*.*"))
+    assert lines <= 80
+
+
+def test_it_has_a_section_for_each_kind() -> None:
+    assert list(sections()) == ["A draft", "A policy", "A controller", "A backend"]
+
+
+@pytest.mark.parametrize("section", sections())
+def test_its_commands_print_what_it_says(section: str, tmp_path: Path, python: Python) -> None:
+    """Outputs are compared line by line; … stands for whatever differs from run to run."""
+    for name, text in files(section).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    follow(sections()[section], tmp_path, "example-repeat", python)

@@ -1,0 +1,1 @@
+"""Tests: files of other benchmarks."""

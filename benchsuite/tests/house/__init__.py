@@ -1,0 +1,1 @@
+"""Tests: the layout of the code and of the suite."""

@@ -1,0 +1,1 @@
+"""Tests: judges of outputs, against planted faults."""

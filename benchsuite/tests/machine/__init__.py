@@ -1,0 +1,1 @@
+"""Tests: clock, load, memory, provenance."""

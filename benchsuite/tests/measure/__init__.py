@@ -1,0 +1,1 @@
+"""Tests: what is run, and its figures."""

@@ -1,0 +1,1 @@
+"""Tests: drafts, policies, controllers, engines, endpoints."""

@@ -1,0 +1,1 @@
+"""Tests: predictions and the advisor."""

@@ -1,0 +1,1 @@
+"""Tests: pytest's side of a run."""

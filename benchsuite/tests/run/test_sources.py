@@ -1,0 +1,151 @@
+"""Options from a file, from the environment and from an earlier run: what wins, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchsuite import options
+from benchsuite.options import VARIABLES
+from benchsuite.plugin import OPTIONS
+from benchsuite.run.sources import FIXED, OTHERS
+from benchsuite.tests.rig import Run
+
+ONE = ("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--collect-only", "-q")
+
+
+def collected(inside: Run, *arguments: str, **environment: str) -> str:
+    """The names of the rows that a run would measure."""
+    done = inside(*ONE, *arguments, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_file_holds_any_option_and_the_command_line_wins(inside: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "target: tiny\nworkload: [chat, reasoning]\nbatch: [1, 2]\ndraft: ngram\npeer: none\ntemperature: 0.7\n"
+        "deterministic: true\ngate-tolerance: 0.05\n"
+    )
+    found = collected(inside, "--specdec-config", "run.yaml")
+    for name in ("tiny-chat-ngram-match-k4-temperature0.7", "tiny-reasoning-ngram-match-k4-batch2-temperature0.7"):
+        assert name in found
+    assert found.count("-ngram-") == 4
+    assert collected(inside, "--specdec-config", "run.yaml", "--specdec-batch", "3").count("-ngram-") == 2
+
+
+def test_a_variable_is_an_option_and_the_command_line_wins(inside: Run) -> None:
+    tiny = (
+        "--specdec-target",
+        "tiny",
+        "--specdec-workload",
+        "chat",
+        "--specdec-draft",
+        "ngram",
+        "--specdec-peer",
+        "none",
+    )
+    assert "-batch2" in collected(inside, *tiny, SPECDEC_BATCH_SIZE="2")
+    assert "-batch3" in collected(inside, *tiny, "--specdec-batch", "3", SPECDEC_BATCH_SIZE="2")
+    assert "-backendreference" in collected(inside, *tiny, SPECDEC_FORCE_PYTORCH_BACKEND="1")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("targt: tiny", "'targt', which is no option: did you mean 'target'?"),
+        ("specdec_max_new_tokens: 4", "did you mean 'max-new-tokens'?"),
+        ("qqqq: 1", "which is no option; options are target, "),
+        ("batch: {a: 1}", 'batch is {"a": 1}; expected a value or a list of values'),
+        ("batch: []", "batch is []; expected a value or a list of values"),
+        ("batch: null", "batch is null; expected a value or a list of values"),
+        ("batch: true", "batch is true; expected a value or a list of values"),
+        ("seed: [1, 2]", "seed is [1, 2]; expected one value"),
+        ("deterministic: 3", "deterministic is 3; expected true or false"),
+        ("- target", "holds a list; expected a mapping from options to values"),
+        ("a: [", "is no YAML"),
+        ("batch: two", "--specdec-batch is 'two'; expected whole numbers"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_sentence(inside: Run, tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    done = inside(*ONE, "--specdec-target", "tiny", "--specdec-config", "run.yaml")
+    assert done.returncode == 4
+    assert says in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_two_sources_that_contradict_are_refused_and_those_that_agree_are_not(inside: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("target: tiny\nbatch: 2\n")
+    done = inside(*ONE, "--specdec-config", "run.yaml", SPECDEC_BATCH_SIZE="4")
+    assert done.returncode == 4
+    said = "batch has two values: '2' in run.yaml, '4' in the variable SPECDEC_BATCH_SIZE; leave out one"
+    assert said in done.stderr
+    assert "-batch2" in collected(inside, "--specdec-config", "run.yaml", SPECDEC_BATCH_SIZE="2")
+    assert "-batch1" not in collected(
+        inside, "--specdec-config", "run.yaml", "--specdec-batch", "3", SPECDEC_BATCH_SIZE="4"
+    )
+
+
+def test_an_unknown_variable_warns_and_a_wrong_value_is_refused(inside: Run) -> None:
+    said = "the variable SPECDEC_DTYP means nothing here: did you mean SPECDEC_DTYPE?"
+    with pytest.warns(pytest.PytestConfigWarning, match=re.escape(said)):
+        inside(*ONE, "--specdec-target", "tiny", SPECDEC_DTYP="float32")
+    wrong = inside(*ONE, "--specdec-target", "tiny", SPECDEC_DETERMINISTIC="maybe")
+    assert wrong.returncode == 4
+    assert "the variable SPECDEC_DETERMINISTIC is 'maybe'; expected 1 or 0" in wrong.stderr
+
+
+def test_two_variables_of_one_option_must_agree_and_what_cannot_be_chosen_is_refused(inside: Run) -> None:
+    done = inside(*ONE, "--specdec-target", "tiny", SPECDEC_AMP="1", SPECDEC_DTYPE="float32")
+    assert done.returncode == 4
+    said = "dtype has two values: 'bfloat16' in the variable SPECDEC_AMP, 'float32' in the variable SPECDEC_DTYPE"
+    assert said in done.stderr
+    done = inside(*ONE, "--specdec-target", "tiny", SPECDEC_PARALLEL_STREAMS="1")
+    assert done.returncode == 4
+    said = "the variable SPECDEC_PARALLEL_STREAMS is '1'; expected 0: this version drafts and verifies on one stream"
+    assert said in done.stderr
+
+
+def test_every_variable_is_in_the_help_of_its_option_and_in_the_documents(inside: Run) -> None:
+    shown = " ".join(inside("-m", "pytest", "--help").stdout.split())
+    page = (Path(__file__).parents[3] / "docs" / "runs.md").read_text(encoding="utf-8")
+    for name in VARIABLES:
+        assert name in shown
+    for name in (*VARIABLES, *FIXED, *OTHERS):
+        assert f"`{name}" in page
+
+
+def test_a_folder_that_is_none_cannot_be_repeated(inside: Run) -> None:
+    done = inside(*ONE, "--specdec-repeat", "nowhere")
+    assert done.returncode == 4
+    assert "nowhere is no folder of results" in done.stderr
+
+
+def test_every_variable_stands_for_an_option_and_every_option_has_one_name() -> None:
+    assert {variable.option for variable in VARIABLES.values()} <= OPTIONS.keys()
+    assert not {*OTHERS, *FIXED} & VARIABLES.keys()
+    assert len(OPTIONS) == len({options.key_of(option.name, group) for group, option in OPTIONS.values()})
+
+
+@pytest.mark.slow
+def test_a_dry_run_goes_through_everything_without_the_model_and_says_so(run: Run, tmp_path: Path) -> None:
+    """The target is a folder with a config and no weights."""
+    import json
+
+    (tmp_path / "model").mkdir()
+    config = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024}
+    config |= {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    common = ("--pyargs", "benchsuite.test_speculation", "--specdec-target", "model", "--specdec-workload", "chat")
+    done = run(
+        "-m", "pytest", *common, "--specdec-dry-run", "--specdec-max-new-tokens", "4", "--specdec-results", "out"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "dry run: model would read 0.0" in done.stdout
+    assert "This was a dry run" in done.stdout
+    assert len(list(tmp_path.glob("out/*/cells/*"))) == 1
+    real = run("-m", "pytest", *common, "--specdec-max-new-tokens", "4", "--specdec-results", "out", "--specdec-resume")
+    assert real.returncode == 4
+    assert "--specdec-dry-run: true there, false here" in real.stderr

@@ -1,0 +1,1 @@
+"""Tests: a run's folder."""

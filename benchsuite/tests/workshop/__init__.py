@@ -1,0 +1,1 @@
+"""Tests: the project's own tools."""
