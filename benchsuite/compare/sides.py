@@ -13,7 +13,9 @@ from typing import Any
 
 from benchsuite.gate.record import DECODE, GateError, Record
 from benchsuite.machine import provenance
+from benchsuite.measure.arms import Setting
 from benchsuite.measure.interval import estimate
+from benchsuite.measure.results import KEYS
 from benchsuite.store.journal import Journal, runs
 from specdec.errors import SpecdecError
 
@@ -86,24 +88,24 @@ def _of_folder(name: str, journal: Journal) -> ComparedSide:
     return ComparedSide(name, journal.said, _figures(rows))
 
 
-SETTING = ("device", "dtype", "batch", "workload", "temperature", "top_k", "top_p", "max_new_tokens")
-"""Figures that the rows of one setting share."""
+SHARED = tuple(name for name in KEYS if name in Setting("", "", "", "", 1, "").values)
+"""Figures that the rows of one setting share, beside its name, ``setting``."""
 
 
 def _figures(
     rows: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Sequence[float]], str | None]],
 ) -> dict[str, Figures]:
     """The figures of rows by their names, each given as its info, its logs and its failure; plain's are left out."""
-    plain, noise = dict[object, str](), dict[object, float]()
+    plain, noise = dict[str, str](), dict[str, float]()
     for info, _, _ in rows.values():
-        setting = tuple(info.get(key) for key in SETTING)
+        setting = info["setting"]
         if info.get("draft") is None:
             plain[setting] = str(info["emitted_digest"])
         if info.get("draft") == "plain again" and info["speedup_low"]:
             noise[setting] = max(-math.log(info["speedup_low"]), math.log(info["speedup_high"]))
     found = {}
     for name, (info, logs, failure) in rows.items():
-        setting = tuple(info.get(key) for key in SETTING)
+        setting = info["setting"]
         if info.get("verdict") != "baseline":
             found[name] = Figures(
                 info["speedup"],
@@ -111,8 +113,7 @@ def _figures(
                 info["speedup_high"],
                 logs,
                 {key: info[key] for key in ("tau", "acceptance_rate", "emitted_digest")},
-                {key: info[key] for key in ("units", "baseline", "backend", "seed", *SETTING)}
-                | {"plain's output": plain.get(setting)},
+                {key: info[key] for key in ("units", "baseline", *SHARED)} | {"plain's output": plain.get(setting)},
                 noise.get(setting, 0.0),
                 failure,
             )
@@ -158,6 +159,11 @@ def _of_benchmarks(name: str, content: Mapping[str, Any]) -> ComparedSide:
     for one in content["benchmarks"]:
         info = one.get("extra_info") or {}
         if "speedup" in info:
+            if "setting" not in info:
+                raise SpecdecError(
+                    f"{name} was written by an older specdec-bench: its rows do not name their settings; measure "
+                    "again, or name that run's folder of results"
+                )
             rows[one["name"].partition("[")[2].removesuffix("]") or one["name"]] = (
                 info,
                 dict[str, Sequence[float]](),

@@ -297,7 +297,7 @@ class EngineChecks(Checks):
         raise Failed(f"{self.text} is closed", "generate still decodes", "after Peer.close")
 
 
-_SETTING = Setting("tiny", "auto", "cpu", "float32", 1, 0.0, 0, 1.0, 24, 0, "kit")
+_SETTING = Setting("tiny", "auto", "cpu", "float32", 1, "kit", SamplingParams(max_new_tokens=24))
 
 
 def _k(text: str, extra: tuple[tiny.Extra, ...]) -> int | None:

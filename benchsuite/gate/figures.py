@@ -55,7 +55,11 @@ def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]
         control = plain if arm is not plain else peers[0] if peers else None
         first = result.outcomes[:prompts]
         rows[arm.id] = GatedRow(
-            work={"max_new_tokens": arm.setting.max_new_tokens, "prompts": prompts, "seed": arm.setting.seed},
+            work={
+                "max_new_tokens": arm.setting.sampling.max_new_tokens,
+                "prompts": prompts,
+                "seed": arm.setting.sampling.seed,
+            },
             inputs=read,
             control=None if control is None else control.peer or "plain",
             digest=digest(first),

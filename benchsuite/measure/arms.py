@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from specdec.errors import SpecdecError, unknown
 from specdec.registry import split_list
@@ -54,25 +55,46 @@ class PeerName:
         return int(found[0].removeprefix("k=")) if found else None
 
 
+SAMPLED = tuple(
+    one.name for one in fields(SamplingParams) if one.type in ("float", "int") and one.name != "min_new_tokens"
+)
+"""Fields of ``SamplingParams`` that a setting names: numbers, each of which is an option of the main job."""
+
+
 @dataclass(frozen=True)
 class Setting:
-    """Values that all arms of one comparison share. Arms of different settings are never compared."""
+    """Values that all arms of one comparison share. Arms of different settings are never compared.
+
+    ``sampling``: how requests are decoded, without the end tokens, which are the target's. Whatever names, keys or
+    writes a setting does it by ``values``, so that no field is left out.
+
+    Example: ``Setting("tiny", "auto", "cpu", "float32", 1, "chat", SamplingParams(temperature=0.8))``
+    """
 
     target: str
     backend: str
     device: str
     dtype: str
     batch: int
-    temperature: float
-    top_k: int
-    top_p: float
-    max_new_tokens: int
-    seed: int
     workload: str
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Setting:
+        """Return the setting of ``values``. TypeError for an unknown field or one that is missing, SpecdecError for a
+        value out of range."""
+        sampling = SamplingParams(**{name: values[name] for name in SAMPLED if name in values})
+        return cls(**{name: value for name, value in values.items() if name not in SAMPLED}, sampling=sampling)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every field by its name, those of ``sampling`` among them, as plain data."""
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "sampling"}
+        return own | {name: getattr(self.sampling, name) for name in SAMPLED}
+
+    def replaced(self, **values: Any) -> Setting:
+        """Return this setting with other ``values``. Raises what ``of`` raises."""
+        return Setting.of({**self.values, **values})
 
     @property
     def without_workload(self) -> Setting:
@@ -80,34 +102,28 @@ class Setting:
         return replace(self, workload="")
 
     @property
+    def unusual(self) -> dict[str, Any]:
+        """Every value that is not the usual one, by its name, without target and workload, which every name has.
+
+        The seed is one for a whole run, and no part of names.
+        """
+        usual = Setting("", "auto", "auto", "auto", 1, "").values
+        named = ("target", "workload", "seed")
+        return {name: got for name, got in self.values.items() if name not in named and got != usual[name]}
+
+    @property
     def odd(self) -> list[str]:
-        """Every value that is not the usual one, with its name: ``batch4``. The seed is one for a whole run."""
-        usual = Setting("", "auto", "auto", "auto", 1, 0.0, 0, 1.0, 64, self.seed, "")
-        return [
-            f"{name}{got}"
-            for name, got in asdict(self).items()
-            if name not in ("target", "workload") and got != getattr(usual, name)
-        ]
+        """``unusual`` as parts of a name: ``batch4``."""
+        return [f"{name}{got}" for name, got in self.unusual.items()]
 
     @property
     def id(self) -> str:
         """The setting's part of its rows' names; unique within a matrix."""
         return "-".join([self.target, self.workload, *self.odd])
 
-    def sampling(self, eos: tuple[int, ...]) -> SamplingParams:
-        """Return the sampling parameters of the setting's requests. Raises SpecdecError for a value out of range."""
-        return SamplingParams(
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.seed,
-            self.max_new_tokens,
-            eos=eos,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-        )
+    def params(self, eos: tuple[int, ...]) -> SamplingParams:
+        """Return the sampling parameters of the setting's requests, which end at the tokens ``eos``."""
+        return replace(self.sampling, eos=eos)
 
 
 @dataclass(frozen=True)

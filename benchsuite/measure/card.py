@@ -33,7 +33,7 @@ def card(
     """
     gib = machine.weight_bytes / 2**30
     floor = machine.weight_bytes / machine.bandwidth
-    tokens = max(arm.setting.max_new_tokens for arm in arms)
+    tokens = max(arm.setting.sampling.max_new_tokens for arm in arms)
     # The additional arm is the plain run of each prompt that replaying drafts need. A speculative step is slower
     # than a plain step, also in a row that gains nothing: 1.6 times on average here.
     expected = (len(arms) + 1) * prompts * tokens * forward_s * 1.6
@@ -61,9 +61,9 @@ def dry(
     so prompts are counted longer than they are. Of the target only the config is read.
     """
     weights, cell = catalog.sizes(setting.target, catalog.read_config(setting.target), dtype)
-    arena = cell * setting.batch * (longest + setting.max_new_tokens)
+    arena = cell * setting.batch * (longest + setting.sampling.max_new_tokens)
     free = devices.available_bytes(device)
-    seconds = runs * setting.max_new_tokens * weights / bandwidth
+    seconds = runs * setting.sampling.max_new_tokens * weights / bandwidth
     return [
         f"dry run: {setting.target} would read {weights / 2**30:.2f} GiB of weights and hold up to "
         f"{arena / 2**30:.2f} GiB of keys and values for each arm; {free / 2**30:.1f} GiB are free",

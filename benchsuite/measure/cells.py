@@ -92,7 +92,7 @@ def to_json(cell: Cell) -> dict[str, Any]:
         "made": dict(cell.made),
         "place": cell.place,
         "pieces": {str(token): text for token, text in cell.pieces.items()},
-        "setting": asdict(cell.setting),
+        "setting": cell.setting.values,
         "label": cell.label,
         "machine": asdict(cell.machine),
         "eos": list(cell.eos),
@@ -109,8 +109,8 @@ def from_json(found: Mapping[str, Any]) -> Cell:
     """Return the cell that ``to_json`` wrote. Raises KeyError, TypeError or ValueError for anything else."""
     if found["version"] != VERSION:
         raise ValueError(f"it is of version {found['version']!r}, and this specdec-bench reads version {VERSION}")
-    setting, eos = Setting(**found["setting"]), tuple(found["eos"])
-    params = setting.sampling(eos)
+    setting, eos = Setting.of(found["setting"]), tuple(found["eos"])
+    params = setting.params(eos)
     units = [
         Unit(tuple(Request(number, tuple(prompt), params) for number, prompt in unit["requests"]), unit["number"])
         for unit in found["units"]

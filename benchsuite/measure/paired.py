@@ -194,7 +194,7 @@ class Comparison:
             )
             for arm, runner in runners.items()
         }
-        self._order = random.Random(self._plain.setting.seed)
+        self._order = random.Random(self._plain.setting.sampling.seed)
         self._first: Request | None = None
         self._accepted: dict[Arm, int] = {}
         self.whole = True
@@ -338,7 +338,7 @@ def contract_of(runner: Runner) -> Promise:
     """Return the arm's contract: its policy's or, for a peer, "own" if its arithmetic is, else "exact" if greedy and
     "distribution" if sampled.
     """
-    params = runner.arm.setting.sampling(())
+    params = runner.arm.setting.params(())
     if isinstance(runner, EngineRunner):
         return runner.engine.policy.contract(params)
     if isinstance(runner, PeerRunner) and runner.peer.own_arithmetic:

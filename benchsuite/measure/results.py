@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import mean, median, quantiles
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from benchsuite.judge.judgement import together
 from benchsuite.judge.ties import Judge
 from benchsuite.measure import guards
-from benchsuite.measure.arms import Arm, PeerName
+from benchsuite.measure.arms import SAMPLED, Arm, PeerName
 from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.paired import Series, broken, checked, logs
 from benchsuite.measure.parts import PARTS, parts
@@ -22,6 +22,7 @@ from benchsuite.measure.workloads import copy_rate
 from specdec.stats import Stats, Step, StepTimes
 
 KEYS = (
+    "setting",
     "draft",
     "policy",
     "controller",
@@ -70,15 +71,7 @@ KEYS = (
     "failed",
     "counters",
     "emitted_digest",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "max_new_tokens",
+    *SAMPLED,
 )
 """Keys of every benchmark's ``extra_info``; an unknown value is null."""
 
@@ -277,26 +270,18 @@ def _memory(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 def _named(arm: Arm, engine: str, machine: Machine, workload: str) -> dict[str, Any]:
+    shared = replace(arm.setting, workload=workload)
     return {
+        **{name: value for name, value in shared.values.items() if name in KEYS},
+        "setting": shared.id,
         "backend": engine or machine.backend,
         "draft": arm.peer or arm.draft or (arm.label if arm.control else None),
         "policy": arm.policy if arm.draft else None,
         "controller": arm.controller if arm.draft else None,
         "device": machine.device,
         "dtype": machine.dtype,
-        "batch": arm.setting.batch,
-        "workload": workload,
         "num_speculative_tokens": PeerName(arm.peer).k if arm.peer else arm.k if arm.draft else 0,
         "peak_memory_bytes": machine.peak_memory_bytes,
-        "temperature": arm.setting.temperature,
-        "top_k": arm.setting.top_k,
-        "top_p": arm.setting.top_p,
-        "min_p": arm.setting.min_p,
-        "presence_penalty": arm.setting.presence_penalty,
-        "frequency_penalty": arm.setting.frequency_penalty,
-        "repetition_penalty": arm.setting.repetition_penalty,
-        "seed": arm.setting.seed,
-        "max_new_tokens": arm.setting.max_new_tokens,
     }
 
 

@@ -125,7 +125,7 @@ class Bench(Measured):
             for setting in dict.fromkeys(arm.setting for arm in self._arms):
                 tokenizer = self._stages[setting.without_workload].tokenizer
                 longest = max(self._texts[setting.workload].encode(tokenizer), key=len)
-                self._judge.require_room(longest, tokenizer, setting.max_new_tokens)
+                self._judge.require_room(longest, tokenizer, setting.sampling.max_new_tokens)
             self.card += self._fixed_text()
 
     def _build(self, groups: Mapping[Setting, list[Arm]]) -> None:
@@ -167,14 +167,14 @@ class Bench(Measured):
         target, loaded = self._load(setting, ops, device, dtype)
         texts = [self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)]
         encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]
-        longest = max(text.longest(loaded.tokenizer, setting.max_new_tokens) for text in texts)
+        longest = max(text.longest(loaded.tokenizer, setting.sampling.max_new_tokens) for text in texts)
         assembly = Assembly(
             self.registry,
             target,
             loaded.tokenizer,
             max_rows=setting.batch,
-            max_length=longest + setting.max_new_tokens,
-            seed=setting.seed,
+            max_length=longest + setting.sampling.max_new_tokens,
+            seed=setting.sampling.seed,
             graphs=self.plan.graphs,
             exact=self.plan.exact,
         )
@@ -188,7 +188,7 @@ class Bench(Measured):
                 runners[arm] = EngineRunner(arm, self._engine(arm, assembly))
         # The longest prompt of a conversation is known by its length alone.
         for prompt in [*encoded, (0,) * longest]:
-            probe = Request(0, prompt, setting.sampling(()))
+            probe = Request(0, prompt, setting.params(()))
             for runner in runners.values():
                 if isinstance(runner, EngineRunner):
                     runner.engine.refuse_unfit(probe)
@@ -246,7 +246,7 @@ class Bench(Measured):
         )
         try:
             peer = self.registry.peer(arm.peer or "", env)
-            peer.check_params(setting.sampling(()))
+            peer.check_params(setting.params(()))
         except SpecdecError as error:
             if not self.plan.dry:
                 raise
@@ -265,7 +265,7 @@ class Bench(Measured):
             ranks = joined_ranks()
             # A rank loads the whole model on the host, and moves its own part to its device.
             first = torch.device("cpu") if ranks else device
-            loaded = catalog.load(name, first, dtype, rows=setting.batch, max_length=1024, seed=setting.seed)
+            loaded = catalog.load(name, first, dtype, rows=setting.batch, max_length=1024, seed=setting.sampling.seed)
             if ranks:
                 shard_model(loaded.model, ranks.place.rank, ranks.place.ranks)
                 loaded.model.to(device)
@@ -393,7 +393,7 @@ class Bench(Measured):
 
     def _units(self, setting: Setting, batches: Sequence[Batch]) -> Iterator[Unit]:
         stage = self._stages[setting.without_workload]
-        params, questions = setting.sampling(stage.eos), len(self._texts[setting.workload].questions)
+        params, questions = setting.params(stage.eos), len(self._texts[setting.workload].questions)
         for batch in batches:
             yield from make_units(batch, questions, params, stage.tokenizer, stage.assembly.plain)
 

@@ -168,12 +168,12 @@ class Advice:
     @property
     def command(self) -> str:
         """The command that measures the advice."""
-        setting = self.best.setting
-        arm = self.best.strategy
+        setting, arm = self.best.setting, self.best.strategy
+        sampling = setting.sampling
         return (
             f"pytest --pyargs benchsuite.test_speculation --specdec-target {setting.target} --specdec-workload "
             f"{setting.workload} --specdec-batch {setting.batch} --specdec-dtype {setting.dtype} "
-            f"--specdec-max-new-tokens {setting.max_new_tokens} --specdec-temperature {setting.temperature:g} "
+            f"--specdec-max-new-tokens {sampling.max_new_tokens} --specdec-temperature {sampling.temperature:g} "
             f"--specdec-arm '{arm}'"
         )
 
@@ -269,7 +269,7 @@ class Advisor:
             by_unit = []
             for unit in self._units[arm.setting]:
                 texts = [request.prompt for request in unit.requests]
-                sizes = PromptSizes(tuple(map(len, texts)), arm.setting.max_new_tokens)
+                sizes = PromptSizes(tuple(map(len, texts)), arm.setting.sampling.max_new_tokens)
                 if donors.keys() >= set(texts):
                     by_unit.append(replay.gains([donors[text] for text in texts], sizes)[0])
                 else:
@@ -309,7 +309,7 @@ class Advisor:
             ],
             self.spent,
             round(fmean(len(request.prompt) for unit in units for request in unit.requests))
-            + setting.max_new_tokens // 2,
+            + setting.sampling.max_new_tokens // 2,
         )
 
     def _lasts(self, setting: Setting) -> float:

@@ -110,7 +110,9 @@ def checked_map(bench: Bench, arms: Sequence[Arm]) -> tuple[Costs, list[MapCheck
                 for row in (row for step in stats.steps for row in step.each):
                     hits[arm] += min(row.accepted, row.proposed)
                     tries[arm] += min(row.accepted + 1, row.proposed)
-        sizes = [len(request.prompt) + setting.max_new_tokens / 2 for unit in units for request in unit.requests]
+        sizes = [
+            len(request.prompt) + setting.sampling.max_new_tokens / 2 for unit in units for request in unit.requests
+        ]
         for arm, (rate, k) in zip(mine, MEASURED, strict=True):
             share, length = hits[arm] / max(1, tries[arm]), fmean(sizes)
             mapped = constant_speed(costs, share, k, setting.batch, length)

@@ -173,7 +173,7 @@ def check_cells(cells: Iterable[Cell], costs: Mapping[Setting, Costs], parts: in
             have = costs.get(arm.setting.without_workload)
             if arm.draft is None or series.failure or have is None or strategy_of(arm) not in have.strategies:
                 continue
-            units = units_of(series, cell.setting.max_new_tokens)
+            units = units_of(series, cell.setting.sampling.max_new_tokens)
             if units:
                 known[replace(arm, setting=arm.setting.without_workload)][arm] = units
     found = []

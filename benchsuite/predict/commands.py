@@ -19,6 +19,7 @@ from benchsuite.predict.breakeven import MapCheck, MapPoint, break_even_map, che
 from benchsuite.predict.costs import Costs
 from specdec.errors import SpecdecError
 from specdec.registry import split_list
+from specdec.request import SamplingParams
 
 SHOWN = 6
 """Strategies of each batch that the table names; JSON has all."""
@@ -68,20 +69,9 @@ def _settings(given: argparse.Namespace, batches: Sequence[int]) -> list[Setting
     names = [name for text in split_list(given.workload) for name in workload_names(text)]
     if not names:
         raise SpecdecError("--workload is empty; name kinds of text, or .jsonl files of prompts")
+    sampling = SamplingParams(temperature=given.temperature, seed=given.seed, max_new_tokens=given.max_new_tokens)
     return [
-        Setting(
-            given.target,
-            given.backend,
-            given.device,
-            given.dtype,
-            batch,
-            given.temperature,
-            0,
-            1.0,
-            given.max_new_tokens,
-            given.seed,
-            name,
-        )
+        Setting(given.target, given.backend, given.device, given.dtype, batch, name, sampling)
         for name in names
         for batch in batches
     ]

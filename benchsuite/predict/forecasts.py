@@ -153,9 +153,9 @@ def _costs(
             mine[name] = engine
     texts = [tokens for _, _, tokens in bench.prompts()]
     room = stage.assembly.max_length - TOKENS // 2
-    lengths = probed_lengths([len(text) for text in texts], setting.max_new_tokens, room)
+    lengths = probed_lengths([len(text) for text in texts], setting.sampling.max_new_tokens, room)
     assemblies = {batch: one.assembly for batch, (_, one) in of_batch.items()}
-    costs = measure_costs(assemblies, engines, texts, lengths, setting.sampling(()), identity, known)
+    costs = measure_costs(assemblies, engines, texts, lengths, setting.params(()), identity, known)
     costs.save(path)
     new = "" if known is None else f"; {known.age()}: what was known of {len(known.strategies)} strategies"
     return costs, f"costs of {setting.target} and {len(costs.strategies)} strategies: {path}{new}"

@@ -137,7 +137,7 @@ def _markdown(sections: Sequence[Section], card: Sequence[str]) -> str:
 
 def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
     shown = [row for row in pooled if row.info["speedup"] is not None]
-    lengths = len({row.arm.setting.max_new_tokens for row in shown}) > 1
+    lengths = len({row.arm.setting.sampling.max_new_tokens for row in shown}) > 1
     longest = max((row.info["speedup_high"] or row.info["speedup"] for row in shown), default=1.0)
     return [
         {
@@ -160,7 +160,10 @@ def _bar_label(row: Row, lengths: bool) -> str:
     shown = PeerName(row.arm.peer).brief if row.arm.peer else f"{row.arm.policy}{k}" if row.arm.draft else ""
     strategy = f", {shown}" if shown else ""
     batch = f", batch {setting.batch}" if setting.batch > 1 else ""
-    batch += f", {setting.max_new_tokens} tokens" if lengths else ""
+    batch += f", {setting.sampling.max_new_tokens} tokens" if lengths else ""
     return (
-        tables.short(row.arm.label) + strategy + batch + (f", T {setting.temperature:g}" if setting.temperature else "")
+        tables.short(row.arm.label)
+        + strategy
+        + batch
+        + (f", T {setting.sampling.temperature:g}" if setting.sampling.temperature else "")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -173,16 +174,19 @@ REASONS = (
 def section_title(row: Row) -> str:
     """The setting of a row in words, apart from its workload: what all rows of one section share."""
     setting, info = row.arm.setting, row.info
-    parts = [row.target, info["device"], info["dtype"], f"batch {setting.batch}"]
-    parts += [f"backend {setting.backend}"] if setting.backend != "auto" else []
-    parts += [f"temperature {setting.temperature:g}"] if setting.temperature else []
-    parts += [f"top-k {setting.top_k}"] if setting.top_k else []
-    parts += [f"top-p {setting.top_p:g}"] if setting.top_p < 1 else []
-    parts += [f"min-p {setting.min_p:g}"] if setting.min_p else []
-    for name in ("presence", "frequency", "repetition"):
-        penalty = getattr(setting, f"{name}_penalty")
-        parts += [f"{name} penalty {penalty:g}"] if penalty != (name == "repetition") else []
-    return ", ".join([*parts, f"{setting.max_new_tokens} tokens"])
+    tokens = f"{setting.sampling.max_new_tokens} tokens"
+    shown = ("device", "dtype", "batch", "max_new_tokens")
+    unusual = [f"{_spelled(name)} {_brief(value)}" for name, value in setting.unusual.items() if name not in shown]
+    return ", ".join([row.target, info["device"], info["dtype"], f"batch {setting.batch}", *unusual, tokens])
+
+
+def _spelled(name: str) -> str:
+    """A field of a setting in words: ``top-k``, ``presence penalty``."""
+    return re.sub("^(top|min)_", r"\1-", name).replace("_", " ")
+
+
+def _brief(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "simple") -> str:

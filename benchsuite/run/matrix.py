@@ -6,13 +6,13 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
 from benchsuite import options
-from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.arms import SAMPLED, Arm, Setting
 from benchsuite.measure.peers import parse_peer, peer_batches
 from benchsuite.measure.workloads import workload_names
 from specdec.devices import kind_of, records
@@ -23,8 +23,8 @@ from specdec.request import RANGES
 
 N = TypeVar("N", int, float)
 
-RANGED = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-"""Fields of ``Setting`` whose values ``specdec.request.RANGES`` limits from both sides."""
+LEAST: dict[str, float] = {"temperature": 0.0, "top_k": 0, "top_p": 0.0, "max_new_tokens": 1}
+"""Fields of ``SAMPLED`` that are limited from below alone; ``specdec.request.RANGES`` limits the others."""
 
 
 def build_matrix(config: pytest.Config) -> list[Arm]:
@@ -43,6 +43,12 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
     def numbers(name: str, kind: Callable[[str], N], least: N) -> list[N]:
         return [_number(f"--specdec-{name}", text, kind, least) for text in texts(name)]
 
+    def sampled(name: str) -> Sequence[float]:
+        option = name.replace("_", "-")
+        if name in LEAST:
+            return numbers(option, type(LEAST[name]), LEAST[name])
+        return [_within(name, text) for text in texts(option)]
+
     peers = [peer for peer in texts("peer") if peer == "auto" or (peer != "none" and parse_peer(peer))]
     peers += endpoint_peers(options.value(config, "endpoint"))
     graphs = options.value(config, "graphs") == "auto"
@@ -54,18 +60,12 @@ def build_matrix(config: pytest.Config) -> list[Arm]:
         "device": texts("device"),
         "dtype": texts("dtype"),
         "batch": numbers("batch", int, 1),
-        "temperature": numbers("temperature", float, 0.0),
-        "top_k": numbers("top-k", int, 0),
-        "top_p": numbers("top-p", float, 0.0),
-        **{name: [_within(name, text) for text in texts(name.replace("_", "-"))] for name in RANGED},
-        "max_new_tokens": numbers("max-new-tokens", int, 1),
+        **{name: sampled(name) for name in SAMPLED if name != "seed"},
         "workload": [name for text in texts("workload") for name in workload_names(text)],
     }
     products = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
-    settings: Iterator[Setting] = (Setting(seed=seed, **cast(Any, values)) for values in products)
+    settings = [Setting.of({"seed": seed, **values}) for values in products]
     arms = [Arm(setting, **one) for setting in settings for one in _strategies(setting, strategies, peers, graphs)]
-    for arm in arms:
-        arm.setting.sampling(())  # raises SpecdecError for a value out of range
     return list(dict.fromkeys(arms))
 
 

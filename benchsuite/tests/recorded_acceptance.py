@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from specdec.request import SamplingParams
+
 FILE = Path(__file__).parent / "recorded" / "acceptance.json"
 TOKENS, K, PROMPTS, ROWS = 64, 8, 8, 4
 
@@ -64,7 +66,7 @@ def record() -> None:
     from benchsuite.workshop.predictions.__main__ import DRAFTS, WORKLOADS
 
     settings = {
-        text: Setting("smollm2-135m", "auto", "auto", "auto", ROWS, 0.0, 0, 1.0, TOKENS, 0, text)
+        text: Setting("smollm2-135m", "auto", "auto", "auto", ROWS, text, SamplingParams(max_new_tokens=TOKENS))
         for text in WORKLOADS.split(",")
     }
     arms = {

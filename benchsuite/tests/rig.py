@@ -27,7 +27,7 @@ from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.store.journal import Journal
 from benchsuite.workshop.native.cuda_on_host import cuda_on_host
-from specdec import PeerEnv, Registry, Request, catalog
+from specdec import PeerEnv, Registry, Request, SamplingParams, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
 from specdec_plugins.heads import files, start, training
@@ -140,7 +140,7 @@ def _again(check: Callable[..., None]) -> Callable[..., None]:
 KILLS = pytest.StashKey[list[Any]]()
 """The museum's results for mutants in this run."""
 
-SETTING = Setting("tiny", "auto", "cpu", "float32", 1, 0.0, 0, 1.0, 24, 0, "chat")
+SETTING = Setting("tiny", "auto", "cpu", "float32", 1, "chat", SamplingParams(max_new_tokens=24))
 """One setting of the tiny target, for arms that a test makes itself."""
 
 SHORT = ("--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny", "--specdec-workload", "chat")

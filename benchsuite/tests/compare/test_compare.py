@@ -12,9 +12,11 @@ import pytest
 
 from benchsuite.__main__ import benchsuite_main
 from benchsuite.compare.changes import MARKS, Change, changes, summary
-from benchsuite.compare.sides import SETTING, ComparedSide, Figures, read_side
+from benchsuite.compare.sides import SHARED, ComparedSide, Figures, read_side
 from benchsuite.gate.record import DECODE, FigureTimes, GatedRow, Launch, Record
+from benchsuite.measure.results import KEYS
 from benchsuite.report.compared import as_page, as_text, history
+from benchsuite.tests.rig import SETTING
 from specdec.errors import SpecdecError
 
 LOGS = [0.1, 0.9, 0.3, 0.7, 0.5, 0.2, 0.8, 0.4]
@@ -150,11 +152,44 @@ def test_files_and_revisions_of_files_are_read(
     assert "| -  | tiny-chat-ngram |" in (tmp_path / "c.md").read_text()
     assert benchsuite_main(["history", "HEAD:gate.json", "gate.json", "--html", "h.html"]) == 0
     info = {"speedup": 2.0, "speedup_low": 1.9, "speedup_high": 2.1, "verdict": "faster", "tau": 2.0}
-    info |= dict.fromkeys(("acceptance_rate", "emitted_digest", "units", "baseline", "backend", "seed", *SETTING))
+    info |= dict.fromkeys(("setting", "acceptance_rate", "emitted_digest", "units", "baseline", *SHARED))
     (tmp_path / "b.json").write_text(
         json.dumps({"benchmarks": [{"name": "test_speculation[tiny-chat-x]", "extra_info": info}]})
     )
     assert read_side("b.json").rows["tiny-chat-x"].speedup == 2.0
+    del info["setting"]
+    (tmp_path / "b.json").write_text(json.dumps({"benchmarks": [{"name": "test_speculation[x]", "extra_info": info}]}))
+    with pytest.raises(
+        SpecdecError, match=r"older specdec-bench: its rows do not name .* that run's folder of results"
+    ):
+        read_side("b.json")
+
+
+@pytest.mark.parametrize("field", [name for name in SETTING.values if name not in ("seed", "workload")])
+def test_each_setting_is_compared_by_its_own_noise_and_its_own_plain_output(field: str, tmp_path: Path) -> None:
+    """Two settings of one run, which differ in one field; plain's interval against itself is 2 % wide, and 30 %."""
+    other = {"target": "b", "backend": "cpu", "device": "cpu:0", "dtype": "int8"}.get(field, 0.5)
+    settings = [SETTING, SETTING.replaced(**{field: 2 if field in ("batch", "top_k", "max_new_tokens") else other})]
+    benchmarks = []
+    for setting, noise in zip(settings, (1.02, 1.3), strict=True):
+        shared = (
+            dict.fromkeys(KEYS)
+            | {name: setting.values[name] for name in SHARED}
+            | {"setting": setting.id, "verdict": "~", "speedup": 1.5, "emitted_digest": noise}
+        )
+        for draft, low in (("ngram", 1.4), ("plain again", 1 / noise), (None, None)):
+            info = shared | {
+                "draft": draft,
+                "speedup_low": low,
+                "speedup_high": noise if draft == "plain again" else 1.6,
+            }
+            benchmarks.append({"name": f"test_speculation[{setting.id}-{draft}]", "extra_info": info})
+    (tmp_path / "b.json").write_text(json.dumps({"benchmarks": benchmarks}))
+    found = read_side(str(tmp_path / "b.json")).rows
+    for setting, noise in zip(settings, (1.02, 1.3), strict=True):
+        row = found[f"{setting.id}-ngram"]
+        assert row.noise == pytest.approx(math.log(noise))
+        assert row.same["plain's output"] == str(noise)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"benchmarks": []}', '{"format": "specdec-gate"}'])

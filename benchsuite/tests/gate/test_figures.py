@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from math import log
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,7 +142,7 @@ def _counted(drafts: int, decoded: int) -> Outcome:
 
 
 def test_rows_are_ours_that_did_not_fail_with_all_that_one_pass_counts() -> None:
-    setting = replace(SETTING, max_new_tokens=24, seed=3)
+    setting = SETTING.replaced(max_new_tokens=24, seed=3)
     plain, drafted, failed = Arm(setting), Arm(setting, "ngram", k=4), Arm(setting, "suffix", k=4)
     late = Arm(setting, "late", k=4)
     peer, other, again = Arm(setting, peer="transformers"), Arm(setting, peer="vllm"), Arm(setting, again=True)
@@ -205,7 +204,7 @@ def test_all_workloads_are_recorded_with_what_they_read_and_weights_are_digested
     monkeypatch.setattr(inputs, "weights_digest", weights)
     compared = []
     for name, model in zip(questions, (models[0], models[0], models[1]), strict=True):
-        arm = Arm(replace(SETTING, workload=name))
+        arm = Arm(SETTING.replaced(workload=name))
         series = {arm: Series(arm, "exact", outcomes=[_counted(1, 6)])}
         workload = SimpleNamespace(questions=questions[name])
         compared.append(SimpleNamespace(model=model, workload=workload, tokenizer=tokenizer, series=series, units=1))

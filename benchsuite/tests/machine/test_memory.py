@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -41,7 +39,7 @@ def test_over_all_workloads_a_peak_is_the_largest_of_any(monkeypatch: pytest.Mon
     peaks = iter((5, 9, 7))  # of the first workload's runs; the second's are 1
     monkeypatch.setattr(memory, "used", lambda device: {"cuda_peak": next(peaks, 1)})
     bench = Bench(MeasuringPlan(prompts=1))
-    settings = [replace(SETTING, workload=name) for name in ("chat", "reasoning")]
+    settings = [SETTING.replaced(workload=name) for name in ("chat", "reasoning")]
     bench.prepare([arm for one in settings for arm in (Arm(one), Arm(one, draft="garbage", k=2))])
     each = [bench.row(Arm(one), lambda what: None).info["peak_memory_bytes"] for one in settings]
     assert each == [9, 1]

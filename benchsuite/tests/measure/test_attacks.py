@@ -24,7 +24,7 @@ from benchsuite.tests.rig import SETTING, slow_after
 from specdec import Context, Draft, Request, SpecdecError, Window
 from specdec.interfaces import Env
 
-HERE = replace(SETTING, backend="reference", max_new_tokens=16)
+HERE = SETTING.replaced(backend="reference", max_new_tokens=16)
 
 
 def prepared(

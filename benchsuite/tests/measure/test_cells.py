@@ -27,10 +27,10 @@ from specdec.devices import Stopwatch
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 
 EOS = (7, 9)
-ODD = replace(
-    SETTING, min_p=0.1, presence_penalty=0.2, frequency_penalty=-0.3, repetition_penalty=1.4, top_k=5, top_p=0.6, seed=8
+ODD = SETTING.replaced(
+    min_p=0.1, presence_penalty=0.2, frequency_penalty=-0.3, repetition_penalty=1.4, top_k=5, top_p=0.6, seed=8
 )
-UNITS = [Unit((Request(4, (1, 2), ODD.sampling(EOS)), Request(2, (3,), ODD.sampling(EOS))), 6), Unit((), 11)]
+UNITS = [Unit((Request(4, (1, 2), ODD.params(EOS)), Request(2, (3,), ODD.params(EOS))), 6), Unit((), 11)]
 STATS = Stats(
     Stopwatch.recorded([0.5 * n for n in range(12)]),
     steps=[replace(Step.of((RowStep(3, 2, 1, 2), RowStep(4, 4, 0, 1)), 5, Marks(*range(10))), k=6)],

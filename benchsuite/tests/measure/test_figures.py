@@ -51,7 +51,7 @@ NOT_RECOMPUTED = {
 @pytest.fixture(scope="module", params=[1, 4], ids=["batch1", "batch4"])
 def measured_twice(request: pytest.FixtureRequest) -> Any:
     """The rows of the JSON, over one workload and over all, with the machine that they ran on."""
-    short = replace(SETTING, batch=request.param, max_new_tokens=7)
+    short = SETTING.replaced(batch=request.param, max_new_tokens=7)
     settings = [replace(short, workload=name) for name in ("chat", "reasoning")]
     peers: list[dict[str, Any]] = [{"peer": "transformers"}] if request.param == 1 else []
     bench = Bench(MeasuringPlan(prompts=6 if request.param == 1 else 8, pairs=2))
@@ -130,7 +130,7 @@ def made_up_rows(
     batch: int, kinds: Sequence[str], baseline: str
 ) -> tuple[list[dict[str, Any]], Machine, dict[Arm, Any]]:
     """Rows of four arms and a peer over made-up runs, six units in all and two runs of each; and what they are of."""
-    setting, machine = replace(SETTING, batch=batch), Machine("tiny", "reference", "cpu", "float32", 999, 77, 1e6, 5)
+    setting, machine = SETTING.replaced(batch=batch), Machine("tiny", "reference", "cpu", "float32", 999, 77, 1e6, 5)
     arms = {"plain": Arm(setting), "again": Arm(setting, again=True), "peer": Arm(setting, peer="transformers")}
     arms |= {"chain": Arm(setting, draft="ngram", k=4), "tree": Arm(setting, draft="tree", k=4)}
     dice, watch = random.Random(batch), Stopwatch(torch.device("cpu"))

@@ -34,7 +34,7 @@ def _outcome(*outputs: tuple[int, ...]) -> Outcome:
 
 
 def _plain(*runs: Outcome) -> Series:
-    units = [Unit((Request(0, (1, 2), SETTING.sampling(())),), n) for n in range(len(runs))]
+    units = [Unit((Request(0, (1, 2), SETTING.params(())),), n) for n in range(len(runs))]
     return Series(Arm(SETTING), "exact", units, list(runs), list(runs))
 
 
@@ -44,7 +44,7 @@ def _cell(series: Series, setting: Any = SETTING, **fields: Any) -> Cell:
 
 
 def test_a_cells_name_is_readable_in_the_matrixs_order_and_of_its_setting_alone() -> None:
-    setting = replace(SETTING, target="org/model_a.b-c", workload="my text(x=1)", temperature=0.5)
+    setting = SETTING.replaced(target="org/model_a.b-c", workload="my text(x=1)", temperature=0.5)
     names = [_cell(_plain(), setting, place=place).id for place in (0, 12)]
     readable = re.sub(r"[^A-Za-z0-9_.-]", "-", setting.id)[:80]
     assert readable.startswith("org-model_a.b-c-my-text-x-1-")
@@ -55,9 +55,9 @@ def test_a_cells_name_is_readable_in_the_matrixs_order_and_of_its_setting_alone(
     assert None not in ends
     assert len({end[1] for end in ends if end}) == 1
     assert _cell(_plain(), setting).id == names[0], "a cell is the first of its matrix unless said otherwise"
-    long = _cell(_plain(), replace(SETTING, workload="w" * 200)).id
+    long = _cell(_plain(), SETTING.replaced(workload="w" * 200)).id
     assert len(long) == 5 + 1 + 80 + 1 + 8
-    assert long != _cell(_plain(), replace(SETTING, workload="w" * 201)).id
+    assert long != _cell(_plain(), SETTING.replaced(workload="w" * 201)).id
 
 
 @pytest.mark.parametrize("ranks", [None, "two ranks"])

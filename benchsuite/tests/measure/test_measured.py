@@ -17,8 +17,8 @@ from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING
 
-CHAT, CODE, LONG = (replace(SETTING, workload=name) for name in ("chat", "code", "long"))
-OTHER = replace(SETTING, temperature=0.5)
+CHAT, CODE, LONG = (SETTING.replaced(workload=name) for name in ("chat", "code", "long"))
+OTHER = SETTING.replaced(temperature=0.5)
 RUN = Outcome([(1, 2, 3, 4)], 5.0, 4.0, 4, [[(1.0, 1), (5.0, 3)]], 4, 20.0)
 SPEEDS = {"plain": 1.0, "ngram": 2.0, "suffix": 0.5}
 BUG = Difference(0, 1, (2, 3), None, None, (0.0, 0.0), 0.1, False, "far")
@@ -100,10 +100,10 @@ def test_rows_stay_in_the_order_of_measurement_and_a_later_cell_replaces_its_own
 def test_the_rows_of_a_setting_are_those_of_all_its_workloads() -> None:
     found = _measured(_cell(CHAT), _cell(OTHER), _cell(CODE))
     for workload in ("chat", "code", "never measured"):
-        rows = found.rows_of(replace(SETTING, workload=workload))
+        rows = found.rows_of(SETTING.replaced(workload=workload))
         assert [row.arm.setting for row in rows] == [CHAT] * 3 + [CODE] * 3
         assert {row.arm.setting for row in found.rows_of(replace(OTHER, workload=workload))} == {OTHER}
-    assert found.rows_of(replace(SETTING, batch=9)) == []
+    assert found.rows_of(SETTING.replaced(batch=9)) == []
 
 
 def test_all_workloads_together_have_one_row_a_strategy_on_the_last_cells_machine_with_the_highest_peak() -> None:

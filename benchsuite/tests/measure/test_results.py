@@ -128,7 +128,7 @@ def test_a_row_says_what_it_was_given(pair: tuple[Series, Series]) -> None:
 
 def test_a_workloads_text_is_that_of_its_outputs_each_counted_once(pair: tuple[Series, Series]) -> None:
     """Two prompts, one of them run three times; without an output there is nothing to say."""
-    first, second = (Unit((Request(n, prompt, SETTING.sampling(())),), n) for n, prompt in enumerate(((1, 2), (3,))))
+    first, second = (Unit((Request(n, prompt, SETTING.params(())),), n) for n, prompt in enumerate(((1, 2), (3,))))
     short = replace(pair[0].outcomes[0], tokens=[(5, 6)])
     plain = replace(pair[0], units=[first, first, first, second], outcomes=[short] * 4)
     bits: Any = SimpleNamespace(entropy=lambda prompt, output: float(len(prompt)))
@@ -152,7 +152,7 @@ def test_a_row_says_under_which_conditions_it_was_measured(pair: tuple[Series, S
         "seed": 4,
         "max_new_tokens": 5,
     }
-    setting = replace(SETTING, **given, workload="math")
+    setting = SETTING.replaced(**given, workload="math")
     arms = replace(PLAIN, setting=setting), replace(NGRAM, setting=setting, policy="block", controller="adaptive", k=6)
     pools = {arm: {"math": replace(one, arm=arm)} for arm, one in zip(arms, pair, strict=True)}
     info = make_rows(pools, arms[0], MACHINE, "math", None, {})[arms[1]].info

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from benchsuite.run.matrix import build_matrix
 from benchsuite.tests.rig import SETTING, config
 from specdec import Request, SpecdecError
 
-REPLAYED = replace(SETTING, backend="reference", max_new_tokens=12)
+REPLAYED = SETTING.replaced(backend="reference", max_new_tokens=12)
 PLAIN, EAGER, GARBAGE = Arm(REPLAYED), Arm(REPLAYED, eager=True), Arm(REPLAYED, draft="garbage", k=2)
 
 

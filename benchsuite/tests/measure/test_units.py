@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def test_a_file_of_two_categories_is_two_columns_with_their_turns(tmp_path: Path
     path.write_text("\n".join(json.dumps(row) for row in rows))
     names = workload_names(str(path))
     bench = Bench(MeasuringPlan())
-    bench.prepare([Arm(replace(SETTING, workload=name, max_new_tokens=6), draft="garbage", k=2) for name in names])
+    bench.prepare([Arm(SETTING.replaced(workload=name, max_new_tokens=6), draft="garbage", k=2) for name in names])
     found: dict[str, Any] = {}
     for arm in bench._arms:
         found[bench.row(arm, lambda what: None).info["workload"]] = bench.row(arm, lambda what: None)
@@ -81,7 +80,7 @@ def test_two_files_with_the_same_category_are_two_columns(tmp_path: Path) -> Non
         path.write_text(json.dumps({"question_id": 1, "category": "math", "turns": [f"Count to {stem}."]}))
         names += workload_names(str(path))
     bench = Bench(MeasuringPlan())
-    bench.prepare([Arm(replace(SETTING, workload=name, max_new_tokens=4), draft="garbage", k=2) for name in names])
+    bench.prepare([Arm(SETTING.replaced(workload=name, max_new_tokens=4), draft="garbage", k=2) for name in names])
     assert [bench.row(arm, lambda what: None).info["workload"] for arm in bench._arms if arm.draft] == names
 
 

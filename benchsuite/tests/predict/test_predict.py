@@ -616,7 +616,7 @@ def test_the_sentence_of_a_row_names_what_would_help_most() -> None:
 
 def checked_cell(strategy: str, residual: float, half: float = 0.1, workload: str = "chat") -> CheckedCell:
     """A cell that was predicted to be 1.5 times plain, within ``half`` on the log scale."""
-    arm = Arm(replace(SETTING, workload=workload), strategy, k=4)
+    arm = Arm(SETTING.replaced(workload=workload), strategy, k=4)
     said = Prediction(1.5, 1.5 * exp(-half), 1.5 * exp(half), 1.5, 4)
     return CheckedCell(arm, 0, 1.5 * exp(residual), said)
 
@@ -772,7 +772,7 @@ def test_units_of_a_run_have_its_speedups_of_decoding_and_from_prompt_to_last_to
 def test_a_machine_that_is_not_as_fast_as_when_it_was_probed_is_told_from_plain_decoding(pace: float) -> None:
     """Of two rows and 60 tokens; one odd unit among five says nothing."""
     costs = costs_by_formula(place=0.001)
-    arm = Arm(replace(SETTING, batch=2), "ngram", k=4)
+    arm = Arm(SETTING.replaced(batch=2), "ngram", k=4)
     sizes = PromptSizes((40, 50), 60)
     probed = sum(costs.plain_step(2, (50 + token) // STRIDE * STRIDE) for token in range(60)) / 120
     units = tuple(
@@ -915,7 +915,7 @@ def test_a_choice_that_misses_at_one_batch_is_told_beside_the_mean_of_its_text()
     found = [
         Choice(cell, cell, 1.5, 1.5, 0.9, again)
         for (text, batch), again in agains.items()
-        for cell in [Arm(replace(SETTING, workload=text, batch=batch), "ngram", k=4)]
+        for cell in [Arm(SETTING.replaced(workload=text, batch=batch), "ngram", k=4)]
     ]
     said = choice_lines(found)[-1]
     assert "every batch, run again: 1 of 2 texts; in the geometric mean over a text's batches: 2; cells: 3 of 4" in said

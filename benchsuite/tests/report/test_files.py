@@ -19,7 +19,7 @@ from benchsuite.report import files, tables
 from benchsuite.tests.rig import SETTING
 
 SETTINGS = [
-    replace(SETTING, batch=batch, temperature=temperature, max_new_tokens=tokens)
+    SETTING.replaced(batch=batch, temperature=temperature, max_new_tokens=tokens)
     for batch, temperature, tokens in ((1, 0.0, 24), (1, 0.7, 24), (4, 0.0, 24), (1, 0.0, 48))
 ]
 
@@ -29,8 +29,8 @@ def row(setting: Setting, workload: str, speedup: float) -> Row:
     figures: dict[str, Any] = dict.fromkeys(KEYS)
     figures |= {"speedup": speedup, "speedup_low": speedup, "speedup_high": speedup, "contract": "exact"}
     figures |= {"workload": workload, "device": "cpu", "dtype": "float32", "batch": setting.batch}
-    figures |= {"temperature": setting.temperature, "max_new_tokens": setting.max_new_tokens}
-    arm = Arm(replace(setting, workload=workload), draft="ngram", k=4)
+    figures |= {"temperature": setting.sampling.temperature, "max_new_tokens": setting.sampling.max_new_tokens}
+    arm = Arm(setting.replaced(workload=workload), draft="ngram", k=4)
     return Row(arm, figures, {workload: [speedup] * 3}, (1.0,), None, "tiny", None, "t", (), [], [])
 
 

@@ -35,7 +35,7 @@ def reported() -> Bench:
         {"draft": "oracle(0.8)", "k": 4},
         {"peer": "transformers"},
     ]
-    settings = [replace(SETTING, workload=name, max_new_tokens=12) for name in ("chat", "reasoning")]
+    settings = [SETTING.replaced(workload=name, max_new_tokens=12) for name in ("chat", "reasoning")]
     made.prepare([Arm(setting, **strategy) for setting in settings for strategy in strategies])
     for arm in made._arms:
         made.row(arm, lambda what: None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,7 +67,7 @@ def test_penalties_and_min_p_make_settings_whose_ids_name_them_only_where_they_a
     assert ours[-1] == (
         "tiny-chat-ngram-match-k4-min_p0.1-presence_penalty-0.5-frequency_penalty1.0-repetition_penalty1.2"
     )
-    given = arms[-1].setting.sampling(())
+    given = arms[-1].setting.params(())
     assert (given.min_p, given.presence_penalty, given.frequency_penalty, given.repetition_penalty) == (
         *(0.1, -0.5, 1.0, 1.2),
     )
@@ -101,18 +100,17 @@ def test_a_peer_is_one_arm_however_it_is_written_and_its_id_has_its_options() ->
             r"'oracle\(high\)' of oracle could not be built: .*options: rate",
         ),
         (Arm(SETTING, draft="ngram(n_max=2.5)", k=4), "could not be built: .*its options: n_max=4"),
-        (Arm(replace(SETTING, device="cpu:x")), "the device 'cpu:x' cannot be used"),
-        (Arm(replace(SETTING, workload="poetry")), "unknown workload 'poetry'; choices: chat"),
-        (Arm(replace(SETTING, workload="none.jsonl")), "'none.jsonl' cannot be read: No such file"),
-        (Arm(replace(SETTING, target="tinny")), "unknown model 'tinny'; did you mean 'tiny'"),
-        (Arm(replace(SETTING, backend="cpp")), "unknown backend 'cpp'; did you mean 'cpu'"),
+        (Arm(SETTING.replaced(device="cpu:x")), "the device 'cpu:x' cannot be used"),
+        (Arm(SETTING.replaced(workload="poetry")), "unknown workload 'poetry'; choices: chat"),
+        (Arm(SETTING.replaced(workload="none.jsonl")), "'none.jsonl' cannot be read: No such file"),
+        (Arm(SETTING.replaced(target="tinny")), "unknown model 'tinny'; did you mean 'tiny'"),
+        (Arm(SETTING.replaced(backend="cpp")), "unknown backend 'cpp'; did you mean 'cpu'"),
         (
-            Arm(replace(SETTING, device="tpu")),
+            Arm(SETTING.replaced(device="tpu")),
             r"unknown device 'tpu'; did you mean 'cpu'\? choices: auto, cpu, cuda, mps",
         ),
-        (Arm(replace(SETTING, dtype="int3")), "unknown dtype 'int3'; did you mean 'int8'"),
-        (Arm(replace(SETTING, dtype="amp")), r"unknown dtype 'amp'; choices: .*Autocast \(amp\) keeps float32 weights"),
-        (Arm(replace(SETTING, temperature=1.0, top_p=2.0)), "top_p is 2.0; expected above 0"),
+        (Arm(SETTING.replaced(dtype="int3")), "unknown dtype 'int3'; did you mean 'int8'"),
+        (Arm(SETTING.replaced(dtype="amp")), r"unknown dtype 'amp'; choices: .*Autocast \(amp\) keeps float32 weights"),
     ],
 )
 def test_an_arm_that_cannot_run_is_refused_before_anything_is_measured(arm: Arm, message: str) -> None:
@@ -123,7 +121,7 @@ def test_an_arm_that_cannot_run_is_refused_before_anything_is_measured(arm: Arm,
 
 
 def test_a_target_that_cannot_be_loaded_fails_its_own_rows_and_the_others_run() -> None:
-    here, gone = Arm(SETTING), Arm(replace(SETTING, target="tinny"))
+    here, gone = Arm(SETTING), Arm(SETTING.replaced(target="tinny"))
     bench = Bench(MeasuringPlan(prompts=1))
     bench.prepare([gone, here])
     assert [line for line in bench.card if line.startswith("not measured: tinny")]
@@ -284,4 +282,4 @@ def test_a_prompt_longer_than_the_model_is_refused_before_anything_is_measured(t
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"question_id": 0, "category": "x", "turns": ["many words " * 500]}))
     with pytest.raises(SpecdecError, match=r"the prompt of request 0 has \d+ tokens and at most \d+ fit"):
-        Bench().prepare([Arm(replace(SETTING, workload=str(path)))])
+        Bench().prepare([Arm(SETTING.replaced(workload=str(path)))])

@@ -167,7 +167,7 @@ def test_tokens_of_smollm2_are_the_same_at_every_width(name: str, bits: int | No
     _same_tokens(build, work, (4, 15))
 
 
-EXACT_ARM = Arm(replace(SETTING, dtype="bfloat16", max_new_tokens=12), draft="oracle(0.8)", k=4)
+EXACT_ARM = Arm(SETTING.replaced(dtype="bfloat16", max_new_tokens=12), draft="oracle(0.8)", k=4)
 
 
 @pytest.mark.slow

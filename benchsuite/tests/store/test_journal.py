@@ -32,7 +32,7 @@ from specdec.errors import SpecdecError
 from specdec.registry import LOAD_PLUGINS
 
 OPTIONS = {"baseline": "plain", "target": "tiny", "shard": ""}
-SETTINGS = [replace(SETTING, workload=name, max_new_tokens=8) for name in ("chat", "reasoning")]
+SETTINGS = [SETTING.replaced(workload=name, max_new_tokens=8) for name in ("chat", "reasoning")]
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ from benchsuite.workshop.predictions.grid import (
 from benchsuite.workshop.predictions.planted import planted_lines, refusals
 from specdec.errors import SpecdecError
 from specdec.registry import split_list
+from specdec.request import SamplingParams
 
 WORKLOADS = "chat,question_answering,summarisation,code_editing,rewriting,reasoning"
 
@@ -152,21 +153,11 @@ def _card(given: argparse.Namespace) -> list[str]:
 
 
 def _settings(given: argparse.Namespace, workloads: Sequence[str]) -> list[Setting]:
+    batches = whole_numbers("--batch", given.batch)
+    sampling = SamplingParams(seed=given.seed, max_new_tokens=given.max_new_tokens)
     return [
-        Setting(
-            given.target,
-            given.backend,
-            given.device,
-            given.dtype,
-            batch,
-            0.0,
-            0,
-            1.0,
-            given.max_new_tokens,
-            given.seed,
-            workload,
-        )
-        for batch in whole_numbers("--batch", given.batch)
+        Setting(given.target, given.backend, given.device, given.dtype, batch, workload, sampling)
+        for batch in batches
         for workload in workloads
     ]
 
@@ -209,7 +200,7 @@ class _Grids:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.workloads = _workloads(given)
-        settings = [replace(setting, max_new_tokens=given.grid_tokens) for setting in _settings(given, self.workloads)]
+        settings = [setting.replaced(max_new_tokens=given.grid_tokens) for setting in _settings(given, self.workloads)]
         drafts = _drafts(given)
         self.fixed, self.adapting = grid_arms(settings, drafts), adapting_arms(settings, drafts)
         self.bench = Bench(MeasuringPlan(prompts=given.prompts))
