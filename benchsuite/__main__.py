@@ -169,7 +169,8 @@ def _convert(given: argparse.Namespace) -> None:
 
 def _advise(given: argparse.Namespace) -> None:
     from benchsuite.machine.files import strict_json
-    from benchsuite.predict.commands import advice_asked, advice_json, advice_lines
+    from benchsuite.predict.commands import advice_asked, advice_json
+    from benchsuite.report.advice import advice_lines
 
     found = advice_asked(given)
     if given.json:
@@ -179,8 +180,9 @@ def _advise(given: argparse.Namespace) -> None:
 
 def _breakeven(given: argparse.Namespace) -> None:
     from benchsuite.machine.files import strict_json
-    from benchsuite.predict.breakeven import ACCEPTANCES, map_json, map_lines
+    from benchsuite.predict.breakeven import ACCEPTANCES, map_json
     from benchsuite.predict.commands import map_asked
+    from benchsuite.report.breakeven import map_lines
     from benchsuite.report.page import plots_page
     from benchsuite.report.plots import SHAPES, Plot, Trace
 

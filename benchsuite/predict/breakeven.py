@@ -11,8 +11,6 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
-from tabulate import tabulate
-
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.session import Bench
 from benchsuite.predict.costs import Costs
@@ -118,49 +116,6 @@ def checked_map(bench: Bench, arms: Sequence[Arm]) -> tuple[Costs, list[MapCheck
             mapped = constant_speed(costs, share, k, setting.batch, length)
             found.append(MapCheck(setting.batch, round(length), k, rate, share, exp(fmean(gains[arm])), mapped))
     return costs, found
-
-
-def map_lines(points: Sequence[MapPoint], checks: Sequence[MapCheck], costs: Costs, drafting: float) -> list[str]:
-    """Return the map and its check as tables, with where the costs are from."""
-    rows = [
-        (
-            point.rows,
-            point.length,
-            point.k,
-            f"{point.window:.2f}",
-            "-" if point.needed is None else f"{point.needed:.2f}",
-            *[f"{speedup:.2f}x" for speedup in point.speedups],
-        )
-        for point in points
-    ]
-    headers = ("batch", "context", "K", "v(K + 1)", "needed", *[f"at {chance:g}" for chance in ACCEPTANCES])
-    lines = [
-        f"Speedup over plain by acceptance, for proposals that cost {drafting:g} of a forward each:",
-        tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True),
-        "needed: the acceptance of each proposal, given those before it, with which nothing is gained or lost (- none)",
-    ]
-    if checks:
-        tried = [
-            (
-                one.rows,
-                one.length,
-                one.k,
-                f"{one.acceptance:g}",
-                f"{one.accepted:.2f}",
-                f"{one.measured:.2f}x",
-                f"{one.mapped:.2f}x",
-                f"{(one.measured / one.mapped - 1) * 100:+.1f} %",
-            )
-            for one in checks
-        ]
-        names = ("batch", "context", "K", "oracle", "accepted", "measured", "map", "difference")
-        lines += [
-            "",
-            "Measured, beside the map at the acceptance that occurred and proposals that cost nothing:",
-            tabulate(tried, headers=names, tablefmt="simple", disable_numparse=True),
-        ]
-    said = "; ".join(f"{name} {value}" for name, value in costs.identity.items())
-    return [*lines, f"{costs.age()}: {said}"]
 
 
 def map_json(points: Sequence[MapPoint], checks: Sequence[MapCheck]) -> dict[str, Any]:

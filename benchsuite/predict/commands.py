@@ -8,21 +8,16 @@ from collections.abc import Sequence
 from math import exp
 from typing import Any
 
-from tabulate import tabulate
-
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.measure.workloads import workload_names
-from benchsuite.predict.advisor import CLOSE, Advice, Advisor, TriedArm
+from benchsuite.predict.advisor import Advice, Advisor, TriedArm
 from benchsuite.predict.breakeven import MapCheck, MapPoint, break_even_map, checked_map, oracle_arms
 from benchsuite.predict.costs import Costs
 from specdec.errors import SpecdecError
 from specdec.registry import split_list
 from specdec.request import SamplingParams
-
-SHOWN = 6
-"""Strategies of each batch that the table names; JSON has all."""
 
 
 def advice_asked(given: argparse.Namespace) -> list[Advice]:
@@ -86,45 +81,6 @@ def whole_numbers(option: str, text: str) -> list[int]:
     if not found or len(found) != len(split_list(text)):
         raise SpecdecError(f"{option} is {text!r}; expected whole numbers from 1, as a comma list: 1,4")
     return found
-
-
-def advice_lines(advices: Sequence[Advice]) -> list[str]:
-    """Return a table of what was tried for each batch, and the advice with the command that measures it."""
-    lines = []
-    for advice in advices:
-        rows = [
-            (
-                one.arm.draft,
-                one.arm.policy,
-                one.arm.controller,
-                one.arm.k,
-                f"{exp(one.predicted):.2f}x",
-                one.runs,
-                f"{exp(one.expected):.2f}x",
-            )
-            for one in advice.tried[:SHOWN]
-        ]
-        headers = ("draft", "policy", "controller", "K", "predicted", "runs", "expected")
-        best = advice.best
-        lines += [
-            f"{best.setting.workload}, {advice.context} tokens of context, batch {best.setting.batch}: the first "
-            f"{len(rows)} of {len(advice.tried)} strategies",
-            tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True),
-            f"{_chosen(advice)}, after {advice.seconds:.0f} s",
-            advice.command,
-            "",
-        ]
-    return lines[:-1]
-
-
-def _chosen(advice: Advice) -> str:
-    best = advice.best
-    if advice.speedup < 1:
-        return f"no strategy is faster than plain decoding; the best, {best.strategy}, has {advice.speedup:.2f}x"
-    return (
-        f"advice: {best.strategy}, {advice.speedup:.2f}x plain ({advice.low:.2f} to {advice.high:.2f} with 90 %); at "
-        f"least {CLOSE:g} of the best one's speed with probability {advice.sure:.2f}"
-    )
 
 
 def advice_json(advices: Sequence[Advice]) -> list[dict[str, Any]]:

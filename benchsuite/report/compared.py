@@ -6,11 +6,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 from benchsuite.compare.changes import MARKS, Change, changes, summary
 from benchsuite.compare.sides import ComparedSide
 from benchsuite.report import html
+from benchsuite.report.document import Style, Table
 
 LEGEND = ", ".join(f"{mark} {kind}" for kind, mark in MARKS.items() if mark.strip())
 
@@ -36,7 +35,7 @@ def _cells(change: Change) -> list[str]:
     return [MARKS[change.kind], change.row, speed(change.before), speed(change.now), ratio, bounds, change.also]
 
 
-def as_text(sides: Sequence[ComparedSide], every: bool, style: str) -> str:
+def as_text(sides: Sequence[ComparedSide], every: bool, style: Style) -> str:
     """Return the comparison for a terminal of 120 columns (``simple``), or in Markdown (``github``)."""
     parts = ["\n".join(side.shown for side in sides)]
     for title, found, told in comparisons(sides, every):
@@ -47,7 +46,7 @@ def as_text(sides: Sequence[ComparedSide], every: bool, style: str) -> str:
                 body = [[*cells[:-1], textwrap.fill(cells[-1], 30)] for cells in body]
         parts.append(f"## {title}" if style == "github" else title)
         if body:
-            parts.append(tabulate(body, HEADERS, tablefmt=style, disable_numparse=True, stralign="left"))
+            parts.append(Table(HEADERS, body).drawn(style))
         parts.append(told if every else f"{told} (all of them: --all)")
     return "\n\n".join([*parts, LEGEND]) + "\n"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from benchsuite.benches.decoding.bench import DecodingBench
 from benchsuite.benches.decoding.ratios import Contrast, Ratio
 from benchsuite.machine.files import strict_json, write_folder
-from benchsuite.report.tables import laid_out, wrapped
+from benchsuite.report.document import Style, Table
+from benchsuite.report.tables import wrapped
 
 COLUMNS = (
     "both figures: the median over rounds; ratio: the geometric mean of the rounds' ratios, all arms of a round in "
@@ -20,10 +21,10 @@ COLUMNS = (
 """Meanings of the columns."""
 
 
-def ratios_table(ratios: Sequence[Ratio], style: str = "simple") -> str:
+def ratios_table(ratios: Sequence[Ratio], style: Style = "simple") -> str:
     """One line for each row."""
     headers = ["arm", "over", "unit", "figure", "over's", "ratio", "interval", "pairs", "n", "tokens"]
-    return laid_out(headers, [_cells(ratio) for ratio in ratios], style)
+    return Table(headers, [_cells(ratio) for ratio in ratios]).drawn(style)
 
 
 def _cells(ratio: Ratio) -> list[str]:

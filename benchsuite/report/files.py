@@ -14,6 +14,7 @@ from benchsuite.measure.interval import Estimate
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.results import Row
 from benchsuite.report import html, tables
+from benchsuite.report.document import Style
 from benchsuite.report.page import page
 
 PREDICTION = "prediction.json"
@@ -75,7 +76,7 @@ class Section:
         """The setting in words."""
         return tables.section_title(self.pooled[0])
 
-    def tables(self, style: str) -> dict[str, str]:
+    def tables(self, style: Style) -> dict[str, str]:
         """The tables, by their headings."""
         workload = tables.Column("workload", lambda row: str(row.info["workload"]), "kind of text")
         return {

@@ -5,10 +5,9 @@ from __future__ import annotations
 from textwrap import fill
 from typing import Any
 
-from tabulate import tabulate
-
 from benchsuite.foreign.files import ForeignFile
 from benchsuite.foreign.glossary import FORMATS, WORDS
+from benchsuite.report.document import Table
 
 
 def as_table(found: ForeignFile) -> str:
@@ -22,7 +21,7 @@ def as_table(found: ForeignFile) -> str:
             theirs += f" (in {f'shares of {place.per}' if place.per else place.unit})"
         body.append([word.name, word.unit, *(_cell(run.figures.get(word.name)) for run in found.runs), theirs])
     headers = ["figure", "unit", *(run.name for run in found.runs), FORMATS.get(found.format, found.format)]
-    table = tabulate(body, headers, tablefmt="simple", disable_numparse=True, stralign="left")
+    table = Table(headers, body).drawn()
     lines = [*found.notes, *(f"{run.name}: not read: {_grouped(run.left)}" for run in found.runs if run.left)]
     return "\n".join([table, *(fill(line, 118, subsequent_indent="  ") for line in lines)]) + "\n"
 

@@ -11,7 +11,7 @@ from benchsuite.benches.kernels.caches import WIDTH, CacheCost
 from benchsuite.benches.kernels.timing import Curve, KernelBench, Timing
 from benchsuite.machine.files import strict_json, write_folder
 from benchsuite.report import html
-from benchsuite.report.tables import laid_out
+from benchsuite.report.document import Style, Table
 
 SHOWN = (1, 2, 4, 8, 9, 12, 16, 32, 64, 256, 512)
 """Widths that a table shows; the JSON and the plot have all widths."""
@@ -27,7 +27,7 @@ LEGEND = (
 )
 
 
-def timings_table(timings: Sequence[Timing], style: str = "simple") -> str:
+def timings_table(timings: Sequence[Timing], style: Style = "simple") -> str:
     """One row for each op, shape and backend; the reference has a row only where no other backend ran."""
     headers = ["op", "dtype", "shape", "backend", "time us", "moved kB", "of limit", "x reference"]
     alone = {(t.op, t.kind, t.shape) for t in timings} - {
@@ -47,14 +47,14 @@ def timings_table(timings: Sequence[Timing], style: str = "simple") -> str:
         for t in timings
         if (t.backend != "reference" or (t.op, t.kind, t.shape) in alone) and _shown(t)
     ]
-    return laid_out(headers, body, style)
+    return Table(headers, body).drawn(style)
 
 
 def _shown(timing: Timing) -> bool:
     return timing.op != "linear" or int(timing.shape.removeprefix("W=")) in SHOWN
 
 
-def curves_table(found: Sequence[Curve], style: str = "simple") -> str:
+def curves_table(found: Sequence[Curve], style: Style = "simple") -> str:
     """For each curve: milliseconds at one row, their ratio to torch's own, and v(W) at the widths of ``SHOWN``."""
     headers = ["v(W)", "ms at 1", "of torch", *(f"W={width}" for width in SHOWN)]
     body = [
@@ -66,10 +66,10 @@ def curves_table(found: Sequence[Curve], style: str = "simple") -> str:
         ]
         for curve in found
     ]
-    return laid_out(headers, body, style)
+    return Table(headers, body).drawn(style)
 
 
-def caches_table(costs: Sequence[CacheCost], style: str = "simple") -> str:
+def caches_table(costs: Sequence[CacheCost], style: Style = "simple") -> str:
     """The costs of all caches at each length."""
     headers = ["context", "cache", "append ms", "roll back ms", "attend ms", "moved kB", "allocations"]
     body = [
@@ -84,7 +84,7 @@ def caches_table(costs: Sequence[CacheCost], style: str = "simple") -> str:
         ]
         for cost in costs
     ]
-    return laid_out(headers, body, style)
+    return Table(headers, body).drawn(style)
 
 
 def lines(bench: KernelBench) -> list[str]:

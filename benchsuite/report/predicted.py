@@ -9,14 +9,13 @@ from math import log
 from statistics import median
 from typing import Any
 
-from tabulate import tabulate
-
 from benchsuite.measure.arms import Arm
 from benchsuite.predict.checked import Accuracy, CheckedCell
 from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.forecasts import Forecasts
 from benchsuite.predict.reachable import advice_at_hand
 from benchsuite.predict.suggestions import lever
+from benchsuite.report.document import Table
 
 LEGEND = (
     "predicted: speedup over plain of the other texts' steps, replayed at costs that were probed apart (leave one "
@@ -54,7 +53,7 @@ def forecast_lines(forecasts: Forecasts) -> list[str]:
         for arm, cell in arms.items()
     ]
     return [
-        tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True),
+        Table(headers, rows).drawn(),
         "",
         *said,
         "",
@@ -94,7 +93,7 @@ def cell_lines(cells: Sequence[CheckedCell]) -> list[str]:
     ]
     headers = ("row", "text", "batch", "measured", "predicted", "90 % interval", "residual, %", "kept", "expected")
     return [
-        tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True),
+        Table(headers, rows).drawn("github"),
         "",
         "kept: shares of the steps that asked for proposals in which one of depth 1, 2, 3, 4 was accepted, for trees "
         "too; expected: the same of the texts that the cell is predicted from.",

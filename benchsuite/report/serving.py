@@ -10,7 +10,8 @@ from benchsuite.benches.serving.figures import EndpointFigures
 from benchsuite.benches.serving.load import Traffic
 from benchsuite.machine.files import strict_json, write_folder
 from benchsuite.measure.interval import Estimate
-from benchsuite.report.tables import laid_out, wrapped
+from benchsuite.report.document import Style, Table
+from benchsuite.report.tables import wrapped
 
 COLUMNS = (
     "ok: requests answered / asked; speed: from sending to the last byte per token, over the first endpoint's: the "
@@ -28,13 +29,13 @@ TIMED = ("TTFT", "TPOT", "gap", "token", "e2e")
 LATENCIES = ["endpoint", *(part for name in TIMED for part in (f"{name} 50", "90", "99"))]
 
 
-def serving_tables(rows: Sequence[EndpointFigures], style: str = "simple") -> list[str]:
+def serving_tables(rows: Sequence[EndpointFigures], style: Style = "simple") -> list[str]:
     """Two tables with a line for each endpoint: speeds, and latencies in milliseconds."""
     latencies = [
         [row.endpoint, *map(_ms, (*row.ttft_ms, *row.tpot_ms, *row.piece_ms, *row.token_ms, *row.e2e_ms))]
         for row in rows
     ]
-    return [laid_out(SPEEDS, [_speeds(row) for row in rows], style), laid_out(LATENCIES, latencies, style)]
+    return [Table(SPEEDS, [_speeds(row) for row in rows]).drawn(style), Table(LATENCIES, latencies).drawn(style)]
 
 
 def _ms(value: float | None) -> str:

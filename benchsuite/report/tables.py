@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tabulate import tabulate
-
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.results import Row
 from benchsuite.measure.weights import Weights
+from benchsuite.report.document import Style, Table
 
 BASELINE = "*"
 """Marks the row that is the denominator of every speedup."""
@@ -189,7 +188,7 @@ def _brief(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "simple") -> str:
+def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: Style = "simple") -> str:
     """Return the speedup of each arm on each workload and, below, the copy rate and the entropy of plain's output.
 
     All rows must be of one setting, apart from the workload.
@@ -209,7 +208,7 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: str = "si
     body.append(["copy rate", "", *(f"{like[w].copy_rate:.2f}" if w in like else "-" for w in workloads), ""])
     body.append(["entropy, bits", "", *(f"{like[w].entropy_bits:.2f}" if w in like else "-" for w in workloads), ""])
     names = [SHORT_NAMES.get(w, w.replace("_", " ")) for w in workloads]
-    return laid_out(["arm", "policy K", *names, "all"], body, style)
+    return Table(["arm", "policy K", *names, "all"], body).drawn(style)
 
 
 def success(rows: Sequence[Row]) -> str:
@@ -238,7 +237,7 @@ def weights_table(targets: Sequence[Weights]) -> list[str]:
         ]
         for weights in targets
     ]
-    return laid_out(headers, body, "simple").splitlines()
+    return Table(headers, body).drawn().splitlines()
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
@@ -261,19 +260,10 @@ def op_lines(rows: Sequence[Row]) -> list[str]:
     return wrapped(lines)
 
 
-def render(rows: Sequence[Row], columns: Sequence[Column], style: str = "simple") -> str:
+def render(rows: Sequence[Row], columns: Sequence[Column], style: Style = "simple") -> str:
     """Return one table of rows; ``style`` is any of tabulate's (``github`` for Markdown, ``html`` …)."""
     body = [[column.cell(row) for column in columns] for row in rows]
-    return laid_out([column.header for column in columns], body, style)
-
-
-def laid_out(headers: Sequence[str], body: list[list[str]], style: str) -> str:
-    """Return a table of cells under headers in a style of tabulate's; the format of numbers is kept."""
-    if style != "simple":
-        return tabulate(body, headers, tablefmt=style, disable_numparse=True, stralign="left")
-    # tabulate pads headers by two; the tables would exceed 120 columns.
-    rule = ["-" * max(map(len, cells)) for cells in zip(headers, *body, strict=True)]
-    return tabulate([headers, rule, *body], tablefmt="plain", disable_numparse=True, stralign="left")
+    return Table([column.header for column in columns], body).drawn(style)
 
 
 LEGEND = (
@@ -311,10 +301,10 @@ def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     return wrapped(lines)
 
 
-def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], style: str) -> str:
+def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], style: Style) -> str:
     """Return the speed of each arm (a row) over each other (a column), with a mark where the interval holds 1."""
     headers, body = contrasts_cells(speeds)
-    return laid_out(headers, body, style)
+    return Table(headers, body).drawn(style)
 
 
 def contrasts_cells(speeds: Mapping[tuple[Arm, Arm], Estimate]) -> tuple[list[str], Body]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchsuite.gate import exports, figures, plants, report, rules
+from benchsuite.gate import figures, plants, rules
 from benchsuite.gate.environment import PinnedLayer, layers
 from benchsuite.gate.launcher import NO_BENCHMARKS, Launcher, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
+from benchsuite.report import exports, findings
 from benchsuite.run.capture import uncaptured
 
 if TYPE_CHECKING:
@@ -270,9 +271,9 @@ class GatePlugin:
             return
         terminalreporter.section("gate", sep="-")
         if self.findings:
-            terminalreporter.write_line(report.findings_table(self.findings))
+            terminalreporter.write_line(findings.findings_table(self.findings))
             overall = worst(finding.verdict for finding in self.findings)
-            sentence = report.run_sentence(self.findings, self.rules, self.compared)
+            sentence = findings.run_sentence(self.findings, self.rules, self.compared)
             terminalreporter.write_line(f"\n{overall}: {sentence}", bold=True)
         for line in self.wrote:
             terminalreporter.write_line(line)
@@ -292,7 +293,7 @@ class GateItem(pytest.Item):
         found = [finding for finding in every if finding.row == self.name or finding.row.startswith(f"{self.name} (")]
         blocking = [finding for finding in found if self.gate.blocks(finding)]
         if blocking:
-            pytest.fail("\n".join(report.finding_sentence(finding) for finding in blocking))
+            pytest.fail("\n".join(findings.finding_sentence(finding) for finding in blocking))
         if not found and self.name != SUITE and any(self.gate.blocks(finding) for finding in every):
             pytest.fail("it was not compared: see what is said of the others and of the suite")
 

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from benchsuite.gate import exports, figures
+from benchsuite.gate import figures
 from benchsuite.gate.record import CALL, FigureTimes, GatedRow, GateError, Launch, Record
-from benchsuite.gate.report import finding_sentence, findings_table, run_sentence
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
+from benchsuite.report import exports
+from benchsuite.report.findings import finding_sentence, findings_table, run_sentence
 from benchsuite.tests.gate_rig import PLAIN_RULES
 
 PASS, IMPROVED, INCONCLUSIVE, REGRESSED, ERROR = (
@@ -39,25 +40,25 @@ def is_blocking(finding: Finding) -> bool:
 
 def test_a_table_has_a_line_for_a_finding_and_sentences_for_what_did_not_pass() -> None:
     assert [line.rstrip() for line in findings_table(FOUND).splitlines()] == [
-        "row                                                 level    of                   verdict       change"
-        "    bounds          where",
-        "--------------------------------------------------  -------  -------------------  ------------  --------"
-        "  --------------  -------",
-        "ours                                                0                             PASS",
-        "ours                                                2        s/token              REGRESSED     +6.0%"
-        "     +5.0% to +7.0%  draft",
-        "…ong/path/to/a/test/file/test_theirs.py::test_work  1        first token, anchor  INCONCLUSIVE  -1.0%"
-        "     any to +2.0%",
-        "suite                                               0                             PASS",
+        "row                                                 level  of                   verdict       change  bounds"
+        "          where",
+        "--------------------------------------------------  -----  -------------------  ------------  ------  --------"
+        "------  -----",
+        "ours                                                0                           PASS",
+        "ours                                                2      s/token              REGRESSED     +6.0%   +5.0% to"
+        " +7.0%  draft",
+        "…ong/path/to/a/test/file/test_theirs.py::test_work  1      first token, anchor  INCONCLUSIVE  -1.0%   any to +"
+        "2.0%",
+        "suite                                               0                           PASS",
         "",
         "REGRESSED at level 2, ours: slower \x01; where: draft",
         f"INCONCLUSIVE at level 1, {LONG}: unsure",
         "PASS at level 0, suite: a note",
     ]
     assert [line.rstrip() for line in findings_table(FOUND[:1]).splitlines()] == [
-        "row    level    verdict",
-        "-----  -------  ---------",
-        "ours   0        PASS",
+        "row   level  verdict",
+        "----  -----  -------",
+        "ours  0      PASS",
     ]
     assert findings_table(FOUND[:1])[-1] == "S", "without sentences no line follows the table"
     path = "a" * 150

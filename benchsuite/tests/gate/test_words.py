@@ -14,11 +14,12 @@ from unittest.mock import patch
 
 import pytest
 
-from benchsuite.gate import exports, report, rules
-from benchsuite.gate.report import findings_table, run_sentence
+from benchsuite.gate import rules
 from benchsuite.gate.rules import add_gate_options, without_own
 from benchsuite.gate.trial import SUITE
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
+from benchsuite.report import exports, findings
+from benchsuite.report.findings import findings_table, run_sentence
 from benchsuite.workshop.gate import validate
 from benchsuite.workshop.gate.plan import STAGES
 
@@ -57,11 +58,11 @@ def test_githubs_table_has_its_pipes() -> None:
 
 @pytest.mark.parametrize(("size", "shown"), [(1, "x"), (49, "x" * 49), (50, "x" * 50), (51, "…" + "x" * 49)])
 def test_a_name_of_more_than_fifty_characters_is_cut_to_fifty(size: int, shown: str) -> None:
-    assert report._short("x" * size) == shown
+    assert findings._short("x" * size) == shown
 
 
 def test_the_end_of_a_long_name_is_kept() -> None:
-    assert report._short("abcdefghij" * 6) == "…" + ("abcdefghij" * 6)[11:]
+    assert findings._short("abcdefghij" * 6) == "…" + ("abcdefghij" * 6)[11:]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_the_end_of_a_long_name_is_kept() -> None:
     [(None, None, ""), (0.1, None, ""), (None, 0.1, ""), (0.0, 0.0, "+0.0% to +0.0%"), (-0.1, 0.1, "-10.0% to +10.0%")],
 )
 def test_bounds_are_shown_where_both_are_known(low: float | None, high: float | None, shown: str) -> None:
-    assert report._bounds(Finding("r", 0, PASS, "m", low=low, high=high)) == shown
+    assert findings._bounds(Finding("r", 0, PASS, "m", low=low, high=high)) == shown
 
 
 def test_a_sentence_of_a_run_counts_rows_and_levels_once() -> None:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, mean, stdev
 
-from tabulate import tabulate
-
 from benchsuite.gate import counters
 from benchsuite.gate.record import DECODE, Record
 from benchsuite.gate.speed import Tolerances, staged
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
+from benchsuite.report.document import Table
 from benchsuite.workshop.gate.plan import ALPHA, COARSE, CONDITIONS, COUNTED, CURVE, SIDES, STAGES, TOLERANCE, TTFT
 
 DRAWS = 300
@@ -95,7 +94,7 @@ def _noise(launches: Launches) -> str:
             a, b = (_values(launches[side], name) for side in "AB")
             table.append((name, len(a), f"{stdev(a):.2%}", f"{stdev(y - x for x, y in zip(a, b, strict=True)):.2%}"))
     head = ("row", "launches a side", "s, launch", "s, difference of a pair")
-    shown = tabulate(table, head, "github", disable_numparse=True)
+    shown = Table(head, table).drawn("github")
     when = (
         f"{len(hours)} different hours, from {hours[0]} to {hours[-1]}" if len(hours) > 1 else f"one hour, {hours[0]}"
     )
@@ -125,7 +124,7 @@ def _verdicts(launches: Launches, alive: Sequence[str]) -> list[str]:
             ("level", "slowdown", "n", "every prompt: REGRESSED", "not PASS", "one in three: REGRESSED", "not PASS"),
         ),
     )
-    return [tabulate(rows, head, "github", disable_numparse=True) for rows, head in tables if rows]
+    return [Table(head, rows).drawn("github") for rows, head in tables if rows]
 
 
 def _line(level: str, what: str, verdicts: Sequence[str]) -> tuple[object, ...]:
@@ -176,4 +175,4 @@ def _counted(folder: Path) -> str:
                 ):  # 5 % of fewer may be none
                     found = counters.compare(row, before.rows[row], now.rows[row])
                     table.append((what, row, str(found.verdict), found.where, found.where == where))
-    return tabulate(table, ("planted", "row", "level 0", "where", "right"), "github", disable_numparse=True)
+    return Table(("planted", "row", "level 0", "where", "right"), table).drawn("github")

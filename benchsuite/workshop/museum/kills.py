@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
-from tabulate import tabulate
 
 from benchsuite.conformance.claims import Failed
+from benchsuite.report.document import Table
 from benchsuite.workshop.museum.controls import CONTROLS
 from benchsuite.workshop.museum.edit import NotApplicable, apply
 from benchsuite.workshop.museum.entries import Control, Mutant
@@ -60,7 +60,7 @@ def kills_table(kills: Sequence[Kill]) -> str:
         for kill in kills
     ]
     killed = sum(kill.said is not None for kill in kills)
-    lines = [tabulate(rows, ("shipped in", "what was wrong", "killed by", "s", "example"), disable_numparse=True)]
+    lines = [Table(("shipped in", "what was wrong", "killed by", "s", "example"), rows).drawn()]
     lines.append(f"\n{killed} of {len(kills)} mutants killed, in {sum(kill.seconds for kill in kills):.0f} s")
     lines.append(f"{len(CONTROLS)} controls")
     return "\n".join(lines)

@@ -27,7 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "figures": tuple(f"benchsuite/{name}.py" for name in FIGURES),
     "ties": tuple(f"benchsuite/judge/{name}.py" for name in ("ties", "logprob_ties")),
     "kit": ("benchsuite/conformance/*.py",),
-    "gate": ("benchsuite/gate/*.py",),
+    "gate": ("benchsuite/gate/*.py", "benchsuite/report/findings.py", "benchsuite/report/exports.py"),
 }
 """Names of groups and patterns of their files; a file belongs to the first group that has it."""
 

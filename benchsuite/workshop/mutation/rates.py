@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from benchsuite.judge.ties import upper_limit
+from benchsuite.report.document import Style, Table
 from benchsuite.workshop.mutation.runner import EXCUSED, KILLED, LATE, MISSED, SURVIVED, Tried
 
 SIDE = 0.975
@@ -44,7 +43,7 @@ def kills(tried: Sequence[Tried]) -> tuple[int, int]:
     return sum(each.verdict in (KILLED, LATE) for each in judged), len(judged)
 
 
-def rates_table(tried: Sequence[Tried], population: Mapping[str, int], form: str = "simple") -> str:
+def rates_table(tried: Sequence[Tried], population: Mapping[str, int], form: Style = "simple") -> str:
     """Return a line for every group and one for all: they count what was drawn, whatever the groups' sizes."""
     rows: list[tuple[Any, ...]] = []
     for group in [*population, "all"]:
@@ -52,7 +51,7 @@ def rates_table(tried: Sequence[Tried], population: Mapping[str, int], form: str
         counts = [sum(each.verdict == verdict for each in mine) for verdict in COLUMNS]
         size = population.get(group, sum(population.values()))
         rows.append((group, size, len(mine), *counts, shown_rate(*kills(mine))))
-    return tabulate(rows, HEADERS, tablefmt=form)
+    return Table(HEADERS, rows).drawn(form)
 
 
 def survivors(tried: Sequence[Tried]) -> list[Tried]:

@@ -19,8 +19,6 @@ from math import exp
 from pathlib import Path
 from statistics import geometric_mean
 
-from tabulate import tabulate
-
 from benchsuite.machine import provenance
 from benchsuite.machine.files import strict_json, write_folder
 from benchsuite.measure.arms import Arm, Setting
@@ -30,6 +28,7 @@ from benchsuite.measure.workloads import workload_names
 from benchsuite.predict.advisor import CLOSE, Advice, Advisor, TriedArm
 from benchsuite.predict.commands import whole_numbers
 from benchsuite.predict.forecasts import costs_of, forecasts_of
+from benchsuite.report.document import Table
 from benchsuite.report.page import plots_page
 from benchsuite.report.pictures import predicted_and_measured
 from benchsuite.report.predicted import cell_lines, forecast_json, forecast_lines
@@ -308,7 +307,7 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
     good = [mine for mine in by_text.values() if all(one.close for one in mine)]
     fair = [mine for mine in by_text.values() if geometric_mean([one.again for one in mine]) >= CLOSE]
     return [
-        tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True),
+        Table(headers, rows).drawn("github"),
         "",
         "share: the advised strategy's speed over the fastest cell's, in the grid, where the fastest of many was also "
         "a lucky one; run again: the same, from runs of these two in turn after the grid.",
@@ -332,7 +331,7 @@ def regret_lines(found: Sequence[Regret]) -> list[str]:
     headers = ("draft", "batch", *texts, *["median, %"] * known, "slowest")
     missing = "what goodput misses of the speed of the best fixed K in %, below 0 where it was faster (the best K; "
     return [
-        tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True),
+        Table(headers, rows).drawn("github"),
         "",
         f"Each text: {missing if known else ''}goodput's speedup over plain{')' if known else ''}, and the standard "
         "error in %; from runs in turn with plain decoding, apart from those that chose the best K.",

@@ -9,13 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from tabulate import tabulate
-
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.forecasts import Forecasts
 from benchsuite.predict.traces import traces_of
+from benchsuite.report.document import Table
 from specdec.calibration import Point, forward_seconds
 from specdec.errors import SpecdecError
 
@@ -118,7 +117,7 @@ def _beside(cells: Sequence[Cell], true: Forecasts, planted: Mapping[str, Mappin
         (arm.label, arm.setting.batch, _percent(cell.residual), *[_percent(of[arm].residual) for of in wrong.values()])
         for arm, cell in true.arms.items()
     ]
-    return tabulate(rows, headers=("row", "batch", "as measured", *wrong), tablefmt="simple", disable_numparse=True)
+    return Table(("row", "batch", "as measured", *wrong), rows).drawn()
 
 
 def _by_text(cells: Sequence[Cell], true: Forecasts, strategy: str, costs: Mapping[Setting, Costs]) -> str:
@@ -135,4 +134,4 @@ def _by_text(cells: Sequence[Cell], true: Forecasts, strategy: str, costs: Mappi
         if strategy_of(cell.arm) == strategy
     ]
     headers = ("text", "batch", "prompt tokens", "as measured", "slow draft")
-    return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
+    return Table(headers, rows).drawn()

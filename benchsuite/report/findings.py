@@ -5,20 +5,19 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from tabulate import tabulate
-
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.speed import percent
 from benchsuite.gate.trial import SUITE
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
+from benchsuite.report.document import Style, Table
 
 WIDE = 120
 
 
-def findings_table(findings: Sequence[Finding], style: str = "simple") -> str:
+def findings_table(findings: Sequence[Finding], style: Style = "simple") -> str:
     """A table with a line for each finding: row, level, figure, verdict, change, bounds, changed part.
 
-    ``style`` is a format of tabulate. ``simple`` is followed by a sentence for each finding that did not pass, or that
+    ``simple`` is followed by a sentence for each finding that did not pass, or that
     is about the suite.
     """
     columns = {
@@ -31,7 +30,7 @@ def findings_table(findings: Sequence[Finding], style: str = "simple") -> str:
         "where": [f.where or "" for f in findings],
     }
     shown = {head: cells for head, cells in columns.items() if any(cells)}
-    lines = tabulate(shown, "keys", tablefmt=style, disable_numparse=True)
+    lines = Table(list(shown), list(zip(*shown.values(), strict=True))).drawn(style)
     if style != "simple":
         return lines
     sentences = [

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from benchsuite.gate.report import finding_sentence, findings_table
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.machine.files import strict_json
+from benchsuite.report.findings import finding_sentence, findings_table
 
 if TYPE_CHECKING:
     from benchsuite.gate.trial import Trial
