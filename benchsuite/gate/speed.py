@@ -252,7 +252,9 @@ def _told(
         f"{len(base)} and {len(head)} launches)"
     )
     if case.coarse and verdict == GateVerdict.PASS:
-        message += f": no slowdown of everything beyond {tolerance:.0%}; a smaller one is not told from noise"
+        message += (
+            f": no slowdown of everything beyond {tolerance:.0%}; a smaller one cannot be distinguished from noise"
+        )
     else:
         message += {
             GateVerdict.REGRESSED: f", beyond the tolerance of {tolerance:.1%}",

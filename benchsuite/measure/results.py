@@ -18,6 +18,7 @@ from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.paired import Series, broken, checked, logs
 from benchsuite.measure.parts import PARTS, parts
 from benchsuite.measure.runners import Outcome
+from benchsuite.measure.verdict import SpeedVerdict, noise_of
 from benchsuite.measure.workloads import copy_rate
 from specdec.stats import Stats, Step, StepTimes
 
@@ -113,7 +114,7 @@ class Row:
 
     ``ratios`` are the paired speedups of the ``n`` independent units, by workload; ``rounds`` are seconds per token of
     each pass over the units. ``method`` says how the interval was made. ``measured`` has a record of every
-    run, ``steps`` of every step.
+    run, ``steps`` of every step. ``verdict``: what may be said of the speedup.
     """
 
     arm: Arm
@@ -127,6 +128,7 @@ class Row:
     ties: tuple[str, ...]
     measured: list[dict[str, Any]]
     steps: list[dict[str, Any]]
+    verdict: SpeedVerdict
 
     @property
     def n(self) -> int:
@@ -183,7 +185,7 @@ def make_rows(
     plain = next(pool for arm, pool in pools.items() if arm.plain)
     again = next((pool for arm, pool in pools.items() if arm.again), {})
     same = compared_with(again, plain, decoding)
-    noise = max(abs(log(same.low)), abs(log(same.high))) if same and same.low and same.high else 0.0
+    noise = noise_of(same)
     base = baseline, pools[baseline]
     return {
         arm: _row(arm, pool, plain, base, noise, across, machine, workload, text, set_up.get(arm))
@@ -225,15 +227,17 @@ def _row(
     decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards or 0 for o in outcomes)
     if arm.peer and forwards and all(o.forwards is not None for o in outcomes):
         info["tau"] = decoded / forwards
-    ratios, method = dict[str, list[float]](), ""
-    info["verdict"] = "FAILED" if failures else "baseline" if arm == base[0] else None
+    ratios, method, verdict = dict[str, list[float]](), "", SpeedVerdict(None, noise, baseline=arm == base[0])
     if not failures and decoded:
         others = [outcome for series in plain.values() for outcome in series.outcomes]
         info |= _speed(outcomes, others, every[0], machine) | _latency(outcomes) | parts(outcomes, others)
         found = contrast(pool, base[1], decoding)
         ratios = {name: [exp(value) for value in values] for name, values in found.items()}
-        info |= _compared(arm, pool, base, found, noise, across)
-        method = estimate(found).method if found else ""
+        speed = estimate(found) if found else None
+        verdict = replace(verdict, speed=speed, reason=guards.why_not(every, list(base[1].values()), across))
+        info |= _compared(pool, base[1], found, verdict)
+        method = speed.method if speed else ""
+    info["verdict"] = "FAILED" if failures else verdict.words
     return Row(
         arm,
         info,
@@ -244,12 +248,9 @@ def _row(
         "\n".join(failures) or None,
         method,
         tuple(str(d) for series in every for d in series.differences if d.tie),
-        [
-            _run_record(name, unit.number, outcome)
-            for name, series in pool.items()
-            for unit, outcome in zip(series.units, series.outcomes, strict=True)
-        ],
+        _run_records(pool),
         steps,
+        verdict,
     )
 
 
@@ -285,50 +286,25 @@ def _named(arm: Arm, engine: str, machine: Machine, workload: str) -> dict[str, 
     }
 
 
-def _compared(
-    arm: Arm,
-    pool: Pool,
-    base: tuple[Arm, Pool],
-    found: dict[str, list[float]],
-    noise: float,
-    across: Collection[str],
-) -> dict[str, Any]:
-    """The speedup over the baseline, its interval, and what may be said of it."""
-    speed = estimate(found) if found else None
-    whole = compared_with(pool, base[1], end_to_end)
+def _compared(pool: Pool, base: Pool, found: dict[str, list[float]], verdict: SpeedVerdict) -> dict[str, Any]:
+    """The speedup over the baseline, its interval, and what must be known of it."""
+    speed, whole = verdict.speed, compared_with(pool, base, end_to_end)
     every = list(pool.values())
     named = {
         "learns": any(series.learns or series.learnt for series in every),
         "replays": any(outcome.replays > 0 for series in every for outcome in series.outcomes),
         "one prompt": speed is not None and hinges(found, speed),
     }
-    reason = guards.why_not(every, list(base[1].values()), across)
     return {
         "speedup": speed and speed.ratio,
         "speedup_low": speed and speed.low,
         "speedup_high": speed and speed.high,
         "units": speed.units if speed else 0,
-        "verdict": "baseline" if arm == base[0] else in_words(speed, noise, reason),
         "marks": [name for name, given in named.items() if given],
-        "not_comparable": reason,
+        "not_comparable": verdict.reason,
         "e2e_s": median(outcome.wall_s for series in every for outcome in series.outcomes),
         "e2e_speedup": whole and whole.ratio,
     }
-
-
-def in_words(speed: Estimate | None, noise: float, reason: str | None) -> str | None:
-    """Return what may be said of a speedup in words; None without an interval.
-
-    ``~``: the interval holds 1, or the speedup lies within ``noise``, the largest |ln ratio| in the interval of plain
-    decoding measured against itself. ``reason``: why nothing can be compared.
-    """
-    if reason:
-        return "not comparable"
-    if speed is None or speed.low is None or speed.high is None:
-        return None
-    if speed.low <= 1 <= speed.high or abs(log(speed.ratio)) <= noise:
-        return "~"
-    return "faster" if speed.ratio > 1 else "slower"
 
 
 def hinges(found: Mapping[str, Sequence[float]], speed: Estimate) -> bool:
@@ -379,6 +355,15 @@ def _record(run: int, step: Step, times: StepTimes) -> dict[str, Any]:
         "each": step.each,
         **{f"{NAMES.get(part, part)}_ms": getattr(times, part) * 1e3 for part in (*PARTS, "host")},
     }
+
+
+def _run_records(pool: Pool) -> list[dict[str, Any]]:
+    """A record of every run of an arm."""
+    return [
+        _run_record(name, unit.number, outcome)
+        for name, series in pool.items()
+        for unit, outcome in zip(series.units, series.outcomes, strict=True)
+    ]
 
 
 def _run_record(workload: str, unit: int, outcome: Outcome) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.results import Row
+from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.report import tables
 
 PROMISES = {"exact": "lossless", "distribution": "of the target's own distribution", "lossy": "lossy"}
@@ -69,14 +70,15 @@ def usable(row: Row) -> bool:
 
 
 def _level_with(best: Row, fit: Sequence[Row], measured: Measured) -> str:
-    """The strategies that are not told from the best one: the largest of several speedups is partly luck."""
+    """The strategies that cannot be distinguished from the best one: the largest of several speedups is partly luck."""
     speeds = measured.contrasts(best.arm.setting)
     level = []
     for row in fit:
         over = speeds.get((best.arm, row.arm))
-        if row is not best and over and over.low is not None and over.low <= 1:
+        verdict = SpeedVerdict(over, best.verdict.noise)
+        if row is not best and verdict.words in ("~", "slower"):
             level.append(tables.full_name(row))
     if not level:
         return ""
     shown = ", ".join(level[:2]) + (f" and {len(level) - 2} more" if len(level) > 2 else "")
-    return f"; not told from {shown}"
+    return f"; not distinguishable from {shown}"

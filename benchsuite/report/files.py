@@ -86,7 +86,9 @@ class Section:
             "Speed": tables.render(self.pooled, tables.SPEED, style),
             "Contract and latency": tables.render(self.pooled, tables.LATENCY, style),
             "Why": tables.render(self.pooled, tables.REASONS, style),
-            "Each arm's speed over each other's": tables.contrasts_table(self.contrasts, style),
+            "Each arm's speed over each other's": tables.contrasts_table(
+                self.contrasts, self.pooled[0].verdict.noise, style
+            ),
             "Every row": tables.render(self.rows, (workload, *tables.SPEED), style),
         }
 

@@ -20,7 +20,10 @@ STEPS = (0.9, 0.98, 1.02, 1.25, 1.6, 2.2)
 
 @dataclass(frozen=True)
 class Heat:
-    """A cell of the heat map: its text, its colour's step from 0 to ``len(STEPS)``, and what it says in full."""
+    """A cell of the heat map: its text, its colour's step from 0 to ``len(STEPS)``, and what it says in full.
+
+    Without a step (None) it has no colour: nothing was measured, or the number cannot be distinguished from 1.
+    """
 
     text: str
     level: int | None
@@ -100,21 +103,20 @@ def _section(group: Sequence[Row], measured: Measured) -> dict[str, Any]:
 
 def _heat(pooled: Row, rows: Sequence[Row], workloads: Sequence[str]) -> list[Heat]:
     by_workload = {row.info["workload"]: row for row in rows if row.arm.strategy == pooled.arm.strategy}
-    return [_cell(by_workload.get(name)) for name in workloads] + [_cell(pooled)]
+    return [heat_cell(by_workload.get(name)) for name in workloads] + [heat_cell(pooled)]
 
 
-def _cell(row: Row | None) -> Heat:
+def heat_cell(row: Row | None) -> Heat:
+    """Return the cell of a row; None: the row was not measured."""
     if row is None or (row.info["speedup"] is None and not row.failure):
         return Heat("-", None, "not measured")
     if row.failure:
         return Heat("FAILED", None, row.failure.splitlines()[0])
-    speedup, low, high = (row.info[key] for key in ("speedup", "speedup_low", "speedup_high"))
-    interval = f" ({low:.2f} to {high:.2f})" if low is not None else ", too few prompts for an interval"
-    verdict = row.info["not_comparable"] or row.info["verdict"] or "too few"
+    coloured = row.verdict.distinguishable and not row.arm.again
     return Heat(
-        tables.marked(row),
-        sum(speedup >= step for step in STEPS),
-        f"{tables.full_name(row)}, {row.info['workload']}: {speedup:.2f}x{interval}, {verdict}",
+        row.verdict.shown,
+        sum(row.info["speedup"] >= step for step in STEPS) if coloured else None,
+        f"{tables.full_name(row)}, {row.info['workload']}: {row.verdict.sentence}",
     )
 
 

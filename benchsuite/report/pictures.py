@@ -178,7 +178,7 @@ def _noise(rows: Sequence[Row]) -> Plot:
     return Plot(
         "Noise: plain decoding against itself",
         "A point is one prompt: the speedup of plain decoding over plain decoding, measured as every other row. "
-        "Speedups that lie within these are not told from 1.",
+        "Speedups within these cannot be distinguished from 1.",
         "prompt",
         "speedup",
         [Trace("plain again", [(float(place), ratio) for place, ratio in enumerate(ratios, 1)], 0)] if ratios else [],

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchsuite.benches.serving.bench import ServingBench
+from benchsuite.benches.serving.bench import AGAIN, ServingBench
 from benchsuite.benches.serving.figures import EndpointFigures
 from benchsuite.benches.serving.load import Traffic
 from benchsuite.machine.files import strict_json, write_folder
-from benchsuite.measure.interval import Estimate
+from benchsuite.measure.verdict import SpeedVerdict, noise_of
 from benchsuite.report.document import Style, Table
 from benchsuite.report.tables import wrapped
 
 COLUMNS = (
     "ok: requests answered / asked; speed: from sending to the last byte per token, over the first endpoint's: the "
-    "geometric mean over workloads of the geometric means over prompts; interval: 95 %, of the same; ~: it holds 1",
+    "geometric mean over workloads of the geometric means over prompts; interval: 95 %, of the same; ~: it "
+    "holds 1, or the noise of `again` is as large",
     "decoding: the same after the first piece; tok/s: of the whole server, over the blocks' time; req/s: requests sent",
     "ms: TTFT to the first piece, TPOT per token after it, gaps between pieces and, per token, where each piece says "
     "its tokens, e2e to the last byte; 50, 90, 99: percentiles, of which the 90th needs 10 values and the 99th 100",
@@ -35,32 +36,29 @@ def serving_tables(rows: Sequence[EndpointFigures], style: Style = "simple") -> 
         [row.endpoint, *map(_ms, (*row.ttft_ms, *row.tpot_ms, *row.piece_ms, *row.token_ms, *row.e2e_ms))]
         for row in rows
     ]
-    return [Table(SPEEDS, [_speeds(row) for row in rows]).drawn(style), Table(LATENCIES, latencies).drawn(style)]
+    again = next((row for row in rows if row.endpoint.endswith(AGAIN)), None)
+    speeds = [_speeds(row, again, row is rows[0]) for row in rows]
+    return [Table(SPEEDS, speeds).drawn(style), Table(LATENCIES, latencies).drawn(style)]
 
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def _speeds(row: EndpointFigures) -> list[str]:
+def _speeds(row: EndpointFigures, again: EndpointFigures | None, first: bool) -> list[str]:
+    whole = SpeedVerdict(row.speed, noise_of(again.speed if again else None), baseline=first)
+    decoding = SpeedVerdict(row.decoding, noise_of(again.decoding if again else None), baseline=first)
     answered = row.asked - sum(row.failed.values())
     return [
         row.endpoint,
         f"{answered}/{row.asked}",
-        _ratio(row.speed),
+        whole.shown,
         "-" if row.speed is None or row.speed.low is None else f"{row.speed.low:.2f}-{row.speed.high:.2f}",
-        _ratio(row.decoding),
+        decoding.shown,
         "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}",
         f"{row.rate:.2f}",
         "-" if row.goodput is None else f"{row.goodput[0]:.2f}/s, {row.goodput[1]:.0%}",
     ]
-
-
-def _ratio(found: Estimate | None) -> str:
-    if found is None:
-        return "-"
-    holds = found.low is not None and found.high is not None and found.low <= 1 <= found.high
-    return f"{found.ratio:.2f}x" + (" ~" if holds else "")
 
 
 def endpoint_notes(rows: Sequence[EndpointFigures]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.results import Row
+from benchsuite.measure.verdict import MARKS, SpeedVerdict
 from benchsuite.measure.weights import Weights
 from benchsuite.report.document import Style, Table
 
@@ -26,12 +27,6 @@ WIDEST = 28
 
 SHORT_NAMES = {"question_answering": "q & a", "summarisation": "summaries", "code_editing": "code"}
 """Headers of workloads whose names are too wide for a table."""
-
-MARKS = (
-    "~: the interval holds 1, or the noise is as large; !: not comparable, see below; no mark and no interval: too few"
-)
-"""The marks behind a speedup."""
-
 
 Body = list[list[str]]
 """The cells of a table, row by row."""
@@ -73,8 +68,7 @@ def _speedup(row: Row) -> str:
 
 def marked(row: Row) -> str:
     """Return the speedup with a mark that says what it is worth: see ``MARKS``."""
-    sign = {"~": " ~", "not comparable": " !"}.get(row.info["verdict"] or "", "")
-    return _speedup(row) + sign
+    return row.verdict.shown
 
 
 def _interval(row: Row) -> str:
@@ -301,23 +295,22 @@ def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     return wrapped(lines)
 
 
-def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], style: Style) -> str:
-    """Return the speed of each arm (a row) over each other (a column), with a mark where the interval holds 1."""
-    headers, body = contrasts_cells(speeds)
+def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], noise: float, style: Style) -> str:
+    """Return the speed of each arm (a row) over each other (a column), marked as all speedups are."""
+    headers, body = contrasts_cells(speeds, noise)
     return Table(headers, body).drawn(style)
 
 
-def contrasts_cells(speeds: Mapping[tuple[Arm, Arm], Estimate]) -> tuple[list[str], Body]:
-    """Return the headers and the cells of that table."""
+def contrasts_cells(speeds: Mapping[tuple[Arm, Arm], Estimate], noise: float) -> tuple[list[str], Body]:
+    """Return the headers and the cells of that table. ``noise``: of the setting (``SpeedVerdict``)."""
     arms = list(dict.fromkeys(arm for pair in speeds for arm in pair))
-
-    def cell(one: Arm, other: Arm) -> str:
-        speed = speeds.get((one, other))
-        if speed is None:
-            return "-"
-        return f"{speed.ratio:.2f}x" + (" ~" if speed.low and speed.high and speed.low <= 1 <= speed.high else "")
-
-    body = [[f"{i} {one.name or one.strategy}", *(cell(one, other) for other in arms)] for i, one in enumerate(arms, 1)]
+    body = [
+        [
+            f"{place} {one.name or one.strategy}",
+            *(SpeedVerdict(speeds.get((one, other)), noise).shown for other in arms),
+        ]
+        for place, one in enumerate(arms, 1)
+    ]
     return ["faster than", *map(str, range(1, len(arms) + 1))], body
 
 
@@ -335,7 +328,7 @@ def report_tables(
         "Speed": of(pooled, (whole, *SPEED[2:])),
         "Contract and latency": of(pooled, (whole, *LATENCY[1:])),
         "Why": of(pooled, (whole, *REASONS[1:])),
-        "Each arm's speed over each other's": contrasts_cells(speeds),
+        "Each arm's speed over each other's": contrasts_cells(speeds, pooled[0].verdict.noise),
         "Every row": of(rows, (workload, whole, *SPEED[2:])),
     }
 

@@ -186,7 +186,7 @@ def test_plain_by_the_clock_passes_and_says_what_is_not_told(seconds: float) -> 
     text = f"{seconds - 1:+.1%}"
     message = (
         f"{text} seconds per token by the clock ({text} to {text}, each bound at 0.05; 5 and 5 launches): no slowdown "
-        "of everything beyond 15%; a smaller one is not told from noise"
+        "of everything beyond 15%; a smaller one cannot be distinguished from noise"
     )
     assert [(one.verdict, one.message) for one in _found(base, head)] == [(GateVerdict.PASS, message)]
 

@@ -21,9 +21,10 @@ from benchsuite.measure import workloads
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, in_words, make_rows, text_of
+from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, make_rows, text_of
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
+from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.measure.weights import Weights, perplexity
 from benchsuite.report import tables
 from benchsuite.tests.rig import SETTING
@@ -284,7 +285,7 @@ def test_a_round_is_a_pass_in_seconds_per_token(pair: tuple[Series, Series]) -> 
 def test_a_verdict_needs_an_interval_without_1_and_more_than_the_noise(
     ratios: list[float], noise: float, reason: str | None, said: str | None
 ) -> None:
-    assert in_words(estimate({"chat": [log(ratio) for ratio in ratios]}), noise, reason) == said
+    assert SpeedVerdict(estimate({"chat": [log(ratio) for ratio in ratios]}), noise, reason).words == said
 
 
 def test_one_odd_prompt_among_many_is_named() -> None:
@@ -314,10 +315,14 @@ def test_a_prompt_is_odd_if_more_than_half_of_figure_and_interval_are_its(
 
 def test_a_speedup_of_just_the_noise_and_an_interval_that_ends_at_1_say_nothing() -> None:
     found = Estimate(1.25, 1.0, 1.5625, 6, "by hand")
-    assert in_words(found, 0.0, None) == in_words(replace(found, low=0.8, high=1.0, ratio=0.9), 0.0, None) == "~"
+    assert (
+        SpeedVerdict(found, 0.0, None).words
+        == SpeedVerdict(replace(found, low=0.8, high=1.0, ratio=0.9), 0.0, None).words
+        == "~"
+    )
     apart = replace(found, low=1.2)
-    assert in_words(apart, log(1.25), None) == "~"
-    assert in_words(apart, log(1.2499), None) == "faster"
+    assert SpeedVerdict(apart, log(1.25), None).words == "~"
+    assert SpeedVerdict(apart, log(1.2499), None).words == "faster"
 
 
 def wide(row: Row) -> Row:

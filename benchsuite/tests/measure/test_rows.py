@@ -16,9 +16,10 @@ from benchsuite.measure import results
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.interval import NONE, WITHIN, Estimate, estimate
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Machine, Row, hinges, in_words, make_rows, summed, vllm_names
+from benchsuite.measure.results import Machine, Row, hinges, make_rows, summed, vllm_names
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
+from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.tests.rig import SETTING
 from specdec.devices import Stopwatch
 from specdec.stats import Call, Marks, RowStep, Stats, Step, StepTimes
@@ -138,9 +139,9 @@ def test_plain_again_is_named_by_its_label_and_proposes_nothing() -> None:
 
 def test_a_speedup_without_both_ends_of_an_interval_is_not_put_in_words() -> None:
     whole = Estimate(1.5, 1.2, 1.9, 6, "by hand")
-    assert in_words(whole, 0.0, None) == "faster"
+    assert SpeedVerdict(whole, 0.0, None).words == "faster"
     for part in (None, replace(whole, low=None), replace(whole, high=None)):
-        assert in_words(part, 0.0, None) is None
+        assert SpeedVerdict(part, 0.0, None).words is None
 
 
 def test_a_speedup_of_exactly_five_percent_may_hinge_on_a_prompt() -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from benchsuite.machine.files import write_files
 from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.interval import Estimate
 from benchsuite.measure.results import KEYS, Row
+from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.report import files, tables
 from benchsuite.tests.rig import SETTING
 
@@ -31,7 +33,8 @@ def row(setting: Setting, workload: str, speedup: float) -> Row:
     figures |= {"workload": workload, "device": "cpu", "dtype": "float32", "batch": setting.batch}
     figures |= {"temperature": setting.sampling.temperature, "max_new_tokens": setting.sampling.max_new_tokens}
     arm = Arm(setting.replaced(workload=workload), draft="ngram", k=4)
-    return Row(arm, figures, {workload: [speedup] * 3}, (1.0,), None, "tiny", None, "t", (), [], [])
+    verdict = SpeedVerdict(Estimate(speedup, speedup, speedup, 3, "t"))
+    return Row(arm, figures, {workload: [speedup] * 3}, (1.0,), None, "tiny", None, "t", (), [], [], verdict)
 
 
 @pytest.fixture

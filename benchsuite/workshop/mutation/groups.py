@@ -10,7 +10,7 @@ ENGINE = (
     *("request", "rows", "runtime", "sampling", "stats", "stops", "text"),
 )
 FIGURES = (
-    *(f"measure/{name}" for name in ("cells", "guards", "interval", "measured", "parts", "results")),
+    *(f"measure/{name}" for name in ("cells", "guards", "interval", "measured", "parts", "results", "verdict")),
     *(f"judge/{name}" for name in ("agreement", "fidelity", "transforms")),
 )
 
