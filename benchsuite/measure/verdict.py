@@ -65,8 +65,9 @@ class SpeedVerdict:
         if self.speed is None:
             return self.reason or "not measured"
         low, high = self.speed.low, self.speed.high
-        interval = ", too few prompts for an interval" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
-        return f"{self.speed.ratio:.2f}x{interval}, {self.reason or self.words or 'too few'}"
+        parts = ["too few prompts for an interval" if low is None or high is None else None, self.reason or self.words]
+        interval = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+        return ", ".join([f"{self.speed.ratio:.2f}x{interval}", *(part for part in parts if part)])
 
     @property
     def distinguishable(self) -> bool:

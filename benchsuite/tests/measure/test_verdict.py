@@ -97,7 +97,7 @@ def test_plain_decoding_once_more_is_never_faster_than_itself() -> None:
             SpeedVerdict(Estimate(1.25, None, None, 3, "t")),
             None,
             "1.25x",
-            "1.25x, too few prompts for an interval, too few",
+            "1.25x, too few prompts for an interval",
         ),
         (
             SpeedVerdict(Estimate(1.0, 1.0, 1.0, 8, "t"), baseline=True),
