@@ -39,6 +39,10 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     assert [str(path) for path in (*links, *named) if not path.exists()] == []
 
 
+def test_the_readme_has_at_most_900_words() -> None:
+    assert len(README.read_text(encoding="utf-8").split()) <= 900
+
+
 def masked(table: str) -> list[str]:
     """The words of a table's lines, figures as 9 and marks left out: what does not change from run to run."""
     bare = [re.sub(r" [~!]", "", re.sub(r"-?\d[\d.,]*", "9", line)).replace("-", "") for line in table.splitlines()]
