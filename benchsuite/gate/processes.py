@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import pytest
+
+from benchsuite.machine.groups import kill_group
 
 ENDED = 143
 """pytest's exit code after SIGTERM: 128 plus the number of the signal, as shells report it."""
@@ -99,7 +100,6 @@ def run_group(
             with signals.allowed():
                 stdout, stderr = process.communicate(timeout=seconds)
         except BaseException:
-            with suppress(ProcessLookupError, PermissionError):  # the group has ended meanwhile
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

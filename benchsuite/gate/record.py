@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import log
 from pathlib import Path
 from typing import Any
+
+from benchsuite.machine.files import write_file
 
 VERSION = 2
 LARGEST = 1e100
@@ -92,15 +92,7 @@ class Record:
         rows = {name: asdict(row) for name, row in self.rows.items()}
         content = {"format": "specdec-gate", "version": VERSION, "made": dict(self.made), "rows": rows}
         text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_file(path, text.encode())
 
     @staticmethod
     def load(path: Path) -> Record:

@@ -71,7 +71,7 @@ def write_file(file: Path, content: bytes) -> None:
             out.flush()
             os.fsync(out.fileno())
         part.replace(file)
-    except OSError:
+    except BaseException:  # an interrupt too
         part.unlink(missing_ok=True)
         raise
 

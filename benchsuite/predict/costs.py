@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchsuite.machine import provenance
+from benchsuite.machine.files import write_file
 from benchsuite.measure.arms import Arm, Setting
 from specdec.cache import cache_root
 from specdec.calibration import Point, forward_seconds, interpolated
@@ -134,11 +135,8 @@ class Costs:
 
     def save(self, path: Path) -> None:
         """Write them to a file, replacing it in one go."""
-        text = json.dumps(_written_costs(self), indent=1)
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
+        write_file(path, json.dumps(_written_costs(self), indent=1).encode())
 
     @staticmethod
     def load(path: Path, identity: Mapping[str, str]) -> Costs:

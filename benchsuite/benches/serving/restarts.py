@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
-import signal
 import subprocess
 import tempfile
 import time
@@ -15,6 +13,7 @@ from typing import IO
 
 import yaml
 
+from benchsuite.machine.groups import end_group
 from specdec.errors import SpecdecError, unknown
 from specdec_plugins.endpoints.client import Client
 from specdec_plugins.endpoints.named import KEY, Endpoint
@@ -128,14 +127,7 @@ class ServersInTurn:
         if url not in self._running:
             return
         _, process, out = self._running.pop(url)
-        try:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(FAREWELL_S)
-        except ProcessLookupError:
-            pass  # it has ended by itself
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end_group(process, FAREWELL_S)
         out.close()
 
 

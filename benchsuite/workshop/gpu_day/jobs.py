@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchsuite.machine.groups import end_group
 
 
 @dataclass(frozen=True)
@@ -71,13 +70,7 @@ def run_wave(
     finally:  # also where the call itself is interrupted
         for _, begun, _ in running:
             if not isinstance(begun, str):
-                _kill_group(begun)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):  # nothing of the group is left
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+                end_group(begun)
 
 
 def _ended(begun: tuple[GpuJob, subprocess.Popen[bytes] | str, float], folder: Path, deadline: float) -> GpuOutcome:
@@ -89,6 +82,6 @@ def _ended(begun: tuple[GpuJob, subprocess.Popen[bytes] | str, float], folder: P
         ended = "passed" if code == 0 else "failed" if code > 0 else "crashed"
     except subprocess.TimeoutExpired:
         ended = "out of time"
-    _kill_group(process)
+    end_group(process)
     lines = (folder / f"{job.name}.txt").read_text(errors="replace").strip().splitlines()
     return GpuOutcome(job, ended, time.monotonic() - start, lines[-1].strip("= ") if lines else "it printed nothing")

@@ -17,11 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchsuite.machine.files import write_file
+from benchsuite.machine.groups import kill_group
 from benchsuite.workshop.mutation.copied import Copied
 from benchsuite.workshop.mutation.workers import in_fork
 
@@ -125,9 +126,7 @@ def _child(
     ours = plugin()
     options = ("--rootdir", str(copy.folder), "-c", str(copy.folder / "pyproject.toml"))
     code = int(pytest.main([*ARGUMENTS, *options, *arguments], plugins=[ours, _Progress(_progress(said))]))
-    whole = said.with_suffix(".part")
-    whole.write_text(json.dumps(ours.said))
-    whole.replace(said)
+    write_file(said, json.dumps(ours.said).encode())
     return code
 
 
@@ -169,8 +168,7 @@ def _wait(process: int, limits: ForkLimits, progress: Path) -> int | None:
         passed, last = min(now - last, 1.0), now
         before, done = done, progress.stat().st_size if progress.exists() else 0
         waited, still = waited + passed, still + passed if done == before else 0.0
-    with suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)  # what it started and left
+    kill_group(process)  # what it started and left
     if code is None:
         os.kill(process, signal.SIGKILL)  # it may not lead its group yet
         os.waitpid(process, 0)

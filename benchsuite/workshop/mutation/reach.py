@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from benchsuite.machine.files import write_file
 from benchsuite.workshop.mutation.copied import ROOTS, Copied, sources_digest
 from benchsuite.workshop.mutation.forks import ForkLimits, run_pytest
 from benchsuite.workshop.mutation.mutants import Mutation
@@ -209,9 +210,7 @@ def traced(
                 said = NOTHING
             elif ended.code not in (0, 1, 5) or not said:
                 raise ValueError(f"{name} cannot be run in the copy of the checkout:\n{ended.output[-3000:]}")
-            part = file.with_suffix(".part")
-            part.write_text(json.dumps(said))
-            part.replace(file)
+            write_file(file, json.dumps(said).encode())
         reach.add(json.loads(file.read_text()))
         yield name, reach
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchsuite.machine.files import write_file
 from benchsuite.workshop.mutation.copied import Copied
 from benchsuite.workshop.mutation.forks import ForkLimits, run_pytest
 from benchsuite.workshop.mutation.mutants import Mutation
@@ -190,9 +191,7 @@ class MutantRunner:
     def _passes_alone(self, test: str) -> bool:
         if test not in self._alone:
             self._alone[test] = self._run([test])[0] == SURVIVED
-            part = self._alone_file.with_suffix(".part")
-            part.write_text(json.dumps(self._alone))
-            part.replace(self._alone_file)
+            write_file(self._alone_file, json.dumps(self._alone).encode())
         return self._alone[test]
 
 
