@@ -48,9 +48,9 @@ def test_a_slowdown_fails_with_what_and_how_much_and_is_accepted_if_asked(theirs
     theirs.write(seconds=1.06)
     found = theirs.run(*GATED, "--gate-json=v.json", "--gate-export=markdown=c.md")
     table = [
-        "row                        level    of       verdict    change    bounds",
-        "-------------------------  -------  -------  ---------  --------  --------------",
-        "test_theirs.py::test_work  3        seconds  REGRESSED  +6.0%     +6.0% to +6.0%",
+        "row                        level  of       verdict    change  bounds",
+        "-------------------------  -----  -------  ---------  ------  --------------",
+        "test_theirs.py::test_work  3      seconds  REGRESSED  +6.0%   +6.0% to +6.0%",
     ]
     sentence = (
         f"REGRESSED at level 3, {ROW}: +6.0% seconds a call (+6.0% to +6.0%, each bound at 0.01; 5 and 7",
