@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFWriter, TokenType
 from transformers import PreTrainedModel
 
 from specdec import catalog
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -36,6 +38,8 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
 
     Example: ``save_gguf(families.build_model("llama"), tmp_path / "tiny.gguf")``
     """
+    from gguf import GGUFWriter  # the kit is also imported where nothing of GGUF is installed
+
     config, weights = model.config, {name: value.float().numpy() for name, value in model.state_dict().items()}
     writer = GGUFWriter(path, "llama")
     _describe(writer, config)
@@ -56,6 +60,8 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
 
 
 def _describe(writer: GGUFWriter, config: Any) -> None:
+    from gguf import TokenType
+
     head = config.head_dim or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

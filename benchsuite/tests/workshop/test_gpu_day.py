@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from transformers import AutoConfig
 
 from benchsuite.machine import provenance
+from benchsuite.tests.rig import Run
 from benchsuite.workshop.gpu_day import __main__ as command
 from benchsuite.workshop.gpu_day import checkout, jobs, page, stages
 from benchsuite.workshop.gpu_day.failures import failed_items
@@ -100,12 +102,26 @@ def test_a_call_names_lines_of_the_status_and_fits_its_time(call: int, tmp_path:
 
 
 @pytest.mark.slow
-def test_the_calls_run_every_file_that_has_a_test_for_a_gpu() -> None:
-    collect = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "cuda", "--pyargs", "benchsuite.tests"]
-    pytest_command = [sys.executable, "-m", "pytest", *collect]
-    said = subprocess.run(pytest_command, capture_output=True, text=True, check=True).stdout
-    files = {Path(line.partition("::")[0]) for line in said.splitlines() if "::" in line}
-    assert {f"{file.parent.name}.{file.stem}" for file in files} == set(stages.TESTS)
+def test_the_calls_run_every_file_that_has_a_test_for_a_gpu(cold: Run) -> None:
+    assert _collected(cold, (), ["benchsuite.tests"]) == set(stages.TESTS)
+
+
+@pytest.mark.slow
+def test_a_file_with_a_test_for_a_gpu_needs_no_package_that_docs_gpu_md_does_not_name(cold: Run) -> None:
+    """The image of a machine with a GPU had none of these, and what could not be imported was not tested."""
+    absent = ("gguf", "libcst", "mutmut", "submitit", "hatchling", "importlinter")
+    names = [f"benchsuite.tests.{name}" for name in stages.TESTS]
+    assert _collected(cold, absent, names) == set(stages.TESTS)
+
+
+def _collected(run: Run, absent: Sequence[str], names: Sequence[str]) -> set[str]:
+    """The files of which pytest collects a test for a GPU, without some packages."""
+    words = ["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-m", "cuda", "--pyargs", *names]
+    code = f"import sys; sys.modules |= dict.fromkeys({absent}); import pytest; sys.exit(pytest.main({words}))"
+    done = run("-c", code)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    files = {Path(line.partition("::")[0]) for line in done.stdout.splitlines() if "::" in line}
+    return {f"{file.parent.name}.{file.stem}" for file in files}
 
 
 def test_the_second_call_asks_for_what_failed_in_the_first(tmp_path: Path) -> None:
