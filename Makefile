@@ -85,7 +85,7 @@ test-oldest: .venv-oldest/.ready
 	@$(PYTHON312) -c "import sys; sys.exit(sys.version_info[:2] != (3, 12))" \
 		|| { echo "test-oldest needs Python 3.12; got $(PYTHON312). Name one: make test-oldest PYTHON312=/path/to/python3.12"; exit 2; }
 	$(PYTHON312) -m venv .venv-oldest
-	$(PYTHON312) benchsuite/workshop/lowest.py triton endpoints slurm mutate dev > .venv-oldest/lowest.txt
+	$(PYTHON312) benchsuite/workshop/lowest.py triton endpoints slurm mutate test > .venv-oldest/lowest.txt
 	$(OLDEST) -m pip install -r .venv-oldest/lowest.txt -e .
 	@touch $@
 
