@@ -13,9 +13,10 @@ from typing import Any
 
 from benchsuite.gate.record import DECODE, GateError, Record
 from benchsuite.machine import provenance
-from benchsuite.measure.arms import Setting
+from benchsuite.measure.arms import USUAL
 from benchsuite.measure.interval import estimate
 from benchsuite.measure.results import KEYS
+from benchsuite.measure.verdict import farthest
 from benchsuite.store.journal import Journal, runs
 from specdec.errors import SpecdecError
 
@@ -88,7 +89,7 @@ def _of_folder(name: str, journal: Journal) -> ComparedSide:
     return ComparedSide(name, journal.said, _figures(rows))
 
 
-SHARED = tuple(name for name in KEYS if name in Setting("", "", "", "", 1, "").values)
+SHARED = tuple(name for name in KEYS if name in USUAL)
 """Figures that the rows of one setting share, beside its name, ``setting``."""
 
 
@@ -102,7 +103,7 @@ def _figures(
         if info.get("draft") is None:
             plain[setting] = str(info["emitted_digest"])
         if info.get("draft") == "plain again" and info["speedup_low"]:
-            noise[setting] = max(-math.log(info["speedup_low"]), math.log(info["speedup_high"]))
+            noise[setting] = farthest(info["speedup_low"], info["speedup_high"])
     found = {}
     for name, (info, logs, failure) in rows.items():
         setting = info["setting"]

@@ -107,9 +107,8 @@ class Setting:
 
         The seed is one for a whole run, and no part of names.
         """
-        usual = Setting("", "auto", "auto", "auto", 1, "").values
         named = ("target", "workload", "seed")
-        return {name: got for name, got in self.values.items() if name not in named and got != usual[name]}
+        return {name: got for name, got in self.values.items() if name not in named and got != USUAL[name]}
 
     @property
     def odd(self) -> list[str]:
@@ -124,6 +123,10 @@ class Setting:
     def params(self, eos: tuple[int, ...]) -> SamplingParams:
         """Return the sampling parameters of the setting's requests, which end at the tokens ``eos``."""
         return replace(self.sampling, eos=eos)
+
+
+USUAL = Setting("", "auto", "auto", "auto", 1, "").values
+"""Values that no name says."""
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,18 @@ class SpeedVerdict:
             return "baseline"
         if self.reason:
             return "not comparable"
-        if self.speed is None or self.speed.low is None or self.speed.high is None:
+        if self.speed is None or self.interval is None:
             return None
-        if self.speed.low <= 1 <= self.speed.high or self.within_noise:
+        low, high = self.interval
+        if low <= 1 <= high or self.within_noise:
             return "~"
         return "faster" if self.speed.ratio > 1 else "slower"
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the interval; None without one."""
+        low, high = (self.speed.low, self.speed.high) if self.speed else (None, None)
+        return None if low is None or high is None else (low, high)
 
     @property
     def within_noise(self) -> bool:
@@ -64,10 +71,11 @@ class SpeedVerdict:
         """The speedup, its interval and what may be said of it: ``1.02x (0.99 to 1.05), ~``."""
         if self.speed is None:
             return self.reason or "not measured"
-        low, high = self.speed.low, self.speed.high
-        parts = ["too few prompts for an interval" if low is None or high is None else None, self.reason or self.words]
-        interval = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
-        return ", ".join([f"{self.speed.ratio:.2f}x{interval}", *(part for part in parts if part)])
+        if self.interval is None:
+            shown, lack = f"{self.speed.ratio:.2f}x", "too few prompts for an interval"
+        else:
+            shown, lack = "{:.2f}x ({:.2f} to {:.2f})".format(self.speed.ratio, *self.interval), None
+        return ", ".join(filter(None, (shown, lack, self.reason or self.words)))
 
     @property
     def distinguishable(self) -> bool:
@@ -78,6 +86,9 @@ class SpeedVerdict:
 def noise_of(again: Estimate | None) -> float:
     """Return the largest |ln ratio| in the interval of plain decoding against itself; of its ratio where there is no
     interval, and 0 where it was not measured again."""
-    if again is None:
-        return 0.0
-    return max(abs(log(value)) for value in (again.ratio, again.low, again.high) if value)
+    return farthest(again.ratio, again.low, again.high) if again else 0.0
+
+
+def farthest(*ratios: float | None) -> float:
+    """Return the largest |ln ratio|, of those that are known; 0 if none is."""
+    return max((abs(log(ratio)) for ratio in ratios if ratio), default=0.0)

@@ -34,10 +34,8 @@ class Table:
             raise ValueError(f"got a row of {len(wrong)} cells under {len(self.headers)} headers: {wrong}")
         if style == "simple":
             # tabulate pads headers by two, so that the tables would exceed 120 columns: headers are a row.
-            lengths = [[len(line) for cell in column for line in cell.split("\n")] for column in self._columns(body)]
-            body = [list(self.headers), ["-" * max(found) for found in lengths], *body]
+            columns = zip(self.headers, *body, strict=True)
+            widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+            body = [list(self.headers), ["-" * width for width in widths], *body]
         headers, form = ((), "plain") if style == "simple" else (self.headers, style)
         return tabulate(body, headers, tablefmt=form, disable_numparse=True, stralign="left")
-
-    def _columns(self, body: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-        return list(zip(self.headers, *body, strict=True))

@@ -66,11 +66,6 @@ def _speedup(row: Row) -> str:
     return "-" if row.info["speedup"] is None else f"{row.info['speedup']:.2f}x"
 
 
-def marked(row: Row) -> str:
-    """Return the speedup with a mark that says what it is worth: see ``MARKS``."""
-    return row.verdict.shown
-
-
 def _interval(row: Row) -> str:
     low, high = row.info["speedup_low"], row.info["speedup_high"]
     return "-" if low is None or row.info["verdict"] == "baseline" else f"{low:.2f}-{high:.2f}"
@@ -188,14 +183,14 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: Style = "
     All rows must be of one setting, apart from the workload.
     """
     workloads = list(dict.fromkeys(row.info["workload"] for row in by_workload))
-    cells = {(row.arm.label, _policy(row), row.info["workload"]): marked(row) for row in by_workload}
+    cells = {(row.arm.label, _policy(row), row.info["workload"]): row.verdict.shown for row in by_workload}
     like = {row.info["workload"]: row.text for row in by_workload if row.text}
     body = [
         [
             _name(row),
             _policy(row),
             *(cells.get((row.arm.label, _policy(row), w), "-") for w in workloads),
-            marked(row),
+            row.verdict.shown,
         ]
         for row in pooled
     ]

@@ -18,7 +18,7 @@ from benchsuite.measure.results import Machine, Row, make_rows
 from benchsuite.measure.verdict import SpeedVerdict, noise_of
 from benchsuite.report.page import heat_cell
 from benchsuite.report.serving import serving_tables
-from benchsuite.report.tables import contrasts_cells, marked
+from benchsuite.report.tables import contrasts_cells, overview
 from benchsuite.tests.rig import SETTING
 
 LOGS = st.floats(-1.0, 1.0).map(lambda value: round(value, 3))
@@ -46,7 +46,9 @@ def row_with(verdict: SpeedVerdict, again: bool = False) -> Row:
 @given(estimates(), estimates())
 def test_all_tables_have_the_same_mark(speed: Estimate, again: Estimate) -> None:
     verdict = SpeedVerdict(speed, noise_of(again))
-    shown = marked(row_with(verdict))
+    row, shown = row_with(verdict), verdict.shown
+    [drawn] = [line for line in overview([row], [row], "github").splitlines() if line.startswith("| ngram")]
+    assert [cell.strip() for cell in drawn.split("|")[3:5]] == [shown, shown]
     one, other = Arm(SETTING, "ngram", k=4), Arm(SETTING)
     headers, [first, *_] = contrasts_cells({(one, other): speed}, verdict.noise)
     assert first[1:] == ["-", shown]
