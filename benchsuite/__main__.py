@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,25 +72,25 @@ def _parser() -> argparse.ArgumentParser:
 def _add_predictions(commands: Any) -> None:
     """The commands that load a target and run it over a kind of text."""
     advise = commands.add_parser("advise", help="the fastest draft, controller and K for a text, in some minutes")
-    advise.add_argument("--minutes", type=float, default=2.0, help="the budget; loading comes before")
-    advise.add_argument("--drafts", default="ngram,suffix,hybrid", help="drafts, as a comma list")
+    advise.add_argument("--minutes", default="2", help="the budget; loading comes before")
+    advise.add_argument("--drafts", "--draft", dest="draft", default="ngram,suffix,hybrid", help="as a comma list")
     advise.add_argument("--k", default="1,2,4,8,15", help="K of fixed, as a comma list; goodput has the largest")
-    advise.add_argument("--temperature", type=float, default=0.0)
+    advise.add_argument("--temperature", default="0")
     advise.add_argument("--policy", default="match", help="policies, as a comma list")
     advise.set_defaults(run=_advise)
     mapped = commands.add_parser("breakeven", help="the acceptance that K proposals need, by batch and context")
-    mapped.add_argument("--drafting", type=float, default=0.0, help="cost of a proposal, in forwards of one token")
+    mapped.add_argument("--drafting", default="0", help="cost of a proposal, in forwards of one token")
     mapped.add_argument("--html", type=Path, metavar="FILE", help="draw it in a page")
-    mapped.set_defaults(run=_breakeven, temperature=0.0)
+    mapped.set_defaults(run=_breakeven)
     for command, batch in ((advise, "1"), (mapped, "1,4")):
         command.add_argument("--target", default="smollm2-135m", help="tiny, smollm2-135m, a folder, a hub id")
         command.add_argument("--workload", default="chat", help="kinds of text, or .jsonl files: chat,long_2k")
         command.add_argument("--batch", default=batch, help="batches, as a comma list: 1,4")
-        command.add_argument("--prompts", type=int, default=8, help="most prompts of the text")
-        command.add_argument("--max-new-tokens", type=int, default=32)
+        command.add_argument("--prompts", default="8", help="most prompts of the text")
+        command.add_argument("--max-new-tokens", default="32")
         for name in ("--dtype", "--device", "--backend"):
             command.add_argument(name, default="auto")
-        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--seed", default="0")
         command.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too")
 
 
@@ -168,26 +169,40 @@ def _convert(given: argparse.Namespace) -> None:
 
 
 def _advise(given: argparse.Namespace) -> None:
+    from benchsuite import values
     from benchsuite.machine.files import strict_json
-    from benchsuite.predict.commands import advice_asked, advice_json
+    from benchsuite.predict.commands import advice_json, advice_on
     from benchsuite.report.advice import advice_lines
+    from benchsuite.run.matrix import settings_of
+    from benchsuite.run.request import request_of
 
-    found = advice_asked(given)
+    minutes = values.number(given.minutes)
+    if not 0 < minutes < math.inf:
+        raise values.refused_value("--minutes", given.minutes, "a number above 0")
+    request = request_of(given)
+    found = advice_on(settings_of(request), request.draft, request.policy, request.k or (1,), request.prompts, minutes)
     if given.json:
         given.json.write_text(strict_json(advice_json(found)), encoding="utf-8")
     print("\n".join(advice_lines(found)))
 
 
 def _breakeven(given: argparse.Namespace) -> None:
+    from benchsuite import values
     from benchsuite.machine.files import strict_json
     from benchsuite.predict.breakeven import ACCEPTANCES, map_json
-    from benchsuite.predict.commands import map_asked
+    from benchsuite.predict.commands import map_of
     from benchsuite.report.breakeven import map_lines
     from benchsuite.report.page import plots_page
     from benchsuite.report.plots import SHAPES, Plot, Trace
+    from benchsuite.run.matrix import settings_of
+    from benchsuite.run.request import request_of
 
-    costs, points, checks = map_asked(given)
-    lines = map_lines(points, checks, costs, given.drafting)
+    drafting = values.number(given.drafting)
+    if not 0 <= drafting < math.inf:
+        raise values.refused_value("--drafting", given.drafting, "0 or more, in forwards of one token")
+    request = request_of(given)
+    costs, points, checks = map_of(settings_of(request), request.prompts, drafting)
+    lines = map_lines(points, checks, costs, drafting)
     if given.json:
         given.json.write_text(strict_json(map_json(points, checks)), encoding="utf-8")
     if given.html:

@@ -1,6 +1,7 @@
-"""The `--specdec-…` options: one table for the command line and the ini file. Imports no torch.
+"""The `--specdec-…` options: one table for the command line, the ini file and whatever else gives them. No torch.
 
 Options with ``many`` accept comma lists; the product of these lists (but ``across``) is the matrix of measured arms.
+``benchsuite.run.request`` reads them.
 """
 
 from __future__ import annotations
@@ -12,16 +13,27 @@ from typing import Any
 
 import pytest
 
+from benchsuite import values
+from benchsuite.values import Reader
+
 
 @dataclass(frozen=True)
 class Option:
-    """``--<prefix>-<name>`` and the ini key ``<prefix>_<name>``: a value, a comma list (``many``) or a flag."""
+    """``--<prefix>-<name>`` and the ini key ``<prefix>_<name>``: a value, a comma list (``many``) or a flag.
+
+    ``read`` makes the value of a text and of the option's name, ``--<prefix>-<name>``.
+    """
 
     name: str
     default: str
     help: str
     many: bool = False
     flag: bool = False
+    read: Reader[Any] = values.as_written
+
+    def value(self, text: str, prefix: str = "specdec-") -> Any:
+        """Return the value of a text. SpecdecError for a text that the option does not take."""
+        return (values.flag if self.flag else self.read)(text, f"--{prefix}{self.name}")
 
 
 @dataclass(frozen=True)
@@ -54,20 +66,47 @@ VARIABLES: Mapping[str, Variable] = {
 
 OPTIONS = (
     Option(
-        "target", "tiny,smollm2-135m", "models whose output counts: tiny, smollm2-135m, a folder, a hub id", many=True
+        "target",
+        "tiny,smollm2-135m",
+        "models whose output counts: tiny, smollm2-135m, a folder, a hub id",
+        many=True,
+        read=values.names,
     ),
     Option(
-        "draft", "ngram,draft_model,oracle(0.8),garbage", "draft strategies, with options: oracle(rate=0.8)", many=True
+        "draft",
+        "ngram,draft_model,oracle(0.8),garbage",
+        "draft strategies, with options: oracle(rate=0.8)",
+        many=True,
+        read=values.names,
     ),
-    Option("policy", "match", "acceptance policies, with options: match, rejection, topk_agree(k=3)", many=True),
-    Option("controller", "fixed", "draft-length controllers, with options: fixed(k=4), goodput(maximum=15)", many=True),
+    Option(
+        "policy",
+        "match",
+        "acceptance policies, with options: match, rejection, topk_agree(k=3)",
+        many=True,
+        read=values.names,
+    ),
+    Option(
+        "controller",
+        "fixed",
+        "draft-length controllers, with options: fixed(k=4), goodput(maximum=15)",
+        many=True,
+        read=values.names,
+    ),
     Option(
         "k",
         "",
         "the short way to a controller's K, fixed(k=K) or goodput(maximum=K): num_speculative_tokens",
         many=True,
+        read=values.unless_empty(values.wholes(0)),
     ),
-    Option("adaptive-k", "", "the same as the controller adaptive(maximum=K); excludes --specdec-k", many=True),
+    Option(
+        "adaptive-k",
+        "",
+        "the same as the controller adaptive(maximum=K); excludes --specdec-k",
+        many=True,
+        read=values.unless_empty(values.wholes(1)),
+    ),
     Option(
         "arm",
         "",
@@ -81,6 +120,7 @@ OPTIONS = (
         "outside references in the same table, with options: transformers_prompt_lookup(k=10); auto: transformers, "
         "transformers_prompt_lookup and, on CUDA, transformers_compiled; or none",
         many=True,
+        read=values.names,
     ),
     Option(
         "endpoint",
@@ -95,14 +135,32 @@ OPTIONS = (
         "a YAML file with the command that starts each server, as in plain: vllm serve …; servers of one address are "
         "started in turn",
     ),
-    Option("endpoint-api", "completions", "how servers are asked: completions, or chat with their own template"),
-    Option("concurrency", "1", "requests that a server has at once", many=True),
-    Option("rate", "", "requests a second sent to a server, at random times: 0.5,2", many=True),
+    Option(
+        "endpoint-api",
+        "completions",
+        "how servers are asked: completions, or chat with their own template",
+        read=values.one_of("completions", "chat"),
+    ),
+    Option(
+        "concurrency",
+        "1",
+        "requests that a server has at once",
+        many=True,
+        read=values.unless_empty(values.wholes(1)),
+    ),
+    Option(
+        "rate",
+        "",
+        "requests a second sent to a server, at random times: 0.5,2",
+        many=True,
+        read=values.above_zero,
+    ),
     Option(
         "certify",
         "auto",
         "auto: the outputs of every endpoint are compared with the first one's; a dtype of the servers narrows what "
         "counts as rounding: float32, bfloat16, float16; off",
+        read=values.one_of("auto", "off", "float32", "bfloat16", "float16"),
     ),
     Option(
         "certify-by",
@@ -110,24 +168,38 @@ OPTIONS = (
         "a target with the servers' weights that reads their outputs on this machine, in place of the first server: "
         "for servers without log-probabilities, or without echo",
     ),
-    Option("slo", "", "limits that a request must keep to count for goodput, in seconds: ttft=0.5,tpot=0.05,e2e=10"),
+    Option(
+        "slo",
+        "",
+        "limits that a request must keep to count for goodput, in seconds: ttft=0.5,tpot=0.05,e2e=10",
+        read=values.limits(("ttft", "tpot", "e2e")),
+    ),
     Option(
         "backend",
         "auto",
         "kernel backends: cuda, triton, cpu, reference, flex; auto lines up all that can run here",
         many=True,
+        read=values.names,
     ),
-    Option("device", "auto", "cuda, mps, cpu; auto takes the first of these that exists", many=True),
+    Option(
+        "device",
+        "auto",
+        "cuda, mps, cpu; auto takes the first of these that exists",
+        many=True,
+        read=values.names,
+    ),
     Option(
         "dtype",
         "auto",
         "float32, bfloat16, float16, float64, or of the weights alone int8, int4; auto: float32 on a CPU",
         many=True,
+        read=values.names,
     ),
     Option(
         "graphs",
         "auto",
         "auto: on CUDA the parts of a step are recorded once for each shape and replayed; off: they run op by op",
+        read=values.one_of("auto", "off"),
     ),
     Option(
         "exact",
@@ -135,37 +207,113 @@ OPTIONS = (
         "windows of every width give the same bits, also in half precision; refuses, by name, what does not",
         flag=True,
     ),
-    Option("batch", "1", "rows that decode together", many=True),
+    Option(
+        "batch",
+        "1",
+        "rows that decode together",
+        many=True,
+        read=values.wholes(1),
+    ),
     Option(
         "workload",
         "chat,question_answering,summarisation,code_editing,rewriting,reasoning",
         "kinds of text, or a .jsonl file in Spec-Bench's or SPEED-Bench's format, a column for each category",
         many=True,
+        read=values.names,
     ),
-    Option("temperature", "0", "0 is greedy", many=True),
-    Option("top-k", "0", "keep the k most likely tokens; 0 is off", many=True),
-    Option("top-p", "1", "keep the likeliest tokens up to this mass; 1 is off", many=True),
-    Option("min-p", "0", "drop tokens less likely than this share of the likeliest one; 0 is off", many=True),
-    Option("presence-penalty", "0", "taken from logits of tokens that the output has, -2 to 2; 0 is off", many=True),
-    Option("frequency-penalty", "0", "the same for each time that the output has them, -2 to 2; 0 is off", many=True),
+    Option(
+        "temperature",
+        "0",
+        "0 is greedy",
+        many=True,
+        read=values.sampled("temperature"),
+    ),
+    Option(
+        "top-k",
+        "0",
+        "keep the k most likely tokens; 0 is off",
+        many=True,
+        read=values.sampled("top_k"),
+    ),
+    Option(
+        "top-p",
+        "1",
+        "keep the likeliest tokens up to this mass; 1 is off",
+        many=True,
+        read=values.sampled("top_p"),
+    ),
+    Option(
+        "min-p",
+        "0",
+        "drop tokens less likely than this share of the likeliest one; 0 is off",
+        many=True,
+        read=values.sampled("min_p"),
+    ),
+    Option(
+        "presence-penalty",
+        "0",
+        "taken from logits of tokens that the output has, -2 to 2; 0 is off",
+        many=True,
+        read=values.sampled("presence_penalty"),
+    ),
+    Option(
+        "frequency-penalty",
+        "0",
+        "the same for each time that the output has them, -2 to 2; 0 is off",
+        many=True,
+        read=values.sampled("frequency_penalty"),
+    ),
     Option(
         "repetition-penalty",
         "1",
         "divides positive and multiplies negative logits of tokens in prompt or output, above 0; 1 is off",
         many=True,
+        read=values.sampled("repetition_penalty"),
     ),
-    Option("max-new-tokens", "64", "tokens that each prompt may be continued by", many=True),
-    Option("seed", "0", "seed of sampling, of random weights and of the order of arms"),
-    Option("prompts", "", "use only the first VALUE prompts of each workload"),
-    Option("pairs", "", "how often each prompt runs beside the baseline; 1 unless a precision or a budget chooses"),
+    Option(
+        "max-new-tokens",
+        "64",
+        "tokens that each prompt may be continued by",
+        many=True,
+        read=values.sampled("max_new_tokens"),
+    ),
+    Option(
+        "seed",
+        "0",
+        "seed of sampling, of random weights and of the order of arms",
+        read=values.seed,
+    ),
+    Option(
+        "prompts",
+        "",
+        "use only the first VALUE prompts of each workload",
+        read=values.unless_empty(values.whole_number),
+    ),
+    Option(
+        "pairs",
+        "",
+        "how often each prompt runs beside the baseline; 1 unless a precision or a budget chooses",
+        read=values.unless_empty(values.whole_number),
+    ),
     Option(
         "precision",
         "",
         "measure prompts and pairs until the interval of every row over all workloads reaches at most this far to "
         "either side: 2%",
+        read=values.unless_empty(values.share),
     ),
-    Option("budget", "", "measure prompts and pairs for this long, for each setting: 90, 90s, 10min, 1h"),
-    Option("timeout", "10min", "the most time of one run; an arm that takes longer has failed; 0 is off"),
+    Option(
+        "budget",
+        "",
+        "measure prompts and pairs for this long, for each setting: 90, 90s, 10min, 1h",
+        read=values.duration,
+    ),
+    Option(
+        "timeout",
+        "10min",
+        "the most time of one run; an arm that takes longer has failed; 0 is off",
+        read=values.duration,
+    ),
     Option("baseline", "plain", "the arm that speedups are relative to, as --specdec-arm writes it, or by its name"),
     Option(
         "across",
@@ -173,6 +321,7 @@ OPTIONS = (
         "conditions in which a row may differ from the baseline and is compared nevertheless: runtime (steps recorded, "
         "or op by op), compile (a forward that is compiled), dtype",
         many=True,
+        read=values.some_names,
     ),
     Option(
         "judge",
@@ -200,12 +349,14 @@ OPTIONS = (
         "",
         "run only part i of n, as i/n: rows of one setting and workload stay together; merge the parts' results with "
         "python -m benchsuite merge",
+        read=values.part_of,
     ),
     Option(
         "detail",
         "steps",
         "steps: a record of every step, in benchmark.json and steps.jsonl.gz; rows: only figures of rows, a tenth of "
         "the bytes",
+        read=values.one_of("steps", "rows"),
     ),
     Option("debug", "", "show the traceback of an arm that could not be measured", flag=True),
     Option("config", "", "a YAML file of options, without the specdec- before their names; the command line wins"),
@@ -264,64 +415,23 @@ def key_of(name: str, prefix: str) -> str:
     return f"{prefix}_{name.replace('-', '_')}"
 
 
-def value(config: pytest.Config, name: str, group: str = "specdec") -> str:
-    """The text of ``--<group>-<name>``: from the command line, else the ini file, else its default."""
-    key = key_of(name, group)
-    given = config.getoption(key)
-    return str(config.getini(key)) if given is None else str(given)
+@dataclass(frozen=True)
+class Texts:
+    """The text of every option, by the name that a configuration file has for it: ``batch``, ``gate-tolerance``.
 
+    ``given``: options that the command line, a file, a variable or a repeated run has set; the others have the text of
+    the ini file or their default. ``folder``: where pytest was started; ``ini``: the ini file's own folder, or None.
+    """
 
-UNSAID = ("results", "resume", "config", "repeat", "detail", "debug")
-"""Options that say nothing of what is measured, or only where the other options are."""
+    texts: Mapping[str, str]
+    given: frozenset[str]
+    folder: Path
+    ini: Path | None = None
 
+    def base(self, name: str) -> Path:
+        """The folder that paths of an option are relative to: the ini file's where that file names them."""
+        return self.ini if self.ini and name not in self.given else self.folder
 
-def option_texts(config: pytest.Config) -> dict[str, str]:
-    """The text of every option that says what is measured and how."""
-    return {
-        option.name: str(flag(config, option.name)).lower() if option.flag else value(config, option.name)
-        for option in OPTIONS
-        if option.name not in UNSAID
-    }
-
-
-def flag(config: pytest.Config, name: str, group: str = "specdec") -> bool:
-    """Whether a flag is on. UsageError for a text that says neither yes nor no."""
-    text = value(config, name, group).lower()
-    if text not in (*YES, *NO):
-        raise pytest.UsageError(f"{key_of(name, group)} is {text!r}; expected true or false")
-    return text in YES
-
-
-YES, NO = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off")
-
-
-def count(config: pytest.Config, name: str) -> int | None:
-    """The whole number of an option, 1 or more; None if it is empty. SpecdecError for anything else."""
-    text = value(config, name)
-    if text and not (text.isdecimal() and int(text)):
-        from specdec.errors import SpecdecError
-
-        raise SpecdecError(f"--specdec-{name} is {text!r}; expected a whole number, 1 or more")
-    return int(text) if text else None
-
-
-def given(config: pytest.Config, name: str) -> bool:
-    """Whether the user set an option, on the command line, in the ini file, or in another source."""
-    key = key_of(name, "specdec")
-    default = next(option.default for option in OPTIONS if option.name == name)
-    return config.getoption(key) is not None or str(config.getini(key)) != default
-
-
-def results_root(config: pytest.Config) -> Path | None:
-    """The folder of ``--specdec-results``, created if missing; None if not given. SpecdecError if it cannot be made."""
-    text = value(config, "results")
-    if not text:
-        return None
-    from specdec.errors import SpecdecError
-
-    root = config.invocation_params.dir / text
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecdecError(f"--specdec-results {text!r} cannot be made: {error.strerror}; name a folder") from error
-    return root
+    def path(self, name: str) -> Path | None:
+        """The file or folder that an option names; None if it names none."""
+        return self.base(name) / self.texts[name] if self.texts[name] else None

@@ -13,10 +13,10 @@ from benchsuite.report.replay import replay
 from benchsuite.run.decoding import DecodingPlugin
 from benchsuite.run.devices import DevicePlugin
 from benchsuite.run.kernels import KernelPlugin
+from benchsuite.run.request import read_request
 from benchsuite.run.results_folder import GROUPED
 from benchsuite.run.serving import ServingPlugin
 from benchsuite.run.shards import ShardPlugin
-from benchsuite.run.sources import configure
 from benchsuite.run.speculation import ComparisonPlugin
 
 if TYPE_CHECKING:
@@ -39,12 +39,6 @@ MARKERS = (
     "slow: takes more than a few seconds on two cores, or needs the embedded model",
 )
 
-OPTIONS = {
-    **{option.name: ("specdec", option) for option in options.OPTIONS if option.name not in ("config", "repeat")},
-    **{f"gate-{option.name}": ("gate", option) for option in rules.OPTIONS},
-}
-"""Every option as a configuration file names it."""
-
 COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "specdec-kernels", "specdec-gate"
 DECODING, SHARDS, RANKS, SERVING = "specdec-decoding", "specdec-shards", "specdec-ranks", "specdec-serving"
 """The names under which the plugin's objects are registered."""
@@ -61,26 +55,25 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     register = config.pluginmanager.register
-    configure(config, OPTIONS)
+    request = read_request(config)
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadgroup"  # as "load", and rows that are measured at once stay together
     if getattr(config, "workerinput", {}).get(GROUPED):
         config.option.loadgroup = True  # a worker reads its own command line, which does not say so
     try:
-        given = rules.parse(config)
-        comparison = ComparisonPlugin(config, given.pairs if given and given.save else 1, given is not None)
+        comparison = ComparisonPlugin(config, request)
         # pytest prints summaries in reverse order of registration.
-        register(ShardPlugin(config, comparison.cell_of), SHARDS)
+        register(ShardPlugin(config, request.shard, comparison.cell_of), SHARDS)
         register(DevicePlugin(config), DEVICES)
         register(comparison.ranked, RANKS)
         register(comparison, COMPARISON)
-        register(KernelPlugin(config), KERNELS)
-        register(DecodingPlugin(config), DECODING)
-        register(ServingPlugin(config), SERVING)
-        if given and not hasattr(config, "workerinput"):
+        register(KernelPlugin(config, request), KERNELS)
+        register(DecodingPlugin(config, request), DECODING)
+        register(ServingPlugin(config, request), SERVING)
+        if request.gate and not hasattr(config, "workerinput"):
             from benchsuite.run.gate import GatePlugin
 
-            register(GatePlugin(config, given, lambda: comparison.bench, comparison.is_control), GATE)
+            register(GatePlugin(config, request.gate, lambda: comparison.bench, comparison.is_control), GATE)
     except GateError as error:
         raise pytest.UsageError(str(error)) from None
 

@@ -19,6 +19,7 @@ import pluggy
 from specdec import hookspecs
 from specdec.errors import SpecdecError, unknown
 from specdec.interfaces import Backend, Controller, Draft, Env, Factory, Policy
+from specdec.lists import split_list
 from specdec.ops import Ops
 from specdec.peer import Peer, PeerEnv
 
@@ -361,27 +362,6 @@ def _chosen(points: Iterable[EntryPoint]) -> list[EntryPoint]:
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def split_list(text: str) -> list[str]:
-    """Split at commas outside brackets and quotes; empty parts are dropped.
-
-    Example: ``split_list("ngram, oracle(0.8, seed=1)")`` is ``["ngram", "oracle(0.8, seed=1)"]``.
-    """
-    parts, start, depth, quote = [], 0, 0, ""
-    for index, char in enumerate(text):
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif char == "," and depth == 0:
-            parts.append(text[start:index])
-            start = index + 1
-    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
 
 
 def _literal(text: str) -> Any:

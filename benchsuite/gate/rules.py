@@ -11,15 +11,33 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite import options
+from benchsuite import options, values
 from benchsuite.gate.record import GateError
 from benchsuite.machine.provenance import git
-from benchsuite.options import Option
+from benchsuite.options import Option, Texts
 
 MODES = ("off", "report", "fail")
 FORMATS = ("bmf", "github-action-benchmark", "markdown", "junit")
 NEEDED = 5
 """Launches that each side needs for a verdict about time: with fewer, the signed-rank test cannot reach 1/32."""
+
+
+def read_levels(text: str, option: str) -> tuple[int, ...] | None:
+    """Return the levels of a comma list, each once, rising; None for an empty text. SpecdecError for any but 0 to 2."""
+    if not text:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part in ("0", "1", "2") for part in parts):
+        raise values.refused_value(option, text, "0, 1 or 2, or a comma list of them")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def read_launches(text: str, option: str) -> tuple[int, int]:
+    """Return FIRST and MORE of ``FIRST+MORE``, MORE 0 where it is left out. SpecdecError for anything else."""
+    parts = text.split("+")
+    if not (1 <= len(parts) <= 2 and all(part.strip().isdecimal() for part in parts)) or int(parts[0]) < 1:
+        raise values.refused_value(option, text, "FIRST+MORE, for example 5+8")
+    return int(parts[0]), int(parts[1]) if len(parts) == 2 else 0
 
 
 OPTIONS = (
@@ -30,26 +48,56 @@ OPTIONS = (
         "levels to gate at: 0 counters, 1 speedup, 2 base and head measured live (default: 0 and 1 "
         "against a file, 0 and 2 against a revision)",
         many=True,
+        read=read_levels,
     ),
-    Option("tolerance", "0.03", "the slowdown that passes, as a fraction; a slowdown of twice this size is found"),
-    Option("ttft-tolerance", "0.1", "the slowdown of the first token that passes, as a fraction"),
     Option(
-        "coarse-tolerance", "0.15", "the slowdown of plain decoding by the clock that passes at level 2, as a fraction"
+        "tolerance",
+        "0.03",
+        "the slowdown that passes, as a fraction; a slowdown of twice this size is found",
+        read=values.fraction,
     ),
-    Option("alpha", "0.01", "the chance of a false alarm over all rows of one figure of a level, as a fraction"),
-    Option("launches", "5+8", "processes on each side, FIRST+MORE: MORE are added if a row is undecided after FIRST"),
-    Option("pairs", "10", "pairs (row, control) that a launch times at least"),
+    Option("ttft-tolerance", "0.1", "the slowdown of the first token that passes, as a fraction", read=values.fraction),
+    Option(
+        "coarse-tolerance",
+        "0.15",
+        "the slowdown of plain decoding by the clock that passes at level 2, as a fraction",
+        read=values.fraction,
+    ),
+    Option(
+        "alpha",
+        "0.01",
+        "the chance of a false alarm over all rows of one figure of a level, as a fraction",
+        read=values.fraction,
+    ),
+    Option(
+        "launches",
+        "5+8",
+        "processes on each side, FIRST+MORE: MORE are added if a row is undecided after FIRST",
+        read=read_launches,
+    ),
+    Option("pairs", "10", "pairs (row, control) that a launch times at least", read=values.whole_number),
     Option(
         "on-missing",
         "fail",
         "rows that one side lacks: fail; new: those that the baseline lacks pass; report: vanished ones pass too; "
         "save: make the baseline file if there is none",
+        read=values.one_of("fail", "new", "report", "save"),
     ),
-    Option("on-mismatch", "fail", "a baseline of another machine: fail, counters (level 0 only), or ignore"),
-    Option("inconclusive", "fail", "what cannot be decided: fail, or report"),
+    Option(
+        "on-mismatch",
+        "fail",
+        "a baseline of another machine: fail, counters (level 0 only), or ignore",
+        read=values.one_of("fail", "counters", "ignore"),
+    ),
+    Option("inconclusive", "fail", "what cannot be decided: fail, or report", read=values.one_of("fail", "report")),
     Option("save", "", "write what was measured to a new baseline file"),
     Option("anchor", "", "a pinned baseline file: slowdowns since then count, however small the step that made them"),
-    Option("order-seed", "", "the seed of the order in which the sides are launched (default: a fresh one)"),
+    Option(
+        "order-seed",
+        "",
+        "the seed of the order in which the sides are launched (default: a fresh one)",
+        read=values.unless_empty(values.whole_number),
+    ),
     Option("json", "", "write verdicts and figures to a file"),
     Option("export", "", f"write FORMAT=FILE; formats: {', '.join(FORMATS)}", many=True),
     Option("path", ".", "folders of a revision's checkout that go on Python's path; with blanks between"),
@@ -57,6 +105,7 @@ OPTIONS = (
         "environment",
         "shared",
         "dependencies of both sides: shared, what is installed; own, of a revision and this checkout, what each pins",
+        read=values.one_of("shared", "own"),
     ),
     Option("update", "", "accept this run: write it over the baseline file", flag=True),
     Option("dedicated", "", "this machine is used by nothing else: absolute times gate as well (level 3)", flag=True),
@@ -65,16 +114,11 @@ OPTIONS = (
     ),
 )
 
-DEFAULTS = {option.name: option.default for option in OPTIONS}
+LAUNCHES = next(option.value(option.default) for option in OPTIONS if option.name == "launches")
+"""The launches of a gate that is given none."""
+
 IDLE = ("against", "anchor", "level", "json", "export", "environment", "update", "dedicated", "self-test")
 """Options that have no effect without ``--gate``."""
-
-CHOICES = {
-    "on-missing": ("fail", "new", "report", "save"),
-    "on-mismatch": ("fail", "counters", "ignore"),
-    "inconclusive": ("fail", "report"),
-    "environment": ("shared", "own"),
-}
 
 
 def add_gate_options(parser: pytest.Parser) -> None:
@@ -103,7 +147,10 @@ def _mode(text: str) -> str:
 
 @dataclass(frozen=True)
 class Rules:
-    """The parsed options. ``base``: the commit to measure live. ``file``: the baseline. At most one of them is set."""
+    """The parsed options. ``base``: the commit to measure live. ``file``: the baseline. At most one of them is set.
+
+    ``plant``: slowdowns that are added to the engines of this run, as ``--gate-plant`` writes them.
+    """
 
     mode: str
     file: Path | None
@@ -129,6 +176,7 @@ class Rules:
     update: bool
     dedicated: bool
     self_test: bool
+    plant: str = ""
 
     @property
     def gating(self) -> bool:
@@ -136,53 +184,28 @@ class Rules:
         return self.mode != "off"
 
 
-@dataclass(frozen=True)
-class _Given:
-    """The gate's options of one run, as text."""
+def parse(given: Texts) -> Rules | None:
+    """Return the rules of a run; None if it neither gates nor saves.
 
-    config: pytest.Config
-
-    def text(self, name: str) -> str:
-        return options.value(self.config, name, "gate")
-
-    def flag(self, name: str) -> bool:
-        return options.flag(self.config, name, "gate")
-
-    def path(self, name: str) -> Path | None:
-        """The file that an option names, or None. A path in the ini file is relative to the folder of the ini file."""
-        ini = self.config.inipath
-        from_ini = ini is not None and self.config.getoption(options.key_of(name, "gate")) is None
-        folder = ini.parent if from_ini and ini else self.folder
-        return folder / self.text(name) if self.text(name) else None
-
-    @property
-    def folder(self) -> Path:
-        """The folder where pytest was started."""
-        return self.config.invocation_params.dir
-
-
-def parse(config: pytest.Config) -> Rules | None:
-    """The rules of this run; None if it neither gates nor saves. GateError for invalid or contradictory options."""
-    mode = str(config.getoption("gate") or config.getini("gate"))
+    GateError for options that contradict each other and for files that cannot be read or written, SpecdecError for the
+    text of one option.
+    """
+    mode = given.texts["gate"]
     if mode not in MODES:
         raise GateError(f"the ini key gate is {mode!r}; expected one of {', '.join(MODES)}")
-    given = _Given(config)
-    text, flag = given.text, given.flag
-    save = given.path("save")
+    save = given.path("gate-save")
     if mode == "off":
-        _refuse_idle(config, bool(save))
+        _refuse_idle(given, bool(save))
         if not save:
             return None
-    for name, allowed in CHOICES.items():
-        if text(name) not in allowed:
-            raise GateError(f"--gate-{name} is {text(name)!r}; expected one of {', '.join(allowed)}")
+    found = {option.name: option.value(given.texts[f"gate-{option.name}"], "gate-") for option in OPTIONS}
     exports = _written(given, save)
     file, base = None, None
-    if mode != "off" and not flag("self-test"):
-        file, base = _against(text("against"), given.path("against"), given.folder, text("on-missing"), save)
-    if flag("update") and not file:
+    if mode != "off" and not found["self-test"]:
+        file, base = _against(found["against"], given.path("gate-against"), given.folder, found["on-missing"], save)
+    if found["update"] and not file:
         raise GateError("--gate-update writes over a baseline file; name it with --gate-against")
-    if mode != "off" and text("environment") == "own" and not base:
+    if mode != "off" and found["environment"] == "own" and not base:
         raise GateError(
             "--gate-environment=own installs what a revision pins, and there is none to compare with; name it with "
             "--gate-against REV, or gate with --gate-environment=shared"
@@ -191,62 +214,65 @@ def parse(config: pytest.Config) -> Rules | None:
         mode=mode,
         file=file,
         base=base,
-        levels=_levels(text("level")),
-        tolerance=_fraction("tolerance", text("tolerance")),
-        ttft_tolerance=_fraction("ttft-tolerance", text("ttft-tolerance")),
-        coarse_tolerance=_fraction("coarse-tolerance", text("coarse-tolerance")),
-        alpha=_fraction("alpha", text("alpha")),
-        launches=_launches(text("launches")),
-        launches_given=text("launches") != DEFAULTS["launches"] or config.getoption("gate_launches") is not None,
-        pairs=_whole("pairs", text("pairs")),
-        on_missing=text("on-missing"),
-        on_mismatch=text("on-mismatch"),
-        inconclusive=text("inconclusive"),
+        levels=found["level"],
+        tolerance=found["tolerance"],
+        ttft_tolerance=found["ttft-tolerance"],
+        coarse_tolerance=found["coarse-tolerance"],
+        alpha=found["alpha"],
+        launches=found["launches"],
+        launches_given="gate-launches" in given.given or found["launches"] != LAUNCHES,
+        pairs=found["pairs"],
+        on_missing=found["on-missing"],
+        on_mismatch=found["on-mismatch"],
+        inconclusive=found["inconclusive"],
         save=save,
         anchor=_anchor(given) if mode != "off" else None,
-        order_seed=_whole("order-seed", text("order-seed")) if text("order-seed") else None,
-        json=given.path("json"),
+        order_seed=found["order-seed"],
+        json=given.path("gate-json"),
         exports=exports,
-        path=tuple(text("path").split()),
-        own_environment=text("environment") == "own",
-        update=flag("update"),
-        dedicated=flag("dedicated"),
-        self_test=flag("self-test"),
+        path=tuple(found["path"].split()),
+        own_environment=found["environment"] == "own",
+        update=found["update"],
+        dedicated=found["dedicated"],
+        self_test=found["self-test"],
+        plant=given.texts["gate-plant"],
     )
 
 
-def _written(given: _Given, save: Path | None) -> tuple[tuple[str, Path], ...]:
+def _written(given: Texts, save: Path | None) -> tuple[tuple[str, Path], ...]:
     """The exports. GateError if the file of any option cannot be written, or if ``save`` would replace a file."""
     if save and save.exists():
         raise GateError(
-            f"--gate-save {given.text('save')} is there already; --gate-against it with --gate-update, or remove it"
+            f"--gate-save {given.texts['gate-save']} is there already; --gate-against it with --gate-update, or remove "
+            "it"
         )
-    exports = tuple(_export(part.strip(), given.folder) for part in given.text("export").split(",") if part.strip())
-    files = [("save", save), ("json", given.path("json")), *(("export", target) for _, target in exports)]
+    folder, texts = given.base("gate-export"), given.texts["gate-export"].split(",")
+    exports = tuple(_export(part.strip(), folder) for part in texts if part.strip())
+    files = [("save", save), ("json", given.path("gate-json")), *(("export", target) for _, target in exports)]
     for name, target in files:
         if target:
-            refuse_unwritable(f"--gate-{name} {given.text(name)}", target)
+            refuse_unwritable(f"--gate-{name} {given.texts[f'gate-{name}']}", target)
     return exports
 
 
-def _anchor(given: _Given) -> Path | None:
+def _anchor(given: Texts) -> Path | None:
     """The anchor's file. GateError if it is not there: an anchor is pinned by hand, never made by a gated run."""
-    file = given.path("anchor")
+    file = given.path("gate-anchor")
     if file is not None and not file.is_file():
         raise GateError(
-            f"--gate-anchor {given.text('anchor')!r} is no file; pin a baseline of launches with --gate-save "
+            f"--gate-anchor {given.texts['gate-anchor']!r} is no file; pin a baseline of launches with --gate-save "
             f"{file.name} --gate-launches 13"
         )
     return file
 
 
-def _refuse_idle(config: pytest.Config, saving: bool) -> None:
-    if config.getoption("gate"):
+def _refuse_idle(given: Texts, saving: bool) -> None:
+    if "gate" in given.given:
         return  # --gate=off was given
-    given = [f"--gate-{name}" for name in IDLE if config.getoption(options.key_of(name, "gate")) is not None]
-    if given:
+    idle = [f"--gate-{name}" for name in IDLE if f"gate-{name}" in given.given]
+    if idle:
         effect = "would only save" if saving else "would gate nothing"
-        raise GateError(f"{', '.join(given)} without --gate {effect}; add --gate=fail or --gate=report")
+        raise GateError(f"{', '.join(idle)} without --gate {effect}; add --gate=fail or --gate=report")
 
 
 def _against(
@@ -287,38 +313,6 @@ def refuse_unwritable(option: str, file: Path) -> None:
         raise GateError(f"{option}: there is no folder {file.parent}")
     if file.is_dir():
         raise GateError(f"{option}: {file} is a folder; name a file")
-
-
-def _levels(text: str) -> tuple[int, ...] | None:
-    if not text:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part in ("0", "1", "2") for part in parts):
-        raise GateError(f"--gate-level is {text!r}; expected 0, 1 or 2, or a comma list of them")
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def _fraction(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise GateError(f"--gate-{name} is {text!r}; expected a fraction between 0 and 1: 0.03 is 3 %")
-    return value
-
-
-def _whole(name: str, text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise GateError(f"--gate-{name} is {text!r}; expected a whole number, 1 or more")
-    return int(text)
-
-
-def _launches(text: str) -> tuple[int, int]:
-    parts = text.split("+")
-    if not (1 <= len(parts) <= 2 and all(part.strip().isdecimal() for part in parts)) or int(parts[0]) < 1:
-        raise GateError(f"--gate-launches is {text!r}; expected FIRST+MORE, for example 5+8")
-    return int(parts[0]), int(parts[1]) if len(parts) == 2 else 0
 
 
 def _export(text: str, folder: Path) -> tuple[str, Path]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from specdec.errors import SpecdecError, unknown
-from specdec.registry import split_list
+from specdec.lists import split_list
 from specdec.request import SamplingParams
 
 

@@ -8,7 +8,6 @@ from benchsuite.judge.sources import Tokens
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
 from specdec.errors import unknown
-from specdec.registry import split_list
 
 UNLIKE = 0.25
 """The largest share of tokens by which the lengths of two arms' outputs may differ."""
@@ -22,16 +21,15 @@ ACROSS = ("compile", "dtype", "runtime")
 """Conditions (``Runner.conditions``) in which arms may differ and still be compared, if the user asks for it."""
 
 
-def parse_across(text: str) -> tuple[str, ...]:
+def known_conditions(names: Sequence[str]) -> tuple[str, ...]:
     """Return the conditions that ``--specdec-across`` names. SpecdecError, with the choices, for any other.
 
-    Example: ``parse_across("runtime, compile")``
+    Example: ``known_conditions(["runtime", "compile"])``
     """
-    names = tuple(split_list(text))
     for name in names:
         if name not in ACROSS:
             raise unknown("condition of --specdec-across", name, ACROSS)
-    return names
+    return tuple(names)
 
 
 def why_not(ours: Sequence[Series], base: Sequence[Series], across: Collection[str] = ()) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchsuite import options
 from benchsuite.run.targets import TargetPlugin
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ class DecodingPlugin(TargetPlugin["DecodingBench"]):
         """Return the benchmark of one target, of as many rounds as --specdec-pairs."""
         from benchsuite.benches.decoding.bench import ROUNDS, DecodingBench
 
-        rounds = options.count(self.config, "pairs") or ROUNDS
-        return DecodingBench(name, loaded, target, rounds, int(options.value(self.config, "seed")))
+        return DecodingBench(name, loaded, target, self.request.pairs or ROUNDS, self.request.seed)
 
     def measured(self, bench: DecodingBench) -> bool:
         """Whether a row was measured."""

@@ -78,7 +78,7 @@ class GatePlugin:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
         """Add the slowdowns of ``--gate-plant`` to the engines, which are built by now."""
-        bench, text = self._bench(), self.config.option.gate_plant
+        bench, text = self._bench(), self.rules.plant
         if bench is not None and text:
             try:
                 plants.plant_in(bench, text)

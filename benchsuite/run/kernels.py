@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchsuite import options
 from benchsuite.run.targets import TargetPlugin
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class KernelPlugin(TargetPlugin["KernelBench"]):
         """
         from benchsuite.benches.kernels.timing import ROUNDS, SETTLE_S, KernelBench
 
-        rounds = options.count(self.config, "pairs") or ROUNDS
+        rounds = self.request.pairs or ROUNDS
         # On CUDA the host's threads have nothing to do with a kernel's time.
         at_once = hasattr(self.config, "workerinput") or target.device.type == "cuda"
         return KernelBench(name, target, rounds, 0.0 if at_once else SETTLE_S)

@@ -14,10 +14,9 @@ from zlib import crc32
 
 import pytest
 
-from benchsuite import options
-
 if TYPE_CHECKING:
     from benchsuite.measure.arms import Arm
+    from benchsuite.run.request import RunRequest
     from specdec.ranks import Ranks
 
 ALONE = {
@@ -49,8 +48,8 @@ class RankedPlugin:
     ``ranks`` is None in a run of one process, and until ``begin``.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
+    def __init__(self, config: pytest.Config, request: RunRequest) -> None:
+        self.config, self.request = config, request
         self.several = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
         self.ranks: Ranks | None = None
         self._session: pytest.Session | None = None
@@ -115,7 +114,7 @@ class RankedPlugin:
             return SpecdecError(f"{what} with {ranks} ranks: {reason}; leave it out, or run without torchrun")
 
         for name, reason in ALONE.items():
-            if options.value(self.config, name) not in options.NO:
+            if getattr(self.request, name):
                 raise refused(f"--specdec-{name}", reason)
         if gated:
             raise refused("--gate", "its launches are processes of their own, which torchrun does not start")

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchsuite import options
-
 if TYPE_CHECKING:
     from benchsuite.measure.arms import Arm, Setting
     from benchsuite.measure.cells import Cell
     from benchsuite.measure.measured import Measured
+    from benchsuite.run.request import RunRequest
     from benchsuite.store.journal import Journal
 
 FOLDER, LINES, GROUPED = "specdec_results", "specdec_lines", "specdec_grouped"
@@ -31,8 +30,8 @@ class RunKeeper:
     ``full``: why a cell could not be written, or empty. ``outcome``: a line that says where the results are.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
+    def __init__(self, config: pytest.Config, request: RunRequest) -> None:
+        self.config, self.request = config, request
         self.journal: Journal | None = None
         self.full = self.outcome = ""
         self._unwritten: list[Cell] = []
@@ -48,21 +47,17 @@ class RunKeeper:
         """Begin the run of ``arms``, the whole matrix, or go on with it. SpecdecError if it cannot be."""
         from benchsuite.machine.files import stamped
         from benchsuite.store.journal import Journal, manifest
-        from specdec.errors import SpecdecError
 
         self._places = {setting: place for place, setting in enumerate(dict.fromkeys(arm.setting for arm in arms))}
-        root = options.results_root(self.config)
+        root = self.request.results_root()
         if root is None:
-            for name, does in (("profile", "writes traces"), ("resume", "goes on with a run")):
-                if options.flag(self.config, name):
-                    raise SpecdecError(f"--specdec-{name} {does}: name its folder with --specdec-results")
             return
         if self.given is not None and FOLDER in self.given:
             self.journal = Journal.load(Path(self.given[FOLDER]))
             return
         name = "+".join(dict.fromkeys(Path(arm.setting.target).name for arm in arms))
-        made = manifest(options.option_texts(self.config))
-        if options.flag(self.config, "resume"):
+        made = manifest(self.request.texts)
+        if self.request.resume:
             self.journal = Journal.resume(root, name, made)
         else:
             self.journal = Journal.begin(stamped(root, name), made)
@@ -71,13 +66,13 @@ class RunKeeper:
         """The card's lines on the run that ``--specdec-repeat`` repeats."""
         from benchsuite.store.journal import Journal, differences, manifest
 
-        text = options.value(self.config, "repeat")
-        if not text:
+        folder = self.request.repeat
+        if folder is None:
             return []
-        there = Journal.load(self.config.invocation_params.dir / text).said
-        different = differences(there, manifest(options.option_texts(self.config)))
-        same = [f"repeats the run in {text}, of the same commit, versions, machine and options"]
-        return [f"repeats the run in {text}, and differs in {line}" for line in different] or same
+        there = Journal.load(folder).said
+        different = differences(there, manifest(self.request.texts))
+        same = [f"repeats the run in {folder}, of the same commit, versions, machine and options"]
+        return [f"repeats the run in {folder}, and differs in {line}" for line in different] or same
 
     def go_on(self, measured: Measured, arms: Sequence[Arm]) -> list[Arm]:
         """Give what is there already to ``measured``; return the arms that are to be measured.
@@ -96,7 +91,7 @@ class RunKeeper:
                 measured.add(cell)
             else:
                 more += cell.series
-        if options.flag(self.config, "resume"):
+        if self.request.resume:
             found = f"{len(wanted.keys() & measured.cells.keys())} of {len(wanted)} cells were there"
             measured.card.append(f"resumed: {found}, in {self.journal.folder}")
         return list(dict.fromkeys((*arms, *more)))
@@ -135,7 +130,7 @@ class RunKeeper:
         try:
             for cell in self._unwritten:
                 self.journal.keep(cell)
-            steps = options.value(self.config, "detail") == "steps"
+            steps = self.request.detail == "steps"
             files = comparison_files(measured, self.journal.said, steps, more)
             self.journal.finish(files, measured, complete)
         except OSError as error:

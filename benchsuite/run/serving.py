@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchsuite import options
-
 if TYPE_CHECKING:
     from benchsuite.benches.serving.bench import ServingBench, ServingPlan
     from benchsuite.benches.serving.certified import Certificate, Read
     from benchsuite.benches.serving.figures import EndpointFigures
     from benchsuite.benches.serving.load import Traffic
     from benchsuite.benches.serving.restarts import ServersInTurn
+    from benchsuite.run.request import RunRequest
 
 CERTIFICATES = "specdec_certificates"
 NONE = "no endpoint is given: --specdec-endpoint plain=http://localhost:8000,spec=http://localhost:8001 names servers"
@@ -33,44 +32,36 @@ class ServingPlugin:
     fixture = "specdec_served"
     """Of the figures; ``CERTIFICATES`` is that of the certificates."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
+    def __init__(self, config: pytest.Config, request: RunRequest) -> None:
+        self.config, self.request = config, request
         self.bench: ServingBench | None = None
         self.outcome = ""
         self._loads: dict[str, Traffic] = {}
-        self._refused: str | None = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make one item for each load of every test that uses the fixture; without an endpoint, one that is skipped."""
         if self.fixture not in metafunc.fixturenames:
             return
-        if not options.value(self.config, "endpoint"):
+        if not self.request.endpoint:
             skip = pytest.param("none", marks=pytest.mark.skip(reason=NONE))
             metafunc.parametrize(self.fixture, [skip], indirect=True)
             return
-        from benchsuite.benches.serving.load import parse_loads
-        from specdec.errors import SpecdecError
+        from benchsuite.benches.serving.load import loads_of
 
-        try:
-            loads = parse_loads(options.value(self.config, "concurrency"), options.value(self.config, "rate"))
-            self._loads = {load.id: load for load in loads}
-        except SpecdecError as error:
-            self._refused = str(error)
+        self._loads = {load.id: load for load in loads_of(self.request.concurrency or (), self.request.rate)}
         metafunc.parametrize(self.fixture, list(self._loads), indirect=True)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Build the plan and ask every endpoint for its health. UsageError, before any test runs, if that fails."""
         fixtures = (self.fixture, CERTIFICATES)
         mine = [item for item in session.items if set(fixtures) & set(getattr(item, "fixturenames", ()))]
-        if self._refused is not None:
-            raise pytest.UsageError(self._refused)
         if not mine or not self._loads or self.config.option.collectonly:
             return
         from benchsuite.benches.serving.bench import ServingBench
         from specdec.errors import SpecdecError
 
         try:
-            options.results_root(self.config)
+            self.request.results_root()
             plan = self._plan()
             self.bench = ServingBench(plan, self._keep, self._servers(plan), self._reader())
             self.bench.prepare()
@@ -81,20 +72,18 @@ class ServingPlugin:
             raise pytest.UsageError(str(error)) from None
 
     def _reader(self) -> Read | None:
-        name = options.value(self.config, "certify-by")
-        if not name or self._why_not():
+        if not self.request.certify_by or self._why_not():
             return None
         from benchsuite.benches.serving.local_judge import LocalJudge
 
-        return LocalJudge(name).read
+        return LocalJudge(self.request.certify_by).read
 
     def _servers(self, plan: ServingPlan) -> ServersInTurn:
         from benchsuite.benches.serving.restarts import ServersInTurn, read_commands
         from specdec.errors import SpecdecError
 
-        path = options.value(self.config, "endpoint-start")
-        if path:
-            return ServersInTurn(read_commands(self.config.invocation_params.dir / path, plan.endpoints))
+        if self.request.endpoint_start is not None:
+            return ServersInTurn(read_commands(self.request.endpoint_start, plan.endpoints))
         addresses = [endpoint.url for endpoint in plan.endpoints]
         twice = next((url for url in addresses if addresses.count(url) > 1), None)
         if twice:
@@ -108,49 +97,42 @@ class ServingPlugin:
         from dataclasses import replace
 
         from benchsuite.benches.serving.bench import ServingPlan, prompts_of
-        from benchsuite.benches.serving.figures import parse_slo
-        from benchsuite.measure.durations import parse_duration
+        from benchsuite.benches.serving.figures import Slo
         from benchsuite.measure.workloads import load_workload, workload_names
-        from specdec.errors import SpecdecError, unknown
         from specdec_plugins.endpoints.client import Ask
-        from specdec_plugins.endpoints.named import parse_endpoints
 
-        def value(name: str) -> str:
-            return options.value(self.config, name)
-
-        total = parse_duration(value("timeout"), "--specdec-timeout")
-        endpoints = parse_endpoints(value("endpoint"))
-        if total:
-            endpoints = [replace(one, total_s=total, read_s=min(one.read_s, total)) for one in endpoints]
-        names = [name for text in value("workload").split(",") for name in workload_names(text.strip())]
-        prompts = prompts_of([load_workload(name).first(options.count(self.config, "prompts")) for name in names])
-        api = value("endpoint-api")
-        dtypes = ("auto", "off", "float32", "bfloat16", "float16")
-        if value("certify") not in dtypes:
-            raise unknown("--specdec-certify", value("certify"), dtypes)
-        if api not in ("completions", "chat"):
-            raise unknown("--specdec-endpoint-api", api, ("completions", "chat"))
-        try:
-            heat, tokens, seed = float(value("temperature")), int(value("max-new-tokens")), int(value("seed"))
-        except ValueError:
-            raise SpecdecError(
-                "endpoints are asked with one value each of --specdec-temperature, --specdec-max-new-tokens and "
-                f"--specdec-seed; got {value('temperature')!r}, {value('max-new-tokens')!r}, {value('seed')!r}"
-            ) from None
+        request, endpoints = self.request, self.request.endpoint
+        if total := request.timeout:
+            endpoints = tuple(replace(one, total_s=total, read_s=min(one.read_s, total)) for one in endpoints)
+        names = [name for text in request.workload for name in workload_names(text)]
+        prompts = prompts_of([load_workload(name).first(request.prompts) for name in names])
+        heat, tokens = self._one("temperature"), int(self._one("max_new_tokens"))
         # A sampled run with one seed would be the same text in every round; servers differ in what they do with it.
-        ask = Ask("", tokens, heat, chat=api == "chat", seed=seed if heat else None)
-        rounds = options.count(self.config, "pairs") or 1
-        return ServingPlan(tuple(endpoints), prompts, ask, rounds, parse_slo(value("slo")), seed)
+        ask = Ask("", tokens, heat, chat=request.endpoint_api == "chat", seed=request.seed if heat else None)
+        slo = Slo(**request.slo) if request.slo else None
+        return ServingPlan(endpoints, prompts, ask, request.pairs or 1, slo, request.seed)
+
+    def _one(self, name: str) -> float:
+        """The value of a parameter of sampling; SpecdecError for several."""
+        from specdec.errors import SpecdecError
+
+        found = self.request.sampling[name]
+        if len(found) > 1:
+            option = name.replace("_", "-")
+            raise SpecdecError(
+                f"--specdec-{option} is {self.request.texts[option]!r}; endpoints are asked with one value of it"
+            )
+        return found[0]
 
     def _why_not(self) -> str:
         """Why no output is compared; empty if they are."""
-        if not options.value(self.config, "endpoint"):
+        if not self.request.endpoint:
             return NONE
-        if options.value(self.config, "certify") == "off":
+        if self.request.certify == "off":
             return "--specdec-certify off"
-        if "," not in options.value(self.config, "endpoint"):
+        if len(self.request.endpoint) == 1:
             return "a single endpoint has nothing to be compared with"
-        if options.value(self.config, "temperature").strip() not in ("0", "1", "0.0", "1.0"):
+        if self.request.sampling["temperature"] not in ((0.0,), (1.0,)):
             return "outputs are compared at temperature 0 or 1: servers' log-probabilities of others differ in meaning"
         return ""
 
@@ -160,12 +142,11 @@ class ServingPlugin:
         if reason:
             pytest.skip(reason)
         assert self.bench is not None
-        dtype = options.value(self.config, "certify")
-        return self.bench.certify("unknown" if dtype == "auto" else dtype)
+        return self.bench.certify("unknown" if self.request.certify == "auto" else self.request.certify)
 
     def _keep(self, bench: ServingBench) -> None:
         """Write what is there to one file, replacing the file of the block before in one go."""
-        root = options.results_root(self.config)
+        root = self.request.results_root()
         if root is None:
             return
         from benchsuite.machine.files import strict_json, write_file
@@ -183,7 +164,7 @@ class ServingPlugin:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the results folder."""
         measured = self.bench is not None and (self.bench.blocks or self.bench.certificates)
-        root = options.results_root(self.config) if measured else None
+        root = self.request.results_root() if measured else None
         if self.bench is not None:
             self.bench.servers.close()
         if root is None or self.bench is None:

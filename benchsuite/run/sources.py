@@ -10,17 +10,15 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from benchsuite import options
-from benchsuite.options import VARIABLES, Option
+from benchsuite.options import VARIABLES, Option, Texts
 
 Known = Mapping[str, tuple[str, Option]]
 """Options as a configuration file names them, ``target`` and ``gate-against``: each with the group that it is of."""
-
 
 OTHERS = ("SPECDEC_FORCE_PY", "SPECDEC_CACHE", "SPECDEC_LOAD_PLUGINS")
 """Variables that are read where they are needed, and stand for no option."""
@@ -45,39 +43,40 @@ class Source:
     whole: bool = False
 
 
-def configure(config: pytest.Config, known: Known) -> None:
-    """Set every option that the command line leaves open and a file, a variable or a repeated run gives.
+def with_sources(given: Texts, known: Known) -> Texts:
+    """Return ``given`` with the texts that a file, variables and a repeated run have for what the command line leaves
+    open.
 
     Raises UsageError for a file that cannot be read, a name that is no option, a value of the wrong type, and sources
     that contradict each other.
     """
-    sources = [*_file(config, known), *_repeated(config), *_variables()]
-    for name, (group, option) in known.items():
-        key = options.key_of(option.name, group)
-        given = {source.where: source.texts[name] for source in sources if name in source.texts}
-        if not given or config.getoption(key) is not None:
+    sources = [*_file(given, known), *_repeated(given), *_variables()]
+    texts, chosen = dict(given.texts), set(given.given)
+    for name in known:
+        said = {source.where: source.texts[name] for source in sources if name in source.texts}
+        if not said or name in given.given:
             continue
-        if len(set(given.values())) > 1:
-            said = ", ".join(f"{text!r} in {where}" for where, text in given.items())
-            raise pytest.UsageError(f"{name} has two values: {said}; leave out one, or say --{_written(name)}=…")
-        text = next(iter(given.values()))
-        chosen = any(name in source.texts and not source.whole for source in sources)
-        if chosen or text != options.value(config, option.name, group):
-            setattr(config.option, key, text)
+        if len(set(said.values())) > 1:
+            written = ", ".join(f"{text!r} in {where}" for where, text in said.items())
+            raise pytest.UsageError(f"{name} has two values: {written}; leave out one, or say --{_written(name)}=…")
+        text = next(iter(said.values()))
+        if text != texts[name] or any(name in source.texts and not source.whole for source in sources):
+            texts[name] = text
+            chosen.add(name)
+    return replace(given, texts=texts, given=frozenset(chosen))
 
 
 def _written(name: str) -> str:
     return name if name.startswith("gate-") else f"specdec-{name}"
 
 
-def _file(config: pytest.Config, known: Known) -> list[Source]:
+def _file(given: Texts, known: Known) -> list[Source]:
     """The texts in ``--specdec-config``, a YAML mapping from options to values or lists of values."""
-    text = options.value(config, "config")
-    if not text:
+    text, path = given.texts["config"], given.path("config")
+    if path is None:
         return []
     import yaml
 
-    path = config.invocation_params.dir / text
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -113,16 +112,16 @@ def _plain(value: Any) -> bool:
     return isinstance(value, str | int | float)
 
 
-def _repeated(config: pytest.Config) -> list[Source]:
+def _repeated(given: Texts) -> list[Source]:
     """The options of the run whose folder ``--specdec-repeat`` names."""
-    text = options.value(config, "repeat")
-    if not text:
+    text, folder = given.texts["repeat"], given.path("repeat")
+    if folder is None:
         return []
     from benchsuite.store.journal import Journal
     from specdec.errors import SpecdecError
 
     try:
-        said = Journal.load(config.invocation_params.dir / text).said
+        said = Journal.load(folder).said
     except SpecdecError as error:
         raise pytest.UsageError(f"--specdec-repeat: {error}") from None
     return [Source(f"the run in {text}", {name: got for name, got in said["options"].items() if got}, whole=True)]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchsuite import options
 from benchsuite.report.replay import replayed_seconds
 from benchsuite.run.capture import uncaptured
 from benchsuite.run.ranks import RankedPlugin
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from benchsuite.measure.plan import MeasuringPlan
     from benchsuite.measure.results import Row
     from benchsuite.measure.session import Bench
+    from benchsuite.run.request import RunRequest
     from benchsuite.store.journal import Lines
 
 
@@ -36,18 +36,18 @@ def row_of(item: pytest.Item) -> str | None:
 class ComparisonPlugin:
     """Builds the arms of the run's matrix, measures them with a ``Bench``, and reports the results.
 
-    ``pairs``: the least number of pairs in which each row is timed. ``gated``: whether the gate compares the rows.
+    A gate that saves a baseline times each row in at least its number of pairs.
     """
 
-    def __init__(self, config: pytest.Config, pairs: int = 1, gated: bool = False) -> None:
-        self.config, self.pairs, self.gated = config, pairs, gated
+    def __init__(self, config: pytest.Config, request: RunRequest) -> None:
+        self.config, self.request = config, request
         self.arms: dict[str, Arm] = {}
         self.bench: Bench | None = None
         self.measured: Measured | None = None  # the bench's own, or what the workers of pytest-xdist have measured
         self._refused: Exception | None = None  # an invalid option, found where pytest would print a traceback
         self._bar: Any = None
-        self.ranked = RankedPlugin(config)
-        self._keeper = RunKeeper(config)
+        self.ranked = RankedPlugin(config, request)
+        self._keeper = RunKeeper(config, request)
         self._lines: list[Lines] = []  # of pytest-xdist's workers
         self._session: Any = None
         self._predicted: list[str] = []
@@ -62,8 +62,7 @@ class ComparisonPlugin:
         if name not in self.arms:
             return None  # no row, or a matrix that was refused
         setting = self.arms[name].setting
-        chooses = options.value(self.config, "precision") or options.value(self.config, "budget")
-        return (setting.without_workload if chooses else setting).id
+        return (setting.without_workload if self.request.chooses else setting).id
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give every test that requests ``specdec_row`` one item for each arm of the matrix."""
@@ -79,7 +78,7 @@ class ComparisonPlugin:
         from specdec.errors import SpecdecError
 
         try:
-            self.arms = {arm.id: arm for arm in matrix.build_matrix(self.config)}
+            self.arms = {arm.id: arm for arm in matrix.build_matrix(self.request)}
         except SpecdecError as error:
             self._refused = error
 
@@ -126,19 +125,16 @@ class ComparisonPlugin:
     def _prepared(self, arms: list[Arm]) -> Bench:
         from benchsuite.measure.session import Bench
         from specdec.devices import be_deterministic
-        from specdec.errors import SpecdecError
         from specdec.ranks import on_all_ranks
 
         config = self.config
         plan = self._plan()
-        if self.gated and options.flag(config, "resume"):
-            raise SpecdecError("the gate measures every row itself: leave out --specdec-resume, or --gate")
         with uncaptured(config):
-            self.ranked.begin(arms, self.gated, self._abandon)
+            self.ranked.begin(arms, self.request.gate is not None, self._abandon)
         with on_all_ranks("the folder of results"):
             if self.ranked.first:
                 self._keeper.begin([*self.arms.values()])
-        said = [be_deterministic(int(options.value(config, "seed")))] if options.flag(config, "deterministic") else []
+        said = [be_deterministic(self.request.seed)] if self.request.deterministic else []
         bench = Bench(plan, self._abandon, self._keep)
         bench.card += [*said, *self._keeper.repeated()]
         arms = self._keeper.go_on(bench, arms)
@@ -154,82 +150,52 @@ class ComparisonPlugin:
             self.ranked.ranks.end(self._keeper.full)
         if self._keeper.full:
             self._session.shouldstop = self._keeper.full
-        elif self._keeper.journal and options.flag(self.config, "profile"):
+        elif self._keeper.journal and self.request.profile:
             self.bench.trace(cell.setting, self._keeper.journal.traces())
 
     def _plan(self) -> MeasuringPlan:
-        """The plan that the options ask for. SpecdecError for a wrong value, and for options that exclude others."""
-        from benchsuite.measure.durations import parse_duration, parse_share
-        from benchsuite.measure.guards import parse_across
+        """The plan of this request. SpecdecError for what this process cannot do."""
+        from benchsuite.measure.guards import known_conditions
         from benchsuite.measure.plan import MeasuringPlan
-        from specdec.errors import SpecdecError
 
-        def value(name: str) -> str:
-            return options.value(self.config, name)
-
-        prompts, pairs = (options.count(self.config, name) for name in ("prompts", "pairs"))
-        if value("detail") not in ("steps", "rows"):
-            raise SpecdecError(f"--specdec-detail is {value('detail')!r}; expected steps or rows")
-        if value("graphs") not in ("auto", "off"):
-            raise SpecdecError(f"--specdec-graphs is {value('graphs')!r}; expected auto or off")
-        dry = options.flag(self.config, "dry-run")
-        self._check_predict(dry)
-        if dry and self.gated:
-            raise SpecdecError("a dry run has nothing to gate: leave out --specdec-dry-run, or --gate")
-        precision = parse_share(value("precision"), "--specdec-precision") if value("precision") else None
-        budget = parse_duration(value("budget"), "--specdec-budget")
-        if (precision or budget) and pairs:
-            raise SpecdecError(
-                "--specdec-pairs fixes what --specdec-precision and --specdec-budget choose: leave out one or the other"
-            )
-        if (precision or budget) and self.gated:
-            raise SpecdecError(
-                "the gate compares runs of the same work, and --specdec-precision and --specdec-budget choose another "
-                "in every run: leave them out, or fix the work with --specdec-prompts and --specdec-pairs"
-            )
+        request, gate = self.request, self.request.gate
+        self._check_predict()
         return MeasuringPlan(
-            prompts=prompts or (1 if dry else None),
-            pairs=pairs or 1,
-            least=self.pairs,
-            precision=precision,
-            budget=budget,
-            timeout=parse_duration(value("timeout"), "--specdec-timeout"),
-            baseline=value("baseline"),
-            dry=dry,
-            judge=value("judge"),
-            debug=options.flag(self.config, "debug"),
-            graphs=value("graphs") == "auto",
-            exact=options.flag(self.config, "exact"),
-            across=parse_across(value("across")),
+            prompts=request.prompts or (1 if request.dry_run else None),
+            pairs=request.pairs or 1,
+            least=gate.pairs if gate and gate.save else 1,
+            precision=request.precision,
+            budget=request.budget,
+            timeout=request.timeout,
+            baseline=request.baseline,
+            dry=request.dry_run,
+            judge=request.judge,
+            debug=request.debug,
+            graphs=request.graphs == "auto",
+            exact=request.exact,
+            across=known_conditions(request.across),
         )
 
-    def _check_predict(self, dry: bool) -> None:
-        """Refuse a prediction that this run cannot make, or that would mean nothing."""
+    def _check_predict(self) -> None:
+        """Refuse a prediction that this process cannot make."""
         from benchsuite.predict.forecasts import check_source
         from specdec.errors import SpecdecError
 
-        given = options.value(self.config, "predict")
+        given = self.request.predict
         if given == "off":
             return
         check_source(given)
-        unfit = [
-            said
-            for said, holds in (
-                ("a dry run's figures mean nothing: leave out --specdec-dry-run", dry),
-                (
-                    "pytest-xdist's processes disturb each other's costs: leave out -n",
-                    hasattr(self.config, "workerinput"),
-                ),
-                ("costs of a target over several processes are not probed: run one process", self.ranked.ranks),
-            )
-            if holds
-        ]
-        if unfit:
-            raise SpecdecError(f"--specdec-predict {given}: {unfit[0]}, or --specdec-predict")
+        if hasattr(self.config, "workerinput"):
+            unfit = "pytest-xdist's processes disturb each other's costs: leave out -n"
+        elif self.ranked.ranks:
+            unfit = "costs of a target over several processes are not probed: run one process"
+        else:
+            return
+        raise SpecdecError(f"--specdec-predict {given}: {unfit}, or --specdec-predict")
 
     def _predict(self, bench: Bench) -> dict[str, str]:
         """Predict what was measured, if that is wished for; returns the files that say it, by their names."""
-        given = options.value(self.config, "predict")
+        given = self.request.predict
         if given == "off" or not bench.cells:
             return {}
         from benchsuite.machine.files import strict_json
@@ -314,7 +280,7 @@ class ComparisonPlugin:
     def pytest_configure_node(self, node: Any) -> None:
         """Give pytest-xdist's workers one folder for their cells, and all items of a cell to one of them."""
         node.workerinput[GROUPED] = self.config.option.dist == "loadgroup"
-        if self._keeper.journal is None and options.value(self.config, "results"):
+        if self._keeper.journal is None and self.request.results:
             from specdec.errors import SpecdecError
 
             try:

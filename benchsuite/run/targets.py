@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pytest
 
-from benchsuite import options
-
 if TYPE_CHECKING:
+    from benchsuite.run.request import RunRequest
     from specdec.catalog import Loaded
     from specdec.model import ArenaModel
 
@@ -32,8 +31,8 @@ class TargetPlugin(ABC, Generic[B]):
     rows: ClassVar[int] = 1
     max_length: ClassVar[int] = 4096
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
+    def __init__(self, config: pytest.Config, request: RunRequest) -> None:
+        self.config, self.request = config, request
         self.benches: dict[str, B] = {}
         self.card: list[str] = []
         self.outcomes: list[str] = []
@@ -58,8 +57,7 @@ class TargetPlugin(ABC, Generic[B]):
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make one item for each ``--specdec-target`` of every test that uses the fixture."""
         if self.fixture in metafunc.fixturenames:
-            targets = [name.strip() for name in options.value(self.config, "target").split(",") if name.strip()]
-            metafunc.parametrize(self.fixture, targets, indirect=True, scope="session")
+            metafunc.parametrize(self.fixture, self.request.target, indirect=True, scope="session")
 
     def bench(self, name: str) -> B:
         """Return the benchmark of one target, built once; fails the test if the target cannot be loaded."""
@@ -79,15 +77,11 @@ class TargetPlugin(ABC, Generic[B]):
         from benchsuite.machine.provenance import device_name
         from specdec import Registry, catalog, devices
         from specdec.model import ArenaModel
-        from specdec.registry import split_list
 
-        options.results_root(self.config)  # raises before the timing, not after it
-        backend, device_text, dtype_text = (
-            split_list(options.value(self.config, option))[0] for option in ("backend", "device", "dtype")
-        )
-        ops = Registry().backend(backend)
-        device = devices.pick_device(device_text)
-        dtype = devices.pick_dtype(dtype_text, device)
+        self.request.results_root()  # raises before the timing, not after it
+        ops = Registry().backend(self.request.backend[0])
+        device = devices.pick_device(self.request.device[0])
+        dtype = devices.pick_dtype(self.request.dtype[0], device)
         loaded = catalog.load(name, device, dtype, rows=self.rows, max_length=self.max_length)
         self.card = [
             f"machine {device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
@@ -100,7 +94,7 @@ class TargetPlugin(ABC, Generic[B]):
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the results folders."""
         measured = [bench for bench in self.benches.values() if self.measured(bench)]
-        root = options.results_root(self.config) if measured else None
+        root = self.request.results_root() if measured else None
         if root is None:
             return
         for bench in measured:

@@ -22,10 +22,11 @@ from benchsuite.machine import provenance
 from benchsuite.machine.files import MANIFEST, PART, stamped, strict_json, write_file, write_files
 from benchsuite.measure import cells
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.guards import parse_across
+from benchsuite.measure.guards import known_conditions
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.weights import Weights
 from specdec.errors import SpecdecError
+from specdec.lists import split_list
 from specdec.ranks import joined_ranks
 
 FORMAT, VERSION = "specdec-results", 1
@@ -167,7 +168,11 @@ class Journal:
     def measured(self) -> Measured:
         """Return everything that the run has measured."""
         options = self.said["options"]
-        found = Measured(options["baseline"], options.get("dry-run") == "true", parse_across(options.get("across", "")))
+        found = Measured(
+            options["baseline"],
+            options.get("dry-run") == "true",
+            known_conditions(split_list(options.get("across", ""))),
+        )
         self.tell(found)
         for cell in self.cells():
             found.add(cell)

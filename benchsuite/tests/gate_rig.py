@@ -21,6 +21,9 @@ from unittest.mock import patch
 
 import pytest
 
+from benchsuite.gate.rules import Rules, add_gate_options, parse
+from benchsuite.options import Texts
+from benchsuite.run.request import texts_of
 from benchsuite.tests.rig import Run, without_xdist
 
 TESTS = """
@@ -191,3 +194,17 @@ PLAIN_RULES: dict[str, Any] = {
     "self_test": False,
 }
 """What the gate's options say where none is given, but ``--gate=fail``."""
+
+
+def ruled(
+    folder: Path, *arguments: str, ini: Mapping[str, str] | None = None, inipath: Path | None = None
+) -> Rules | None:
+    """The rules that pytest's arguments in ``folder`` and the values of an ini file give."""
+    defaults = texts_of({}, folder)
+    parser = pytest.Parser(_ispytest=True)
+    add_gate_options(parser)
+    typed = vars(parser.parse_known_args(list(arguments)))
+    given = {name.replace("_", "-"): str(text) for name, text in typed.items() if text is not None}
+    written = {name.replace("_", "-"): text for name, text in (ini or {}).items()}
+    texts = {**defaults.texts, **written, **given}
+    return parse(Texts(texts, frozenset(given.keys() - {"gate-plant"}), folder, inipath.parent if inipath else None))

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -19,12 +18,12 @@ import torch
 from _pytest.mark.structures import ParameterSet
 from transformers import PreTrainedModel
 
-from benchsuite import options
 from benchsuite.conformance.models.tiny import registry
 from benchsuite.judge.sources import TokenSource
 from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.peers import PeerRunner, parse_peer
+from benchsuite.run.request import RunRequest, texts_of
 from benchsuite.store.journal import Journal
 from benchsuite.workshop.native.cuda_on_host import cuda_on_host
 from specdec import PeerEnv, Registry, Request, SamplingParams, catalog
@@ -148,11 +147,9 @@ QUICK = (*SHORT, "--specdec-max-new-tokens", "6", "--specdec-prompts", "1")
 """pytest's arguments for a short main job on the tiny target."""
 
 
-def config(**given: str) -> Any:
-    """A pytest config with these options, the others at their defaults."""
-    values = {f"specdec_{option.name.replace('-', '_')}": option.default for option in options.OPTIONS}
-    values |= {f"specdec_{name}": value for name, value in given.items()}
-    return SimpleNamespace(getoption=values.get, getini=values.get)
+def requested(**given: str) -> RunRequest:
+    """The request of a run with these options, the others at their defaults."""
+    return RunRequest.of(texts_of(given))
 
 
 def without_xdist(variables: Mapping[str, str]) -> dict[str, str]:

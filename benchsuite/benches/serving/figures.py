@@ -11,7 +11,6 @@ from statistics import fmean, median
 
 from benchsuite.benches.serving.load import Sent
 from benchsuite.measure.interval import Estimate, estimate
-from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.replies import Reply
 
 LEARNT = 1.1
@@ -34,24 +33,6 @@ class Slo:
         found = {"ttft": ttft_of(reply), "tpot": tpot_of(reply), "e2e": reply.seconds}
         limits = {name: getattr(self, name) for name in found}
         return all(limit is None or found[name] is None or found[name] <= limit for name, limit in limits.items())
-
-
-def parse_slo(text: str) -> Slo | None:
-    """Return the limits of ``ttft=0.5,tpot=0.05,e2e=10``, in seconds; None for an empty text.
-
-    Raises SpecdecError for another name or a number that is not above 0.
-    """
-    found: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = part.partition("=")
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = 0.0
-        if name not in ("ttft", "tpot", "e2e") or seconds <= 0:
-            raise SpecdecError(f"--specdec-slo has {part!r}; expected ttft, tpot or e2e in seconds, as in ttft=0.5")
-        found[name] = seconds
-    return Slo(**found) if found else None
 
 
 def ttft_of(reply: Reply) -> float | None:

@@ -35,24 +35,12 @@ class Traffic:
         return f"c{self.concurrency}" if self.concurrency else f"r{self.rate:g}"
 
 
-def parse_loads(concurrency: str, rate: str) -> list[Traffic]:
-    """Return the loads of ``--specdec-concurrency`` and ``--specdec-rate``. SpecdecError for a wrong number.
+def loads_of(concurrency: Sequence[int], rates: Sequence[float]) -> list[Traffic]:
+    """Return the loads of ``--specdec-concurrency`` and ``--specdec-rate``, each once. SpecdecError if both are empty.
 
-    Example: ``parse_loads("1,4", "2")`` has three loads.
+    Example: ``loads_of([1, 4], [2.0])`` has three loads.
     """
-    found = []
-    for text in filter(None, (part.strip() for part in concurrency.split(","))):
-        if not text.isdecimal() or not int(text):
-            raise SpecdecError(f"--specdec-concurrency has {text!r}; expected whole numbers, 1 or more, as in 1,4")
-        found.append(Traffic(concurrency=int(text)))
-    for text in filter(None, (part.strip() for part in rate.split(","))):
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
-            raise SpecdecError(f"--specdec-rate has {text!r}; expected requests a second above 0, as in 0.5,2")
-        found.append(Traffic(rate=value))
+    found = [*(Traffic(concurrency=count) for count in concurrency), *(Traffic(rate=rate) for rate in rates)]
     if not found:
         raise SpecdecError("neither --specdec-concurrency nor --specdec-rate is given; expected one, as in 1,4")
     return list(dict.fromkeys(found))

@@ -14,13 +14,12 @@ from benchsuite.benches.serving.figures import (
     ServedBlock,
     Slo,
     endpoint_figures,
-    parse_slo,
     percentile,
     token_gaps_of,
     tpot_of,
     ttft_of,
 )
-from benchsuite.benches.serving.load import Sent, Traffic, parse_loads, send
+from benchsuite.benches.serving.load import Sent, Traffic, loads_of, send
 from specdec import SpecdecError
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.replies import Chunk, EndpointFailure, Reply, Token
@@ -149,23 +148,12 @@ def test_goodput_counts_requests_that_keep_every_limit_over_all_that_were_asked(
     assert row.goodput == (0.5, 0.5)
 
 
-def test_limits_and_loads_are_read() -> None:
-    assert parse_slo(" ttft=0.5, e2e=10 ") == Slo(ttft=0.5, e2e=10.0)
-    assert parse_slo("") is None
-    assert parse_loads("1,4", "0.5") == [Traffic(concurrency=1), Traffic(concurrency=4), Traffic(rate=0.5)]
-    assert parse_loads("", "2") == [Traffic(rate=2.0)]
-
-
-@pytest.mark.parametrize("text", ["ttft", "itl=1", "ttft=0", "tpot=fast"])
-def test_a_wrong_limit_is_refused(text: str) -> None:
-    with pytest.raises(SpecdecError, match="expected ttft, tpot or e2e"):
-        parse_slo(text)
-
-
-@pytest.mark.parametrize(("concurrency", "rate"), [("0", ""), ("two", ""), ("", "-1"), ("", "inf"), ("", "")])
-def test_a_wrong_load_is_refused(concurrency: str, rate: str) -> None:
-    with pytest.raises(SpecdecError, match="expected"):
-        parse_loads(concurrency, rate)
+def test_every_number_of_a_request_is_a_load_and_none_is_refused() -> None:
+    loads = [Traffic(concurrency=1), Traffic(concurrency=4), Traffic(rate=0.5)]
+    assert loads_of([1, 4, 1], [0.5]) == loads
+    assert loads_of([], [2.0]) == [Traffic(rate=2.0)]
+    with pytest.raises(SpecdecError, match="neither --specdec-concurrency nor --specdec-rate is given"):
+        loads_of([], [])
 
 
 class _Recorder:

@@ -7,46 +7,27 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from benchsuite.gate import rules
 from benchsuite.gate.processes import run_group
 from benchsuite.gate.record import GateError
-from benchsuite.gate.rules import Rules, add_gate_options, parse
-from benchsuite.tests.gate_rig import PLAIN_RULES
-
-
-def _parsed(folder: Path, *arguments: str, ini: dict[str, str] | None = None, inipath: Path | None = None) -> Any:
-    parser = pytest.Parser(_ispytest=True)
-    add_gate_options(parser)
-    option = parser.parse_known_args(list(arguments))
-    known = {name: default for name, (_, _, default) in parser._inidict.items()} | (ini or {})
-    given = SimpleNamespace(
-        option=option,
-        getoption=lambda name: getattr(option, name),
-        getini=lambda name: known[name],
-        inipath=inipath,
-        invocation_params=SimpleNamespace(dir=folder),
-    )
-    return parse(cast(pytest.Config, given))
+from benchsuite.gate.rules import Rules
+from benchsuite.tests.gate_rig import PLAIN_RULES, ruled
 
 
 def test_a_gate_that_is_switched_off_keeps_only_what_a_saving_run_needs(tmp_path: Path) -> None:
     (tmp_path / "base.json").write_text("{}")
     saved = replace(Rules(file=None, **PLAIN_RULES), mode="off", save=tmp_path / "new.json")
     off = ("--gate=off", "--gate-save=new.json")
-    assert _parsed(tmp_path, *off) == saved
-    assert _parsed(tmp_path, *off, "--gate-against=base.json") == saved
-    assert (
-        _parsed(tmp_path, *off, "--gate-anchor=base.json") == _parsed(tmp_path, *off, "--gate-anchor=no.json") == saved
-    )
-    assert _parsed(tmp_path, *off, "--gate-environment=own") == replace(saved, own_environment=True)
-    assert _parsed(tmp_path, *off, "--gate-self-test") == replace(saved, self_test=True)
-    assert _parsed(tmp_path, *off, "--gate-level=0,1") == replace(saved, levels=(0, 1))
-    assert _parsed(tmp_path, "--gate=off", "--gate-level=9", "--gate-anchor=no.json") is None
+    assert ruled(tmp_path, *off) == saved
+    assert ruled(tmp_path, *off, "--gate-against=base.json") == saved
+    assert ruled(tmp_path, *off, "--gate-anchor=base.json") == ruled(tmp_path, *off, "--gate-anchor=no.json") == saved
+    assert ruled(tmp_path, *off, "--gate-environment=own") == replace(saved, own_environment=True)
+    assert ruled(tmp_path, *off, "--gate-self-test") == replace(saved, self_test=True)
+    assert ruled(tmp_path, *off, "--gate-level=0,1") == replace(saved, levels=(0, 1))
+    assert ruled(tmp_path, "--gate=off", "--gate-level=9", "--gate-anchor=no.json") is None
     assert not saved.gating
     assert [replace(saved, mode=mode).gating for mode in ("fail", "report")] == [True, True]
 
@@ -56,12 +37,10 @@ def test_a_gate_of_the_ini_file_is_switched_off_by_the_command_line(tmp_path: Pa
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "base.json").write_text("{}")
     inipath = tmp_path / "more" / "pytest.ini"
-    gated = _parsed(tmp_path, ini=ini, inipath=inipath)
+    gated = ruled(tmp_path, ini=ini, inipath=inipath)
     assert gated == replace(Rules(file=tmp_path / "more" / "base.json", **PLAIN_RULES), mode="report")
-    assert _parsed(tmp_path, "--gate=off", ini=ini, inipath=inipath) is None
-    assert _parsed(tmp_path, ini={"gate_against": "base.json"}, inipath=inipath) is None, (
-        "an ini file may prepare a gate"
-    )
+    assert ruled(tmp_path, "--gate=off", ini=ini, inipath=inipath) is None
+    assert ruled(tmp_path, ini={"gate_against": "base.json"}, inipath=inipath) is None, "an ini file may prepare a gate"
 
 
 @pytest.mark.parametrize(
@@ -69,23 +48,14 @@ def test_a_gate_of_the_ini_file_is_switched_off_by_the_command_line(tmp_path: Pa
     [("", None), ("0", (0,)), ("1", (1,)), ("2", (2,)), ("2,1,0", (0, 1, 2)), (" 1 , 1", (1,))],
 )
 def test_levels_are_read_once_each_and_in_order(text: str, levels: tuple[int, ...] | None) -> None:
-    assert rules._levels(text) == levels
+    assert rules.read_levels(text, "--gate-level") == levels
 
 
 @pytest.mark.parametrize(
     ("text", "launches"), [("1", (1, 0)), ("1+0", (1, 0)), ("2+3", (2, 3)), (" 10 + 20 ", (10, 20)), ("7+1", (7, 1))]
 )
 def test_launches_are_first_and_more(text: str, launches: tuple[int, int]) -> None:
-    assert rules._launches(text) == launches
-
-
-def test_numbers_are_read_between_their_limits() -> None:
-    assert [rules._fraction("alpha", text) for text in ("1e-9", "0.5", " 0.999999 ")] == [1e-9, 0.5, 0.999999]
-    assert [rules._whole("pairs", text) for text in ("1", "2", "010")] == [1, 2, 10]
-    for text in ("0", "00", "", " ", "+1", "1 2"):
-        with pytest.raises(GateError) as refused:
-            rules._whole("pairs", text)
-        assert str(refused.value) == f"--gate-pairs is {text!r}; expected a whole number, 1 or more"
+    assert rules.read_launches(text, "--gate-launches") == launches
 
 
 def test_an_export_is_a_format_and_a_file_that_may_have_an_equals_sign() -> None:

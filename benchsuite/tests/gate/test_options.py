@@ -7,36 +7,16 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
-from benchsuite.gate.rules import Rules, add_gate_options, parse, refuse_what_disables
+from benchsuite.gate.rules import Rules, refuse_what_disables
 from benchsuite.machine.provenance import git
-from benchsuite.tests.gate_rig import PLAIN_RULES
-
-
-def configured(
-    start_folder: Path, *arguments: str, ini: dict[str, str] | None = None, inipath: Path | None = None
-) -> Any:
-    """What pytest makes of arguments and an ini file, with the gate's options alone."""
-    parser = pytest.Parser(_ispytest=True)
-    add_gate_options(parser)
-    option = parser.parse_known_args(list(arguments))
-    defaults = {name: default for name, (_, _, default) in parser._inidict.items()}
-    return SimpleNamespace(
-        option=option,
-        getoption=lambda name: getattr(option, name),
-        getini=lambda name: {**defaults, **(ini or {})}[name],
-        inipath=inipath,
-        invocation_params=SimpleNamespace(dir=start_folder),
-    )
-
-
-def ruled(start_folder: Path, *arguments: str, **more: Any) -> Rules | None:
-    return parse(cast(pytest.Config, configured(start_folder, *arguments, **more)))
+from benchsuite.tests.gate_rig import PLAIN_RULES, ruled
+from specdec import SpecdecError
 
 
 @pytest.fixture
@@ -201,7 +181,7 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(
     start_folder: Path, arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(start_folder.parent))
-    with pytest.raises(GateError) as refused:
+    with pytest.raises((GateError, SpecdecError)) as refused:
         ruled(start_folder, *AGAINST, *arguments)
     assert str(refused.value) == sentence.format(start_folder=start_folder)
 

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from benchsuite.benches.serving.load import parse_loads
-from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
-from benchsuite.options import count
-from benchsuite.predict import commands
-from benchsuite.tests.rig import config
-from benchsuite.workshop.predictions import __main__
+from benchsuite.options import OPTIONS
+from benchsuite.tests.rig import requested
 from specdec import SpecdecError
 
-TYPED: dict[str, tuple[Callable[[str], Any], str]] = {
-    "--gate-pairs": (lambda text: rules._whole("pairs", text), "expected a whole number, 1 or more"),
-    "--gate-launches": (rules._launches, "expected FIRST+MORE"),
-    "--batch of predictions": (
-        lambda text: __main__._settings(Namespace(batch=text), ()),
-        "expected whole numbers from 1, as a comma list",
-    ),
-    "--batch of advice": (lambda text: commands.whole_numbers("--batch", text), "expected whole numbers from 1"),
-    "--specdec-concurrency": (lambda text: parse_loads(text, ""), "expected whole numbers, 1 or more"),
-    "--specdec-repeats": (lambda text: count(config(repeats=text), "repeats"), "expected a whole number"),
-}
+WHOLE = ("k", "adaptive-k", "concurrency", "batch", "top-k", "max-new-tokens", "prompts", "pairs", "seed", "shard")
+"""Options of whole numbers."""
 
 
-@pytest.mark.parametrize("name", TYPED)
-@pytest.mark.parametrize("text", ["²", "0", "1.5", "-1", "x"])
+@pytest.mark.parametrize("name", [*WHOLE, "gate-pairs", "gate-order-seed", "gate-launches", "gate-level"])
+@pytest.mark.parametrize("text", ["²", "1.5", "-1", "x", "1_0"])
 def test_what_is_no_whole_number_is_refused_by_the_options_own_sentence(name: str, text: str) -> None:
-    read, expected = TYPED[name]
+    gated = {"gate": "fail", "gate_self_test": "true"} if name.startswith("gate-") else {}
     with pytest.raises((SpecdecError, GateError)) as refused:
-        read(text)
-    assert expected in str(refused.value)
-    assert repr(text) in str(refused.value)
+        requested(**gated, **{name.replace("-", "_"): text})
+    option = name if name.startswith("gate-") else f"specdec-{name}"
+    assert str(refused.value).startswith(f"--{option} is {text!r}; expected ")
+
+
+@pytest.mark.parametrize("option", [one.name for one in OPTIONS if one.name not in ("arm", "endpoint")])
+def test_the_default_of_every_option_is_taken(option: str) -> None:
+    usual = requested()
+    written = next(one.default for one in OPTIONS if one.name == option)
+    assert requested(**{option.replace("-", "_"): written}).texts == usual.texts

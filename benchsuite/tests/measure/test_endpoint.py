@@ -16,10 +16,11 @@ from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.run.matrix import build_matrix, endpoint_peers
 from benchsuite.tests.faulty import DONE, STREAM, Fault, FaultyServer, event, plain_answer
 from benchsuite.tests.our_server import Bugs, OurServer
-from benchsuite.tests.rig import Make, Run, config, peer_runner, slow_after
+from benchsuite.tests.rig import Make, Run, peer_runner, requested, slow_after
 from specdec import Registry, Request, SamplingParams, SpecdecError, catalog
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
+from specdec_plugins.endpoints.named import parse_endpoints
 from specdec_plugins.engines.endpoint import EndpointPeer
 
 PROMPT = (3, 4, 5)
@@ -264,11 +265,11 @@ def test_parameters_that_completions_lack_are_refused(runner_of: Build) -> None:
 
 
 def test_endpoints_are_peers_of_every_setting() -> None:
-    texts = endpoint_peers("plain=http://localhost:1, spec=http://localhost:2#m")
+    texts = endpoint_peers(parse_endpoints("plain=http://localhost:1, spec=http://localhost:2#m"))
     assert [parse_peer(text).text for text in texts] == texts
-    arms = build_matrix(config(endpoint="spec=http://localhost:2#m", peer="none"))
+    arms = build_matrix(requested(endpoint="spec=http://localhost:2#m", peer="none"))
     assert {arm.peer for arm in arms if arm.peer} == {texts[1]}
-    assert endpoint_peers("") == []
+    assert endpoint_peers([]) == []
 
 
 @pytest.mark.slow

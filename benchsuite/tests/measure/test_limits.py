@@ -114,7 +114,6 @@ def test_numbers_that_json_lacks_are_written_as_texts_at_any_depth() -> None:
 
 
 def test_the_conditions_that_may_be_given_up_are_three() -> None:
-    assert guards.parse_across("dtype,compile,runtime") == ("dtype", "compile", "runtime")
     assert (guards.ACROSS, guards.UNLIKE, guards.LONGEST_PERIOD) == (("compile", "dtype", "runtime"), 0.25, 8)
 
 

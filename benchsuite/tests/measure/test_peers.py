@@ -27,7 +27,7 @@ from benchsuite.measure.results import Machine
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench
 from benchsuite.run.matrix import build_matrix
-from benchsuite.tests.rig import SETTING, Make, assert_same, config, peer_runner, slow_after
+from benchsuite.tests.rig import SETTING, Make, assert_same, peer_runner, requested, slow_after
 from specdec import Registry, SamplingParams, SpecdecError
 from specdec.assembly import Assembly
 
@@ -444,7 +444,7 @@ def test_a_forward_that_cannot_be_compiled_fails_its_row_alone(monkeypatch: pyte
     ],
 )
 def test_the_compiled_peer_runs_by_default_on_cuda_alone(device: str, peers: list[str]) -> None:
-    arms = build_matrix(config(target="tiny", workload="chat", device=device))
+    arms = build_matrix(requested(target="tiny", workload="chat", device=device))
     assert [arm.peer for arm in arms if arm.peer] == peers
 
 

@@ -12,14 +12,15 @@ from benchsuite.conformance.guards.tape import Tape
 from benchsuite.conformance.models import tiny
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, to_json
-from benchsuite.measure.guards import parse_across
+from benchsuite.measure.guards import known_conditions
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.measure.session import Bench
 from benchsuite.run.matrix import build_matrix
-from benchsuite.tests.rig import SETTING, config
+from benchsuite.tests.rig import SETTING, requested
 from specdec import Request, SpecdecError
+from specdec.lists import split_list
 
 REPLAYED = SETTING.replaced(backend="reference", max_new_tokens=12)
 PLAIN, EAGER, GARBAGE = Arm(REPLAYED), Arm(REPLAYED, eager=True), Arm(REPLAYED, draft="garbage", k=2)
@@ -41,7 +42,7 @@ def cell() -> Cell:
     ("device", "graphs", "rows"), [("cuda:1", "auto", ["plain eager"]), ("cuda", "off", []), ("cpu", "auto", [])]
 )
 def test_the_row_is_there_where_steps_are_recorded_alone(device: str, graphs: str, rows: list[str]) -> None:
-    arms = build_matrix(config(target="tiny", workload="chat", device=device, graphs=graphs))
+    arms = build_matrix(requested(target="tiny", workload="chat", device=device, graphs=graphs))
     found = [arm for arm in arms if arm.eager]
     assert [arm.label for arm in found] == rows
     assert all(arm.control and not arm.plain and arm.id.startswith("tiny-chat-plain-eager") for arm in found)
@@ -60,7 +61,7 @@ def test_it_decodes_plains_tokens_op_by_op(cell: Cell) -> None:
 def test_arms_of_two_runtimes_are_compared_only_if_that_is_asked_for(cell: Cell) -> None:
     reasons = {}
     for across in ("", "compile", "runtime"):
-        rows = Measured(across=parse_across(across))
+        rows = Measured(across=known_conditions(split_list(across)))
         rows.add(cell)
         reasons[across] = [row.info["not_comparable"] for row in rows.rows if row.arm in (EAGER, GARBAGE)]
         assert all(row.info["speedup"] for row in rows.rows)
@@ -70,7 +71,7 @@ def test_arms_of_two_runtimes_are_compared_only_if_that_is_asked_for(cell: Cell)
 
 def test_a_condition_that_does_not_exist_is_refused_with_the_choices() -> None:
     with pytest.raises(SpecdecError, match="unknown condition of --specdec-across 'runtme'; did you mean 'runtime'"):
-        parse_across("compile, runtme")
+        known_conditions(["compile", "runtme"])
 
 
 def test_a_cell_keeps_the_row_and_one_made_before_there_was_any_is_read(cell: Cell) -> None:

@@ -881,7 +881,7 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
     [
         (("--parts", "row"), "--parts is 'row'; expected some of rows, advisor, goodput, dtypes"),
         (("--drafts", "ngrm"), "--drafts is 'ngrm'; expected some of ngram, suffix"),
-        (("--batch", "one"), "--batch is 'one'; expected whole numbers from 1"),
+        (("--batch", "one"), "--batch is 'one'; expected whole numbers, 1 or more"),
         (("--arms", "ngrm/match"), "ngram"),
     ],
 )

@@ -14,7 +14,7 @@ from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.run.matrix import build_matrix
-from benchsuite.tests.rig import SETTING, Make, config
+from benchsuite.tests.rig import SETTING, Make, requested
 from specdec import SpecdecError, catalog, devices, smollm2
 
 CPU = torch.device("cpu")
@@ -32,24 +32,29 @@ CPU = torch.device("cpu")
         ({"peer": "transformers, transformers_prompt_lookup(kk=2)"}, "does not take kk .*its options: k=10, ngram=2"),
         ({"peer": "transformers_prompt_lookup(k=0)"}, "k of the peer .* is 0; expected a whole number, 1 or more"),
         ({"draft": " , "}, r"--specdec-draft is empty"),
-        ({"temperature": "1e-39"}, r"temperature is 1e-39; expected 0 \(greedy\) or at least 1e-06"),
-        ({"top_p": "2"}, r"top_p is 2.0; expected above 0"),
+        ({"temperature": "1e-39"}, r"temperature is '1e-39'; expected numbers, each 0 \(greedy\) or at least 1e-06"),
+        ({"top_p": "2"}, r"--specdec-top-p is '2'; expected numbers, each above 0"),
         ({"min_p": "1.5"}, r"--specdec-min-p is '1.5'; expected numbers, each 0 \(off\) to 1, separated"),
         ({"min_p": "little"}, r"--specdec-min-p is 'little'; expected numbers, each 0 \(off\) to 1"),
         ({"presence_penalty": "0, -3"}, r"--specdec-presence-penalty is '-3'; expected numbers, each -2 to 2"),
         ({"frequency_penalty": "2.1"}, r"--specdec-frequency-penalty is '2.1'; expected numbers, each -2 to 2"),
         ({"repetition_penalty": "0"}, r"--specdec-repetition-penalty is '0'; expected numbers, each a finite number"),
         ({"repetition_penalty": "inf"}, r"--specdec-repetition-penalty is 'inf'; .* above 0 \(1 is off\)"),
-        ({"seed": "18446744073709551616"}, r"seed is 18446744073709551616; expected a whole number from 0 to"),
+        (
+            {"seed": "18446744073709551616"},
+            r"--specdec-seed is '18446744073709551616'; expected a whole number from 0",
+        ),
     ],
 )
 def test_a_wrong_option_value_is_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(SpecdecError, match=message):
-        build_matrix(config(**given))
+        build_matrix(requested(**given))
 
 
 def test_comma_lists_multiply_into_the_matrix() -> None:
-    arms = build_matrix(config(target="tiny", draft="ngram,oracle(0.5, seed=1)", k="2,4", batch="1,4", workload="chat"))
+    arms = build_matrix(
+        requested(target="tiny", draft="ngram,oracle(0.5, seed=1)", k="2,4", batch="1,4", workload="chat")
+    )
     ours = [arm for arm in arms if arm.draft]
     assert len(ours) == 2 * 2 * 2
     assert len({arm.id for arm in arms}) == len(arms)
@@ -59,7 +64,7 @@ def test_comma_lists_multiply_into_the_matrix() -> None:
 
 def test_penalties_and_min_p_make_settings_whose_ids_name_them_only_where_they_are_on() -> None:
     lists = {"min_p": "0, 0.1", "presence_penalty": "-0.5", "frequency_penalty": "0,1", "repetition_penalty": "1,1.2"}
-    arms = build_matrix(config(target="tiny", workload="chat", draft="ngram", peer="none", graphs="off", **lists))
+    arms = build_matrix(requested(target="tiny", workload="chat", draft="ngram", peer="none", graphs="off", **lists))
     assert len({arm.setting for arm in arms}) == 2 * 2 * 2
     assert len({arm.id for arm in arms}) == len(arms) == 8 * 3
     ours = [arm.id for arm in arms if arm.draft]
@@ -75,7 +80,7 @@ def test_penalties_and_min_p_make_settings_whose_ids_name_them_only_where_they_a
 
 def test_a_peer_is_one_arm_however_it_is_written_and_its_id_has_its_options() -> None:
     text = "transformers_prompt_lookup, transformers_prompt_lookup(k=10), transformers_prompt_lookup(k=2, ngram=3)"
-    arms = [arm for arm in build_matrix(config(target="tiny", workload="chat", peer=text)) if arm.peer]
+    arms = [arm for arm in build_matrix(requested(target="tiny", workload="chat", peer=text)) if arm.peer]
     lookups = ["transformers_prompt_lookup(k=10)", "transformers_prompt_lookup(k=2, ngram=3)"]
     assert [arm.peer for arm in arms] == lookups
     names = ["tiny-chat-transformers-prompt-lookup-k10", "tiny-chat-transformers-prompt-lookup-k2-ngram3"]

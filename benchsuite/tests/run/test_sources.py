@@ -9,7 +9,7 @@ import pytest
 
 from benchsuite import options
 from benchsuite.options import VARIABLES
-from benchsuite.plugin import OPTIONS
+from benchsuite.run.request import KNOWN
 from benchsuite.run.sources import FIXED, OTHERS
 from benchsuite.tests.rig import Run
 
@@ -124,9 +124,9 @@ def test_a_folder_that_is_none_cannot_be_repeated(inside: Run) -> None:
 
 
 def test_every_variable_stands_for_an_option_and_every_option_has_one_name() -> None:
-    assert {variable.option for variable in VARIABLES.values()} <= OPTIONS.keys()
+    assert {variable.option for variable in VARIABLES.values()} <= KNOWN.keys()
     assert not {*OTHERS, *FIXED} & VARIABLES.keys()
-    assert len(OPTIONS) == len({options.key_of(option.name, group) for group, option in OPTIONS.values()})
+    assert len(KNOWN) == len({options.key_of(option.name, group) for group, option in KNOWN.values()})
 
 
 @pytest.mark.slow

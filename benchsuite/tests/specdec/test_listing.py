@@ -10,6 +10,7 @@ import pytest
 from benchsuite.conformance.models import tiny
 from benchsuite.conformance.models.tiny import prompts, registry
 from benchsuite.run.matrix import build_matrix
+from benchsuite.run.request import read_request
 from benchsuite.tests.rig import QUICK, Make, Run
 from specdec import Controller, Draft, Env, Registry, Request, SamplingParams, SpecdecError, hookimpl
 from specdec.registry import KINDS
@@ -134,7 +135,7 @@ def test_arms_are_named_one_by_one(pytester: pytest.Pytester) -> None:
         "--specdec-arm",
         "ngram, eagle(head=a/b.safetensors)/rejection, suffix/match/goodput/15",
     )
-    found = [(arm.draft, arm.policy, arm.controller, arm.k) for arm in build_matrix(config)]
+    found = [(arm.draft, arm.policy, arm.controller, arm.k) for arm in build_matrix(read_request(config))]
     assert found == [
         (None, "match", "fixed", 0),
         (None, "match", "fixed", 0),  # plain again
@@ -146,7 +147,7 @@ def test_arms_are_named_one_by_one(pytester: pytest.Pytester) -> None:
 
 def test_an_adapted_length_is_an_arm_of_its_own(pytester: pytest.Pytester) -> None:
     config = pytester.parseconfig("--specdec-draft", "ngram", "--specdec-workload", "chat", "--specdec-adaptive-k", "9")
-    found = {(arm.controller, arm.k) for arm in build_matrix(config) if arm.draft}
+    found = {(arm.controller, arm.k) for arm in build_matrix(read_request(config)) if arm.draft}
     assert found == {("adaptive(maximum=9)", 4)}
 
 
@@ -168,8 +169,8 @@ def test_an_adapted_length_is_an_arm_of_its_own(pytester: pytest.Pytester) -> No
 def test_arms_that_contradict_themselves_are_refused(
     options: tuple[str, ...], message: str, pytester: pytest.Pytester
 ) -> None:
-    with pytest.raises(SpecdecError, match=message):
-        build_matrix(pytester.parseconfig(*options))
+    with pytest.raises((SpecdecError, pytest.UsageError), match=message):
+        build_matrix(read_request(pytester.parseconfig(*options)))
 
 
 def lengths(pytester: pytest.Pytester, *options: str) -> list[tuple[str, int | None]]:
@@ -177,7 +178,7 @@ def lengths(pytester: pytest.Pytester, *options: str) -> list[tuple[str, int | N
     config = pytester.parseconfig(
         "--specdec-draft", "ngram", "--specdec-workload", "chat", "--specdec-target", "tiny", *options
     )
-    return [(arm.controller, arm.k) for arm in build_matrix(config) if arm.draft]
+    return [(arm.controller, arm.k) for arm in build_matrix(read_request(config)) if arm.draft]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from benchsuite.conformance.models.tiny import registry
 from benchsuite.tests.rig import Make
 from specdec import Draft, Registry, SpecdecError, hookimpl, hookspecs
-from specdec.registry import KINDS, split_list
+from specdec.lists import split_list
+from specdec.registry import KINDS
 
 
 def plugin(name: str, factory: Any) -> Any:

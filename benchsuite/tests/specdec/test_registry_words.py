@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from specdec import Backend, Controller, Draft, Peer, Registry, SpecdecError, hookimpl, registry
-from specdec.registry import Entry, split_list
+from specdec.lists import split_list
+from specdec.registry import Entry
 
 HOOKS_OF = {
     "draft": "specdec_register_drafts",

@@ -24,15 +24,14 @@ from benchsuite.machine.files import strict_json, write_folder
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
-from benchsuite.measure.workloads import workload_names
 from benchsuite.predict.advisor import CLOSE, Advice, Advisor, TriedArm
-from benchsuite.predict.commands import whole_numbers
 from benchsuite.predict.forecasts import costs_of, forecasts_of
 from benchsuite.report.document import Table
 from benchsuite.report.page import plots_page
 from benchsuite.report.pictures import predicted_and_measured
 from benchsuite.report.predicted import cell_lines, forecast_json, forecast_lines
-from benchsuite.run.matrix import named_strategies
+from benchsuite.run.matrix import named_strategies, settings_of
+from benchsuite.run.request import request_of
 from benchsuite.workshop.predictions.grid import (
     Choice,
     Grid,
@@ -46,8 +45,7 @@ from benchsuite.workshop.predictions.grid import (
 )
 from benchsuite.workshop.predictions.planted import planted_lines, refusals
 from specdec.errors import SpecdecError
-from specdec.registry import split_list
-from specdec.request import SamplingParams
+from specdec.lists import split_list
 
 WORKLOADS = "chat,question_answering,summarisation,code_editing,rewriting,reasoning"
 
@@ -89,7 +87,12 @@ def predictions_main(arguments: list[str] | None = None) -> int:
                 files |= made
         text = "\n".join(lines) + "\n"
         folder = write_folder(
-            given.results, "predictions", {"predictions.md": text, **files}, lines[:4], given.seed, complete=True
+            given.results,
+            "predictions",
+            {"predictions.md": text, **files},
+            lines[:4],
+            request_of(given).seed,
+            complete=True,
         )
     except SpecdecError as error:
         print(f"benchsuite.workshop.predictions: {error}", file=sys.stderr)
@@ -112,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drafts", default=", ".join(DRAFTS), help=f"drafts of the grid; default: {', '.join(DRAFTS)}")
     parser.add_argument("--workload", default=WORKLOADS, help="kinds of text, as a comma list")
     parser.add_argument("--batch", default="1,4", help="batches, as a comma list")
-    parser.add_argument("--prompts", type=int, default=8, help="most prompts of each text")
-    parser.add_argument("--max-new-tokens", type=int, default=32)
+    parser.add_argument("--prompts", default="8", help="most prompts of each text")
+    parser.add_argument("--max-new-tokens", default="32")
     parser.add_argument(
         "--grid-tokens",
         type=int,
@@ -122,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in ("--dtype", "--device", "--backend"):
         parser.add_argument(name, default="auto")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", default="0")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where the folder is made")
     return parser
 
@@ -151,18 +154,8 @@ def _card(given: argparse.Namespace) -> list[str]:
     ]
 
 
-def _settings(given: argparse.Namespace, workloads: Sequence[str]) -> list[Setting]:
-    batches = whole_numbers("--batch", given.batch)
-    sampling = SamplingParams(seed=given.seed, max_new_tokens=given.max_new_tokens)
-    return [
-        Setting(given.target, given.backend, given.device, given.dtype, batch, workload, sampling)
-        for batch in batches
-        for workload in workloads
-    ]
-
-
-def _workloads(given: argparse.Namespace) -> list[str]:
-    return [name for text in split_list(given.workload) for name in workload_names(text)]
+def _settings(given: argparse.Namespace) -> list[Setting]:
+    return settings_of(request_of(given))
 
 
 def _tell(what: str) -> None:
@@ -172,9 +165,9 @@ def _tell(what: str) -> None:
 def _rows(run: _Run) -> tuple[list[str], dict[str, str]]:
     """Every row predicted from other texts, beside what was measured; and mistakes planted into the costs."""
     given = run.given
-    settings = _settings(given, _workloads(given))
+    settings = _settings(given)
     arms = [Arm(setting, **one) for setting in settings for one in named_strategies(given.arms)]
-    bench = Bench(MeasuringPlan(prompts=given.prompts))
+    bench = Bench(MeasuringPlan(prompts=request_of(given).prompts))
     bench.prepare(arms)
     for setting in settings:
         _tell(f"measuring {setting.id}")
@@ -198,11 +191,11 @@ class _Grids:
     """The grids of a command's texts, measured once for the parts that need them; ``probed``: seconds of the probe."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self.workloads = _workloads(given)
-        settings = [setting.replaced(max_new_tokens=given.grid_tokens) for setting in _settings(given, self.workloads)]
+        settings = [setting.replaced(max_new_tokens=given.grid_tokens) for setting in _settings(given)]
+        self.workloads = list(dict.fromkeys(setting.workload for setting in settings))
         drafts = _drafts(given)
         self.fixed, self.adapting = grid_arms(settings, drafts), adapting_arms(settings, drafts)
-        self.bench = Bench(MeasuringPlan(prompts=given.prompts))
+        self.bench = Bench(MeasuringPlan(prompts=request_of(given).prompts))
         self.bench.prepare([*self.fixed, *self.adapting])
         _tell("probing costs")
         began = time.perf_counter()
@@ -275,9 +268,9 @@ def _dtypes(run: _Run) -> tuple[list[str], dict[str, str]]:
     drafts, lines, files = _drafts(given), list[str](), dict[str, str]()
     for dtype in split_list(given.dtypes):
         _tell(f"goodput in {dtype}")
-        settings = [replace(setting, dtype=dtype) for setting in _settings(given, _workloads(given))]
+        settings = [replace(setting, dtype=dtype) for setting in _settings(given)]
         arms = adapting_arms(settings, drafts)
-        bench = Bench(MeasuringPlan(prompts=given.prompts))
+        bench = Bench(MeasuringPlan(prompts=request_of(given).prompts))
         bench.prepare(arms)
         found = regrets(bench, arms)
         lines += [f"## goodput in {dtype}", "", *regret_lines(found), ""]

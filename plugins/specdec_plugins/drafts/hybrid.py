@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec import Context, Draft, Request, SpecdecError, Verdict, Window, hookimpl
 from specdec.devices import uploaded
 from specdec.interfaces import DraftFactory, Env
-from specdec.registry import split_list
+from specdec.lists import split_list
 
 
 class Hybrid(Draft):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from specdec.errors import SpecdecError
-from specdec.registry import split_list
+from specdec.lists import split_list
 
 KEY = "SPECDEC_API_KEY"
 """The environment variable of the API key; ``SPECDEC_API_KEY_<NAME>`` is that of one endpoint."""
