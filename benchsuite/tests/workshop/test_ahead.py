@@ -77,7 +77,7 @@ def kernels_of_triton() -> set[str]:
 
 
 SPILLED = {("tree_attention", 80): 64, ("tree_attention", 90): 16, ("linear", 90): 8}
-"""Bytes of stack of a kernel on a chip that are known, in the whole matrix alone (docs/status.md)."""
+"""Bytes of stack of a kernel on a chip that are known, in the whole matrix alone (``REGISTERS``, Stacks)."""
 
 
 def known(one: Mapping[str, Any]) -> bool:
