@@ -204,7 +204,7 @@ class EngineRunner(EngineSource):
         return super().tokens(requests)
 
     def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
-        """As ``EngineSource``, with a draft that has forgotten what it had forgotten before the run."""
+        """As ``EngineSource``, with the draft reset to its state before the run."""
         self._as_before()
         return super().logits_at(requests, request, index)
 

@@ -89,9 +89,9 @@ def test_without_an_endpoint_nothing_runs_and_a_line_says_how(inside: Run) -> No
         (("--specdec-endpoint", "localhost:8000"), "expected name=url"),
         (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-concurrency", "0"), "--specdec-concurrency is '0'"),
         (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-slo", "itl=1"), "--specdec-slo is 'itl=1'"),
-        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-endpoint-api", "rpc"), "expected one of completions, chat"),
-        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-temperature", "0,1"), "endpoints are asked with one value of it"),
-        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-certify", "int8"), "expected one of auto, off, float32, bfloat16, float16"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-endpoint-api", "rpc"), "one of completions, chat"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-temperature", "0,1"), "with one value of it"),
+        (("--specdec-endpoint", "a=http://127.0.0.1:1", "--specdec-certify", "int8"), "one of auto, off, float32"),
         pytest.param(("--specdec-endpoint", "a=http://127.0.0.1:1"), "refused", marks=pytest.mark.slow),  # retries
     ],
 )

@@ -30,8 +30,8 @@ pytestmark = [
     ),
 ]
 
-KERNELS = Path(__file__).parents[3] / "docs" / "kernels.md"
-PAGE = KERNELS.read_text(encoding="utf-8")
+REGISTERS = Path(__file__).parents[3] / "docs" / "results" / "20261126-registers-triton.md"
+PAGE = REGISTERS.read_text(encoding="utf-8")
 
 
 def child(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -77,7 +77,7 @@ def kernels_of_triton() -> set[str]:
 
 
 SPILLED = {("tree_attention", 80): 64, ("tree_attention", 90): 16, ("linear", 90): 8}
-"""Bytes of stack of a kernel on a chip that are known, in the whole matrix alone (docs/status.md)."""
+"""Bytes of stack of a kernel on a chip that are known, in the whole matrix alone (``REGISTERS``, Stacks)."""
 
 
 def known(one: Mapping[str, Any]) -> bool:
@@ -114,7 +114,7 @@ def test_every_shape_batch_and_dtype_fits_every_chip(
 
 
 def cells(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], str]:
-    """Registers / KiB of shared memory, as docs/kernels.md shows them, by kernel and chip."""
+    """Registers / KiB of shared memory, as ``REGISTERS`` shows them, by kernel and chip."""
     return {
         (f"`{one['kernel']}`{', ' * bool(one['kind'])}{one['kind']}", one["chip"]): (
             f"{one['registers']} / {one['shared'] / 1024:.3g}"
@@ -125,14 +125,13 @@ def cells(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], str]:
 
 def page_cells() -> dict[tuple[str, int], str]:
     """The same, from the columns of the page for the Triton that is here; skips where it has none."""
-    section = PAGE.partition("## Compiled ahead of a GPU")[2].partition("\n## ")[0]
     here = version("triton") if find_spec("triton") else ""
-    ours = "" if f"(Triton {here}," in section else f", Triton {here}"
-    head, *lines = [line for line in section.splitlines() if line.startswith(("| kernel |", "| `"))]
+    ours = "" if f"(Triton {here}," in PAGE else f", Triton {here}"
+    head, *lines = [line for line in PAGE.splitlines() if line.startswith(("| kernel |", "| `"))]
     titles, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
     columns = {chip: titles.index(f"sm_{chip}{ours}") for chip in CHIPS if f"sm_{chip}{ours}" in titles}
     if here and not columns:
-        pytest.skip(f"docs/kernels.md has no column of Triton {here}")
+        pytest.skip(f"{REGISTERS.name} has no column of Triton {here}")
     return {(row[0], chip): row[column] for row in rows for chip, column in columns.items()}
 
 

@@ -1,10 +1,10 @@
 """Triton's kernels compiled for GPUs that are not here, and handed to a driver that launches nothing.
 
 ``python -m benchsuite.workshop.native.ahead`` prints what every kernel takes of every GPU, the table of
-docs/kernels.md. It calls the Triton backend's own methods (``benchsuite.workshop.native.calls``) on CPU tensors: the
-types, constants, alignments and options are those of a real call, and Triton's own launcher hands the arguments to a
-stub of the driver, where each is compared with what the method was given. It cannot run where ``TRITON_INTERPRET`` is
-set.
+docs/results/20261126-registers-triton.md. It calls the Triton backend's own methods
+(``benchsuite.workshop.native.calls``) on CPU tensors: the types, constants, alignments and options are those of a real
+call, and Triton's own launcher hands the arguments to a stub of the driver, where each is compared with what the method
+was given. It cannot run where ``TRITON_INTERPRET`` is set.
 """
 
 from __future__ import annotations

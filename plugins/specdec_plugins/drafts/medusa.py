@@ -108,7 +108,7 @@ class Medusa(Draft):
         self._hidden[row] = 0
 
     def keep(self, row: int, tokens: tuple[int, ...]) -> object:
-        """Nothing but that it can go on: the states of the last common tokens come again."""
+        """An empty marker: to resume needs no state, because the states of the last common tokens come again."""
         return ()
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
