@@ -159,7 +159,7 @@ def test_a_slowdown_of_all_rows_lengthens_every_forward_of_the_target(
 
 
 def test_admitting_wastes_a_fraction_of_the_last_runs_first_token(assemble: Make, plant_clock: PlantClock) -> None:
-    engine = assemble(max_rows=2).engine("ngram", k=2)
+    engine = assemble(max_rows=1).engine("ngram", k=2)
     plant(engine, Plant("admit", 1e4), {PROMPT})
 
     def ran(*prompts: tuple[int, ...]) -> tuple[float, list[Completion]]:
