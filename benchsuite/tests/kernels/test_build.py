@@ -97,6 +97,17 @@ def test_a_source_that_is_not_compiled_is_told_in_a_line_with_the_log(
     assert not any("-shared" in line for line in compiler_said(toy_build))
 
 
+def test_a_log_has_every_command_that_failed_and_what_it_said(toy_build: SimpleNamespace) -> None:
+    for name in ("bad.toy", "more-bad.toy"):
+        (toy_build.sources / name).write_text(f"error: {name}")
+    with pytest.raises(build.BuildError, match="error: bad.toy"):
+        toy_library(toy_build)
+    [log] = (toy_build.folder / "cache" / "kernels").iterdir()
+    first, said, second, other = filter(None, log.read_text().splitlines())
+    assert (said, other) == ("error: bad.toy", "error: more-bad.toy")
+    assert [str(toy_build.sources / name) in line for name, line in (("bad.toy", first), ("more-bad.toy", second))]
+
+
 def test_what_cannot_be_run_written_or_loaded_is_said(
     toy_build: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
