@@ -89,6 +89,7 @@ SHARES = dict.fromkeys(PARTS, 0.2)
 NONE_SHARES = dict.fromkeys(PARTS, 0.0)
 ROW, LAUNCH = ("rows", "r"), ("rows", "r", "launches", 0)
 TIMES = (*LAUNCH, "times", CALL)
+NO_COUNTS: list[Any] = [-1, "1", 2.0, True, None, HUGE, {}, [-1], [1, 2.0], [True], [[1]]]
 OTHERS: list[Any] = [[], "", "a", 1, True, None]
 """What is no object."""
 
@@ -112,7 +113,7 @@ CHECKS: list[tuple[tuple[Any, ...], list[Any], list[Any]]] = [
         [
             *OTHERS,
             {},
-            *({"a": 1, "b": value} for value in (-1, "1", 2.0, True, None, HUGE, {}, [-1], [1, 2.0], [True], [[1]])),
+            *({"a": 1, "b": wrong} for wrong in NO_COUNTS),
         ],
     ),
     ((*ROW, "ops"), [{}, {"a": 0}], [*OTHERS, {"a": -1}, {"a": [1]}, {"a": 1.0}]),
