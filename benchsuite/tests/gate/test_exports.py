@@ -38,7 +38,7 @@ def is_blocking(finding: Finding) -> bool:
     return finding.verdict == REGRESSED
 
 
-def cells(finding: Finding) -> dict[str, str]:
+def cells_of(finding: Finding) -> dict[str, str]:
     """The cells of a finding's line in a table, by the heads of their columns."""
     heads, _, line = (
         [cell.strip() for cell in row.strip("|").split("|")] for row in findings_table([finding], "github").splitlines()
@@ -47,22 +47,22 @@ def cells(finding: Finding) -> dict[str, str]:
 
 
 def test_a_line_has_what_a_finding_knows_and_no_other_column() -> None:
-    assert cells(FOUND[0]) == {"row": "ours", "level": "0", "verdict": "PASS"}
-    assert cells(FOUND[1]) == {
+    assert cells_of(FOUND[0]) == {"row": "ours", "level": "0", "verdict": "PASS"}
+    assert cells_of(FOUND[1]) == {
         **{"row": "ours", "level": "2", "of": "s/token", "verdict": "REGRESSED"},
         **{"change": "+6.0%", "bounds": "+5.0% to +7.0%", "where": "draft"},
     }
-    assert cells(FOUND[2])["of"] == "first token, anchor"
-    assert cells(FOUND[2])["bounds"] == "any to +2.0%"
-    assert cells(replace(FOUND[0], change=0.0, low=0.0, high=0.0))["bounds"] == "+0.0% to +0.0%"
+    assert cells_of(FOUND[2])["of"] == "first token, anchor"
+    assert cells_of(FOUND[2])["bounds"] == "any to +2.0%"
+    assert cells_of(replace(FOUND[0], change=0.0, low=0.0, high=0.0))["bounds"] == "+0.0% to +0.0%"
     for half in ({"low": 0.1}, {"high": 0.1}):
-        assert "bounds" not in cells(replace(FOUND[0], **half))  # type: ignore[arg-type]
+        assert "bounds" not in cells_of(replace(FOUND[0], **half))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("size", [1, 49, 50, 51, 150])
 def test_a_name_of_more_than_fifty_characters_keeps_its_end(size: int) -> None:
     name = "".join(chr(ord("a") + place % 26) for place in range(size))
-    shown = cells(Finding(name, 0, PASS, "m"))["row"]
+    shown = cells_of(Finding(name, 0, PASS, "m"))["row"]
     assert (shown == name) == (size <= 50)
     assert len(shown) == min(size, 50)
     assert name.endswith(shown.removeprefix("…"))

@@ -38,7 +38,7 @@ class _Kernel:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+def noted_launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """The launches of all kernels, none of which runs."""
     seen: list[Launch] = []
     for part in ("decoder", "verify", "window"):
@@ -80,13 +80,13 @@ ATTENTION: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("number", range(len(ATTENTION)))
-def test_attention_is_cut_into_tiles_and_parts_as_in_this_table(number: int, launches: list[Launch]) -> None:
+def test_attention_is_cut_into_tiles_and_parts_as_in_this_table(number: int, noted_launches: list[Launch]) -> None:
     dtype, exact, rows, heads, heads_kv, width, length, size, *wanted = ATTENTION[number]
     grid, group, share, parts, block_m, block_l, block_d = wanted
     query, keys = _zeros(rows, heads, width, size, dtype=dtype), _zeros(rows, heads_kv, length, size, dtype=dtype)
     out = _compiled(exact).tree_attention(query, keys, keys, _zeros(1, 1, width, length), 0.5, None)
     assert (out.shape, out.dtype) == ((rows, width, heads, size), dtype)
-    [(name, got, given, named)] = launches
+    [(name, got, given, named)] = noted_launches
     assert (name, got) == ("tree_attention", grid)
     assert (group, width, length, size, share, parts) in given
     mixes = given[6]
@@ -116,13 +116,13 @@ PRODUCTS: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("number", range(len(PRODUCTS)))
-def test_a_product_is_cut_into_the_tiles_of_this_table(number: int, launches: list[Launch]) -> None:
+def test_a_product_is_cut_into_the_tiles_of_this_table(number: int, noted_launches: list[Launch]) -> None:
     dtype, exact, bits, rows, outputs, inputs, grid, block_m, block_n, block_k, warps, stages = PRODUCTS[number]
     dense = _zeros(outputs, inputs, dtype=dtype)
     weight = dense if bits == 16 else Quantised.of(dense, bits)
     out = _compiled(exact).linear(_zeros(1, rows, inputs, dtype=dtype), weight, None)
     assert (out.shape, out.dtype) == ((1, rows, outputs), dtype)
-    [(name, got, _, named)] = launches
+    [(name, got, _, named)] = noted_launches
     assert (name, got, named["BITS"]) == ("linear", grid, bits)
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k}
     wanted = {**blocks, "num_warps": warps, "num_stages": stages, **FUSED}
@@ -258,10 +258,10 @@ GRIDS: list[tuple[str, Call, tuple[int, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("number", range(len(GRIDS)), ids=lambda n: f"{GRIDS[n][0]}-{n}")
-def test_a_kernel_has_the_programs_blocks_and_warps_of_this_table(number: int, launches: list[Launch]) -> None:
+def test_a_kernel_has_the_programs_blocks_and_warps_of_this_table(number: int, noted_launches: list[Launch]) -> None:
     kernel, call, grid, options = GRIDS[number]
     call(_compiled())
-    (name, got, _, named), *more = launches
+    (name, got, _, named), *more = noted_launches
     assert (name, got) == (kernel, grid)
     assert {key: named[key] for key in options} == options
     assert named.keys() - options.keys() <= {"CERTAIN"}
@@ -270,14 +270,14 @@ def test_a_kernel_has_the_programs_blocks_and_warps_of_this_table(number: int, l
     assert all(launch[3]["num_warps"] == 1 and grid[1] <= launch[3]["PARTS"] < 2 * grid[1] for launch in more)
 
 
-def test_results_have_the_dtype_of_what_was_given_unless_a_product_is_wide(launches: list[Launch]) -> None:
+def test_results_have_the_dtype_of_what_was_given_unless_a_product_is_wide(noted_launches: list[Launch]) -> None:
     x, codes = _zeros(1, 2, 3, 4, dtype=HALF), Quantised.of(_zeros(6, 4), 8)
     for backend, inner in ((_compiled(), HALF), (Triton(), F32)):
-        launches.clear()
+        noted_launches.clear()
         outs = [backend.rms_norm(x, x[0, 0, 0], 1e-5, 0.0), backend.silu_mul(x, x), backend.linear(x, codes, None)]
         assert {out.dtype for out in outs} == {HALF}
         assert backend.linear(x, codes, None, True).dtype == F32
-        made = [[t for t in given if isinstance(t, Tensor)] for _, _, given, _ in launches]
+        made = [[t for t in given if isinstance(t, Tensor)] for _, _, given, _ in noted_launches]
         assert all(any(t.dtype == inner for t in tensors) for tensors in made[:3])
 
 
@@ -296,16 +296,16 @@ def _run_layers(*sizes: int) -> None:
     _compiled(exact=True).decoder_layers(_zeros(1, 3, hidden), layers, (angle, angle), at)
 
 
-def test_a_layer_is_six_launches_unless_its_heads_do_not_fit_a_program(launches: list[Launch]) -> None:
+def test_a_layer_is_six_launches_unless_its_heads_do_not_fit_a_program(noted_launches: list[Launch]) -> None:
     joined = ["linear", "rotary_append", "tree_attention", "linear", "linear", "linear"]
     one_by_one = ["rms_norm", "linear", "rotary", "kv_append", "tree_attention", "linear"]
     one_by_one += ["rms_norm", "linear", "silu_mul", "linear"]
     for size, wanted in ((2, joined), (256, joined), (258, one_by_one), (512, one_by_one)):
-        launches.clear()
+        noted_launches.clear()
         _run_layers(size)
-        assert [launch[0] for launch in launches] == wanted, size
-    launches.clear()
+        assert [launch[0] for launch in noted_launches] == wanted, size
+    noted_launches.clear()
     _run_layers(8, 8)
-    assert [launch[0] for launch in launches] == joined * 2
-    _, grid, _, named = launches[1]
+    assert [launch[0] for launch in noted_launches] == joined * 2
+    _, grid, _, named = noted_launches[1]
     assert (grid, named) == ((3, 4), {"BLOCK": 4, "num_warps": 1, **FUSED})
