@@ -1,74 +1,19 @@
-"""Rank tests, attribution and the order of launches, against counting by hand."""
+"""Holm's method, attribution and the order of launches, against counting by hand."""
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from dataclasses import replace
-from math import inf, log
+from math import log
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, FigureTimes, GatedRow, Launch, Record
-from benchsuite.gate.shift import Shift, _rank_sums, _signed_ranks, holm, paired, unpaired
+from benchsuite.gate.shift import holm
 from benchsuite.gate.sides import LiveSides, StoredSides
 from benchsuite.gate.where import attribution, where
-
-
-@pytest.mark.parametrize("count", range(6))
-def test_the_signed_ranks_are_those_of_all_patterns_of_signs(count: int) -> None:
-    patterns = list(itertools.product((0, 1), repeat=count))
-    sums = [sum(rank * sign for rank, sign in enumerate(signs, 1)) for signs in patterns]
-    largest = count * (count + 1) // 2
-    expected = [sum(value <= t for value in sums) / len(patterns) for t in range(largest + 1)]
-    assert list(_signed_ranks(count)) == expected
-
-
-@pytest.mark.parametrize(("first", "second"), [*itertools.product(range(1, 5), repeat=2)])
-def test_the_rank_sums_are_those_of_all_ways_to_choose_ranks(first: int, second: int) -> None:
-    chosen = list(itertools.combinations(range(first + second), second))
-    sums = [sum(ranks) - second * (second - 1) // 2 for ranks in chosen]
-    expected = [sum(value <= u for value in sums) / len(chosen) for u in range(first * second + 1)]
-    assert list(_rank_sums(first, second)) == expected
-
-
-@pytest.mark.parametrize(
-    ("differences", "level", "found"),
-    [
-        ([0.5], 0.5, Shift(0.5, 0.5, 0.5, 0.5, 1.0)),
-        ([0.5], 0.4, Shift(0.5, -inf, inf, 0.5, 1.0)),
-        ([0.0], 0.5, Shift(0.0, 0.0, 0.0, 1.0, 1.0)),
-        ([0.0] * 3, 0.1, Shift(0.0, -inf, inf, 1.0, 1.0)),
-        ([0.25, 0.5], 0.25, Shift(0.375, 0.25, 0.5, 0.25, 1.0)),
-        ([0.25, 0.5], 0.5, Shift(0.375, 0.375, 0.375, 0.25, 1.0)),
-        ([-0.5, -0.25], 0.25, Shift(-0.375, -0.5, -0.25, 1.0, 0.25)),
-        ([-0.5, 0.25], 0.25, Shift(-0.125, -0.5, 0.25, 0.75, 0.5)),
-        # an average that is 0 counts for neither side
-        ([-0.5, 0.5], 0.25, Shift(0.0, -0.5, 0.5, 0.75, 0.75)),
-    ],
-)
-def test_the_shift_of_a_few_pairs_is_the_one_by_hand(differences: list[float], level: float, found: Shift) -> None:
-    assert paired(differences, level) == found
-
-
-@pytest.mark.parametrize(
-    ("base", "head", "level", "found"),
-    [
-        ([1.0], [1.5], 0.5, Shift(0.5, 0.5, 0.5, 0.5, 1.0)),
-        ([1.0], [1.5], 0.4, Shift(0.5, -inf, inf, 0.5, 1.0)),
-        ([1.0], [1.0], 0.5, Shift(0.0, 0.0, 0.0, 1.0, 1.0)),
-        ([1.5], [1.0], 0.5, Shift(-0.5, -0.5, -0.5, 1.0, 0.5)),
-        ([1.0, 1.25], [1.5], 1 / 3, Shift(0.375, 0.25, 0.5, 1 / 3, 1.0)),
-        ([1.0], [1.25, 1.75], 1 / 3, Shift(0.5, 0.25, 0.75, 1 / 3, 1.0)),
-        ([1.0, 2.0], [1.0, 2.0], 1 / 6, Shift(0.0, -1.0, 1.0, 5 / 6, 5 / 6)),
-    ],
-)
-def test_the_shift_of_two_small_sets_is_the_one_by_hand(
-    base: list[float], head: list[float], level: float, found: Shift
-) -> None:
-    assert unpaired(base, head, level) == found
 
 
 @pytest.mark.parametrize(

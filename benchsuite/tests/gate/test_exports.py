@@ -1,4 +1,4 @@
-"""What is printed and exported of a gated run, word by word, and the rules for levels and launches."""
+"""What is printed and exported of a gated run, and the rules for levels and launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchsuite.gate import figures
 from benchsuite.gate.record import CALL, FigureTimes, GatedRow, GateError, Launch, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
-from benchsuite.gate.verdict import Finding, GateVerdict, worst
+from benchsuite.gate.verdict import Finding, GateVerdict
 from benchsuite.report import exports
 from benchsuite.report.findings import finding_sentence, findings_table, run_sentence
 from benchsuite.tests.gate_rig import PLAIN_RULES
@@ -38,136 +38,112 @@ def is_blocking(finding: Finding) -> bool:
     return finding.verdict == REGRESSED
 
 
-def test_a_table_has_a_line_for_a_finding_and_sentences_for_what_did_not_pass() -> None:
-    assert [line.rstrip() for line in findings_table(FOUND).splitlines()] == [
-        "row                                                 level  of                   verdict       change  bounds"
-        "          where",
-        "--------------------------------------------------  -----  -------------------  ------------  ------  --------"
-        "------  -----",
-        "ours                                                0                           PASS",
-        "ours                                                2      s/token              REGRESSED     +6.0%   +5.0% to"
-        " +7.0%  draft",
-        "…ong/path/to/a/test/file/test_theirs.py::test_work  1      first token, anchor  INCONCLUSIVE  -1.0%   any to +"
-        "2.0%",
-        "suite                                               0                           PASS",
-        "",
+def cells_of(finding: Finding) -> dict[str, str]:
+    """The cells of a finding's line in a table, by the heads of their columns."""
+    heads, _, line = (
+        [cell.strip() for cell in row.strip("|").split("|")] for row in findings_table([finding], "github").splitlines()
+    )
+    return dict(zip(heads, line, strict=True))
+
+
+def test_a_line_has_what_a_finding_knows_and_no_other_column() -> None:
+    assert cells_of(FOUND[0]) == {"row": "ours", "level": "0", "verdict": "PASS"}
+    assert cells_of(FOUND[1]) == {
+        **{"row": "ours", "level": "2", "of": "s/token", "verdict": "REGRESSED"},
+        **{"change": "+6.0%", "bounds": "+5.0% to +7.0%", "where": "draft"},
+    }
+    assert cells_of(FOUND[2])["of"] == "first token, anchor"
+    assert cells_of(FOUND[2])["bounds"] == "any to +2.0%"
+    assert cells_of(replace(FOUND[0], change=0.0, low=0.0, high=0.0))["bounds"] == "+0.0% to +0.0%"
+    for half in ({"low": 0.1}, {"high": 0.1}):
+        assert "bounds" not in cells_of(replace(FOUND[0], **half))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1, 49, 50, 51, 150])
+def test_a_name_of_more_than_fifty_characters_keeps_its_end(size: int) -> None:
+    name = "".join(chr(ord("a") + place % 26) for place in range(size))
+    shown = cells_of(Finding(name, 0, PASS, "m"))["row"]
+    assert (shown == name) == (size <= 50)
+    assert len(shown) == min(size, 50)
+    assert name.endswith(shown.removeprefix("…"))
+
+
+def test_sentences_follow_for_what_did_not_pass_and_for_the_suite() -> None:
+    table, _, sentences = findings_table(FOUND).partition("\n\n")
+    assert len(table.splitlines()) == 2 + len(FOUND)
+    assert sentences.splitlines() == [
         "REGRESSED at level 2, ours: slower \x01; where: draft",
         f"INCONCLUSIVE at level 1, {LONG}: unsure",
         "PASS at level 0, suite: a note",
     ]
-    assert [line.rstrip() for line in findings_table(FOUND[:1]).splitlines()] == [
-        "row   level  verdict",
-        "----  -----  -------",
-        "ours  0      PASS",
+    assert len(findings_table(FOUND[:1]).splitlines()) == 3, "without sentences no line follows the table"
+    assert [finding_sentence(one) for one in FOUND[:2]] == [
+        "PASS at level 0, ours: the same counters",
+        "REGRESSED at level 2, ours: slower \x01; where: draft",
     ]
-    assert findings_table(FOUND[:1])[-1] == "S", "without sentences no line follows the table"
-    path = "a" * 150
-    assert path in findings_table([Finding("ours", 0, ERROR, path)]), "a path that is cut cannot be copied"
-    words = " ".join(["word"] * 40)
-    wrapped = findings_table([Finding("ours", 0, ERROR, words)]).splitlines()[4:]
-    assert [len(line) <= 120 for line in wrapped] == [True, True]
-    assert wrapped[1].startswith("  word")
-    assert not wrapped[1].startswith("   ")
-    assert findings_table(FOUND, "github").count("\n") == 5
 
 
-def test_a_sentence_says_verdict_level_row_and_where() -> None:
-    assert finding_sentence(FOUND[0]) == "PASS at level 0, ours: the same counters"
-    assert finding_sentence(FOUND[1]) == "REGRESSED at level 2, ours: slower \x01; where: draft"
+def test_a_sentence_is_cut_at_blanks_to_lines_of_120_characters_and_never_within_a_word() -> None:
+    """A path that is cut cannot be copied."""
+
+    def lines(message: str) -> list[str]:
+        return findings_table([Finding("r", 0, ERROR, message)]).splitlines()[4:]
+
+    start = "ERROR at level 0, r: "
+    fits = "a" * 60 + " " + "b" * (120 - len(start) - 61)
+    assert lines(fits) == [start + fits]
+    assert lines(fits + "b") == [f"{start}{'a' * 60}", f"  {fits[61:]}b"]
+    for word in ("-".join(["part"] * 20), "a" * 150):
+        assert lines(f"{'a' * 60} {word}") == [f"{start}{'a' * 60}", f"  {word}"]
 
 
 def finding_of(verdict: GateVerdict, row: str = "r", level: int = 0) -> Finding:
     return Finding(row, level, verdict, "m")
 
 
+LIVE = replace(RULES, file=None, base="abc")
+ITSELF = replace(RULES, file=None, self_test=True)
+
+
 @pytest.mark.parametrize(
-    ("found", "rules", "compared", "sentence"),
+    ("verdict", "rules", "says"),
     [
-        (
-            [finding_of(PASS), finding_of(PASS, "q", 2), finding_of(PASS, SUITE)],
-            RULES,
-            True,
-            "2 rows at levels 0, 2 against g.json: nothing got worse",
-        ),
-        (
-            [finding_of(PASS)],
-            RULES,
-            False,
-            "1 rows at levels 0 against g.json: nothing was compared, the baseline is this run",
-        ),
-        (
-            [finding_of(IMPROVED)],
-            RULES,
-            True,
-            "1 rows at levels 0 against g.json: something got better: write it down with --gate-update, or the next "
-            "loss of it goes unseen",
-        ),
-        (
-            [finding_of(IMPROVED)],
-            replace(RULES, file=None, base="abc"),
-            True,
-            "1 rows at levels 0 against abc: something got better",
-        ),
-        (
-            [finding_of(INCONCLUSIVE)],
-            RULES,
-            True,
-            "1 rows at levels 0 against g.json: something could not be decided, and does not pass unseen "
-            "(--gate-inconclusive=report lets it)",
-        ),
-        (
-            [finding_of(INCONCLUSIVE)],
-            replace(RULES, inconclusive="report"),
-            True,
-            "1 rows at levels 0 against g.json: something could not be decided, and is let through by "
-            "--gate-inconclusive=report",
-        ),
-        (
-            [finding_of(REGRESSED), finding_of(PASS)],
-            RULES,
-            True,
-            "1 rows at levels 0 against g.json: something got worse; if it is meant, accept it with --gate-update",
-        ),
-        (
-            [finding_of(REGRESSED)],
-            replace(RULES, file=None, base="abc"),
-            True,
-            "1 rows at levels 0 against abc: something got worse; if it is meant, merge it all the same",
-        ),
-        (
-            [finding_of(REGRESSED)],
-            replace(RULES, update=True),
-            True,
-            "1 rows at levels 0 against g.json: accepted by --gate-update",
-        ),
-        ([finding_of(PASS)], replace(RULES, update=True), True, "1 rows at levels 0 against g.json: nothing got worse"),
-        (
-            [finding_of(ERROR)],
-            replace(RULES, update=True, mode="report"),
-            True,
-            "1 rows at levels 0 against g.json: something could not be compared, and does not pass unseen "
-            "(--gate=report: nothing fails)",
-        ),
-        (
-            [finding_of(PASS)],
-            replace(RULES, file=None, self_test=True),
-            True,
-            "1 rows at levels 0 against itself: this machine tells a slowdown of 6.0% from none",
-        ),
-        (
-            [finding_of(ERROR)],
-            replace(RULES, file=None, self_test=True),
-            True,
-            "1 rows at levels 0 against itself: this machine does not reliably tell a slowdown of 6.0% from none",
-        ),
+        (PASS, RULES, "against g.json: nothing got worse"),
+        (PASS, replace(RULES, update=True), "against g.json: nothing got worse"),
+        (IMPROVED, RULES, "against g.json: something got better: write it down with --gate-update"),
+        (IMPROVED, LIVE, "against abc: something got better"),
+        (INCONCLUSIVE, RULES, "does not pass unseen (--gate-inconclusive=report lets it)"),
+        (INCONCLUSIVE, replace(RULES, inconclusive="report"), "is let through by --gate-inconclusive=report"),
+        (REGRESSED, RULES, "something got worse; if it is meant, accept it with --gate-update"),
+        (REGRESSED, LIVE, "against abc: something got worse; if it is meant, merge it all the same"),
+        (REGRESSED, replace(RULES, update=True), "accepted by --gate-update"),
+        (ERROR, replace(RULES, update=True), "something could not be compared, and does not pass unseen"),
+        (PASS, ITSELF, "against itself: this machine tells a slowdown of 6.0% from none"),
+        (ERROR, ITSELF, "against itself: this machine does not reliably tell a slowdown of 6.0% from none"),
     ],
 )
-def test_a_run_is_a_sentence_with_the_next_action(
-    found: list[Finding], rules: Rules, compared: bool, sentence: str
-) -> None:
-    assert run_sentence(found, rules, compared) == sentence
-    if compared:
-        assert run_sentence(found, rules) == sentence
+def test_a_run_is_a_sentence_with_the_next_action(verdict: GateVerdict, rules: Rules, says: str) -> None:
+    """Of the worst verdict; the suite is no row, and rows and levels count once."""
+    found = [finding_of(verdict, row, level) for level in (2, 0) for row in ("a", "b", SUITE)]
+    said = run_sentence([*found, finding_of(IMPROVED, "a")], rules)
+    assert said.startswith("2 rows at levels 0, 2 against ")
+    assert says in said
+    assert run_sentence([*found, finding_of(IMPROVED, "a")], replace(rules, mode="report")).startswith(said + " (")
+
+
+def test_a_run_that_made_its_baseline_compared_nothing() -> None:
+    assert run_sentence([finding_of(PASS)], RULES, compared=False).endswith(
+        "nothing was compared, the baseline is this run"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "value"), [(0.0, 1.0), (0.123456, 1.12346), (0.1234549, 1.12345), (-0.5, 0.5), (1e-6, 1.0)]
+)
+def test_a_factor_has_five_digits(change: float, value: float) -> None:
+    found = [Finding("r", 2, PASS, "m", "s/token", change)]
+    content = json.loads(exports.FORMATS["github-action-benchmark"](found, lambda finding: True))
+    assert [one["value"] for one in content] == [value]
 
 
 def test_verdicts_as_json_have_every_finding_and_both_sides() -> None:
@@ -266,14 +242,6 @@ def test_junit_has_a_case_for_each_finding() -> None:
     all_fail = exports.FORMATS["junit"](FOUND[2:3], lambda finding: True)
     assert 'failures="1" errors="0" skipped="0"' in all_fail
     assert "<failure" in all_fail
-
-
-def test_the_worst_of_verdicts_is_the_last_of_their_order() -> None:
-    order = [IMPROVED, PASS, INCONCLUSIVE, REGRESSED, ERROR]
-    assert list(GateVerdict) == order == [str(verdict) for verdict in order]
-    for place, verdict in enumerate(order):
-        assert worst(order[: place + 1]) == worst(reversed(order[: place + 1])) == verdict
-    assert worst([]) == PASS
 
 
 def stored(launches: int, machine: Any = None) -> Record:

@@ -47,10 +47,25 @@ def _outcome(
     return Outcome(tokens, wall, decode, decoded, emissions, 1, 5.0, stats, forgetting_s=forgetting)
 
 
+DRAFTED_ARM, PLAIN_ARM = Arm(SETTING, "ngram", k=4), Arm(SETTING)
+
+
+def _launch(ours: Sequence[Outcome], plain: Sequence[Outcome], units: int) -> Launch:
+    """The launch of a row beside plain, or of plain alone."""
+    arm = DRAFTED_ARM if plain else PLAIN_ARM
+    found = {DRAFTED_ARM: ours, PLAIN_ARM: plain} if plain else {PLAIN_ARM: ours}
+    series = {one: Series(one, "exact", outcomes=list(runs)) for one, runs in found.items()}
+    return figures.compared(series, units, {})[arm.id].launches[0]
+
+
+def _parts(ours: Outcome, control: Outcome) -> Any:
+    return _launch([ours], [control], 1).parts
+
+
 def test_every_part_of_decoding_and_of_the_first_token_is_what_its_calls_took() -> None:
     ours = _outcome(90000.0, 70000.0, 6, 9000.0, _stats(ONE, TWO, calls=CALLS), 500.0)
     control = _outcome(60.0, 40.0, 10, 25.0)
-    found = figures._parts(ours, control)
+    found = _parts(ours, control)
     # Both steps, in tokens of the control, of 4 seconds each; one more for each step.
     decoding = {
         "draft": (1 + 4 + 128) + (3 + 7 + 23) + 56000,
@@ -74,7 +89,7 @@ def test_every_part_of_decoding_and_of_the_first_token_is_what_its_calls_took() 
 
 @pytest.mark.parametrize(("wall", "prefill"), [(100.25, 0.25), (99.0, 0.0)])
 def test_prefill_is_what_is_left_before_decoding_and_never_less_than_nothing(wall: float, prefill: float) -> None:
-    found = figures._parts(_outcome(wall, 95.0, 6, 9.0, _stats(ONE), 5.0), _outcome(60.0, 40.0, 10, 1.0))
+    found = _parts(_outcome(wall, 95.0, 6, 9.0, _stats(ONE), 5.0), _outcome(60.0, 40.0, 10, 1.0))
     assert found[FIRST]["prefill"] == prefill
     assert found[DECODE]["prefill"] == 0.0
 
@@ -103,7 +118,7 @@ def test_a_launch_has_of_each_prompt_the_median_over_its_passes() -> None:
             (20.0, 8.0, 2, 4.0),
         )
     ]
-    found = figures._launch(ours, plain, 2)
+    found = _launch(ours, plain, 2)
     assert {figure: times.seconds for figure, times in found.times.items()} == {
         DECODE: (11.0, 11.0),
         FIRST: (11.0, 6.0),
@@ -117,7 +132,7 @@ def test_a_launch_has_of_each_prompt_the_median_over_its_passes() -> None:
     for figure, expected in relative.items():
         assert found.times[figure].relative == pytest.approx(expected), figure
     assert found.tau == (6 + 2 + 6 + 2 + 6) / (1 + 2 + 3 + 4 + 5)
-    drafts = [figures._parts(ours[at], plain[at])[DECODE]["draft"] for at in (0, 2, 4, 3)]
+    drafts = [_parts(ours[at], plain[at])[DECODE]["draft"] for at in (0, 2, 4, 3)]
     assert found.parts[DECODE]["draft"] == pytest.approx((sorted(drafts[:3])[1] + drafts[3]) / 2)
     assert sorted(found.parts) == sorted((DECODE, FIRST))
 
@@ -125,13 +140,13 @@ def test_a_launch_has_of_each_prompt_the_median_over_its_passes() -> None:
 def test_without_a_control_or_a_common_pass_a_launch_has_seconds_alone() -> None:
     ours = [_outcome(80.0, 60.0, 6, 10.0, _stats(ONE)), _outcome(5.0, 0.0, 0, 5.0, _stats())]
     expected = Launch({DECODE: FigureTimes((10.0,)), FIRST: FigureTimes((10.0,)), WHOLE: FigureTimes((10.0,))})
-    assert figures._launch(ours, [], 2) == expected
-    assert figures._launch(ours, [_outcome(9.0, 0.0, 0, 2.0), _outcome(8.0, 6.0, 6, 2.0)], 2) == expected
+    assert _launch(ours, [], 2) == expected
+    assert _launch(ours, [_outcome(9.0, 0.0, 0, 2.0), _outcome(8.0, 6.0, 6, 2.0)], 2) == expected
 
 
 def test_one_step_of_three_tokens_is_three_tokens_a_forward() -> None:
     ours = [_outcome(80.0, 60.0, 3, 10.0, _stats(ONE))]
-    assert figures._launch(ours, [_outcome(8.0, 6.0, 6, 2.0)], 1).tau == 3.0
+    assert _launch(ours, [_outcome(8.0, 6.0, 6, 2.0)], 1).tau == 3.0
 
 
 def _counted(drafts: int, decoded: int) -> Outcome:
@@ -174,7 +189,7 @@ def test_rows_are_ours_that_did_not_fail_with_all_that_one_pass_counts() -> None
             arm is not drafted,
             summed(first),
             {"cut on cpu": 4, "mix on triton": drafts},
-            (figures._launch(series[arm].outcomes, series[control].outcomes if control else [], 2),),
+            (_launch(series[arm].outcomes, series[control].outcomes if control else [], 2),),
         )
 
     assert list(found) == [drafted.id, plain.id, late.id]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from benchsuite.tests.gate_rig import FAILED, GATED, OK, USAGE, Done, Suite, refused
-from benchsuite.tests.rig import slow_after
 
 LIVE = ("--gate=fail", "--gate-launches=5+2", "--gate-against", "HEAD")
 ROW = "test_theirs.py::test_work"
@@ -125,7 +124,52 @@ def test_a_baseline_that_is_not_there_is_made_if_asked(theirs: Suite) -> None:
     assert list(json.loads(file.read_text())["rows"]) == [ROW]
 
 
-@pytest.mark.slow
+WAYS = ((), ("--gate-inconclusive=report",), ("--gate-update",), ("--gate=report",))
+
+
+@pytest.mark.parametrize(
+    ("base", "verdict", "ends"),
+    [
+        ([0.9] * 5, "REGRESSED", (FAILED, FAILED, OK, OK)),
+        ([1.0, 0.1, 9.0, 0.2, 8.0], "INCONCLUSIVE", (FAILED, OK, OK, OK)),
+        (None, "ERROR", (FAILED, FAILED, FAILED, OK)),  # a row of another name
+        ([1.1] * 5, "IMPROVED", (OK, OK, OK, OK)),
+    ],
+)
+def test_what_ends_a_run_follows_from_its_verdict_the_mode_and_what_is_let_through(
+    theirs: Suite, base: list[float] | None, verdict: str, ends: tuple[int, ...]
+) -> None:
+    saved(theirs)
+    file = theirs.folder / "gate.json"
+    content = json.loads(file.read_text())
+    [row] = content["rows"].values()
+    if base is None:
+        content["rows"] = {"another": row}
+    else:
+        row["launches"] = [
+            {**row["launches"][0], "times": {"seconds": {"relative": None, "seconds": [s]}}} for s in base
+        ]
+    for way, end in zip(WAYS, ends, strict=True):
+        file.write_text(json.dumps(content))
+        refused(theirs.run(*GATED, *way), end, f"\n{verdict}: ".strip())
+
+
+def test_a_file_that_cannot_be_written_in_the_end_is_a_usage_error(theirs: Suite) -> None:
+    saved(theirs)
+    (theirs.folder / "more").mkdir()
+    theirs.write(body="import os\n    if os.path.exists('more'): os.rmdir('more')")
+    done = theirs.run(*GATED, "--gate-json=more/v.json")
+    refused(done, USAGE, "ERROR: ", "No such file or directory", "v.json")
+
+
+def test_a_benchmark_that_no_test_declares_is_an_error_by_name(theirs: Suite) -> None:
+    saved(theirs)
+    hidden = "def test_{}(request):\n    request.getfixturevalue('benchmark').pedantic(print, rounds=3)\n"
+    (theirs.folder / "test_hidden.py").write_text(hidden.format("z") + hidden.format("a"))
+    names = "test_hidden.py::test_a, test_hidden.py::test_z"
+    refused(theirs.run(*GATED), FAILED, f"not by a test that the gate knows: {names}")
+
+
 def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> None:
     saved(theirs)
     file = theirs.folder / "gate.json"
@@ -149,23 +193,16 @@ def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> Non
 
 @pytest.mark.parametrize(
     ("mark", "sentence"),
-    slow_after(
-        2,
-        [
-            (
-                "tolerence=0.1",
-                "the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got {'tolerence': 0.1}",
-            ),
-            ("0.1", "the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got (0.1,)"),
-            ("tolerance=1", "the marker's tolerance is 1; 0.03 is 3 %"),
-            ("tolerance=0", "the marker's tolerance is 0; 0.03 is 3 %"),
-            ("level=4", "the marker's level is 4; expected 0, 1, 2 or 3"),
-        ],
-    ),
+    [
+        ("tolerence=0.1", "takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got {'tolerence': 0.1}"),
+        ("0.1, level=1", "takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got (0.1,){'level': 1}"),
+        *((f"tolerance={one}", f"'s tolerance is {one}; 0.03 is 3 %") for one in (0, 1, -0.1, 1.5)),
+        *((f"level={one!r}", f"'s level is {one!r}; expected 0, 1, 2 or 3") for one in (-1, 4, "1")),
+    ],
 )
 def test_a_marker_that_cannot_be_meant_is_refused(theirs: Suite, mark: str, sentence: str) -> None:
     theirs.write(mark=f"@pytest.mark.gate({mark})")
-    refused(theirs.run("--gate=fail", "--gate-against=HEAD", "--collect-only"), USAGE, f"{ROW}: {sentence}")
+    refused(theirs.run("--gate=fail", "--gate-against=HEAD", "--collect-only"), USAGE, f"{ROW}: the marker", sentence)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Whose code a launch measures: modules of its own side, of the other, and of the environment; names the base lacks."""
+"""Whose code a launch measures: modules of its own side, of the other, and of the environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.gate.launcher import NOT_FOUND, OTHER, OWN, Launcher, _has_module, refuse_foreign_modules
+from benchsuite.gate.launcher import OTHER, OWN, refuse_foreign_modules
 from benchsuite.gate.record import GateError
 
 
@@ -69,56 +69,17 @@ def loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_a_launch_refuses_modules_of_the_other_side_and_installed_copies_of_its_own(
     loaded: Any, tmp_path: Path, name: str, file: str | None, own: str, other: str | None, refused: bool
 ) -> None:
-    message = (
-        f"a launch would measure other code than its checkout's: module {name!r} comes from {tmp_path / (file or '')}; "
-        "list the folders that hold your packages in --gate-path (or the ini key gate_path), for example src"
-    )
-    assert loaded(name, file, own, other) == (message if refused else "")
+    said = loaded(name, file, own, other)
+    assert bool(said) == refused
+    if refused:
+        assert f"module {name!r} comes from {tmp_path / (file or '')};" in said
+        assert "--gate-path" in said
 
 
 def test_outside_a_launch_no_module_is_refused(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded("mod", "theirs/mod.py", "ours", "theirs")
     monkeypatch.delenv(OWN)
     refuse_foreign_modules()
-
-
-def test_a_module_is_a_file_or_a_package_in_any_of_the_folders(tmp_path: Path) -> None:
-    for file in ("a/one.py", "b/sub/two.py", "b/pack/__init__.py", "b/bare/three.txt"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).touch()
-    folders = [tmp_path / "a", tmp_path / "b"]
-    names = ("one", "sub.two", "sub.two::test_x[a.b]", "pack", "sub", "bare", "bare.three", "two")
-    assert [_has_module(name, folders) for name in names] == [True, True, True, True, False, False, False, False]
-    assert not _has_module("one", folders[1:])
-
-
-def test_the_base_is_launched_without_what_it_lacks_from_the_end() -> None:
-    arguments = ["a.py", "-k", "a.py", "b.py", "a.py", "c.py"]
-    launcher = Launcher(arguments, Path(), 1, names=("a.py", "b.py", "a.py", "c.py"))
-    assert (launcher._kept(), launcher._arguments_of_base()) == (["a.py", "a.py", "b.py", "c.py"], arguments)
-    launcher.lacking = ["a.py", "c.py"]
-    assert launcher._kept() == ["a.py", "b.py"]
-    assert launcher._arguments_of_base() == ["a.py", "-k", "a.py", "b.py"]
-
-
-def test_only_what_pytest_did_not_find_and_one_name_means_is_lacking(tmp_path: Path) -> None:
-    (tmp_path / "here.py").touch()
-    names = ("new.py", "here.py::test_new[1]", "pack.gone", "here")
-    launcher = Launcher([*names[:3]], tmp_path, 1, names=names)
-    assert not launcher._found_lacking("ERROR: file or directory not found: other.py\n", [tmp_path])
-    assert not launcher._found_lacking("ERROR: module or package not found: here\n", [tmp_path])
-    assert launcher.lacking == []
-    output = (
-        "ERROR: file or directory not found: new.py\n"
-        "\n"
-        f"ERROR: not found: {tmp_path}/here.py::test_new\n"
-        "ERROR: module or package not found: pack.gone (missing __init__.py?)\n"
-        "ERROR: file or directory not found: new.py\n"
-    )
-    assert launcher._found_lacking(output, [tmp_path])
-    assert launcher.lacking == ["new.py", "here.py::test_new[1]", "pack.gone"]
-    assert not launcher._found_lacking(output, [tmp_path]), "it is found once"
-    assert NOT_FOUND.findall("E  ERROR: x not found: a\nERROR: found no collectors for b\n") == []
 
 
 def test_the_variables_that_a_launch_of_an_older_checkout_reads_keep_their_names() -> None:

@@ -25,24 +25,6 @@ def _add(theirs: Suite, name: str) -> None:
     file.write_text((theirs.folder / "test_theirs.py").read_text())
 
 
-@pytest.mark.parametrize(
-    ("said", "name", "means"),
-    [
-        ("test_a.py::test_x", "test_a.py::test_x", True),
-        ("tests/test_a.py::test_x", "test_a.py::test_x[x[1]]", True),
-        ("tests/test_a.py::test_x[x[1]]", "test_a.py::test_x[x[1]]", True),
-        ("tests/test_a.py::test_y", "test_a.py::test_x[x[1]]", False),
-        ("tests/test_a.py::test_x[x", "test_a.py::test_x[x[1]]", False),
-        ("other/test_a.py::test_x", "test_a.py::test_x", False),
-    ],
-)
-def test_pytests_words_for_a_test_that_is_not_there_mean_the_one_that_was_asked_for(
-    said: str, name: str, means: bool
-) -> None:
-    """A parameter's name may hold brackets itself."""
-    assert launcher._means(said, name, Path("tests")) is means
-
-
 @pytest.mark.slow
 def test_beside_a_new_file_all_other_rows_are_compared(theirs: Suite) -> None:
     _add(theirs, "more/test_new.py")
@@ -170,6 +152,52 @@ def test_what_the_base_lacks_is_tried_once_and_left_out_afterwards(
         assert command[6] == "-q"
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "lacks"),
+    [
+        ("new.py", "file or directory not found: new.py", True),
+        ("new.py", "file or directory not found: other.py", False),
+        ("new.py", "found no collectors for new.py", False),
+        # Of a test in a file that is there, pytest tells no parametrisation, whose name may hold brackets.
+        ("sub/a.py::test_x", "not found: {base}/sub/a.py::test_x", True),
+        ("sub/a.py::test_x[x[1]]", "not found: {base}/sub/a.py::test_x", True),
+        ("sub/a.py::test_x[x[1]]", "not found: {base}/sub/a.py::test_x[x[1]]", True),
+        ("sub/a.py::test_x[x[1]]", "not found: {base}/sub/a.py::test_x[x", False),
+        ("sub/a.py::test_x[x[1]]", "not found: {base}/sub/a.py::test_y", False),
+        ("sub/a.py::test_x", "not found: {base}/other/a.py::test_x", False),
+        ("sub.mod::test_x", "not found: {base}/sub/mod.py::test_x", True),
+        ("sub.bare::test_x", "not found: {base}/sub/bare/__init__.py::test_x", True),
+        ("sub.gone", "module or package not found: sub.gone (missing __init__.py?)", True),
+        ("sub.bare", "module or package not found: sub.bare (missing __init__.py?)", True),
+        # A module whose package fails to import is there.
+        ("sub.mod", "module or package not found: sub.mod (missing __init__.py?)", False),
+        ("sub.pack", "module or package not found: sub.pack", False),
+        ("sub.mod::test_x[a.b]", "module or package not found: sub.mod::test_x[a.b]", False),
+    ],
+)
+def test_pytests_words_for_what_is_not_there_mean_the_one_name_that_was_asked_for(
+    name: str, said: str, lacks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run_group(command: list[str], folder: Path, variables: object, seconds: float) -> Done:
+        if name in command:
+            return Done(command, 4, "", f"E  ERROR: x not found: {name}\nERROR: {said.format(base=folder)}\n" * 2)
+        [file] = [word.partition("=")[2] for word in command if word.startswith("--gate-save=")]
+        Record({}, {}).save(Path(file))
+        return Done(command, 0, "", "")
+
+    monkeypatch.setattr(launcher, "run_group", run_group)
+    made = _launcher(tmp_path, "kept.py", name, names=["kept.py", name])
+    for file in ("sub/mod.py", "sub/pack/__init__.py", "sub/bare/three.txt"):
+        (tmp_path / "base" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "base" / file).touch()
+    if lacks:
+        made.measure(tmp_path / "base")
+        assert made.lacking == [name]
+    else:
+        with pytest.raises(GateError, match="ended with 4"):
+            made.measure(tmp_path / "base")
+
+
 def test_without_anything_left_the_base_is_not_launched(launch_commands: list[list[str]], tmp_path: Path) -> None:
     made = _launcher(tmp_path, "test_new.py", names=["test_new.py"])
     records = [made.measure(tmp_path / "base") for _ in range(3)]
@@ -209,4 +237,6 @@ def test_a_launch_that_fails_or_leaves_no_record_is_an_error_with_its_last_lines
     for checkout, which in ((None, "this checkout"), (tmp_path / "base", f"the base ({tmp_path / 'base'})")):
         with pytest.raises(GateError) as failed:
             made.measure(checkout)
-        assert str(failed.value) == f"a launch of {which} ended with {code}; its last lines:\n{lines}"
+        assert str(failed.value).startswith(f"a launch of {which} ended with {code};")
+        assert str(failed.value).endswith(f"\n{lines}")
+        assert len(str(failed.value).splitlines()) == 1 + 15

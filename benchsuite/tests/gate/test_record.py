@@ -130,6 +130,7 @@ class Both:
     ("old", "new", "message"),
     [
         ('"cores": 2', '"cores": 2, "cores": 4', "it holds 'cores' twice"),
+        ('"device": null', '"device": null, "device": 1', "it holds 'device' twice"),
         ("0.01,", "0,", "E2E of a launch of 'ours' has a seconds that cannot be: [0, 0.02]"),
         ("0.01,", "NaN,", "it holds NaN"),
         ("0.01,", "1e200,", "E2E of a launch of 'ours' has a seconds that cannot be: [1e+200, 0.02]"),

@@ -298,26 +298,6 @@ def test_prompts_are_named_for_decoding_over_a_control_alone() -> None:
         assert (found.verdict, found.message[:5], figure) == (GateVerdict.PASS, "+2.4%", figure)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "launches", "asked"),
-    [(1.0, (5, 8), [5]), (1.2, (5, 8), [5, 13]), (1.2, (5, 0), [5]), (1.0, (13, 0), [13]), (1.2, (6, 1), [6, 7])],
-)
-def test_more_launches_are_made_only_where_the_first_decide_nothing(
-    ratio: float, launches: tuple[int, int], asked: list[int]
-) -> None:
-    held = _Held(*_rows(DRAFTED, _timed((1.0,), launches=13), _timed((ratio,), launches=13)), paired=True)
-    (found,) = staged(held, 2, TOLERANCES, 0.05, launches)
-    assert held.asked == asked
-    assert found.launches == asked[-1]
-    assert found.verdict == (GateVerdict.PASS if ratio == 1 else GateVerdict.REGRESSED)
-
-
-def test_the_first_stage_tells_its_bounds_at_one_in_thirty_two() -> None:
-    base, head = _rows(DRAFTED, _timed((1.0,)), _timed((1.0,)))
-    (found,) = staged(_Held(base, head, paired=True), 2, TOLERANCES, 0.01, (5, 8))
-    assert "each bound at 0.031; 5 and 5 launches" in found.message
-
-
 def test_launches_are_compared_in_pairs_where_both_sides_were_live_and_never_at_level_1() -> None:
     """Both sides drift by the same steps: pairs agree to a percent, launches of one side differ by more."""
     drift = (1.0, 1.1, 1.2, 1.3, 1.4)
@@ -399,10 +379,3 @@ def test_sides_of_other_numbers_of_prompts_are_not_compared_prompt_by_prompt() -
     case = Subject("row", DECODE)
     uneven = {case: (Side([[0.0]] * 5, ()), Side([[1.0, 1.0]] * 5, ()))}
     assert slower_prompts(uneven, TOLERANCES, 0.05, final=True, live=True) == {}
-
-
-def test_the_slowest_of_several_slower_prompts_is_named() -> None:
-    case = Subject("row", DECODE)
-    several = {case: (Side([[0.0] * 4] * 5, ()), Side([[0.2, 0.9, 0.5, 0.0]] * 5, ()))}
-    verdict, place, shift = slower_prompts(several, TOLERANCES, 0.2, final=True, live=True)[case]
-    assert (verdict, place, shift.estimate) == (GateVerdict.REGRESSED, 1, 0.9)

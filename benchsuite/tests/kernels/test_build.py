@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +52,7 @@ def test_each_source_is_compiled_and_all_are_linked_once(
     path = Path(toy_library(toy_build))
     assert path.parent == toy_build.folder / "cache" / "kernels"
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert path.name.startswith("toys-")
+    assert re.fullmatch(r"toys-[0-9a-f]{16}\.so", path.name)
     assert capsys.readouterr().err == f"specdec-bench: compiling the toys kernels with {toy_build.compiler}, once\n"
     *each, whole = compiler_said(toy_build)
     assert sorted(line.split()[:3] for line in each) == [
@@ -95,6 +96,17 @@ def test_a_source_that_is_not_compiled_is_told_in_a_line_with_the_log(
     assert written[0].startswith(f"{toy_build.compiler} -O9 -c {toy_build.sources / 'bad.toy'} -o ")
     assert written[1:] == text.splitlines()
     assert not any("-shared" in line for line in compiler_said(toy_build))
+
+
+def test_a_log_has_every_command_that_failed_and_what_it_said(toy_build: SimpleNamespace) -> None:
+    for name in ("bad.toy", "more-bad.toy"):
+        (toy_build.sources / name).write_text(f"error: {name}")
+    with pytest.raises(build.BuildError, match="error: bad.toy"):
+        toy_library(toy_build)
+    [log] = (toy_build.folder / "cache" / "kernels").iterdir()
+    first, said, second, other = filter(None, log.read_text().splitlines())
+    assert (said, other) == ("error: bad.toy", "error: more-bad.toy")
+    assert [str(toy_build.sources / name) in line for name, line in (("bad.toy", first), ("more-bad.toy", second))]
 
 
 def test_what_cannot_be_run_written_or_loaded_is_said(

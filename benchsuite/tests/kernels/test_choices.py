@@ -62,16 +62,7 @@ def test_a_module_registers_one_backend_under_its_name(module: ModuleType, name:
     assert registered == [(name, backend)]
 
 
-WIDE = {"avx512_f": "avx512f", "avx512_bw": "avx512bw", "avx512_vl": "avx512vl", "avx512_dq": "avx512dq"}
-
-
 def test_a_level_needs_all_of_its_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(cpu.LEVELS.items()) == [
-        ("avx512_bf16", {**WIDE, "fma3": "fma", "avx512_bf16": "avx512bf16"}),
-        ("avx512", {**WIDE, "fma3": "fma"}),
-        ("avx2", {"avx2": "avx2", "fma3": "fma", "f16c": "f16c"}),
-        ("plain", {}),
-    ]
     every = {name for needed in cpu.LEVELS.values() for name in needed}
     for absent, there in (
         ([], ["avx512_bf16", "avx512", "avx2", "plain"]),

@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from benchsuite.conformance.ops import cases
-from benchsuite.conformance.ops.agreement import disagreement, run_op
+from benchsuite.conformance.ops.agreement import disagreement
 from benchsuite.conformance.ops.cases import CASES, ONE, SMALL, Case
 from benchsuite.tests.rig import INTERPRETS
 from benchsuite.workshop.native.guarded import Guarded
@@ -261,80 +261,6 @@ def test_what_one_thread_reads_and_another_writes_has_a_barrier_between(lanes_wa
         or (event[0] == "store" and event[1] == scratch)
     )
     assert letters == "pbsb" + "pbsb", "a refusal is between barriers"
-
-
-FUSED, DRAWN = {"enable_fp_fusion": True}, {"enable_fp_fusion": False, "num_warps": 16}
-SAID = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
-COMPILED: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
-    ("sample", "7"): ("sample", DRAWN),
-    ("noise_keys", "slots"): ("noise_keys", {"num_warps": 1}),
-    ("accept", "many"): ("accept", {"enable_fp_fusion": False}),
-    ("verify_prefix", "1x5"): ("verify_prefix", {"enable_fp_fusion": False, "num_warps": 1}),
-    ("block_sample", "small-near"): ("block_sample", {**DRAWN, "maxnreg": 128}),
-    ("tree_sample", "small-near"): ("tree_sample", {**DRAWN, "maxnreg": 128}),
-    ("emit", "small"): ("emit", {"num_warps": 1}),
-    ("kv_plan", "small-ring"): ("kv_plan", {"num_warps": 4}),
-    ("kv_append", "small"): ("kv_append", {**FUSED, "num_warps": 1}),
-    ("kv_compact", "overlap"): ("kv_compact", FUSED),
-    ("tree_attention", "small-5"): ("tree_attention", {**FUSED, "num_stages": 2}),
-    ("linear", "small-int8"): ("linear", {**FUSED, "num_warps": 4, "num_stages": 3}),
-    ("linear", "small-int4"): ("linear", {**FUSED, "num_warps": 4, "num_stages": 4}),
-    ("rms_norm", "small-9"): ("rms_norm", {**FUSED, "num_warps": 1}),
-    ("rms_norm", "whole"): ("rms_norm", {**FUSED, "num_warps": 4}),
-    ("rotary", "small"): ("rotary", {**FUSED, "num_warps": 1}),
-    ("silu_mul", "small"): ("silu_mul", FUSED),
-}
-"""For a case of an op the kernel, and what the compiler is told of it: of this an interpreter sees nothing."""
-
-
-class _Kernel:
-    """Stands for a kernel, and notes what it is launched with."""
-
-    def __init__(self, notes: list[tuple[Any, dict[str, Any]]]) -> None:
-        self._notes = notes
-
-    def __getitem__(self, grid: Any) -> Any:
-        return lambda *given, **named: self._notes.append((grid, named))
-
-
-@pytest.mark.parametrize(("op", "name"), COMPILED)
-@INTERPRETS
-def test_the_compiler_is_told_of_a_kernel_what_it_needs(op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, said = COMPILED[op, name]
-    modules = [import_module(f"specdec_kernels.triton_{part}") for part in ("decoder", "verify", "window")]
-    module = next(module for module in modules if hasattr(module, kernel))
-    notes: list[tuple[Any, dict[str, Any]]] = []
-    monkeypatch.setattr(module, kernel, _Kernel(notes))
-    case = next(case for case in (*SMALL, *CASES) if (case.op, case.name) == (op, name))
-    run_op(Triton(), op, case.make(torch.Generator().manual_seed(7), torch.float32))
-    [(_, named)] = notes
-    assert {key: value for key, value in named.items() if key in SAID} == said
-
-
-def test_sizes_are_rounded_up_to_powers_of_two_and_rows_seen_in_four_axes() -> None:
-    assert [triton._power(size) for size in (1, 2, 3, 4, 5, 8, 9, 1024, 1025)] == [1, 2, 4, 4, 8, 8, 16, 1024, 2048]
-    for shape, seen in (
-        ((3,), (1, 1, 1, 3)),
-        ((2, 3), (1, 1, 2, 3)),
-        ((1, 2, 3, 4), (1, 2, 3, 4)),
-        ((2, 2, 2, 3, 4), (4, 2, 3, 4)),
-    ):
-        assert triton._rows(torch.empty(shape)).shape == seen
-
-
-def test_a_vocabulary_is_cut_into_as_many_parts_as_fill_the_programs() -> None:
-    block = triton.BLOCK
-    for draws, vocabulary, expected in (
-        *((1, 7, (1, block)), (1, block, (1, block)), (1, block + 1, (2, block)), (0, block + 1, (2, block))),
-        *((64, 8 * block, (2, 4 * block)), (65, 8 * block, (1, 8 * block)), (128, 8 * block, (1, 8 * block))),
-        *(
-            (1, 65 * block, (65, block)),
-            (500, 3 * block, (1, 3 * block)),
-            (43, 7 * block, (2, 4 * block)),
-            (32, 9 * block, (3, 3 * block)),
-        ),
-    ):
-        assert triton._parts(draws, vocabulary) == expected, (draws, vocabulary)
 
 
 def test_counters_stay_where_they_are_for_as_many_places() -> None:

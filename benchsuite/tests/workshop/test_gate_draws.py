@@ -96,10 +96,3 @@ def test_launches_whose_counters_do_not_repeat_are_refused(tmp_path: Path) -> No
 def test_every_side_can_be_planted() -> None:
     texts = [side.plant for side in SIDES.values() if side.plant] + [plant for _, plant, _ in COUNTED.values() if plant]
     assert {Plant.of(entry).kind for text in texts for entry in text.split(",")} == {*plants.KINDS}
-
-
-@pytest.mark.parametrize("text", ["host", "host=x", "brake=0.1", "host=0.1#one", "=0.1", "host=0.1@ngram@suffix"])
-def test_a_plant_that_is_not_understood_is_refused_with_the_kinds(text: str) -> None:
-    with pytest.raises(GateError, match=r"expected KIND=AMOUNT@DRAFT#PROMPT~WORKLOAD, with a kind of host, draft"):
-        Plant.of(text)
-    assert Plant.of("host=0.06@ngram#1~chat") == Plant("host", 0.06, "ngram", 1, "chat")

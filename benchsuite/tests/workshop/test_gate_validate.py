@@ -83,11 +83,23 @@ def test_one_condition_and_a_report_alone_can_be_asked_for(
     assert calls == [("report", folder, sum(STAGES) + 1)]
 
 
-def test_too_few_launches_to_draw_from_are_refused(
-    monkeypatch: pytest.MonkeyPatch, calls: Any, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--condition", "none"), "invalid choice: 'none'"),
+        (("--live", "x"), "invalid int value: 'x'"),
+        (("--launches", "x"), "invalid int value: 'x'"),
+        (("--launches", str(sum(STAGES))), f"comparisons are drawn from {sum(STAGES) + 1} or more"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_made(
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        run_validation(monkeypatch, "--launches", str(sum(STAGES)))
-    least = sum(STAGES) + 1
-    assert f"--launches is {least - 1}; comparisons are drawn from {least} or more" in capsys.readouterr().err
+        run_validation(monkeypatch, *arguments)
+    assert said in capsys.readouterr().err
     assert calls == []

@@ -1,4 +1,4 @@
-"""What each check of the kit runs: engines, requests, seeds and comparisons, as ``kit_doses.txt`` has them.
+"""How much each check of the kit runs.
 
 A check that looks at less than it seems to passes as before and finds less, which no planted fault has to show.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchsuite import conformance
 from benchsuite.conformance import claims, controllers, drafts, engines, faked, policies
@@ -24,9 +22,6 @@ from specdec import Engine, Request, model
 from specdec.assembly import Assembly
 from specdec_kernels.reference import Reference
 from specdec_plugins.engines.transformers import Transformers
-
-TEXT = Path(__file__).parents[1] / "kit_doses.txt"
-"""Blocks of lines: the name of a kit's check, and what it runs."""
 
 USUAL = model.PREFILL_CHUNK
 
@@ -65,12 +60,107 @@ KITS: dict[str, tuple[type[Checks], str]] = {
 """Kits, and a pattern of their checks that are looked at, where these differ from those of the kit before."""
 
 
+DOSES: dict[str, dict[str, str]] = {
+    "a draft that draws": {
+        "a_prompt_read_in_chunks_is_a_prompt_read_at_once": "4 16 214+48 4811dd84",
+        "a_step_is_fit_for_a_gpu": "2 0 0+0 78218560",
+        "a_step_reads_the_device_once": "4 0 0+0 2f8a458f",
+        "it_changes_no_output": "8 24 756+516 fb712fb4",
+        "it_is_what_it_claims": "7 6 189+129 ad52672e",
+        "it_keeps_nothing_that_a_replayed_step_overwrites": "6 12 351+222 80023147",
+        "it_replays_only_where_claimed": "5 12 378+258 aee85fd1",
+        "it_writes_to_nothing_that_it_was_lent": "4 6 198+102 38c4cc84",
+        "its_forwards_read_weights": "2 3 99+51 0d2ae1eb",
+        "its_own_noise_is_new_in_every_step": "2 3 99+51 54581c6b",
+        "its_windows_are_well_formed": "6 12 378+258 12c82e59",
+        "q_is_the_distribution_that_its_proposals_were_drawn_from": "3 96 3024+4608 f6c1ef98",
+        "sampled_outputs_have_the_targets_distribution": "4 24 756+3000 a5de406b",
+        "what_has_ended_is_remembered_only_where_claimed": "3 4 144+56 1652e820",
+        "what_it_proposes_follows_from_the_text": "12 24 756+516 e18af4e3",
+    },
+    "a tree": {
+        "it_is_what_it_claims": "7 6 189+129 762a696a",
+        "it_keeps_nothing_that_a_replayed_step_overwrites": "6 12 351+222 272561fb",
+        "it_writes_to_nothing_that_it_was_lent": "4 6 198+102 a0128eef",
+        "its_windows_are_well_formed": "6 12 378+258 9f264d0d",
+        "what_it_proposes_follows_from_the_text": "12 24 756+516 66f0672e",
+    },
+    "a lookup that remembers": {
+        "it_is_what_it_claims": "7 6 189+129 12c6370e",
+        "what_has_ended_is_remembered_only_where_claimed": "3 4 144+56 326a2457",
+        "what_it_proposes_follows_from_the_text": "12 4 144+56 a129cd30",
+    },
+    "a policy of trees": {
+        "a_row_does_not_see_its_neighbours": "9 0 0+0 77689b4f",
+        "a_step_can_be_recorded_and_replayed": "8 16 468+296 47a29961",
+        "a_step_is_fit_for_a_gpu": "2 0 0+0 745ee263",
+        "a_step_reads_the_device_once": "4 0 0+0 515e2ca9",
+        "a_verdict_is_a_path_of_its_window": "1 0 0+0 e15521f7",
+        "greedy_outputs_are_plain_where_claimed": "6 18 567+387 77f916f0",
+        "it_is_what_it_claims": "3 0 0+0 7c59940d",
+        "its_distribution_is_what_its_contract_says": "20 0 0+0 6a710c43",
+        "logits_are_not_written_to": "1 0 0+0 e15521f7",
+        "sampled_outputs_are_plain_where_claimed": "4 12 378+258 d1c6a642",
+        "seeds_and_requests_have_noise_of_their_own": "4 0 0+0 4f73b103",
+    },
+    "a policy of chains": {
+        "greedy_outputs_are_plain_where_claimed": "4 12 378+258 abdb7c91",
+        "it_is_what_it_claims": "3 0 0+0 c183b33c",
+        "its_distribution_is_what_its_contract_says": "12 0 0+0 8d70ca61",
+        "seeds_and_requests_have_noise_of_their_own": "2 0 0+0 4e5c4e04",
+    },
+    "a lossy policy": {
+        "it_is_what_it_claims": "3 0 0+0 3d73076f",
+        "its_distribution_is_what_its_contract_says": "8 0 0+0 89f69f4d",
+        "seeds_and_requests_have_noise_of_their_own": "4 0 0+0 31704300",
+    },
+    "a controller": {
+        "after_forget_it_asks_what_a_new_one_asks": "20 72 2268+1548 4bb6b224",
+        "it_changes_no_output": "8 24 756+516 ae8d3955",
+        "it_is_what_it_claims": "2 0 0+0 3ef68063",
+        "it_repeats_where_claimed": "20 72 2268+1548 cc0f254f",
+        "k_is_a_whole_number_within_its_bounds": "8 24 756+516 ae8d3955",
+    },
+    "a backend": {
+        "it_changes_no_output": "6 18 567+387 3fac68df",
+    },
+    "another engine": {
+        "a_call_of_several_requests_equals_calls_of_one": "1 0 0+0 a5d9eaec",
+        "an_option_that_does_not_exist_is_refused": "1 0 0+0 a5d9eaec",
+        "closing_frees_the_model_and_ends_it": "2 2 72+28 afe4ab10",
+        "emissions_have_every_token_once": "2 3 99+51 8e1ba054",
+        "forwards_explain_the_tokens": "2 3 99+51 8e1ba054",
+        "greedy_runs_repeat": "4 9 297+153 555e5173",
+        "it_ends_at_the_first_end_token": "2 6 198+102 996279d1",
+        "it_gives_as_many_tokens_as_are_asked_for": "6 9 297+36 47686e74",
+        "it_is_what_it_claims": "2 0 0+0 4617a785",
+        "its_tokens_are_the_targets": "4 3 99+51 4dac8631",
+        "its_tokens_are_those_of_its_own_plain_decoding": "1 0 0+0 a5d9eaec",
+        "logits_are_those_that_a_token_is_drawn_from": "11 2 39+31 b72e3696",
+        "nothing_is_kept_between_prompts": "8 9 297+153 7e9382ca",
+        "sampling_is_repeated_by_its_seed_or_refused": "3 9 297+171 86b480df",
+        "times_never_go_back_and_end_with_the_call": "2 3 99+51 8e1ba054",
+        "wrong_options_are_refused_before_anything_is_loaded": "3 0 0+0 e3611306",
+    },
+    "an engine that batches": {
+        "a_call_of_several_requests_equals_calls_of_one": "3 8 234+148 ba6f2c45",
+        "times_never_go_back_and_end_with_the_call": "2 3 99+51 7719cb54",
+    },
+    "an engine that speculates": {
+        "forwards_explain_the_tokens": "2 3 99+51 39ef59da",
+        "its_tokens_are_those_of_its_own_plain_decoding": "3 6 198+102 49b9d7d5",
+    },
+}
+"""Of each check: calls, requests, tokens of their prompts and of their outputs, and a checksum of all that it runs."""
+
+
 class Notebook:
     """Notes what is called, and lets it run or, where running is another test's work, takes its place."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
         self._lines: list[tuple[str, list[Request]]] = []
+        self.asked: list[Request] = []
 
     def add(self, line: str, work: Sequence[Request] = ()) -> None:
         """Add a line, with its requests; calls of one kind with one request each are told together."""
@@ -103,6 +193,7 @@ class Notebook:
     def text(self) -> str:
         """All lines, and forget them."""
         lines, self._lines = self._lines, []
+        self.asked = [one for _, work in lines for one in work]
         return "".join(f"\n  {line}{of_requests(work) if work else ''}" for line, work in lines)
 
 
@@ -238,53 +329,28 @@ def built_and_noted(book: Notebook) -> Callable[..., Any]:
     return built
 
 
-def doses(name: str, patch: pytest.MonkeyPatch) -> str:
-    """What each check of a kit runs."""
+def doses(name: str, patch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
+    """Of each check of a kit how much it runs, and all of it."""
     kit, pattern = KITS[name]
     drafts.kit_assembly.cache_clear()  # plain decoding's outputs are kept there
     book = book_of(patch)
     patch.setattr(engines.EngineChecks, "_built", built_and_noted(book))
-    text = [f"== {name}"]
+    found = {}
     for check in [each for each in dir(kit) if each.startswith("test_") and re.search(pattern, each)]:
-        found = dict(claims.failures(kit, only=f"^{check}$"))
-        assert not found, found
-        text.append(check + book.text())
-    return "\n".join(text)
+        assert not dict(claims.failures(kit, only=f"^{check}$"))
+        text = book.text()
+        tokens = [sum(len(one.prompt) for one in book.asked), sum(one.params.max_new_tokens for one in book.asked)]
+        short = f"{text.count(chr(10))} {len(book.asked)} {tokens[0]}+{tokens[1]} {zlib.crc32(text.encode()):08x}"
+        found[check.removeprefix("test_")] = short, text
+    return found
 
 
 @pytest.mark.parametrize("name", slow_after(2, reversed(KITS)))
-def test_each_check_of_the_kit_runs_what_is_written_down(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_check_of_the_kit_runs_as_much_as_is_written_down(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     got = doses(name, monkeypatch)
-    assert f"{got}\n\n" in TEXT.read_text(encoding="utf-8"), f"if it is meant to, write this to {TEXT.name}:\n{got}"
-
-
-def test_no_kit_is_written_down_that_is_not_run() -> None:
-    written = [line.removeprefix("== ") for line in TEXT.read_text(encoding="utf-8").splitlines() if line[:2] == "=="]
-    assert written == [*KITS]
-
-
-def test_the_windows_that_policies_judge_are_ragged_and_of_every_width() -> None:
-    chains, logits = policies._random_windows(False)
-    assert (chains.tokens.shape, logits.shape) == ((8, 5), (8, 5, 6))
-    assert chains.width.tolist() == [1, 2, 3, 4, 5, 1, 2, 3]
-    assert chains.parents.tolist() == [[-1, 0, 1, 2, 3]] * 8
-    assert chains.tokens.tolist()[:2] == [[1, 5, 0, 2, 1], [1, 5, 0, 5, 0]]
-    assert sorted(set(chains.tokens.flatten().tolist())) == [0, 1, 2, 3, 4, 5]
-    assert chains.q is not None
-    assert chains.q.shape == (8, 4, 6)
-    torch.testing.assert_close(chains.q.sum(dim=2), torch.ones(8, 4))
-    torch.testing.assert_close(
-        chains.q[0, 0], torch.tensor([0.0866, 0.0604, 0.0198, 0.3644, 0.2384, 0.2303]), atol=1e-4, rtol=0
-    )
-    torch.testing.assert_close(
-        logits[0, 0], torch.tensor([-1.8821, -0.7765, 2.0242, -0.0865, 0.0981, -1.215]), atol=1e-4, rtol=0
-    )
-    trees, same = policies._random_windows(True)
-    assert trees.q is None
-    assert trees.parents.tolist() == [[-1, 0, 0, 1, row % 3] for row in range(8)]
-    assert torch.equal(trees.width, chains.width)
-    assert torch.equal(logits, same)
-    assert bool((trees.tokens[:, 1] != trees.tokens[:, 2]).all()), "siblings are drawn without replacement"
+    for check, (short, text) in got.items():
+        assert DOSES[name].get(check) == short, f"if it is meant to, {check} has {short!r}:{text}"
+    assert got.keys() == DOSES[name].keys()
 
 
 def test_each_row_of_a_policys_windows_has_noise_and_tensors_of_its_own() -> None:
@@ -298,70 +364,3 @@ def test_each_row_of_a_policys_windows_has_noise_and_tensors_of_its_own() -> Non
         assert wide.is_contiguous()
     for name in ("temperature", "top_k", "top_p"):
         assert getattr(rows.params, name).tolist() == getattr(one.params, name).tolist() * 3
-
-
-SKIPPED: list[tuple[type[Checks], str, dict[str, Any], str]] = [
-    (
-        conformance.draft("garbage", memoryless=False),
-        "test_what_it_proposes_follows_from_the_text",
-        {"params": drafts.GREEDY, "policy": "coupled"},
-        "memoryless=False",
-    ),
-    (
-        conformance.draft("garbage", memoryless=False),
-        "test_a_prompt_read_in_chunks_is_a_prompt_read_at_once",
-        {},
-        "memoryless=False, so that two runs may propose differently",
-    ),
-    (
-        conformance.draft("garbage", fakes=False),
-        "test_a_step_is_fit_for_a_gpu",
-        {"params": drafts.GREEDY},
-        "fakes=False",
-    ),
-    *(
-        (conformance.draft("garbage"), name, {}, "sampled=False")
-        for name in (
-            "test_q_is_the_distribution_that_its_proposals_were_drawn_from",
-            "test_its_own_noise_is_new_in_every_step",
-        )
-    ),
-    *(
-        (
-            conformance.policy("typical", greedy="lossy", sampled="lossy"),
-            f"test_{name}_outputs_are_plain_where_claimed",
-            {},
-            f"{name}=lossy",
-        )
-        for name in ("greedy", "sampled")
-    ),
-    (
-        conformance.controller("goodput", deterministic=False),
-        "test_it_repeats_where_claimed",
-        {"draft": "garbage"},
-        "deterministic=False",
-    ),
-    (
-        conformance.engine("transformers", own_arithmetic=True),
-        "test_its_tokens_are_the_targets",
-        {},
-        "own_arithmetic=True",
-    ),
-]
-
-
-@pytest.mark.parametrize(("kit", "check", "given", "claim"), SKIPPED, ids=lambda value: str(value)[:40])
-def test_what_is_not_claimed_is_not_run_and_the_skip_names_the_claim(
-    kit: type[Checks], check: str, given: dict[str, Any], claim: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("engine", "run"):
-        monkeypatch.setattr(Assembly if name == "engine" else Engine, name, None)
-    with pytest.raises(pytest.skip.Exception) as skipped:
-        getattr(kit(), check)(**given)
-    assert str(skipped.value) == f"claimed: {claim}"
-
-
-def test_an_accelerators_checks_are_skipped_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(pytest.skip.Exception, match="no CUDA device here"):
-        conformance.draft("garbage")().test_it_changes_no_output(drafts.GREEDY, "cuda", torch.float32)

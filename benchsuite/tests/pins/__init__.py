@@ -1,0 +1,1 @@
+"""Tests: what restates the code, where nothing else covers it."""

@@ -1,0 +1,1 @@
+"""Tests: pins of backends."""
