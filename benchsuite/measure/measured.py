@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchsuite.measure import results
 from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Pool, Row, Text
+from benchsuite.measure.rows import Pool, Row, Text, compared_with, decoding, make_rows
 from benchsuite.measure.weights import Weights
 
 
@@ -66,7 +65,7 @@ class Measured:
         found = {}
         for one, ours in pools.items():
             for other, base in pools.items():
-                speed = results.compared_with(ours, base, results.decoding) if one != other else None
+                speed = compared_with(ours, base, decoding) if one != other else None
                 if speed is not None:
                     found[one, other] = speed
         return found
@@ -87,4 +86,4 @@ class Measured:
         by_strategy = {arm.strategy: seconds for cell in cells for arm, seconds in cell.set_up.items()}
         set_up = {arm: by_strategy[arm.strategy] for arm in pools if arm.strategy in by_strategy}
         baseline = arm_named(self.baseline, list(pools))
-        return results.make_rows(pools, baseline, machine, name, text, set_up, self.across)
+        return make_rows(pools, baseline, machine, name, text, set_up, self.across)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchsuite.measure.measured import Measured
-from benchsuite.measure.results import Row
+from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.report import tables
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchsuite.machine.files import strict_json
-from benchsuite.measure import results
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.measured import Measured
-from benchsuite.measure.results import Row
+from benchsuite.measure.rows import Row, vllm_names
 from benchsuite.report import html, tables
 from benchsuite.report.document import Style
 from benchsuite.report.page import page
@@ -110,7 +109,7 @@ def _public(row: Row, steps: bool) -> dict[str, Any]:
         "row": row.arm.id,
         "target": row.target,
         **row.info,
-        "vllm": results.vllm_names(row.info),
+        "vllm": vllm_names(row.info),
         "ratios": row.ratios,
         "rounds": row.rounds,
         "copy_rate": row.text.copy_rate if row.text else None,

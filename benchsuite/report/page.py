@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchsuite.measure.measured import Measured
-from benchsuite.measure.results import Row
+from benchsuite.measure.rows import Row
 from benchsuite.report import html, pictures, tables
 from benchsuite.report.answer import answers, usable
 from benchsuite.report.generation import ShownToken, generation

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchsuite.measure.arms import Setting
 from benchsuite.measure.measured import Measured
-from benchsuite.measure.results import Row
+from benchsuite.measure.rows import Row
 from benchsuite.report import tables
 from benchsuite.report.plots import Plot, Trace
 

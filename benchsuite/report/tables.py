@@ -13,7 +13,7 @@ from typing import Any
 
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.results import Row
+from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import MARKS, SpeedVerdict
 from benchsuite.measure.weights import Weights
 from benchsuite.report.document import Style, Table

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from benchsuite.measure.cells import Cell
     from benchsuite.measure.measured import Measured
     from benchsuite.measure.plan import MeasuringPlan
-    from benchsuite.measure.results import Row
+    from benchsuite.measure.rows import Row
     from benchsuite.measure.session import Bench
     from benchsuite.store.journal import Lines
 

@@ -19,7 +19,7 @@ from benchsuite.machine.files import strict_json
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.plan import MeasuringPlan
-from benchsuite.measure.results import KEYS, Machine, make_rows
+from benchsuite.measure.rows import KEYS, Machine, make_rows
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench
 from benchsuite.measure.units import Unit

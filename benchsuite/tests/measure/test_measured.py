@@ -12,7 +12,7 @@ from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Machine, Text
+from benchsuite.measure.rows import Machine, Text
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING

@@ -21,7 +21,7 @@ from benchsuite.measure import workloads
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, make_rows, text_of
+from benchsuite.measure.rows import KEYS, Machine, Row, Text, hinges, make_rows, text_of
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.measure.verdict import SpeedVerdict

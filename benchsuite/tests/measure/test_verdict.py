@@ -14,7 +14,7 @@ from benchsuite.benches.serving.figures import endpoint_figures
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Machine, Row, make_rows
+from benchsuite.measure.rows import Machine, Row, make_rows
 from benchsuite.measure.verdict import SpeedVerdict, noise_of
 from benchsuite.report.page import heat_cell
 from benchsuite.report.serving import serving_tables

@@ -15,7 +15,7 @@ import pytest
 from benchsuite.machine.files import write_files
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.results import KEYS, Row
+from benchsuite.measure.rows import KEYS, Row
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.report import files, tables
 from benchsuite.tests.rig import SETTING

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
-from benchsuite.measure.results import Row
+from benchsuite.measure.rows import Row
 from benchsuite.measure.session import Bench
 from benchsuite.report import pictures
 from benchsuite.report.answer import answers
