@@ -14,8 +14,8 @@ from typing import Any
 from benchsuite.gate.record import DECODE, GateError, Record
 from benchsuite.machine import provenance
 from benchsuite.measure.arms import USUAL
+from benchsuite.measure.figures import KEYS
 from benchsuite.measure.interval import estimate
-from benchsuite.measure.rows import KEYS
 from benchsuite.measure.verdict import farthest
 from benchsuite.store.journal import Journal, runs
 from specdec.errors import SpecdecError

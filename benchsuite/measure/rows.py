@@ -13,68 +13,15 @@ from typing import Any
 from benchsuite.judge.judgement import together
 from benchsuite.judge.ties import Judge
 from benchsuite.measure import guards
-from benchsuite.measure.arms import SAMPLED, Arm, PeerName
+from benchsuite.measure.arms import Arm, PeerName
+from benchsuite.measure.figures import RowFigures
 from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.paired import Series, broken, checked, logs
-from benchsuite.measure.parts import PARTS, parts
+from benchsuite.measure.parts import PARTS, with_parts
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.verdict import SpeedVerdict, noise_of
 from benchsuite.measure.workloads import copy_rate
 from specdec.stats import Stats, Step, StepTimes
-
-KEYS = (
-    "setting",
-    "draft",
-    "policy",
-    "controller",
-    "backend",
-    "device",
-    "dtype",
-    "batch",
-    "workload",
-    "num_speculative_tokens",
-    "tokens_per_s",
-    "plain_tokens_per_s",
-    "baseline",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "units",
-    "verdict",
-    "marks",
-    "not_comparable",
-    "e2e_s",
-    "e2e_speedup",
-    "tau",
-    "mean_acceptance_length",
-    "acceptance_rate",
-    "acceptance_by_position",
-    "acceptance_histogram",
-    "draft_cost",
-    "verify_cost",
-    "sum_of_parts",
-    *(f"{part}_share" for part in PARTS),
-    "overhead",
-    "ttft_ms",
-    "ttft_draft_ms",
-    "tpot_ms",
-    "itl_p50_ms",
-    "itl_p90_ms",
-    "itl_p99_ms",
-    "mbu",
-    "peak_memory_bytes",
-    "memory",
-    "judged_perplexity",
-    "judged_tokens",
-    "set_up_s",
-    "contract",
-    "contract_checked",
-    "failed",
-    "counters",
-    "emitted_digest",
-    *SAMPLED,
-)
-"""Keys of every benchmark's ``extra_info``; an unknown value is null."""
 
 NAMES = {"target": "verify"}
 """Parts of a step that are called otherwise in JSON."""
@@ -110,7 +57,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the results: the arm's figures by their public names, and the other values that tables show.
+    """One row of the results: the arm's figures, and the other values that tables show.
 
     ``ratios`` are the paired speedups of the ``n`` independent units, by workload; ``rounds`` are seconds per token of
     each pass over the units. ``method`` says how the interval was made. ``measured`` has a record of every
@@ -118,7 +65,7 @@ class Row:
     """
 
     arm: Arm
-    info: dict[str, Any]
+    figures: RowFigures
     ratios: dict[str, list[float]]
     rounds: tuple[float, ...]
     text: Text | None
@@ -129,6 +76,11 @@ class Row:
     measured: list[dict[str, Any]]
     steps: list[dict[str, Any]]
     verdict: SpeedVerdict
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The figures by their public names, as JSON has them; a new dict each time."""
+        return self.figures.as_json()
 
     @property
     def n(self) -> int:
@@ -210,37 +162,34 @@ def _row(
     # What each part of a pool leaves open, the whole may show.
     failures = failures or broken(every)
     outcomes = [outcome for series in every for outcome in series.outcomes]
-    info: dict[str, Any] = dict.fromkeys(KEYS)
-    info |= _named(arm, every[0].engine, machine, workload) | _judged(every)
-    info |= {
-        "baseline": base[0].label,
-        "set_up_s": set_up,
-        "contract_checked": checked(every),
-        "failed": next((series.failed for series in every if series.failed), "contract" if failures else None),
-        "emitted_digest": digest(outcomes),
-        "memory": _memory(outcomes),
-    }
+    figures = replace(
+        _named(arm, every, base[0], machine, workload),
+        failed=next((series.failed for series in every if series.failed), "contract" if failures else None),
+        set_up_s=set_up,
+        memory=_memory(outcomes),
+        emitted_digest=digest(outcomes),
+    )
     steps: list[dict[str, Any]] = []
     if outcomes and outcomes[0].stats:
-        info |= _acceptance(outcomes)
+        figures = _with_acceptance(figures, outcomes)
         steps = [_record(number, *pair) for number, outcome in enumerate(outcomes) for pair in outcome.timed]
     decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards or 0 for o in outcomes)
     if arm.peer and forwards and all(o.forwards is not None for o in outcomes):
-        info["tau"] = decoded / forwards
+        figures = replace(figures, tau=decoded / forwards)
     ratios, method, verdict = dict[str, list[float]](), "", SpeedVerdict(None, noise, baseline=arm == base[0])
     if not failures and decoded:
         others = [outcome for series in plain.values() for outcome in series.outcomes]
-        info |= _speed(outcomes, others, every[0], machine) | _latency(outcomes) | parts(outcomes, others)
+        figures = _with_latency(_with_speed(figures, outcomes, others, every[0], machine), outcomes)
+        figures = with_parts(figures, outcomes, others)
         found = contrast(pool, base[1], decoding)
         ratios = {name: [exp(value) for value in values] for name, values in found.items()}
         speed = estimate(found) if found else None
         verdict = replace(verdict, speed=speed, reason=guards.why_not(every, list(base[1].values()), across))
-        info |= _compared(pool, base[1], found, verdict)
+        figures = _with_speedup(figures, pool, base[1], found, verdict)
         method = speed.method if speed else ""
-    info["verdict"] = "FAILED" if failures else verdict.words
     return Row(
         arm,
-        info,
+        replace(figures, verdict="FAILED" if failures else verdict.words),
         ratios,
         () if failures else _rounds(every),
         text,
@@ -254,14 +203,28 @@ def _row(
     )
 
 
-def _judged(every: Sequence[Series]) -> dict[str, Any]:
-    """The contract, and the outputs' perplexity under the run's judge."""
-    found = together(series.judged for series in every)
-    return {
-        "contract": every[0].contract,
-        "judged_perplexity": found and found.perplexity,
-        "judged_tokens": found and found.tokens,
-    }
+def _named(arm: Arm, every: Sequence[Series], baseline: Arm, machine: Machine, workload: str) -> RowFigures:
+    """What a row is, what it promises, and how far that was checked."""
+    shared, judged = replace(arm.setting, workload=workload), together(series.judged for series in every)
+    return RowFigures(
+        setting=shared.id,
+        draft=arm.peer or arm.draft or (arm.label if arm.control else None),
+        policy=arm.policy if arm.draft else None,
+        controller=arm.controller if arm.draft else None,
+        backend=every[0].engine or machine.backend,
+        device=machine.device,
+        dtype=machine.dtype,
+        batch=shared.batch,
+        workload=workload,
+        num_speculative_tokens=PeerName(arm.peer).k if arm.peer else arm.k if arm.draft else 0,
+        baseline=baseline.label,
+        peak_memory_bytes=machine.peak_memory_bytes,
+        judged_perplexity=judged.perplexity if judged else None,
+        judged_tokens=judged.tokens if judged else None,
+        contract=every[0].contract,
+        contract_checked=checked(every),
+        sampling=shared.sampling,
+    )
 
 
 def _memory(outcomes: Sequence[Outcome]) -> dict[str, int]:
@@ -270,24 +233,10 @@ def _memory(outcomes: Sequence[Outcome]) -> dict[str, int]:
     return {name: max(outcome.memory.get(name, 0) for outcome in outcomes) for name in kinds}
 
 
-def _named(arm: Arm, engine: str, machine: Machine, workload: str) -> dict[str, Any]:
-    shared = replace(arm.setting, workload=workload)
-    return {
-        **{name: value for name, value in shared.values.items() if name in KEYS},
-        "setting": shared.id,
-        "backend": engine or machine.backend,
-        "draft": arm.peer or arm.draft or (arm.label if arm.control else None),
-        "policy": arm.policy if arm.draft else None,
-        "controller": arm.controller if arm.draft else None,
-        "device": machine.device,
-        "dtype": machine.dtype,
-        "num_speculative_tokens": PeerName(arm.peer).k if arm.peer else arm.k if arm.draft else 0,
-        "peak_memory_bytes": machine.peak_memory_bytes,
-    }
-
-
-def _compared(pool: Pool, base: Pool, found: dict[str, list[float]], verdict: SpeedVerdict) -> dict[str, Any]:
-    """The speedup over the baseline, its interval, and what must be known of it."""
+def _with_speedup(
+    figures: RowFigures, pool: Pool, base: Pool, found: dict[str, list[float]], verdict: SpeedVerdict
+) -> RowFigures:
+    """The figures with the speedup over the baseline, its interval, and what must be known of it."""
     speed, whole = verdict.speed, compared_with(pool, base, end_to_end)
     every = list(pool.values())
     named = {
@@ -295,16 +244,17 @@ def _compared(pool: Pool, base: Pool, found: dict[str, list[float]], verdict: Sp
         "replays": any(outcome.replays > 0 for series in every for outcome in series.outcomes),
         "one prompt": speed is not None and hinges(found, speed),
     }
-    return {
-        "speedup": speed and speed.ratio,
-        "speedup_low": speed and speed.low,
-        "speedup_high": speed and speed.high,
-        "units": speed.units if speed else 0,
-        "marks": [name for name, given in named.items() if given],
-        "not_comparable": verdict.reason,
-        "e2e_s": median(outcome.wall_s for series in every for outcome in series.outcomes),
-        "e2e_speedup": whole and whole.ratio,
-    }
+    return replace(
+        figures,
+        speedup=speed.ratio if speed else None,
+        speedup_low=speed.low if speed else None,
+        speedup_high=speed.high if speed else None,
+        units=speed.units if speed else 0,
+        marks=tuple(name for name, given in named.items() if given),
+        not_comparable=verdict.reason,
+        e2e_s=median(outcome.wall_s for series in every for outcome in series.outcomes),
+        e2e_speedup=whole.ratio if whole else None,
+    )
 
 
 def hinges(found: Mapping[str, Sequence[float]], speed: Estimate) -> bool:
@@ -384,7 +334,8 @@ def _run_record(workload: str, unit: int, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _with_acceptance(figures: RowFigures, outcomes: Sequence[Outcome]) -> RowFigures:
+    """The figures with what the engine counted in runs that have statistics."""
     stats = [outcome.stats for outcome in outcomes if outcome.stats]
     counters = summed(outcomes)
     ran: dict[str, dict[str, int]] = {}
@@ -395,15 +346,18 @@ def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     accepted = counters["num_accepted_tokens_per_pos"]
     drafts, tokens = counters["num_drafts"], counters["num_draft_tokens"]
     row_forwards = sum(step.rows for s in stats for step in s.steps)
-    return {
-        "counters": counters,
-        "tau": counters["num_emitted_tokens"] / row_forwards,
-        "acceptance_rate": counters["num_accepted_tokens"] / tokens if tokens else None,
-        "mean_acceptance_length": 1 + counters["num_accepted_tokens"] / drafts if drafts else None,
-        "acceptance_by_position": [(accepted[i] if i < len(accepted) else 0) / made for i, made in enumerate(proposed)]
+    return replace(
+        figures,
+        counters=counters,
+        tau=counters["num_emitted_tokens"] / row_forwards,
+        acceptance_rate=counters["num_accepted_tokens"] / tokens if tokens else None,
+        mean_acceptance_length=1 + counters["num_accepted_tokens"] / drafts if drafts else None,
+        acceptance_by_position=tuple(
+            (accepted[i] if i < len(accepted) else 0) / made for i, made in enumerate(proposed)
+        )
         or None,
-        "acceptance_histogram": _histogram(stats) or None,
-    }
+        acceptance_histogram=_histogram(stats) or None,
+    )
 
 
 def _histogram(every: Sequence[Stats]) -> dict[str, int]:
@@ -412,18 +366,18 @@ def _histogram(every: Sequence[Stats]) -> dict[str, int]:
     return {str(accepted): found[accepted] for accepted in sorted(found)}
 
 
-def vllm_names(info: Mapping[str, Any]) -> dict[str, Any] | None:
+def vllm_names(figures: RowFigures) -> dict[str, Any] | None:
     """Return the figures that vLLM reports of a request, under its names; None for a row that proposed nothing.
 
     Source: vllm-project/vllm, docs/features/speculative_decoding/acceptance_metrics.md.
     """
-    counters = info["counters"]
+    counters = figures.counters
     if not counters or not counters["num_drafts"]:
         return None
     return {
-        "mean_acceptance_length": info["mean_acceptance_length"],
-        "draft_acceptance_rate": info["acceptance_rate"],
-        "acceptance_histogram": info["acceptance_histogram"],
+        "mean_acceptance_length": figures.mean_acceptance_length,
+        "draft_acceptance_rate": figures.acceptance_rate,
+        "acceptance_histogram": figures.acceptance_histogram,
         "num_spec_steps": counters["num_drafts"],
         "num_draft_tokens": counters["num_draft_tokens"],
         "num_accepted_draft_tokens": counters["num_accepted_tokens"],
@@ -455,7 +409,10 @@ def _by_position(lists: Sequence[list[int]]) -> list[int]:
     return [sum(counts[i] for counts in lists if i < len(counts)) for i in range(longest)]
 
 
-def _speed(outcomes: Sequence[Outcome], plain: Sequence[Outcome], series: Series, machine: Machine) -> dict[str, Any]:
+def _with_speed(
+    figures: RowFigures, outcomes: Sequence[Outcome], plain: Sequence[Outcome], series: Series, machine: Machine
+) -> RowFigures:
+    """The figures with tokens per second, and the share of the bandwidth that they take."""
     decoded, seconds = sum(o.decoded for o in outcomes), sum(o.decode_s for o in outcomes)
     plain_decoded, plain_seconds = sum(o.decoded for o in plain), sum(o.decode_s for o in plain)
     cache = machine.bytes_per_cell * series.arm.setting.batch
@@ -464,21 +421,26 @@ def _speed(outcomes: Sequence[Outcome], plain: Sequence[Outcome], series: Series
         for o in outcomes
         if o.forwards is not None and series.contract != "own"  # its weights have other bytes
     ]
-    return {
-        "tokens_per_s": decoded / seconds,
-        "plain_tokens_per_s": plain_decoded / plain_seconds if plain_decoded else None,
-        "mbu": sum(moved) / seconds / machine.bandwidth if len(moved) == len(outcomes) else None,
-    }
+    return replace(
+        figures,
+        tokens_per_s=decoded / seconds,
+        plain_tokens_per_s=plain_decoded / plain_seconds if plain_decoded else None,
+        mbu=sum(moved) / seconds / machine.bandwidth if len(moved) == len(outcomes) else None,
+    )
 
 
-def _latency(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Medians over requests of times to the first and per further token; percentiles over all gaps of emissions."""
+def _with_latency(figures: RowFigures, outcomes: Sequence[Outcome]) -> RowFigures:
+    """The figures with medians over requests of times to the first and per further token, and percentiles over all gaps
+    of emissions."""
     first, later = [t for o in outcomes for t in o.ttft_s], [t for o in outcomes for t in o.tpot_s]
     gaps = [gap for o in outcomes for gap in o.gaps_s]
-    cuts = quantiles(gaps, n=100, method="inclusive") if len(gaps) > 1 else None
-    return {
-        "ttft_ms": median(first) * 1e3,
-        "ttft_draft_ms": median(o.draft_prefill_s for o in outcomes) * 1e3,
-        "tpot_ms": median(later) * 1e3 if later else None,
-        **{f"itl_p{p}_ms": cuts[p - 1] * 1e3 if cuts else None for p in (50, 90, 99)},
-    }
+    cuts = [1e3 * cut for cut in quantiles(gaps, n=100, method="inclusive")] if len(gaps) > 1 else None
+    return replace(
+        figures,
+        ttft_ms=median(first) * 1e3,
+        ttft_draft_ms=median(o.draft_prefill_s for o in outcomes) * 1e3,
+        tpot_ms=median(later) * 1e3 if later else None,
+        itl_p50_ms=cuts[49] if cuts else None,
+        itl_p90_ms=cuts[89] if cuts else None,
+        itl_p99_ms=cuts[98] if cuts else None,
+    )

@@ -35,37 +35,37 @@ def _answer(group: Sequence[Row], measured: Measured) -> str:
     over = "over one workload" if workloads == 1 else f"over {workloads} workloads"
     if not fit:
         return f"nothing can be recommended: no strategy kept its contract and could be compared {over}."
-    best = max(fit, key=lambda row: row.info["speedup"])
-    if best.info["speedup_low"] is None:
+    best = max(fit, key=lambda row: row.figures.speedup or 0.0)
+    if best.figures.speedup_low is None:
         return f"no strategy can be recommended yet: {best.n} prompts {over} are too few for an interval; measure more."
-    if best.info["verdict"] != "faster":
+    if best.figures.verdict != "faster":
         return f"use plain decoding: no strategy was measurably faster {over}."
     name = tables.full_name(best)
     each = [
-        row.info["speedup"]
+        row.figures.speedup
         for row in measured.rows_of(best.arm.setting)
-        if row.arm.strategy == best.arm.strategy and row.info["speedup"] is not None
+        if row.arm.strategy == best.arm.strategy and row.figures.speedup is not None
     ]
     slowest = f", {min(each):.2f}x on the workload that suits it least" if len(each) > 1 else ""
     level = _level_with(best, fit, measured)
-    promise = PROMISES[best.info["contract"]]
-    interval = f"{best.info['speedup_low']:.2f} to {best.info['speedup_high']:.2f}"
+    promise = PROMISES[best.figures.contract]
+    interval = f"{best.figures.speedup_low:.2f} to {best.figures.speedup_high:.2f}"
     return (
-        f"use {name}: {best.info['speedup']:.2f}x as fast as {best.info['baseline']} ({interval}) {over}, {promise}"
+        f"use {name}: {best.figures.speedup:.2f}x as fast as {best.figures.baseline} ({interval}) {over}, {promise}"
         f"{slowest}{level}."
     )
 
 
 def usable(row: Row) -> bool:
     """Whether a row over all workloads may be recommended."""
-    info = row.info
+    figures = row.figures
     return (
         row.arm.draft is not None
         and row.failure is None
-        and info["speedup"] is not None
-        and info["not_comparable"] is None
-        and info["contract"] in ("exact", "distribution")
-        and "replays" not in (info["marks"] or ())
+        and figures.speedup is not None
+        and figures.not_comparable is None
+        and figures.contract in ("exact", "distribution")
+        and "replays" not in (figures.marks or ())
     )
 
 

@@ -38,7 +38,7 @@ def comparison_files(
         for group in groups
     ]
     card = [*measured.card, *tables.weights_table(measured.weights), *measured.said]
-    baseline = pooled[0].info["baseline"] if pooled else "plain"
+    baseline = pooled[0].figures.baseline if pooled else "plain"
     return {
         "benchmark.json": strict_json(
             {"rows": [_public(row, steps) for row in rows], "pooled": [_public(row, steps) for row in pooled]}
@@ -77,9 +77,9 @@ class Section:
 
     def tables(self, style: Style) -> dict[str, str]:
         """The tables, by their headings."""
-        workload = tables.Column("workload", lambda row: str(row.info["workload"]), "kind of text")
+        workload = tables.Column("workload", lambda row: row.figures.workload, "kind of text")
         return {
-            f"Speedup over {self.pooled[0].info['baseline']} by workload": tables.overview(
+            f"Speedup over {self.pooled[0].figures.baseline} by workload": tables.overview(
                 self.pooled, self.rows, style
             ),
             "Speed": tables.render(self.pooled, tables.SPEED, style),
@@ -97,8 +97,8 @@ def _ratios(row: Row) -> dict[str, Any]:
     return {
         "arm": row.arm.strategy,
         "setting": tables.section_title(row),
-        "workload": row.info["workload"],
-        "baseline": row.info["baseline"],
+        "workload": row.figures.workload,
+        "baseline": row.figures.baseline,
         "ratios": next(iter(row.ratios.values()), []),
         "runs": [[run["unit"], run["decode_s"], run["decoded"], run["wall_s"]] for run in row.measured],
     }
@@ -109,7 +109,7 @@ def _public(row: Row, steps: bool) -> dict[str, Any]:
         "row": row.arm.id,
         "target": row.target,
         **row.info,
-        "vllm": vllm_names(row.info),
+        "vllm": vllm_names(row.figures),
         "ratios": row.ratios,
         "rounds": row.rounds,
         "copy_rate": row.text.copy_rate if row.text else None,
@@ -138,20 +138,20 @@ def _markdown(sections: Sequence[Section], card: Sequence[str]) -> str:
 
 
 def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
-    shown = [row for row in pooled if row.info["speedup"] is not None]
-    lengths = len({row.arm.setting.sampling.max_new_tokens for row in shown}) > 1
-    longest = max((row.info["speedup_high"] or row.info["speedup"] for row in shown), default=1.0)
+    shown = [(row, row.figures, row.figures.speedup) for row in pooled if row.figures.speedup is not None]
+    lengths = len({row.arm.setting.sampling.max_new_tokens for row, _, _ in shown}) > 1
+    longest = max((figures.speedup_high or speedup for _, figures, speedup in shown), default=1.0)
     return [
         {
             "label": _bar_label(row, lengths),
-            "speedup": row.info["speedup"],
-            "width": 400 * row.info["speedup"] / longest,
-            "low": 400 * (row.info["speedup_low"] or row.info["speedup"]) / longest,
-            "high": 400 * (row.info["speedup_high"] or row.info["speedup"]) / longest,
+            "speedup": speedup,
+            "width": 400 * speedup / longest,
+            "low": 400 * (figures.speedup_low or speedup) / longest,
+            "high": 400 * (figures.speedup_high or speedup) / longest,
             "one": 400 / longest,
-            "verdict": row.info["verdict"] or "too few",
+            "verdict": figures.verdict or "too few",
         }
-        for row in shown
+        for row, figures, speedup in shown
     ]
 
 

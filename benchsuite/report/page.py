@@ -85,13 +85,13 @@ def _predicted(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _section(group: Sequence[Row], measured: Measured) -> dict[str, Any]:
     rows = measured.rows_of(group[0].arm.setting)
-    workloads = list(dict.fromkeys(row.info["workload"] for row in rows))
+    workloads = list(dict.fromkeys(row.figures.workload for row in rows))
     return {
         "title": tables.section_title(group[0]),
-        "baseline": group[0].info["baseline"],
+        "baseline": group[0].figures.baseline,
         "workloads": [tables.SHORT_NAMES.get(name, name.replace("_", " ")) for name in workloads],
         "heat": [
-            (tables.full_name(row), _heat(row, rows, workloads)) for row in group if row.info["verdict"] != "baseline"
+            (tables.full_name(row), _heat(row, rows, workloads)) for row in group if row.figures.verdict != "baseline"
         ],
         "plots": [plot.drawn() for plot in pictures.pictures(group, measured)],
         "maps": pictures.break_even(group),
@@ -102,21 +102,22 @@ def _section(group: Sequence[Row], measured: Measured) -> dict[str, Any]:
 
 
 def _heat(pooled: Row, rows: Sequence[Row], workloads: Sequence[str]) -> list[Heat]:
-    by_workload = {row.info["workload"]: row for row in rows if row.arm.strategy == pooled.arm.strategy}
+    by_workload = {row.figures.workload: row for row in rows if row.arm.strategy == pooled.arm.strategy}
     return [heat_cell(by_workload.get(name)) for name in workloads] + [heat_cell(pooled)]
 
 
 def heat_cell(row: Row | None) -> Heat:
     """Return the cell of a row; None: the row was not measured."""
-    if row is None or (row.info["speedup"] is None and not row.failure):
-        return Heat("-", None, "not measured")
-    if row.failure:
+    if row is not None and row.failure:
         return Heat("FAILED", None, row.failure.splitlines()[0])
+    if row is None or row.figures.speedup is None:
+        return Heat("-", None, "not measured")
+    speedup = row.figures.speedup
     coloured = row.verdict.distinguishable and not row.arm.again
     return Heat(
         row.verdict.shown,
-        sum(row.info["speedup"] >= step for step in STEPS) if coloured else None,
-        f"{tables.full_name(row)}, {row.info['workload']}: {row.verdict.sentence}",
+        sum(speedup >= step for step in STEPS) if coloured else None,
+        f"{tables.full_name(row)}, {row.figures.workload}: {row.verdict.sentence}",
     )
 
 
@@ -128,8 +129,8 @@ def _generations(group: Sequence[Row], measured: Measured) -> list[tuple[str, li
         return []
     cell = cells[0]
     fastest = sorted(
-        (row for row in group if row.arm.draft and row.info["speedup"]),
-        key=lambda row: (not usable(row), -float(row.info["speedup"])),
+        (row for row in group if row.arm.draft and row.figures.speedup),
+        key=lambda row: (not usable(row), -(row.figures.speedup or 0.0)),
     )
     series = {arm.strategy: one for arm, one in cell.series.items()}
     return [

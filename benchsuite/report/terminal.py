@@ -17,7 +17,7 @@ def show(reporter: Any, measured: Measured, outcome: str, predicted: Sequence[st
         rows = measured.rows_of(group[0].arm.setting)
         reporter.section(f"speculative decoding: {tables.section_title(group[0])}", sep="=")
         lines = [
-            f"Speedup over {group[0].info['baseline']}, geometric means of paired ratios:",
+            f"Speedup over {group[0].figures.baseline}, geometric means of paired ratios:",
             tables.overview(group, rows),
             "",
             tables.render(group, tables.SPEED),

@@ -17,9 +17,10 @@ import torch
 
 from benchsuite.machine.files import strict_json
 from benchsuite.measure.arms import Arm
+from benchsuite.measure.figures import KEYS
 from benchsuite.measure.paired import Series
 from benchsuite.measure.plan import MeasuringPlan
-from benchsuite.measure.rows import KEYS, Machine, make_rows
+from benchsuite.measure.rows import Machine, make_rows
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench
 from benchsuite.measure.units import Unit

@@ -220,9 +220,14 @@ def test_json_has_every_field_of_a_run_and_of_a_step() -> None:
 
 def test_vllms_names_are_those_of_its_own_report() -> None:
     counters = {"num_drafts": 2, "num_draft_tokens": 7, "num_accepted_tokens": 3}
-    info = {"counters": counters, "mean_acceptance_length": 2.5, "acceptance_rate": 0.4}
-    info |= {"acceptance_histogram": {"1": 1, "2": 1}}
-    assert vllm_names(info) == {
+    figures = replace(
+        _row(_series(OURS, RUN), _series(BASE, RUN)).figures,
+        counters=counters,
+        mean_acceptance_length=2.5,
+        acceptance_rate=0.4,
+        acceptance_histogram={"1": 1, "2": 1},
+    )
+    assert vllm_names(figures) == {
         "mean_acceptance_length": 2.5,
         "draft_acceptance_rate": 0.4,
         "acceptance_histogram": {"1": 1, "2": 1},
@@ -230,7 +235,8 @@ def test_vllms_names_are_those_of_its_own_report() -> None:
         "num_draft_tokens": 7,
         "num_accepted_draft_tokens": 3,
     }
-    assert vllm_names({"counters": None}) is vllm_names({"counters": {**counters, "num_drafts": 0}}) is None
+    for nothing in (None, {**counters, "num_drafts": 0}):
+        assert vllm_names(replace(figures, counters=nothing)) is None
 
 
 def test_counters_add_up_over_runs_but_for_the_largest_allocation() -> None:

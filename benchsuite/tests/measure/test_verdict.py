@@ -40,7 +40,7 @@ def row_with(verdict: SpeedVerdict, again: bool = False) -> Row:
     pools = {one: {"chat": Series(one, "exact")} for one in (plain, arm)}
     row = make_rows(pools, plain, machine, "chat", None, {})[arm]
     speedup = verdict.speed.ratio if verdict.speed else None
-    return replace(row, info=row.info | {"speedup": speedup}, verdict=verdict)
+    return replace(row, figures=replace(row.figures, speedup=speedup), verdict=verdict)
 
 
 @given(estimates(), estimates())

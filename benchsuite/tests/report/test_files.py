@@ -14,8 +14,9 @@ import pytest
 
 from benchsuite.machine.files import write_files
 from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.figures import RowFigures
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.rows import KEYS, Row
+from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.report import files, tables
 from benchsuite.tests.rig import SETTING
@@ -28,10 +29,21 @@ SETTINGS = [
 
 def row(setting: Setting, workload: str, speedup: float) -> Row:
     """The row of one arm, by its speedup alone."""
-    figures: dict[str, Any] = dict.fromkeys(KEYS)
-    figures |= {"speedup": speedup, "speedup_low": speedup, "speedup_high": speedup, "contract": "exact"}
-    figures |= {"workload": workload, "device": "cpu", "dtype": "float32", "batch": setting.batch}
-    figures |= {"temperature": setting.sampling.temperature, "max_new_tokens": setting.sampling.max_new_tokens}
+    figures = RowFigures(
+        setting=setting.id,
+        backend="reference",
+        device="cpu",
+        dtype="float32",
+        batch=setting.batch,
+        workload=workload,
+        baseline="plain",
+        speedup=speedup,
+        speedup_low=speedup,
+        speedup_high=speedup,
+        peak_memory_bytes=0,
+        contract="exact",
+        sampling=setting.sampling,
+    )
     arm = Arm(setting.replaced(workload=workload), draft="ngram", k=4)
     verdict = SpeedVerdict(Estimate(speedup, speedup, speedup, 3, "t"))
     return Row(arm, figures, {workload: [speedup] * 3}, (1.0,), None, "tiny", None, "t", (), [], [], verdict)
