@@ -314,7 +314,7 @@ class Bench(Measured):
                 self._finished([arm.setting])
         if arm.setting in self._failed:
             raise self._failed[arm.setting]
-        return self._rows[arm]
+        return self._rows[arm.setting][arm]
 
     def _batches(self, setting: Setting) -> list[Batch]:
         text = self._texts[setting.workload]
@@ -341,7 +341,7 @@ class Bench(Measured):
         except Exception as error:
             # Plain failed: every arm of the workload raises this error, and none runs again.
             self._failed[setting] = error
-            self.cells.pop(setting, None)
+            self.drop(setting)
             return
         self._add_cell(setting)
 

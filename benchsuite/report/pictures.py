@@ -9,7 +9,7 @@ from typing import Any
 
 from benchsuite.measure.arms import Setting
 from benchsuite.measure.figures import RowFigures
-from benchsuite.measure.measured import Measured
+from benchsuite.measure.results import Results, SettingResults
 from benchsuite.measure.rows import Row
 from benchsuite.report import tables
 from benchsuite.report.plots import Plot, Trace
@@ -29,9 +29,9 @@ class BreakEven:
     cells: Sequence[Sequence[float | None]]
 
 
-def pictures(group: Sequence[Row], measured: Measured) -> list[Plot]:
-    """Return the plots of one setting: ``group`` has its rows over all workloads."""
-    rows = measured.rows_of(group[0].arm.setting)
+def pictures(one: SettingResults) -> list[Plot]:
+    """Return the plots of one setting."""
+    group, rows = one.pooled, one.rows
     drafted = [row for row in group if row.arm.draft and not row.failure]
     number = {row.arm.strategy: place for place, row in enumerate(drafted)}
     made = (
@@ -190,14 +190,13 @@ def _noise(rows: Sequence[Row]) -> Plot:
     )
 
 
-def batches(measured: Measured) -> Plot | None:
+def batches(results: Results) -> Plot | None:
     """Return latency against throughput over the batch, if there is more than one batch; else None."""
     found: dict[tuple[Setting, str], list[tuple[Row, float, float]]] = defaultdict(list)
-    for group in measured.pooled():
-        for row in group:
-            latency, speed = row.figures.tpot_ms, row.figures.tokens_per_s
-            if not row.failure and not row.arm.control and latency is not None and speed is not None:
-                found[replace(row.arm.setting, batch=1), row.arm.strategy].append((row, latency, speed))
+    for row in results.pooled:
+        latency, speed = row.figures.tpot_ms, row.figures.tokens_per_s
+        if not row.failure and not row.arm.control and latency is not None and speed is not None:
+            found[replace(row.arm.setting, batch=1), row.arm.strategy].append((row, latency, speed))
     traces = []
     for place, of in enumerate(found.values()):
         if len({row.arm.setting.batch for row, _, _ in of}) > 1:

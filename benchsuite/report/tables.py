@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.figures import KEYS, RowFigures
 from benchsuite.measure.interval import Estimate
+from benchsuite.measure.results import SettingResults
 from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import MARKS, SpeedVerdict
 from benchsuite.measure.weights import Weights
@@ -317,9 +318,7 @@ def contrasts_cells(speeds: Mapping[tuple[Arm, Arm], Estimate], noise: float) ->
     return ["faster than", *map(str, range(1, len(arms) + 1))], body
 
 
-def report_tables(
-    pooled: Sequence[Row], rows: Sequence[Row], speeds: Mapping[tuple[Arm, Arm], Estimate]
-) -> dict[str, tuple[list[str], Body]]:
+def report_tables(one: SettingResults) -> dict[str, tuple[list[str], Body]]:
     """Return the headers and the cells of each table below a report's plots, by its heading. Names are whole."""
     workload = Column("workload", lambda row: row.figures.workload, "kind of text")
     whole = Column("arm", full_name, NAME.meaning)
@@ -327,12 +326,13 @@ def report_tables(
     def of(which: Sequence[Row], columns: Sequence[Column]) -> tuple[list[str], Body]:
         return [column.header for column in columns], [[column.cell(row) for column in columns] for row in which]
 
+    pooled = one.pooled
     return {
         "Speed": of(pooled, (whole, *SPEED[2:])),
         "Contract and latency": of(pooled, (whole, *LATENCY[1:])),
         "Why": of(pooled, (whole, *REASONS[1:])),
-        "Each arm's speed over each other's": contrasts_cells(speeds, pooled[0].verdict.noise),
-        "Every row": of(rows, (workload, whole, *SPEED[2:])),
+        "Each arm's speed over each other's": contrasts_cells(one.contrasts, pooled[0].verdict.noise),
+        "Every row": of(one.rows, (workload, whole, *SPEED[2:])),
     }
 
 

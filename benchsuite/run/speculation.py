@@ -337,7 +337,7 @@ class ComparisonPlugin:
         if self.measured is not None and self.measured.rows:
             from benchsuite.report import terminal
 
-            terminal.show(terminalreporter, self.measured, self._keeper.outcome, self._predicted)
+            terminal.show(terminalreporter, self.measured.results(), self._keeper.outcome, self._predicted)
 
 
 def _marks(arm: Arm) -> list[pytest.MarkDecorator]:

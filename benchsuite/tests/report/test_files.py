@@ -7,8 +7,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,6 +14,7 @@ from benchsuite.machine.files import write_files
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.figures import RowFigures
 from benchsuite.measure.interval import Estimate
+from benchsuite.measure.results import Results, SettingResults
 from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.report import files, tables
@@ -57,18 +56,17 @@ def written(tmp_path: Path) -> Path:
         for number, setting in enumerate(SETTINGS, 1)
         for workload, share in (("chat", 0.25), ("reasoning", 0.75))
     ]
-    bench: Any = SimpleNamespace(
-        rows=rows,
-        pooled=lambda: [[row(setting.without_workload, "all", n + 0.5)] for n, setting in enumerate(SETTINGS, 1)],
-        rows_of=lambda setting: [one for one in rows if one.arm.setting.without_workload == setting.without_workload],
-        contrasts=lambda setting: {},
-        cells={},
-        dry=False,
-        card=["a card"],
-        weights=[],
-        said=["how precise"],
-    )
-    write_files(tmp_path, files.comparison_files(bench))
+    settings = [
+        SettingResults(
+            setting.without_workload,
+            (),
+            tuple(one for one in rows if one.arm.setting.without_workload == setting.without_workload),
+            (row(setting.without_workload, "all", number + 0.5),),
+        )
+        for number, setting in enumerate(SETTINGS, 1)
+    ]
+    results = Results(tuple(settings), rows=tuple(rows), card=("a card",), said=("how precise",))
+    write_files(tmp_path, files.comparison_files(results))
     return tmp_path
 
 

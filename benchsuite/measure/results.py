@@ -1,0 +1,110 @@
+"""The results of a run: the rows of its cells, those over all workloads, and every strategy beside every other one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from benchsuite.measure.arms import Arm, Setting, arm_named
+from benchsuite.measure.cells import Cell
+from benchsuite.measure.interval import Estimate
+from benchsuite.measure.paired import Series
+from benchsuite.measure.rows import Pool, Row, Text, compared_with, decoding, make_rows
+from benchsuite.measure.weights import Weights
+
+
+@dataclass(frozen=True)
+class SettingResults:
+    """One setting, apart from its workload: its cells, the ``rows`` of each, and each strategy's row over all of them.
+
+    Example: ``[row.figures.speedup for row in results.settings[0].pooled]``
+    """
+
+    setting: Setting
+    cells: tuple[Cell, ...]
+    rows: tuple[Row, ...]
+    pooled: tuple[Row, ...]
+
+    @cached_property
+    def contrasts(self) -> Mapping[tuple[Arm, Arm], Estimate]:
+        """The speed of each strategy over each other's, over all workloads; failed ones apart."""
+        pools = {
+            arm: pool
+            for arm, pool in pools_of(self.cells).items()
+            if not any(series.failure for series in pool.values())
+        }
+        found = {}
+        for one, ours in pools.items():
+            for other, base in pools.items():
+                speed = compared_with(ours, base, decoding) if one != other else None
+                if speed is not None:
+                    found[one, other] = speed
+        return found
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a run has measured, as every report takes it: made of its cells, and not changed afterwards.
+
+    ``cells`` and ``rows`` are in the order of measurement. ``card``: the lines printed before the measurement;
+    ``said``: what the plan reached; ``weights``: quantised targets; ``dry``: no figure means anything.
+    """
+
+    settings: tuple[SettingResults, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    rows: tuple[Row, ...] = ()
+    card: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    weights: tuple[Weights, ...] = ()
+    dry: bool = False
+
+    @property
+    def pooled(self) -> tuple[Row, ...]:
+        """The rows over all workloads, of every setting."""
+        return tuple(row for one in self.settings for row in one.pooled)
+
+
+def setting_results(
+    setting: Setting, cells: Sequence[Cell], rows: Sequence[Row], baseline: str, across: Collection[str]
+) -> SettingResults:
+    """Return the results of one setting, apart from its workload, of its own among ``cells`` and ``rows``.
+
+    ``baseline`` and ``across`` as in ``Measured``.
+    """
+    mine = tuple(cell for cell in cells if cell.setting.without_workload == setting)
+    return SettingResults(
+        setting,
+        mine,
+        tuple(row for row in rows if row.arm.setting.without_workload == setting),
+        tuple(rows_of(pools_of(mine), mine, "all", None, baseline, across).values()),
+    )
+
+
+def pools_of(cells: Sequence[Cell]) -> dict[Arm, Pool]:
+    """Return the series of each strategy by workload; ``cells`` are of one setting, apart from the workload."""
+    pools: dict[Arm, dict[str, Series]] = {}
+    for cell in cells:
+        for arm, series in cell.series.items():
+            everywhere = replace(arm, setting=cell.setting.without_workload)
+            pools.setdefault(everywhere, {})[cell.setting.workload] = series
+    return dict(pools)
+
+
+def rows_of(
+    pools: dict[Arm, Pool],
+    cells: Sequence[Cell],
+    workload: str,
+    text: Text | None,
+    baseline: str,
+    across: Collection[str],
+) -> dict[Arm, Row]:
+    """Return the row of each arm of ``pools``, which were measured in ``cells``, on the machine of the last of them.
+
+    ``workload`` names the rows' workload. A peak of memory is the highest of all cells; a set-up is that of the last
+    cell that has one.
+    """
+    machine = replace(cells[-1].machine, peak_memory_bytes=max(cell.machine.peak_memory_bytes for cell in cells))
+    by_strategy = {arm.strategy: seconds for cell in cells for arm, seconds in cell.set_up.items()}
+    set_up = {arm: by_strategy[arm.strategy] for arm in pools if arm.strategy in by_strategy}
+    return make_rows(pools, arm_named(baseline, list(pools)), machine, workload, text, set_up, across)
