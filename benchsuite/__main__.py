@@ -122,9 +122,10 @@ def _report(given: argparse.Namespace) -> None:
 
     journal = Journal.load(given.folder)
     measured = journal.measured()
+    results = measured.results()
     more = {name: (journal.folder / name).read_text(encoding="utf-8") for name in journal.kept("prediction")}
-    journal.finish(comparison_files(measured, journal.said, more=more), measured, journal.said["complete"])
-    print("\n".join([*answers(measured), str(journal.folder / "report.html")]))
+    journal.finish(comparison_files(results, journal.said, more=more), measured, journal.said["complete"])
+    print("\n".join([*answers(results), str(journal.folder / "report.html")]))
 
 
 def _compare(given: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from benchsuite.benches.kernels.timing import KernelBench
     from benchsuite.benches.serving.certified import Certificate
     from benchsuite.benches.serving.figures import EndpointFigures
-    from benchsuite.measure.results import Row
+    from benchsuite.measure.rows import Row
 
 MARKERS = (
     "cuda: needs an NVIDIA GPU",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.measure.results import Row
+from benchsuite.measure.rows import Row
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from typing import Any
 from benchsuite.gate.record import DECODE, GateError, Record
 from benchsuite.machine import provenance
 from benchsuite.measure.arms import USUAL
+from benchsuite.measure.figures import KEYS
 from benchsuite.measure.interval import estimate
-from benchsuite.measure.results import KEYS
 from benchsuite.measure.verdict import farthest
 from benchsuite.store.journal import Journal, runs
 from specdec.errors import SpecdecError
@@ -79,9 +79,8 @@ def read_side(name: str) -> ComparedSide:
 
 
 def _of_folder(name: str, journal: Journal) -> ComparedSide:
-    measured = journal.measured()
-    rows = {}
-    for row in [*measured.rows, *(row for group in measured.pooled() for row in group)]:
+    results, rows = journal.measured().results(), {}
+    for row in (*results.rows, *results.pooled):
         # The rows over all workloads have none in their setting.
         setting = replace(row.arm.setting, workload=row.arm.setting.workload or "all")
         logs = {workload: [math.log(ratio) for ratio in ratios] for workload, ratios in row.ratios.items()}

@@ -44,7 +44,7 @@ def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]
     plain's is transformers, if it was measured, because its time does not change with this code. ``read``: the row's
     ``inputs``.
     """
-    from benchsuite.measure.results import digest, op_calls, summed
+    from benchsuite.measure.rows import digest, op_calls, summed
 
     plain = next(arm for arm in series if arm.plain)
     peers = [arm for arm, result in series.items() if arm.peer == "transformers" and not result.failure]

@@ -11,7 +11,7 @@ import transformers
 
 from benchsuite.machine import provenance
 from benchsuite.measure.arms import Arm, Setting
-from benchsuite.measure.results import Machine
+from benchsuite.measure.rows import Machine
 from specdec import catalog, devices
 
 

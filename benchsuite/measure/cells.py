@@ -21,7 +21,7 @@ from benchsuite.judge.ties import Difference
 from benchsuite.machine import provenance
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Machine, Text
+from benchsuite.measure.rows import Machine, Text
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from specdec.devices import Stopwatch

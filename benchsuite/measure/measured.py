@@ -1,21 +1,18 @@
-"""What a run has measured: its cells, the rows made of them, and the lines that say how."""
+"""What a run has measured so far: its cells, the rows made of them, and the lines that say how."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
-from benchsuite.measure import results
-from benchsuite.measure.arms import Arm, Setting, arm_named
+from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.interval import Estimate
-from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Pool, Row, Text
+from benchsuite.measure.results import Results, SettingResults, pools_of, rows_of, setting_results
+from benchsuite.measure.rows import Pool, Row
 from benchsuite.measure.weights import Weights
 
 
 class Measured:
-    """Cells, and the rows of each and of each setting's workloads together.
+    """Cells and their rows, as they are measured; ``results`` is what reports are made of.
 
     ``baseline``: the arm that speedups are relative to, as ``arm_named`` reads it. ``dry``: no figure means anything.
     ``across``: conditions in which a row may differ from the baseline and is compared nevertheless.
@@ -27,64 +24,46 @@ class Measured:
         self.card: list[str] = []
         self.said: list[str] = []
         self.weights: list[Weights] = []
-        self.cells: dict[Setting, Cell] = {}
-        self._rows: dict[Arm, Row] = {}
+        self._cells: dict[Setting, Cell] = {}
+        self._rows: dict[Setting, dict[Arm, Row]] = {}
+        self._settings: tuple[SettingResults, ...] | None = None  # of these cells, once they were asked for
 
     def add(self, cell: Cell) -> None:
         """Make the rows of a cell; they replace those of an earlier cell of the same setting."""
-        self.cells[cell.setting] = cell
+        self._cells[cell.setting] = cell
+        self._settings = None
         pools: dict[Arm, Pool] = {
             arm: {cell.setting.workload: series}
             for arm, series in cell.series.items()
             if series.outcomes or series.error
         }
-        self._rows |= self._made(pools, [cell], cell.label, cell.text)
+        self._rows[cell.setting] = rows_of(pools, [cell], cell.label, cell.text, self.baseline, self.across)
+
+    def drop(self, setting: Setting) -> None:
+        """Take back the cell of a setting, if there is one, with its rows."""
+        self._cells.pop(setting, None)
+        self._rows.pop(setting, None)
+        self._settings = None
+
+    @property
+    def cells(self) -> Mapping[Setting, Cell]:
+        """The cells measured so far, in the order of measurement."""
+        return self._cells
 
     @property
     def rows(self) -> list[Row]:
         """The rows measured so far, in the order of measurement."""
-        return list(self._rows.values())
-
-    def rows_of(self, setting: Setting) -> list[Row]:
-        """The rows measured so far with a setting, whatever their workload."""
-        return [row for row in self.rows if row.arm.setting.without_workload == setting.without_workload]
-
-    def pooled(self) -> list[list[Row]]:
-        """For each setting apart from its workload, return the rows of each strategy over all measured workloads."""
-        settings = dict.fromkeys(setting.without_workload for setting in self.cells)
-        return [
-            list(self._made(self.pools(setting), self._cells_of(setting), "all", None).values()) for setting in settings
-        ]
-
-    def contrasts(self, setting: Setting) -> dict[tuple[Arm, Arm], Estimate]:
-        """The speed of each strategy of a setting over each other's, over all measured workloads; failed ones apart."""
-        pools = {
-            arm: pool
-            for arm, pool in self.pools(setting.without_workload).items()
-            if not any(series.failure for series in pool.values())
-        }
-        found = {}
-        for one, ours in pools.items():
-            for other, base in pools.items():
-                speed = results.compared_with(ours, base, results.decoding) if one != other else None
-                if speed is not None:
-                    found[one, other] = speed
-        return found
+        return [row for rows in self._rows.values() for row in rows.values()]
 
     def pools(self, setting: Setting) -> dict[Arm, Pool]:
-        """The series of each strategy of a setting, by workload."""
-        pools: dict[Arm, dict[str, Series]] = {}
-        for cell in self._cells_of(setting):
-            for arm, series in cell.series.items():
-                pools.setdefault(replace(arm, setting=setting), {})[cell.setting.workload] = series
-        return dict(pools)
+        """The series of each strategy of a setting, apart from its workload, by workload."""
+        return pools_of([cell for cell in self._cells.values() if cell.setting.without_workload == setting])
 
-    def _cells_of(self, setting: Setting) -> list[Cell]:
-        return [cell for one, cell in self.cells.items() if one.without_workload == setting]
-
-    def _made(self, pools: dict[Arm, Pool], cells: Sequence[Cell], name: str, text: Text | None) -> dict[Arm, Row]:
-        machine = replace(cells[-1].machine, peak_memory_bytes=max(cell.machine.peak_memory_bytes for cell in cells))
-        by_strategy = {arm.strategy: seconds for cell in cells for arm, seconds in cell.set_up.items()}
-        set_up = {arm: by_strategy[arm.strategy] for arm in pools if arm.strategy in by_strategy}
-        baseline = arm_named(self.baseline, list(pools))
-        return results.make_rows(pools, baseline, machine, name, text, set_up, self.across)
+    def results(self) -> Results:
+        """Return what was measured so far. Of the same cells, rows over all workloads are made once."""
+        cells, rows = tuple(self._cells.values()), tuple(self.rows)
+        if self._settings is None:
+            settings = dict.fromkeys(cell.setting.without_workload for cell in cells)
+            self._settings = tuple(setting_results(one, cells, rows, self.baseline, self.across) for one in settings)
+        lines = tuple(self.card), tuple(self.said)
+        return Results(self._settings, cells, rows, *lines, tuple(self.weights), self.dry)

@@ -1,484 +1,110 @@
-"""Rows: the figures of an arm's series, as tables and JSON show them."""
+"""The results of a run: the rows of its cells, those over all workloads, and every strategy beside every other one."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
-from statistics import mean, median, quantiles
-from typing import Any
+from functools import cached_property
 
-from benchsuite.judge.judgement import together
-from benchsuite.judge.ties import Judge
-from benchsuite.measure import guards
-from benchsuite.measure.arms import SAMPLED, Arm, PeerName
-from benchsuite.measure.interval import Estimate, estimate
-from benchsuite.measure.paired import Series, broken, checked, logs
-from benchsuite.measure.parts import PARTS, parts
-from benchsuite.measure.runners import Outcome
-from benchsuite.measure.verdict import SpeedVerdict, noise_of
-from benchsuite.measure.workloads import copy_rate
-from specdec.stats import Stats, Step, StepTimes
-
-KEYS = (
-    "setting",
-    "draft",
-    "policy",
-    "controller",
-    "backend",
-    "device",
-    "dtype",
-    "batch",
-    "workload",
-    "num_speculative_tokens",
-    "tokens_per_s",
-    "plain_tokens_per_s",
-    "baseline",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "units",
-    "verdict",
-    "marks",
-    "not_comparable",
-    "e2e_s",
-    "e2e_speedup",
-    "tau",
-    "mean_acceptance_length",
-    "acceptance_rate",
-    "acceptance_by_position",
-    "acceptance_histogram",
-    "draft_cost",
-    "verify_cost",
-    "sum_of_parts",
-    *(f"{part}_share" for part in PARTS),
-    "overhead",
-    "ttft_ms",
-    "ttft_draft_ms",
-    "tpot_ms",
-    "itl_p50_ms",
-    "itl_p90_ms",
-    "itl_p99_ms",
-    "mbu",
-    "peak_memory_bytes",
-    "memory",
-    "judged_perplexity",
-    "judged_tokens",
-    "set_up_s",
-    "contract",
-    "contract_checked",
-    "failed",
-    "counters",
-    "emitted_digest",
-    *SAMPLED,
-)
-"""Keys of every benchmark's ``extra_info``; an unknown value is null."""
-
-NAMES = {"target": "verify"}
-"""Parts of a step that are called otherwise in JSON."""
-
-Pool = Mapping[str, Series]
-"""The series of one arm, by workload."""
+from benchsuite.measure.arms import Arm, Setting, arm_named
+from benchsuite.measure.cells import Cell
+from benchsuite.measure.interval import Estimate
+from benchsuite.measure.paired import Series
+from benchsuite.measure.rows import Pool, Row, Text, compared_with, decoding, make_rows
+from benchsuite.measure.weights import Weights
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Where a row ran: resolved names, bytes that a forward reads, bytes per second, and peak memory in bytes."""
+class SettingResults:
+    """One setting, apart from its workload: its cells, the ``rows`` of each, and each strategy's row over all of them.
 
-    target: str
-    backend: str
-    device: str
-    dtype: str
-    weight_bytes: int
-    bytes_per_cell: int
-    bandwidth: float
-    peak_memory_bytes: int
-
-
-@dataclass(frozen=True)
-class Text:
-    """Properties of a workload's plain output.
-
-    ``copy_rate`` as in ``workloads.copy_rate``; ``entropy_bits``: mean entropy of p per token, in bits.
+    Example: ``[row.figures.speedup for row in results.settings[0].pooled]``
     """
 
-    copy_rate: float
-    entropy_bits: float
+    setting: Setting
+    cells: tuple[Cell, ...]
+    rows: tuple[Row, ...]
+    pooled: tuple[Row, ...]
+
+    @cached_property
+    def contrasts(self) -> Mapping[tuple[Arm, Arm], Estimate]:
+        """The speed of each strategy over each other's, over all workloads; failed ones apart."""
+        pools = {
+            arm: pool
+            for arm, pool in pools_of(self.cells).items()
+            if not any(series.failure for series in pool.values())
+        }
+        found = {}
+        for one, ours in pools.items():
+            for other, base in pools.items():
+                speed = compared_with(ours, base, decoding) if one != other else None
+                if speed is not None:
+                    found[one, other] = speed
+        return found
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the results: the arm's figures by their public names, and the other values that tables show.
+class Results:
+    """What a run has measured, as every report takes it: made of its cells, and not changed afterwards.
 
-    ``ratios`` are the paired speedups of the ``n`` independent units, by workload; ``rounds`` are seconds per token of
-    each pass over the units. ``method`` says how the interval was made. ``measured`` has a record of every
-    run, ``steps`` of every step. ``verdict``: what may be said of the speedup.
+    ``cells`` and ``rows`` are in the order of measurement. ``card``: the lines printed before the measurement;
+    ``said``: what the plan reached; ``weights``: quantised targets; ``dry``: no figure means anything.
     """
 
-    arm: Arm
-    info: dict[str, Any]
-    ratios: dict[str, list[float]]
-    rounds: tuple[float, ...]
-    text: Text | None
-    target: str
-    failure: str | None
-    method: str
-    ties: tuple[str, ...]
-    measured: list[dict[str, Any]]
-    steps: list[dict[str, Any]]
-    verdict: SpeedVerdict
+    settings: tuple[SettingResults, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    rows: tuple[Row, ...] = ()
+    card: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    weights: tuple[Weights, ...] = ()
+    dry: bool = False
 
     @property
-    def n(self) -> int:
-        """The number of independent units behind the speedup."""
-        return sum(map(len, self.ratios.values()))
+    def pooled(self) -> tuple[Row, ...]:
+        """The rows over all workloads, of every setting."""
+        return tuple(row for one in self.settings for row in one.pooled)
 
 
-def text_of(plain: Series, judge: Judge) -> Text | None:
-    """Return the properties of plain's output over a workload; each unit counts once."""
-    pairs = dict.fromkeys(plain.outputs)
-    if not pairs:
-        return None
-    return Text(mean(copy_rate(*pair) for pair in pairs), mean(judge.entropy(*pair) for pair in pairs))
+def setting_results(
+    setting: Setting, cells: Sequence[Cell], rows: Sequence[Row], baseline: str, across: Collection[str]
+) -> SettingResults:
+    """Return the results of one setting, apart from its workload, of its own among ``cells`` and ``rows``.
 
-
-def contrast(ours: Pool, base: Pool, cost: Callable[[Outcome], float]) -> dict[str, list[float]]:
-    """Return ln(cost of base / cost of ours) of every independent unit, by workload."""
-    found = {name: logs(series, base[name], cost) for name, series in ours.items() if name in base}
-    return {name: values for name, values in found.items() if values}
-
-
-def compared_with(ours: Pool, base: Pool, cost: Callable[[Outcome], float]) -> Estimate | None:
-    """Return the speed of one arm over another's, over all their workloads; None if they share no unit."""
-    found = contrast(ours, base, cost)
-    return estimate(found) if found else None
-
-
-def decoding(outcome: Outcome) -> float:
-    """The cost that speedups are ratios of: decoding seconds per token."""
-    return outcome.seconds_per_token
-
-
-def end_to_end(outcome: Outcome) -> float:
-    """Seconds from prompt to last token, per token."""
-    return outcome.wall_per_token
-
-
-def make_rows(
-    pools: Mapping[Arm, Pool],
-    baseline: Arm,
-    machine: Machine,
-    workload: str,
-    text: Text | None,
-    set_up: Mapping[Arm, float],
-    across: Collection[str] = (),
-) -> dict[Arm, Row]:
-    """Return the row of each arm over one workload, or over several.
-
-    ``pools``: each arm's series over these workloads, among them plain decoding and plain decoding again, whose ratio
-    is the noise that a verdict must exceed. ``baseline``: the arm that speedups are relative to. ``set_up``: seconds
-    of an arm's set-up: factories of draft and controller, recording, compiling. ``across``: conditions in
-    which a row may differ from the baseline and is compared nevertheless.
+    ``baseline`` and ``across`` as in ``Measured``.
     """
-    plain = next(pool for arm, pool in pools.items() if arm.plain)
-    again = next((pool for arm, pool in pools.items() if arm.again), {})
-    same = compared_with(again, plain, decoding)
-    noise = noise_of(same)
-    base = baseline, pools[baseline]
-    return {
-        arm: _row(arm, pool, plain, base, noise, across, machine, workload, text, set_up.get(arm))
-        for arm, pool in pools.items()
-    }
-
-
-def _row(
-    arm: Arm,
-    pool: Pool,
-    plain: Pool,
-    base: tuple[Arm, Pool],
-    noise: float,
-    across: Collection[str],
-    machine: Machine,
-    workload: str,
-    text: Text | None,
-    set_up: float | None,
-) -> Row:
-    every = list(pool.values())
-    failures = [series.failure for series in every if series.failure]
-    # What each part of a pool leaves open, the whole may show.
-    failures = failures or broken(every)
-    outcomes = [outcome for series in every for outcome in series.outcomes]
-    info: dict[str, Any] = dict.fromkeys(KEYS)
-    info |= _named(arm, every[0].engine, machine, workload) | _judged(every)
-    info |= {
-        "baseline": base[0].label,
-        "set_up_s": set_up,
-        "contract_checked": checked(every),
-        "failed": next((series.failed for series in every if series.failed), "contract" if failures else None),
-        "emitted_digest": digest(outcomes),
-        "memory": _memory(outcomes),
-    }
-    steps: list[dict[str, Any]] = []
-    if outcomes and outcomes[0].stats:
-        info |= _acceptance(outcomes)
-        steps = [_record(number, *pair) for number, outcome in enumerate(outcomes) for pair in outcome.timed]
-    decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards or 0 for o in outcomes)
-    if arm.peer and forwards and all(o.forwards is not None for o in outcomes):
-        info["tau"] = decoded / forwards
-    ratios, method, verdict = dict[str, list[float]](), "", SpeedVerdict(None, noise, baseline=arm == base[0])
-    if not failures and decoded:
-        others = [outcome for series in plain.values() for outcome in series.outcomes]
-        info |= _speed(outcomes, others, every[0], machine) | _latency(outcomes) | parts(outcomes, others)
-        found = contrast(pool, base[1], decoding)
-        ratios = {name: [exp(value) for value in values] for name, values in found.items()}
-        speed = estimate(found) if found else None
-        verdict = replace(verdict, speed=speed, reason=guards.why_not(every, list(base[1].values()), across))
-        info |= _compared(pool, base[1], found, verdict)
-        method = speed.method if speed else ""
-    info["verdict"] = "FAILED" if failures else verdict.words
-    return Row(
-        arm,
-        info,
-        ratios,
-        () if failures else _rounds(every),
-        text,
-        machine.target,
-        "\n".join(failures) or None,
-        method,
-        tuple(str(d) for series in every for d in series.differences if d.tie),
-        _run_records(pool),
-        steps,
-        verdict,
+    mine = tuple(cell for cell in cells if cell.setting.without_workload == setting)
+    return SettingResults(
+        setting,
+        mine,
+        tuple(row for row in rows if row.arm.setting.without_workload == setting),
+        tuple(rows_of(pools_of(mine), mine, "all", None, baseline, across).values()),
     )
 
 
-def _judged(every: Sequence[Series]) -> dict[str, Any]:
-    """The contract, and the outputs' perplexity under the run's judge."""
-    found = together(series.judged for series in every)
-    return {
-        "contract": every[0].contract,
-        "judged_perplexity": found and found.perplexity,
-        "judged_tokens": found and found.tokens,
-    }
+def pools_of(cells: Sequence[Cell]) -> dict[Arm, Pool]:
+    """Return the series of each strategy by workload; ``cells`` are of one setting, apart from the workload."""
+    pools: dict[Arm, dict[str, Series]] = {}
+    for cell in cells:
+        for arm, series in cell.series.items():
+            everywhere = replace(arm, setting=cell.setting.without_workload)
+            pools.setdefault(everywhere, {})[cell.setting.workload] = series
+    return dict(pools)
 
 
-def _memory(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """The most bytes of each kind after any run."""
-    kinds = dict.fromkeys(name for outcome in outcomes for name in outcome.memory)
-    return {name: max(outcome.memory.get(name, 0) for outcome in outcomes) for name in kinds}
+def rows_of(
+    pools: dict[Arm, Pool],
+    cells: Sequence[Cell],
+    workload: str,
+    text: Text | None,
+    baseline: str,
+    across: Collection[str],
+) -> dict[Arm, Row]:
+    """Return the row of each arm of ``pools``, which were measured in ``cells``, on the machine of the last of them.
 
-
-def _named(arm: Arm, engine: str, machine: Machine, workload: str) -> dict[str, Any]:
-    shared = replace(arm.setting, workload=workload)
-    return {
-        **{name: value for name, value in shared.values.items() if name in KEYS},
-        "setting": shared.id,
-        "backend": engine or machine.backend,
-        "draft": arm.peer or arm.draft or (arm.label if arm.control else None),
-        "policy": arm.policy if arm.draft else None,
-        "controller": arm.controller if arm.draft else None,
-        "device": machine.device,
-        "dtype": machine.dtype,
-        "num_speculative_tokens": PeerName(arm.peer).k if arm.peer else arm.k if arm.draft else 0,
-        "peak_memory_bytes": machine.peak_memory_bytes,
-    }
-
-
-def _compared(pool: Pool, base: Pool, found: dict[str, list[float]], verdict: SpeedVerdict) -> dict[str, Any]:
-    """The speedup over the baseline, its interval, and what must be known of it."""
-    speed, whole = verdict.speed, compared_with(pool, base, end_to_end)
-    every = list(pool.values())
-    named = {
-        "learns": any(series.learns or series.learnt for series in every),
-        "replays": any(outcome.replays > 0 for series in every for outcome in series.outcomes),
-        "one prompt": speed is not None and hinges(found, speed),
-    }
-    return {
-        "speedup": speed and speed.ratio,
-        "speedup_low": speed and speed.low,
-        "speedup_high": speed and speed.high,
-        "units": speed.units if speed else 0,
-        "marks": [name for name, given in named.items() if given],
-        "not_comparable": verdict.reason,
-        "e2e_s": median(outcome.wall_s for series in every for outcome in series.outcomes),
-        "e2e_speedup": whole and whole.ratio,
-    }
-
-
-def hinges(found: Mapping[str, Sequence[float]], speed: Estimate) -> bool:
-    """Whether one unit, of at least six, makes more than half of a speedup (as its logarithm) and of its interval.
-
-    ``found`` are logs of ratios by workload. A speedup within 5 % of 1 hinges on nothing.
+    ``workload`` names the rows' workload. A peak of memory is the highest of all cells; a set-up is that of the last
+    cell that has one.
     """
-    if speed.half_width is None or abs(log(speed.ratio)) < log(1.05):
-        return False
-    for name, values in found.items():
-        for index in range(len(values)):
-            left = estimate({**found, name: [*values[:index], *values[index + 1 :]]})
-            moved = abs(log(left.ratio) - log(speed.ratio)) > abs(log(speed.ratio)) / 2
-            # Below six units there is no interval to compare with.
-            if moved and (left.half_width is None or left.half_width < speed.half_width / 2):
-                return True
-    return False
-
-
-def _rounds(every: Sequence[Series]) -> tuple[float, ...]:
-    """Seconds per token of each pass over all units: values of the same work, which pytest-benchmark may average."""
-    passes: dict[int, list[Outcome]] = {}
-    for series in every:
-        seen: Counter[object] = Counter()
-        for unit, outcome in zip(series.units, series.outcomes, strict=True):
-            passes.setdefault(seen[unit], []).append(outcome)
-            seen[unit] += 1
-    whole = [runs for runs in passes.values() if len(runs) == len(passes[0]) and any(o.decoded for o in runs)]
-    return tuple(sum(o.decode_s for o in runs) / sum(o.decoded for o in runs) for runs in whole)
-
-
-def digest(outcomes: Sequence[Outcome]) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of all emitted ids."""
-    ids = ";".join(",".join(map(str, tokens)) for outcome in outcomes for tokens in outcome.tokens)
-    return hashlib.sha256(ids.encode()).hexdigest()[:16]
-
-
-def _record(run: int, step: Step, times: StepTimes) -> dict[str, Any]:
-    """A step as JSON has it; ``run`` is the place of its run in the row's records, ``each`` as in ``Step``."""
-    return {
-        "run": run,
-        "k_used": step.k,
-        "width": step.width,
-        "rows": step.rows,
-        "proposed_len": step.proposed,
-        "accepted_len": step.accepted,
-        "emitted": step.emitted,
-        "each": step.each,
-        **{f"{NAMES.get(part, part)}_ms": getattr(times, part) * 1e3 for part in (*PARTS, "host")},
-    }
-
-
-def _run_records(pool: Pool) -> list[dict[str, Any]]:
-    """A record of every run of an arm."""
-    return [
-        _run_record(name, unit.number, outcome)
-        for name, series in pool.items()
-        for unit, outcome in zip(series.units, series.outcomes, strict=True)
-    ]
-
-
-def _run_record(workload: str, unit: int, outcome: Outcome) -> dict[str, Any]:
-    """A run of one unit as JSON has it: times in seconds, emissions as pairs of seconds and tokens of each request."""
-    stats = outcome.stats
-    return {
-        "workload": workload,
-        "unit": unit,
-        "wall_s": outcome.wall_s,
-        "decode_s": outcome.decode_s,
-        "decoded": outcome.decoded,
-        "forwards": outcome.forwards,
-        "mean_length": outcome.mean_length,
-        "draft_bytes": outcome.draft_bytes,
-        "draft_prefill_s": outcome.draft_prefill_s,
-        "draft_between_s": stats.called("release", "move") if stats else 0.0,
-        "emissions": outcome.emissions,
-    }
-
-
-def _acceptance(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    stats = [outcome.stats for outcome in outcomes if outcome.stats]
-    counters = summed(outcomes)
-    ran: dict[str, dict[str, int]] = {}
-    for (op, backend), count in sorted(op_calls(outcomes).items()):
-        ran.setdefault(op, {})[backend] = count
-    counters["ops"] = ran
-    proposed = _by_position([s.proposed_per_pos for s in stats])
-    accepted = counters["num_accepted_tokens_per_pos"]
-    drafts, tokens = counters["num_drafts"], counters["num_draft_tokens"]
-    row_forwards = sum(step.rows for s in stats for step in s.steps)
-    return {
-        "counters": counters,
-        "tau": counters["num_emitted_tokens"] / row_forwards,
-        "acceptance_rate": counters["num_accepted_tokens"] / tokens if tokens else None,
-        "mean_acceptance_length": 1 + counters["num_accepted_tokens"] / drafts if drafts else None,
-        "acceptance_by_position": [(accepted[i] if i < len(accepted) else 0) / made for i, made in enumerate(proposed)]
-        or None,
-        "acceptance_histogram": _histogram(stats) or None,
-    }
-
-
-def _histogram(every: Sequence[Stats]) -> dict[str, int]:
-    """How many steps of a row accepted each number of proposals, of those that proposed something."""
-    found = Counter(row.accepted for stats in every for step in stats.steps for row in step.each if row.proposed)
-    return {str(accepted): found[accepted] for accepted in sorted(found)}
-
-
-def vllm_names(info: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the figures that vLLM reports of a request, under its names; None for a row that proposed nothing.
-
-    Source: vllm-project/vllm, docs/features/speculative_decoding/acceptance_metrics.md.
-    """
-    counters = info["counters"]
-    if not counters or not counters["num_drafts"]:
-        return None
-    return {
-        "mean_acceptance_length": info["mean_acceptance_length"],
-        "draft_acceptance_rate": info["acceptance_rate"],
-        "acceptance_histogram": info["acceptance_histogram"],
-        "num_spec_steps": counters["num_drafts"],
-        "num_draft_tokens": counters["num_draft_tokens"],
-        "num_accepted_draft_tokens": counters["num_accepted_tokens"],
-    }
-
-
-def summed(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the sums of the counters of several runs; for allocations, the largest value."""
-    stats = [outcome.stats for outcome in outcomes if outcome.stats]
-    counters: dict[str, Any] = {}
-    for name in stats[0].counters() if stats else ():
-        values = [s.counters().get(name, 0) for s in stats]
-        if name == "num_accepted_tokens_per_pos":
-            counters[name] = _by_position([s.accepted_per_pos for s in stats])
-        elif name == "allocations":
-            counters[name] = max(int(v) for v in values if isinstance(v, int))
-        else:
-            counters[name] = sum(v for v in values if isinstance(v, int))
-    return counters
-
-
-def op_calls(outcomes: Sequence[Outcome]) -> Counter[tuple[str, str]]:
-    """Return the calls of each (op, backend) in several runs together."""
-    return sum((outcome.stats.ops for outcome in outcomes if outcome.stats), Counter[tuple[str, str]]())
-
-
-def _by_position(lists: Sequence[list[int]]) -> list[int]:
-    longest = max(map(len, lists), default=0)
-    return [sum(counts[i] for counts in lists if i < len(counts)) for i in range(longest)]
-
-
-def _speed(outcomes: Sequence[Outcome], plain: Sequence[Outcome], series: Series, machine: Machine) -> dict[str, Any]:
-    decoded, seconds = sum(o.decoded for o in outcomes), sum(o.decode_s for o in outcomes)
-    plain_decoded, plain_seconds = sum(o.decoded for o in plain), sum(o.decode_s for o in plain)
-    cache = machine.bytes_per_cell * series.arm.setting.batch
-    moved = [
-        o.forwards * (machine.weight_bytes + cache * o.mean_length) + o.draft_bytes
-        for o in outcomes
-        if o.forwards is not None and series.contract != "own"  # its weights have other bytes
-    ]
-    return {
-        "tokens_per_s": decoded / seconds,
-        "plain_tokens_per_s": plain_decoded / plain_seconds if plain_decoded else None,
-        "mbu": sum(moved) / seconds / machine.bandwidth if len(moved) == len(outcomes) else None,
-    }
-
-
-def _latency(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Medians over requests of times to the first and per further token; percentiles over all gaps of emissions."""
-    first, later = [t for o in outcomes for t in o.ttft_s], [t for o in outcomes for t in o.tpot_s]
-    gaps = [gap for o in outcomes for gap in o.gaps_s]
-    cuts = quantiles(gaps, n=100, method="inclusive") if len(gaps) > 1 else None
-    return {
-        "ttft_ms": median(first) * 1e3,
-        "ttft_draft_ms": median(o.draft_prefill_s for o in outcomes) * 1e3,
-        "tpot_ms": median(later) * 1e3 if later else None,
-        **{f"itl_p{p}_ms": cuts[p - 1] * 1e3 if cuts else None for p in (50, 90, 99)},
-    }
+    machine = replace(cells[-1].machine, peak_memory_bytes=max(cell.machine.peak_memory_bytes for cell in cells))
+    by_strategy = {arm.strategy: seconds for cell in cells for arm, seconds in cell.set_up.items()}
+    set_up = {arm: by_strategy[arm.strategy] for arm in pools if arm.strategy in by_strategy}
+    return make_rows(pools, arm_named(baseline, list(pools)), machine, workload, text, set_up, across)

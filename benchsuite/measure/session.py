@@ -14,14 +14,14 @@ from benchsuite.judge.judgement import OutputJudge
 from benchsuite.judge.ties import Judge
 from benchsuite.machine import clock, provenance, roofline
 from benchsuite.machine.load import Load
-from benchsuite.measure import card, paired, profile, results, weights, workloads
+from benchsuite.measure import card, paired, profile, weights, workloads
 from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.cells import Cell, made_here, snapshot
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Comparison
 from benchsuite.measure.peers import PeerRunner, parse_peer, peer_needs_gguf
 from benchsuite.measure.plan import MeasuringPlan, Search
-from benchsuite.measure.results import Machine, Row
+from benchsuite.measure.rows import Machine, Row, contrast, decoding, text_of
 from benchsuite.measure.runners import EngineRunner, Runner
 from benchsuite.measure.units import Batch, Unit, disjoint_batches, make_units
 from benchsuite.measure.watchdog import Watchdog
@@ -314,7 +314,7 @@ class Bench(Measured):
                 self._finished([arm.setting])
         if arm.setting in self._failed:
             raise self._failed[arm.setting]
-        return self._rows[arm]
+        return self._rows[arm.setting][arm]
 
     def _batches(self, setting: Setting) -> list[Batch]:
         text = self._texts[setting.workload]
@@ -341,7 +341,7 @@ class Bench(Measured):
         except Exception as error:
             # Plain failed: every arm of the workload raises this error, and none runs again.
             self._failed[setting] = error
-            self.cells.pop(setting, None)
+            self.drop(setting)
             return
         self._add_cell(setting)
 
@@ -363,9 +363,7 @@ class Bench(Measured):
                 arm.strategy: found
                 for arm, pool in whole.items()
                 if not arm.plain
-                and (
-                    found := results.contrast(pool, pools[arm_named(self.plan.baseline, list(pools))], results.decoding)
-                )
+                and (found := contrast(pool, pools[arm_named(self.plan.baseline, list(pools))], decoding))
             }
 
         search = Search(self.plan, max(len(self._batches(one)) for one in settings), len(settings), measure)
@@ -449,7 +447,7 @@ class Bench(Measured):
                     for arm in series
                     if (seconds := stage.runners[replace(arm, setting=without)].set_up_seconds)
                 },
-                results.text_of(plain, stage.judge),
+                text_of(plain, stage.judge),
                 made,
                 _pieces(series.values(), stage.tokenizer),
             )

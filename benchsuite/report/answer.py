@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchsuite.measure.measured import Measured
-from benchsuite.measure.results import Row
+from benchsuite.measure.results import Results, SettingResults
+from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.report import tables
 
@@ -13,68 +13,66 @@ PROMISES = {"exact": "lossless", "distribution": "of the target's own distributi
 """Each contract in words."""
 
 
-def answers(measured: Measured) -> list[str]:
+def answers(results: Results) -> list[str]:
     """Return a sentence for each measured setting, apart from its workload; it says which if there are several.
 
     A strategy is chosen by its speedup over all workloads, among those whose outputs kept an exact contract or the
     target's distribution, whose speeds can be compared, and that do not replay plain's own output.
     """
-    groups = measured.pooled()
-    if measured.dry:
+    if results.dry:
         return ["This was a dry run: every model was a tiny one with random weights, and no figure means anything."]
     told = []
-    for group in groups:
-        where = "On this machine" if len(groups) == 1 else f"With {tables.section_title(group[0])}"
-        told.append(f"{where} {_answer(group, measured)}")
+    for one in results.settings:
+        where = "On this machine" if len(results.settings) == 1 else f"With {tables.section_title(one.pooled[0])}"
+        told.append(f"{where} {_answer(one)}")
     return told
 
 
-def _answer(group: Sequence[Row], measured: Measured) -> str:
-    fit = [row for row in group if usable(row)]
-    workloads = max(len(row.ratios) for row in group)
+def _answer(one: SettingResults) -> str:
+    fit = [row for row in one.pooled if usable(row)]
+    workloads = max(len(row.ratios) for row in one.pooled)
     over = "over one workload" if workloads == 1 else f"over {workloads} workloads"
     if not fit:
         return f"nothing can be recommended: no strategy kept its contract and could be compared {over}."
-    best = max(fit, key=lambda row: row.info["speedup"])
-    if best.info["speedup_low"] is None:
+    best = max(fit, key=lambda row: row.figures.speedup or 0.0)
+    if best.figures.speedup_low is None:
         return f"no strategy can be recommended yet: {best.n} prompts {over} are too few for an interval; measure more."
-    if best.info["verdict"] != "faster":
+    if best.figures.verdict != "faster":
         return f"use plain decoding: no strategy was measurably faster {over}."
     name = tables.full_name(best)
     each = [
-        row.info["speedup"]
-        for row in measured.rows_of(best.arm.setting)
-        if row.arm.strategy == best.arm.strategy and row.info["speedup"] is not None
+        row.figures.speedup
+        for row in one.rows
+        if row.arm.strategy == best.arm.strategy and row.figures.speedup is not None
     ]
     slowest = f", {min(each):.2f}x on the workload that suits it least" if len(each) > 1 else ""
-    level = _level_with(best, fit, measured)
-    promise = PROMISES[best.info["contract"]]
-    interval = f"{best.info['speedup_low']:.2f} to {best.info['speedup_high']:.2f}"
+    level = _level_with(best, fit, one)
+    promise = PROMISES[best.figures.contract]
+    interval = f"{best.figures.speedup_low:.2f} to {best.figures.speedup_high:.2f}"
     return (
-        f"use {name}: {best.info['speedup']:.2f}x as fast as {best.info['baseline']} ({interval}) {over}, {promise}"
+        f"use {name}: {best.figures.speedup:.2f}x as fast as {best.figures.baseline} ({interval}) {over}, {promise}"
         f"{slowest}{level}."
     )
 
 
 def usable(row: Row) -> bool:
     """Whether a row over all workloads may be recommended."""
-    info = row.info
+    figures = row.figures
     return (
         row.arm.draft is not None
         and row.failure is None
-        and info["speedup"] is not None
-        and info["not_comparable"] is None
-        and info["contract"] in ("exact", "distribution")
-        and "replays" not in (info["marks"] or ())
+        and figures.speedup is not None
+        and figures.not_comparable is None
+        and figures.contract in ("exact", "distribution")
+        and "replays" not in (figures.marks or ())
     )
 
 
-def _level_with(best: Row, fit: Sequence[Row], measured: Measured) -> str:
+def _level_with(best: Row, fit: Sequence[Row], one: SettingResults) -> str:
     """The strategies that cannot be distinguished from the best one: the largest of several speedups is partly luck."""
-    speeds = measured.contrasts(best.arm.setting)
     level = []
     for row in fit:
-        over = speeds.get((best.arm, row.arm))
+        over = one.contrasts.get((best.arm, row.arm))
         verdict = SpeedVerdict(over, best.verdict.noise)
         if row is not best and verdict.words in ("~", "slower"):
             level.append(tables.full_name(row))

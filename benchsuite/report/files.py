@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from benchsuite.machine.files import strict_json
-from benchsuite.measure import results
-from benchsuite.measure.arms import Arm, PeerName
-from benchsuite.measure.interval import Estimate
-from benchsuite.measure.measured import Measured
-from benchsuite.measure.results import Row
+from benchsuite.measure.arms import PeerName
+from benchsuite.measure.results import Results, SettingResults
+from benchsuite.measure.rows import Row, vllm_names
 from benchsuite.report import html, tables
 from benchsuite.report.document import Style
 from benchsuite.report.page import page
@@ -22,7 +19,7 @@ PREDICTION = "prediction.json"
 
 
 def comparison_files(
-    measured: Measured,
+    results: Results,
     said: Mapping[str, Any] | None = None,
     steps: bool = True,
     more: Mapping[str, str] | None = None,
@@ -31,66 +28,45 @@ def comparison_files(
     with a record of every step; ``more``: other files of the run, the predictions among them."""
     more = more or {}
     predicted = json.loads(more[PREDICTION]) if PREDICTION in more else None
-    notes = [*tables.weights_table(measured.weights), _made(measured)]
-    rows, groups = measured.rows, measured.pooled()
-    pooled = [row for group in groups for row in group]
-    sections = [
-        Section(group, measured.rows_of(group[0].arm.setting), measured.contrasts(group[0].arm.setting))
-        for group in groups
-    ]
-    card = [*measured.card, *tables.weights_table(measured.weights), *measured.said]
-    baseline = pooled[0].info["baseline"] if pooled else "plain"
+    notes = [*tables.weights_table(results.weights), _made(results)]
+    rows, pooled = results.rows, results.pooled
+    card = [*results.card, *tables.weights_table(results.weights), *results.said]
+    baseline = pooled[0].figures.baseline if pooled else "plain"
     return {
         "benchmark.json": strict_json(
             {"rows": [_public(row, steps) for row in rows], "pooled": [_public(row, steps) for row in pooled]}
         ),
         "ratios.json.gz": strict_json([_ratios(row) for row in rows]),
         **({"steps.jsonl.gz": "".join(f"{line}\n" for row in rows for line in _steps(row))} if steps else {}),
-        "table.md": _markdown(sections, [*card, _made(measured)]),
+        "table.md": _markdown(results.settings, [*card, _made(results)]),
         "table.csv": tables.as_csv([*rows, *pooled]),
         "speedup.svg": html.template("speedup.svg.j2", bars=_bars(pooled), baseline=baseline),
-        "report.html": page(measured, said or {}, notes, predicted),
+        "report.html": page(results, said or {}, notes, predicted),
         **more,
     }
 
 
-def _made(measured: Measured) -> str:
+def _made(results: Results) -> str:
     """When the cells were measured, and of which commits."""
-    made = [cell.made for cell in measured.cells.values()]
+    made = [cell.made for cell in results.cells]
     times = sorted(str(one["time"])[:19].replace("T", " ") for one in made)
     commits = sorted({str(one["commit"] or "unknown") for one in made})
     when = " to ".join(dict.fromkeys((times[0], times[-1]))) if times else "never"
     return f"measured {when}, commit {', '.join(commits) or 'unknown'}"
 
 
-@dataclass(frozen=True)
-class Section:
-    """One setting: rows over all workloads, rows of each, and each arm's speed over each other's."""
-
-    pooled: Sequence[Row]
-    rows: Sequence[Row]
-    contrasts: Mapping[tuple[Arm, Arm], Estimate]
-
-    @property
-    def title(self) -> str:
-        """The setting in words."""
-        return tables.section_title(self.pooled[0])
-
-    def tables(self, style: Style) -> dict[str, str]:
-        """The tables, by their headings."""
-        workload = tables.Column("workload", lambda row: str(row.info["workload"]), "kind of text")
-        return {
-            f"Speedup over {self.pooled[0].info['baseline']} by workload": tables.overview(
-                self.pooled, self.rows, style
-            ),
-            "Speed": tables.render(self.pooled, tables.SPEED, style),
-            "Contract and latency": tables.render(self.pooled, tables.LATENCY, style),
-            "Why": tables.render(self.pooled, tables.REASONS, style),
-            "Each arm's speed over each other's": tables.contrasts_table(
-                self.contrasts, self.pooled[0].verdict.noise, style
-            ),
-            "Every row": tables.render(self.rows, (workload, *tables.SPEED), style),
-        }
+def _tables(one: SettingResults, style: Style) -> dict[str, str]:
+    """The tables of a setting, by their headings."""
+    pooled, rows = one.pooled, one.rows
+    workload = tables.Column("workload", lambda row: row.figures.workload, "kind of text")
+    return {
+        f"Speedup over {pooled[0].figures.baseline} by workload": tables.overview(pooled, rows, style),
+        "Speed": tables.render(pooled, tables.SPEED, style),
+        "Contract and latency": tables.render(pooled, tables.LATENCY, style),
+        "Why": tables.render(pooled, tables.REASONS, style),
+        "Each arm's speed over each other's": tables.contrasts_table(one.contrasts, pooled[0].verdict.noise, style),
+        "Every row": tables.render(rows, (workload, *tables.SPEED), style),
+    }
 
 
 def _ratios(row: Row) -> dict[str, Any]:
@@ -98,8 +74,8 @@ def _ratios(row: Row) -> dict[str, Any]:
     return {
         "arm": row.arm.strategy,
         "setting": tables.section_title(row),
-        "workload": row.info["workload"],
-        "baseline": row.info["baseline"],
+        "workload": row.figures.workload,
+        "baseline": row.figures.baseline,
         "ratios": next(iter(row.ratios.values()), []),
         "runs": [[run["unit"], run["decode_s"], run["decoded"], run["wall_s"]] for run in row.measured],
     }
@@ -110,7 +86,7 @@ def _public(row: Row, steps: bool) -> dict[str, Any]:
         "row": row.arm.id,
         "target": row.target,
         **row.info,
-        "vllm": results.vllm_names(row.info),
+        "vllm": vllm_names(row.figures),
         "ratios": row.ratios,
         "rounds": row.rounds,
         "copy_rate": row.text.copy_rate if row.text else None,
@@ -127,32 +103,32 @@ def _steps(row: Row) -> Iterator[str]:
     return (json.dumps({"row": row.arm.id, **step}, allow_nan=False) for step in row.steps)
 
 
-def _markdown(sections: Sequence[Section], card: Sequence[str]) -> str:
+def _markdown(settings: Sequence[SettingResults], card: Sequence[str]) -> str:
     parts = ["# Speculative decoding", "\n".join(f"- {line}" for line in card)]
-    for section in sections:
-        parts.append(f"## {section.title}")
-        for heading, table in section.tables("github").items():
+    for one in settings:
+        parts.append(f"## {tables.section_title(one.pooled[0])}")
+        for heading, table in _tables(one, "github").items():
             parts += [f"### {heading}", table]
-        parts.append("\n".join(f"- {line}" for line in tables.notes(section.pooled, section.rows)))
+        parts.append("\n".join(f"- {line}" for line in tables.notes(one.pooled, one.rows)))
     parts += ["## Columns", "\n".join(f"- {line}" for line in tables.meanings())]
     return "\n\n".join(parts) + "\n"
 
 
 def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
-    shown = [row for row in pooled if row.info["speedup"] is not None]
-    lengths = len({row.arm.setting.sampling.max_new_tokens for row in shown}) > 1
-    longest = max((row.info["speedup_high"] or row.info["speedup"] for row in shown), default=1.0)
+    shown = [(row, row.figures, row.figures.speedup) for row in pooled if row.figures.speedup is not None]
+    lengths = len({row.arm.setting.sampling.max_new_tokens for row, _, _ in shown}) > 1
+    longest = max((figures.speedup_high or speedup for _, figures, speedup in shown), default=1.0)
     return [
         {
             "label": _bar_label(row, lengths),
-            "speedup": row.info["speedup"],
-            "width": 400 * row.info["speedup"] / longest,
-            "low": 400 * (row.info["speedup_low"] or row.info["speedup"]) / longest,
-            "high": 400 * (row.info["speedup_high"] or row.info["speedup"]) / longest,
+            "speedup": speedup,
+            "width": 400 * speedup / longest,
+            "low": 400 * (figures.speedup_low or speedup) / longest,
+            "high": 400 * (figures.speedup_high or speedup) / longest,
             "one": 400 / longest,
-            "verdict": row.info["verdict"] or "too few",
+            "verdict": figures.verdict or "too few",
         }
-        for row in shown
+        for row, figures, speedup in shown
     ]
 
 

@@ -46,7 +46,7 @@ def merge(folders: Sequence[Path], into: Path) -> Journal:
         journal.keep(cell)
     measured = journal.measured()
     complete = not _missing(parts) and all(part.said["complete"] for part in parts)
-    journal.finish(comparison_files(measured, journal.said), measured, complete)
+    journal.finish(comparison_files(measured.results(), journal.said), measured, complete)
     return journal
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchsuite.measure.measured import Measured
-from benchsuite.measure.results import Row
+from benchsuite.measure.results import Results, SettingResults
+from benchsuite.measure.rows import Row
 from benchsuite.report import html, pictures, tables
 from benchsuite.report.answer import answers, usable
 from benchsuite.report.generation import ShownToken, generation
@@ -31,23 +31,22 @@ class Heat:
 
 
 def page(
-    measured: Measured, said: Mapping[str, Any], notes: Sequence[str], predicted: Mapping[str, Any] | None = None
+    results: Results, said: Mapping[str, Any], notes: Sequence[str], predicted: Mapping[str, Any] | None = None
 ) -> str:
     """Return the page. ``said``: the manifest of the run; ``notes``: the lines that follow the card; ``predicted``: the
     content of its ``prediction.json``."""
-    groups = measured.pooled()
-    batches = pictures.batches(measured)
+    batches = pictures.batches(results)
     return html.template(
         "report.html.j2",
-        answers=answers(measured) or ["Nothing was measured."],
-        card=[*measured.card, *measured.said, *notes],
+        answers=answers(results) or ["Nothing was measured."],
+        card=[*results.card, *results.said, *notes],
         command=shlex.join(said.get("command") or []),
         commit=said.get("commit"),
-        sections=[_section(group, measured) for group in groups],
+        sections=[_section(one) for one in results.settings],
         batches=batches and batches.drawn(),
         predicted=_predicted(predicted) if predicted and predicted["cells"] else None,
-        success=tables.success(measured.rows) if measured.rows else "",
-        failures=[row.failure for row in measured.rows if row.failure],
+        success=tables.success(results.rows) if results.rows else "",
+        failures=[row.failure for row in results.rows if row.failure],
         glossary=tables.meanings(),
     )
 
@@ -83,55 +82,55 @@ def _predicted(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"plot": plot, "headers": headers, "body": body, "said": [*found["said"], *found["advice"]]}
 
 
-def _section(group: Sequence[Row], measured: Measured) -> dict[str, Any]:
-    rows = measured.rows_of(group[0].arm.setting)
-    workloads = list(dict.fromkeys(row.info["workload"] for row in rows))
+def _section(one: SettingResults) -> dict[str, Any]:
+    group, rows = one.pooled, one.rows
+    workloads = list(dict.fromkeys(row.figures.workload for row in rows))
     return {
         "title": tables.section_title(group[0]),
-        "baseline": group[0].info["baseline"],
+        "baseline": group[0].figures.baseline,
         "workloads": [tables.SHORT_NAMES.get(name, name.replace("_", " ")) for name in workloads],
         "heat": [
-            (tables.full_name(row), _heat(row, rows, workloads)) for row in group if row.info["verdict"] != "baseline"
+            (tables.full_name(row), _heat(row, rows, workloads)) for row in group if row.figures.verdict != "baseline"
         ],
-        "plots": [plot.drawn() for plot in pictures.pictures(group, measured)],
+        "plots": [plot.drawn() for plot in pictures.pictures(one)],
         "maps": pictures.break_even(group),
-        "generations": _generations(group, measured),
-        "tables": tables.report_tables(group, rows, measured.contrasts(group[0].arm.setting)),
+        "generations": _generations(one),
+        "tables": tables.report_tables(one),
         "notes": tables.notes(group, rows),
     }
 
 
 def _heat(pooled: Row, rows: Sequence[Row], workloads: Sequence[str]) -> list[Heat]:
-    by_workload = {row.info["workload"]: row for row in rows if row.arm.strategy == pooled.arm.strategy}
+    by_workload = {row.figures.workload: row for row in rows if row.arm.strategy == pooled.arm.strategy}
     return [heat_cell(by_workload.get(name)) for name in workloads] + [heat_cell(pooled)]
 
 
 def heat_cell(row: Row | None) -> Heat:
     """Return the cell of a row; None: the row was not measured."""
-    if row is None or (row.info["speedup"] is None and not row.failure):
-        return Heat("-", None, "not measured")
-    if row.failure:
+    if row is not None and row.failure:
         return Heat("FAILED", None, row.failure.splitlines()[0])
+    if row is None or row.figures.speedup is None:
+        return Heat("-", None, "not measured")
+    speedup = row.figures.speedup
     coloured = row.verdict.distinguishable and not row.arm.again
     return Heat(
         row.verdict.shown,
-        sum(row.info["speedup"] >= step for step in STEPS) if coloured else None,
-        f"{tables.full_name(row)}, {row.info['workload']}: {row.verdict.sentence}",
+        sum(speedup >= step for step in STEPS) if coloured else None,
+        f"{tables.full_name(row)}, {row.figures.workload}: {row.verdict.sentence}",
     )
 
 
-def _generations(group: Sequence[Row], measured: Measured) -> list[tuple[str, list[ShownToken]]]:
+def _generations(one: SettingResults) -> list[tuple[str, list[ShownToken]]]:
     """The first prompt's output by each strategy that drafts: those that can be recommended before the others, the
     fastest first. Batches are left out."""
-    cells = [cell for setting, cell in measured.cells.items() if setting.without_workload == group[0].arm.setting]
-    if not cells or cells[0].setting.batch > 1:
+    if not one.cells or one.setting.batch > 1:
         return []
-    cell = cells[0]
+    cell = one.cells[0]
     fastest = sorted(
-        (row for row in group if row.arm.draft and row.info["speedup"]),
-        key=lambda row: (not usable(row), -float(row.info["speedup"])),
+        (row for row in one.pooled if row.arm.draft and row.figures.speedup),
+        key=lambda row: (not usable(row), -(row.figures.speedup or 0.0)),
     )
-    series = {arm.strategy: one for arm, one in cell.series.items()}
+    series = {arm.strategy: found for arm, found in cell.series.items()}
     return [
         (f"{tables.full_name(row)}, {cell.label}", generation(series[row.arm.strategy].outcomes[0], cell.pieces))
         for row in fastest

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from benchsuite.measure.arms import Setting
-from benchsuite.measure.measured import Measured
-from benchsuite.measure.results import Row
+from benchsuite.measure.figures import RowFigures
+from benchsuite.measure.results import Results, SettingResults
+from benchsuite.measure.rows import Row
 from benchsuite.report import tables
 from benchsuite.report.plots import Plot, Trace
 
@@ -28,9 +29,9 @@ class BreakEven:
     cells: Sequence[Sequence[float | None]]
 
 
-def pictures(group: Sequence[Row], measured: Measured) -> list[Plot]:
-    """Return the plots of one setting: ``group`` has its rows over all workloads."""
-    rows = measured.rows_of(group[0].arm.setting)
+def pictures(one: SettingResults) -> list[Plot]:
+    """Return the plots of one setting."""
+    group, rows = one.pooled, one.rows
     drafted = [row for row in group if row.arm.draft and not row.failure]
     number = {row.arm.strategy: place for place, row in enumerate(drafted)}
     made = (
@@ -43,20 +44,21 @@ def pictures(group: Sequence[Row], measured: Measured) -> list[Plot]:
     return [plot for plot in made if plot is not None and any(trace.points for trace in plot.traces)]
 
 
-def _by_arm(rows: Iterable[Row], number: Mapping[str, int], x: str) -> list[Trace]:
+def _by_arm(rows: Iterable[Row], number: Mapping[str, int], x: Callable[[RowFigures], float | None]) -> list[Trace]:
     """For each arm a point of each workload: a figure of its row, and its speedup."""
-    found: dict[str, list[Row]] = defaultdict(list)
+    found: dict[str, list[tuple[Row, float, float]]] = defaultdict(list)
     for row in rows:
-        if row.arm.strategy in number and row.info["speedup"] is not None and row.info[x] is not None:
-            found[row.arm.strategy].append(row)
+        across, speedup = x(row.figures), row.figures.speedup
+        if row.arm.strategy in number and speedup is not None and across is not None:
+            found[row.arm.strategy].append((row, across, speedup))
     return [
         Trace(
-            tables.full_name(of[0]),
-            [(row.info[x], row.info["speedup"]) for row in of],
+            tables.full_name(of[0][0]),
+            [(across, speedup) for _, across, speedup in of],
             number[strategy],
             said=[
-                f"{tables.full_name(row)}, {row.info['workload']}: {row.info[x]:.2f}, {row.info['speedup']:.2f}x"
-                for row in of
+                f"{tables.full_name(row)}, {row.figures.workload}: {across:.2f}, {speedup:.2f}x"
+                for row, across, speedup in of
             ],
         )
         for strategy, of in found.items()
@@ -70,7 +72,7 @@ def _speed_and_acceptance(rows: Sequence[Row], number: Mapping[str, int]) -> Plo
         "price of drafting and of wider windows. More acceptance is not more speed.",
         "tau: emitted tokens per target forward",
         "speedup",
-        _by_arm(rows, number, "tau"),
+        _by_arm(rows, number, lambda figures: figures.tau),
         level=(1.0, "plain"),
         diagonal="speedup = tau",
         ratios=True,
@@ -81,12 +83,12 @@ def _by_position(drafted: Sequence[Row]) -> Plot:
     traces = [
         Trace(
             tables.full_name(row),
-            [(float(place), rate) for place, rate in enumerate(row.info["acceptance_by_position"], 1)],
+            [(float(place), rate) for place, rate in enumerate(rates, 1)],
             place_of,
             joined=True,
         )
         for place_of, row in enumerate(drafted)
-        if row.info["acceptance_by_position"]
+        if (rates := row.figures.acceptance_by_position)
     ]
     return Plot(
         "Acceptance by position",
@@ -133,7 +135,7 @@ def _predicted(rows: Sequence[Row], number: Mapping[str, int]) -> Plot:
         "line is time in the loop around them.",
         "speedup by target and draft time alone",
         "measured speedup",
-        _by_arm(rows, number, "sum_of_parts"),
+        _by_arm(rows, number, lambda figures: figures.sum_of_parts),
         level=(1.0, "plain"),
         diagonal="nothing else took time",
         ratios=True,
@@ -188,24 +190,23 @@ def _noise(rows: Sequence[Row]) -> Plot:
     )
 
 
-def batches(measured: Measured) -> Plot | None:
+def batches(results: Results) -> Plot | None:
     """Return latency against throughput over the batch, if there is more than one batch; else None."""
-    found: dict[tuple[Setting, str], list[Row]] = defaultdict(list)
-    for group in measured.pooled():
-        for row in group:
-            if not row.failure and not row.arm.control and row.info["tpot_ms"] is not None:
-                found[replace(row.arm.setting, batch=1), row.arm.strategy].append(row)
+    found: dict[tuple[Setting, str], list[tuple[Row, float, float]]] = defaultdict(list)
+    for row in results.pooled:
+        latency, speed = row.figures.tpot_ms, row.figures.tokens_per_s
+        if not row.failure and not row.arm.control and latency is not None and speed is not None:
+            found[replace(row.arm.setting, batch=1), row.arm.strategy].append((row, latency, speed))
     traces = []
     for place, of in enumerate(found.values()):
-        if len({row.arm.setting.batch for row in of}) > 1:
-            ordered = sorted(of, key=lambda row: row.arm.setting.batch)
-            points = [(row.info["tpot_ms"], row.info["tokens_per_s"]) for row in ordered]
+        if len({row.arm.setting.batch for row, _, _ in of}) > 1:
+            ordered = sorted(of, key=lambda point: point[0].arm.setting.batch)
+            points = [(latency, speed) for _, latency, speed in ordered]
             said = [
-                f"{tables.full_name(row)}, batch {row.arm.setting.batch}: {row.info['tpot_ms']:.1f} ms, "
-                f"{row.info['tokens_per_s']:.0f} tokens/s"
-                for row in ordered
+                f"{tables.full_name(row)}, batch {row.arm.setting.batch}: {latency:.1f} ms, {speed:.0f} tokens/s"
+                for row, latency, speed in ordered
             ]
-            traces.append(Trace(tables.full_name(of[0]), points, place, joined=True, said=said))
+            traces.append(Trace(tables.full_name(of[0][0]), points, place, joined=True, said=said))
     if not traces:
         return None
     return Plot(
@@ -231,12 +232,10 @@ def break_even(group: Sequence[Row]) -> list[BreakEven]:
     ks = [k for k in range(1, max(cost, default=1)) if k <= MOST_K]
     if not ks:
         return []
-    dear = max(
-        (row for row in group if row.info["draft_cost"] is not None), key=lambda r: r.info["draft_cost"], default=None
-    )
+    dear = max(group, key=lambda row: row.figures.draft_cost or 0.0)
     drafts = [(0.0, "a draft that costs nothing")]
-    if dear is not None and dear.info["draft_cost"] > 0.01:
-        drafts.append((dear.info["draft_cost"], f"a draft as dear as {tables.full_name(dear)}"))
+    if dear.figures.draft_cost is not None and dear.figures.draft_cost > 0.01:
+        drafts.append((dear.figures.draft_cost, f"a draft as dear as {tables.full_name(dear)}"))
     return [
         BreakEven(c, name, ks, RATES, [[_speedup(rate, k, c, cost) for k in ks] for rate in RATES])
         for c, name in drafts

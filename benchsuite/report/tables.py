@@ -9,11 +9,12 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from benchsuite.measure.arms import Arm, PeerName
+from benchsuite.measure.figures import KEYS, RowFigures
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.results import Row
+from benchsuite.measure.results import SettingResults
+from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import MARKS, SpeedVerdict
 from benchsuite.measure.weights import Weights
 from benchsuite.report.document import Style, Table
@@ -41,13 +42,17 @@ class Column:
     meaning: str
 
 
-def _figure(key: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
+def _figure(
+    header: str, of: Callable[[RowFigures], float | None], form: str, meaning: str, scale: float = 1.0
+) -> Column:
+    """A column of one figure, times ``scale``; ``-`` where it is unknown."""
+
     def cell(row: Row) -> str:
-        value = row.info[key]
+        value = of(row.figures)
         text = "-" if value is None else form.format(value * scale)
         return "0" if text == "-0" else text
 
-    return cell
+    return Column(header, cell, meaning)
 
 
 def short(label: str) -> str:
@@ -63,17 +68,17 @@ def _name(row: Row) -> str:
 def _speedup(row: Row) -> str:
     if row.failure:
         return "FAILED"
-    return "-" if row.info["speedup"] is None else f"{row.info['speedup']:.2f}x"
+    return "-" if row.figures.speedup is None else f"{row.figures.speedup:.2f}x"
 
 
 def _interval(row: Row) -> str:
-    low, high = row.info["speedup_low"], row.info["speedup_high"]
-    return "-" if low is None or row.info["verdict"] == "baseline" else f"{low:.2f}-{high:.2f}"
+    low, high = row.figures.speedup_low, row.figures.speedup_high
+    return "-" if low is None or high is None or row.figures.verdict == "baseline" else f"{low:.2f}-{high:.2f}"
 
 
 def _verdict(row: Row) -> str:
-    marks = [mark for mark in row.info["marks"] or () if mark != "one prompt"]
-    return (row.info["verdict"] or "too few") + (f" ({', '.join(marks)})" if marks else "")
+    marks = [mark for mark in row.figures.marks or () if mark != "one prompt"]
+    return (row.figures.verdict or "too few") + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _policy(row: Row) -> str:
@@ -93,7 +98,7 @@ def full_name(row: Row) -> str:
 
 
 def _contract(row: Row) -> str:
-    promised, checked = row.info["contract"], row.info["contract_checked"]
+    promised, checked = row.figures.contract, row.figures.contract_checked
     if checked == "baseline":
         return "baseline"
     return f"{promised}: {checked or 'not compared'}"
@@ -108,7 +113,7 @@ NAME = Column(
 SPEED = (
     NAME,
     Column("policy K", _policy, "acceptance policy and K, the proposals of a step; a peer's options"),
-    Column("tok/s", _figure("tokens_per_s", "{:.1f}"), "decoded tokens per second, prefill excluded"),
+    _figure("tok/s", lambda f: f.tokens_per_s, "{:.1f}", "decoded tokens per second, prefill excluded"),
     Column(
         "speedup", _speedup, "geometric mean over workloads of the geometric means of paired ratios to the baseline"
     ),
@@ -119,53 +124,57 @@ SPEED = (
         "faster, slower, ~ (the interval holds 1, or the noise of `plain again` is as large), not comparable, too few; "
         "(learns): from one prompt to the next; (replays): its draft asks for plain's output",
     ),
-    Column("n", _figure("units", "{:.0f}"), "independent units: prompts, or batches of prompts"),
-    Column("e2e s", _figure("e2e_s", "{:.2f}"), "median time from the prompt to the last token, prefill included"),
-    Column("e2e", _figure("e2e_speedup", "{:.2f}x"), "speedup of that time, per token"),
+    _figure("n", lambda f: f.units, "{:.0f}", "independent units: prompts, or batches of prompts"),
+    _figure("e2e s", lambda f: f.e2e_s, "{:.2f}", "median time from the prompt to the last token, prefill included"),
+    _figure("e2e", lambda f: f.e2e_speedup, "{:.2f}x", "speedup of that time, per token"),
 )
 """Columns of the speed."""
 
 LATENCY = (
     NAME,
     Column("contract", _contract, "what is promised, and outputs that equalled plain's of those compared, with ties"),
-    Column("TTFT ms", _figure("ttft_ms", "{:.0f}"), "median time to the first token, from handing over the prompt"),
-    Column("draft", _figure("ttft_draft_ms", "{:.1f}"), "the draft's part of it: admit and prefilled"),
-    Column("TPOT ms", _figure("tpot_ms", "{:.1f}"), "median time per token after the first emission"),
-    Column(
-        "ITL 50", _figure("itl_p50_ms", "{:.1f}"), "median gap between emissions, each of one or more tokens, in ms"
+    _figure("TTFT ms", lambda f: f.ttft_ms, "{:.0f}", "median time to the first token, from handing over the prompt"),
+    _figure("draft", lambda f: f.ttft_draft_ms, "{:.1f}", "the draft's part of it: admit and prefilled"),
+    _figure("TPOT ms", lambda f: f.tpot_ms, "{:.1f}", "median time per token after the first emission"),
+    _figure(
+        "ITL 50", lambda f: f.itl_p50_ms, "{:.1f}", "median gap between emissions, each of one or more tokens, in ms"
     ),
-    Column("90", _figure("itl_p90_ms", "{:.1f}"), "90th percentile of these gaps"),
-    Column("99", _figure("itl_p99_ms", "{:.1f}"), "99th percentile of these gaps"),
-    Column("set-up s", _figure("set_up_s", "{:.2f}"), "building draft and controller, calibration included; compiling"),
+    _figure("90", lambda f: f.itl_p90_ms, "{:.1f}", "90th percentile of these gaps"),
+    _figure("99", lambda f: f.itl_p99_ms, "{:.1f}", "99th percentile of these gaps"),
+    _figure(
+        "set-up s", lambda f: f.set_up_s, "{:.2f}", "building draft and controller, calibration included; compiling"
+    ),
 )
 """Columns of the contract and of latencies."""
 
 REASONS = (
     NAME,
-    Column("tau", _figure("tau", "{:.2f}"), "emitted tokens / target forwards"),
-    Column("acc len", _figure("mean_acceptance_length", "{:.2f}"), "mean acceptance length, 1 + accepted / drafts"),
-    Column("acc %", _figure("acceptance_rate", "{:.0f}", 100), "acceptance rate, accepted / proposed"),
-    Column(
-        "c", _figure("draft_cost", "{:.3f}"), "all draft time while decoding, per proposal / target time for one slot"
+    _figure("tau", lambda f: f.tau, "{:.2f}", "emitted tokens / target forwards"),
+    _figure("acc len", lambda f: f.mean_acceptance_length, "{:.2f}", "mean acceptance length, 1 + accepted / drafts"),
+    _figure("acc %", lambda f: f.acceptance_rate, "{:.0f}", "acceptance rate, accepted / proposed", 100),
+    _figure(
+        "c", lambda f: f.draft_cost, "{:.3f}", "all draft time while decoding, per proposal / target time for one slot"
     ),
-    Column("v(W)", _figure("verify_cost", "{:.2f}"), "target time for W slots / for 1"),
-    Column("parts", _figure("sum_of_parts", "{:.2f}x"), "sum of parts: the speedup if only target and draft took time"),
-    Column("draft %", _figure("draft_share", "{:.1f}", 100), "share of the decoding time in the draft"),
-    Column("target %", _figure("target_share", "{:.1f}", 100), "share in the target's forwards"),
-    Column("policy %", _figure("accept_share", "{:.1f}", 100), "share in the acceptance policy"),
-    Column("overhead %", _figure("overhead", "{:.1f}", 100), "time on the clock less every booked part"),
-    Column("MBU", _figure("mbu", "{:.2f}"), "bytes read per second, the draft's weights included / read bandwidth"),
+    _figure("v(W)", lambda f: f.verify_cost, "{:.2f}", "target time for W slots / for 1"),
+    _figure(
+        "parts", lambda f: f.sum_of_parts, "{:.2f}x", "sum of parts: the speedup if only target and draft took time"
+    ),
+    _figure("draft %", lambda f: f.draft_share, "{:.1f}", "share of the decoding time in the draft", 100),
+    _figure("target %", lambda f: f.target_share, "{:.1f}", "share in the target's forwards", 100),
+    _figure("policy %", lambda f: f.accept_share, "{:.1f}", "share in the acceptance policy", 100),
+    _figure("overhead %", lambda f: f.overhead, "{:.1f}", "time on the clock less every booked part", 100),
+    _figure("MBU", lambda f: f.mbu, "{:.2f}", "bytes read per second, the draft's weights included / read bandwidth"),
 )
 """Columns of the causes of the speed."""
 
 
 def section_title(row: Row) -> str:
     """The setting of a row in words, apart from its workload: what all rows of one section share."""
-    setting, info = row.arm.setting, row.info
+    setting, figures = row.arm.setting, row.figures
     tokens = f"{setting.sampling.max_new_tokens} tokens"
     shown = ("device", "dtype", "batch", "max_new_tokens")
     unusual = [f"{_spelled(name)} {_brief(value)}" for name, value in setting.unusual.items() if name not in shown]
-    return ", ".join([row.target, info["device"], info["dtype"], f"batch {setting.batch}", *unusual, tokens])
+    return ", ".join([row.target, figures.device, figures.dtype, f"batch {setting.batch}", *unusual, tokens])
 
 
 def _spelled(name: str) -> str:
@@ -182,9 +191,9 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: Style = "
 
     All rows must be of one setting, apart from the workload.
     """
-    workloads = list(dict.fromkeys(row.info["workload"] for row in by_workload))
-    cells = {(row.arm.label, _policy(row), row.info["workload"]): row.verdict.shown for row in by_workload}
-    like = {row.info["workload"]: row.text for row in by_workload if row.text}
+    workloads = list(dict.fromkeys(row.figures.workload for row in by_workload))
+    cells = {(row.arm.label, _policy(row), row.figures.workload): row.verdict.shown for row in by_workload}
+    like = {row.figures.workload: row.text for row in by_workload if row.text}
     body = [
         [
             _name(row),
@@ -202,7 +211,7 @@ def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: Style = "
 
 def success(rows: Sequence[Row]) -> str:
     """Return how many rows could be measured and kept their contract, and how the others failed, by kind."""
-    kinds = Counter(row.info["failed"] or "contract" for row in rows if row.failure)
+    kinds = Counter(row.figures.failed or "contract" for row in rows if row.failure)
     fine = len(rows) - sum(kinds.values())
     named = "".join(f"; {count} failed: {kind}" for kind, count in sorted(kinds.items()))
     return f"{fine} of {len(rows)} rows were measured and kept their contract ({fine / len(rows):.0%}){named}"
@@ -238,7 +247,7 @@ def op_lines(rows: Sequence[Row]) -> list[str]:
     """Return a line for each backend: how often each op ran on it, over all rows of the engine."""
     calls: dict[str, dict[str, int]] = {}
     for row in rows:
-        for op, by_backend in (row.info["counters"] or {}).get("ops", {}).items():
+        for op, by_backend in (row.figures.counters or {}).get("ops", {}).items():
             for backend, count in by_backend.items():
                 ran = calls.setdefault(backend, {})
                 ran[op] = ran.get(op, 0) + count
@@ -272,19 +281,19 @@ def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     ]
     lines += [f"{row.arm.name}: {row.arm.strategy}" for row in pooled if row.arm.name]
     judged = [
-        f"{row.arm.name or row.arm.strategy} {row.info['judged_perplexity']:.3f}"
+        f"{row.arm.name or row.arm.strategy} {row.figures.judged_perplexity:.3f}"
         for row in pooled
-        if row.info["judged_perplexity"]
+        if row.figures.judged_perplexity
     ]
     lines += [f"perplexity of the outputs under the judge: {', '.join(judged)}"] if judged else []
-    whole = {row.arm: row.info["not_comparable"] for row in pooled}
+    whole = {row.arm: row.figures.not_comparable for row in pooled}
     for row in (*pooled, *rows):
-        name = f"{row.arm.name or row.arm.strategy}, {row.info['workload']}"
-        reason = row.info["not_comparable"]
+        name = f"{row.arm.name or row.arm.strategy}, {row.figures.workload}"
+        reason = row.figures.not_comparable
         # What is true of a whole row need not be said again of its parts.
         if reason and (row in pooled or not whole.get(replace(row.arm, setting=row.arm.setting.without_workload))):
             lines.append(f"{name}: not comparable: {reason}")
-        if row in pooled and "one prompt" in (row.info["marks"] or ()):
+        if row in pooled and "one prompt" in (row.figures.marks or ()):
             lines.append(f"{name}: one prompt makes more than half of its speedup")
     lines += [f"{row.arm.id}: {tie}" for row in rows for tie in row.ties]
     return wrapped(lines)
@@ -309,22 +318,21 @@ def contrasts_cells(speeds: Mapping[tuple[Arm, Arm], Estimate], noise: float) ->
     return ["faster than", *map(str, range(1, len(arms) + 1))], body
 
 
-def report_tables(
-    pooled: Sequence[Row], rows: Sequence[Row], speeds: Mapping[tuple[Arm, Arm], Estimate]
-) -> dict[str, tuple[list[str], Body]]:
+def report_tables(one: SettingResults) -> dict[str, tuple[list[str], Body]]:
     """Return the headers and the cells of each table below a report's plots, by its heading. Names are whole."""
-    workload = Column("workload", lambda row: str(row.info["workload"]), "kind of text")
+    workload = Column("workload", lambda row: row.figures.workload, "kind of text")
     whole = Column("arm", full_name, NAME.meaning)
 
     def of(which: Sequence[Row], columns: Sequence[Column]) -> tuple[list[str], Body]:
         return [column.header for column in columns], [[column.cell(row) for column in columns] for row in which]
 
+    pooled = one.pooled
     return {
         "Speed": of(pooled, (whole, *SPEED[2:])),
         "Contract and latency": of(pooled, (whole, *LATENCY[1:])),
         "Why": of(pooled, (whole, *REASONS[1:])),
-        "Each arm's speed over each other's": contrasts_cells(speeds, pooled[0].verdict.noise),
-        "Every row": of(rows, (workload, whole, *SPEED[2:])),
+        "Each arm's speed over each other's": contrasts_cells(one.contrasts, pooled[0].verdict.noise),
+        "Every row": of(one.rows, (workload, whole, *SPEED[2:])),
     }
 
 
@@ -349,14 +357,14 @@ NESTED = ("counters", "memory", "acceptance_by_position", "acceptance_histogram"
 def as_csv(rows: Sequence[Row]) -> str:
     """Return every figure of every row, one line for each row; unknown values are empty."""
     out = io.StringIO()
-    keys = [key for key in rows[0].info if key not in NESTED] if rows else []
+    keys = [key for key in KEYS if key not in NESTED] if rows else []
     counters = next(
-        ([name for name in row.info["counters"] if name != "ops"] for row in rows if row.info["counters"]), []
+        ([name for name in row.figures.counters if name != "ops"] for row in rows if row.figures.counters), []
     )
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["target", *keys, "marks", *counters])
     for row in rows:
-        found: dict[str, Any] = row.info["counters"] or {}
-        marks = " ".join(row.info["marks"] or ())
-        writer.writerow([row.target, *(row.info[key] for key in keys), marks, *(found.get(name) for name in counters)])
+        info, found = row.info, row.figures.counters or {}
+        marks = " ".join(row.figures.marks or ())
+        writer.writerow([row.target, *(info[key] for key in keys), marks, *(found.get(name) for name in counters)])
     return out.getvalue()

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchsuite.measure.measured import Measured
+from benchsuite.measure.results import Results
 from benchsuite.report import tables
 from benchsuite.report.answer import answers
 
 
-def show(reporter: Any, measured: Measured, outcome: str, predicted: Sequence[str] = ()) -> None:
+def show(reporter: Any, results: Results, outcome: str, predicted: Sequence[str] = ()) -> None:
     """Write all results to pytest's terminal reporter: the tables, the lines of the predictions, and at the end the
     answer and ``outcome``."""
-    for group in measured.pooled():
-        rows = measured.rows_of(group[0].arm.setting)
+    for one in results.settings:
+        group, rows = one.pooled, one.rows
         reporter.section(f"speculative decoding: {tables.section_title(group[0])}", sep="=")
         lines = [
-            f"Speedup over {group[0].info['baseline']}, geometric means of paired ratios:",
+            f"Speedup over {group[0].figures.baseline}, geometric means of paired ratios:",
             tables.overview(group, rows),
             "",
             tables.render(group, tables.SPEED),
@@ -38,10 +38,10 @@ def show(reporter: Any, measured: Measured, outcome: str, predicted: Sequence[st
         for line in (*predicted, ""):
             reporter.write_line(line)
     for line in (
-        *tables.weights_table(measured.weights),
-        *tables.wrapped(measured.said),
-        tables.success(measured.rows),
-        *answers(measured),  # each in one line, as the report's first one
+        *tables.weights_table(results.weights),
+        *tables.wrapped(results.said),
+        tables.success(results.rows),
+        *answers(results),  # each in one line, as the report's first one
         *([outcome] if outcome else []),
     ):
         reporter.write_line(line)

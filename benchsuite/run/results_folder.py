@@ -131,7 +131,7 @@ class RunKeeper:
             for cell in self._unwritten:
                 self.journal.keep(cell)
             steps = self.request.detail == "steps"
-            files = comparison_files(measured, self.journal.said, steps, more)
+            files = comparison_files(measured.results(), self.journal.said, steps, more)
             self.journal.finish(files, measured, complete)
         except OSError as error:
             self.outcome = (

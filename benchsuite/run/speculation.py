@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchsuite.measure.cells import Cell
     from benchsuite.measure.measured import Measured
     from benchsuite.measure.plan import MeasuringPlan
-    from benchsuite.measure.results import Row
+    from benchsuite.measure.rows import Row
     from benchsuite.measure.session import Bench
     from benchsuite.run.request import RunRequest
     from benchsuite.store.journal import Lines
@@ -303,7 +303,7 @@ class ComparisonPlugin:
         if self.measured is not None and self.measured.rows:
             from benchsuite.report import terminal
 
-            terminal.show(terminalreporter, self.measured, self._keeper.outcome, self._predicted)
+            terminal.show(terminalreporter, self.measured.results(), self._keeper.outcome, self._predicted)
 
 
 def _marks(arm: Arm) -> list[pytest.MarkDecorator]:

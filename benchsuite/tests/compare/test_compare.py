@@ -14,7 +14,7 @@ from benchsuite.__main__ import benchsuite_main
 from benchsuite.compare.changes import MARKS, Change, changes, summary
 from benchsuite.compare.sides import SHARED, ComparedSide, Figures, read_side
 from benchsuite.gate.record import DECODE, FigureTimes, GatedRow, Launch, Record
-from benchsuite.measure.results import KEYS
+from benchsuite.measure.figures import KEYS
 from benchsuite.report.compared import as_page, as_text, history
 from benchsuite.tests.rig import SETTING
 from specdec.errors import SpecdecError

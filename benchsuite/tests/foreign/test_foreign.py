@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from benchsuite.__main__ import benchsuite_main
 from benchsuite.foreign.files import ForeignFile, ForeignRun, chosen, read_file, read_result, write_result
 from benchsuite.foreign.glossary import COUNTED, FORMATS, SCALES, WORDS, unit_factor
-from benchsuite.measure.results import KEYS
+from benchsuite.measure.figures import KEYS
 from benchsuite.report.foreign import as_table
 from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.words import NAMES

@@ -19,7 +19,7 @@ from benchsuite.gate.record import CALL, DECODE, FIRST, WHOLE, FigureTimes, Gate
 from benchsuite.machine import provenance
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import digest, summed
+from benchsuite.measure.rows import digest, summed
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.workloads import Question
 from benchsuite.tests.rig import SETTING

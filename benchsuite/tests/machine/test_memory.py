@@ -43,8 +43,7 @@ def test_over_all_workloads_a_peak_is_the_largest_of_any(monkeypatch: pytest.Mon
     bench.prepare([arm for one in settings for arm in (Arm(one), Arm(one, draft="garbage", k=2))])
     each = [bench.row(Arm(one), lambda what: None).info["peak_memory_bytes"] for one in settings]
     assert each == [9, 1]
-    [group] = bench.pooled()
-    assert {row.info["peak_memory_bytes"] for row in group} == {9}
+    assert {row.figures.peak_memory_bytes for row in bench.results().pooled} == {9}
 
 
 def test_on_cuda_the_probe_of_the_bandwidth_leaves_nothing_in_torchs_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from benchsuite.measure.arms import SAMPLED, Arm, Setting
 from benchsuite.measure.cells import Cell
+from benchsuite.measure.figures import KEYS
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import KEYS, Machine, Row, make_rows
+from benchsuite.measure.rows import Machine, Row, make_rows
 from benchsuite.report.tables import section_title
 from benchsuite.tests.rig import SETTING
 from specdec import SpecdecError

@@ -15,7 +15,7 @@ from benchsuite.measure import guards
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.paired import Series
 from benchsuite.measure.plan import MeasuringPlan
-from benchsuite.measure.results import Row
+from benchsuite.measure.rows import Row
 from benchsuite.measure.session import Bench
 from benchsuite.measure.units import disjoint_batches
 from benchsuite.measure.workloads import Question

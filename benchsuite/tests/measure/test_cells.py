@@ -18,7 +18,7 @@ from benchsuite.judge.ties import Difference
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, to_json
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Machine, Text
+from benchsuite.measure.rows import Machine, Text
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING

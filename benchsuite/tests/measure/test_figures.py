@@ -17,9 +17,10 @@ import torch
 
 from benchsuite.machine.files import strict_json
 from benchsuite.measure.arms import Arm
+from benchsuite.measure.figures import KEYS
 from benchsuite.measure.paired import Series
 from benchsuite.measure.plan import MeasuringPlan
-from benchsuite.measure.results import KEYS, Machine, make_rows
+from benchsuite.measure.rows import Machine, make_rows
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench
 from benchsuite.measure.units import Unit
@@ -57,7 +58,7 @@ def measured_twice(request: pytest.FixtureRequest) -> Any:
     bench.prepare([Arm(setting, **strategy) for setting in settings for strategy in (*STRATEGIES, *peers)])
     for arm in bench._arms:
         bench.row(arm, lambda what: None)
-    found = files.comparison_files(bench)
+    found = files.comparison_files(bench.results())
     return json.loads(found["benchmark.json"]), next(iter(bench._stages.values())).machine
 
 
@@ -317,7 +318,7 @@ def test_the_compressed_ratios_are_those_of_the_rows() -> None:
     bench.prepare([Arm(SETTING, draft="garbage", k=2)])
     for arm in bench._arms:
         bench.row(arm, lambda what: None)
-    found = files.comparison_files(bench)
+    found = files.comparison_files(bench.results())
     kept = json.loads(found["ratios.json.gz"])
     rows = json.loads(found["benchmark.json"])["rows"]
     assert [one["arm"] for one in kept] == ["plain", "plain again", "garbage/match/fixed/2"]

@@ -20,7 +20,7 @@ from benchsuite.measure import cells, guards, interval
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, made_here, snapshot, to_json
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Machine
+from benchsuite.measure.rows import Machine
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from math import prod
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchsuite.judge.ties import Difference
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Machine, Text
+from benchsuite.measure.results import Results
+from benchsuite.measure.rows import Machine, Text
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING
@@ -52,8 +56,7 @@ def test_a_run_starts_with_nothing_measured_relative_to_plain() -> None:
     found = Measured()
     assert (found.baseline, found.dry, found.across) == ("plain", False, ())
     assert (found.card, found.said, found.weights, found.cells, found.rows) == ([], [], [], {}, [])
-    assert found.pooled() == []
-    assert (found.rows_of(CHAT), found.contrasts(CHAT), found.pools(CHAT)) == ([], {}, {})
+    assert (found.results(), found.pools(CHAT.without_workload)) == (Results(), {})
     dry = Measured("ngram", True, ("dtype",))
     assert (dry.baseline, dry.dry, dry.across) == ("ngram", True, ("dtype",))
 
@@ -99,11 +102,10 @@ def test_rows_stay_in_the_order_of_measurement_and_a_later_cell_replaces_its_own
 
 def test_the_rows_of_a_setting_are_those_of_all_its_workloads() -> None:
     found = _measured(_cell(CHAT), _cell(OTHER), _cell(CODE))
-    for workload in ("chat", "code", "never measured"):
-        rows = found.rows_of(SETTING.replaced(workload=workload))
-        assert [row.arm.setting for row in rows] == [CHAT] * 3 + [CODE] * 3
-        assert {row.arm.setting for row in found.rows_of(replace(OTHER, workload=workload))} == {OTHER}
-    assert found.rows_of(SETTING.replaced(batch=9)) == []
+    one, other = found.results().settings
+    assert (one.setting, other.setting) == (SETTING.without_workload, OTHER.without_workload)
+    assert [row.arm.setting for row in one.rows] == [CHAT] * 3 + [CODE] * 3
+    assert [row.arm.setting for row in other.rows] == [OTHER] * 3
 
 
 def test_all_workloads_together_have_one_row_a_strategy_on_the_last_cells_machine_with_the_highest_peak() -> None:
@@ -115,7 +117,7 @@ def test_all_workloads_together_have_one_row_a_strategy_on_the_last_cells_machin
         )
     ]
     found = _measured(cells[0], _cell(OTHER, 99, target="other"), *cells[1:])
-    together, apart = found.pooled()
+    together, apart = (one.pooled for one in found.results().settings)
     everywhere = SETTING.without_workload
     assert [row.arm for row in together] == [_arm(everywhere, "plain"), _arm(everywhere, "ngram")]
     for row in together:
@@ -148,7 +150,7 @@ def test_the_pools_of_a_setting_hold_its_series_by_workload() -> None:
 def test_every_strategy_is_compared_with_every_other_one_but_failed_ones() -> None:
     chat = _cell(CHAT, speeds={**SPEEDS, "garbage": 9.0})
     chat.series[_arm(CHAT, "garbage")].differences.append(BUG)
-    found = _measured(chat, _cell(CODE), _cell(OTHER)).contrasts(CODE)
+    found = _measured(chat, _cell(CODE), _cell(OTHER)).results().settings[0].contrasts
     names = {draft: _arm(SETTING.without_workload, draft) for draft in SPEEDS}
     assert set(found) == {(names[one], names[other]) for one in names for other in names if one != other}
     for one, arm in names.items():
@@ -160,9 +162,62 @@ def test_every_strategy_is_compared_with_every_other_one_but_failed_ones() -> No
 
 
 def test_strategies_without_a_workload_in_common_are_not_compared() -> None:
-    found = _measured(
-        _cell(CHAT, speeds={"plain": 1.0, "ngram": 2.0}), _cell(CODE, speeds={"plain": 1.0, "suffix": 2.0})
-    ).contrasts(CHAT)
+    [both] = (
+        _measured(_cell(CHAT, speeds={"plain": 1.0, "ngram": 2.0}), _cell(CODE, speeds={"plain": 1.0, "suffix": 2.0}))
+        .results()
+        .settings
+    )
+    found = both.contrasts
     plain, ngram, suffix = (_arm(SETTING.without_workload, draft) for draft in ("plain", "ngram", "suffix"))
     assert list(found) == [(plain, ngram), (plain, suffix), (ngram, plain), (suffix, plain)]
     assert [one.units for one in found.values()] == [3] * 4
+
+
+DRAWN = st.dictionaries(st.sampled_from(["ngram", "suffix"]), st.sampled_from([0.25, 0.5, 2.0, 3.0]))
+"""The speeds of the drafts of a cell."""
+
+CHANGES = st.tuples(
+    st.sampled_from([CHAT, CODE, LONG, OTHER]),
+    st.none() | DRAWN,
+    st.sets(st.sampled_from(["ngram", "suffix"]), max_size=1),
+)
+"""A setting, the cell that is added (None: its cell is dropped), and the drafts whose outputs broke their contract."""
+
+
+@given(st.lists(CHANGES, max_size=6))
+def test_results_follow_from_the_cells_that_are_there_whatever_came_and_went(
+    changes: list[tuple[Setting, dict[str, float] | None, set[str]]],
+) -> None:
+    """Ratios by hand: a geometric mean over the workloads that two strategies share, of what was drawn for each."""
+    found, left, bad = Measured(), dict[Setting, Cell](), dict[Setting, set[str]]()
+    speeds: dict[Setting, dict[str, float]] = {}
+    for setting, drawn, broken in changes:
+        if drawn is None:
+            found.drop(setting)
+            left.pop(setting, None)
+        else:
+            speeds[setting], bad[setting] = {"plain": 1.0, **drawn}, broken & drawn.keys()
+            cell = _cell(setting, speeds=speeds[setting])
+            for draft in bad[setting]:
+                cell.series[_arm(setting, draft)].differences.append(BUG)
+            found.add(cell)
+            left[setting] = cell
+        results = found.results()
+        assert results.cells == tuple(left.values())
+        assert results.rows == tuple(row for cell in left.values() for row in _measured(cell).rows)
+        assert [one.setting for one in results.settings] == list(dict.fromkeys(one.without_workload for one in left))
+        for one in results.settings:
+            mine = [own for own in left if own.without_workload == one.setting]
+            assert one.cells == tuple(left[own] for own in mine)
+            assert one.rows == tuple(row for row in results.rows if row.arm.setting in mine)
+            drafts = {draft for own in mine for draft in speeds[own]}
+            whole = drafts - {draft for own in mine for draft in bad[own]}
+            ratios = {}
+            for pair in permutations(whole, 2):
+                each = [speeds[own][pair[0]] / speeds[own][pair[1]] for own in mine if {*pair} <= speeds[own].keys()]
+                if each:
+                    ratios[pair] = prod(each) ** (1 / len(each))
+            named = {(a.draft or "plain", b.draft or "plain"): speed.ratio for (a, b), speed in one.contrasts.items()}
+            assert named == pytest.approx(ratios)
+            over_all = {row.arm.draft or "plain": row.figures.speedup for row in one.pooled}
+            assert over_all == pytest.approx({name: ratios.get((name, "plain")) for name in drafts} | {"plain": 1.0})

@@ -23,7 +23,7 @@ from benchsuite.measure.arms import Arm
 from benchsuite.measure.card import card
 from benchsuite.measure.peers import PeerRunner, parse_peer
 from benchsuite.measure.plan import MeasuringPlan
-from benchsuite.measure.results import Machine
+from benchsuite.measure.rows import Machine
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.session import Bench
 from benchsuite.run.matrix import build_matrix

@@ -19,9 +19,10 @@ from benchsuite.judge.ties import Difference
 from benchsuite.machine.files import strict_json
 from benchsuite.measure import workloads
 from benchsuite.measure.arms import Arm
+from benchsuite.measure.figures import KEYS
 from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import KEYS, Machine, Row, Text, hinges, make_rows, text_of
+from benchsuite.measure.rows import Machine, Row, Text, hinges, make_rows, text_of
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.measure.verdict import SpeedVerdict
@@ -327,21 +328,27 @@ def test_a_speedup_of_just_the_noise_and_an_interval_that_ends_at_1_say_nothing(
 
 def wide(row: Row) -> Row:
     """The widest values that a row has in practice."""
-    big = {"tokens_per_s": 12345.6, "speedup": 12.34, "speedup_low": 10.01, "speedup_high": 15.99, "ttft_ms": 12345.0}
-    info = {**row.info, **big, "contract_checked": "105/108, 12 ties", "contract": "exact", "marks": ["replays"]}
-    info |= {"overhead": -0.123, "acceptance_rate": 1.0, "draft_cost": 12.345, "verify_cost": 12.34, "units": 108}
-    info |= {"verdict": "slower", "e2e_s": 123.45, "e2e_speedup": 12.34, "ttft_draft_ms": 1234.5, "set_up_s": 123.45}
-    info |= {"tpot_ms": 1234.5, "itl_p50_ms": 1234.5, "itl_p90_ms": 1234.5, "itl_p99_ms": 1234.5}
+    big: dict[str, Any] = {
+        "tokens_per_s": 12345.6,
+        "speedup": 12.34,
+        "speedup_low": 10.01,
+        "speedup_high": 15.99,
+        "ttft_ms": 12345.0,
+    }
+    big |= {"contract_checked": "105/108, 12 ties", "contract": "exact", "marks": ("replays",)}
+    big |= {"overhead": -0.123, "acceptance_rate": 1.0, "draft_cost": 12.345, "verify_cost": 12.34, "units": 108}
+    big |= {"verdict": "slower", "e2e_s": 123.45, "e2e_speedup": 12.34, "ttft_draft_ms": 1234.5, "set_up_s": 123.45}
+    big |= {"tpot_ms": 1234.5, "itl_p50_ms": 1234.5, "itl_p90_ms": 1234.5, "itl_p99_ms": 1234.5}
     arm = replace(NGRAM, draft="transformers_prompt_lookup_x", policy="rejection", k=16)
-    return replace(row, info=info, arm=arm)
+    return replace(row, figures=replace(row.figures, **big), arm=arm)
 
 
 def test_every_table_fits_120_columns_at_its_widest(pair: tuple[Series, Series]) -> None:
     row = wide(rows(pair, Text(0.5, 1.25))[1])
-    every = [replace(row, info={**row.info, "workload": kind}) for kind in workloads.KINDS]
+    every = [replace(row, figures=replace(row.figures, workload=kind)) for kind in workloads.KINDS]
     found = [tables.render([row], columns) for columns in (tables.SPEED, tables.LATENCY, tables.REASONS)]
-    tie = replace(row, info={**row.info, "verdict": "~"})
-    found.append(tables.overview([tie], [replace(one, info={**one.info, "verdict": "~"}) for one in every]))
+    tie, *ties = (replace(one, figures=replace(one.figures, verdict="~")) for one in (row, *every))
+    found.append(tables.overview([tie], ties))
     assert {max(map(len, table.splitlines())) <= 120 for table in found} == {True}, "\n".join(found)
     assert max(map(len, tables.LEGEND)) <= 120
 

@@ -12,11 +12,20 @@ import pytest
 
 from benchsuite.judge.fidelity import Fidelity
 from benchsuite.judge.ties import Difference
-from benchsuite.measure import results
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.interval import NONE, WITHIN, Estimate, estimate
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Machine, Row, hinges, make_rows, summed, vllm_names
+from benchsuite.measure.rows import (
+    Machine,
+    Row,
+    _by_position,
+    hinges,
+    make_rows,
+    op_calls,
+    summed,
+    text_of,
+    vllm_names,
+)
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.measure.verdict import SpeedVerdict
@@ -211,9 +220,14 @@ def test_json_has_every_field_of_a_run_and_of_a_step() -> None:
 
 def test_vllms_names_are_those_of_its_own_report() -> None:
     counters = {"num_drafts": 2, "num_draft_tokens": 7, "num_accepted_tokens": 3}
-    info = {"counters": counters, "mean_acceptance_length": 2.5, "acceptance_rate": 0.4}
-    info |= {"acceptance_histogram": {"1": 1, "2": 1}}
-    assert vllm_names(info) == {
+    figures = replace(
+        _row(_series(OURS, RUN), _series(BASE, RUN)).figures,
+        counters=counters,
+        mean_acceptance_length=2.5,
+        acceptance_rate=0.4,
+        acceptance_histogram={"1": 1, "2": 1},
+    )
+    assert vllm_names(figures) == {
         "mean_acceptance_length": 2.5,
         "draft_acceptance_rate": 0.4,
         "acceptance_histogram": {"1": 1, "2": 1},
@@ -221,7 +235,8 @@ def test_vllms_names_are_those_of_its_own_report() -> None:
         "num_draft_tokens": 7,
         "num_accepted_draft_tokens": 3,
     }
-    assert vllm_names({"counters": None}) is vllm_names({"counters": {**counters, "num_drafts": 0}}) is None
+    for nothing in (None, {**counters, "num_drafts": 0}):
+        assert vllm_names(replace(figures, counters=nothing)) is None
 
 
 def test_counters_add_up_over_runs_but_for_the_largest_allocation() -> None:
@@ -237,7 +252,7 @@ def test_counters_add_up_over_runs_but_for_the_largest_allocation() -> None:
     assert found["num_accepted_tokens_per_pos"] == [3, 1, 1]
     assert summed([RUN]) == summed([]) == {}
     assert summed(runs[:1])["allocations"] == 4
-    assert results.op_calls([*runs, RUN]) == {("sample", "cpu"): 4, ("linear", "reference"): 2, ("linear", "cpu"): 10}
+    assert op_calls([*runs, RUN]) == {("sample", "cpu"): 4, ("linear", "reference"): 2, ("linear", "cpu"): 10}
 
 
 def test_the_acceptance_of_steps_follows_from_their_rows() -> None:
@@ -278,11 +293,11 @@ def test_two_gaps_are_enough_for_percentiles() -> None:
 def test_a_workloads_text_has_the_means_of_its_outputs() -> None:
     judge: Any = SimpleNamespace(entropy=lambda prompt, output: float(len(output)))
     plain = SimpleNamespace(outputs=[((1, 2, 3), (1, 2, 3)), ((7,), (8, 9, 10, 11, 12)), ((1, 2, 3), (1, 2, 3))])
-    found = results.text_of(plain, judge)  # type: ignore[arg-type]
+    found = text_of(plain, judge)  # type: ignore[arg-type]
     assert found is not None
     assert found.entropy_bits == 4.0
 
 
 def test_no_lists_have_no_positions() -> None:
-    assert results._by_position([]) == results._by_position([[], []]) == []
-    assert results._by_position([[1], [], [2, 3]]) == [3, 3]
+    assert _by_position([]) == _by_position([[], []]) == []
+    assert _by_position([[1], [], [2, 3]]) == [3, 3]

@@ -68,8 +68,8 @@ def test_a_file_of_two_categories_is_two_columns_with_their_turns(tmp_path: Path
     assert [run["unit"] for run in found["coding"].measured] == [0, 0, 1]
     assert found["coding"].info["units"] == 2
     assert found["coding"].info["contract_checked"] == "3/3"
-    [group] = bench.pooled()
-    assert tables.overview(group, bench.rows).splitlines()[0].split()[-3:] == ["coding", "math", "all"]
+    results = bench.results()
+    assert tables.overview(results.pooled, results.rows).splitlines()[0].split()[-3:] == ["coding", "math", "all"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from benchsuite.benches.serving.figures import endpoint_figures
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.paired import Series
-from benchsuite.measure.results import Machine, Row, make_rows
+from benchsuite.measure.rows import Machine, Row, make_rows
 from benchsuite.measure.verdict import SpeedVerdict, noise_of
 from benchsuite.report.page import heat_cell
 from benchsuite.report.serving import serving_tables
@@ -40,7 +40,7 @@ def row_with(verdict: SpeedVerdict, again: bool = False) -> Row:
     pools = {one: {"chat": Series(one, "exact")} for one in (plain, arm)}
     row = make_rows(pools, plain, machine, "chat", None, {})[arm]
     speedup = verdict.speed.ratio if verdict.speed else None
-    return replace(row, info=row.info | {"speedup": speedup}, verdict=verdict)
+    return replace(row, figures=replace(row.figures, speedup=speedup), verdict=verdict)
 
 
 @given(estimates(), estimates())

@@ -7,15 +7,15 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from benchsuite.machine.files import write_files
 from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.figures import RowFigures
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.results import KEYS, Row
+from benchsuite.measure.results import Results, SettingResults
+from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.report import files, tables
 from benchsuite.tests.rig import SETTING
@@ -28,10 +28,21 @@ SETTINGS = [
 
 def row(setting: Setting, workload: str, speedup: float) -> Row:
     """The row of one arm, by its speedup alone."""
-    figures: dict[str, Any] = dict.fromkeys(KEYS)
-    figures |= {"speedup": speedup, "speedup_low": speedup, "speedup_high": speedup, "contract": "exact"}
-    figures |= {"workload": workload, "device": "cpu", "dtype": "float32", "batch": setting.batch}
-    figures |= {"temperature": setting.sampling.temperature, "max_new_tokens": setting.sampling.max_new_tokens}
+    figures = RowFigures(
+        setting=setting.id,
+        backend="reference",
+        device="cpu",
+        dtype="float32",
+        batch=setting.batch,
+        workload=workload,
+        baseline="plain",
+        speedup=speedup,
+        speedup_low=speedup,
+        speedup_high=speedup,
+        peak_memory_bytes=0,
+        contract="exact",
+        sampling=setting.sampling,
+    )
     arm = Arm(setting.replaced(workload=workload), draft="ngram", k=4)
     verdict = SpeedVerdict(Estimate(speedup, speedup, speedup, 3, "t"))
     return Row(arm, figures, {workload: [speedup] * 3}, (1.0,), None, "tiny", None, "t", (), [], [], verdict)
@@ -45,18 +56,17 @@ def written(tmp_path: Path) -> Path:
         for number, setting in enumerate(SETTINGS, 1)
         for workload, share in (("chat", 0.25), ("reasoning", 0.75))
     ]
-    bench: Any = SimpleNamespace(
-        rows=rows,
-        pooled=lambda: [[row(setting.without_workload, "all", n + 0.5)] for n, setting in enumerate(SETTINGS, 1)],
-        rows_of=lambda setting: [one for one in rows if one.arm.setting.without_workload == setting.without_workload],
-        contrasts=lambda setting: {},
-        cells={},
-        dry=False,
-        card=["a card"],
-        weights=[],
-        said=["how precise"],
-    )
-    write_files(tmp_path, files.comparison_files(bench))
+    settings = [
+        SettingResults(
+            setting.without_workload,
+            (),
+            tuple(one for one in rows if one.arm.setting.without_workload == setting.without_workload),
+            (row(setting.without_workload, "all", number + 0.5),),
+        )
+        for number, setting in enumerate(SETTINGS, 1)
+    ]
+    results = Results(tuple(settings), rows=tuple(rows), card=("a card",), said=("how precise",))
+    write_files(tmp_path, files.comparison_files(results))
     return tmp_path
 
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchsuite.measure.arms import Arm
-from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
-from benchsuite.measure.results import Row
+from benchsuite.measure.results import Results
 from benchsuite.measure.session import Bench
 from benchsuite.report import pictures
 from benchsuite.report.answer import answers
@@ -26,7 +25,7 @@ from benchsuite.tests.rig import SETTING
 
 
 @pytest.fixture(scope="module")
-def reported() -> Bench:
+def reported() -> Results:
     """Two workloads with a lookup, a useless draft, and a replayer."""
     made = Bench(MeasuringPlan(prompts=4))
     strategies: list[dict[str, Any]] = [
@@ -39,57 +38,53 @@ def reported() -> Bench:
     made.prepare([Arm(setting, **strategy) for setting in settings for strategy in strategies])
     for arm in made._arms:
         made.row(arm, lambda what: None)
-    return made
+    return made.results()
 
 
-class Claimed(Measured):
-    """A run whose rows over all workloads are given."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        super().__init__()
-        self.given = rows
-
-    def pooled(self) -> list[list[Row]]:
-        return [self.given]
-
-
-def claimed(reported: Bench, **changed: dict[str, Any]) -> str:
+def claimed(reported: Results, **changed: dict[str, Any]) -> str:
     """The answer where the pooled rows of the drafts named have other figures than they had."""
-    fine = {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6, "verdict": "faster", "not_comparable": None}
+    fine: dict[str, Any] = {
+        "speedup": 1.5,
+        "speedup_low": 1.4,
+        "speedup_high": 1.6,
+        "verdict": "faster",
+        "not_comparable": None,
+    }
     rows = []
-    for row in reported.pooled()[0]:
+    [measured] = reported.settings
+    for row in measured.pooled:
         name = (row.arm.draft or "").partition("(")[0]
-        info = {**row.info, **fine, "speedup": {"ngram": 1.5, "garbage": 1.2}.get(name, 9.0), **changed.get(name, {})}
-        rows.append(replace(row, info=info if row.arm.draft else row.info))
-    return answers(Claimed(rows))[0]
+        given = fine | {"speedup": {"ngram": 1.5, "garbage": 1.2}.get(name, 9.0)} | changed.get(name, {})
+        rows.append(replace(row, figures=replace(row.figures, **given)) if row.arm.draft else row)
+    return answers(Results((replace(measured, cells=(), rows=(), pooled=tuple(rows)),)))[0]
 
 
-def test_the_answer_names_the_fastest_that_keeps_its_contract(reported: Bench) -> None:
+def test_the_answer_names_the_fastest_that_keeps_its_contract(reported: Results) -> None:
     assert claimed(reported).startswith(
         "On this machine use fast: 1.50x as fast as plain (1.40 to 1.60) over 2 workloads, lossless"
     )
 
 
-def test_the_answer_never_recommends_a_replayer(reported: Bench) -> None:
+def test_the_answer_never_recommends_a_replayer(reported: Results) -> None:
     assert "oracle" not in claimed(reported)
 
 
 @pytest.mark.parametrize(
     "worse", [{"contract": "lossy"}, {"not_comparable": "lengths"}, {"speedup": 0.9, "verdict": "slower"}]
 )
-def test_a_lossy_incomparable_or_slower_strategy_is_passed_over(reported: Bench, worse: dict[str, Any]) -> None:
+def test_a_lossy_incomparable_or_slower_strategy_is_passed_over(reported: Results, worse: dict[str, Any]) -> None:
     assert claimed(reported, ngram=worse).startswith("On this machine use garbage, match 2: 1.20x")
 
 
-def test_without_a_proven_gain_plain_decoding_is_the_answer(reported: Bench) -> None:
+def test_without_a_proven_gain_plain_decoding_is_the_answer(reported: Results) -> None:
     noise = {"verdict": "~", "speedup": 1.05}
     assert "use plain decoding: no strategy was measurably faster" in claimed(reported, ngram=noise, garbage=noise)
     few = {"speedup_low": None, "speedup_high": None, "verdict": None}
     assert "too few for an interval; measure more" in claimed(reported, ngram=few, garbage=few)
 
 
-def test_every_plot_of_a_run_has_data_and_lies_inside_its_frame(reported: Bench) -> None:
-    plots = pictures.pictures(reported.pooled()[0], reported)
+def test_every_plot_of_a_run_has_data_and_lies_inside_its_frame(reported: Results) -> None:
+    plots = pictures.pictures(reported.settings[0])
     assert len(plots) == 5
     for plot in plots:
         drawn = plot.drawn()
@@ -113,8 +108,8 @@ def test_a_scale_holds_every_value_between_few_round_ticks(values: list[float], 
 
 
 @pytest.mark.slow
-def test_v_of_w_is_the_ratio_of_the_steps_own_times(reported: Bench) -> None:
-    group = reported.pooled()[0]
+def test_v_of_w_is_the_ratio_of_the_steps_own_times(reported: Results) -> None:
+    group = reported.pooled
     cost = pictures.widths(group)
     steps = [step for row in group for step in row.steps]
     mean = {
@@ -123,7 +118,7 @@ def test_v_of_w_is_the_ratio_of_the_steps_own_times(reported: Bench) -> None:
     assert cost == {w: pytest.approx(mean[w] / mean[1]) for w in mean}
 
 
-def test_a_break_even_map_is_leviathans_formula_where_windows_are_free(reported: Bench) -> None:
+def test_a_break_even_map_is_leviathans_formula_where_windows_are_free(reported: Results) -> None:
     free = {1: 1.0, 5: 1.0}
     for rate in (0.1, 0.5, 0.9):
         for k in (1, 2, 4):
@@ -132,8 +127,8 @@ def test_a_break_even_map_is_leviathans_formula_where_windows_are_free(reported:
     assert pictures._speedup(0.5, 2, 0.25, {1: 1.0, 5: 2.0}) == pytest.approx(1.75 / (1.5 + 0.5))
 
 
-def test_a_generation_is_the_output_and_its_kinds_are_the_counters(reported: Bench) -> None:
-    cell = next(iter(reported.cells.values()))
+def test_a_generation_is_the_output_and_its_kinds_are_the_counters(reported: Results) -> None:
+    cell = reported.cells[0]
     for series in cell.series.values():
         outcome = series.outcomes[0]
         if outcome.stats is None:
@@ -147,7 +142,7 @@ def test_a_generation_is_the_output_and_its_kinds_are_the_counters(reported: Ben
             assert set(kinds) == {"plain"}
 
 
-def test_the_page_is_alone_small_and_names_are_whole(reported: Bench) -> None:
+def test_the_page_is_alone_small_and_names_are_whole(reported: Results) -> None:
     files = comparison_files(reported, {"command": ["pytest", "a b"], "commit": "c0ffee"})
     html = files["report.html"]
     assert not re.search(r"(src|href)=|url\(|@import|https?://", html)
@@ -158,7 +153,7 @@ def test_the_page_is_alone_small_and_names_are_whole(reported: Bench) -> None:
     assert json.loads(files["benchmark.json"])["rows"]
 
 
-def test_a_runs_predictions_stand_in_its_report_and_beside_it(reported: Bench) -> None:
+def test_a_runs_predictions_stand_in_its_report_and_beside_it(reported: Results) -> None:
     row = {"label": "suffix <1>", "workload": "chat", "batch": 1, "measured": 1.5, "predicted": 1.25, "low": 1.0}
     row |= {"high": 1.6, "lever": "a window of 5 costs 1.40 forwards"}
     content = json.dumps({"said": ["1 cell"], "advice": ["chat: plain decoding"], "cells": [row], "arms": [row]})
@@ -171,7 +166,7 @@ def test_a_runs_predictions_stand_in_its_report_and_beside_it(reported: Bench) -
     assert "Predicted and measured" not in comparison_files(reported)["report.html"]
 
 
-def test_the_heat_maps_colour_follows_the_number_and_its_text_stands_without_it(reported: Bench) -> None:
+def test_the_heat_maps_colour_follows_the_number_and_its_text_stands_without_it(reported: Results) -> None:
     html = page(reported, {}, [])
     cells = re.findall(r'<td data-head="[^"]*" class="h(\d)" title="([^"]*)">([\d.]+)x( [~!])?</td>', html)
     assert cells
@@ -192,13 +187,13 @@ def test_texts_of_arms_are_escaped() -> None:
     assert "<title>" in drawn
 
 
-def test_failures_are_counted_by_kind(reported: Bench) -> None:
+def test_failures_are_counted_by_kind(reported: Results) -> None:
     from benchsuite.report import tables
 
     rows = reported.rows
     assert tables.success(rows) == f"{len(rows)} of {len(rows)} rows were measured and kept their contract (100%)"
     broken = [
-        replace(row, failure="x", info={**row.info, "failed": kind})
+        replace(row, failure="x", figures=replace(row.figures, failed=kind))
         for row, kind in zip(rows, ("timeout", "contract", "timeout"), strict=False)
     ]
     assert tables.success([*broken, rows[3]]) == (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchsuite.measure.results import KEYS
+from benchsuite.measure.figures import KEYS
 from benchsuite.tests.rig import QUICK, SHORT, Run, as_installed
 from specdec.devices import why_absent
 from specdec.registry import LOAD_PLUGINS

@@ -56,7 +56,7 @@ def two_cells() -> Bench:
 
 def shown(measured: Measured) -> Any:
     """Everything that tables show of a run."""
-    written = files.comparison_files(measured)
+    written = files.comparison_files(measured.results())
     return {name: json.loads(text) for name, text in written.items() if name in ("benchmark.json", "ratios.json.gz")}
 
 
@@ -70,12 +70,13 @@ def test_rows_of_cells_that_were_read_are_those_of_the_cells_that_were_measured(
     assert shown(read) == shown(two_cells)
     assert [row.failure for row in read.rows] == [row.failure for row in two_cells.rows]
     assert [row.ties for row in read.rows] == [row.ties for row in two_cells.rows]
-    for setting in SETTINGS:
-        assert read.contrasts(setting) == two_cells.contrasts(setting)
+    for one, other in zip(read.results().settings, two_cells.results().settings, strict=True):
+        assert one.contrasts == other.contrasts
 
 
 def test_contrasts_are_those_of_all_strategies_that_did_not_fail_both_ways(two_cells: Bench) -> None:
-    found = {(one.label, other.label): speed.ratio for (one, other), speed in two_cells.contrasts(SETTINGS[0]).items()}
+    [results] = two_cells.results().settings
+    found = {(one.label, other.label): speed.ratio for (one, other), speed in results.contrasts.items()}
     labels = {label for pair in found for label in pair}
     assert {"ngram", "transformers"} <= labels
     assert "garbage" not in labels, "it broke on one of the texts"
@@ -113,7 +114,7 @@ def test_cells_of_two_machines_make_no_speed_over_both(two_cells: Bench) -> None
     assert {row.info["not_comparable"] for row in both.rows if not row.failure} == {
         row.info["not_comparable"] for row in two_cells.rows if not row.failure
     }
-    reasons = {row.info["not_comparable"] for group in both.pooled() for row in group if not row.failure}
+    reasons = {row.info["not_comparable"] for row in both.results().pooled if not row.failure}
     assert reasons == {"machines: measured on m0, m1"}
 
 
