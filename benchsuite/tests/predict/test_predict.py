@@ -411,12 +411,12 @@ def test_advice_names_a_strategy_and_the_command_that_measures_it(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("advise", "--minutes", "0"), "--minutes is 0.0; expected more than 0"),
-        (("advise", "--k", "1,two"), "--k is '1,two'; expected whole numbers from 1"),
+        (("advise", "--minutes", "0"), "--minutes is '0'; expected a number above 0"),
+        (("advise", "--k", "1,two"), "--k is 'two'; expected whole numbers, 0 or more"),
         (("advise", "--workload", "nothing"), "nothing"),
         (("advise", "--drafts", "ngrm"), "ngram"),
-        (("breakeven", "--drafting", "-1"), "--drafting is -1.0; expected 0 or more"),
-        (("breakeven", "--batch", "1,four"), "--batch is '1,four'; expected whole numbers from 1"),
+        (("breakeven", "--drafting", "-1"), "--drafting is '-1'; expected 0 or more"),
+        (("breakeven", "--batch", "1,four"), "--batch is 'four'; expected whole numbers, 1 or more"),
         (("breakeven", "--workload", "nothing"), "nothing"),
     ],
 )

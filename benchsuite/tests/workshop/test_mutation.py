@@ -26,7 +26,7 @@ from benchsuite.workshop.mutation.runner import (
     MISSED,
     SURVIVED,
     MutantRunner,
-    Results,
+    MutationResults,
     Tried,
     drawn_mutants,
     group_by_group,
@@ -137,7 +137,7 @@ def test_the_survivors_of_weak_tests_are_known_and_nothing_runs_twice(
     assert sources_digest(toy, checkout_files(toy)) == before
     said = capsys.readouterr().out
     first = _kept_results(toy)
-    ended = Results(next((toy.parent / "cache" / "mutation").glob("*/results-*.jsonl")))
+    ended = MutationResults(next((toy.parent / "cache" / "mutation").glob("*/results-*.jsonl")))
     made = python_mutants("specdec/toy.py", TOY.encode())
     tried = {(m.function, m.after): ended.of("", m) for m in made}
     assert {name: MISSED if found is None else found.verdict for name, found in tried.items()} == EXPECTED
@@ -420,13 +420,13 @@ def test_every_entry_of_our_list_fits_a_mutant_of_the_code_as_it_is() -> None:
 
 def test_half_a_line_of_results_is_cut_off(tmp_path: Path) -> None:
     first, second = _toys(2)
-    results = Results(tmp_path / "results.jsonl")
+    results = MutationResults(tmp_path / "results.jsonl")
     results.add(Tried("engine", first, KILLED, "a test", 3, 5, 1.5))
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"key": "half')
-    again = Results(tmp_path / "results.jsonl")
+    again = MutationResults(tmp_path / "results.jsonl")
     again.add(Tried("engine", second, SURVIVED))
-    whole = Results(tmp_path / "results.jsonl")
+    whole = MutationResults(tmp_path / "results.jsonl")
     assert whole.of("engine", first) == Tried("engine", first, KILLED, "a test", 3, 5, 1.5)
     assert whole.of("engine", second) == Tried("engine", second, SURVIVED)
 

@@ -164,7 +164,7 @@ def _tried(
     judges = [given.tests, given.slow, given.most, bool(given.budget)]
     name = hashlib.sha256(json.dumps(judges).encode()).hexdigest()[:8]
     file = kept / f"results-{given.seed}-{name}.jsonl"
-    before = runner.Results(file)
+    before = runner.MutationResults(file)
 
     def runner_of(copy: copied.Copied) -> runner.MutantRunner:
         return runner.MutantRunner(copy, found, kept, given.most, until)
@@ -176,7 +176,7 @@ def _tried(
 
     in_processes(given.jobs, trial)
     # All that could be tried is in the file now, but for mutants that no test reaches.
-    return list(runner.tried_out(runner_of(work.copy("read")), sample, reasons, runner.Results(file)))
+    return list(runner.tried_out(runner_of(work.copy("read")), sample, reasons, runner.MutationResults(file)))
 
 
 def _report(

@@ -101,7 +101,7 @@ def group_by_group(sample: Mapping[str, Sequence[Mutation]]) -> list[tuple[str, 
     return [(group, order[i]) for i in range(longest) for group, order in sample.items() if i < len(order)]
 
 
-class Results:
+class MutationResults:
     """Results in a file of JSON lines; half a line that a kill left is cut off."""
 
     def __init__(self, path: Path) -> None:
@@ -196,7 +196,7 @@ class MutantRunner:
 
 
 def tried_out(
-    runner: MutantRunner, mutants: Iterable[tuple[str, Mutation]], reasons: Mapping[str, str], results: Results
+    runner: MutantRunner, mutants: Iterable[tuple[str, Mutation]], reasons: Mapping[str, str], results: MutationResults
 ) -> Iterator[Tried]:
     """Yield what became of each mutant; those in ``results`` are not run again, those with a reason not at all.
 
