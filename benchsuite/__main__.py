@@ -71,10 +71,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_predictions(commands: Any) -> None:
     """The commands that load a target and run it over a kind of text."""
+    from benchsuite.predict.ks import KS
+
     advise = commands.add_parser("advise", help="the fastest draft, controller and K for a text, in some minutes")
     advise.add_argument("--minutes", default="2", help="the budget; loading comes before")
     advise.add_argument("--drafts", "--draft", dest="draft", default="ngram,suffix,hybrid", help="as a comma list")
-    advise.add_argument("--k", default="1,2,4,8,15", help="K of fixed, as a comma list; goodput has the largest")
+    ks = ",".join(map(str, KS[1:]))
+    advise.add_argument("--k", default=ks, help="K of fixed, as a comma list; goodput has the largest")
     advise.add_argument("--temperature", default="0")
     advise.add_argument("--policy", default="match", help="policies, as a comma list")
     advise.set_defaults(run=_advise)
@@ -130,32 +133,36 @@ def _report(given: argparse.Namespace) -> None:
 
 def _compare(given: argparse.Namespace) -> None:
     from benchsuite.compare.sides import read_side
-    from benchsuite.report import compared
+    from benchsuite.report.compared import comparison_document
+    from benchsuite.report.renderers import markdown, page, terminal
 
     sides = [read_side(name) for name in (given.base, *given.heads)]
+    document = comparison_document(sides, given.all)
     if given.markdown:
-        given.markdown.write_text(compared.as_text(sides, given.all, "github"), encoding="utf-8")
+        given.markdown.write_text(markdown(document), encoding="utf-8")
     if given.html:
-        given.html.write_text(compared.as_page(sides, given.all), encoding="utf-8")
-    print(compared.as_text(sides, given.all, "simple"), end="")
+        given.html.write_text(page(document), encoding="utf-8")
+    print("\n".join(terminal(document)))
 
 
 def _history(given: argparse.Namespace) -> None:
     from benchsuite.compare.sides import read_side
-    from benchsuite.report import compared
+    from benchsuite.report.compared import history_document
+    from benchsuite.report.renderers import page
 
-    given.html.write_text(compared.history([read_side(name) for name in given.runs]), encoding="utf-8")
+    given.html.write_text(page(history_document([read_side(name) for name in given.runs])), encoding="utf-8")
     print(given.html)
 
 
 def _convert(given: argparse.Namespace) -> None:
     from benchsuite.foreign import files
     from benchsuite.machine.files import strict_json
-    from benchsuite.report import foreign
+    from benchsuite.report.foreign import foreign_document
+    from benchsuite.report.renderers import terminal
 
     found = files.read_file(given.file)
     found = files.chosen(found, given.one) if given.one else found
-    text, lost = foreign.as_table(found), list[str]()
+    text, lost = "\n".join(terminal(foreign_document(found))) + "\n", list[str]()
     if given.to:
         content, lost = files.write_result(found, given.to)
         text = strict_json(content)
@@ -173,7 +180,8 @@ def _advise(given: argparse.Namespace) -> None:
     from benchsuite import values
     from benchsuite.machine.files import strict_json
     from benchsuite.predict.commands import advice_json, advice_on
-    from benchsuite.report.advice import advice_lines
+    from benchsuite.report.advice import advice_document
+    from benchsuite.report.renderers import terminal
     from benchsuite.run.matrix import settings_of
     from benchsuite.run.request import request_of
 
@@ -184,17 +192,16 @@ def _advise(given: argparse.Namespace) -> None:
     found = advice_on(settings_of(request), request.draft, request.policy, request.k or (1,), request.prompts, minutes)
     if given.json:
         given.json.write_text(strict_json(advice_json(found)), encoding="utf-8")
-    print("\n".join(advice_lines(found)))
+    print("\n".join(terminal(advice_document(found))))
 
 
 def _breakeven(given: argparse.Namespace) -> None:
     from benchsuite import values
     from benchsuite.machine.files import strict_json
-    from benchsuite.predict.breakeven import ACCEPTANCES, map_json
+    from benchsuite.predict.breakeven import map_json
     from benchsuite.predict.commands import map_of
-    from benchsuite.report.breakeven import map_lines
-    from benchsuite.report.page import plots_page
-    from benchsuite.report.plots import SHAPES, Plot, Trace
+    from benchsuite.report.breakeven import map_document
+    from benchsuite.report.renderers import page, terminal
     from benchsuite.run.matrix import settings_of
     from benchsuite.run.request import request_of
 
@@ -203,31 +210,12 @@ def _breakeven(given: argparse.Namespace) -> None:
         raise values.refused_value("--drafting", given.drafting, "0 or more, in forwards of one token")
     request = request_of(given)
     costs, points, checks = map_of(settings_of(request), request.prompts, drafting)
-    lines = map_lines(points, checks, costs, drafting)
+    document = map_document(points, checks, costs, drafting)
     if given.json:
         given.json.write_text(strict_json(map_json(points, checks)), encoding="utf-8")
     if given.html:
-        plots = []
-        for rows, length in sorted({(point.rows, point.length) for point in points}):
-            mine = [point for point in points if (point.rows, point.length) == (rows, length)]
-            traces = [
-                Trace(f"{rate:g} accepted", [(point.k, point.speedups[place]) for point in mine], place, joined=True)
-                for place, rate in enumerate(ACCEPTANCES)
-            ]
-            ran = [check for check in checks if check.rows == rows]
-            said = [
-                f"oracle({check.acceptance:g}), K = {check.k}: {check.measured:.2f}x, map {check.mapped:.2f}x"
-                for check in ran
-            ]
-            marks = [(float(check.k), check.measured) for check in ran]
-            traces.append(Trace("run with oracle", marks, SHAPES.index("ring"), said=said))
-            note = "Lines are from the costs of forwards; rings were run, at a context between those of the maps."
-            title = f"Batch {rows}, {length} tokens of context"
-            plots.append(
-                Plot(title, note, "K", "speedup over plain", traces, level=(1.0, "plain decoding"), whole=True)
-            )
-        given.html.write_text(plots_page("Break-even map", lines[-1:], plots), encoding="utf-8")
-    print("\n".join(lines))
+        given.html.write_text(page(document), encoding="utf-8")
+    print("\n".join(terminal(document)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -113,6 +113,7 @@ OPTIONS = (
         "strategies one by one, as draft/policy/controller/K (later parts may be left out), in place of the product of "
         "the four options above: ngram/match/goodput/15; with a short name, fast=ngram/match/goodput/15",
         many=True,
+        read=values.with_paths,
     ),
     Option(
         "peer",
@@ -328,6 +329,7 @@ OPTIONS = (
         "",
         "a model that reads every output: its perplexity is what a lossy policy or a quantised target costs; the "
         "target's on a fixed text is on the card",
+        read=values.with_paths,
     ),
     Option("deterministic", "", "seed torch, allow deterministic algorithms only, and no TF32", flag=True),
     Option(
@@ -407,7 +409,8 @@ def declare(parser: pytest.Parser, group: pytest.OptionGroup, prefix: str, optio
         also = f"; or the variable {' or '.join(meant)}" if meant else ""
         text = f"{option.help}{'; comma list' if option.many else ''}{also}{default}".replace("%", "%%")
         group.addoption(f"--{prefix}-{option.name}", dest=key, default=None, help=text, **taken)
-        parser.addini(key, f"ini twin of --{prefix}-{option.name}", default=option.default)
+        kind: Literal["linelist", "string"] = "linelist" if option.many else "string"  # TOML may write a list
+        parser.addini(key, f"ini twin of --{prefix}-{option.name}", type=kind, default=option.default)
 
 
 def key_of(name: str, prefix: str) -> str:

@@ -14,7 +14,6 @@ from benchsuite.run.decoding import DecodingPlugin
 from benchsuite.run.devices import DevicePlugin
 from benchsuite.run.kernels import KernelPlugin
 from benchsuite.run.request import read_request
-from benchsuite.run.results_folder import GROUPED
 from benchsuite.run.serving import ServingPlugin
 from benchsuite.run.shards import ShardPlugin
 from benchsuite.run.speculation import ComparisonPlugin
@@ -22,7 +21,7 @@ from benchsuite.run.speculation import ComparisonPlugin
 if TYPE_CHECKING:
     from benchsuite.benches.decoding.bench import DecodingBench
     from benchsuite.benches.kernels.timing import KernelBench
-    from benchsuite.benches.serving.certified import Certificate
+    from benchsuite.benches.serving.certificate import Certificate
     from benchsuite.benches.serving.figures import EndpointFigures
     from benchsuite.measure.rows import Row
 
@@ -56,16 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     register = config.pluginmanager.register
     request = read_request(config)
-    if getattr(config.option, "dist", "no") == "load":
-        config.option.dist = "loadgroup"  # as "load", and rows that are measured at once stay together
-    if getattr(config, "workerinput", {}).get(GROUPED):
-        config.option.loadgroup = True  # a worker reads its own command line, which does not say so
     try:
         comparison = ComparisonPlugin(config, request)
         # pytest prints summaries in reverse order of registration.
         register(ShardPlugin(config, request.shard, comparison.cell_of), SHARDS)
         register(DevicePlugin(config), DEVICES)
-        register(comparison.ranked, RANKS)
+        register(comparison.ranks_plugin, RANKS)
         register(comparison, COMPARISON)
         register(KernelPlugin(config, request), KERNELS)
         register(DecodingPlugin(config, request), DECODING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchsuite.benches.serving.certified import Certificate
+from benchsuite.benches.serving.certificate import Certificate
 from benchsuite.benches.serving.figures import EndpointFigures
 
 pytestmark = [pytest.mark.serving, pytest.mark.slow]

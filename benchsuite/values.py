@@ -7,8 +7,10 @@ SpecdecError for any other text, with what was written and what is expected.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from specdec.errors import SpecdecError
@@ -32,6 +34,23 @@ def as_written(text: str, option: str) -> str:
     return text
 
 
+def with_paths(text: str, option: str) -> str:
+    """Return the text, with each path in it that exists in its one form: a folder is one row, however it is written.
+
+    Example: ``draft_model(model=./m/)`` becomes ``draft_model(model=m)`` where there is a folder m.
+    """
+    return re.sub(r"[^\s,()='\"]+", lambda found: plain_path(found[0]), text)
+
+
+def plain_path(text: str) -> str:
+    """Return a path that exists as it is written from here: without ``./``, a slash at its end, or the way from the
+    root; any other text as it is."""
+    if "/" not in text or not os.path.lexists(text):
+        return text
+    path = Path(text).resolve() if ".." in Path(text).parts else Path(text).absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def flag(text: str, option: str) -> bool:
     """Return whether a text says yes: ``true``, ``1``, ``yes``, ``on``; their opposites and nothing say no."""
     if text.lower() not in (*YES, *NO):
@@ -40,8 +59,9 @@ def flag(text: str, option: str) -> bool:
 
 
 def names(text: str, option: str) -> tuple[str, ...]:
-    """Return the parts of a comma list, at least one. Commas in brackets and quotes separate nothing."""
-    found = tuple(split_list(text))
+    """Return the parts of a comma list, at least one. Commas in brackets and quotes separate nothing; paths in the
+    parts have their one form."""
+    found = tuple(with_paths(part, option) for part in split_list(text))
     if not found:
         raise SpecdecError(f"{option} is empty; leave it out for its default")
     return found

@@ -6,12 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec.engine import Completion, Engine, StreamedToken
+    from specdec.engine import Engine, StreamedToken
     from specdec.errors import SpecdecError
     from specdec.hookspecs import hookimpl
     from specdec.interfaces import Backend, Controller, Draft, Env, Policy
     from specdec.messages import Context, Verdict, Window
     from specdec.peer import Generation, Peer, PeerEnv
+    from specdec.queue import Completion
     from specdec.registry import Registry
     from specdec.request import Request, SamplingParams
     from specdec.sampling import Purpose
@@ -42,7 +43,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "engine": "Completion Engine StreamedToken",
+    "engine": "Engine StreamedToken",
+    "queue": "Completion",
     "errors": "SpecdecError",
     "hookspecs": "hookimpl",
     "interfaces": "Backend Controller Draft Env Policy",

@@ -245,6 +245,7 @@ def _beams(options: argparse.Namespace) -> Beams:
 def _search(options: argparse.Namespace, parts: _Parts, loaded: Loaded, request: Request) -> None:
     """Print what a beam search finds, the best first."""
     from specdec.beam import BeamSearch
+    from specdec.characters import decoded
 
     longest = len(request.prompt) + options.max_new_tokens
     search = BeamSearch(parts.target(loaded), width=options.beams, max_length=longest)
@@ -253,7 +254,7 @@ def _search(options: argparse.Namespace, parts: _Parts, loaded: Loaded, request:
             "score": one.score,
             "finish_reason": one.finish_reason,
             "tokens": one.tokens,
-            "text": loaded.tokenizer.decode(list(one.tokens), skip_special_tokens=True),
+            "text": decoded(loaded.tokenizer, one.tokens, special=False),
         }
         for one in search.run([request], _beams(options))[0]
     ]
@@ -278,14 +279,16 @@ def _metrics(engine: Engine, done: Completion) -> dict[str, Any]:
 
 def _report(engine: Engine, request: Request) -> dict[str, Any]:
     done, stats, tokenizer = engine.finished[request.id], engine.stats, engine.tokenizer
+    from specdec.characters import decoded
+
     assert tokenizer
     return {
-        "text": tokenizer.decode(list(done.tokens), skip_special_tokens=True),
+        "text": decoded(tokenizer, done.tokens, special=False),
         "finish_reason": done.finish_reason,
         "tokens": [
             {
                 "id": token,
-                "text": tokenizer.decode([token]),
+                "text": decoded(tokenizer, [token]),
                 "kind": kind,
                 **({"logprobs": done.logprobs[index].as_json()} if done.logprobs else {}),
             }

@@ -7,13 +7,12 @@ with random weights, and any other name is a folder, a GGUF file or a hub id tha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -29,6 +28,7 @@ from transformers.utils import logging
 
 from specdec import smollm2
 from specdec.arena import Arena
+from specdec.characters import whole_characters
 from specdec.devices import require_memory
 from specdec.errors import SpecdecError, unknown
 from specdec.model import layer_shapes
@@ -110,6 +110,7 @@ def load(
             f"the model {name!r} lacks {len(missing)} of its weights, for example {missing[0]}; "
             "the files are incomplete or of another model"
         )
+    _with_ends(model, tokenizer)
     return Loaded(name, model.to(device), tokenizer)
 
 
@@ -135,21 +136,61 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, *texts: str) -> list[int]:
     """Token ids of a conversation in the chat template, ready for the assistant's next turn.
 
     ``texts`` are the user's and the assistant's turns by turns, the user's first and last; one text is one user turn.
-    Without a template they are joined by newlines. Raises SpecdecError if the last turn is not the user's.
+    Without a template they are joined by newlines. Raises SpecdecError if the last turn is not the user's, for half of
+    a character, and as ``chat_text``.
     """
     if len(texts) % 2 == 0:
         raise SpecdecError(f"a conversation of {len(texts)} texts does not end with the user; expected an odd number")
+    for text in texts:
+        if whole_characters(text) != text:
+            raise SpecdecError(f"{text[:60]!r} has half of a surrogate pair, which no tokenizer takes; write the whole")
     if not tokenizer.chat_template:
         return list(tokenizer.encode("\n".join(texts)))
     turns = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)]
-    encoded: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
-    return list(encoded["input_ids"])
+    return list(tokenizer.encode(chat_text(tokenizer, turns), add_special_tokens=False))
+
+
+def chat_text(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], answer: bool = True) -> str:
+    """Return messages (``role``, ``content``) in the tokenizer's chat template, up to where the next answer begins if
+    ``answer``.
+
+    Raises SpecdecError for what the template refuses (some take no system message, some no two turns of one role), for
+    a template with an error in it, and for a tokenizer without one.
+
+    Example: ``chat_text(tokenizer, [{"role": "user", "content": "Hello"}])``
+    """
+    try:
+        text: Any = tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=answer)
+    except Exception as error:  # a template is a program of the model's author: it may raise anything
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise SpecdecError(
+            f"the chat template does not take these messages ({said}); write others, or mend the tokenizer's template"
+        ) from error
+    return str(text)
 
 
 def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:
-    """The token ids that end a text, from the model's generation config."""
-    eos = model.generation_config.eos_token_id if model.generation_config else None
-    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    """The token ids that end a text: the generation config's, to which ``load`` adds those of config and tokenizer."""
+    return _ids_of(model.generation_config.eos_token_id if model.generation_config else None)
+
+
+def _ids_of(value: object) -> tuple[int, ...]:
+    """The ids of a field that holds none, one or a list."""
+    ids = value if isinstance(value, list | tuple) else [value]
+    return tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool))
+
+
+def _with_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a text end at every end token that the model's files name: each program reads another of them.
+
+    Ids beyond the vocabulary are left out: no text holds them. A draft model may have the target's tokenizer and fewer
+    tokens.
+    """
+    text, own = model.config.get_text_config(decoder=True), model.generation_config
+    named = [own.eos_token_id if own else None, getattr(text, "eos_token_id", None), tokenizer.eos_token_id]
+    ends = [one for one in dict.fromkeys(i for value in named for i in _ids_of(value)) if 0 <= one < text.vocab_size]
+    if own is not None and ends != [*_ids_of(own.eos_token_id)]:
+        own.eos_token_id = ends
 
 
 def _source(name: str) -> tuple[str, dict[str, str]]:
@@ -208,7 +249,9 @@ def files_of(name: str) -> str:
 def _read(name: str, reader: Callable[[], Any]) -> Any:
     try:
         return reader()
-    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+    except SpecdecError:
+        raise
+    except Exception as error:  # transformers raises whatever a damaged or foreign file makes it do
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SpecdecError(
             f"the model {name!r} cannot be loaded: {first}. A file is missing, truncated or damaged, or the hub is "
@@ -232,8 +275,11 @@ def sizes(name: str, config: PretrainedConfig, dtype: torch.dtype) -> tuple[int,
     """
     with torch.device("meta"):
         shell = _read(name, lambda: AutoModelForCausalLM.from_config(config))
+    shapes = layer_shapes(config)
+    if not shapes:
+        raise SpecdecError(f"the model {name!r} has no layers; correct num_hidden_layers in its config.json")
     weights = sum(parameter.numel() for parameter in shell.parameters()) * dtype.itemsize
-    return weights, Arena.bytes_per_token(layer_shapes(config), dtype)
+    return weights, Arena.bytes_per_token(shapes, dtype)
 
 
 def _random(

@@ -244,23 +244,23 @@ class Stopwatch:
     """
 
     device: torch.device
-    _marks: list[float | torch.cuda.Event] = field(default_factory=list)
+    marks: list[float | torch.cuda.Event] = field(default_factory=list)
 
     def mark(self) -> int:
         """Record the current time; returns the mark's number."""
         if self.device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self._marks.append(event)
+            self.marks.append(event)
         else:
             if self.device.type == "mps":
                 torch.mps.synchronize()
-            self._marks.append(time.perf_counter())
-        return len(self._marks) - 1
+            self.marks.append(time.perf_counter())
+        return len(self.marks) - 1
 
     def seconds(self, start: int, end: int) -> float:
         """Seconds between two marks; waits for the device."""
-        a, b = self._marks[start], self._marks[end]
+        a, b = self.marks[start], self.marks[end]
         if isinstance(a, float) and isinstance(b, float):
             return b - a
         assert isinstance(a, torch.cuda.Event)
@@ -270,7 +270,7 @@ class Stopwatch:
 
     def times(self) -> list[float]:
         """Seconds from the first mark to each; waits for the device."""
-        return [self.seconds(0, mark) for mark in range(len(self._marks))]
+        return [self.seconds(0, mark) for mark in range(len(self.marks))]
 
     @staticmethod
     def recorded(times: Sequence[float]) -> Stopwatch:

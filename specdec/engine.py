@@ -9,9 +9,7 @@ The engine knows nothing about text (except stop strings), about which strategie
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -22,40 +20,20 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from specdec import logprobs
-from specdec.arena import KeptCells
 from specdec.devices import HostCopy, Stopwatch, synchronize
 from specdec.errors import SpecdecError
 from specdec.interfaces import Backend, Controller, Draft, Policy
-from specdec.logprobs import TokenLogprobs
 from specdec.messages import Context, Verdict, Window
 from specdec.model import ArenaModel
+from specdec.queue import Completion, KeptText, Queue
 from specdec.ranks import Lockstep, joined_ranks
-from specdec.request import Request, SamplingParams
+from specdec.request import Capacity, Request, SamplingParams, refuse_conflicts
 from specdec.rows import TAIL, Kind, Live, Rows
 from specdec.runtime import Eager, Runtime, Steps
-from specdec.stats import Call, Marks, RowStep, Stats, Step
+from specdec.stats import Marks, RowStep, Stats, Step
 from specdec.stops import FinishReason, StopWatcher
 from specdec.text import TextStream
 from specdec.threads import one_torch_thread
-
-
-@dataclass(frozen=True)
-class KeptText:
-    """The text of an ended request, a copy of the keys and values of all its tokens except the last, and what the draft
-    keeps (None: nothing)."""
-
-    tokens: tuple[int, ...]
-    cells: KeptCells
-    drafted: object = None
-
-    def common(self, prompt: tuple[int, ...]) -> int:
-        """How many cells can be used for ``prompt``: those of the common beginning, without the prompt's last token.
-
-        A ring that has begun to overwrite itself holds the end of its own text only, so none if the texts part earlier.
-        """
-        most = min(self.cells.length, len(prompt) - 1)
-        same = next((i for i in range(most) if self.tokens[i] != prompt[i]), most)
-        return 0 if self.cells.wrapped and same < self.cells.length else same
 
 
 class Forward(NamedTuple):
@@ -69,24 +47,6 @@ SMALL = 1 << 22
 """Logits of a step up to which one thread of torch is enough for its policy: 85 slots of a vocabulary of 49,152."""
 
 Tracer = Callable[[Context, Window, Tensor, Verdict], None]
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished request: its tokens, the kind of each token, the reason for its end, and the time of each token.
-
-    ``times`` are seconds from the submission of the request to the emission of each token, waiting included; tokens
-    of one step have one time. ``prefill_s`` is the duration of the prefill, calls of the draft included, in seconds.
-    ``logprobs`` are those of each token, or empty if the request did not ask for them.
-    """
-
-    request: Request
-    tokens: tuple[int, ...]
-    kinds: tuple[Kind, ...]
-    finish_reason: FinishReason
-    times: tuple[float, ...]
-    prefill_s: float
-    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,17 +113,14 @@ class Engine:
         self.rows = Rows(max_rows, max_length + self.max_window, target.vocabulary, target.device)
         self.trace: Tracer | None = None
         self._host = HostCopy(target.device)
-        self._small_draft = target.own_threads and draft is not None and draft.small_ops
-        self._longest = max_length if target.limit is None else min(max_length, target.limit)
-        self.kept: dict[int, KeptText] = {}
+        capacity = Capacity(max_length, target.limit, target.vocabulary)
+        self.queue = Queue(self.rows, self.arena, target, draft, capacity, max_rows, self.max_window, tokenizer)
         self._begin()
 
     def _begin(self) -> None:
         self.stats = Stats(Stopwatch(self.target.device))
         self.stats.counts["allocations"] = self.arena.allocations + self.rows.allocations
-        self.finished: dict[int, Completion] = {}
-        self._waiting: deque[tuple[Request, float]] = deque()  # with the time of submission
-        self._ids: set[int] = set()
+        self.queue.begin(self.stats)
         self._streams: list[set[int]] = []  # for each open stream, the ids of which it has not given everything
         self._draft_before = dict(self.draft.info()) if self.draft else {}
         self._ops_before = self.ops.ran()
@@ -197,7 +154,7 @@ class Engine:
         Example: ``engine.submit([Request(0, prompt)])``, then ``engine.step()`` while ``engine.rows.live``;
         ``engine.finished[0].tokens`` are its tokens. The counters of ops and of the draft are added by ``run`` alone.
         """
-        self._refuse(requests, taken=self._ids)
+        self._refuse(requests, taken=self.queue.ids)
         self._take(requests)
 
     def stream(self, requests: Sequence[Request]) -> Generator[StreamedToken, None, None]:
@@ -209,7 +166,7 @@ class Engine:
 
         Example: ``for token in engine.stream([Request(0, prompt)]): print(token.text, end="", flush=True)``
         """
-        self._refuse(requests, taken=self._ids)
+        self._refuse(requests, taken=self.queue.ids)
         streamed = self._streamed(requests)
         next(streamed)  # to its first yield, which gives no token: close() then cancels also what nobody has read
         return cast(Generator[StreamedToken, None, None], streamed)
@@ -251,9 +208,19 @@ class Engine:
                 self._streams = [others for others in self._streams if others is not mine]
 
     @property
+    def finished(self) -> dict[int, Completion]:
+        """The completions of the run so far, by request id."""
+        return self.queue.finished
+
+    @property
+    def kept(self) -> dict[int, KeptText]:
+        """What ended requests with ``keep`` left and no other request has continued yet, by request id."""
+        return self.queue.kept
+
+    @property
     def waiting(self) -> int:
         """The number of submitted requests that have no row yet."""
-        return len(self._waiting)
+        return len(self.queue.waiting)
 
     @torch.inference_mode()
     def cancel(self, ids: Collection[int]) -> None:
@@ -265,26 +232,15 @@ class Engine:
 
         Example: ``engine.cancel([7])``
         """
-        freed = [row for row, live in enumerate(self.rows.live) if live.request.id in ids]
-        gone = {self.rows.live[row].request.id for row in freed}
-        gone.update(request.id for request, _ in self._waiting if request.id in ids)
-        self._waiting = deque(entry for entry in self._waiting if entry[0].id not in gone)
-        self._ids -= gone
+        gone = self.queue.cancel(ids)
         for stream in self._streams:
             stream.difference_update(gone)
-        for row in freed:
-            self._release(row, self.rows.live[row])
-        self._refill(freed)
 
     @torch.inference_mode()
     def _take(self, requests: Sequence[Request]) -> None:
-        self._ids.update(request.id for request in requests)
         if self._lockstep:
             self._lockstep.begin(requests)
-        now = time.perf_counter()
-        self._waiting.extend((request, now) for request in requests)
-        while self._waiting and len(self.rows.live) < self.max_rows:
-            self._admit(len(self.rows.live), *self._waiting.popleft())
+        self.queue.submit(requests, time.perf_counter())
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -297,10 +253,10 @@ class Engine:
         context = rows.context(k, self.ops, self.policy.coupled)
         if self.draft is None or context.max_proposals_host.max() < 1:
             steps, window = self._begun(context, None)
-            proposal, asked = window, mark()
+            proposal, asked, own = window, mark(), False
         else:
-            asked = mark()
-            with one_torch_thread(self._small_draft):
+            asked, own = mark(), True
+            with one_torch_thread(self.queue.small_draft):
                 proposal = self.draft.propose(context)
             proposal.check(context.rows, self.max_window, self.target.vocabulary, type(self.draft).__name__)
             steps, window = self._begun(context, proposal)
@@ -310,9 +266,9 @@ class Engine:
         forward, verdict, packed, marks = self._verify(steps, window, context)
         size = verdict.path.shape[1] + TAIL
         if self.draft:
-            # Its own window, which a draft may know by its identity.
-            with one_torch_thread(self._small_draft):
-                self.draft.observe(proposal, verdict, forward.hidden if self.draft.needs_hidden else None)
+            # The window as it was proposed, not the copy that a recorded step holds.
+            with one_torch_thread(self.queue.small_draft):
+                self.draft.observe(proposal, verdict, forward.hidden if self.draft.needs_hidden else None, own)
         observed = mark()
         if self.trace:
             self.trace(context, window, forward.logits, verdict)
@@ -324,7 +280,7 @@ class Engine:
             rows.absorb_logprobs(read[:, size:], verdict.path.shape[1])
         whole = Marks(start, chosen, asked, proposed, *marks, observed, mark())
         stats.steps.append(Step.of(each, window.tokens.shape[1], whole))
-        self._leave()
+        self.queue.leave()
 
     def _begun(self, context: Context, proposal: Window | None) -> tuple[Steps, Window]:
         """The parts of a step, and the window that they are called with; without a proposal the root alone."""
@@ -356,7 +312,7 @@ class Engine:
 
         Example: ``engine.warm_up(SamplingParams(temperature=0.7))``
         """
-        if self.rows.live or self._waiting:
+        if self.rows.live or self.queue.waiting:
             raise SpecdecError(
                 f"{len(self.rows.live)} requests are live; call warm_up before submit, or after their end"
             )
@@ -437,14 +393,6 @@ class Engine:
         stats.chosen.append(k)
         return k
 
-    @contextmanager
-    def _booked(self, name: str) -> Iterator[None]:
-        """Book the time of a call into the draft outside a step."""
-        start = self.stats.stopwatch.mark()
-        with one_torch_thread(self._small_draft):
-            yield
-        self.stats.calls.append(Call(name, start, self.stats.stopwatch.mark()))
-
     def _absorb(self, read: npt.NDArray[np.int64], window: Window) -> tuple[RowStep, ...]:
         """The host side of a step: cut the output at stops and count."""
         stats, counts, now = self.stats, self.stats.counts, time.perf_counter()
@@ -461,152 +409,17 @@ class Engine:
         counts["kv_appended_tokens_total"] += window.tokens.numel()
         return tuple(each)
 
-    def _leave(self) -> None:
-        """Remove finished rows; a waiting request, or else the last live row, takes each free row."""
-        freed = [row for row, live in enumerate(self.rows.live) if live.finish]
-        for row in freed:
-            live = self.rows.live[row]
-            assert live.finish
-            times = tuple(t - live.submitted for t in live.times)
-            self.finished[live.request.id] = Completion(
-                live.request,
-                tuple(live.tokens),
-                tuple(live.kinds),
-                live.finish,
-                times,
-                self.stats.stopwatch.seconds(*live.prefill),  # its events are over: the step has been read
-                tuple(live.logprobs),
-            )
-            if live.request.keep:
-                self._keep(row, live)
-            self._release(row, live)
-        self._refill(freed)
-
-    def _keep(self, row: int, live: Live) -> None:
-        text = (*live.request.prompt, *live.tokens)
-        cells = self.arena.keep(row, len(text) - 1, self.max_window)
-        self.stats.counts["kv_kept_bytes_copied"] += cells.nbytes
-        drafted = None
-        if self.draft:
-            with self._booked("keep"):
-                drafted = self.draft.keep(row, text)
-        self.kept[live.request.id] = KeptText(text, cells, drafted)
-
     def drop(self, ids: Collection[int]) -> None:
         """Delete the kept keys and values of ended requests; ids of which none are kept change nothing."""
         for number in ids:
             self.kept.pop(number, None)
 
-    def _start(self, row: int, request: Request) -> int:
-        """Tell the draft of a request, and restore what the request that it continues left.
-
-        Returns the number of the prompt's tokens whose cells are in place.
-        """
-        kept = None if request.continues is None else self.kept.pop(request.continues)
-        first = 0 if kept is None else self._usable(kept, request.prompt)
-        if kept is not None and first:
-            self.stats.counts["kv_kept_bytes_copied"] += self.arena.restore(row, kept.cells, first)
-            self.stats.counts["kv_reused_tokens"] += first
-        if self.draft is None:
-            return first
-        if kept is not None and first and kept.drafted is not None:
-            with self._booked("resume"):
-                self.draft.resume(row, request, request.prompt, kept.drafted, first)
-        else:
-            with self._booked("admit"):
-                self.draft.admit(row, request, request.prompt)
-        return first
-
-    def _usable(self, kept: KeptText, prompt: tuple[int, ...]) -> int:
-        common = kept.common(prompt)
-        if self.draft is None or not self.draft.needs_hidden:
-            return common
-        # Such a draft pairs a state with the token after it, so it needs the last common token's state again. A ring
-        # that has overwritten itself cannot be shortened for that.
-        return 0 if kept.drafted is None or kept.cells.wrapped else max(common - 1, 0)
-
-    def _release(self, row: int, live: Live) -> None:
-        if self.draft:
-            with self._booked("release"):
-                self.draft.release(row, (*live.request.prompt, *live.tokens))
-
-    def _refill(self, freed: list[int]) -> None:
-        """Give each freed row, in ascending order, to a waiting request, or else to the last live row."""
-        while freed and self._waiting:
-            self._admit(freed.pop(0), *self._waiting.popleft())
-        # From the end, so that the last row is either the freed row itself or live.
-        for row in reversed(freed):
-            last = len(self.rows.live) - 1
-            if row < last:
-                self._move(last, row)
-            self.rows.drop()
-
-    def _move(self, source: int, row: int) -> None:
-        self.stats.counts["kv_rows_moved_bytes"] += self.arena.move(source, row)
-        self.rows.move(source, row)
-        live = self.rows.live[row]
-        if self.draft:
-            with self._booked("move"):
-                self.draft.move(source, row, live.request, (*live.request.prompt, *live.tokens))
-
-    def _admit(self, row: int, request: Request, submitted: float) -> None:
-        start = self.stats.stopwatch.mark()
-        limit = min(len(request.prompt) + request.params.max_new_tokens, self._longest)
-        watcher = StopWatcher(request.params, limit - len(request.prompt), self.tokenizer)
-        live = Live(request, limit, watcher, submitted=submitted)
-        first = self._start(row, request)
-        for position, tokens, hidden in self.target.prefill(self.arena, row, request.prompt, first):
-            self.stats.counts["prefill_forwards"] += 1
-            self.stats.counts["kv_appended_tokens_total"] += tokens.shape[1]
-            if self.draft and self.draft.needs_hidden:
-                with self._booked("prefilled"):
-                    self.draft.prefilled(row, tokens, position, hidden)
-        self.rows.admit(row, live)
-        live.prefill = start, self.stats.stopwatch.mark()
+    def refuse_unfit(self, request: Request) -> None:
+        """Raise SpecdecError for a request that ``run`` would refuse; the message says what would be accepted."""
+        StopWatcher(request.params, 1, self.tokenizer)  # refuses stop strings without a tokenizer
+        self.queue.capacity.refuse(request)
 
     def _refuse(self, requests: Sequence[Request], taken: Collection[int]) -> None:
         for request in requests:
             self.refuse_unfit(request)
-        seen = set(taken)
-        for request in requests:
-            if request.id in seen:
-                raise SpecdecError(
-                    f"two requests have the same id, {request.id}; the noise is keyed by it, so give each its own"
-                )
-            seen.add(request.id)
-        continued = [request for request in requests if request.continues is not None]
-        taken = [r.continues for r, _ in self._waiting if r.continues is not None]
-        for request in continued:
-            if request.continues not in self.kept or request.continues in taken:
-                raise SpecdecError(
-                    f"request {request.id} continues {request.continues}, whose keys and values are not here; kept are "
-                    f"those of {sorted(self.kept) or 'no request'}. Ask for them with keep=True; one request may "
-                    "continue another, once, after its end"
-                )
-            taken.append(request.continues)
-
-    def refuse_unfit(self, request: Request) -> None:
-        """Raise SpecdecError for a request that ``run`` would refuse; the message says what would be accepted."""
-        length, most = len(request.prompt), self._longest
-        StopWatcher(request.params, 1, self.tokenizer)  # refuses stop strings without a tokenizer
-        if length == 0:
-            raise SpecdecError(f"the prompt of request {request.id} is empty; give it at least one token")
-        if length >= most:
-            raise SpecdecError(
-                f"the prompt of request {request.id} has {length} tokens and at most {most - 1} fit "
-                f"(the engine was built for {self.max_length}, the model has "
-                f"{self.target.limit or 'unlimited'} positions); shorten it or raise max_length"
-            )
-        params = request.params
-        places = {
-            "prompt": request.prompt,
-            "logit_bias": [token for token, _ in params.bias],
-            "bad_words": [token for word in params.bad_words for token in word],
-        }
-        for name, tokens in places.items():
-            strange = [token for token in tokens if not 0 <= token < self.target.vocabulary]
-            if strange:
-                raise SpecdecError(
-                    f"the {name} of request {request.id} has the token id {strange[0]}; the target's vocabulary "
-                    f"ends at {self.target.vocabulary - 1}: was it made by another tokenizer?"
-                )
+        refuse_conflicts(requests, taken, self.kept, [request for request, _ in self.queue.waiting])

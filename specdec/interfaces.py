@@ -6,6 +6,7 @@ Only abstract methods must be written. A plugin learns about the engine only fro
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoder import Cells, DecoderWeights
+from specdec.errors import SpecdecError
 from specdec.messages import Context, Verdict, Window
 from specdec.packed import Weight
 from specdec.processors import StackedParams
@@ -88,6 +90,20 @@ class Draft(ABC):
     small_ops: bool = False
     weight_bytes: int = 0
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Refuse an ``observe`` that does not take the engine's four arguments."""
+        super().__init_subclass__(**given)
+        signature = inspect.signature(cls.observe)
+        try:
+            signature.bind(*["self", "window", "verdict", "hidden", "own"])
+        except TypeError:
+            raise SpecdecError(
+                f"observe of the draft {cls.__module__}.{cls.__qualname__} takes ({', '.join(signature.parameters)}); "
+                "expected (self, window, verdict, hidden, own), where own says whether the window is what this draft's "
+                "propose returned. Write: def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, "
+                "own: bool) -> None:"
+            ) from None
+
     @abstractmethod
     def propose(self, context: Context) -> Window:
         """The next window, with at most ``max_proposals`` proposals a row; called if at least one row may propose."""
@@ -118,8 +134,11 @@ class Draft(ABC):
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
         """Hidden states [1, W, H] of prompt tokens [1, W] from position ``start``; only with ``needs_hidden``."""
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """The verified window, after every step, also without ``propose``; ``hidden`` [B, W, H] or None.
+
+        ``own``: whether the window is what this draft's ``propose`` returned in this step. It is not if the draft was
+        not asked, or if a draft that combines others took another one's proposals for some row.
 
         The next step may overwrite the tensors: what is needed longer is copied.
         """

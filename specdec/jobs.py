@@ -26,7 +26,8 @@ from specdec.request import Request, SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from specdec.engine import Completion, Engine
+    from specdec.engine import Engine
+    from specdec.queue import Completion
 
 PROMPTS = ("prompt", "prompt_ids", "messages")
 """The fields of which a line has exactly one."""
@@ -166,7 +167,8 @@ def _job(
     prompt = _prompt(given[0], found[given[0]])
     changed = {f.name: value for f in fields(params) if (value := getattr(params, f.name)) != _default(f)}
     # Only what is not the default, so that a field that is new some day leaves out files as they are.
-    decides = [dict(settings), index, number, given[0], prompt, changed, *words]
+    endless = [{"eos": "none"}] if "eos" in found and not params.eos else []  # without the field, the model's own
+    decides = [dict(settings), index, number, given[0], prompt, changed, *words, *endless]
     digest = sha256(json.dumps(decides, sort_keys=True, default=_plain).encode()).hexdigest()
     return Job(index, number, prompt, params, "eos" in found, digest[:16], words)
 
@@ -401,12 +403,12 @@ class Prompts:
             messages = list(job.prompt)
         if not self._tokenizer.chat_template:
             return _Rendered("\n".join(message["content"] for message in messages))
-        import jinja2
+        from specdec.catalog import chat_text
 
         try:
-            text: Any = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise SpecdecError(f"line {job.line}: the model's chat template refuses the messages: {error}") from error
+            text = chat_text(self._tokenizer, messages)
+        except SpecdecError as error:
+            raise SpecdecError(f"line {job.line}: {error}") from error
         return _Rendered(text, special=False)  # the template has written them
 
     def _encode(self, texts: list[_Rendered]) -> list[Ids]:

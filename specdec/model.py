@@ -80,12 +80,29 @@ def layers_of(model: PreTrainedModel) -> list[LayerShape]:
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
-    """The model's number of positions; None if every layer has a sliding window and positions are rotary."""
+    """The model's number of positions; None if every layer has a sliding window and positions are rotary.
+
+    Of a model whose rotary frequencies are others in a forward that reaches beyond a length (longrope), that length: a
+    window of proposals would reach it before plain decoding does, and its tokens would be of another model.
+    """
     config = config.get_text_config(decoder=True)
     limit: int | None = getattr(config, "max_position_embeddings", None)
+    if (switch := _switching_length(config)) is not None:
+        return switch if limit is None else min(limit, switch)
     rotary = getattr(config, "rope_parameters", None) is not None
     slides = all(shape.span is not None for shape in layer_shapes(config))
     return None if slides and rotary else limit
+
+
+def _switching_length(config: PretrainedConfig) -> int | None:
+    """The shortest length beyond which a forward has other rotary frequencies; None if there is none."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [one for one in rope.values() if isinstance(one, dict)] or [rope]  # one for each kind of layer, or one
+    own = getattr(config, "original_max_position_embeddings", None)
+    lengths = [
+        one.get("original_max_position_embeddings") or own for one in kinds if one.get("rope_type") == "longrope"
+    ]
+    return min((int(length) for length in lengths if length), default=None)
 
 
 class ArenaModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
@@ -179,3 +179,71 @@ class Request:
         least = min(max(params.min_new_tokens - done, 0), most)
         params = replace(params, max_new_tokens=most, min_new_tokens=least)
         return replace(self, prompt=(*self.prompt, *output), params=params, emitted=self.emitted + done).alone()
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Which requests an engine takes.
+
+    ``max_length``: tokens of prompt and output together for which it was built; ``positions``: those of the model, None
+    for any number; ``vocabulary``: token ids from 0 to one less.
+    """
+
+    max_length: int
+    positions: int | None
+    vocabulary: int
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of prompt and output together."""
+        return self.max_length if self.positions is None else min(self.max_length, self.positions)
+
+    def refuse(self, request: Request) -> None:
+        """Raise SpecdecError for a prompt that is empty or too long, or a token id outside the vocabulary."""
+        length, most = len(request.prompt), self.longest
+        if length == 0:
+            raise SpecdecError(f"the prompt of request {request.id} is empty; give it at least one token")
+        if length >= most:
+            raise SpecdecError(
+                f"the prompt of request {request.id} has {length} tokens and at most {most - 1} fit "
+                f"(the engine was built for {self.max_length}, the model has "
+                f"{self.positions or 'unlimited'} positions); shorten it or raise max_length"
+            )
+        params = request.params
+        places = {
+            "prompt": request.prompt,
+            "logit_bias": [token for token, _ in params.bias],
+            "bad_words": [token for word in params.bad_words for token in word],
+        }
+        for name, tokens in places.items():
+            strange = [token for token in tokens if not 0 <= token < self.vocabulary]
+            if strange:
+                raise SpecdecError(
+                    f"the {name} of request {request.id} has the token id {strange[0]}; the target's vocabulary "
+                    f"ends at {self.vocabulary - 1}: was it made by another tokenizer?"
+                )
+
+
+def refuse_conflicts(
+    requests: Sequence[Request], taken: Collection[int], kept: Collection[int], waiting: Sequence[Request]
+) -> None:
+    """Raise SpecdecError for an id that another request has (``taken``: those of the run), and for a request that
+    continues one that is not ``kept``, or that another one continues (``waiting``: those that have no row yet)."""
+    seen = set(taken)
+    for request in requests:
+        if request.id in seen:
+            raise SpecdecError(
+                f"two requests have the same id, {request.id}; the noise is keyed by it, so give each its own"
+            )
+        seen.add(request.id)
+    continued = [request.continues for request in waiting if request.continues is not None]
+    for request in requests:
+        if request.continues is None:
+            continue
+        if request.continues not in kept or request.continues in continued:
+            raise SpecdecError(
+                f"request {request.id} continues {request.continues}, whose keys and values are not here; kept are "
+                f"those of {sorted(kept) or 'no request'}. Ask for them with keep=True; one request may "
+                "continue another, once, after its end"
+            )
+        continued.append(request.continues)

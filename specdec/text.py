@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specdec.characters import decoded
 from specdec.stops import FinishReason
 
 if TYPE_CHECKING:
@@ -64,18 +65,13 @@ class TextStream:
         if len(self._tail) > 2 * _CONTEXT:
             unsure = len(self._text) - self._sure
             self._tail = self._tail[-_CONTEXT:]
-            self._text = self._decode(self._tail)
+            self._text = decoded(self._tokenizer, self._tail)
             self._sure = len(self._text) - unsure
         return self._release(finish)
 
-    def _decode(self, tokens: list[int]) -> str:
-        # Cleaned-up spaces would change characters that were shown already.
-        text: str = self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-        return text
-
     def _extend(self, token: int) -> None:
-        text = self._decode([*self._tail, token])
-        if text == self._text and self._tail and not self._decode([token]):
+        text = decoded(self._tokenizer, [*self._tail, token])
+        if text == self._text and self._tail and not decoded(self._tokenizer, [token]):
             return  # an id without text, as a padded vocabulary has: a tail of such would be no context
         self._tail.append(token)
         self._text = text

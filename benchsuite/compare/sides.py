@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from benchsuite.gate.record import DECODE, GateError, Record
 from benchsuite.machine import provenance
+from benchsuite.machine.user_files import UserFileError, user_json
 from benchsuite.measure.arms import USUAL
 from benchsuite.measure.figures import KEYS
 from benchsuite.measure.interval import estimate
@@ -51,7 +51,7 @@ class ComparedSide:
     rows: Mapping[str, Figures]
 
     @property
-    def shown(self) -> str:
+    def title(self) -> str:
         """The run in a line."""
         commit = str(self.made.get("commit") or "unknown")[:12]
         machine = self.made.get("machine") or {}
@@ -122,9 +122,9 @@ def _figures(
 
 def _of_file(name: str, path: Path) -> ComparedSide:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecdecError(f"{name} is no JSON ({error}); expected {KINDS}") from None
+        content = user_json(path)
+    except UserFileError as error:
+        raise SpecdecError(f"{error}; expected {KINDS}") from None
     if isinstance(content, dict) and content.get("format") == "specdec-gate":
         try:
             return _of_baseline(name, Record.load(path))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchsuite.foreign.glossary import COUNTED, FORMATS, SCALES, WORDS, OwnPlace, Word, unit_factor
+from benchsuite.foreign.glossary import COUNTED, FORMATS, SCALES, TIMES, WORDS, OwnPlace, Word, unit_factor
+from benchsuite.machine.user_files import UserFileError, parsed_json, user_text
 from specdec.errors import SpecdecError, unknown
-from specdec_plugins.endpoints.words import added, read_body, read_page
+from specdec_plugins.endpoints.server_metrics import added, read_body, read_page
 
 KNOWN = {"aiperf": "1.4", "guidellm": "2"}
 """The versions of formats that say one; another version is read too, and noted."""
@@ -45,18 +46,18 @@ def read_file(path: Path) -> ForeignFile:
     else, and for figures that are no numbers. Example: ``read_file(Path("benchmarks.json")).runs[0].figures``.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise SpecdecError(f"{path} is no text; expected {_expected()}") from None
+        text = user_text(path)
+    except UserFileError as error:
+        raise SpecdecError(f"{error}; expected {_expected()}") from None
     try:
         if not text.lstrip().startswith(("{", "[")):
             said = read_page(text)
             figures = {name: value for name, value in said.figures().items() if value is not None}
             return ForeignFile(said.source, None, (ForeignRun("server", figures),), said.notes)
-        return read_result(json.loads(text, parse_constant=_no_number))
+        return _joined([read_result(content) for content in _contents(text)])
     except SpecdecError as error:
         raise SpecdecError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
+    except UserFileError as error:
         raise SpecdecError(f"{path} is no JSON ({error}); expected {_expected()}") from None
 
 
@@ -69,6 +70,7 @@ def read_result(content: Any) -> ForeignFile:
     if known and version != known:
         said = f"version {version}" if version else "no version"
         notes.append(f"{FORMATS[format_]} says {said} of its format; {known} is known here, and names may have changed")
+    runs = [_timed(run) for run in runs]
     if not any(run.figures for run in runs):
         raise SpecdecError(
             f"the file is {FORMATS[format_]}'s and holds no figure that is known here: did its run fail?"
@@ -109,12 +111,51 @@ def write_result(found: ForeignFile, format_: str) -> tuple[Any, list[str]]:
     return ({"schema_version": KNOWN["aiperf"], **written[0]} if format_ == "aiperf" else written[0]), lost
 
 
+def _contents(text: str) -> list[Any]:
+    """The results of a file: one, or one a line, as programs write them that append each run."""
+    try:
+        return [parsed_json(text)]
+    except UserFileError:
+        lines = [line for line in text.split("\n") if line.strip()]
+        if len(lines) < 2 or not all(line.lstrip().startswith("{") for line in lines):
+            raise
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(parsed_json(line))
+        except UserFileError as error:
+            raise UserFileError(f"result {number}: {error}") from None
+    return found
+
+
+def _joined(found: Sequence[ForeignFile]) -> ForeignFile:
+    """The runs of all results of a file, each under a name of its own."""
+    if len(found) == 1:
+        return found[0]
+    formats = {one.format for one in found}
+    if len(formats) > 1:
+        raise SpecdecError(f"its lines are results of {', '.join(sorted(formats))}; expected those of one program")
+    runs = [run for one in found for run in one.runs]
+    names = Counter(run.name for run in runs)
+    runs = [
+        replace(run, name=f"{run.name} {number}" if names[run.name] > 1 else run.name)
+        for number, run in enumerate(runs, 1)
+    ]
+    notes = dict.fromkeys(note for one in found for note in one.notes)
+    return ForeignFile(found[0].format, found[0].version, tuple(runs), tuple(notes))
+
+
+def _timed(run: ForeignRun) -> ForeignRun:
+    """The run without latencies of 0, which programs write where no request was answered or nothing was streamed."""
+    latencies = [word.name for word in WORDS if word.unit in TIMES and word.name != "duration_s"]
+    none = [name for name in latencies if run.figures.get(name) == 0]
+    figures = {name: value for name, value in run.figures.items() if name not in none}
+    notes = (f"{', '.join(none)}: 0 is no time; nothing was measured",) if none else ()
+    return replace(run, figures=figures, notes=(*run.notes, *notes))
+
+
 def _expected() -> str:
     return "a result file of " + ", ".join(FORMATS.values()) + ", or a server's /metrics page"
-
-
-def _no_number(text: str) -> float:
-    raise SpecdecError(f"the file holds {text}, which is no number in JSON; expected {_expected()}")
 
 
 def _recognised(content: Any) -> str:
@@ -246,9 +287,9 @@ def _converted(word: Word, place: OwnPlace, value: Any, factor: float, figures: 
 
 def _figure(word: Word, value: Any, path: str) -> Any:
     """A value as a word's figure; a number, a list of counts, or counts by name."""
-    if isinstance(value, list):
+    if isinstance(value, list) and word.name.endswith("per_pos"):
         return [_count(one, path) for one in value]
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and word.name.endswith("histogram"):
         return {str(name): _count(one, path) for name, one in value.items()}
     return _count(value, path) if word.unit in COUNTED else _number(value, path)
 

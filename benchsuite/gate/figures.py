@@ -30,6 +30,7 @@ def measured(bench: Bench) -> dict[str, GatedRow]:
             weights[id(one.model)] = inputs.weights_digest(one.model)
         read = {
             "prompts": inputs.prompts_digest(one.workload.questions),
+            "rendered prompts": inputs.rendered_digest(one.workload.encode(one.tokenizer)),
             "tokenizer": inputs.tokenizer_digest(one.tokenizer),
             "weights": weights[id(one.model)],
         }
@@ -152,12 +153,10 @@ def record_origin(root: Path, device: str | None) -> dict[str, Any]:
 
 def machine(device: str | None) -> dict[str, Any]:
     """Properties that must be equal to compare times; ``device`` is the accelerator that rows ran on, or None."""
-    import psutil
-
     return {
         "processor": provenance.processor(),
         "vectors": provenance.vectors(),
-        "cores": psutil.cpu_count(logical=False),
+        "cores": provenance.cores(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "device": device,
         "system": platform.system(),

@@ -22,6 +22,14 @@ def prompts_digest(questions: Sequence[Question]) -> str:
     return _hexadecimal(json.dumps([question.turns for question in questions]).encode())
 
 
+def rendered_digest(prompts: Sequence[Sequence[int]]) -> str:
+    """16 hexadecimal digits of the token ids of prompts as the chat template has rendered them, in order.
+
+    A template may print the date: the same texts and the same tokenizer are other prompts on another day.
+    """
+    return _hexadecimal(json.dumps([[*ids] for ids in prompts]).encode())
+
+
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """16 hexadecimal digits of the vocabulary, the merges, the special tokens and the chat template.
 

@@ -15,7 +15,8 @@ from benchsuite.gate.record import GateError
 
 if TYPE_CHECKING:
     from benchsuite.measure.session import Bench
-    from specdec.engine import Completion, Engine
+    from specdec.engine import Engine
+    from specdec.queue import Completion
     from specdec.request import Request
 
 OF_A_DRAFT = ("draft", "admit", "observe", "acceptance")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchsuite.machine.files import write_file
+from benchsuite.machine.user_files import UserFileError, parsed_json, user_text
 
 VERSION = 2
 LARGEST = 1e100
@@ -98,10 +99,12 @@ class Record:
     def load(path: Path) -> Record:
         """Read a file. GateError if it cannot be read, or does not have exactly this format."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=_object)
-        except OSError as error:
-            raise GateError(f"the baseline {path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:
+            text = user_text(path)
+        except UserFileError as error:
+            raise GateError(f"the baseline {error}") from None
+        try:
+            content = parsed_json(text)
+        except UserFileError as error:
             raise _corrupt(path, error) from None
         try:
             return _parsed(content)
@@ -139,18 +142,6 @@ class Record:
 
 def _corrupt(path: Path, why: Exception) -> GateError:
     return GateError(f"the baseline {path} is corrupt: {why}; remove it, then make it again with --gate-save")
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"it holds {constant}")
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object as a dict. ValueError for a duplicate key, for example from a merge that kept both sides."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError(f"it holds {next(key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1)!r} twice")
-    return made
 
 
 def _whole(value: Any) -> bool:

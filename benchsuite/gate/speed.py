@@ -24,6 +24,11 @@ WORDS = {
 }
 """Each figure in a sentence."""
 
+GONE = -0.75
+"""A gain beyond this is asked about: work that is gone, or fails early, is the commonest reason."""
+
+LOOK = ", which few repairs do: look whether it still does what it measured"
+
 PROMPT = 5
 """A single prompt is named if it alone got slower by more than this many tolerances."""
 
@@ -41,7 +46,7 @@ class Subject:
     coarse: bool = False
 
     @property
-    def shown(self) -> str:
+    def figure_name(self) -> str:
         """The figure as tables and files name it."""
         return f"{self.figure} by the clock" if self.coarse else self.figure
 
@@ -210,7 +215,7 @@ def _stage(
             if both[0] and both[1]:
                 timed[case] = both[0], both[1]
             else:
-                yield Finding(name, level, GateVerdict.ERROR, "its test failed in a launch", case.shown)
+                yield Finding(name, level, GateVerdict.ERROR, "its test failed in a launch", case.figure_name)
     single = {case: both for case, both in timed.items() if case.figure == DECODE and not case.coarse}
     prompts = slower_prompts(single, tolerances, alpha, final, live)
     bound = alpha if final else FIRST_LEVEL
@@ -258,13 +263,13 @@ def _told(
     else:
         message += {
             GateVerdict.REGRESSED: f", beyond the tolerance of {tolerance:.1%}",
-            GateVerdict.IMPROVED: "; write the gain down with --gate-update",
+            GateVerdict.IMPROVED: f"{LOOK if change < GONE else ''}; write the gain down with --gate-update",
             GateVerdict.PASS: f"; a slowdown of {2 * tolerance:.1%} is excluded",
             GateVerdict.INCONCLUSIVE: f": too noisy to exclude a slowdown of {2 * tolerance:.1%} or to prove one of "
             f"{tolerance:.1%}; more --gate-pairs, more --gate-launches or a quieter machine decides",
         }.get(verdict, "")
     moved = None if case.alone else where(base, head, case.figure)
-    return Finding(case.row, level, verdict, message, case.shown, change, low, high, moved, len(head))
+    return Finding(case.row, level, verdict, message, case.figure_name, change, low, high, moved, len(head))
 
 
 def _doubted(

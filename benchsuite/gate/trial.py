@@ -156,9 +156,14 @@ class Trial:
 
     def _read_otherwise(self, name: str, before: GatedRow, head: GatedRow, base: Record) -> Finding | None:
         """The finding on a row whose prompts, tokenizer, weights or control are others than the baseline's."""
-        others = sorted(
-            what for what in {*before.inputs, *head.inputs} if before.inputs.get(what) != head.inputs.get(what)
-        )
+        known = {*before.inputs, *head.inputs} - (set() if RENDERED in before.inputs else {RENDERED})
+        others = sorted(what for what in known if before.inputs.get(what) != head.inputs.get(what))
+        if others == [RENDERED]:
+            message = (
+                "its chat template makes other prompts of the same texts than it did for the baseline: does it print "
+                f"the date or the time? Leave that out of it, and {AGAIN}"
+            )
+            return _error(name, message)
         if others == ["weights"] and not self._same_machine(base):
             message = (
                 "numerics: the weights are others than the baseline's, as random ones may be on another processor; "
@@ -249,6 +254,9 @@ class Trial:
             found.append(Finding(SUITE, 2, verdict, f"{name}: {count} of {len(rows)} rows {expected}"))
         return found
 
+
+RENDERED = "rendered prompts"
+"""The input that baselines of earlier versions lack: it is compared where both sides have it."""
 
 AGAIN = "make the baseline again with --gate-save"
 

@@ -35,7 +35,7 @@ class Agreement:
         )
 
     @property
-    def shown(self) -> str:
+    def summary(self) -> str:
         """The outputs that are equal and, if not all are, the share of tokens before a difference: "3/6 equal, 71%"."""
         text = f"{self.equal}/{self.runs} equal"
         return text if self.equal == self.runs else f"{text}, {self.prefix / max(self.tokens, 1):.0%} before"

@@ -83,7 +83,7 @@ class Fidelity:
         )
 
     @property
-    def shown(self) -> str:
+    def summary(self) -> str:
         """The test in a table's cell: "p=0.38, finds 8.2 %"; the per cent are ``smallest_shift``."""
         shift = self.smallest_shift
         return f"{self._chance}, finds " + ("nothing" if shift is None else f"{100 * shift:.2g} %")
@@ -113,7 +113,7 @@ def evenness(bins: Sequence[int]) -> float:
     if not total:
         return 1.0
     if len(bins) == BINS and total <= EXACT:
-        tails, excess = _tails(total), _excess(bins)
+        tails, excess = excess_tails(total), excess_of(bins)
         chance = float(tails[excess]) if excess < len(tails) else 0.0
     else:
         expected = total / len(bins)
@@ -140,7 +140,7 @@ def finding(tokens: int, shift: float, alarm: float = FALSE_ALARM) -> float:
         return 0.0
     if tokens <= EXACT:
         # The half that lost the mass holds a binomial number of tokens; given that number the bins are even within it.
-        found = _found_by_half(tokens, alarm)
+        found = found_by_half(tokens, alarm)
         count = torch.arange(tokens + 1, dtype=torch.float64)
         ways = torch.lgamma(count.new_tensor(tokens + 1)) - torch.lgamma(count + 1) - torch.lgamma(tokens - count + 1)
         law = ways + torch.xlogy(count, count.new_tensor(0.5 - shift))
@@ -176,7 +176,7 @@ def _least_statistic(alarm: float) -> float:
     return low
 
 
-def _excess(bins: Sequence[int]) -> int:
+def excess_of(bins: Sequence[int]) -> int:
     """Sum of d (d - 1) / 2, d being a bin's distance from a tenth of the counts, rounded down.
 
     An integer from 0 that grows with Pearson's statistic: the sum of squares moved to 0 and halved, since squares of
@@ -206,29 +206,33 @@ def _half(tokens: int) -> tuple[Tensor, int]:
 
 
 @cache
-def _tails(tokens: int) -> Tensor:
+def excess_tails(tokens: int) -> Tensor:
     """Return float64 [E]: the probability that ten equally likely bins have an excess of at least the index."""
     half, period = _half(tokens)
     width = half.shape[1]
     # One coefficient of the inverse transform over the count: that of ten counts which add up to ``tokens``.
     angles = torch.arange(width, dtype=torch.float64) * tokens % width * (2 * math.pi / width)
     chances: Tensor = torch.fft.irfft((half * half) @ torch.polar(torch.ones_like(angles), angles), n=period)
-    return (chances / chances.sum()).flip(0).cumsum(0).flip(0)
+    tails = chances.flip(0).cumsum(0).flip(0)
+    return tails / tails[0]  # every outcome has at least the excess 0: exactly 1, however the sums were rounded
+
+
+def _most_even(count: int) -> list[int]:
+    """Return ``count`` spread over the bins of one half, as evenly as whole numbers allow."""
+    return [(count + bin_) // (BINS // 2) for bin_ in range(BINS // 2)]
 
 
 @cache
-def _found_by_half(tokens: int, alarm: float) -> Tensor:
+def found_by_half(tokens: int, alarm: float) -> Tensor:
     """Return float64 [tokens + 1]: how often the test rejects, given how many tokens lie in one half of the bins."""
-    least = int((_tails(tokens) < alarm).nonzero()[0])
-    rest = tokens % BINS
-    statistic = BINS / tokens * (2 * least + rest + 2 * (tokens // BINS) * rest + BINS * (tokens // BINS) ** 2) - tokens
+    least = int((excess_tails(tokens) < alarm).nonzero()[0])
     half, period = _half(tokens)
     width = half.shape[1]
     half = torch.fft.ifft(half, dim=1)
     found = torch.ones(tokens + 1, dtype=torch.float64)
     for count in range(tokens + 1):
-        # Halves that differ more than this are enough for the test, and too rare for the transform.
-        if (tokens - 2 * count) ** 2 / tokens <= statistic:
+        # Halves so uneven that even their most even filling is rejected are too rare for the transform.
+        if excess_of([*_most_even(count), *_most_even(tokens - count)]) < least:
             chances = torch.fft.irfft(half[:, count % width] * half[:, (tokens - count) % width], n=period)
             found[count] = (chances[least:].sum() / chances.sum()).clamp(0, 1)
     return found

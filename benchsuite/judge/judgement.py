@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from benchsuite.judge.ties import surprise
 from specdec import catalog
+from specdec.characters import decoded
 from specdec.errors import SpecdecError
 
 Output = tuple[tuple[int, ...], tuple[int, ...]]
@@ -66,7 +67,7 @@ class OutputJudge:
         own = self._loaded.tokenizer
         if tokenizer.get_vocab() == own.get_vocab():
             return [*ids]
-        text = tokenizer.decode(list(ids), skip_special_tokens=True)
+        text = decoded(tokenizer, ids, special=False)
         return list(own.encode(text, add_special_tokens=False))
 
     @torch.inference_mode()

@@ -24,6 +24,7 @@ from transformers import DynamicCache, PreTrainedModel
 from benchsuite.judge.sources import Tokens, TokenSource
 from specdec import processors, sampling
 from specdec.devices import is_half
+from specdec.errors import SpecdecError
 from specdec.ledger import output_paths, stacked
 from specdec.model import ArenaModel
 from specdec.request import Request
@@ -94,7 +95,7 @@ def upper_limit(count: int, of: int, confidence: float = CONFIDENCE) -> float:
     low, high = count / of, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if 1 - _tails(of, middle)[count + 1] > 1 - confidence else (low, middle)
+        low, high = (middle, high) if 1 - binomial_tails(of, middle)[count + 1] > 1 - confidence else (low, middle)
     return high
 
 
@@ -106,7 +107,7 @@ def too_many(ties: int, tokens: int, dtype: torch.dtype) -> str | None:
 
     Example: ``too_many(40, 144, torch.bfloat16)``
     """
-    expected = int((_tails(tokens, rate(dtype)) >= TOO_MANY).sum()) - 1
+    expected = int((binomial_tails(tokens, rate(dtype)) >= TOO_MANY).sum()) - 1
     if ties <= expected:
         return None
     return (
@@ -129,7 +130,7 @@ def _precision(dtype: torch.dtype) -> str:
     return half if is_half(dtype) else wide
 
 
-def _tails(trials: int, chance: float) -> Tensor:
+def binomial_tails(trials: int, chance: float) -> Tensor:
     """Return float64 [trials + 2]: the probability of at least so many events, of 0 … trials + 1."""
     count = torch.arange(trials + 1, dtype=torch.float64)
     law = torch.lgamma(count.new_tensor(trials + 1)) - torch.lgamma(count + 1) - torch.lgamma(trials - count + 1)
@@ -213,10 +214,20 @@ class Judge:
 
     @torch.inference_mode()
     def after(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-        """Return the unmodified model's logits, float32 [N, V], before each token of an output, in one forward."""
+        """Return the unmodified model's logits, float32 [N, V], before each token of an output, in one forward.
+
+        Raises SpecdecError where one is NaN or +inf: the model has no distribution there, and every decoder emits the
+        same token, so that outputs are equal and say nothing.
+        """
         ids = torch.tensor([[*prompt, *output[:-1]]], device=self.model.device)
-        out: Tensor = self.model(ids, use_cache=False).logits[0, -len(output) :]
-        return out.float()
+        out: Tensor = self.model(ids, use_cache=False).logits[0, -len(output) :].float()
+        wrong = (out.isnan() | (out == math.inf)).any(dim=-1)
+        if bool(wrong.any()):
+            raise SpecdecError(
+                f"the target's logits are NaN or infinite at {int(wrong.sum())} of an output's {len(output)} tokens: "
+                "its weights are damaged, or too large for the dtype; load it in another dtype, or fetch it again"
+            )
+        return out
 
     def compare(
         self,

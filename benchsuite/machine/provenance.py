@@ -79,6 +79,41 @@ def _cpu() -> dict[str, Any]:
     return dict(get_cpu_info())
 
 
+def allowed_cores() -> int:
+    """The processors that this process may use: those of its affinity, and no more than its control group's quota."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(affinity, _quota(Path("/sys/fs/cgroup")) or affinity)
+
+
+def _quota(root: Path) -> int | None:
+    """The quota of this process's control group in whole processors, rounded up; None without one."""
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").partition("0::/")[2].partition("\n")[0]
+        most, period = (root / own.lstrip("/") / "cpu.max").read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return None
+    return None if most == "max" else max(1, -(-int(most) // int(period)))
+
+
+def cores() -> int | str:
+    """The machine's cores as figures are filed under them; where this process may not use all, how many it may.
+
+    Times of one allowed core are those of another machine than the times of all.
+
+    Example: 8, or ``"2 of 16 processors"``
+    """
+    import psutil
+
+    allowed, every = allowed_cores(), os.cpu_count() or 1
+    return f"{allowed} of {every} processors" if allowed < every else int(psutil.cpu_count(logical=False) or every)
+
+
+def cores_line() -> str:
+    """The cores in a line of a card. Example: ``16 cores``, or ``2 of 16 cores``."""
+    allowed, every = allowed_cores(), os.cpu_count() or 1
+    return f"{allowed} of {every} cores" if allowed < every else f"{every} cores"
+
+
 def device_name(device: torch.device) -> str:
     """Return the name of the hardware of ``device``: the GPU's on CUDA, else the processor's."""
     import torch

@@ -35,23 +35,23 @@ class PeerName:
     @property
     def _given(self) -> str | None:
         """The value of an option ``name``; None without one."""
-        found = [part for part in split_list(self.shown) if part.startswith("name=")]
+        found = [part for part in split_list(self.options) if part.startswith("name=")]
         return found[0].removeprefix("name=").strip("'\"") if found else None
 
     @property
     def brief(self) -> str:
-        """``shown`` for a column of a table: nothing for a peer that has a name of its own, as servers have."""
-        return "" if self._given else self.shown
+        """``options`` for a column of a table: nothing for a peer that has a name of its own, as servers have."""
+        return "" if self._given else self.options
 
     @property
-    def shown(self) -> str:
+    def options(self) -> str:
         """K, and every option that differs from its default: ``k=10``; empty if there is none."""
         return self.text.partition("(")[2].removesuffix(")")
 
     @property
     def k(self) -> int | None:
         """K, the proposals of a step; None for a peer that proposes nothing."""
-        found = [part for part in split_list(self.shown) if re.fullmatch(r"k=\d+", part)]
+        found = [part for part in split_list(self.options) if re.fullmatch(r"k=\d+", part)]
         return int(found[0].removeprefix("k=")) if found else None
 
 
@@ -179,7 +179,7 @@ class Arm:
         strategy = [self.label.replace(" ", "-")]
         if self.peer is not None:
             # -k cannot select by an equals sign.
-            strategy += [part.replace("=", "") for part in PeerName(self.peer).shown.split(", ") if part]
+            strategy += [part.replace("=", "") for part in PeerName(self.peer).options.split(", ") if part]
         if self.draft is not None:
             strategy += [self.policy, *([] if self.k is None else [f"k{self.k}"])]
             strategy += [self.controller] if self.controller != "fixed" else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Sequence
 
@@ -40,7 +39,7 @@ def card(
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     return [
         f"target {machine.target}: {gib:.2f} GiB of {machine.dtype} weights, backend {machine.backend}",
-        f"machine {provenance.device_name(device)}, {os.cpu_count()} cores{threads}, torch {torch.__version__}, "
+        f"machine {provenance.device_name(device)}, {provenance.cores_line()}{threads}, torch {torch.__version__}, "
         f"transformers {transformers.__version__}",
         f"measured read bandwidth {machine.bandwidth / 1e9:.1f} GB/s, so no forward can take less than "
         f"{floor * 1e3:.2f} ms; one forward took {forward_s * 1e3:.2f} ms",

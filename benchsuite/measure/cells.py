@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import platform
 import time
 from collections import Counter
@@ -66,7 +65,7 @@ def made_here(device: torch.device) -> dict[str, Any]:
     ranks = joined_ranks()
     return {
         "machine": ", ".join(
-            [provenance.device_name(device), f"{os.cpu_count()} cores", *([str(ranks)] if ranks else [])]
+            [provenance.device_name(device), provenance.cores_line(), *([str(ranks)] if ranks else [])]
         ),
         "host": platform.node(),
         "commit": provenance.own_commit(),

@@ -71,7 +71,7 @@ def estimate(logs: Mapping[str, Sequence[float]], level: float = 0.95) -> Estima
     middle = fmean(fmean(stratum) for stratum in strata)
     if units < FEWEST:
         return Estimate(exp(middle), None, None, units, NONE)
-    half = _half([len(stratum) for stratum in strata], [_variance(stratum) for stratum in strata], level)
+    half = half_interval([len(stratum) for stratum in strata], [sample_variance(stratum) for stratum in strata], level)
     method = BETWEEN if _single(logs) else WITHIN
     return Estimate(exp(middle), exp(middle - half), exp(middle + half), units, method)
 
@@ -91,7 +91,7 @@ def units_needed(logs: Mapping[str, Sequence[float]], precision: float) -> int |
     if units < FEWEST:
         return None
     strata = _strata(logs)
-    variances = [_variance(stratum) for stratum in strata]
+    variances = [sample_variance(stratum) for stratum in strata]
     smallest = min(map(len, strata))
     # A stratum of workloads counts these.
     share = units / sum(map(len, strata))
@@ -103,7 +103,7 @@ def units_needed(logs: Mapping[str, Sequence[float]], precision: float) -> int |
         return ceil(sum(counts(size)) * share)
 
     def enough(size: int) -> bool:
-        return total(size) >= FEWEST and expm1(_half(counts(size), variances, 0.95)) <= precision
+        return total(size) >= FEWEST and expm1(half_interval(counts(size), variances, 0.95)) <= precision
 
     size = 2 + bisect_left(range(2, MOST + 1), True, key=enough)
     return total(size) if size <= MOST else None
@@ -124,7 +124,7 @@ def student(level: float, degrees: float) -> float:
     step = inf
     while abs(step) > 1e-7 * t:  # the next step would be of the order of its square
         density = exp(constant - (degrees + 1) / 2 * log1p(t * t / degrees))
-        step = (level - _central(t, degrees)) / (2 * density)
+        step = (level - student_central(t, degrees)) / (2 * density)
         t += step
     return t
 
@@ -140,12 +140,13 @@ def _strata(logs: Mapping[str, Sequence[float]]) -> list[Sequence[float]]:
     return [[fmean(units) for units in workloads]] if _single(logs) else workloads
 
 
-def _variance(values: Sequence[float]) -> float:
+def sample_variance(values: Sequence[float]) -> float:
+    """Return the unbiased variance of two values or more."""
     middle = fmean(values)
     return fsum((value - middle) ** 2 for value in values) / (len(values) - 1)
 
 
-def _half(counts: Sequence[int], variances: Sequence[float], level: float) -> float:
+def half_interval(counts: Sequence[int], variances: Sequence[float], level: float) -> float:
     """Half the interval of the mean of the strata's means, given their counts (2 or more) and variances."""
     parts = [variance / n for n, variance in zip(counts, variances, strict=True)]
     whole, even = fsum(parts), fsum(1 / n for n in counts)
@@ -156,15 +157,15 @@ def _half(counts: Sequence[int], variances: Sequence[float], level: float) -> fl
     return student(level, 2 / inverse) * sqrt(whole) / len(counts)
 
 
-def _central(t: float, degrees: float) -> float:
+def student_central(t: float, degrees: float) -> float:
     """P(-t < T < t): the incomplete beta function of t² / (degrees + t²), from the side where its series is short."""
     inside = t * t / (degrees + t * t)
     if inside < 0.5:
-        return _beta(inside, 0.5, degrees / 2)
-    return 1 - _beta(degrees / (degrees + t * t), degrees / 2, 0.5)
+        return incomplete_beta(inside, 0.5, degrees / 2)
+    return 1 - incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
 
 
-def _beta(x: float, a: float, b: float) -> float:
+def incomplete_beta(x: float, a: float, b: float) -> float:
     """The regularised incomplete beta function at ``x`` in (0, 1), by its series in x, whose terms are all positive."""
     term = whole = exp(lgamma(a + b) - lgamma(a + 1) - lgamma(b) + a * log(x) + b * log1p(-x))
     n, ratio = 0, inf

@@ -133,7 +133,7 @@ def checked(every: Sequence[Series]) -> str | None:
     if not whole.tokens:
         return None
     if first.contract == "distribution":
-        return failed + whole.shown
+        return failed + whole.summary
     ours, plain = whole.perplexities
     return f"{whole.agreed / whole.tokens:.0%} agree; ppl {ours:.2f} for {plain:.2f}"
 
@@ -143,7 +143,7 @@ def agreements(every: Sequence[Series]) -> str | None:
     plain = sum((series.agreed for series in every), Agreement())
     own = sum((series.referred for series in every), Agreement())
     name = PeerName(every[0].engine).label
-    return (plain.shown + (f"; with {name} {own.shown}" if own.runs else "")) if plain.runs else None
+    return (plain.summary + (f"; with {name} {own.summary}" if own.runs else "")) if plain.runs else None
 
 
 def logs(ours: Series, base: Series, cost: Callable[[Outcome], float]) -> list[float]:
@@ -247,7 +247,8 @@ class Comparison:
                 outcomes[arm] = replace(outcome, memory=memory.used(device))
         for arm, outcome in outcomes.items():
             series = self.series[arm]
-            series.conditions = self.runners[arm].conditions()  # which a part that cannot be recorded changes
+            with self._isolated(series):
+                series.conditions = self.runners[arm].conditions()  # which a part that cannot be recorded changes
             series.units.append(unit)
             series.outcomes.append(outcome)
             series.plain.append(outcomes[self._plain])

@@ -189,7 +189,7 @@ def _row(
         method = speed.method if speed else ""
     return Row(
         arm,
-        replace(figures, verdict="FAILED" if failures else verdict.words),
+        replace(figures, verdict="FAILED" if failures else verdict.label),
         ratios,
         () if failures else _rounds(every),
         text,

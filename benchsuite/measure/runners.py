@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from statistics import mean
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from benchsuite.judge.sources import EngineSource, Tokens, TokenSource
 from specdec.devices import synchronize
-from specdec.engine import Completion, Engine
+from specdec.engine import Engine
 from specdec.interfaces import Controller
 from specdec.quantised import BITS
+from specdec.queue import Completion
 from specdec.request import Request
 from specdec.stats import Stats, Step, StepTimes
 
@@ -125,6 +126,39 @@ class Runner(TokenSource, Protocol):
     def conditions(self) -> dict[str, str]:
         """What two arms must have in common for their times to be compared: ``dtype`` and ``compile``, and of engines
         the ``runtime`` and whether they are ``exact``."""
+
+
+class FailedRunner:
+    """An arm that could not be built: whatever it is asked for raises why, so that it costs its own row."""
+
+    learns = False
+    set_up_seconds: ClassVar[Mapping[str, float]] = {}
+
+    def __init__(self, arm: Arm, error: Exception) -> None:
+        self.arm, self.error = arm, error
+
+    def warm_up(self, first: Request) -> None:
+        """Raise why it could not be built."""
+        raise self.error
+
+    def run(self, requests: Sequence[Request]) -> Outcome:
+        """Raise why it could not be built."""
+        raise self.error
+
+    def tokens(self, requests: Sequence[Request]) -> list[Tokens]:
+        """Raise why it could not be built."""
+        raise self.error
+
+    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
+        """Raise why it could not be built."""
+        raise self.error
+
+    def forget(self) -> None:
+        """Do nothing: there is nothing that could have learnt."""
+
+    def conditions(self) -> dict[str, str]:
+        """None: it is compared with nothing."""
+        return {}
 
 
 AGAIN = 3

@@ -22,12 +22,13 @@ from benchsuite.measure.paired import Comparison
 from benchsuite.measure.peers import PeerRunner, parse_peer, peer_needs_gguf
 from benchsuite.measure.plan import MeasuringPlan, Search
 from benchsuite.measure.rows import Machine, Row, contrast, decoding, text_of
-from benchsuite.measure.runners import EngineRunner, Runner
+from benchsuite.measure.runners import EngineRunner, FailedRunner, Runner
 from benchsuite.measure.units import Batch, Unit, disjoint_batches, make_units
 from benchsuite.measure.watchdog import Watchdog
 from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
+from specdec.characters import decoded
 from specdec.engine import Engine
 from specdec.errors import SpecdecError
 from specdec.messages import Window
@@ -41,6 +42,8 @@ from specdec.request import Request
 from specdec.sharding import shard_model
 
 Progress = Callable[[str], None]
+
+ENDLESS = "the files of the target name no end token of its vocabulary: every text has the longest length"
 
 
 @dataclass
@@ -91,7 +94,7 @@ class Bench(Measured):
         self._keep = keep
         self._watchdog = Watchdog(self.plan.timeout, abandon)
         self._stages: dict[Setting, Stage] = {}
-        self._arms: list[Arm] = []
+        self.arms: list[Arm] = []
         self._comparisons: dict[Setting, Comparison] = {}
         self._texts: dict[str, workloads.Workload] = {}
         self._failed: dict[Setting, Exception] = {}
@@ -103,26 +106,26 @@ class Bench(Measured):
         settings = dict.fromkeys(arm.setting for arm in arms if arm.setting not in self.cells)
         arms = [arm for arm in arms if arm.setting in settings]
         controls = [Arm(setting, again=again) for setting in settings for again in (False, True)]
-        self._arms = list(dict.fromkeys((*controls, *arms)))
+        self.arms = list(dict.fromkeys((*controls, *arms)))
         for name in dict.fromkeys(setting.workload for setting in settings):
             self._texts[name] = workloads.load_workload(name).first(self.plan.prompts)
         for setting in settings:
             disjoint_batches(setting.workload, self._texts[setting.workload].questions, setting.batch)
-        for arm in self._arms:
+        for arm in self.arms:
             for kind, text in (("draft", arm.draft), ("policy", arm.policy), ("controller", arm.controller)):
                 if text is not None:
                     self.registry.parse(kind, text)
             if arm.peer:
                 parse_peer(arm.peer)
         groups: dict[Setting, list[Arm]] = {}
-        for arm in self._arms:
+        for arm in self.arms:
             groups.setdefault(arm.setting.without_workload, []).append(arm)
         for group in groups.values():
             arm_named(self.plan.baseline, group)
         self._build(groups)
         if self.plan.judge and settings:
             self._judge = OutputJudge("tiny" if self.plan.dry else self.plan.judge, devices.pick_device("cpu"))
-            for setting in dict.fromkeys(arm.setting for arm in self._arms):
+            for setting in dict.fromkeys(arm.setting for arm in self.arms):
                 tokenizer = self._stages[setting.without_workload].tokenizer
                 longest = max(self._texts[setting.workload].encode(tokenizer), key=len)
                 self._judge.require_room(longest, tokenizer, setting.sampling.max_new_tokens)
@@ -144,10 +147,10 @@ class Bench(Measured):
         self.card += [f"not measured: {'-'.join([s.target, *s.odd])}: {error}" for s, error in refused.items()]
         self._failed |= {
             arm.setting: refused[arm.setting.without_workload]
-            for arm in self._arms
+            for arm in self.arms
             if arm.setting.without_workload in refused
         }
-        self._arms = [arm for arm in self._arms if arm.setting not in self._failed]
+        self.arms = [arm for arm in self.arms if arm.setting not in self._failed]
 
     def _fixed_text(self) -> list[str]:
         """A line for each target with its own weights: its perplexity on the fixed text."""
@@ -182,10 +185,7 @@ class Bench(Measured):
         strategies = list(dict.fromkeys(replace(arm, setting=setting) for arm in arms))
         runners: dict[Arm, Runner] = {}
         for arm in strategies:
-            if arm.peer:
-                runners[arm] = self._peer(arm, assembly)
-            else:
-                runners[arm] = EngineRunner(arm, self._engine(arm, assembly))
+            runners[arm] = self._runner(arm, assembly)
         # The longest prompt of a conversation is known by its length alone.
         for prompt in [*encoded, (0,) * longest]:
             probe = Request(0, prompt, setting.params(()))
@@ -216,9 +216,23 @@ class Bench(Measured):
             _forward_seconds(stage),
             ops.absent(device.type),
             peers,
-            [*target.swap.notes(), *Load.measured().lines(), *([f"{ranks}: {target.sharding}"] if ranks else [])],
+            _notes(stage),
         )
         return stage
+
+    def _runner(self, arm: Arm, assembly: Assembly) -> Runner:
+        """The arm, built and asked once for what is said of it. A refusal is raised before any work; whatever else an
+        engine, a draft or another plugin raises costs its own row."""
+        try:
+            runner = self._peer(arm, assembly) if arm.peer else EngineRunner(arm, self._engine(arm, assembly))
+            _ask_once(runner)
+        except SpecdecError:
+            raise
+        except Exception as error:
+            if arm.plain or joined_ranks() is not None:
+                raise  # every arm is compared with plain, and every rank must make the same calls
+            return FailedRunner(arm, error)
+        return runner
 
     def _engine(self, arm: Arm, assembly: Assembly) -> Engine:
         """The arm's engine; in a dry run, with random proposals where its draft does not fit the tiny model."""
@@ -293,8 +307,8 @@ class Bench(Measured):
         if self.plan.chooses:
             return None
         ticks = 0
-        for setting in dict.fromkeys(arm.setting for arm in self._arms):
-            group = [arm for arm in self._arms if arm.setting == setting]
+        for setting in dict.fromkeys(arm.setting for arm in self.arms):
+            group = [arm for arm in self.arms if arm.setting == setting]
             batches = self._batches(setting)
             passes = self.plan.passes(len(batches))
             ticks += len(group) * (sum(batch.turns for batch in batches) * passes + 1 + passes)
@@ -338,16 +352,15 @@ class Bench(Measured):
                 comparison = self._comparison(setting, progress)
                 for batches in passes:
                     comparison.measure(list(self._units(setting, batches)), enough)
+                self._add_cell(setting)
         except Exception as error:
             # Plain failed: every arm of the workload raises this error, and none runs again.
             self._failed[setting] = error
             self.drop(setting)
-            return
-        self._add_cell(setting)
 
     def _search(self, setting: Setting, progress: Progress) -> None:
         """Measure all workloads of a setting until the plan has what it wants."""
-        settings = list(dict.fromkeys(arm.setting for arm in self._arms if arm.setting.without_workload == setting))
+        settings = list(dict.fromkeys(arm.setting for arm in self.arms if arm.setting.without_workload == setting))
         done = dict.fromkeys(settings, 0)
 
         def measure(units: int, enough: Callable[[], bool]) -> dict[str, dict[str, list[float]]]:
@@ -385,7 +398,7 @@ class Bench(Measured):
         for series in self._comparisons[setting].series.values():
             try:
                 series.judged = None if series.error else self._judge.judge(series.outputs, tokenizer)
-            except SpecdecError as error:  # longer in the judge's tokens than was to be expected
+            except Exception as error:  # longer in the judge's tokens than was to be expected, or whatever it raises
                 self.said.append(f"{series.arm.id} was not judged: {error}")
         self._add_cell(setting)
 
@@ -398,7 +411,7 @@ class Bench(Measured):
     def _comparison(self, setting: Setting, progress: Progress) -> Comparison:
         if setting not in self._comparisons:
             stage = self._stages[setting.without_workload]
-            wanted = [arm for arm in self._arms if arm.setting == setting]
+            wanted = [arm for arm in self.arms if arm.setting == setting]
             runners = {arm: stage.runners[replace(arm, setting=setting.without_workload)] for arm in wanted}
             name = self._label(setting.workload)
             self._comparisons[setting] = Comparison(
@@ -416,7 +429,10 @@ class Bench(Measured):
         for stage in self._stages.values():
             for runner in stage.runners.values():
                 if isinstance(runner, PeerRunner):
-                    runner.peer.close()
+                    try:
+                        runner.peer.close()
+                    except Exception as error:  # what it has measured is kept
+                        self.said.append(f"{runner.arm.label} could not be closed: {type(error).__name__}: {error}")
 
     def trace(self, setting: Setting, folder: Path) -> None:
         """Write a trace of each of our arms on the first unit of a setting to ``folder``, by the arm's name."""
@@ -489,10 +505,19 @@ class Bench(Measured):
 
     def prompts(self) -> Iterator[tuple[str, int, tuple[int, ...]]]:
         """Yield each first turn of the run: its workload, its place there from 0, its token ids."""
-        for setting in dict.fromkeys(arm.setting for arm in self._arms):
+        for setting in dict.fromkeys(arm.setting for arm in self.arms):
             tokenizer = self._stages[setting.without_workload].tokenizer
             for place, tokens in enumerate(self._texts[setting.workload].encode(tokenizer)):
                 yield setting.workload, place, tokens
+
+
+def _ask_once(runner: Runner) -> None:
+    """Ask an arm for all that is said of it later: a plugin that raises then raises now, where it costs its own row."""
+    for said in (paired.contract_of, paired.repeats, type(runner).conditions):
+        said(runner)
+    dict(runner.set_up_seconds)
+    if isinstance(runner, PeerRunner):
+        runner.described()
 
 
 def _pieces(every: Iterable[paired.Series], tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
@@ -500,10 +525,17 @@ def _pieces(every: Iterable[paired.Series], tokenizer: PreTrainedTokenizerBase) 
     ids = {
         token for series in every for outcome in series.outcomes[:1] for tokens in outcome.tokens for token in tokens
     }
-    return {token: str(tokenizer.decode([token])) for token in sorted(ids)}
+    return {token: decoded(tokenizer, [token]) for token in sorted(ids)}
 
 
 @torch.inference_mode()
+def _notes(stage: Stage) -> list[str]:
+    """What the card says of this target on this machine."""
+    target, ranks = stage.target, joined_ranks()
+    shared = [f"{ranks}: {target.sharding}"] if ranks else []
+    return [*target.swap.notes(), *Load.measured().lines(), *shared, *([] if stage.eos else [ENDLESS])]
+
+
 def _forward_seconds(stage: Stage) -> float:
     target = stage.target
     arena = target.arena(1, 64, 1)

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from benchsuite.judge.sources import Tokens
 from benchsuite.measure.workloads import Question
+from specdec.characters import decoded
 from specdec.errors import SpecdecError
 from specdec.request import Request, SamplingParams
 
@@ -91,4 +92,4 @@ def make_units(
         yield Unit(tuple(requests), batch.number)
         for i, request in zip(asked, requests, strict=True):
             if turn + 1 < len(batch.questions[i].turns):
-                said[i].append(str(tokenizer.decode(answer(request), skip_special_tokens=True)))
+                said[i].append(decoded(tokenizer, answer(request), special=False))

@@ -20,7 +20,7 @@ class SpeedVerdict:
     ``noise``: the largest |ln ratio| by which plain decoding differs from itself (``noise_of``). ``reason``: why
     nothing can be compared. ``baseline``: it is the arm that speedups are relative to.
 
-    Example: ``SpeedVerdict(estimate({"chat": logs}), noise_of(again)).words``
+    Example: ``SpeedVerdict(estimate({"chat": logs}), noise_of(again)).label``
     """
 
     speed: Estimate | None
@@ -29,7 +29,7 @@ class SpeedVerdict:
     baseline: bool = False
 
     @property
-    def words(self) -> str | None:
+    def label(self) -> str | None:
         """``faster``, ``slower``, ``~``, ``not comparable`` or ``baseline``; None without an interval.
 
         ``~``: the interval holds 1, or the speedup lies within the noise.
@@ -59,10 +59,10 @@ class SpeedVerdict:
     @property
     def mark(self) -> str:
         """What follows a number in a table: `` ~``, `` !`` or nothing."""
-        return {"~": " ~", "not comparable": " !"}.get(self.words or "", "")
+        return {"~": " ~", "not comparable": " !"}.get(self.label or "", "")
 
     @property
-    def shown(self) -> str:
+    def cell_text(self) -> str:
         """The speedup with its mark: ``1.25x``, ``1.02x ~``; ``-`` without one."""
         return "-" if self.speed is None else f"{self.speed.ratio:.2f}x{self.mark}"
 
@@ -75,12 +75,12 @@ class SpeedVerdict:
             shown, lack = f"{self.speed.ratio:.2f}x", "too few prompts for an interval"
         else:
             shown, lack = "{:.2f}x ({:.2f} to {:.2f})".format(self.speed.ratio, *self.interval), None
-        return ", ".join(filter(None, (shown, lack, self.reason or self.words)))
+        return ", ".join(filter(None, (shown, lack, self.reason or self.label)))
 
     @property
     def distinguishable(self) -> bool:
         """Whether the number may be shown as faster or slower: comparable, and outside of interval and noise."""
-        return self.speed is not None and self.words in ("faster", "slower", None) and not self.within_noise
+        return self.speed is not None and self.label in ("faster", "slower", None) and not self.within_noise
 
 
 def noise_of(again: Estimate | None) -> float:

@@ -21,10 +21,12 @@ from benchsuite.measure.session import Bench, Stage
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.forecasts import costs_of
 from benchsuite.predict.interleave import run_in_turn
+from benchsuite.predict.ks import KS
 from benchsuite.predict.prediction import PredictedUnit, PromptSizes, Replay, Text, predict
 from benchsuite.predict.refined import RefinedCosts
 from benchsuite.predict.traces import StepTrace, traces_of
 from specdec.errors import SpecdecError
+from specdec_plugins.forecast import fastest_k
 
 TRACING = 0.75
 """Largest share of the budget that goes into traces, of which every K is predicted."""
@@ -44,7 +46,7 @@ That K of one draft differ less than drafts is assumed."""
 
 OF_UNIT = 0.05
 """Standard deviation of what is wrong in the log of a prediction for one unit alone: 0.05 to 0.06 over eight prompts,
-each of them measured twice (docs/log.md, 2026-11-25)."""
+each of them measured twice (docs/results/20261125-prediction-notes.md)."""
 
 PAIRED = 0.5
 """The part of the noise between two runs that is left where they run in turn, step by step: 0.040 of 0.101 with one
@@ -260,11 +262,10 @@ class Advisor:
             raise SpecdecError(
                 f"{arm.strategy} has no run with a fixed K to be predicted from; give --k a number besides goodput"
             )
-        most = arm.k or 0
-        choices = [most] if arm.controller == "fixed" else sorted({0, 1, 2, 4, 8, most})
+        most, fixed = arm.k or 0, arm.controller == "fixed"
         replay = Replay(costs, strategy_of(arm))
-        found = []
-        for k in choices:
+        found = dict[int, list[float]]()
+        for k in [most] if fixed else [*(k for k in KS if k < most), most]:
             donors = {text: trace.with_k(k) for text, trace in known.items()}
             by_unit = []
             for unit in self._units[arm.setting]:
@@ -275,9 +276,10 @@ class Advisor:
                 else:
                     target = PredictedUnit(sizes, (), donors)
                     by_unit.append(predict(costs, strategy_of(arm), [target]).log_ratio)
-            found.append(by_unit)
+            found[k] = by_unit
+        best = fastest_k({k: fmean(gains) for k, gains in found.items()})
         # A controller that adapts does not have the best K from its first step on.
-        return Candidate(arm, max(found, key=fmean), OWN if len(found) == 1 else 2 * OWN)
+        return Candidate(arm, found[best], OWN if fixed else 2 * OWN)
 
     def _halved(self, setting: Setting, traces: Mapping[str, Mapping[Text, StepTrace]], until: float) -> Advice:
         """Run the candidates that may be the best, and fewer of them in each round, until it is clear which is, or

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
 from statistics import fmean
@@ -16,10 +16,10 @@ from benchsuite.measure.session import Bench
 from benchsuite.predict.costs import Costs
 from benchsuite.predict.forecasts import costs_of
 from benchsuite.predict.interleave import run_in_turn
+from benchsuite.predict.ks import KS
 from benchsuite.predict.prediction import constant_speed, needed_acceptance
-
-KS_OF_MAP = (1, 2, 3, 4, 6, 8, 12, 15)
-"""K of the map."""
+from specdec.calibration import Point
+from specdec_plugins.forecast import fastest_k
 
 ACCEPTANCES = (0.2, 0.4, 0.6, 0.8, 0.95)
 """Chances of each proposal, given that all before it were accepted, at which the map has a speedup."""
@@ -58,7 +58,7 @@ class MapCheck:
     mapped: float
 
 
-def break_even_map(costs: Costs, drafting: float = 0.0, ks: Sequence[int] = KS_OF_MAP) -> list[MapPoint]:
+def break_even_map(costs: Costs, drafting: float = 0.0, ks: Sequence[int] = KS[1:]) -> list[MapPoint]:
     """Return the map at the rows and lengths that were probed.
 
     ``drafting``: what one proposal costs, in forwards of one slot; 0 is a lookup. Every row of a batch accepts by
@@ -76,6 +76,33 @@ def break_even_map(costs: Costs, drafting: float = 0.0, ks: Sequence[int] = KS_O
             window = costs.verify(k + 1, rows, length) / forward
             found.append(MapPoint(rows, length, k, window, needed, tuple(speeds)))
     return found
+
+
+def map_of_windows(windows: Mapping[int, float], drafting: float = 0.0) -> list[MapPoint]:
+    """Return the map of a run in which a window of W slots cost ``windows[W]`` forwards of one slot, up to the widest;
+    widths between are interpolated, and nothing else takes time. Its rows and length are 1. Empty without a window.
+
+    Example: ``map_of_windows({1: 1.0, 5: 1.4})`` has K = 1, 2, 3 and 4.
+    """
+    if 1 not in windows:
+        return []
+    forward = {Point(1, 1, width): cost for width, cost in windows.items()}
+    costs = Costs({}, forward, {}, {Point(1, 1, 1): windows[1]}, {}, 0.0)
+    return break_even_map(costs, drafting, [k for k in KS if 0 < k < max(windows)])
+
+
+def fastest_ks(points: Sequence[MapPoint]) -> dict[tuple[int, int], list[int]]:
+    """Return the fastest K of a map for each of ``ACCEPTANCES``, by rows and context; 0 is plain decoding.
+
+    Example: ``fastest_ks(break_even_map(costs))[1, 256]`` is ``[0, 1, 3, 8, 15]``
+    """
+    by_place: dict[tuple[int, int], list[MapPoint]] = defaultdict(list)
+    for point in points:
+        by_place[point.rows, point.length].append(point)
+    return {
+        place: [fastest_k({0: 1.0} | {one.k: one.speedups[n] for one in mine}) for n in range(len(ACCEPTANCES))]
+        for place, mine in by_place.items()
+    }
 
 
 def oracle_arms(settings: Sequence[Setting]) -> list[Arm]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -174,7 +173,7 @@ def costs_identity(setting: Setting, target: ArenaModel) -> dict[str, str]:
     for parameter in sorted(target.model.parameters(), key=lambda one: one.numel())[:32]:
         digest.update(parameter.detach().to("cpu", torch.float32).numpy().tobytes())
     return {
-        "machine": f"{provenance.device_name(target.device)}, {os.cpu_count()} cores",
+        "machine": f"{provenance.device_name(target.device)}, {provenance.cores_line()}",
         "vectors": " ".join(provenance.vectors()),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,

@@ -12,7 +12,7 @@ from statistics import fmean, variance
 
 from benchsuite.measure.interval import student
 from benchsuite.predict.costs import Costs
-from benchsuite.predict.traces import StepTrace, reached
+from benchsuite.predict.traces import StepTrace
 from specdec_plugins.forecast import goodputs
 
 DRAWS = 24
@@ -192,34 +192,6 @@ def _half_width(
     # Welch and Satterthwaite: what is taken for certain has no uncertainty of its own.
     freedom = (degrees + prior) * (whole / (between * squares)) ** 2 if between * squares > 0 else 1e6
     return student(0.9, min(freedom, 1e6)) * sqrt(whole)
-
-
-def expected_speeds(
-    costs: Costs, strategy: str, traces: Sequence[StepTrace], rows: int, length: float, most: int
-) -> list[float]:
-    """Return the expected speedup over plain decoding for K = 0 … ``most``, of chains, by ``forecast.goodputs``.
-
-    ``traces`` should come from steps that asked for ``most`` proposals or more. The rows of a batch are independent:
-    its window is as wide as the longest of their proposals.
-    """
-    made, kept = reached(traces, most)
-    wide = [1 - (1 - share) ** rows for share in made]
-    chances = [a - b for a, b in zip([1.0, *made], [*made, 0.0], strict=True)]
-
-    def drafting(k: int) -> float:
-        if not k:
-            return costs.strategies[strategy].draft(rows, length, -1)
-        shares = [*chances[:k], 1 - sum(chances[:k])]
-        return sum(share * costs.strategies[strategy].draft(rows, length, n) for n, share in enumerate(shares))
-
-    found = goodputs(
-        kept,
-        wide,
-        lambda width: costs.verify(width, rows, length, strategy),
-        drafting,
-        lambda asked: costs.strategies[strategy].other(rows, bool(asked)),
-    )
-    return [speed * costs.plain_step(rows, length) for speed in found]
 
 
 def needed_acceptance(costs: Costs, k: int, rows: int, length: float, drafting: float = 0.0) -> float | None:

@@ -13,6 +13,7 @@ from statistics import fmean, median, stdev
 
 from benchsuite.predict.costs import Costs, DraftCosts
 from benchsuite.predict.interleave import SteppedRun, step_in_turn
+from benchsuite.predict.ks import KS
 from specdec.assembly import Assembly
 from specdec.calibration import Point
 from specdec.engine import Engine
@@ -28,9 +29,6 @@ TURNS = 2
 
 WARM_UP = 3
 """Tokens that each engine decodes before."""
-
-KS_PROBED = (0, 1, 2, 3, 4, 6, 8, 12, 15)
-"""K that the steps of the probe ask for, up to the strategy's own; each in turn, in random order."""
 
 WIDTHS_PROBED = (1, 2, 3, 5, 9, 16)
 """Slots of the windows whose forwards are measured alone, up to the widest that is needed."""
@@ -196,7 +194,7 @@ def _cycling(engines: Sequence[Engine], seed: int) -> Iterator[None]:
     """Engines whose controllers are ``Cycling`` meanwhile; they and their drafts have forgotten it afterwards."""
     own = [engine.controller for engine in engines]
     for engine, controller in zip(engines, own, strict=True):
-        engine.controller = Cycling(controller, [k for k in KS_PROBED if k <= controller.max_k], seed)
+        engine.controller = Cycling(controller, [k for k in KS if k <= controller.max_k], seed)
     try:
         yield
     finally:

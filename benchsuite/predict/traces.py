@@ -103,7 +103,7 @@ def traces_of(outcome: Outcome) -> list[StepTrace]:
     """Return the trace of each request of a run, in their order; empty for a peer.
 
     The rows of a step are in the engine's order: the last live row takes the place of one that has ended
-    (``Engine._refill``). All requests of a run are taken to have been live from its first step.
+    (``Queue._refill``). All requests of a run are taken to have been live from its first step.
     """
     if outcome.stats is None:
         return []

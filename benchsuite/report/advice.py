@@ -1,4 +1,4 @@
-"""The advice of an advisor as tables, with the command that measures it."""
+"""The advice of an advisor as a document, with the command that measures it."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ from collections.abc import Sequence
 from math import exp
 
 from benchsuite.predict.advisor import CLOSE, Advice
-from benchsuite.report.document import Table
+from benchsuite.report.document import Code, Document, Lines, Section, Table
 
 SHOWN = 6
 """Strategies of each batch that the table names; JSON has all."""
 
 
-def advice_lines(advices: Sequence[Advice]) -> list[str]:
-    """Return a table of what was tried for each batch, and the advice with the command that measures it."""
-    lines = []
-    for advice in advices:
-        rows = [
-            (
-                one.arm.draft,
-                one.arm.policy,
-                one.arm.controller,
-                one.arm.k,
-                f"{exp(one.predicted):.2f}x",
-                one.runs,
-                f"{exp(one.expected):.2f}x",
-            )
-            for one in advice.tried[:SHOWN]
-        ]
-        headers = ("draft", "policy", "controller", "K", "predicted", "runs", "expected")
-        best = advice.best
-        lines += [
-            f"{best.setting.workload}, {advice.context} tokens of context, batch {best.setting.batch}: the first "
-            f"{len(rows)} of {len(advice.tried)} strategies",
-            Table(headers, rows).drawn(),
-            f"{_chosen(advice)}, after {advice.seconds:.0f} s",
-            advice.command,
-            "",
-        ]
-    return lines[:-1]
+def advice_document(advices: Sequence[Advice]) -> Document:
+    """Return a section for each batch: what was tried, the advice, and the command that measures it."""
+    return Document(sections=[_section(advice) for advice in advices])
+
+
+def _section(advice: Advice) -> Section:
+    rows = [
+        (
+            one.arm.draft,
+            one.arm.policy,
+            one.arm.controller,
+            one.arm.k,
+            f"{exp(one.predicted):.2f}x",
+            one.runs,
+            f"{exp(one.expected):.2f}x",
+        )
+        for one in advice.tried[:SHOWN]
+    ]
+    headers = ("draft", "policy", "controller", "K", "predicted", "runs", "expected")
+    best = advice.best.setting
+    return Section(
+        f"{best.workload}, {advice.context} tokens of context, batch {best.batch}: the first {len(rows)} of "
+        f"{len(advice.tried)} strategies",
+        [
+            Table(headers, rows),
+            Lines([f"{_chosen(advice)}, after {advice.seconds:.0f} s"]),
+            Code(advice.command),
+        ],
+    )
 
 
 def _chosen(advice: Advice) -> str:

@@ -74,7 +74,7 @@ def _level_with(best: Row, fit: Sequence[Row], one: SettingResults) -> str:
     for row in fit:
         over = one.contrasts.get((best.arm, row.arm))
         verdict = SpeedVerdict(over, best.verdict.noise)
-        if row is not best and verdict.words in ("~", "slower"):
+        if row is not best and verdict.label in ("~", "slower"):
             level.append(tables.full_name(row))
     if not level:
         return ""

@@ -1,15 +1,13 @@
-"""A comparison of runs as people read it: on the terminal, in Markdown, as a page; and their history as a page."""
+"""Comparisons of runs, and their history, as documents."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from benchsuite.compare.changes import MARKS, Change, changes, summary
 from benchsuite.compare.sides import ComparedSide
-from benchsuite.report import html
-from benchsuite.report.document import Style, Table
+from benchsuite.report.document import Document, Lines, Plots, Section, Table, TableCell
+from benchsuite.report.plots import Plot, Trace
 
 LEGEND = ", ".join(f"{mark} {kind}" for kind, mark in MARKS.items() if mark.strip())
 
@@ -26,73 +24,60 @@ def comparisons(sides: Sequence[ComparedSide], every: bool) -> list[tuple[str, l
     return found
 
 
-def _cells(change: Change) -> list[str]:
+TONES = {"faster": "good", "slower": "bad", "fails now": "bad"}
+"""The colour of a change's mark on a page."""
+
+
+def _cells(change: Change) -> list[TableCell | str]:
     def speed(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}x"
 
     ratio = "-" if change.ratio is None else f"{change.ratio:.3f}"
     bounds = "-" if change.low is None else f"{change.low:.3f}-{change.high:.3f}"
-    return [MARKS[change.kind], change.row, speed(change.before), speed(change.now), ratio, bounds, change.also]
+    mark = TableCell(MARKS[change.kind], TONES.get(change.kind, ""), change.kind)
+    return [mark, change.row, speed(change.before), speed(change.now), ratio, bounds, change.also]
 
 
-def as_text(sides: Sequence[ComparedSide], every: bool, style: Style) -> str:
-    """Return the comparison for a terminal of 120 columns (``simple``), or in Markdown (``github``)."""
-    parts = ["\n".join(side.shown for side in sides)]
-    for title, found, told in comparisons(sides, every):
-        body = [_cells(change) for change in found]
-        if style == "simple":
-            widest = max((len(cells[-1]) for cells in body), default=0)
-            if widest > 30:
-                body = [[*cells[:-1], textwrap.fill(cells[-1], 30)] for cells in body]
-        parts.append(f"## {title}" if style == "github" else title)
-        if body:
-            parts.append(Table(HEADERS, body).drawn(style))
-        parts.append(told if every else f"{told} (all of them: --all)")
-    return "\n\n".join([*parts, LEGEND]) + "\n"
-
-
-def as_page(sides: Sequence[ComparedSide], every: bool) -> str:
-    """Return the comparison as one self-contained HTML page."""
-    found = [
-        {"title": title, "rows": [(change.kind, _cells(change)) for change in kept], "summary": told}
+def comparison_document(sides: Sequence[ComparedSide], every: bool) -> Document:
+    """Return the comparison of the first side with each other; ``every``: also the rows without a change."""
+    sections = [
+        Section(
+            title,
+            [
+                Table(HEADERS, [_cells(change) for change in kept]),
+                Lines([told if every else f"{told} (all of them: --all)"]),
+            ],
+        )
         for title, kept, told in comparisons(sides, every)
     ]
-    return html.template("compare.html.j2", sides=sides, found=found, headers=HEADERS, legend=LEGEND)
+    card = Section(parts=[Lines([side.title for side in sides])])
+    return Document("Runs compared", [card, *sections, Section(parts=[Lines([LEGEND])])])
 
 
-def history(sides: Sequence[ComparedSide]) -> str:
-    """Return a self-contained HTML page with the speedup of every row over runs in the order of their times."""
+def history_document(sides: Sequence[ComparedSide]) -> Document:
+    """Return a plot of the speedup of every row over runs in the order of their times."""
     ordered = sorted(sides, key=lambda side: str(side.made.get("time", "")))
     names = list(dict.fromkeys(name for side in ordered for name in side.rows))
-    return html.template("history.html.j2", sides=ordered, rows=[_line(name, ordered) for name in names])
+    numbered = [f"{place}: {side.title}" for place, side in enumerate(ordered, 1)]
+    return Document(
+        f"History of {len(sides)} runs",
+        [Section(parts=[Lines(numbered), Plots([plot for name in names if (plot := _plot(name, ordered))])])],
+    )
 
 
-WIDTH, HEIGHT = 360, 90
-"""Of one row's chart, in pixels."""
-
-
-def _line(name: str, sides: Sequence[ComparedSide]) -> dict[str, Any]:
-    """One row's chart: its points, and where a speedup of 1 is."""
-    figures = [(place, side, side.rows.get(name)) for place, side in enumerate(sides)]
-    seen = [(place, side, found) for place, side, found in figures if found and found.speedup]
-    values = [value for _, _, found in seen for value in (found.low, found.speedup, found.high) if value]
-    top, bottom = max([1.05, *values]), min([0.95, *values])
-
-    def x(place: int) -> float:
-        return 14 + (WIDTH - 28) * place / max(len(sides) - 1, 1)
-
-    def y(value: float) -> float:
-        return 12 + (HEIGHT - 24) * (top - value) / (top - bottom)
-
-    points: list[Mapping[str, Any]] = [
-        {
-            "x": x(place),
-            "y": y(found.speedup or 1.0),
-            "low": y(found.low or found.speedup or 1.0),
-            "high": y(found.high or found.speedup or 1.0),
-            "title": f"{side.shown}: {found.speedup:.2f}x",
-        }
-        for place, side, found in seen
-    ]
-    last = seen[-1][2].speedup if seen else None
-    return {"name": name, "points": points, "one": y(1.0), "last": last, "width": WIDTH, "height": HEIGHT}
+def _plot(name: str, sides: Sequence[ComparedSide]) -> Plot | None:
+    """The speedups of one row; None if no run has one."""
+    figures = [(place, side, side.rows.get(name)) for place, side in enumerate(sides, 1)]
+    seen = [(place, side, found, found.speedup) for place, side, found in figures if found and found.speedup]
+    if not seen:
+        return None
+    trace = Trace(
+        name,
+        [(float(place), speedup) for place, _, _, speedup in seen],
+        0,
+        joined=True,
+        bars=[(found.low or speedup, found.high or speedup) for _, _, found, speedup in seen],
+        said=[f"{side.title}: {speedup:.2f}x" for _, side, _, speedup in seen],
+    )
+    note = f"With the 95 % interval of each run; the last: {seen[-1][3]:.2f}x."
+    return Plot(name, note, "run", "speedup", [trace], level=(1.0, "the baseline"), whole=True, zero=False)

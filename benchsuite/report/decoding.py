@@ -1,4 +1,4 @@
-"""Ratios of decoding as a table on the terminal, and as the files of a results folder."""
+"""Ratios of decoding as a document, and as the files of a results folder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from benchsuite.benches.decoding.bench import DecodingBench
 from benchsuite.benches.decoding.ratios import Contrast, Ratio
 from benchsuite.machine.files import strict_json, write_folder
-from benchsuite.report.document import Style, Table
-from benchsuite.report.tables import wrapped
+from benchsuite.report.document import Document, Lines, Part, Section, Table
+from benchsuite.report.renderers import markdown
 
 COLUMNS = (
     "both figures: the median over rounds; ratio: the geometric mean of the rounds' ratios, all arms of a round in "
@@ -21,10 +21,10 @@ COLUMNS = (
 """Meanings of the columns."""
 
 
-def ratios_table(ratios: Sequence[Ratio], style: Style = "simple") -> str:
+def ratios_table(ratios: Sequence[Ratio]) -> Table:
     """One line for each row."""
     headers = ["arm", "over", "unit", "figure", "over's", "ratio", "interval", "pairs", "n", "tokens"]
-    return Table(headers, [_cells(ratio) for ratio in ratios]).drawn(style)
+    return Table(headers, [_cells(ratio) for ratio in ratios])
 
 
 def _cells(ratio: Ratio) -> list[str]:
@@ -48,18 +48,16 @@ def _figure(row: Contrast, value: float) -> str:
     return f"{value * 100:.1f}" if row.unit.startswith("%") else f"{value:.1f}"
 
 
-def decoding_lines(bench: DecodingBench) -> list[str]:
-    """Return the terminal's lines for one target."""
-    return [ratios_table(bench.ratios), "", *wrapped((*COLUMNS, *bench.legend)), ""] if bench.ratios else []
+def decoding_document(bench: DecodingBench, card: Sequence[str]) -> Document:
+    """Return the document of one target, below the lines of ``card``."""
+    parts: list[Part] = [ratios_table(bench.ratios), Lines([*COLUMNS, *bench.legend])] if bench.ratios else []
+    return Document("Decoding", [Section(parts=[Lines(card), *parts])])
 
 
 def write_decoding(root: Path, bench: DecodingBench, card: Sequence[str], complete: bool) -> Path:
     """Write ``decoding.json`` and ``decoding.md`` of one target into a new folder; return the folder."""
-    parts = [
-        "# Decoding",
-        "\n".join(f"- {line}" for line in card),
-        ratios_table(bench.ratios, "github"),
-        "\n".join(f"- {line}" for line in (*COLUMNS, *bench.legend)),
-    ]
-    files = {"decoding.json": strict_json(bench.as_json()), "decoding.md": "\n\n".join(parts) + "\n"}
+    files = {
+        "decoding.json": strict_json(bench.as_json()),
+        "decoding.md": markdown(decoding_document(bench, card)),
+    }
     return write_folder(root, f"decoding-{Path(bench.name).name}", files, card, bench.seed, complete)

@@ -9,7 +9,9 @@ from xml.etree import ElementTree
 
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.machine.files import strict_json
-from benchsuite.report.findings import finding_sentence, findings_table
+from benchsuite.report.document import Document
+from benchsuite.report.findings import finding_sentence, findings_section
+from benchsuite.report.renderers import markdown
 
 if TYPE_CHECKING:
     from benchsuite.gate.trial import Trial
@@ -72,10 +74,7 @@ def _scope(finding: Finding) -> str:
 def _markdown(findings: Sequence[Finding], blocks: Blocks) -> str:
     """Markdown for a comment or for the summary of a CI job."""
     overall = worst(finding.verdict for finding in findings)
-    sentences = [f"- {finding_sentence(finding)}" for finding in findings if finding.verdict != GateVerdict.PASS]
-    return (
-        "\n\n".join([f"## Gate: {overall}", findings_table(findings, "github"), "\n".join(sentences)]).rstrip() + "\n"
-    )
+    return markdown(Document(sections=[findings_section(findings, f"Gate: {overall}")]))
 
 
 def _junit(findings: Sequence[Finding], blocks: Blocks) -> str:

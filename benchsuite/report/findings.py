@@ -1,24 +1,20 @@
-"""Verdicts as tables and sentences for people."""
+"""Verdicts of the gate as a section of tables and sentences."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.speed import percent
 from benchsuite.gate.trial import SUITE
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
-from benchsuite.report.document import Style, Table
-
-WIDE = 120
+from benchsuite.report.document import Lines, Section, Table
 
 
-def findings_table(findings: Sequence[Finding], style: Style = "simple") -> str:
-    """A table with a line for each finding: row, level, figure, verdict, change, bounds, changed part.
+def findings_section(findings: Sequence[Finding], title: str = "") -> Section:
+    """Return a table with a line for each finding (row, level, figure, verdict, change, bounds, changed part).
 
-    ``simple`` is followed by a sentence for each finding that did not pass, or that
-    is about the suite.
+    Below it is a sentence for each that did not pass, or that is about the suite.
     """
     columns = {
         "row": [_short(f.row) for f in findings],
@@ -30,15 +26,9 @@ def findings_table(findings: Sequence[Finding], style: Style = "simple") -> str:
         "where": [f.where or "" for f in findings],
     }
     shown = {head: cells for head, cells in columns.items() if any(cells)}
-    lines = Table(list(shown), list(zip(*shown.values(), strict=True))).drawn(style)
-    if style != "simple":
-        return lines
-    sentences = [
-        textwrap.fill(finding_sentence(f), WIDE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        for f in findings
-        if f.verdict != GateVerdict.PASS or f.row == SUITE
-    ]
-    return "\n".join([lines, "", *sentences]) if sentences else lines
+    told = [finding_sentence(f) for f in findings if f.verdict != GateVerdict.PASS or f.row == SUITE]
+    table = Table(list(shown), list(zip(*shown.values(), strict=True)))
+    return Section(title, [table, *([Lines(told)] if told else [])])
 
 
 def finding_sentence(finding: Finding) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from textwrap import fill
 from typing import Any
 
 from benchsuite.foreign.files import ForeignFile
 from benchsuite.foreign.glossary import FORMATS, WORDS
-from benchsuite.report.document import Table
+from benchsuite.report.document import Document, Lines, Section, Table
 
 
-def as_table(found: ForeignFile) -> str:
+def foreign_document(found: ForeignFile) -> Document:
     """Return the runs side by side, a line for each word, with its unit, its name there, and what was converted."""
     words = [word for word in WORDS if any(word.name in run.figures for run in found.runs)]
     body = []
@@ -21,9 +20,8 @@ def as_table(found: ForeignFile) -> str:
             theirs += f" (in {f'shares of {place.per}' if place.per else place.unit})"
         body.append([word.name, word.unit, *(_cell(run.figures.get(word.name)) for run in found.runs), theirs])
     headers = ["figure", "unit", *(run.name for run in found.runs), FORMATS.get(found.format, found.format)]
-    table = Table(headers, body).drawn()
     lines = [*found.notes, *(f"{run.name}: not read: {_grouped(run.left)}" for run in found.runs if run.left)]
-    return "\n".join([table, *(fill(line, 118, subsequent_indent="  ") for line in lines)]) + "\n"
+    return Document(sections=[Section(parts=[Table(headers, body), Lines(lines)])])
 
 
 def _cell(value: Any) -> str:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from benchsuite.measure.arms import Setting
 from benchsuite.measure.figures import RowFigures
 from benchsuite.measure.results import Results, SettingResults
 from benchsuite.measure.rows import Row
+from benchsuite.predict.breakeven import map_of_windows
 from benchsuite.report import tables
+from benchsuite.report.breakeven import map_plot
 from benchsuite.report.plots import Plot, Trace
-
-
-@dataclass(frozen=True)
-class BreakEven:
-    """A map of speedups by acceptance (rows, from the highest) and K (columns), for a draft of one cost.
-
-    ``cells``: the speedup of each, from v(W) as measured; None where W was not reached.
-    """
-
-    cost: float
-    name: str
-    ks: Sequence[int]
-    rates: Sequence[float]
-    cells: Sequence[Sequence[float | None]]
 
 
 def pictures(one: SettingResults) -> list[Plot]:
@@ -219,39 +207,20 @@ def batches(results: Results) -> Plot | None:
     )
 
 
-RATES = tuple(rate / 100 for rate in range(90, 0, -10))
-"""Acceptance rates of a break-even map."""
-
-MOST_K = 10
-"""Columns of a break-even map, at most."""
-
-
-def break_even(group: Sequence[Row]) -> list[BreakEven]:
-    """Return a map for a draft that costs nothing, and one for the dearest draft that was measured."""
+def break_even(group: Sequence[Row]) -> list[Plot]:
+    """Return the map for a draft that costs nothing, and for the dearest one that was measured, at the run's v(W)."""
     cost = widths(group)
-    ks = [k for k in range(1, max(cost, default=1)) if k <= MOST_K]
-    if not ks:
-        return []
     dear = max(group, key=lambda row: row.figures.draft_cost or 0.0)
-    drafts = [(0.0, "a draft that costs nothing")]
+    drafts = {"a draft that costs nothing": 0.0}
     if dear.figures.draft_cost is not None and dear.figures.draft_cost > 0.01:
-        drafts.append((dear.figures.draft_cost, f"a draft as dear as {tables.full_name(dear)}"))
+        drafts[f"a draft as dear as {tables.full_name(dear)}"] = dear.figures.draft_cost
     return [
-        BreakEven(c, name, ks, RATES, [[_speedup(rate, k, c, cost) for k in ks] for rate in RATES])
-        for c, name in drafts
+        map_plot(
+            f"Break-even: {name} (c = {drafting:.2f})",
+            "The speedup that a fixed K would have with v(W) as measured here, if every proposal were accepted with "
+            "the same chance (Leviathan et al. 2023, theorem 3.8).",
+            map_of_windows(cost, drafting),
+        )
+        for name, drafting in drafts.items()
+        if max(cost, default=1) > 1
     ]
-
-
-def _speedup(rate: float, k: int, c: float, cost: Mapping[int, float]) -> float | None:
-    """Leviathan et al. 2023, theorem 3.8, with v(K + 1) for the target's cost; None where that width was not measured.
-
-    Widths between two that were measured are interpolated.
-    """
-    width = k + 1
-    above = min((w for w in cost if w >= width), default=None)
-    below = max((w for w in cost if w <= width), default=None)
-    if above is None or below is None:
-        return None
-    share = 0.0 if above == below else (width - below) / (above - below)
-    v = cost[below] + share * (cost[above] - cost[below])
-    return (1 - rate ** (k + 1)) / (1 - rate) / (v + c * k)

@@ -94,8 +94,8 @@ class Scale:
 
     @staticmethod
     def of(values: Sequence[float], start: float, end: float, zero: bool, whole: bool = False) -> Scale:
-        """The scale over ``values`` from pixel ``start`` to ``end``; ``zero``: it begins at 0."""
-        low, high = min(values), max(values)
+        """The scale over ``values`` from pixel ``start`` to ``end``; ``zero``: it begins at 0. Of no values: 0 to 1."""
+        low, high = min(values, default=0.0), max(values, default=1.0)
         low = min(low, 0.0) if zero else low
         step = _round_step((high - low) / 5 or max(abs(high), 1.0) / 5)
         step = max(1.0, step) if whole else step
@@ -104,7 +104,8 @@ class Scale:
 
     @staticmethod
     def of_ratios(values: Sequence[float], start: float, end: float) -> Scale:
-        """The scale of ratios over ``values``, all above 0: ticks at 1, 2, 5 times powers of ten."""
+        """The scale of ratios over ``values``, all above 0: ticks at 1, 2, 5 times powers of ten. Of none: 1 to 2."""
+        values = values or [1.0]
         powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 1)
         ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
         below = max(place for place, tick in enumerate(ticks) if tick <= min(values))

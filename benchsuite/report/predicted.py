@@ -1,9 +1,9 @@
-"""Forecasts as they are shown: lines for the terminal, and JSON."""
+"""Forecasts as they are shown: a section of a report, and JSON."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import log
 from statistics import median
@@ -13,9 +13,11 @@ from benchsuite.measure.arms import Arm
 from benchsuite.predict.checked import Accuracy, CheckedCell
 from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.forecasts import Forecasts
-from benchsuite.predict.reachable import advice_at_hand
-from benchsuite.predict.suggestions import lever
-from benchsuite.report.document import Table
+from benchsuite.predict.recommendation import recommended_by_text
+from benchsuite.predict.suggestions import suggestion
+from benchsuite.report.document import Lines, Part, Plots, Section, Table
+from benchsuite.report.pictures import predicted_and_measured
+from benchsuite.report.tables import WIDEST
 
 LEGEND = (
     "predicted: speedup over plain of the other texts' steps, replayed at costs that were probed apart (leave one "
@@ -29,54 +31,49 @@ FAR_PACE = 1.1
 """The factor between measured and probed plain decoding from which the machine is said to have changed."""
 
 
-def forecast_lines(forecasts: Forecasts) -> list[str]:
-    """Return the table of the arms over all workloads, a sentence for each, and the accuracy over all cells."""
-    arms = forecasts.arms
-    if not arms:
-        return ["nothing is predicted: every workload needs two texts or more, and a strategy that was built here"]
+def forecast_section(found: Mapping[str, Any]) -> Section:
+    """Return the section of a run's predictions; ``found``: as ``prediction.json`` has them (``forecast_json``)."""
+    title = "Predicted and measured"
+    if not found["arms"]:
+        none = "nothing is predicted: every workload needs two texts or more, and a strategy that was built here"
+        return Section(title, [Lines([none])])
     rows = [
         (
-            cell.arm.label,
-            cell.arm.controller,
-            "" if cell.arm.k is None else cell.arm.k,
-            cell.arm.setting.batch,
-            f"{cell.measured:.2f}x",
-            f"{cell.prediction.ratio:.2f}x",
-            _interval(cell),
-            f"{(cell.measured / cell.prediction.ratio - 1) * 100:+.1f} %",
+            one["label"],
+            one["arm"],
+            one["batch"],
+            _times(one["measured"]),
+            _times(one["predicted"]),
+            "-" if one["low"] is None else f"{one['low']:.2f} to {one['high']:.2f}",
+            f"{(one['measured'] / one['predicted'] - 1) * 100:+.1f} %",
         )
-        for cell in arms.values()
+        for one in found["arms"]
     ]
-    headers = ("arm", "controller", "K", "batch", "measured", "predicted", "interval", "residual")
-    said = [
-        f"{cell.arm.label}, batch {cell.arm.setting.batch}: {lever(cell, forecasts.costs[arm.setting])}"
-        for arm, cell in arms.items()
-    ]
-    return [
-        Table(headers, rows).drawn(),
-        "",
-        *said,
-        "",
-        *LEGEND,
-        _accuracy(forecasts),
-        _end_to_end(forecasts.cells),
-        *(
-            [accuracy_line(Accuracy.of(forecasts.halves), "halves of cells, each predicted from the other half alone")]
-            if forecasts.halves
-            else []
-        ),
-        *context_lines(forecasts),
-        *pace_lines(forecasts),
-        *forecasts.said,
-        "",
-        "the fastest of this run, text by text; a K that was not run is expected from the steps that were:",
-        *advice_strings(forecasts),
-        "to search further: python -m benchsuite advise --workload TEXT --batch 1,4 --minutes 2",
-    ]
+    headers = ("arm", "strategy", "batch", "measured", "predicted", "interval", "residual")
+    return Section(
+        title,
+        [
+            Table(headers, rows, narrow=WIDEST),
+            Plots([predicted_and_measured(found["cells"])]),
+            Lines([f"{one['label']}, batch {one['batch']}: {one['lever']}" for one in found["arms"]]),
+            Lines([*LEGEND, *found["said"]]),
+            Lines(
+                [
+                    "the fastest of this run, text by text; a K that was not run is expected from the steps that were:",
+                    *found["advice"],
+                    "to search further: python -m benchsuite advise --workload TEXT --batch 1,4 --minutes 2",
+                ]
+            ),
+        ],
+    )
 
 
-def cell_lines(cells: Sequence[CheckedCell]) -> list[str]:
-    """Return a Markdown table of every predicted cell."""
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def cell_parts(cells: Sequence[CheckedCell]) -> list[Part]:
+    """Return a table of every predicted cell, and what its columns mean."""
     rows = [
         (
             cell.arm.label,
@@ -92,12 +89,11 @@ def cell_lines(cells: Sequence[CheckedCell]) -> list[str]:
         for cell in cells
     ]
     headers = ("row", "text", "batch", "measured", "predicted", "90 % interval", "residual, %", "kept", "expected")
-    return [
-        Table(headers, rows).drawn("github"),
-        "",
+    meaning = (
         "kept: shares of the steps that asked for proposals in which one of depth 1, 2, 3, 4 was accepted, for trees "
-        "too; expected: the same of the texts that the cell is predicted from.",
-    ]
+        "too; expected: the same of the texts that the cell is predicted from."
+    )
+    return [Table(headers, rows), Lines([meaning])]
 
 
 def _accuracy(forecasts: Forecasts) -> str:
@@ -113,11 +109,12 @@ def _end_to_end(cells: Sequence[CheckedCell]) -> str:
 
 
 def advice_strings(forecasts: Forecasts) -> list[str]:
-    """Return the advice of ``advice_at_hand`` for each text and batch."""
+    """Return what is recommended for each text and batch."""
     lines = []
     for setting, costs in forecasts.costs.items():
         mine = [cell for cell in forecasts.cells if cell.arm.setting.without_workload == setting]
-        lines += [str(one) for one in advice_at_hand(mine, costs)]
+        found = recommended_by_text(mine, costs)
+        lines += [f"{of.workload}, batch {of.batch}: {recommendation}" for of, recommendation in found.items()]
     return lines
 
 
@@ -169,10 +166,22 @@ def _interval(cell: CheckedCell) -> str:
     return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
+def _said(forecasts: Forecasts) -> list[str]:
+    halves = "halves of cells, each predicted from the other half alone"
+    return [
+        _accuracy(forecasts),
+        *([_end_to_end(forecasts.cells)] if forecasts.cells else []),
+        *([accuracy_line(Accuracy.of(forecasts.halves), halves)] if forecasts.halves else []),
+        *context_lines(forecasts),
+        *pace_lines(forecasts),
+        *forecasts.said,
+    ]
+
+
 def forecast_json(forecasts: Forecasts) -> dict[str, Any]:
     """Return every predicted cell with its measured speedup, as JSON has it."""
     return {
-        "said": [_accuracy(forecasts), *context_lines(forecasts), *pace_lines(forecasts), *forecasts.said],
+        "said": _said(forecasts),
         "paces": [{"batch": setting.batch, "pace": pace} for setting, pace in forecasts.paces().items()],
         "advice": advice_strings(forecasts),
         "cells": [_public(cell, forecasts) for cell in forecasts.cells],
@@ -199,5 +208,5 @@ def _public(cell: CheckedCell, forecasts: Forecasts) -> dict[str, Any]:
         "texts": said.texts,
         "kept": list(cell.kept),
         "expected_kept": list(cell.expected_kept),
-        "lever": lever(cell, forecasts.costs[cell.arm.setting.without_workload]),
+        "lever": suggestion(cell, forecasts.costs[cell.arm.setting.without_workload]),
     }

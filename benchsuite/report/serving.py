@@ -1,4 +1,4 @@
-"""Endpoints as a table on the terminal, and as the files of a results folder."""
+"""Endpoints as a document, and as the files of a results folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from benchsuite.benches.serving.figures import EndpointFigures
 from benchsuite.benches.serving.load import Traffic
 from benchsuite.machine.files import strict_json, write_folder
 from benchsuite.measure.verdict import SpeedVerdict, noise_of
-from benchsuite.report.document import Style, Table
-from benchsuite.report.tables import wrapped
+from benchsuite.report.document import Document, Lines, Section, Table
+from benchsuite.report.renderers import markdown
 
 COLUMNS = (
     "ok: requests answered / asked; speed: from sending to the last byte per token, over the first endpoint's: the "
@@ -30,7 +30,7 @@ TIMED = ("TTFT", "TPOT", "gap", "token", "e2e")
 LATENCIES = ["endpoint", *(part for name in TIMED for part in (f"{name} 50", "90", "99"))]
 
 
-def serving_tables(rows: Sequence[EndpointFigures], style: Style = "simple") -> list[str]:
+def serving_tables(rows: Sequence[EndpointFigures]) -> list[Table]:
     """Two tables with a line for each endpoint: speeds, and latencies in milliseconds."""
     latencies = [
         [row.endpoint, *map(_ms, (*row.ttft_ms, *row.tpot_ms, *row.piece_ms, *row.token_ms, *row.e2e_ms))]
@@ -38,7 +38,7 @@ def serving_tables(rows: Sequence[EndpointFigures], style: Style = "simple") -> 
     ]
     again = next((row for row in rows if row.endpoint.endswith(AGAIN)), None)
     speeds = [_speeds(row, again, row is rows[0]) for row in rows]
-    return [Table(SPEEDS, speeds).drawn(style), Table(LATENCIES, latencies).drawn(style)]
+    return [Table(SPEEDS, speeds), Table(LATENCIES, latencies)]
 
 
 def _ms(value: float | None) -> str:
@@ -52,9 +52,9 @@ def _speeds(row: EndpointFigures, again: EndpointFigures | None, first: bool) ->
     return [
         row.endpoint,
         f"{answered}/{row.asked}",
-        whole.shown,
+        whole.cell_text,
         "-" if row.speed is None or row.speed.low is None else f"{row.speed.low:.2f}-{row.speed.high:.2f}",
-        decoding.shown,
+        decoding.cell_text,
         "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}",
         f"{row.rate:.2f}",
         "-" if row.goodput is None else f"{row.goodput[0]:.2f}/s, {row.goodput[1]:.0%}",
@@ -79,21 +79,10 @@ def endpoint_notes(rows: Sequence[EndpointFigures]) -> list[str]:
     return lines
 
 
-def serving_lines(bench: ServingBench) -> list[str]:
-    """Return the terminal's lines."""
-    lines = []
-    for load in bench.blocks:
-        rows = bench.figures(load)
-        speeds, latencies = serving_tables(rows)
-        lines += [f"{load.label}, {_size(bench, load)}", speeds, "", latencies, *wrapped(_notes(bench, load)), ""]
-    lines += wrapped(COLUMNS) if lines else []
-    return lines + wrapped(line for one in bench.certificates or () for line in one.lines)
-
-
 def _notes(bench: ServingBench, load: Traffic) -> list[str]:
     """Lines below a load's tables: failures, what is inconclusive, and what the servers say of themselves."""
-    words = [line for name, one in bench.words.get(load, {}).items() for line in one.lines(name)]
-    return [*endpoint_notes(bench.figures(load)), *words]
+    said = [line for name, one in bench.self_reported.get(load, {}).items() for line in one.lines(name)]
+    return [*endpoint_notes(bench.figures(load)), *said]
 
 
 def _size(bench: ServingBench, load: Traffic) -> str:
@@ -101,23 +90,28 @@ def _size(bench: ServingBench, load: Traffic) -> str:
     return f"{len(bench.plan.prompts)} prompts in {rounds} rounds, at most {bench.plan.ask.max_tokens} tokens each"
 
 
-def serving_files(bench: ServingBench, card: Sequence[str]) -> dict[str, str]:
-    """Return the files of a results folder by name."""
-    parts = ["# Endpoints", "\n".join(f"- {line}" for line in card)]
-    for load in bench.blocks:
-        rows = bench.figures(load)
-        notes = "\n\n".join(_notes(bench, load))
-        parts += [f"## {load.label}", _size(bench, load), *serving_tables(rows, "github"), notes]
-    parts.append("\n".join(f"- {line}" for line in COLUMNS))
-    if bench.certificates:
-        parts += ["## Outputs", "\n".join(f"- {line}" for one in bench.certificates for line in one.lines)]
-    return {
-        "serving.json": strict_json(bench.as_json()),
-        "serving.md": "\n\n".join(part for part in parts if part) + "\n",
-    }
+def serving_document(bench: ServingBench) -> Document:
+    """Return the document of a run over endpoints: a section of each load, and what is known of their outputs."""
+    loads = [
+        Section(
+            f"{load.label}, {_size(bench, load)}", [*serving_tables(bench.figures(load)), Lines(_notes(bench, load))]
+        )
+        for load in bench.blocks
+    ]
+    outputs = [line for one in bench.certificates or () for line in one.lines]
+    return Document(
+        "Endpoints",
+        [
+            Section(parts=[Lines(bench.said)]),
+            *loads,
+            Section("Columns", [Lines(COLUMNS)] if loads else []),
+            Section("Outputs", [Lines(outputs)] if outputs else []),
+        ],
+    )
 
 
-def write_serving(root: Path, bench: ServingBench, card: Sequence[str], complete: bool) -> Path:
+def write_serving(root: Path, bench: ServingBench, complete: bool) -> Path:
     """Write ``serving.json`` and ``serving.md`` into a new folder; return the folder."""
     name = "serving-" + "-".join(endpoint.name for endpoint in bench.plan.endpoints)
-    return write_folder(root, name, serving_files(bench, card), card, bench.plan.seed, complete)
+    files = {"serving.json": strict_json(bench.as_json()), "serving.md": markdown(serving_document(bench))}
+    return write_folder(root, name, files, bench.said, bench.plan.seed, complete)

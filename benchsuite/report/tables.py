@@ -1,36 +1,34 @@
-"""Tables: the same columns for the terminal, Markdown, CSV and HTML."""
+"""The tables of a run: their columns, the heat map, and what is said below them."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.figures import KEYS, RowFigures
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.results import SettingResults
 from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import MARKS, SpeedVerdict
 from benchsuite.measure.weights import Weights
-from benchsuite.report.document import Style, Table
+from benchsuite.report.document import Table, TableCell
 
 BASELINE = "*"
 """Marks the row that is the denominator of every speedup."""
 
 
 WIDEST = 28
-"""Most characters of an arm's name in a table; a longer name loses its middle. JSON and test ids have it whole."""
+"""Most characters of an arm's name in a terminal's table; a longer name loses its middle. Files have it whole."""
 
 SHORT_NAMES = {"question_answering": "q & a", "summarisation": "summaries", "code_editing": "code"}
 """Headers of workloads whose names are too wide for a table."""
 
-Body = list[list[str]]
-"""The cells of a table, row by row."""
+STEPS = (0.9, 0.98, 1.02, 1.25, 1.6, 2.2)
+"""Speedups between which the heat map changes its colour."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,8 @@ def _figure(
     return Column(header, cell, meaning)
 
 
-def short(label: str) -> str:
-    """Return an arm's name within ``WIDEST`` characters."""
-    return label if len(label) <= WIDEST else f"{label[: WIDEST // 2]}…{label[-(WIDEST // 2 - 1) :]}"
-
-
 def _name(row: Row) -> str:
-    label = short(row.arm.label)
-    return f"{label} {BASELINE}" if row.arm.plain else label
+    return f"{row.arm.label} {BASELINE}" if row.arm.plain else row.arm.label
 
 
 def _speedup(row: Row) -> str:
@@ -186,27 +178,44 @@ def _brief(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def overview(pooled: Sequence[Row], by_workload: Sequence[Row], style: Style = "simple") -> str:
-    """Return the speedup of each arm on each workload and, below, the copy rate and the entropy of plain's output.
+def overview(pooled: Sequence[Row], by_workload: Sequence[Row]) -> Table:
+    """Return the heat map: the speedup of each arm on each workload and, below, the copy rate and the entropy of
+    plain's output.
 
     All rows must be of one setting, apart from the workload.
     """
     workloads = list(dict.fromkeys(row.figures.workload for row in by_workload))
-    cells = {(row.arm.label, _policy(row), row.figures.workload): row.verdict.shown for row in by_workload}
+    found = {(row.arm.label, _policy(row), row.figures.workload): row for row in by_workload}
     like = {row.figures.workload: row.text for row in by_workload if row.text}
-    body = [
+    body: list[list[TableCell | str]] = [
         [
             _name(row),
             _policy(row),
-            *(cells.get((row.arm.label, _policy(row), w), "-") for w in workloads),
-            row.verdict.shown,
+            *(heat_cell(found.get((row.arm.label, _policy(row), name))) for name in workloads),
+            heat_cell(row),
         ]
         for row in pooled
     ]
     body.append(["copy rate", "", *(f"{like[w].copy_rate:.2f}" if w in like else "-" for w in workloads), ""])
     body.append(["entropy, bits", "", *(f"{like[w].entropy_bits:.2f}" if w in like else "-" for w in workloads), ""])
-    names = [SHORT_NAMES.get(w, w.replace("_", " ")) for w in workloads]
-    return Table(["arm", "policy K", *names, "all"], body).drawn(style)
+    names = [SHORT_NAMES.get(name, name.replace("_", " ")) for name in workloads]
+    title = f"Speedup over {pooled[0].figures.baseline}, geometric means of paired ratios"
+    return Table(["arm", "policy K", *names, "all"], body, title, heat=True, narrow=WIDEST)
+
+
+def heat_cell(row: Row | None) -> TableCell:
+    """Return a row's cell of the heat map; None: the row was not measured.
+
+    It has a colour by its speedup where that can be distinguished from 1.
+    """
+    if row is not None and row.failure:
+        return TableCell("FAILED", hint=row.failure.splitlines()[0])
+    if row is None or row.figures.speedup is None:
+        return TableCell("-", hint="not measured")
+    level = sum(row.figures.speedup >= step for step in STEPS)
+    coloured = row.verdict.distinguishable and not row.arm.again
+    hint = f"{full_name(row)}, {row.figures.workload}: {row.verdict.sentence}"
+    return TableCell(row.verdict.cell_text, f"h{level}" if coloured else "", hint)
 
 
 def success(rows: Sequence[Row]) -> str:
@@ -217,10 +226,8 @@ def success(rows: Sequence[Row]) -> str:
     return f"{fine} of {len(rows)} rows were measured and kept their contract ({fine / len(rows):.0%}){named}"
 
 
-def weights_table(targets: Sequence[Weights]) -> list[str]:
-    """Return the lines of the table of quantised targets; empty without any."""
-    if not targets:
-        return []
+def weights_table(targets: Sequence[Weights]) -> Table:
+    """Return a line for each quantised target: its size and perplexity beside those of the unrounded weights."""
     headers = ["target", "weights", "GiB", "of unrounded", "perplexity", "unrounded", "change %", "tokens"]
     body = [
         [
@@ -235,12 +242,7 @@ def weights_table(targets: Sequence[Weights]) -> list[str]:
         ]
         for weights in targets
     ]
-    return Table(headers, body).drawn().splitlines()
-
-
-def wrapped(lines: Iterable[str]) -> list[str]:
-    """Return lines of at most 120 characters; the rest of a longer one is indented."""
-    return [part for line in lines for part in textwrap.wrap(line, 120, subsequent_indent="  ")]
+    return Table(headers, body)
 
 
 def op_lines(rows: Sequence[Row]) -> list[str]:
@@ -251,17 +253,16 @@ def op_lines(rows: Sequence[Row]) -> list[str]:
             for backend, count in by_backend.items():
                 ran = calls.setdefault(backend, {})
                 ran[op] = ran.get(op, 0) + count
-    lines = [
+    return [
         f"ops on {backend}: " + ", ".join(f"{op} {count:,}" for op, count in sorted(ran.items()))
         for backend, ran in sorted(calls.items())
     ]
-    return wrapped(lines)
 
 
-def render(rows: Sequence[Row], columns: Sequence[Column], style: Style = "simple") -> str:
-    """Return one table of rows; ``style`` is any of tabulate's (``github`` for Markdown, ``html`` …)."""
+def rows_table(rows: Sequence[Row], columns: Sequence[Column], title: str = "", detail: bool = False) -> Table:
+    """Return the figures of rows, a line for each. ``detail``: as ``Table`` has it."""
     body = [[column.cell(row) for column in columns] for row in rows]
-    return Table([column.header for column in columns], body).drawn(style)
+    return Table([column.header for column in columns], body, title, detail, narrow=WIDEST)
 
 
 LEGEND = (
@@ -296,44 +297,22 @@ def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
         if row in pooled and "one prompt" in (row.figures.marks or ()):
             lines.append(f"{name}: one prompt makes more than half of its speedup")
     lines += [f"{row.arm.id}: {tie}" for row in rows for tie in row.ties]
-    return wrapped(lines)
+    return lines
 
 
-def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], noise: float, style: Style) -> str:
-    """Return the speed of each arm (a row) over each other (a column), marked as all speedups are."""
-    headers, body = contrasts_cells(speeds, noise)
-    return Table(headers, body).drawn(style)
-
-
-def contrasts_cells(speeds: Mapping[tuple[Arm, Arm], Estimate], noise: float) -> tuple[list[str], Body]:
-    """Return the headers and the cells of that table. ``noise``: of the setting (``SpeedVerdict``)."""
+def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], noise: float) -> Table:
+    """Return the speed of each arm (a row) over each other (a column), marked as all speedups are. ``noise``: of the
+    setting (``SpeedVerdict``)."""
     arms = list(dict.fromkeys(arm for pair in speeds for arm in pair))
     body = [
         [
             f"{place} {one.name or one.strategy}",
-            *(SpeedVerdict(speeds.get((one, other)), noise).shown for other in arms),
+            *(SpeedVerdict(speeds.get((one, other)), noise).cell_text for other in arms),
         ]
         for place, one in enumerate(arms, 1)
     ]
-    return ["faster than", *map(str, range(1, len(arms) + 1))], body
-
-
-def report_tables(one: SettingResults) -> dict[str, tuple[list[str], Body]]:
-    """Return the headers and the cells of each table below a report's plots, by its heading. Names are whole."""
-    workload = Column("workload", lambda row: row.figures.workload, "kind of text")
-    whole = Column("arm", full_name, NAME.meaning)
-
-    def of(which: Sequence[Row], columns: Sequence[Column]) -> tuple[list[str], Body]:
-        return [column.header for column in columns], [[column.cell(row) for column in columns] for row in which]
-
-    pooled = one.pooled
-    return {
-        "Speed": of(pooled, (whole, *SPEED[2:])),
-        "Contract and latency": of(pooled, (whole, *LATENCY[1:])),
-        "Why": of(pooled, (whole, *REASONS[1:])),
-        "Each arm's speed over each other's": contrasts_cells(one.contrasts, pooled[0].verdict.noise),
-        "Every row": of(one.rows, (workload, whole, *SPEED[2:])),
-    }
+    headers = ["faster than", *map(str, range(1, len(arms) + 1))]
+    return Table(headers, body, "Each arm's speed over each other's", detail=True)
 
 
 def meanings() -> list[str]:

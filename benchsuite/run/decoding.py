@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchsuite.run.targets import TargetPlugin
+from benchsuite.run.target_plugin import TargetPlugin
 
 if TYPE_CHECKING:
     from benchsuite.benches.decoding.bench import DecodingBench
+    from benchsuite.report.document import Document
     from specdec.catalog import Loaded
     from specdec.model import ArenaModel
 
@@ -34,14 +35,14 @@ class DecodingPlugin(TargetPlugin["DecodingBench"]):
         """Whether a row was measured."""
         return bool(bench.ratios)
 
-    def lines(self, bench: DecodingBench) -> list[str]:
-        """Return the table's lines."""
-        from benchsuite.report import decoding
+    def document(self, bench: DecodingBench) -> Document:
+        """Return the report of one target."""
+        from benchsuite.report.decoding import decoding_document
 
-        return decoding.decoding_lines(bench)
+        return decoding_document(bench, self.card)
 
     def write(self, root: Path, bench: DecodingBench, complete: bool) -> Path:
         """Write table and JSON of one target."""
-        from benchsuite.report import decoding
+        from benchsuite.report.decoding import write_decoding
 
-        return decoding.write_decoding(root, bench, self.card, complete)
+        return write_decoding(root, bench, self.card, complete)

@@ -17,7 +17,7 @@ from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
-from benchsuite.report import exports, findings
+from benchsuite.report import exports, findings, renderers
 from benchsuite.run.capture import uncaptured
 
 if TYPE_CHECKING:
@@ -271,7 +271,8 @@ class GatePlugin:
             return
         terminalreporter.section("gate", sep="-")
         if self.findings:
-            terminalreporter.write_line(findings.findings_table(self.findings))
+            for line in renderers.section_lines(findings.findings_section(self.findings)):
+                terminalreporter.write_line(line)
             overall = worst(finding.verdict for finding in self.findings)
             sentence = findings.run_sentence(self.findings, self.rules, self.compared)
             terminalreporter.write_line(f"\n{overall}: {sentence}", bold=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchsuite.run.targets import TargetPlugin
+from benchsuite.run.target_plugin import TargetPlugin
 
 if TYPE_CHECKING:
     from benchsuite.benches.kernels.timing import KernelBench
+    from benchsuite.report.document import Document
     from specdec.catalog import Loaded
     from specdec.model import ArenaModel
 
@@ -35,14 +36,14 @@ class KernelPlugin(TargetPlugin["KernelBench"]):
         """Whether anything was timed."""
         return bool(bench.timings or bench.curves or bench.costs)
 
-    def lines(self, bench: KernelBench) -> list[str]:
-        """Return the tables' lines."""
-        from benchsuite.report import kernels
+    def document(self, bench: KernelBench) -> Document:
+        """Return the report of one target."""
+        from benchsuite.report.kernels import kernels_document
 
-        return kernels.lines(bench)
+        return kernels_document(bench, self.card)
 
     def write(self, root: Path, bench: KernelBench, complete: bool) -> Path:
         """Write tables, JSON and plot of one target."""
-        from benchsuite.report import kernels
+        from benchsuite.report.kernels import write_kernels
 
-        return kernels.write_kernels(root, bench, self.card, 0, complete)
+        return write_kernels(root, bench, self.card, 0, complete)

@@ -18,7 +18,7 @@ from benchsuite import options
 from benchsuite.gate import rules
 from benchsuite.gate.record import GateError
 from benchsuite.measure.arms import SAMPLED
-from benchsuite.options import OPTIONS, Texts
+from benchsuite.options import OPTIONS, Option, Texts
 from benchsuite.run import sources
 from specdec.errors import SpecdecError
 
@@ -193,7 +193,7 @@ def read_request(config: pytest.Config) -> RunRequest:
     for name, (group, option) in every.items():
         key = options.key_of(option.name, group)
         typed: Any = config.getoption(key)
-        texts[name] = str(config.getini(key) if typed is None else typed)
+        texts[name] = _of_ini(key, config.getini(key), option) if typed is None else str(typed)
         given |= set() if typed is None else {name}
     mode = config.getoption("gate")
     texts |= {"gate": str(mode or config.getini("gate")), "gate-plant": str(config.getoption("gate_plant"))}
@@ -204,6 +204,17 @@ def read_request(config: pytest.Config) -> RunRequest:
         return RunRequest.of(found)
     except (SpecdecError, GateError) as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def _of_ini(key: str, value: Any, option: Option) -> str:
+    """A value of the ini file as the command line would have it: TOML has lists, numbers, true and false."""
+    if isinstance(value, list) and option.many:
+        return ",".join(str(one).strip().rstrip(",") for one in value)
+    if isinstance(value, bool) or (option.flag and value in ("True", "False")):
+        return str(value).lower()
+    if isinstance(value, list | dict):
+        raise pytest.UsageError(f"the ini file's {key} is {value!r}; expected one value")
+    return str(value)
 
 
 def texts_of(given: Mapping[str, str], folder: Path = Path()) -> Texts:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from benchsuite.run.request import RunRequest
     from benchsuite.store.journal import Journal
 
-FOLDER, LINES, GROUPED = "specdec_results", "specdec_lines", "specdec_grouped"
-"""Keys under which a pytest-xdist worker is given the run's folder, returns its lines, and is told that items come in
-groups."""
+FOLDER, LINES, DIST = "specdec_results", "specdec_lines", "specdec_dist"
+"""Keys under which a pytest-xdist worker is given the run's folder, returns its lines, and is told how tests are
+distributed."""
 
 
 class RunKeeper:

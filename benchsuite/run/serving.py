@@ -12,7 +12,8 @@ import pytest
 
 if TYPE_CHECKING:
     from benchsuite.benches.serving.bench import ServingBench, ServingPlan
-    from benchsuite.benches.serving.certified import Certificate, Read
+    from benchsuite.benches.serving.certificate import Certificate
+    from benchsuite.benches.serving.certified import Read
     from benchsuite.benches.serving.figures import EndpointFigures
     from benchsuite.benches.serving.load import Traffic
     from benchsuite.benches.serving.restarts import ServersInTurn
@@ -172,7 +173,7 @@ class ServingPlugin:
         from benchsuite.report.serving import write_serving
 
         try:
-            self.outcome = f"results: {write_serving(root, self.bench, self.bench.said, exitstatus == 0)}"
+            self.outcome = f"results: {write_serving(root, self.bench, exitstatus == 0)}"
             self._partial(root).unlink(missing_ok=True)
         except OSError as error:
             self.outcome = f"the results could not be written to {root}: {error}"
@@ -182,8 +183,9 @@ class ServingPlugin:
         """Print the tables."""
         if self.bench is None or not (self.bench.blocks or self.bench.certificates):
             return
-        from benchsuite.report.serving import serving_lines
+        from benchsuite.report.renderers import terminal
+        from benchsuite.report.serving import serving_document
 
         terminalreporter.section("endpoints", sep="=")
-        for line in (*self.bench.said, *serving_lines(self.bench), *([self.outcome] if self.outcome else [])):
+        for line in (*terminal(serving_document(self.bench), titled=False), *([self.outcome] if self.outcome else [])):
             terminalreporter.write_line(line)

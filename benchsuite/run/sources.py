@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchsuite.machine.user_files import UserFileError, user_yaml
 from benchsuite.options import VARIABLES, Option, Texts
 
 Known = Mapping[str, tuple[str, Option]]
@@ -29,6 +30,9 @@ FIXED = {
     "SPECDEC_SYNC_MODE": ("event", "on CUDA the parts of a step are timed by events"),
 }
 """Variables of other tools for what cannot be chosen here: the only value that is taken, and why."""
+
+KEYS = ("SPECDEC_API_KEY",)
+"""Begins the names of variables that hold the API keys of endpoints."""
 
 OWN = "SPECDEC_GATE_"
 """Begins the names of variables that the gate gives to its launches."""
@@ -75,19 +79,10 @@ def _file(given: Texts, known: Known) -> list[Source]:
     text, path = given.texts["config"], given.path("config")
     if path is None:
         return []
-    import yaml
-
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise pytest.UsageError(f"--specdec-config {text!r} cannot be read: {error}; name a YAML file") from None
-    except yaml.YAMLError as error:
-        raise pytest.UsageError(f"--specdec-config {text!r} is no YAML: {error}") from None
-    if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise pytest.UsageError(
-            f"--specdec-config {text!r} holds a {kind}; expected a mapping from options to values, as in batch: [1, 4]"
-        )
+        found = user_yaml(path)
+    except UserFileError as error:
+        raise pytest.UsageError(f"--specdec-config: {error}; name a YAML file") from None
     unknown = [name for name in found if name not in known]
     if unknown:
         close = difflib.get_close_matches(str(unknown[0]).replace("_", "-").removeprefix("specdec-"), known, n=1)
@@ -104,12 +99,12 @@ def _text(file: str, name: str, value: Any, option: Option) -> str:
             return ",".join(map(str, value))
         if _plain(value):
             return str(value).lower() if option.flag else str(value)
-    shown = json.dumps(value, default=str)
+    shown = json.dumps(value, default=str).replace('"', "")
     raise pytest.UsageError(f"--specdec-config {file!r}: {name} is {shown}; expected {expected}")
 
 
 def _plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
+    return isinstance(value, str | bool)
 
 
 def _repeated(given: Texts) -> list[Source]:
@@ -131,7 +126,7 @@ def _variables() -> list[Source]:
     """The options that ``SPECDEC_…`` variables give, each from its own source; a variable that is unknown warns."""
     sources, known = list[Source](), [*VARIABLES, *FIXED, *OTHERS]
     for variable in sorted(os.environ):
-        if not variable.startswith("SPECDEC_") or variable in OTHERS or variable.startswith(OWN):
+        if not variable.startswith("SPECDEC_") or variable in OTHERS or variable.startswith((OWN, *KEYS)):
             continue
         value = os.environ[variable]
         if variable in FIXED:
@@ -147,7 +142,13 @@ def _variables() -> list[Source]:
         else:
             close = difflib.get_close_matches(variable, known, n=1)
             meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-            warnings.warn(
-                pytest.PytestConfigWarning(f"the variable {variable} means nothing here: {meant}"), stacklevel=1
-            )
+            _warn(f"the variable {variable} means nothing here: {meant}")
     return sources
+
+
+def _warn(text: str) -> None:
+    """Warn; where warnings are errors (``-W error``), refuse: pytest has no other place for an error at this time."""
+    try:
+        warnings.warn(pytest.PytestConfigWarning(text), stacklevel=1)
+    except pytest.PytestConfigWarning as error:
+        raise pytest.UsageError(str(error)) from None

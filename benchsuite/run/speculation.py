@@ -14,7 +14,8 @@ import pytest
 from benchsuite.report.replay import replayed_seconds
 from benchsuite.run.capture import uncaptured
 from benchsuite.run.ranks import RankedPlugin
-from benchsuite.run.results_folder import FOLDER, GROUPED, LINES, RunKeeper
+from benchsuite.run.results_folder import DIST, FOLDER, LINES, RunKeeper
+from benchsuite.run.workers import FREE, scheduling, split_cells
 
 if TYPE_CHECKING:
     from benchsuite.measure.arms import Arm
@@ -46,11 +47,13 @@ class ComparisonPlugin:
         self.measured: Measured | None = None  # the bench's own, or what the workers of pytest-xdist have measured
         self._refused: Exception | None = None  # an invalid option, found where pytest would print a traceback
         self._bar: Any = None
-        self.ranked = RankedPlugin(config, request)
+        self.ranks_plugin = RankedPlugin(config, request)
         self._keeper = RunKeeper(config, request)
         self._lines: list[Lines] = []  # of pytest-xdist's workers
         self._session: Any = None
-        self._predicted: list[str] = []
+        self._predicted: dict[str, Any] | None = None
+        self._unpredicted = ""
+        self._split = ""  # why a worker of pytest-xdist measures nothing
 
     def is_control(self, name: str) -> bool:
         """Whether the row of that name is an outside reference, or plain decoding once more."""
@@ -59,8 +62,9 @@ class ComparisonPlugin:
     def cell_of(self, item: pytest.Item) -> str | None:
         """The name of what is measured at once for the row of an item; None if the item has none."""
         name = row_of(item)
-        if name not in self.arms:
-            return None  # no row, or a matrix that was refused
+        return self._cell_of_arm(name) if name in self.arms else None  # no row, or a matrix that was refused
+
+    def _cell_of_arm(self, name: str) -> str:
         setting = self.arms[name].setting
         return (setting.without_workload if self.request.chooses else setting).id
 
@@ -84,8 +88,7 @@ class ComparisonPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        """Mark the items of rows before any is deselected: pytest-benchmark's timer is ``replayed_seconds``, and
-        pytest-xdist sends what is measured at once to one worker."""
+        """Mark the items of rows before any is deselected: pytest-benchmark's timer is ``replayed_seconds``."""
         has = self.config.pluginmanager.hasplugin
         for item in items if self._refused is None else ():
             name = row_of(item)
@@ -95,8 +98,6 @@ class ComparisonPlugin:
             if has("benchmark"):
                 group = f"{setting.target} {setting.workload}"
                 item.add_marker(pytest.mark.benchmark(timer=replayed_seconds, group=group))
-            if has("xdist"):
-                item.add_marker(pytest.mark.xdist_group(self.cell_of(item)))
         return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -110,6 +111,14 @@ class ComparisonPlugin:
             return
         from specdec.errors import SpecdecError
 
+        cells = [(item.nodeid, cell) for item in session.items if (cell := self.cell_of(item))]
+        dist = getattr(self.config, "workerinput", {}).get(DIST, "no")
+        if split := next(split_cells(dist, cells), None):
+            self._split = (
+                f"pytest-xdist's --dist {dist} sends rows of {split} to several workers, and each would measure all of "
+                "them, at the same time; use --dist load, or leave out -n"
+            )
+            return
         try:
             self.bench = self.measured = self._prepared([self.arms[name] for name in dict.fromkeys(names)])
         except SpecdecError as error:
@@ -130,9 +139,9 @@ class ComparisonPlugin:
         config = self.config
         plan = self._plan()
         with uncaptured(config):
-            self.ranked.begin(arms, self.request.gate is not None, self._abandon)
+            self.ranks_plugin.begin(arms, self.request.gate is not None, self._abandon)
         with on_all_ranks("the folder of results"):
-            if self.ranked.first:
+            if self.ranks_plugin.first:
                 self._keeper.begin([*self.arms.values()])
         said = [be_deterministic(self.request.seed)] if self.request.deterministic else []
         bench = Bench(plan, self._abandon, self._keep)
@@ -146,8 +155,8 @@ class ComparisonPlugin:
         """Write a cell; where there is no room, measure no more: what is measured is shown, and written at the end."""
         assert self.bench is not None
         self._keeper.keep(cell, self.bench)
-        if self._keeper.full and self.ranked.ranks is not None:
-            self.ranked.ranks.end(self._keeper.full)
+        if self._keeper.full and self.ranks_plugin.ranks is not None:
+            self.ranks_plugin.ranks.end(self._keeper.full)
         if self._keeper.full:
             self._session.shouldstop = self._keeper.full
         elif self._keeper.journal and self.request.profile:
@@ -187,7 +196,7 @@ class ComparisonPlugin:
         check_source(given)
         if hasattr(self.config, "workerinput"):
             unfit = "pytest-xdist's processes disturb each other's costs: leave out -n"
-        elif self.ranked.ranks:
+        elif self.ranks_plugin.ranks:
             unfit = "costs of a target over several processes are not probed: run one process"
         else:
             return
@@ -200,19 +209,20 @@ class ComparisonPlugin:
             return {}
         from benchsuite.machine.files import strict_json
         from benchsuite.predict.forecasts import forecasts_of
-        from benchsuite.report.predicted import forecast_json, forecast_lines
+        from benchsuite.report.predicted import forecast_json, forecast_section
+        from benchsuite.report.renderers import section_lines
         from specdec.errors import SpecdecError
 
         try:
             with uncaptured(self.config):
                 found = forecasts_of(bench, given)
         except SpecdecError as error:
-            self._predicted = [f"not predicted: {error}"]
+            self._unpredicted = f"not predicted: {error}"
             return {}
-        self._predicted = forecast_lines(found)
+        self._predicted = forecast_json(found)
         return {
-            "prediction.json": strict_json(forecast_json(found)),
-            "prediction.txt": "\n".join(self._predicted) + "\n",
+            "prediction.json": strict_json(self._predicted),
+            "prediction.txt": "\n".join(section_lines(forecast_section(self._predicted), titled=False)) + "\n",
         }
 
     def _abandon(self, what: str) -> None:
@@ -235,17 +245,20 @@ class ComparisonPlugin:
         """The measured row of an arm; fails the requesting test if its workload cannot be measured."""
         from specdec.errors import SpecdecError
 
+        if self._split:
+            pytest.fail(self._split, pytrace=False)
         assert self.bench is not None
         try:
             with uncaptured(self.config):
                 return self.bench.row(self.arms[name], self._tick(self.bench))
         except SpecdecError as error:
-            pytest.fail(f"{name}: {error}", pytrace=False)
+            said = str(error)
+        pytest.fail(f"{name}: {said}", pytrace=False)
 
     def _tick(self, bench: Bench) -> Callable[[str], None]:
         from tqdm import tqdm
 
-        if not self.ranked.first:
+        if not self.ranks_plugin.first:
             return lambda what: None
         if self._bar is None:
             # In a log file each update of the bar is a line, so one update every 30 s is enough.
@@ -277,9 +290,24 @@ class ComparisonPlugin:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Send all items of a cell to one worker. Where files or scopes are kept together, rows are as well."""
+        return scheduling(config, log, self._cell_of_id) if config.getvalue("dist") in FREE else None
+
+    def _cell_of_id(self, nodeid: str) -> str | None:
+        """``cell_of`` in the controller, which collects no items; the matrix is built if a name may be a row's."""
+        given = nodeid.partition("[")[2].removesuffix("]")
+        if not any(target.replace("/", ":") in given for target in self.request.target):
+            return None
+        if not self.arms and self._refused is None:
+            self._build()
+        names = [name for name in self.arms if f"-{name}-" in f"-{given}-"]
+        return self._cell_of_arm(max(names, key=len)) if names else None
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Give pytest-xdist's workers one folder for their cells, and all items of a cell to one of them."""
-        node.workerinput[GROUPED] = self.config.option.dist == "loadgroup"
+        """Give pytest-xdist's workers one folder for their cells, and say how tests are distributed."""
+        node.workerinput[DIST] = self.config.option.dist
         if self._keeper.journal is None and self.request.results:
             from specdec.errors import SpecdecError
 
@@ -301,9 +329,19 @@ class ComparisonPlugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""
         if self.measured is not None and self.measured.rows:
-            from benchsuite.report import terminal
+            from benchsuite.report.renderers import section_lines
+            from benchsuite.report.speculation import speculation_document
 
-            terminal.show(terminalreporter, self.measured.results(), self._keeper.outcome, self._predicted)
+            document = speculation_document(self.measured.results(), predicted=self._predicted)
+            for section in document.sections:
+                if not section.detail and (lines := section_lines(section, titled=False)):
+                    terminalreporter.section(f"{document.title}: {section.title}", sep="=")
+                    for line in lines:
+                        terminalreporter.write_line(line)
+            # The answer comes last, where a reader looks first.
+            for line in (self._unpredicted, *document.lead, self._keeper.outcome):
+                if line:
+                    terminalreporter.write_line(line)
 
 
 def _marks(arm: Arm) -> list[pytest.MarkDecorator]:

@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchsuite.machine import provenance
 from benchsuite.machine.files import MANIFEST, PART, stamped, strict_json, write_file, write_files
 from benchsuite.measure import cells
@@ -48,7 +46,7 @@ def manifest(options: Mapping[str, str]) -> dict[str, Any]:
         "machine": {
             "processor": provenance.processor(),
             "vectors": provenance.vectors(),
-            "cores": psutil.cpu_count(logical=False),
+            "cores": provenance.cores(),
             "threads": os.environ.get("OMP_NUM_THREADS"),
             **({"gpus": [gpu["name"] for gpu in gpus]} if gpus else {}),
             **({"ranks": str(ranks)} if ranks else {}),

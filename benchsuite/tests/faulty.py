@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Sequence
@@ -49,13 +50,13 @@ class Fault:
 class FaultyServer:
     """Answers the n-th POST by the n-th script (the last one for all further ones), GETs with a model named ``m``.
 
-    ``requests`` has what came, as bytes.
+    ``requests`` has what came, as bytes. With ``tls`` its connections are encrypted.
 
     Example: ``with FaultyServer([Fault((plain_answer("500 Oops", "no"),))]) as server: ask(server.url)``
     """
 
-    def __init__(self, scripts: Sequence[Fault]) -> None:
-        self.scripts = list(scripts)
+    def __init__(self, scripts: Sequence[Fault], tls: ssl.SSLContext | None = None) -> None:
+        self.scripts, self._tls = list(scripts), tls
         self.requests: list[bytes] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -83,6 +84,10 @@ class FaultyServer:
                 connection, _ = self._socket.accept()
             except OSError:
                 return  # closed
+            try:
+                connection = self._tls.wrap_socket(connection, server_side=True) if self._tls else connection
+            except ssl.SSLError:
+                continue  # the client does not believe the certificate
             request = _read(connection)
             if not request:
                 connection.close()

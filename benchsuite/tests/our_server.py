@@ -40,7 +40,8 @@ class Bugs:
 
     ``change``: one token in so many, at places drawn with ``dice``, is sent as the second likeliest one; ``heat``: a
     factor of the temperature; ``no_end``: no finish_reason is sent; ``usage``: tokens added to ``completion_tokens``;
-    ``one_chunk``: a stream comes in one piece; ``no_logprobs``: none are sent; ``no_usage``: none in a stream.
+    ``one_chunk``: a stream comes in one piece; ``no_logprobs``: none are sent; ``no_usage``: none in a stream;
+    ``strict``: a request to count the tokens of each piece is refused.
     """
 
     change: int = 0
@@ -50,6 +51,7 @@ class Bugs:
     one_chunk: bool = False
     no_logprobs: bool = False
     no_usage: bool = False
+    strict: bool = False
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -95,7 +97,9 @@ class OurServer:
             if most:
                 for text, content, reason in self._decoded(ids, asked, most, wanted):
                     count += 1
-                    yield self._object(chat, text, content, None if self.bugs.no_end else reason)
+                    one = self._object(chat, text, content, None if self.bugs.no_end else reason)
+                    so_far = {"prompt_tokens": len(ids), "completion_tokens": count}
+                    yield one | ({"usage": so_far} if _each_piece(asked) and not self.bugs.no_usage else {})
             else:
                 yield self._object(chat, "", [], "length")
         used = {"prompt_tokens": len(ids), "completion_tokens": count + self.bugs.usage}
@@ -196,6 +200,9 @@ class _Handler(BaseHTTPRequestHandler):
             said = {"error": {"message": f"the model {asked.get('model')!r} does not exist"}}
             self._send(404, json.dumps(said).encode())
             return
+        if self.ours.bugs.strict and _each_piece(asked):
+            self._send(400, b'{"error": {"message": "unknown field continuous_usage_stats"}}')
+            return
         objects = self.ours.answer(asked, self.path.startswith("/v1/chat"))
         try:
             objects = itertools.chain([next(objects)], objects)
@@ -226,6 +233,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _each_piece(asked: dict[str, Any]) -> bool:
+    """Whether each piece of a stream is to say how many tokens there are so far."""
+    return bool(asked.get("stream") and (asked.get("stream_options") or {}).get("continuous_usage_stats"))
 
 
 def _joined(objects: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ def book_step(stats: Stats, now: float, parts: Iterable[float], each: Sequence[R
     marks = []
     for seconds in parts:
         now += seconds
-        stats.stopwatch._marks.append(now)
-        marks.append(len(stats.stopwatch._marks) - 1)
+        stats.stopwatch.marks.append(now)
+        marks.append(len(stats.stopwatch.marks) - 1)
     for row in each:
         stats.proposed(row.proposed, row.deepest)
         stats.accepted(row.accepted)

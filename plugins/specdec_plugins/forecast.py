@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
 from statistics import median
 
@@ -169,6 +169,9 @@ def goodputs(
     return out
 
 
-def best(speeds: Sequence[float]) -> int:
-    """The index of the largest value; among equal values the smallest index."""
-    return max(range(len(speeds)), key=lambda k: (speeds[k], -k))
+def fastest_k(speeds: Mapping[int, float]) -> int:
+    """Return the K of the largest speed, by whatever they are measured; of equal ones the smallest K.
+
+    Example: ``fastest_k({0: 1.0, 2: 1.3, 4: 1.3})`` is 2.
+    """
+    return max(speeds, key=lambda k: (speeds[k], -k))

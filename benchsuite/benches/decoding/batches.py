@@ -11,7 +11,8 @@ from benchsuite.benches.decoding.ratios import Contrast, Family, Sample
 from benchsuite.benches.decoding.steps import DRAFT, ROWS, K
 from benchsuite.machine import clock
 from specdec.assembly import Assembly
-from specdec.engine import Completion, Engine
+from specdec.engine import Engine
+from specdec.queue import Completion
 from specdec.request import Request, SamplingParams
 
 PROMPT, BUDGET = (8, 56), 64

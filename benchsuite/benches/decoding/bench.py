@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from benchsuite.benches.decoding.batches import LONGEST, batches_family
+from benchsuite.benches.decoding.conversations import conversations_family
 from benchsuite.benches.decoding.mixes import OUTPUT, PROMPT
 from benchsuite.benches.decoding.queues import queues_family
 from benchsuite.benches.decoding.ratios import Family, Ratio, alternated
 from benchsuite.benches.decoding.steps import BUDGET, PROMPT_TOKENS, ROWS, steps_family
-from benchsuite.benches.decoding.turns import turns_family
 from benchsuite.measure import workloads
 from specdec import Registry, catalog
 from specdec.assembly import Assembly
@@ -77,7 +77,7 @@ FAMILIES: Mapping[str, Callable[[DecodingBench], Family]] = MappingProxyType(
         "steps": lambda bench: steps_family(bench.assembly, bench.text, bench.ends),
         "batches": lambda bench: batches_family(bench.assembly, bench.text),
         "queues": lambda bench: queues_family(bench.assembly, bench.text),
-        "turns": lambda bench: turns_family(bench.assembly, bench.text),
+        "turns": lambda bench: conversations_family(bench.assembly, bench.text),
     }
 )
 """Each family by its name; a new one is a line here, a new row a ``Contrast`` in its family."""

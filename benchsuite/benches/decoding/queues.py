@@ -12,8 +12,9 @@ from benchsuite.benches.decoding.ratios import Contrast, Family, Sample
 from benchsuite.benches.decoding.steps import ROWS
 from benchsuite.machine import clock
 from specdec.assembly import Assembly
-from specdec.engine import Completion, Engine
+from specdec.engine import Engine
 from specdec.jobs import Job, Prompts, run_jobs
+from specdec.queue import Completion
 
 
 def queues_family(assembly: Assembly, text: Sequence[int], count: int = REQUESTS) -> Family:

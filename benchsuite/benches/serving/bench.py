@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchsuite.benches.serving.certified import Certificate, Read, certify
+from benchsuite.benches.serving.certificate import Certificate
+from benchsuite.benches.serving.certified import Read, certify
 from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, Slo, endpoint_figures
 from benchsuite.benches.serving.load import Sent, Traffic, send
 from benchsuite.benches.serving.restarts import ServersInTurn
-from benchsuite.benches.serving.self_reported import OwnWords, own_words_of, page_now
+from benchsuite.benches.serving.self_reported import SelfReported, page_now, self_reported_of
 from benchsuite.measure.workloads import Workload
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
@@ -74,7 +75,7 @@ class ServingBench:
     ) -> None:
         self.plan, self.blocks = plan, dict[Traffic, list[ServedBlock]]()
         self.said: list[str] = []
-        self.words: dict[Traffic, dict[str, OwnWords]] = {}
+        self.self_reported: dict[Traffic, dict[str, SelfReported]] = {}
         self._known: dict[str, dict[str, int]] = {}
         self._keep = keep
         self.servers = servers or ServersInTurn({})
@@ -163,8 +164,8 @@ class ServingBench:
         for endpoint, before in zip(self.plan.endpoints, pages, strict=True):
             mine = [block for block in blocks if block.endpoint.removesuffix(AGAIN) == endpoint.name]
             replies = [one.reply for block in mine for one in block.sent if one.reply]
-            words = own_words_of(before, self._page(endpoint), replies)
-            self.words.setdefault(load, {})[endpoint.name] = words
+            said = self_reported_of(before, self._page(endpoint), replies)
+            self.self_reported.setdefault(load, {})[endpoint.name] = said
         self._count(blocks)
         return self.figures(load)
 
@@ -223,14 +224,14 @@ class ServingBench:
             "endpoints": [{"name": one.name, "url": one.url, "model": one.model} for one in self.plan.endpoints],
             "asked": ask | dict(self.plan.ask.extra),
             "prompts": [{"workload": label, "text": text} for label, text in self.plan.prompts],
-            "certificates": [asdict(one) for one in self.certificates or ()],
+            "certificates": [one.as_json() for one in self.certificates or ()],
             "loads": [
                 {
                     "load": asdict(load),
                     "figures": [asdict(one) for one in self.figures(load)],
                     "own_words": {
                         name: [said.figures() for said in (one.page, one.bodies) if said is not None]
-                        for name, one in self.words.get(load, {}).items()
+                        for name, one in self.self_reported.get(load, {}).items()
                     },
                     "blocks": [
                         {"endpoint": block.endpoint, "round": block.round, "sent": [_sent(one) for one in block.sent]}

@@ -1,4 +1,4 @@
-"""Certificates: is a server's output that of the plain server? What is asked, and what is said of the answers."""
+"""Certifying: endpoints are asked for the same prompts, and their answers compared with the plain endpoint's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import comb
-from typing import Literal
 
+from benchsuite.benches.serving.certificate import Certificate, GreedyEvidence, SampledEvidence, UnsteadyPlain
 from benchsuite.judge import logprob_ties
-from benchsuite.judge.fidelity import FALSE_ALARM
 from benchsuite.judge.logprob_ties import Bound, ServedDifference
-from benchsuite.judge.transforms import FALSE_ALARM_OF_HEAT, read_tokens
+from benchsuite.judge.transforms import read_tokens
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
@@ -22,20 +21,6 @@ LIST = 5
 
 OTHER_BATCH = 4
 """Requests at once in plain's second run, whose batches are others than those of one at a time."""
-
-State = Literal["certified", "bug", "differs, not judged", "inconclusive"]
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What can be said of one endpoint's outputs beside the plain endpoint's.
-
-    ``lines`` say why; the first is the whole in a sentence.
-    """
-
-    endpoint: str
-    state: State
-    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -112,8 +97,7 @@ def certify(
     own = [found for n, pair in enumerate(pairs) if (found := logprob_ties.compare_outputs(n, *pair, bound))]
     unlike = [one for one in own if one.kind == "bug"]
     if unlike:
-        line = f"INCONCLUSIVE: {plain.name} asked twice is not itself, so that nothing can be compared with it"
-        return [Certificate(one.name, "inconclusive", (f"{one.name}: {line}", str(unlike[0]))) for one in others]
+        return [Certificate(one.name, UnsteadyPlain(plain.name), (str(unlike[0]),)) for one in others]
     return [_greedy(connect, other.name, first, ask_all(connect, other, asks), bound, plain, asks) for other in others]
 
 
@@ -138,13 +122,9 @@ def _greedy(
     server: Endpoint,
     asks: Sequence[Ask],
 ) -> Certificate:
-    both = [(n, a, b) for n, (a, b) in enumerate(zip(plain.replies, other.replies, strict=True)) if a and b]
-    if not both:
-        kinds = ", ".join(sorted({*plain.failures, *other.failures})) or "nothing was asked"
-        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE: no prompt was answered by both ({kinds})",))
-    outputs = [a.tokens for _, a, _ in both]
-    if not any(outputs) or not any(b.tokens for _, _, b in both):
-        return _texts_alone(name, both)
+    both = _both(plain, other)
+    if not any(a.tokens for _, a, _ in both) or not any(b.tokens for _, _, b in both):
+        return _texts_alone(name, both, plain, other)
     differences = [found for n, a, b in both if (found := _compared(n, a, b, bound))]
     scored = list[ServedDifference]()
     judged = list[Sequence[Token]]()
@@ -157,15 +137,36 @@ def _greedy(
         judged.append(a.tokens[:shared] if read is None else read)
     drifted = [(n, *one) for n, a, b in both for one in logprob_ties.drifts(a.tokens, b.tokens, bound)]
     prompts = [str(ask.prompt) for ask in asks]
-    certificate = _verdict(name, judged, differences, scored, bound, drifted, prompts)
-    missing = len(asks) - len(both)
-    if not missing:
-        return certificate
-    kinds = ", ".join(sorted({*plain.failures, *other.failures}))
-    line = f"{missing} of {len(asks)} prompts were not answered by both ({kinds})"
-    if certificate.state == "certified":
-        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE: {line}", *certificate.lines))
-    return replace(certificate, lines=(*certificate.lines, line))
+    # A first difference that was scored is the same difference.
+    places = {(one.prompt, one.place) for one in differences}
+    every = [*differences, *(one for one in scored if (one.prompt, one.place) not in places)]
+    kinds = {kind: [one for one in every if one.kind == kind] for kind in ("bug", "not judged", "tie")}
+    evidence = GreedyEvidence(
+        "plain",
+        len(asks),
+        len(both),
+        len(both) - len(differences),
+        (*plain.failures, *other.failures),
+        sum(map(len, judged)),
+        wrong=len(kinds["bug"]),
+        ties=len(kinds["tie"]),
+        near=logprob_ties.near_ties(judged, bound)[0],
+        unjudged=len(kinds["not judged"]),
+        one_in=logprob_ties.smallest_rate(judged, bound),
+    )
+    details = [f"{one}; the prompt: {prompts[one.prompt][-60:]!r}" for of_kind in kinds.values() for one in of_kind[:3]]
+    if drifted:
+        prompt, place, nats = max(drifted, key=lambda one: one[2])
+        details.append(
+            f"{len(drifted)} lists of equal texts are further apart than the bound, by up to {nats:.3g} nats at prompt "
+            f"{prompt}, token {place}: the tokens agree and the probabilities do not; see the cache after a rollback"
+        )
+    return Certificate(name, evidence, (str(bound), *details))
+
+
+def _both(plain: ServedAnswers, other: ServedAnswers) -> list[tuple[int, Reply, Reply]]:
+    """The prompts that both answered, by their places."""
+    return [(n, a, b) for n, (a, b) in enumerate(zip(plain.replies, other.replies, strict=True)) if a and b]
 
 
 def _silent(reply: Reply) -> bool:
@@ -186,46 +187,40 @@ def _read_locally(
     read: Read, plain: ServedAnswers, name: str, other: ServedAnswers, asks: Sequence[Ask], dtype: str
 ) -> Certificate:
     """Judge outputs by a reader; plain's own show how far honest tokens lie from the reader's likeliest."""
-    both = [(n, a, b) for n, (a, b) in enumerate(zip(plain.replies, other.replies, strict=True)) if a and b]
+    both, failures = _both(plain, other), (*plain.failures, *other.failures)
     of_plain = [tokens for n, a, _ in both if (tokens := read(asks[n], a))]
     of_other = {n: tokens for n, _, b in both if (tokens := read(asks[n], b))}
+    evidence = GreedyEvidence("judge", len(asks), len(both), sum(a.text == b.text for _, a, b in both), failures)
     if not of_plain or not of_other:
-        line = f"{name}: INCONCLUSIVE: no text of {'plain' if not of_plain else name} can be read token by token"
-        return Certificate(name, "inconclusive", (line,))
+        return Certificate(name, replace(evidence, unreadable=name if of_plain else "plain"))
     apart = [token.top[0][1] - (token.logprob or 0.0) for tokens in of_plain for token in tokens]
     floor = logprob_ties.FLOORS[dtype]
     bound = Bound(min(logprob_ties.MOST, max(max(apart), floor)), max(apart) / 2, len(apart), floor)
     every = [one for n, tokens in of_other.items() for one in logprob_ties.score_outputs(n, tokens, tokens, bound)]
     bugs = [one for one in every if one.kind == "bug"]
-    rate = logprob_ties.smallest_rate([*of_other.values()], bound)
-    finds = "nothing would be found" if rate is None else f"one changed token in {rate:.0f} is found with 99 %"
-    count = sum(map(len, of_other.values()))
-    equal = sum(a.text == b.text for _, a, b in both)
-    seen = f"{len(of_other)} read by the local judge, {count:,} tokens"
-    head = f"{equal} of {len(both)} outputs are plain's, {seen}; {finds}"
-    rest = (
+    evidence = replace(
+        evidence,
+        tokens=sum(map(len, of_other.values())),
+        wrong=len(bugs),
+        one_in=logprob_ties.smallest_rate([*of_other.values()], bound),
+        unread=len(both) - len(of_other),
+    )
+    near = (
         f"a token within {bound.nats:.3g} nats of the judge's likeliest may be chosen: plain's own lie up to "
-        f"{max(apart):.2g} from it",
-        *map(str, bugs[:3]),
+        f"{max(apart):.2g} from it"
     )
-    if bugs:
-        return Certificate(name, "bug", (f"{name}: FAILED: {len(bugs)} tokens are not the judge's; {head}", *rest))
-    unread = len(both) - len(of_other)
-    if unread and equal < len(both):
-        return Certificate(name, "differs, not judged", (f"{name}: {unread} texts could not be read; {head}", *rest))
-    return Certificate(name, "certified", (f"{name}: certified: {head}", *rest))
+    return Certificate(name, evidence, (near, *map(str, bugs[:3])))
 
 
-def _texts_alone(name: str, both: Sequence[tuple[int, Reply, Reply]]) -> Certificate:
+def _texts_alone(
+    name: str, both: Sequence[tuple[int, Reply, Reply]], plain: ServedAnswers, other: ServedAnswers
+) -> Certificate:
     differ = [n for n, a, b in both if a.text != b.text]
-    if not differ:
-        line = f"{name}: {len(both)} of {len(both)} texts are plain's; no log-probabilities were given"
-        return Certificate(name, "certified", (line,))
-    line = (
-        f"{name}: differs, not judged: the texts of prompts {', '.join(map(str, differ))} are not plain's, and without "
-        "log-probabilities rounding cannot be told from a bug; start the servers with them"
-    )
-    return Certificate(name, "differs, not judged", (line,))
+    failures = (*plain.failures, *other.failures)
+    equal = len(both) - len(differ)
+    evidence = GreedyEvidence("none", len(plain.replies), len(both), equal, failures, unjudged=len(differ))
+    which = f"the texts of prompts {', '.join(map(str, differ))} are not plain's"
+    return Certificate(name, evidence, (which,) if differ else ())
 
 
 def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
@@ -265,46 +260,6 @@ def _ids_of(connect: Connect, server: Endpoint, ask: Ask) -> tuple[int, ...] | N
     return tuple(number for number in ids if number is not None) if ids and None not in ids else None
 
 
-def _verdict(
-    name: str,
-    outputs: Sequence[Sequence[Token]],
-    differences: Sequence[ServedDifference],
-    scored: Sequence[ServedDifference],
-    bound: Bound,
-    drifted: Sequence[tuple[int, int, float]],
-    prompts: Sequence[str],
-) -> Certificate:
-    # A first difference that was scored is the same difference.
-    places = {(one.prompt, one.place) for one in differences}
-    every = [*differences, *(one for one in scored if (one.prompt, one.place) not in places)]
-    bugs = [one for one in every if one.kind == "bug"]
-    ties = [one for one in every if one.kind == "tie"]
-    open_ = [one for one in every if one.kind == "not judged"]
-    near, _ = logprob_ties.near_ties(outputs, bound)
-    rate = logprob_ties.smallest_rate(outputs, bound)
-    finds = "nothing would be found" if rate is None else f"one changed token in {rate:.0f} is found with 99 %"
-    equal, tokens = len(outputs) - len(differences), sum(map(len, outputs))
-    head = f"{equal} of {len(outputs)} outputs are plain's, {len(ties)} ties, {tokens:,} tokens judged; {finds}"
-    shown = [f"{one}; the prompt: {prompts[one.prompt][-60:]!r}" for one in (*bugs[:3], *open_[:3], *ties[:3])]
-    if drifted:
-        prompt, place, nats = max(drifted, key=lambda one: one[2])
-        shown.append(
-            f"{len(drifted)} lists of equal texts are further apart than the bound, by up to {nats:.3g} nats at prompt "
-            f"{prompt}, token {place}: the tokens agree and the probabilities do not; see the cache after a rollback"
-        )
-    rest = (str(bound), *shown)
-    if bugs:
-        return Certificate(name, "bug", (f"{name}: FAILED: {len(bugs)} tokens are not plain's; {head}", *rest))
-    if logprob_ties.too_many_ties(len(ties), near):
-        line = f"{name}: FAILED: {len(ties)} of {near} places where a tie can be are ties, a coin would make half"
-        return Certificate(name, "bug", (f"{line}; {head}", *rest))
-    if open_:
-        return Certificate(name, "differs, not judged", (f"{name}: {len(open_)} differences not judged; {head}", *rest))
-    if rate is None:
-        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE: {head}", *rest))
-    return Certificate(name, "certified", (f"{name}: certified: {head}", *rest))
-
-
 def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks: Sequence[Ask]) -> Certificate:
     """Read an endpoint's sampled outputs under the plain one's lists.
 
@@ -314,30 +269,15 @@ def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks:
     answers = ask_all(connect, other, asks)
     read = [reading(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
     sample = read_tokens([tokens for tokens in read if tokens], most=LIST)
-    name = other.name
-    if not sample.tokens:
-        line = (
-            f"{name}: INCONCLUSIVE: {judge} cannot read a text with log-probabilities (echo), or splits it into "
-            "other tokens; nothing is said of the distribution"
-        )
-        return Certificate(name, "inconclusive", (line,))
     left = len(asks) - sum(map(bool, read))
-    ways = comb(len(asks), left)
-    even, heat = (min(1.0, p * ways) for p in (sample.evenness, sample.heat_p))
-    factor = sample.heat_found()
-    finds = "no factor of the temperature up to 4" if factor is None else f"a temperature {factor:.2f} times as high"
-    needs = f"1.1 times needs {sample.tokens_for(1.1):,.0f} tokens, 1.2 times {sample.tokens_for(1.2):,.0f} tokens"
-    head = (
-        f"{sample.tokens:,} tokens of {other.name} under {judge}'s list: transforms p={even:.2g}, "
-        f"log-probabilities p={heat:.2g}; {finds} is found with 99 %; {needs}"
-    )
-    if left:
-        kinds = f" ({', '.join(sorted(set(answers.failures)))})" if answers.failures else ""
-        head += f"; {left} of {len(asks)} outputs are missing{kinds}, or {judge} reads them as other tokens"
-    if even < FALSE_ALARM or heat < FALSE_ALARM_OF_HEAT:
-        return Certificate(name, "bug", (f"{name}: FAILED: not plain's distribution; {head}",))
-    if left:
-        return Certificate(name, "inconclusive", (f"{name}: INCONCLUSIVE, not all outputs could be read: {head}",))
-    state: State = "certified" if factor is not None else "inconclusive"
-    said = "certified" if factor is not None else "INCONCLUSIVE, too few tokens"
-    return Certificate(name, state, (f"{name}: {said}: {head}",))
+    evidence = SampledEvidence(judge, len(asks), left, sample.tokens, failures=answers.failures)
+    if sample.tokens:
+        ways = comb(len(asks), left)
+        evidence = replace(
+            evidence,
+            even=min(1.0, sample.evenness * ways),
+            heat=min(1.0, sample.heat_p * ways),
+            factor=sample.heat_found(),
+            needs=(sample.tokens_for(1.1), sample.tokens_for(1.2)),
+        )
+    return Certificate(other.name, evidence)

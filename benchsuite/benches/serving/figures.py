@@ -43,12 +43,16 @@ def ttft_of(reply: Reply) -> float | None:
 def tpot_of(reply: Reply) -> float | None:
     """Seconds per token after the first piece; None where it came in one piece, or its tokens are not known.
 
-    The tokens of the first piece are not counted: nothing was waited for between them. A server that does not say how
-    many they are is taken to have sent one.
+    The tokens of the first piece are not counted: nothing was waited for between them. Where the server does not say
+    how many they are, they are one if there are as many pieces as tokens (the end token may have none).
     """
     if len(reply.chunks) < 2 or reply.counted is None:
         return None
-    later = reply.counted - (reply.chunks[0].tokens or 1)
+    single = 1 if len(reply.chunks) >= reply.counted - 1 else None
+    first = reply.chunks[0].tokens or single
+    if first is None:
+        return None
+    later = reply.counted - first
     return (reply.chunks[-1].seconds - reply.chunks[0].seconds) / later if later > 0 else None
 
 

@@ -8,6 +8,7 @@ import torch
 
 from benchsuite.benches.serving.certified import LIST
 from specdec import catalog
+from specdec.characters import decoded
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.replies import Reply, Token
 
@@ -49,7 +50,7 @@ class LocalJudge:
         # A server that ended by itself may count the end token, which has no text.
         more = (0, 1) if reply.finish_reason == "stop" else (0,)
         fits = reply.counted is not None and reply.counted - len(ids) in more
-        return ids if fits and self._tokenizer.decode(ids) == reply.text else None
+        return ids if fits and decoded(self._tokenizer, ids) == reply.text else None
 
     @torch.inference_mode()
     def _lists(self, before: list[int], output: list[int]) -> tuple[Token, ...]:

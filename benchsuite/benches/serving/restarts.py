@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-import yaml
-
 from benchsuite.machine.groups import end_group
+from benchsuite.machine.user_files import UserFileError, user_yaml
 from specdec.errors import SpecdecError, unknown
 from specdec_plugins.endpoints.client import Client
 from specdec_plugins.endpoints.named import KEY, Endpoint
@@ -28,6 +27,12 @@ FAREWELL_S = 30.0
 PAUSE_S = 0.1
 """Seconds between two questions for its health."""
 
+ABSENT = ("refused", "timeout")
+"""Kinds of failure of an address where no server is."""
+
+LOADING = ("reset", "limited", "server_error", "not_found")
+"""Kinds of failure of a server that is still loading its model; any other does not go away."""
+
 LAST = 12
 """Lines of a server's output that a message shows."""
 
@@ -39,12 +44,10 @@ def read_commands(path: Path, endpoints: Sequence[Endpoint]) -> dict[str, str]:
     address without a command each, and for a command with an API key in it, which would be kept with the results.
     """
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise SpecdecError(
-            f"--specdec-endpoint-start {path}: {error}; expected lines like plain: vllm serve …"
-        ) from None
-    if not isinstance(found, dict) or not all(isinstance(text, str) and text.strip() for text in found.values()):
+        found = user_yaml(path)
+    except UserFileError as error:
+        raise SpecdecError(f"--specdec-endpoint-start: {error}; expected lines like plain: vllm serve …") from None
+    if not all(isinstance(text, str) and text.strip() for text in found.values()):
         raise SpecdecError(
             f"--specdec-endpoint-start {path}: expected one command for each name, as in plain: vllm serve …"
         )
@@ -100,6 +103,13 @@ class ServersInTurn:
         return running[0] if running and running[1].poll() is None else None
 
     def _start(self, endpoint: Endpoint) -> None:
+        before = _answered(endpoint)
+        if before is None or before.kind not in ABSENT:
+            how = f"it says {before}" if before else "it says that it is ready"
+            raise SpecdecError(
+                f"something answers at {endpoint.url} already, before the server of {endpoint.name} is started, and "
+                f"would be measured in its place ({how}); end it, or name another address"
+            )
         out = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
         command = self.commands[endpoint.name]
         try:
@@ -112,9 +122,12 @@ class ServersInTurn:
         self._running[endpoint.url] = endpoint.name, process, out
         self.starts[endpoint.name] = self.starts.get(endpoint.name, 0) + 1
         end = time.monotonic() + self.patience_s
-        while not _answers(endpoint):
-            if process.poll() is not None or time.monotonic() > end:
-                why = f"ended with {process.returncode}" if process.returncode is not None else "does not answer"
+        while True:
+            failure, ended = _answered(endpoint), process.poll()
+            if failure is None and ended is None:
+                return
+            if ended is not None or time.monotonic() > end or (failure and failure.kind not in (*ABSENT, *LOADING)):
+                why = f"ended with {ended}" if ended is not None else f"does not answer ({failure})"
                 said = _last_lines(out)
                 self._end(endpoint.url)
                 raise SpecdecError(
@@ -131,8 +144,8 @@ class ServersInTurn:
         out.close()
 
 
-def _answers(endpoint: Endpoint) -> bool:
-    """Whether the server answers for its health now."""
+def _answered(endpoint: Endpoint) -> EndpointFailure | None:
+    """None if a server at the address answers for its health now; else why it does not."""
 
     async def asked() -> None:
         async with Client(endpoint.impatient()) as client:
@@ -140,9 +153,9 @@ def _answers(endpoint: Endpoint) -> bool:
 
     try:
         asyncio.run(asked())
-    except EndpointFailure:
-        return False
-    return True
+    except EndpointFailure as failure:
+        return failure
+    return None
 
 
 def _last_lines(out: IO[bytes]) -> str:

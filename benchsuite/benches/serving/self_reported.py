@@ -1,4 +1,4 @@
-"""What servers say of their own speculation while they are measured: their pages before and after, their answers."""
+"""What servers report of their own speculation while they are measured: their pages before and after, their answers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from specdec_plugins.endpoints.client import Client
 from specdec_plugins.endpoints.exposition import PageError
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply
-from specdec_plugins.endpoints.words import Speculation, added, between, read_body, read_page
+from specdec_plugins.endpoints.server_metrics import Speculation, added, between, read_body, read_page
 
 
 @dataclass(frozen=True)
-class OwnWords:
-    """What one endpoint says of all its requests under one load; None where it says nothing.
+class SelfReported:
+    """What one endpoint reports of all its requests under one load; None where it reports nothing.
 
     ``page``: the difference of its ``/metrics`` before and after, which counts whatever else it was asked meanwhile;
     ``bodies``: the sum of what its answers say of themselves. ``wrong``: why something could not be read.
@@ -27,7 +27,7 @@ class OwnWords:
     def lines(self, name: str) -> list[str]:
         """Return a line for each source, and one for what could not be read."""
         found = [_line(name, said) for said in (self.page, self.bodies) if said is not None and said.speculates]
-        return [*found, *([f"{name}: its own words could not be read: {self.wrong}"] if self.wrong else [])]
+        return [*found, *([f"{name}: what it reports of itself could not be read: {self.wrong}"] if self.wrong else [])]
 
 
 async def page_now(endpoint: Endpoint) -> str | None:
@@ -39,7 +39,7 @@ async def page_now(endpoint: Endpoint) -> str | None:
             return None
 
 
-def own_words_of(before: str | None, after: str | None, replies: Iterable[Reply]) -> OwnWords:
+def self_reported_of(before: str | None, after: str | None, replies: Iterable[Reply]) -> SelfReported:
     """Return what two pages and the answers between them say; a page of another program is none."""
     page = bodies = None
     wrong = []
@@ -52,7 +52,7 @@ def own_words_of(before: str | None, after: str | None, replies: Iterable[Reply]
         bodies = added(said for reply in replies if (said := read_body(reply.body)) is not None)
     except PageError as error:
         wrong.append(str(error))
-    return OwnWords(page, bodies, "; ".join(wrong))
+    return SelfReported(page, bodies, "; ".join(wrong))
 
 
 def _line(name: str, said: Speculation) -> str:

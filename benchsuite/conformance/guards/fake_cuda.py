@@ -291,8 +291,8 @@ def _torch_stands(log: LaunchLog) -> list[Stand]:
 
 def _our_stands(log: LaunchLog) -> list[Stand]:
     def mark(watch: Stopwatch) -> int:
-        watch._marks.append(log.total * LAUNCH_S)
-        return len(watch._marks) - 1
+        watch.marks.append(log.total * LAUNCH_S)
+        return len(watch.marks) - 1
 
     def launch(backend: Cuda, op: str, device: torch.device, *given: Any) -> None:
         log.kernel(op, *(value for value in given if not isinstance(value, ctypes.Array)))
@@ -425,7 +425,7 @@ class _Watched:
     def __init__(self, engine: Engine, log: LaunchLog) -> None:
         self.asked: list[tuple[tuple[int, ...], int]] = []
         self.streams: list[list[tuple[object, ...]]] = []
-        leave, next_k = engine._leave, engine._next_k
+        leave, next_k = engine.queue.leave, engine._next_k
 
         def next_one() -> int:
             self.asked.append((tuple(live.request.id for live in engine.rows.live), next_k()))
@@ -437,7 +437,7 @@ class _Watched:
             leave()
             log.stream = []
 
-        object.__setattr__(engine, "_leave", left)
+        object.__setattr__(engine.queue, "leave", left)
         object.__setattr__(engine, "_next_k", next_one)
 
 

@@ -10,7 +10,6 @@ speedup that comes from repetition is visible as such.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 # specdec is imported where it is needed, because it imports torch and transformers, which reading files does without.
+from benchsuite.machine.user_files import UserFileError, parsed_json, user_text
 from benchsuite.measure.workloads.chronicle import chronicle
 
 if TYPE_CHECKING:
@@ -157,10 +157,9 @@ def _lines(path: str) -> list[tuple[str, Question]]:
 
         raise unknown("workload", path, BUILT_IN, "A file of your own must end in .jsonl.")
     try:
-        return _read(path, Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise _refusal(f"the workload file {path!r} cannot be read: {reason}") from error
+        return _read(path, user_text(Path(path)))
+    except UserFileError as error:
+        raise _refusal(f"the workload file {error}") from error
 
 
 def _read(name: str, text: str) -> list[tuple[str, Question]]:
@@ -190,7 +189,7 @@ def _read(name: str, text: str) -> list[tuple[str, Question]]:
 def _line(where: str, line: str) -> tuple[str, Question]:
     """The category and the question of one line; ``where`` begins the refusals."""
     try:
-        row = json.loads(line)
+        row = parsed_json(line)
         category = row.get("category") or ""
         if "messages" in row:
             roles = [message["role"] for message in row["messages"]]
@@ -199,7 +198,7 @@ def _line(where: str, line: str) -> tuple[str, Question]:
             roles, turns = [], row["turns"]
         if not (isinstance(category, str) and isinstance(turns, list) and turns):
             raise TypeError("the category must be a text and the list not empty")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (UserFileError, KeyError, AttributeError, TypeError) as error:
         raise _refusal(
             f"{where}: expected a JSON object with question_id, category and a list of turns; "
             f"got {line[:60]!r} ({error})"

@@ -6,7 +6,7 @@ import pytest
 
 from benchsuite.benches.serving.bench import AGAIN, ServingBench, ServingPlan, prompts_of
 from benchsuite.benches.serving.load import Traffic
-from benchsuite.benches.serving.self_reported import own_words_of
+from benchsuite.benches.serving.self_reported import self_reported_of
 from benchsuite.measure.workloads import Question, Workload
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make
@@ -91,17 +91,17 @@ def test_what_a_server_says_of_itself_is_what_its_engine_counted_under_the_load(
         before = engine.stats.counts["num_draft_tokens"], engine.stats.counts["num_accepted_tokens"]
         bench.measure(Traffic(concurrency=1))
         after = engine.stats.counts["num_draft_tokens"], engine.stats.counts["num_accepted_tokens"]
-    [words] = bench.words.values()
-    page = words["e1"].page
+    [said] = bench.self_reported.values()
+    page = said["e1"].page
     assert page is not None
     assert (page.proposed, page.accepted) == (after[0] - before[0], after[1] - before[1])
-    [line] = words["e1"].lines("e1")
+    [line] = said["e1"].lines("e1")
     assert line.startswith(f"e1 says of itself (vllm page): {page.drafts} drafts, {page.accepted} of {page.proposed}")
-    assert words["e0"].lines("e0") == [], "plain decoding has nothing to say"
+    assert said["e0"].lines("e0") == [], "plain decoding has nothing to say"
 
 
-def test_words_that_cannot_be_read_are_said_and_lose_nothing() -> None:
-    found = own_words_of("<html>", "<html>", [])
+def test_a_report_of_a_server_that_cannot_be_read_is_named_and_loses_nothing() -> None:
+    found = self_reported_of("<html>", "<html>", [])
     assert found.page is None
-    assert "its own words could not be read" in found.lines("e1")[0]
-    assert own_words_of(None, "x 1", []).lines("e1") == []
+    assert "what it reports of itself could not be read" in found.lines("e1")[0]
+    assert self_reported_of(None, "x 1", []).lines("e1") == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Sequence
 from math import exp, log, sqrt
 from statistics import NormalDist
@@ -13,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.benches.serving.certified import Certificate, Connect, ServedAnswers, certify, echoed
+from benchsuite.benches.serving.certificate import Certificate, GreedyEvidence, SampledEvidence
+from benchsuite.benches.serving.certified import Connect, ServedAnswers, certify, echoed
 from benchsuite.benches.serving.local_judge import LocalJudge
 from benchsuite.judge.fidelity import FALSE_ALARM
 from benchsuite.judge.logprob_ties import (
@@ -593,9 +593,8 @@ def test_one_changed_token_in_200_is_found_among_so_many_tokens_as_the_certifica
     ):
         true, false = served(plain, honest, changed, prompts=WEATHER, tokens=200)
     assert true.state == "certified", true.lines
-    stated = re.search(r"one changed token in (\d+) is found", true.lines[0])
-    assert stated is not None
-    assert int(stated[1]) >= 200
+    assert isinstance(true.evidence, GreedyEvidence)
+    assert (true.evidence.one_in or 0) >= 200
     assert false.state == "bug", false.lines
 
 
@@ -610,9 +609,9 @@ def test_a_slightly_higher_temperature_is_found_with_the_tokens_that_the_certifi
     ):
         true, false = served(plain, honest, hot, prompts=WEATHER, tokens=400, temperature=1.0)
     assert true.state == "certified", true.lines
-    needed = re.search(r"1.2 times ([\d,]+) tokens", true.lines[0])
-    assert needed is not None
-    assert int(needed[1].replace(",", "")) <= 2400
+    assert isinstance(true.evidence, SampledEvidence)
+    assert true.evidence.needs is not None
+    assert true.evidence.needs[1] <= 2400
     assert false.state == "bug", false.lines
 
 
@@ -643,7 +642,8 @@ def test_a_sampled_pair_is_read_under_plains_list_over_http(tokens: int, state: 
         certificates = served(plain, spec, other, tokens=tokens, temperature=1.0)
     for found, expected in zip(certificates, (state, hot), strict=True):
         assert found.state == expected, found.lines
-        assert f"{4 * tokens} tokens of {found.endpoint} under plain's list" in found.lines[0]
+        assert isinstance(found.evidence, SampledEvidence)
+        assert found.evidence.tokens == 4 * tokens
 
 
 @pytest.mark.slow

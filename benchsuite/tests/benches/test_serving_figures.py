@@ -43,6 +43,25 @@ def test_times_of_one_answer_by_hand() -> None:
     assert token_gaps_of(one) == pytest.approx([0.2, 0.2, 0.2, 0.2])
 
 
+@pytest.mark.parametrize(
+    ("pieces", "counted", "each"),
+    [
+        ([None] * 9, 9, 0.1),  # a token a piece
+        ([None] * 9, 10, 0.8 / 9),  # and an end token without a text
+        ([None] * 9, 6, 0.8 / 5),  # parts of characters: the first token is there with a later piece at the latest
+        ([None] * 9, 16, None),  # some pieces have several tokens, and nobody says which
+        ([8, *[None] * 8], 16, 0.1),
+        ([1, *[None] * 8], 16, 0.8 / 15),
+        ([None, None], None, None),
+    ],
+)
+def test_tokens_of_the_first_piece_are_not_divided_by(
+    pieces: list[int | None], counted: int | None, each: float | None
+) -> None:
+    found = tpot_of(reply(2.0, [(1 + n / 10, tokens) for n, tokens in enumerate(pieces)], counted))
+    assert found == (each and pytest.approx(each))
+
+
 def test_a_server_that_sends_everything_in_one_piece_has_no_time_per_token() -> None:
     """Dividing its whole time by its tokens would make the lazy server look smooth; its first piece is its last."""
     lazy = reply(2.0, [(2.0, 8)], 8)

@@ -7,6 +7,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,40 @@ def test_a_server_that_ends_at_once_is_refused_with_its_last_words(port: int) ->
         servers.connect(Endpoint("plain", f"http://127.0.0.1:{port}"))
 
 
+def test_a_server_that_was_left_at_the_address_is_not_measured_as_another(servers: ServersInTurn, port: int) -> None:
+    plain = Endpoint("plain", f"http://127.0.0.1:{port}")
+    servers.connect(plain)
+    other = ServersInTurn({"spec": "python -c 'import sys; sys.exit(1)'"}, patience_s=60)
+    with pytest.raises(SpecdecError, match=r"answers at http\S+ already, before the server of spec .* it is ready"):
+        other.connect(replace(plain, name="spec"))
+    assert other.starts == {}
+
+
+STATUS = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_): pass
+    def do_GET(self):
+        self.send_error(int(sys.argv[2]))
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(("status", "patience"), [(401, 1e6), (403, 1e6), (307, 1e6), (422, 1e6), (503, 1), (404, 1)])
+def test_a_server_that_will_never_be_ready_is_refused_at_once_with_its_reason(
+    status: int, patience: float, port: int
+) -> None:
+    """One that is loading is waited for; the reason is said then as well."""
+    command = shlex.join([sys.executable, "-c", STATUS, str(port), str(status)])
+    servers = ServersInTurn({"spec": command}, patience_s=patience)
+    with pytest.raises(SpecdecError, match=rf"spec does not answer \(.*HTTP {status}"):
+        servers.connect(Endpoint("spec", f"http://127.0.0.1:{port}", "m"))
+    servers.close()
+
+
 def test_a_command_that_is_none_is_refused(port: int) -> None:
     with pytest.raises(SpecdecError, match="cannot be run: No such file"):
         ServersInTurn({"plain": "no-such-program"}).connect(Endpoint("plain", f"http://127.0.0.1:{port}"))
@@ -113,8 +148,8 @@ ONE = "http://localhost:1"
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("- a", "expected one command for each name"),
-        ("plain: 3", "expected one command for each name"),
+        ("- a", "holds a list; expected a mapping"),
+        ("plain: [x]", "expected one command for each name"),
         ("plain: [", "expected lines like plain"),
         ("plain: x\nother: y", "unknown endpoint 'other'"),
         ("plain: x", "no command for spec"),
@@ -157,7 +192,8 @@ def test_two_servers_of_one_address_are_measured_and_compared(
         f"plain={address},spec={address}",
     )
     done = run(*few, "--specdec-endpoint-start", str(tmp_path / "servers.yaml"))
-    assert "spec: differs, not judged: the texts of prompts 0, 1" in done.stdout
+    assert "spec: differs, not judged: 2 differences not judged; 0 of 2 texts are plain's" in done.stdout
+    assert "\nthe texts of prompts 0, 1 are not plain's\n" in done.stdout
     assert done.returncode == 0, done.stdout
     assert [line for line in done.stdout.splitlines() if line.startswith("spec  ") and "2/2" in line]
     with pytest.raises(OSError, match="refused"):

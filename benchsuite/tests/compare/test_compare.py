@@ -15,7 +15,8 @@ from benchsuite.compare.changes import MARKS, Change, changes, summary
 from benchsuite.compare.sides import SHARED, ComparedSide, Figures, read_side
 from benchsuite.gate.record import DECODE, FigureTimes, GatedRow, Launch, Record
 from benchsuite.measure.figures import KEYS
-from benchsuite.report.compared import as_page, as_text, history
+from benchsuite.report.compared import comparison_document, history_document
+from benchsuite.report.renderers import markdown, page, terminal
 from benchsuite.tests.rig import SETTING
 from specdec.errors import SpecdecError
 
@@ -101,21 +102,22 @@ def test_only_what_changed_is_shown_unless_all_is_asked_for() -> None:
         [x - 0.5 for x in LOGS], counted={"tau": 1.5, "acceptance_rate": 0.25, "emitted_digest": "0123456789abcdef"}
     )
     head = ComparedSide("b", {}, {row: slow, "same": with_logs(LOGS)})
-    text = as_text([base, head], False, "simple")
+    changed = comparison_document([base, head], every=False)
+    text = "\n".join(terminal(changed))
     assert row in text
     assert "same" not in text.replace("measured", "")
-    assert max(map(len, text.splitlines())) <= 160
+    assert max(map(len, text.splitlines())) <= 140
     assert "2 rows: 1 slower, 1 within noise (all of them: --all)" in text
-    assert "same" in as_text([base, head], True, "github")
-    assert row in as_page([base, head], False)
+    assert "same" in markdown(comparison_document([base, head], every=True))
+    assert f'class="bad" title="slower">{MARKS["slower"]}</td><td data-head="row">{row}' in page(changed)
     assert summary([]) == "no rows"
 
 
 def test_a_history_is_in_the_order_of_the_runs_times() -> None:
     sides = [ComparedSide(name, {"time": time}, {"r": with_logs(LOGS)}) for name, time in (("new", "2"), ("old", "1"))]
-    page = history(sides)
-    assert page.index("old:") < page.index("new:")
-    assert page.count("<circle") == 2
+    html = page(history_document(sides))
+    assert html.index("1: old") < html.index("2: new")
+    assert html.count("<circle") == 3, "two points, and one in the legend"
 
 
 def baseline(path: Path, speed: float) -> None:

@@ -125,8 +125,8 @@ class Unmoved(Ngram):
 class NeverBack(DraftModel):
     """Leaves rejected proposals in its keys and values (mlx-lm#1109)."""
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        super().observe(window, replace(verdict, num_accepted=torch.full_like(verdict.num_accepted, 99)), hidden)
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        super().observe(window, replace(verdict, num_accepted=torch.full_like(verdict.num_accepted, 99)), hidden, own)
 
 
 class DeviceReader(RepeatPending):
@@ -238,7 +238,7 @@ class Borrower(RepeatPending):
         drawn = (self._seen[-2].flatten(1).float().sum(dim=1) * 1000).long() % 4
         return replace(window, width=torch.minimum(window.width, 1 + drawn))
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         assert hidden is not None
         self._seen.append(hidden)
 

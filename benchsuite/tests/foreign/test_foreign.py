@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from benchsuite.__main__ import benchsuite_main
 from benchsuite.foreign.files import ForeignFile, ForeignRun, chosen, read_file, read_result, write_result
-from benchsuite.foreign.glossary import COUNTED, FORMATS, SCALES, WORDS, unit_factor
+from benchsuite.foreign.glossary import COUNTED, FORMATS, SCALES, TIMES, WORDS, unit_factor
 from benchsuite.measure.figures import KEYS
-from benchsuite.report.foreign import as_table
+from benchsuite.report.foreign import foreign_document
+from benchsuite.report.renderers import terminal
 from specdec.errors import SpecdecError
-from specdec_plugins.endpoints.words import NAMES
+from specdec_plugins.endpoints.server_metrics import NAMES
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 GLOSSARY = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -136,7 +137,9 @@ def test_ours_to_theirs_to_ours_is_the_identity_but_for_what_is_listed(figures: 
     content, lost = write_result(found, format_)
     listed = {line.removeprefix("one: ").partition(" = ")[0] for line in lost}
     kept = {name: value for name, value in figures.items() if name not in listed}
-    if kept and not (format_ == "vllm" and not {"output_tokens", "acceptance_rate"} & kept.keys()):
+    told = bool({"output_tokens", "acceptance_rate"} & kept.keys() if format_ == "vllm" else kept)
+    told = "metrics" in content["benchmarks"][0] if format_ == "guidellm" else told
+    if told:  # each format is told by a key of its own
         back = read_result(json.loads(json.dumps(content))).runs[0].figures
         assert back == {name: pytest.approx(v) if isinstance(v, float) else v for name, v in kept.items()}
 
@@ -187,11 +190,40 @@ def test_requests_that_a_file_does_not_keep_are_noted_and_silent_ones_are_not_su
     assert found.notes == ("0 synchronous: 4 of 5 requests say something of speculation; they were not summed",)
 
 
+DEAD = {"completed": 0, "failed": 200, "duration": 12.5, "total_input_tokens": 0, "total_output_tokens": 0}
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_time_of_nothing_measured_is_no_time_in_any_format(format_: str) -> None:
+    latencies = {word.name: 0.0 for word in WORDS if word.unit in TIMES and word.name != "duration_s"}
+    figures = {"requests": 0, "failed_requests": 200, "duration_s": 12.5, "output_tokens": 0, **latencies}
+    content, _ = write_result(ForeignFile("ours", None, (ForeignRun("one", figures),)), format_)
+    found = read_result(content)
+    assert found.runs[0].figures.keys() == {"requests", "failed_requests", "duration_s", "output_tokens"}
+    assert "0 is no time" in "".join(found.notes)
+    assert read_result({**DEAD, "median_ttft_ms": 20.0}).runs[0].figures["ttft_ms"] == 20
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_file_with_a_result_a_line_has_a_run_for_each(end: str, tmp_path: Path) -> None:
+    run = {"completed": 20, "total_output_tokens": 200, "median_ttft_ms": 20.0}
+    lines = [run | {"label": name} for name in ("first", "second", "second")]
+    file = tmp_path / "runs.json"
+    file.write_bytes(b"\xef\xbb\xbf" + end.join(map(json.dumps, lines)).encode())
+    assert [one.name for one in read_file(file).runs] == ["first", "second 2", "second 3"]
+    file.write_text(json.dumps(lines[0]) + '\n{"completed": 20, ')
+    with pytest.raises(SpecdecError, match=r"runs\.json is no JSON \(result 2: "):
+        read_file(file)
+    file.write_text(json.dumps(lines[0]) + '\n{"rows": [{"row": "a", "ttft_ms": 1.0}]}')
+    with pytest.raises(SpecdecError, match="results of ours, vllm"):
+        read_file(file)
+
+
 @pytest.mark.parametrize("value", ["NaN", "1e400", "-1", '"12"', "true", "9" * 400, "[[1]]"])
 def test_a_figure_that_is_no_number_is_refused_by_its_path(value: str, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text(f'{{"total_output_tokens": 5, "median_ttft_ms": {value}}}')
-    with pytest.raises(SpecdecError, match=r"result.json: .*(median_ttft_ms is|no number in JSON)"):
+    with pytest.raises(SpecdecError, match=r"result.json.*(median_ttft_ms is|no number in JSON)"):
         read_file(file)
 
 
@@ -279,7 +311,7 @@ def test_the_command_shows_and_converts(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_table_has_a_line_for_every_figure() -> None:
     found = recorded("vllm")
-    lines = [line.split()[0] for line in as_table(found).splitlines() if line]
+    lines = [line.split()[0] for line in terminal(foreign_document(found)) if line]
     assert set(found.runs[0].figures) <= set(lines)
 
 

@@ -346,6 +346,7 @@ def test_a_digest_changes_with_a_turn_a_token_a_template_and_a_bit() -> None:
     questions = [Question(("a", "b")), Question(("c",))]
     assert inputs.prompts_digest(questions) != inputs.prompts_digest([Question(("a", "b", "c"))])
     assert inputs.prompts_digest(questions) != inputs.prompts_digest(questions[::-1])
+    assert inputs.rendered_digest([(1, 2), (3,)]) != inputs.rendered_digest([(1,), (2, 3)])
     one, two = byte_tokenizer(), byte_tokenizer()
     assert inputs.tokenizer_digest(one) == inputs.tokenizer_digest(two)
     two.chat_template = "{{ messages }}"

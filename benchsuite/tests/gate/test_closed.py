@@ -65,7 +65,7 @@ def test_a_missing_baseline_is_a_usage_error_that_may_be_made_by_request(suite: 
             lambda text: text.replace('"seconds": [', '"second": ['),
             "seconds of a launch of 'test_theirs.py::test_work' has",
         ),
-        (lambda text: text.replace("1.0", "NaN"), "it holds NaN"),
+        (lambda text: text.replace("1.0", "NaN"), "NaN is no number"),
         (lambda text: "{}", "it is not a baseline of this gate"),
     ],
 )

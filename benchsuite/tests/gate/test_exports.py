@@ -17,7 +17,9 @@ from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
 from benchsuite.gate.verdict import Finding, GateVerdict
 from benchsuite.report import exports
-from benchsuite.report.findings import finding_sentence, findings_table, run_sentence
+from benchsuite.report.document import Table
+from benchsuite.report.findings import finding_sentence, findings_section, run_sentence
+from benchsuite.report.renderers import section_lines
 from benchsuite.tests.gate_rig import PLAIN_RULES
 
 PASS, IMPROVED, INCONCLUSIVE, REGRESSED, ERROR = (
@@ -40,10 +42,9 @@ def is_blocking(finding: Finding) -> bool:
 
 def cells_of(finding: Finding) -> dict[str, str]:
     """The cells of a finding's line in a table, by the heads of their columns."""
-    heads, _, line = (
-        [cell.strip() for cell in row.strip("|").split("|")] for row in findings_table([finding], "github").splitlines()
-    )
-    return dict(zip(heads, line, strict=True))
+    table = findings_section([finding]).parts[0]
+    assert isinstance(table, Table)
+    return dict(zip(table.headers, (cell.text for cell in table.cells[0]), strict=True))
 
 
 def test_a_line_has_what_a_finding_knows_and_no_other_column() -> None:
@@ -69,14 +70,14 @@ def test_a_name_of_more_than_fifty_characters_keeps_its_end(size: int) -> None:
 
 
 def test_sentences_follow_for_what_did_not_pass_and_for_the_suite() -> None:
-    table, _, sentences = findings_table(FOUND).partition("\n\n")
+    table, _, sentences = "\n".join(section_lines(findings_section(FOUND))).partition("\n\n")
     assert len(table.splitlines()) == 2 + len(FOUND)
     assert sentences.splitlines() == [
         "REGRESSED at level 2, ours: slower \x01; where: draft",
         f"INCONCLUSIVE at level 1, {LONG}: unsure",
         "PASS at level 0, suite: a note",
     ]
-    assert len(findings_table(FOUND[:1]).splitlines()) == 3, "without sentences no line follows the table"
+    assert len(section_lines(findings_section(FOUND[:1]))) == 3, "without sentences no line follows the table"
     assert [finding_sentence(one) for one in FOUND[:2]] == [
         "PASS at level 0, ours: the same counters",
         "REGRESSED at level 2, ours: slower \x01; where: draft",
@@ -87,7 +88,7 @@ def test_a_sentence_is_cut_at_blanks_to_lines_of_120_characters_and_never_within
     """A path that is cut cannot be copied."""
 
     def lines(message: str) -> list[str]:
-        return findings_table([Finding("r", 0, ERROR, message)]).splitlines()[4:]
+        return section_lines(findings_section([Finding("r", 0, ERROR, message)]))[4:]
 
     start = "ERROR at level 0, r: "
     fits = "a" * 60 + " " + "b" * (120 - len(start) - 61)
@@ -220,13 +221,14 @@ def test_the_actions_format_has_factors_and_what_is_said_of_them() -> None:
 def test_markdown_has_the_verdict_the_table_and_what_did_not_pass() -> None:
     title, table, sentences = exports.FORMATS["markdown"](FOUND, is_blocking).split("\n\n")
     assert title == "## Gate: REGRESSED"
-    assert table == findings_table(FOUND, "github")
+    assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == [cells_of(one)["row"] for one in FOUND]
     assert sentences == (
         f"- REGRESSED at level 2, ours: slower \x01; where: draft\n- INCONCLUSIVE at level 1, {LONG}: unsure\n"
+        "- PASS at level 0, suite: a note\n"
     )
-    assert exports.FORMATS["markdown"](FOUND[:1], is_blocking) == (
-        "## Gate: PASS\n\n" + findings_table(FOUND[:1], "github") + "\n"
-    )
+    title, table = exports.FORMATS["markdown"](FOUND[:1], is_blocking).split("\n\n")
+    assert title == "## Gate: PASS"
+    assert len(table.splitlines()) == 3
 
 
 def test_junit_has_a_case_for_each_finding() -> None:

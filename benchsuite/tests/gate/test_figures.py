@@ -21,9 +21,9 @@ from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import digest, summed
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.workloads import Question
+from benchsuite.measure.workloads import Question, Workload
 from benchsuite.tests.rig import SETTING
-from specdec.catalog import byte_tokenizer
+from specdec.catalog import byte_tokenizer, chat_ids
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 
 # Seconds between the marks: control, context, propose, target, accept, commit, extend, observe, absorb.
@@ -221,12 +221,13 @@ def test_all_workloads_are_recorded_with_what_they_read_and_weights_are_digested
     for name, model in zip(questions, (models[0], models[0], models[1]), strict=True):
         arm = Arm(SETTING.replaced(workload=name))
         series = {arm: Series(arm, "exact", outcomes=[_counted(1, 6)])}
-        workload = SimpleNamespace(questions=questions[name])
+        workload = Workload(name, questions[name])
         compared.append(SimpleNamespace(model=model, workload=workload, tokenizer=tokenizer, series=series, units=1))
     found = figures.measured(cast(Any, SimpleNamespace(compared=lambda: compared)))
     assert [dict(row.inputs) for row in found.values()] == [
         {
             "prompts": inputs.prompts_digest(questions[name]),
+            "rendered prompts": inputs.rendered_digest([chat_ids(tokenizer, name)]),
             "tokenizer": inputs.tokenizer_digest(tokenizer),
             "weights": weights,
         }

@@ -131,9 +131,9 @@ WAYS = ((), ("--gate-inconclusive=report",), ("--gate-update",), ("--gate=report
     ("base", "verdict", "ends"),
     [
         ([0.9] * 5, "REGRESSED", (FAILED, FAILED, OK, OK)),
-        ([1.0, 0.1, 9.0, 0.2, 8.0], "INCONCLUSIVE", (FAILED, OK, OK, OK)),
-        (None, "ERROR", (FAILED, FAILED, FAILED, OK)),  # a row of another name
-        ([1.1] * 5, "IMPROVED", (OK, OK, OK, OK)),
+        pytest.param([1.0, 0.1, 9.0, 0.2, 8.0], "INCONCLUSIVE", (FAILED, OK, OK, OK), marks=pytest.mark.slow),
+        pytest.param(None, "ERROR", (FAILED, FAILED, FAILED, OK), marks=pytest.mark.slow),  # a row of another name
+        pytest.param([1.1] * 5, "IMPROVED", (OK, OK, OK, OK), marks=pytest.mark.slow),
     ],
 )
 def test_what_ends_a_run_follows_from_its_verdict_the_mode_and_what_is_let_through(

@@ -58,16 +58,6 @@ def test_launches_are_first_and_more(text: str, launches: tuple[int, int]) -> No
     assert rules.read_launches(text, "--gate-launches") == launches
 
 
-def test_an_export_is_a_format_and_a_file_that_may_have_an_equals_sign() -> None:
-    folder = Path("there")
-    assert [rules._export(f"{kind}=a=b", folder) for kind in rules.FORMATS] == [
-        (kind, folder / "a=b") for kind in ("bmf", "github-action-benchmark", "markdown", "junit")
-    ]
-    for text in ("bmf", "bmf=", "=a", "a=b", ""):
-        with pytest.raises(GateError, match="expected FORMAT=FILE with one of bmf, github-action-benchmark, markdown"):
-            rules._export(text, folder)
-
-
 def test_a_place_that_cannot_be_written_is_refused_and_others_are_not(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name in ("file", "new"):

@@ -129,10 +129,10 @@ class Both:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"cores": 2', '"cores": 2, "cores": 4', "it holds 'cores' twice"),
-        ('"device": null', '"device": null, "device": 1', "it holds 'device' twice"),
+        ('"cores": 2', '"cores": 2, "cores": 4', "'cores' stands twice"),
+        ('"device": null', '"device": null, "device": 1', "'device' stands twice"),
         ("0.01,", "0,", "E2E of a launch of 'ours' has a seconds that cannot be: [0, 0.02]"),
-        ("0.01,", "NaN,", "it holds NaN"),
+        ("0.01,", "NaN,", "NaN is no number"),
         ("0.01,", "1e200,", "E2E of a launch of 'ours' has a seconds that cannot be: [1e+200, 0.02]"),
         ("0.01,", "1e100,", "E2E of a launch of 'ours' has a seconds that cannot be: [1e+100, 0.02]"),
         ("0.01,", "1e-100,", "E2E of a launch of 'ours' has a seconds that cannot be: [1e-100, 0.02]"),
@@ -146,7 +146,7 @@ class Both:
         ('"prompts": "p1"', '"prompts": 1', "row 'ours' has a inputs that cannot be"),
         ('"version": 2', '"version": 1', "its version is 1, expected 2"),
         ('"target_forwards": 9', '"target_forwards": -9', "row 'ours' has a counters that cannot be"),
-        ('"cores": 2', '"cores": ' + "[" * 100_000, "recursion"),
+        ('"cores": 2', '"cores": ' + "[" * 100_000, "nested too deeply"),
         ('"tau"', '"tao"', "'tao'"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_sentence_of_the_rules_holds_at_its_edge(
         (Subject("row", DECODE, alone=True, coarse=True), 0.15),
         (Subject("row", FIRST, alone=True, coarse=True), 0.15),
     ],
-    ids=lambda value: value.shown if isinstance(value, Subject) else "",
+    ids=lambda value: value.figure_name if isinstance(value, Subject) else "",
 )
 def test_each_figure_has_its_tolerance_and_a_row_of_a_larger_one_its_own(case: Subject, limit: float) -> None:
     assert decided(spaced(log1p(limit) - NEAR, 8, 1e-8), True, case) == PASS

@@ -215,6 +215,17 @@ def test_other_weights_alone_on_another_machine_are_inconclusive() -> None:
     )
 
 
+def test_prompts_that_a_template_rendered_otherwise_are_named_on_any_machine() -> None:
+    """A template that prints the clock: no processor and no torch is to blame. An older baseline lacks the digest."""
+    base = _record({"machine": {"cores": 1}}, a=replace(ROW, inputs={"prompts": "p", "rendered prompts": "at noon"}))
+    later = replace(ROW, inputs={"prompts": "p", "rendered prompts": "at one"})
+    for cores in (1, 2):
+        [found] = _trial(base, _record({"machine": {"cores": cores}}, a=later)).findings()
+        assert (found.verdict, "does it print the date or the time?" in found.message) == (ERROR, True)
+    older = _record({"machine": {"cores": 1}}, a=replace(ROW, inputs={"prompts": "p"}))
+    assert [one.verdict for one in _trial(older, _record({"machine": {"cores": 1}}, a=later)).findings()] == [PASS]
+
+
 def test_backends_are_compared_on_the_same_machine_alone() -> None:
     base = _record({"machine": {"cores": 1}}, a=replace(ROW, ops={"mix on cpu": 4}))
     for cores, verdict in ((1, REGRESSED), (2, PASS)):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 DESIGN = ROOT / "docs" / "design.md"
 
@@ -67,6 +69,7 @@ def read_project_file(path: Path) -> ReadFile:
     return ReadFile(path, text, tuple(imports), tuple(defines), tuple(long))
 
 
+@pytest.mark.slow
 def test_no_room_imports_a_test_or_a_conftest() -> None:
     for file in project_files():
         names = [part for name in file.imports for part in name.split(".")]

@@ -27,13 +27,13 @@ def test_an_agreement_counts_the_tokens_before_the_first_difference(
     assert expected[: found.prefix] == got[: found.prefix]
     assert found.prefix == min(len(expected), len(got)) or expected[found.prefix] != got[found.prefix]
     assert (found.equal == 1) == (expected == got)
-    assert Agreement.of(expected, expected).shown == "1/1 equal"
+    assert Agreement.of(expected, expected).summary == "1/1 equal"
 
 
 def test_agreements_add_up_and_name_the_share_before_a_difference() -> None:
     both = Agreement.of((1, 2, 3, 4), (1, 2, 9, 4)) + Agreement.of((5, 6), (5, 6))
     assert both == Agreement(runs=2, equal=1, tokens=6, prefix=4)
-    assert both.shown == "1/2 equal, 67% before"
+    assert both.summary == "1/2 equal, 67% before"
 
 
 def test_an_output_of_another_arithmetic_never_breaks_a_contract() -> None:

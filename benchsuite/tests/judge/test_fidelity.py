@@ -177,7 +177,7 @@ def test_the_smallest_shift_is_found_99_times_in_100_and_a_smaller_one_is_not() 
 
 def test_where_no_shift_is_found_none_is_named() -> None:
     assert [Fidelity([tokens, *[0] * 9]).smallest_shift for tokens in (0, 7, 49)] == [None, None, None]
-    assert Fidelity([5] * 9 + [4]).shown == "p=1, finds nothing"
+    assert Fidelity([5] * 9 + [4]).summary == "p=1, finds nothing"
 
 
 def test_rows_that_pass_can_fail_together() -> None:
@@ -190,7 +190,7 @@ def test_a_row_says_what_was_examined() -> None:
     even, steep = Fidelity([10] * 10, 60, 100, 100.0, 100, 50.0), Fidelity([91] + [1] * 9, 60, 100, 100.0, 100, 50.0)
     assert checked([Series(LOSSY, "lossy", fidelity=steep)]) == f"60% agree; ppl {math.e:.2f} for {math.exp(0.5):.2f}"
     assert Series(LOSSY, "lossy", fidelity=steep).failure is None
-    assert checked([Series(LOSSY, "distribution", fidelity=even)]) == even.shown == "p=1, finds 40 %"
+    assert checked([Series(LOSSY, "distribution", fidelity=even)]) == even.summary == "p=1, finds 40 %"
     broken = Series(LOSSY, "distribution", fidelity=steep)
     assert (checked([broken]) or "").startswith("FAILED: p<1e-12")
     assert "do not follow the target's distribution" in (broken.failure or "")

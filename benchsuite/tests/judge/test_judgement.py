@@ -79,7 +79,7 @@ def test_a_row_that_keeps_its_contract_has_plains_perplexity_and_a_lossy_one_its
         {"draft": "garbage", "policy": "topk_agree(k=200)", "k": 4},
     ]
     bench.prepare([Arm(SETTING, **strategy) for strategy in strategies])
-    rows = {row.arm.draft: row for arm in bench._arms for row in [bench.row(arm, lambda what: None)]}
+    rows = {row.arm.draft: row for arm in bench.arms for row in [bench.row(arm, lambda what: None)]}
     assert rows["ngram"].info["judged_perplexity"] == rows[None].info["judged_perplexity"]
     assert rows["garbage"].info["judged_perplexity"] > 2 * rows[None].info["judged_perplexity"]
     # The judge is the target itself, so that the contract's own check says the same.

@@ -129,18 +129,18 @@ def test_tokens_come_with_the_piece_that_completes_their_text(
         ({"content": [{"token": "a", "id": 7, "logprob": -1.0}, {"token": "b", "id": 9, "logprob": -1.0}]}, (7, 9)),
         ({"tokens": ["token_id:7", "token_id:9"], "token_logprobs": [-1.0, -1.0]}, (7, 9)),
         ({"tokens": ["a", "b"], "token_logprobs": [-1.0, -1.0]}, IDS[:2]),
-        ({"tokens": ["a", "bc"], "token_logprobs": [-1.0, -1.0]}, IDS[2:]),
+        ({"tokens": ["ab", ""], "token_logprobs": [-1.0, -1.0]}, IDS[:2]),
     ],
     ids=["numbers", "numbers as text", "texts", "a text of two tokens"],
 )
 def test_log_probabilities_name_the_tokens_of_a_text(
     logprobs: dict[str, object], ids: tuple[int, ...], runner_of: Build
 ) -> None:
-    """They are not read from the text, which is ``cd``, unless they cannot be told apart."""
-    choice = {"index": 0, "text": "cd", "finish_reason": "length", "logprobs": logprobs}
+    """They are not read from the text, which has the last of these ids, unless they cannot be told apart."""
+    choice = {"index": 0, "text": "ab", "finish_reason": "length", "logprobs": logprobs}
     answer = {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     named = Fault((plain_answer("200 OK", json.dumps(answer)),))
-    with FaultyServer([*script(streamed("c", "d", usage=2))[:2], named]) as server:
+    with FaultyServer([*script(streamed("a", "b", usage=2))[:2], named]) as server:
         assert runner_of(server.url).run(ONE).tokens == [ids]
 
 
@@ -239,6 +239,7 @@ def test_an_endpoint_that_cannot_be_is_refused_before_anything_is_loaded(text: s
         parse_peer(text)
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_does_not_answer_at_first_is_closed(assemble: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """No loop of events is left behind, of which Python would warn at its end."""
     closed: list[EndpointPeer] = []

@@ -56,7 +56,7 @@ def measured_twice(request: pytest.FixtureRequest) -> Any:
     peers: list[dict[str, Any]] = [{"peer": "transformers"}] if request.param == 1 else []
     bench = Bench(MeasuringPlan(prompts=6 if request.param == 1 else 8, pairs=2))
     bench.prepare([Arm(setting, **strategy) for setting in settings for strategy in (*STRATEGIES, *peers)])
-    for arm in bench._arms:
+    for arm in bench.arms:
         bench.row(arm, lambda what: None)
     found = files.comparison_files(bench.results())
     return json.loads(found["benchmark.json"]), next(iter(bench._stages.values())).machine
@@ -85,12 +85,12 @@ def test_every_figure_of_every_row_follows_from_its_records(measured_twice: tupl
 def made_up(dice: random.Random, watch: Stopwatch, batch: int, number: int, proposes: bool) -> Outcome:
     """A run of a batch in which nothing is as another thing is: no mean is a median, and no sum another sum."""
     stats, now = Stats(watch), itertools.accumulate(iter(lambda: dice.uniform(0.001, 1), None))
-    start = watch._marks[-1] if watch._marks else 0.0
+    start = watch.marks[-1] if watch.marks else 0.0
     assert isinstance(start, float)
 
     def mark() -> int:
-        watch._marks.append(start + next(now))
-        return len(watch._marks) - 1
+        watch.marks.append(start + next(now))
+        return len(watch.marks) - 1
 
     for name in ("admit", "prefilled", "move", "release", "keep"):
         stats.calls.append(Call(name, mark(), mark()))
@@ -316,7 +316,7 @@ def shares(row: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
 def test_the_compressed_ratios_are_those_of_the_rows() -> None:
     bench = Bench(MeasuringPlan(prompts=2))
     bench.prepare([Arm(SETTING, draft="garbage", k=2)])
-    for arm in bench._arms:
+    for arm in bench.arms:
         bench.row(arm, lambda what: None)
     found = files.comparison_files(bench.results())
     kept = json.loads(found["ratios.json.gz"])

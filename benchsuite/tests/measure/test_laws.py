@@ -14,10 +14,9 @@ import torch
 from benchsuite.judge import fidelity, ties
 from benchsuite.judge.agreement import Agreement
 from benchsuite.judge.fidelity import BINS, Fidelity, examine
-from benchsuite.judge.ties import Judge, upper_limit
+from benchsuite.judge.ties import upper_limit
 from benchsuite.measure import interval
 from benchsuite.measure.interval import student
-from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
 
 SHARES = (Fraction(1, 1000), Fraction(1, 9), Fraction(1, 3), Fraction(1, 2), Fraction(3, 5), Fraction(9, 10))
@@ -30,21 +29,21 @@ def test_the_incomplete_beta_function_of_integers_is_a_binomial_tail(a: int, b: 
     trials = a + b - 1
     for x in SHARES:
         exact = sum(comb(trials, n) * x**n * (1 - x) ** (trials - n) for n in range(a, trials + 1))
-        assert interval._beta(float(x), a, b) == pytest.approx(float(exact), rel=1e-12, abs=0)
+        assert interval.incomplete_beta(float(x), a, b) == pytest.approx(float(exact), rel=1e-12, abs=0)
 
 
 def test_the_incomplete_beta_function_of_halves_has_closed_forms() -> None:
     for x in map(float, SHARES):
         for a in (0.5, 1.5, 2.25):
-            assert interval._beta(x, a, 1) == pytest.approx(x**a, rel=1e-13, abs=0)
-            assert interval._beta(x, 1, a) == pytest.approx(1 - (1 - x) ** a, rel=1e-12, abs=0)
-        assert interval._beta(x, 0.5, 0.5) == pytest.approx(2 / pi * asin(sqrt(x)), rel=1e-13, abs=0)
+            assert interval.incomplete_beta(x, a, 1) == pytest.approx(x**a, rel=1e-13, abs=0)
+            assert interval.incomplete_beta(x, 1, a) == pytest.approx(1 - (1 - x) ** a, rel=1e-12, abs=0)
+        assert interval.incomplete_beta(x, 0.5, 0.5) == pytest.approx(2 / pi * asin(sqrt(x)), rel=1e-13, abs=0)
         arc = asin(sqrt(x)) - sqrt(x * (1 - x))
-        assert interval._beta(x, 1.5, 0.5) == pytest.approx(2 / pi * arc, rel=1e-9, abs=0)
+        assert interval.incomplete_beta(x, 1.5, 0.5) == pytest.approx(2 / pi * arc, rel=1e-9, abs=0)
 
 
 def test_an_incomplete_beta_function_too_small_for_a_number_is_none() -> None:
-    assert interval._beta(1e-200, 2.0, 1.0) == 0.0
+    assert interval.incomplete_beta(1e-200, 2.0, 1.0) == 0.0
 
 
 @pytest.mark.parametrize("t", [1e-9, 1e-3, 0.3, 0.999, 1.0, 1.7, 2.5, 12.7, 300.0, 1e9])
@@ -60,14 +59,14 @@ def test_students_probability_has_the_closed_forms_of_one_to_four_degrees(t: flo
         sine[3] * (1 + cosine[3] ** 2 / 2),
     )
     for degrees, expected in enumerate(closed, 1):
-        assert interval._central(t, degrees) == pytest.approx(expected, rel=1e-12, abs=0)
+        assert interval.student_central(t, degrees) == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.95, 0.999, 0.999999])
 @pytest.mark.parametrize("degrees", [1, 1.3, 2, 3, 4.7, 60, 1000.5])
 def test_students_quantile_has_the_probability_that_was_asked_for(level: float, degrees: float) -> None:
     """Newton's last step is of the order of the square of 1e-7."""
-    assert interval._central(student(level, degrees), degrees) == pytest.approx(level, rel=2e-12)
+    assert interval.student_central(student(level, degrees), degrees) == pytest.approx(level, rel=2e-12)
 
 
 def test_half_an_interval_of_uneven_workloads_is_that_worked_out_in_fractions() -> None:
@@ -78,15 +77,15 @@ def test_half_an_interval_of_uneven_workloads_is_that_worked_out_in_fractions() 
     seen, alike = (sum(share**2 / (n - 1) for share, n in zip(each, counts, strict=True)) for each in (shares, even))
     degrees = 2 / (seen + alike)  # the harmonic mean of 1 / seen and 1 / alike
     for level in (0.5, 0.95):
-        half = interval._half(counts, [float(variance) for variance in variances], level)
+        half = interval.half_interval(counts, [float(variance) for variance in variances], level)
         assert half == pytest.approx(student(level, float(degrees)) * sqrt(sum(parts)) / 3, rel=1e-12)
-    assert interval._half([2, 9], [0.0, 0.0], 0.95) == 0.0
-    assert interval._variance([0.5, 1.5, 4.0]) == pytest.approx(3.25)
+    assert interval.half_interval([2, 9], [0.0, 0.0], 0.95) == 0.0
+    assert interval.sample_variance([0.5, 1.5, 4.0]) == pytest.approx(3.25)
 
 
 def test_an_estimates_half_width_is_how_far_its_upper_end_is_above_it() -> None:
     found = interval.estimate({"a": [0.1, 0.2, 0.4, 0.1, 0.9, 0.3]})
-    half = interval._half([6], [interval._variance([0.1, 0.2, 0.4, 0.1, 0.9, 0.3])], 0.95)
+    half = interval.half_interval([6], [interval.sample_variance([0.1, 0.2, 0.4, 0.1, 0.9, 0.3])], 0.95)
     assert found.half_width == pytest.approx(expm1(half))
     assert (found.low, found.high) == pytest.approx((exp(2 / 6 - half), exp(2 / 6 + half)))
 
@@ -137,7 +136,7 @@ def test_the_chance_that_the_test_rejects_is_known_for_every_share_of_the_halves
             if a + b >= least
         )
         expected.append(float(Fraction(rejected, (BINS // 2) ** tokens)))
-    found = fidelity._found_by_half(tokens, alarm).tolist()
+    found = fidelity.found_by_half(tokens, alarm).tolist()
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)
     assert 0 <= min(found) <= max(found) <= 1
 
@@ -145,14 +144,14 @@ def test_the_chance_that_the_test_rejects_is_known_for_every_share_of_the_halves
 @pytest.mark.parametrize("tokens", [63, 64, 80, 151])
 def test_where_the_halves_alone_are_uneven_enough_the_test_always_rejects(tokens: int) -> None:
     """Exactly: the most even filling of such halves has Pearson's statistic (difference of the halves)² / tokens."""
-    tails = fidelity._tails(tokens)
+    tails = fidelity.excess_tails(tokens)
     least = int((tails < 1e-6).sum())
-    found = fidelity._found_by_half(tokens, 1e-6).tolist()
+    found = fidelity.found_by_half(tokens, 1e-6).tolist()
     assert len(found) == tokens + 1
     certain = 0
     for count, share in enumerate(found):
         even = [one // 5 + (n < one % 5) for one in (count, tokens - count) for n in range(5)]
-        if fidelity._excess(even) >= len(tails) - least:  # so many of the p-values are below the alarm
+        if fidelity.excess_of(even) >= len(tails) - least:  # so many of the p-values are below the alarm
             assert share == pytest.approx(1.0, abs=1e-12)
             certain += 1
         else:
@@ -167,7 +166,7 @@ def test_ties_have_the_tails_of_the_binomial_from_none_to_one_more_than_all(tria
     p = Fraction(chance)
     law = [comb(trials, n) * p**n * (1 - p) ** (trials - n) for n in range(trials + 1)]
     expected = [float(sum(law[n:])) for n in range(trials + 2)]
-    assert ties._tails(trials, chance).tolist() == pytest.approx(expected, rel=1e-12)
+    assert ties.binomial_tails(trials, chance).tolist() == pytest.approx(expected, rel=1e-12)
     assert len(expected) == trials + 2
 
 
@@ -179,7 +178,7 @@ def test_where_every_trial_was_an_event_the_rate_has_no_limit_below_one() -> Non
 
 
 def test_ties_with_exactly_the_least_probability_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    tail = float(ties._tails(24, ties.rate(torch.bfloat16))[3])
+    tail = float(ties.binomial_tails(24, ties.rate(torch.bfloat16))[3])
     monkeypatch.setattr(ties, "TOO_MANY", tail)
     assert ties.too_many(3, 24, torch.bfloat16) is None
     monkeypatch.setattr(ties, "TOO_MANY", nextafter(tail, 1))
@@ -199,32 +198,6 @@ def test_a_difference_is_told_with_its_three_pairs_of_logits() -> None:
         "BUG: request 7, output token 3: plain 11, other -1; their logits: plain unknown, other 1.500000 / -0.250000, "
         "unmodified model 0.000000 / 0.000000, bound 1.0e+00: far"
     )
-
-
-def test_a_short_probe_is_repeated_to_24_tokens_and_a_longer_one_kept(assemble: Make) -> None:
-    target = assemble().target
-    for probe, expected in (
-        (range(5), (*range(5), *range(5), *range(5), *range(5), *range(4))),
-        (range(23), (*range(23), 0)),
-        (range(24), tuple(range(24))),
-        (range(31), tuple(range(31))),
-    ):
-        assert Judge(target, probe)._probe == expected
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_judge_draws_from_an_engines_logits_the_token_that_the_engine_draws(
-    temperature: float, assemble: Make
-) -> None:
-    build = assemble()
-    judge = Judge(build.target, range(40))
-    for seed in range(6):
-        params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=3)
-        request = Request(seed, tuple(range(3 + seed, 12)), params)
-        output = build.plain(request)
-        for place, token in enumerate(output):
-            logits = judge.logits((*request.prompt, *output[:place]))
-            assert judge._choose(logits, request.after(output[:place])) == token
 
 
 class _Given:
@@ -273,7 +246,7 @@ def test_agreements_start_from_nothing_and_add_up() -> None:
         Agreement(1, 1, 2, 2),
     ]
     assert sum(every, Agreement()) == Agreement(6, 2, 8, 6)
-    assert [sum(every, Agreement()).shown, every[3].shown, Agreement().shown, every[0].shown] == [
+    assert [sum(every, Agreement()).summary, every[3].summary, Agreement().summary, every[0].summary] == [
         "2/6 equal, 75% before",
         "0/1 equal, 0% before",
         "0/0 equal",

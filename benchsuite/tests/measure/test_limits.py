@@ -65,7 +65,7 @@ def test_a_cell_says_where_when_and_by_which_commit_it_was_measured(
     ranks: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cells, "joined_ranks", lambda: ranks)
-    monkeypatch.setattr("benchsuite.measure.cells.os.cpu_count", lambda: 3)
+    monkeypatch.setattr(provenance, "cores_line", lambda: "3 cores")
     monkeypatch.setattr("benchsuite.measure.cells.platform.node", lambda: "this host")
     monkeypatch.setattr("benchsuite.measure.cells.time.strftime", lambda form: f"now as {form}")
     cpu = torch.device("cpu")
@@ -103,14 +103,6 @@ def test_a_cell_of_a_broken_arm_is_strict_json_and_is_read_as_it_was() -> None:
     assert read.text is None
     assert (found.differences, found.fidelity) == ([bug], endless)
     assert asdict(found.differences[0]) == asdict(bug)
-
-
-def test_numbers_that_json_lacks_are_written_as_texts_at_any_depth() -> None:
-    whole = {"a": [math.inf, (1, -math.inf)], "b": {"c": math.inf, "d": 1.5}, "e": "inf is a word", "f": True}
-    texts = {"a": ["inf", [1, "-inf"]], "b": {"c": "inf", "d": 1.5}, "e": "inf is a word", "f": True}
-    assert cells._written(whole) == texts
-    assert cells._read(texts) == {**whole, "a": [math.inf, [1, -math.inf]]}
-    assert (cells._written(math.nan), math.isnan(cells._read("nan"))) == ("nan", True)
 
 
 def test_the_conditions_that_may_be_given_up_are_three() -> None:
@@ -159,7 +151,7 @@ def test_the_most_even_bins_have_a_p_value_of_one_and_no_more() -> None:
 def test_bins_more_uneven_than_any_that_have_a_probability_have_the_least_p_value() -> None:
     """These are the next after the last unevenness of 37 tokens whose probability is computed."""
     bins = [33, 3, 1, *[0] * 7]
-    assert fidelity._excess(bins) == len(fidelity._tails(37))
+    assert fidelity.excess_of(bins) == len(fidelity.excess_tails(37))
     assert evenness(bins) == fidelity.LEAST
 
 
@@ -188,7 +180,7 @@ def test_above_the_switch_a_shift_is_found_as_often_as_by_the_noncentral_chi_squ
 
 
 def test_a_p_value_of_exactly_the_alarm_is_not_below_it() -> None:
-    tails = fidelity._tails(13).tolist()
+    tails = fidelity.excess_tails(13).tolist()
     alarm = next(tail for tail in tails if tail < 0.01)
     assert finding(13, 0.3, alarm) == finding(13, 0.3, math.nextafter(alarm, 0))
     assert finding(13, 0.3, alarm) < finding(13, 0.3, math.nextafter(alarm, 1))
@@ -204,17 +196,17 @@ LIMIT_LOGS = {"a": [0.31, 0.12, 0.44, 0.27, 1.1, 0.6, 0.93]}
 
 
 def test_an_interval_of_exactly_the_precision_is_enough() -> None:
-    variance = interval._variance(LIMIT_LOGS["a"])
+    variance = interval.sample_variance(LIMIT_LOGS["a"])
     for count in (6, 9, 30):
-        precision = math.expm1(interval._half([count], [variance], 0.95))
+        precision = math.expm1(interval.half_interval([count], [variance], 0.95))
         assert interval.units_needed(LIMIT_LOGS, precision) == count
         assert interval.units_needed(LIMIT_LOGS, precision * (1 - 1e-9)) == count + 1
 
 
 def test_up_to_a_million_units_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interval.MOST == 1_000_000
-    variance = interval._variance(LIMIT_LOGS["a"])
-    precision = math.expm1(interval._half([9], [variance], 0.95))
+    variance = interval.sample_variance(LIMIT_LOGS["a"])
+    precision = math.expm1(interval.half_interval([9], [variance], 0.95))
     for most, found in ((10, 9), (9, 9), (8, None), (7, None)):
         monkeypatch.setattr(interval, "MOST", most)
         assert interval.units_needed(LIMIT_LOGS, precision) == found

@@ -21,7 +21,7 @@ from benchsuite.judge.sources import EngineSource
 from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.card import card
-from benchsuite.measure.peers import PeerRunner, parse_peer
+from benchsuite.measure.peers import parse_peer
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.rows import Machine
 from benchsuite.measure.runners import Outcome
@@ -29,7 +29,6 @@ from benchsuite.measure.session import Bench
 from benchsuite.run.matrix import build_matrix
 from benchsuite.tests.rig import SETTING, Make, assert_same, peer_runner, requested, slow_after
 from specdec import Registry, SamplingParams, SpecdecError
-from specdec.assembly import Assembly
 
 EVERY = ("transformers", "transformers(cache=static)", "transformers_prompt_lookup", "transformers_prompt_lookup(k=3)")
 LOOKUPS = [(10, 2), (3, 2), (3, 1), (1, 2)]
@@ -372,20 +371,31 @@ def test_a_peer_says_in_which_dtype_and_how_it_runs(dtype: torch.dtype, name: st
     assert plain.described() == f"transformers {version} generate: static cache, sdpa attention, {name}, not compiled"
 
 
-def compiled_peer(build: Assembly, judge: Judge, backend: str) -> PeerRunner:
-    """The compiled peer on a model, with one of torch.compile's backends."""
-    peer = peer_runner("transformers_compiled", judge.model, build.max_length)
-    peer.peer._config.backend = backend  # type: ignore[attr-defined]
-    return peer
+def test_peers_compile_before_an_engine_records() -> None:
+    """The recordings of torch.compile clear cuBLAS's workspaces, to which an engine's graphs would go on pointing."""
+    arms = [Arm(SETTING), Arm(SETTING, draft="ngram", k=2), Arm(SETTING, peer="transformers")]
+    bench, said = Bench(MeasuringPlan(prompts=1)), list[str]()
+    bench.prepare(arms)
+    bench.row(arms[0], said.append)
+    warmed = [text.partition("warming up ")[2] for text in said if "warming up" in text]
+    assert warmed == ["transformers", "plain", "plain again", "ngram"]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forgetful")
-def test_a_compiled_forward_changes_no_token_and_nothing_is_compiled_while_it_is_timed(assemble: Make) -> None:
+def test_a_compiled_forward_changes_no_token_and_nothing_is_compiled_while_it_is_timed(
+    assemble: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The backend compiles nothing; all else is as with the one that does. A sliding window of 24 fills up."""
+    compiled = torch.compile
+
+    def traced(*given: Any, **options: Any) -> Any:
+        return compiled(*given, **{**options, "backend": "eager"})
+
+    monkeypatch.setattr(torch, "compile", traced)
     build = assemble("mistral")
     judge = Judge(build.target, range(40))
-    peer, work = compiled_peer(build, judge, "eager"), requests(count=2)
+    peer, work = peer_runner("transformers_compiled", judge.model, build.max_length), requests(count=2)
     peer.warm_up(replace(work[0], params=SamplingParams(max_new_tokens=3)))
     warm = peer.set_up_seconds["compile"]
     assert warm > 0
@@ -404,19 +414,9 @@ def test_a_compiled_forward_changes_no_token_and_nothing_is_compiled_while_it_is
 def test_a_forward_that_inductor_has_compiled_changes_no_token(assemble: Make) -> None:
     build = assemble()
     judge = Judge(build.target, range(40))
-    peer, work = compiled_peer(build, judge, "inductor"), requests(count=2)
+    peer, work = peer_runner("transformers_compiled", judge.model, build.max_length), requests(count=2)
     peer.warm_up(work[0])
     assert_same(judge, EngineSource(build.engine(None)), peer, work)
-
-
-def test_peers_compile_before_an_engine_records() -> None:
-    """The recordings of torch.compile clear cuBLAS's workspaces, to which an engine's graphs would go on pointing."""
-    arms = [Arm(SETTING), Arm(SETTING, draft="ngram", k=2), Arm(SETTING, peer="transformers")]
-    bench, said = Bench(MeasuringPlan(prompts=1)), list[str]()
-    bench.prepare(arms)
-    bench.row(arms[0], said.append)
-    warmed = [text.partition("warming up ")[2] for text in said if "warming up" in text]
-    assert warmed == ["transformers", "plain", "plain again", "ngram"]
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from dataclasses import replace
 from math import log
 from types import SimpleNamespace
@@ -28,6 +27,8 @@ from benchsuite.measure.units import Unit
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.measure.weights import Weights, perplexity
 from benchsuite.report import tables
+from benchsuite.report.document import Section
+from benchsuite.report.renderers import section_lines
 from benchsuite.tests.rig import SETTING
 from specdec import Request
 from specdec.devices import Stopwatch
@@ -46,17 +47,17 @@ def outcome(steps: list[tuple[int, int, int, int, float, float]], watch: Stopwat
     """
     stats = Stats(watch)
     for k, proposed, accepted, emitted, draft, target in steps:
-        start = len(watch._marks)
-        now = float(watch._marks[-1]) if watch._marks else 0.0  # type: ignore[arg-type]
+        start = len(watch.marks)
+        now = float(watch.marks[-1]) if watch.marks else 0.0  # type: ignore[arg-type]
         parts = [0.0, 0.125, 0.75 * draft, target, 0.1, 0.15, 0.25, 0.25 * draft, 0.375]
-        watch._marks += itertools.accumulate([now, *parts])
+        watch.marks += itertools.accumulate([now, *parts])
         each = (RowStep(proposed, proposed, accepted, emitted),)
         stats.steps.append(Step.of(each, k + 1, Marks(*range(start, start + 10))))
         stats.proposed(proposed, proposed)
         stats.accepted(accepted)
         stats.counts["num_emitted_tokens"] += emitted
-    watch._marks += [watch._marks[-1], float(watch._marks[-1]) + between]  # type: ignore[arg-type]
-    stats.calls.append(Call("release", len(watch._marks) - 2, len(watch._marks) - 1))
+    watch.marks += [watch.marks[-1], float(watch.marks[-1]) + between]  # type: ignore[arg-type]
+    stats.calls.append(Call("release", len(watch.marks) - 2, len(watch.marks) - 1))
     total = sum(s[4] + s[5] + 1 for s in steps) + between
     emitted = sum(s[3] for s in steps)
     tokens = [tuple(range(emitted))]
@@ -180,7 +181,7 @@ def test_a_row_that_breaks_its_contract_shows_no_speed(pair: tuple[Series, Serie
     assert row.failure
     assert "the other is wrong" in row.failure
     assert row.rounds == ()
-    assert "FAILED" in tables.render([row], tables.SPEED)
+    assert "FAILED" in tables.rows_table([row], tables.SPEED).rows[0]
 
 
 def test_a_certified_tie_is_shown_and_keeps_the_speed(pair: tuple[Series, Series]) -> None:
@@ -189,7 +190,7 @@ def test_a_certified_tie_is_shown_and_keeps_the_speed(pair: tuple[Series, Series
     pair[1].equal = 0
     row = rows(pair)[1]
     assert row.info["contract_checked"] == "0/1, 1 tie"
-    assert "0/1, 1 tie" in tables.render([row], tables.LATENCY)
+    assert "exact: 0/1, 1 tie" in tables.rows_table([row], tables.LATENCY).rows[0]
     assert row.failure is None
     assert row.n == 1
 
@@ -286,7 +287,7 @@ def test_a_round_is_a_pass_in_seconds_per_token(pair: tuple[Series, Series]) -> 
 def test_a_verdict_needs_an_interval_without_1_and_more_than_the_noise(
     ratios: list[float], noise: float, reason: str | None, said: str | None
 ) -> None:
-    assert SpeedVerdict(estimate({"chat": [log(ratio) for ratio in ratios]}), noise, reason).words == said
+    assert SpeedVerdict(estimate({"chat": [log(ratio) for ratio in ratios]}), noise, reason).label == said
 
 
 def test_one_odd_prompt_among_many_is_named() -> None:
@@ -317,13 +318,13 @@ def test_a_prompt_is_odd_if_more_than_half_of_figure_and_interval_are_its(
 def test_a_speedup_of_just_the_noise_and_an_interval_that_ends_at_1_say_nothing() -> None:
     found = Estimate(1.25, 1.0, 1.5625, 6, "by hand")
     assert (
-        SpeedVerdict(found, 0.0, None).words
-        == SpeedVerdict(replace(found, low=0.8, high=1.0, ratio=0.9), 0.0, None).words
+        SpeedVerdict(found, 0.0, None).label
+        == SpeedVerdict(replace(found, low=0.8, high=1.0, ratio=0.9), 0.0, None).label
         == "~"
     )
     apart = replace(found, low=1.2)
-    assert SpeedVerdict(apart, log(1.25), None).words == "~"
-    assert SpeedVerdict(apart, log(1.2499), None).words == "faster"
+    assert SpeedVerdict(apart, log(1.25), None).label == "~"
+    assert SpeedVerdict(apart, log(1.2499), None).label == "faster"
 
 
 def wide(row: Row) -> Row:
@@ -346,10 +347,11 @@ def wide(row: Row) -> Row:
 def test_every_table_fits_120_columns_at_its_widest(pair: tuple[Series, Series]) -> None:
     row = wide(rows(pair, Text(0.5, 1.25))[1])
     every = [replace(row, figures=replace(row.figures, workload=kind)) for kind in workloads.KINDS]
-    found = [tables.render([row], columns) for columns in (tables.SPEED, tables.LATENCY, tables.REASONS)]
+    found = [tables.rows_table([row], columns) for columns in (tables.SPEED, tables.LATENCY, tables.REASONS)]
     tie, *ties = (replace(one, figures=replace(one.figures, verdict="~")) for one in (row, *every))
     found.append(tables.overview([tie], ties))
-    assert {max(map(len, table.splitlines())) <= 120 for table in found} == {True}, "\n".join(found)
+    lines = section_lines(Section(parts=found))
+    assert max(map(len, lines)) <= 120, "\n".join(lines)
     assert max(map(len, tables.LEGEND)) <= 120
 
 
@@ -375,9 +377,8 @@ def test_what_ran_is_added_up_over_rows_backend_by_backend(pair: tuple[Series, S
 
 def test_the_table_of_weights_sets_them_against_the_unrounded() -> None:
     one = Weights("tiny", "int8", 2**30, 2**32, 11.0, 10.0, 7)
-    header, _, body = tables.weights_table([one])
-    cells = dict(zip(re.split(r"  +", header), re.split(r"  +", body), strict=True))
-    assert cells == {
+    table = tables.weights_table([one])
+    assert dict(zip(table.headers, table.rows[0], strict=True)) == {
         "target": "tiny",
         "weights": "int8",
         "GiB": "1.000",
@@ -387,7 +388,6 @@ def test_the_table_of_weights_sets_them_against_the_unrounded() -> None:
         "change %": "+10.00",
         "tokens": "7",
     }
-    assert tables.weights_table([]) == []
 
 
 def test_perplexity_of_a_uniform_distribution_is_the_vocabulary() -> None:

@@ -148,9 +148,9 @@ def test_plain_again_is_named_by_its_label_and_proposes_nothing() -> None:
 
 def test_a_speedup_without_both_ends_of_an_interval_is_not_put_in_words() -> None:
     whole = Estimate(1.5, 1.2, 1.9, 6, "by hand")
-    assert SpeedVerdict(whole, 0.0, None).words == "faster"
+    assert SpeedVerdict(whole, 0.0, None).label == "faster"
     for part in (None, replace(whole, low=None), replace(whole, high=None)):
-        assert SpeedVerdict(part, 0.0, None).words is None
+        assert SpeedVerdict(part, 0.0, None).label is None
 
 
 def test_a_speedup_of_exactly_five_percent_may_hinge_on_a_prompt() -> None:

@@ -62,14 +62,14 @@ def test_a_file_of_two_categories_is_two_columns_with_their_turns(tmp_path: Path
     bench = Bench(MeasuringPlan())
     bench.prepare([Arm(SETTING.replaced(workload=name, max_new_tokens=6), draft="garbage", k=2) for name in names])
     found: dict[str, Any] = {}
-    for arm in bench._arms:
+    for arm in bench.arms:
         found[bench.row(arm, lambda what: None).info["workload"]] = bench.row(arm, lambda what: None)
     assert list(found) == ["coding", "math"]
     assert [run["unit"] for run in found["coding"].measured] == [0, 0, 1]
     assert found["coding"].info["units"] == 2
     assert found["coding"].info["contract_checked"] == "3/3"
     results = bench.results()
-    assert tables.overview(results.pooled, results.rows).splitlines()[0].split()[-3:] == ["coding", "math", "all"]
+    assert tables.overview(results.pooled, results.rows).headers[-3:] == ["coding", "math", "all"]
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_two_files_with_the_same_category_are_two_columns(tmp_path: Path) -> Non
         names += workload_names(str(path))
     bench = Bench(MeasuringPlan())
     bench.prepare([Arm(SETTING.replaced(workload=name, max_new_tokens=4), draft="garbage", k=2) for name in names])
-    assert [bench.row(arm, lambda what: None).info["workload"] for arm in bench._arms if arm.draft] == names
+    assert [bench.row(arm, lambda what: None).info["workload"] for arm in bench.arms if arm.draft] == names
 
 
 def test_prompts_that_fill_no_batch_are_left_out() -> None:

@@ -16,9 +16,8 @@ from benchsuite.measure.interval import Estimate
 from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import Machine, Row, make_rows
 from benchsuite.measure.verdict import SpeedVerdict, noise_of
-from benchsuite.report.page import heat_cell
 from benchsuite.report.serving import serving_tables
-from benchsuite.report.tables import contrasts_cells, overview
+from benchsuite.report.tables import contrasts_table, heat_cell, overview
 from benchsuite.tests.rig import SETTING
 
 LOGS = st.floats(-1.0, 1.0).map(lambda value: round(value, 3))
@@ -46,21 +45,20 @@ def row_with(verdict: SpeedVerdict, again: bool = False) -> Row:
 @given(estimates(), estimates())
 def test_all_tables_have_the_same_mark(speed: Estimate, again: Estimate) -> None:
     verdict = SpeedVerdict(speed, noise_of(again))
-    row, shown = row_with(verdict), verdict.shown
-    [drawn] = [line for line in overview([row], [row], "github").splitlines() if line.startswith("| ngram")]
-    assert [cell.strip() for cell in drawn.split("|")[3:5]] == [shown, shown]
+    row, shown = row_with(verdict), verdict.cell_text
+    drawn = overview([row], [row]).cells[0]
+    assert [cell.text for cell in drawn[2:]] == [shown, shown]
     one, other = Arm(SETTING, "ngram", k=4), Arm(SETTING)
-    headers, [first, *_] = contrasts_cells({(one, other): speed}, verdict.noise)
-    assert first[1:] == ["-", shown]
-    assert len(headers) == 3
+    contrasts = contrasts_table({(one, other): speed}, verdict.noise)
+    assert [cell.text for cell in contrasts.cells[0][1:]] == ["-", shown]
+    assert len(contrasts.headers) == 3
     [nothing] = endpoint_figures([], ["first"], [], None)
     rows = [
         replace(nothing, speed=Estimate(1.0, 1.0, 1.0, 8, "t")),
         replace(nothing, endpoint=f"first{AGAIN}", speed=again),
         replace(nothing, endpoint="spec", speed=speed),
     ]
-    [line] = [line for line in serving_tables(rows, "github")[0].splitlines() if line.startswith("| spec")]
-    assert line.split("|")[3].strip() == shown
+    assert serving_tables(rows)[0].cells[2][2].text == shown
 
 
 @given(estimates(), estimates(), st.booleans())
@@ -69,16 +67,16 @@ def test_the_heat_map_colours_what_can_be_distinguished_alone(speed: Estimate, n
     cell = heat_cell(row_with(verdict, again))
     apart = abs(log(speed.ratio)) > verdict.noise
     certain = speed.low is None or speed.high is None or not speed.low <= 1 <= speed.high
-    assert (cell.level is not None) is (apart and certain and not again)
-    assert cell.text == verdict.shown
+    assert (cell.tone != "") is (apart and certain and not again)
+    assert cell.text == verdict.cell_text
 
 
 def test_plain_decoding_once_more_is_never_faster_than_itself() -> None:
     for again in (Estimate(1.3, 1.2, 1.4, 8, "t"), Estimate(0.7, None, None, 3, "t")):
         verdict = SpeedVerdict(again, noise_of(again))
         assert verdict.within_noise
-        assert verdict.words in ("~", None)
-        assert heat_cell(row_with(verdict, again=True)).level is None
+        assert verdict.label in ("~", None)
+        assert heat_cell(row_with(verdict, again=True)).tone == ""
 
 
 @pytest.mark.parametrize(
@@ -112,4 +110,4 @@ def test_plain_decoding_once_more_is_never_faster_than_itself() -> None:
 def test_a_verdict_has_one_mark_and_one_sentence(
     verdict: SpeedVerdict, words: str | None, shown: str, sentence: str
 ) -> None:
-    assert (verdict.words, verdict.shown, verdict.sentence) == (words, shown, sentence)
+    assert (verdict.label, verdict.cell_text, verdict.sentence) == (words, shown, sentence)

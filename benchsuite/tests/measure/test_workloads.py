@@ -121,7 +121,7 @@ def test_an_unknown_category_is_refused_with_those_of_the_file(call: Any, name: 
 def test_an_unknown_workload_is_refused_with_the_kinds(call: Any) -> None:
     with pytest.raises(SpecdecError, match=r"unknown workload 'poetry'; choices: chat.*must end in \.jsonl"):
         call("poetry")
-    with pytest.raises(SpecdecError, match=r"'none\.jsonl' cannot be read: No such file"):
+    with pytest.raises(SpecdecError, match=r"none\.jsonl cannot be read: No such file"):
         call("none.jsonl:chat")
 
 
@@ -184,7 +184,7 @@ def test_an_empty_workload_file_is_refused(tmp_path: Path) -> None:
 def test_a_workload_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_bytes(b"PAR1\xff")
-    with pytest.raises(SpecdecError, match="cannot be read: it is not text in UTF-8"):
+    with pytest.raises(SpecdecError, match="is no text in UTF-8 .line 1, .*; save it as UTF-8"):
         load_workload(str(path))
 
 

@@ -51,7 +51,7 @@ class States:
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
         self.of[row] += hidden[0].clone().unbind()
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor, own: bool) -> None:
         for row in range(len(verdict.next)):
             kept = int(verdict.num_accepted[row])
             self.of[row] = self.of[row] + [hidden[row, slot].clone() for slot in verdict.path[row, : kept + 1].tolist()]

@@ -80,10 +80,10 @@ def test_a_hybrid_passes_each_call_to_all_its_sources_and_hidden_states_to_those
     draft.prefilled(1, some, 4, hidden)
     window: Any = "a window"
     verdict: Any = "a verdict"
-    draft.observe(window, verdict, hidden)
+    draft.observe(window, verdict, hidden, True)
     common = [("admit", 1, REQUEST, (5, 6)), ("release", 2, (5, 6, 7)), ("move", 3, 0, REQUEST, (5, 6)), ("forget",)]
-    assert plain.calls == [*common, ("observe", window, verdict, None)]
-    assert asking.calls == [*common, ("prefilled", 1, some, 4, hidden), ("observe", window, verdict, hidden)]
+    assert plain.calls == [*common, ("observe", window, verdict, None, False)]
+    assert asking.calls == [*common, ("prefilled", 1, some, 4, hidden), ("observe", window, verdict, hidden, False)]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,29 @@ def test_a_hybrids_model_has_room_for_its_own_most_and_the_lookups_for_all() -> 
     assert default.calls[0][1].max_proposals.tolist() == [4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("found", "room", "whole"),
+    [
+        ([[], []], [3, 3], True),
+        ([[], []], [3, 0], True),
+        ([[[1]], []], [3, 3], False),
+        ([[[1]], [[2]]], [3, 3], False),
+        ([[[1]], []], [3, 0], False),
+    ],
+)
+def test_a_hybrids_window_is_its_models_own_where_no_row_was_looked_up(
+    found: list[list[list[int]]], room: list[int], whole: bool
+) -> None:
+    """A lookup was never asked for a window; after a step without proposals no window is anybody's."""
+    lookup, model = Noting(finds=found, looks_up=True), Noting(finds=[[7, 8], [9]])
+    draft, verdict = hybrid_of(lookup, model), Verdict(*(torch.zeros(2, 1).long() for _ in range(3)))
+    window = draft.propose(rows_with(room))
+    for own in (True, False):
+        draft.observe(window, verdict, None, own)
+        assert lookup.calls.pop() == ("observe", window, verdict, None, False)
+        assert model.calls.pop() == ("observe", window, verdict, None, whole and own)
+
+
 def row_chains(tokens: list[list[int]], proposed: list[int], q: Tensor | None = None) -> Window:
     whole = torch.tensor(tokens)
     return Window.chain(whole[:, 0], whole[:, 1:], torch.tensor(proposed), q)
@@ -197,15 +220,20 @@ def test_an_oracle_passes_each_call_to_its_cost() -> None:
     ]
     assert draft.info() == {"a": 2}
     cost.calls.clear()
-    given: Any = "a verdict"
-    own, same, other = (row_chains([[0, *tokens]], [1]) for tokens in ([7, 8], [1, 2], [1, 2, 3]))
-    for spent, window, seen in ((own, same, own), (own, other, other), (None, other, other)):
-        draft._spent = spent
-        draft.observe(window, given, hidden)
+
+
+def test_an_oracles_cost_is_told_its_own_window_where_the_oracles_was_verified_and_is_as_wide() -> None:
+    cost, hidden = Noting(finds=[[7, 8]]), torch.ones(1, 2, 3)
+    draft, given = oracle_with(cost), Verdict(torch.zeros(1, 1).long(), torch.zeros(1).long(), torch.zeros(1).long())
+    draft.admit(0, REQUEST, (5, 6))
+    as_wide, wider = row_chains([[0, 1, 2]], [2]), row_chains([[0, 1, 2, 3]], [3])
+    for window, own, mine in ((as_wide, True, True), (wider, True, False), (as_wide, False, False)):
+        draft.propose(replace(rows_with([2]), history=np.array([[5, 6]]), length_host=np.array([2])))
+        draft.observe(window, given, hidden, own)
         name, told, *rest = cost.calls.pop()
-        assert (name, rest) == ("observe", [given, hidden])
-        assert told is seen
-        assert draft._spent is None, "a window is the cost's own once"
+        assert (name, rest) == ("observe", [given, hidden, mine])
+        assert (told is window) is not mine
+        assert told.tokens[0, 1:].tolist() == ([7, 8] if mine else window.tokens[0, 1:].tolist())
 
 
 def test_an_oracle_without_a_cost_has_nothing_to_pass_on() -> None:
@@ -215,7 +243,7 @@ def test_an_oracle_without_a_cost_has_nothing_to_pass_on() -> None:
     draft.release(1, (5, 6))
     draft.forget()
     verdict: Verdict = Verdict(torch.zeros(1, 1).long(), torch.zeros(1).long(), torch.zeros(1).long())
-    draft.observe(row_chains([[0, 1]], [1]), verdict, None)
+    draft.observe(row_chains([[0, 1]], [1]), verdict, None, True)
     assert draft.info() == {}
 
 

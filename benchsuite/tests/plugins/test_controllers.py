@@ -25,7 +25,7 @@ from specdec.stats import RowStep, Stats, Step
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.controllers.fixed import Fixed
 from specdec_plugins.controllers.goodput import Goodput
-from specdec_plugins.forecast import CALIBRATED, HOPE, KEEP_HOPE, TRUST, Chances, Forwards, Times, best, goodputs
+from specdec_plugins.forecast import CALIBRATED, HOPE, KEEP_HOPE, TRUST, Chances, Forwards, Times, fastest_k, goodputs
 
 MOST = 12
 Text = Callable[[int, random.Random], Iterator[bool]]
@@ -557,4 +557,4 @@ def test_the_forecast_is_tokens_over_seconds_with_a_slot_as_likely_as_its_propos
     )
     falling = goodputs([1.0], [1.0], lambda width: 3.0 - width, lambda k: 0.0, lambda k: 0.0)
     assert falling == [0.5, 1.0], "a wider window is never faster"
-    assert (best([1.0, 3.0, 3.0]), best([0.0])) == (1, 0)
+    assert (fastest_k({0: 1.0, 4: 3.0, 2: 3.0}), fastest_k({0: 0.0})) == (2, 0)

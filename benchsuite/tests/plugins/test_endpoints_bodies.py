@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdec_plugins.endpoints import words
+from specdec_plugins.endpoints import server_metrics
 from specdec_plugins.endpoints.exposition import PageError
-from specdec_plugins.endpoints.words import Speculation
+from specdec_plugins.endpoints.server_metrics import Speculation
 
 UNKNOWN = "is a name that is not known here; it was not read"
 
@@ -51,16 +51,16 @@ WHOLE: dict[str, tuple[dict[str, Any], Speculation]] = {
 @pytest.mark.parametrize("source", WHOLE)
 def test_a_body_with_every_name_is_read_whole_and_written_name_by_name(source: str) -> None:
     body, said = WHOLE[source]
-    assert words.read_body(body) == said
-    assert words.write_body(said) == body
-    assert words.write_body(Speculation(source, "request")) == {
-        words.BODIES[source][0]: {words.BODIES[source][-1]: {}} if source == "vllm body" else {}
+    assert server_metrics.read_body(body) == said
+    assert server_metrics.write_body(said) == body
+    assert server_metrics.write_body(Speculation(source, "request")) == {
+        server_metrics.BODIES[source][0]: {server_metrics.BODIES[source][-1]: {}} if source == "vllm body" else {}
     }
 
 
 def test_counts_are_written_in_another_servers_names() -> None:
     said = Speculation("llama.cpp page", "since start", 3, 6, 2, (2,), emitted=4, decode_s=0.5)
-    assert words.write_body(said, "sglang body") == {
+    assert server_metrics.write_body(said, "sglang body") == {
         "meta_info": {
             "spec_verify_ct": 3,
             "spec_draft_token_num": 6,
@@ -71,22 +71,24 @@ def test_counts_are_written_in_another_servers_names() -> None:
         }
     }
     for changed in (replace(said, emitted=None), replace(said, source="sglang body", emitted=None)):
-        assert words.write_body(changed, "sglang body")["meta_info"]["spec_accept_length"] == 1 + 2 / 3
+        assert server_metrics.write_body(changed, "sglang body")["meta_info"]["spec_accept_length"] == 1 + 2 / 3
     none = replace(said, drafts=0, proposed=0, accepted=0)
-    assert words.write_body(none, "sglang body")["meta_info"] == {
+    assert server_metrics.write_body(none, "sglang body")["meta_info"] == {
         "spec_verify_ct": 0,
         "spec_draft_token_num": 0,
         "spec_accept_token_num": 0,
         "completion_tokens": 4,
     }
-    assert words.write_body(said, "vllm body")["metrics"]["speculative_decoding"] == {
+    assert server_metrics.write_body(said, "vllm body")["metrics"]["speculative_decoding"] == {
         "num_spec_steps": 3,
         "num_draft_tokens": 6,
         "num_accepted_draft_tokens": 2,
         "mean_acceptance_length": 1 + 2 / 3,
         "draft_acceptance_rate": 1 / 3,
     }
-    assert words.write_body(said, "sglang info") == {"internal_states": [{"avg_spec_accept_length": 1 + 2 / 3}]}
+    assert server_metrics.write_body(said, "sglang info") == {
+        "internal_states": [{"avg_spec_accept_length": 1 + 2 / 3}]
+    }
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_counts_are_written_in_another_servers_names() -> None:
     ],
 )
 def test_names_of_a_body_are_known_or_noted(body: dict[str, Any], notes: tuple[str, ...]) -> None:
-    said = words.read_body(body)
+    said = server_metrics.read_body(body)
     assert said is not None
     assert (said.notes, said.proposed, said.accepted) == (notes, 12, 3)
 
@@ -130,7 +132,7 @@ def test_names_of_a_body_are_known_or_noted(body: dict[str, Any], notes: tuple[s
     ],
 )
 def test_a_body_that_says_nothing_of_speculation_is_none(body: dict[str, Any]) -> None:
-    assert words.read_body(body) is None
+    assert server_metrics.read_body(body) is None
 
 
 def test_sglangs_words_stand_in_the_body_or_in_its_first_choice_under_first_or_later_names() -> None:
@@ -147,11 +149,11 @@ def test_sglangs_words_stand_in_the_body_or_in_its_first_choice_under_first_or_l
         ("spec_proposed_drafts", "spec_accepted_drafts"),
     ):
         meta = {**later, proposed: 12, accepted: 3}
-        assert words.read_body({"choices": [{"meta_info": meta}]}) == expected
-        assert words.read_body({"meta_info": {**SGLANG, **meta}}) == expected, "both names of one figure"
-    assert words.read_body({"metrics": {}, "choices": [], "meta_info": SGLANG}) == expected
+        assert server_metrics.read_body({"choices": [{"meta_info": meta}]}) == expected
+        assert server_metrics.read_body({"meta_info": {**SGLANG, **meta}}) == expected, "both names of one figure"
+    assert server_metrics.read_body({"metrics": {}, "choices": [], "meta_info": SGLANG}) == expected
     with pytest.raises(PageError) as refused:
-        words.read_body({"meta_info": {**SGLANG, "spec_accepted_drafts": 2}})
+        server_metrics.read_body({"meta_info": {**SGLANG, "spec_accepted_drafts": 2}})
     assert str(refused.value) == "spec_accepted_drafts is 2 and spec_accept_token_num is 3; expected one figure"
 
 
@@ -198,60 +200,15 @@ def test_figures_of_a_body_that_are_none_or_contradict_each_other_are_refused(
     changed: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(PageError) as refused:
-        words.read_body({"metrics": {"speculative_decoding": {**VLLM, **changed}}})
+        server_metrics.read_body({"metrics": {"speculative_decoding": {**VLLM, **changed}}})
     assert str(refused.value) == says
-
-
-@pytest.mark.parametrize(
-    ("said", "notes"),
-    [
-        (Speculation("vllm body", "request", 4, 3, 3), ()),
-        (Speculation("vllm body", "request", proposed=4), ()),
-        (Speculation("vllm body", "request", accepted=4), ()),
-        (Speculation("vllm body", "request", histogram=(1, 3)), ()),
-        (Speculation("vllm body", "request", 4, histogram=(1, 3)), ()),
-        (Speculation("vllm body", "request", 4, 9, 4, histogram=(1, 2, 1)), ()),
-        (Speculation("vllm page", "request", 4, 9, 4, (3, 1)), ()),
-        (Speculation("vllm page", "request", 4, 9, 4, (3,)), ("3 accepted by position, 4 in all",)),
-        (Speculation("vllm body", "request", 3, 9, 1, said_rate=0.1112, said_length=1.3332), ()),
-        (
-            Speculation("vllm body", "request", 3, 9, 1, said_rate=0.112, said_length=1.335, notes=("first",)),
-            (
-                "first",
-                "the server's acceptance rate is 0.112; its counts make 0.111111",
-                "the server's mean acceptance length is 1.335; its counts make 1.33333",
-            ),
-        ),
-        (
-            Speculation("vllm body", "request", 3, 9, 1, said_length=1.5),
-            ("the server's mean acceptance length is 1.5; its counts make 1.33333",),
-        ),
-        (Speculation("vllm body", "request", 0, 0, 0, said_rate=0.5, said_length=1.5), ()),
-        (Speculation("vllm body", "request", said_rate=0.5, said_length=1.5), ()),
-        # SGLang's own length has the prefill's token among those of the steps; its rate has not.
-        (Speculation("sglang body", "request", 3, 9, 4, emitted=8, said_length=2.6667), ()),
-        (Speculation("sglang body", "request", 3, 9, 4, emitted=8, said_length=2.3333), ()),
-        (
-            Speculation("vllm body", "request", 3, 9, 4, emitted=8, said_length=2.6667),
-            ("the server's mean acceptance length is 2.6667; its counts make 2.33333",),
-        ),
-        (
-            Speculation("sglang body", "request", 4, 8, 2, emitted=2, said_rate=0.5),
-            ("the server's acceptance rate is 0.5; its counts make 0.25",),
-        ),
-    ],
-)
-def test_a_servers_means_are_compared_with_its_counts_to_a_thousandth(
-    said: Speculation, notes: tuple[str, ...]
-) -> None:
-    assert words._checked(said) == replace(said, notes=notes)
 
 
 def test_sglangs_server_info_is_one_mean_of_each_scheduler_that_says_one() -> None:
     name = "avg_spec_accept_length"
 
     def info(*lengths: float | None) -> Speculation:
-        return words.read_server_info({"internal_states": [{"load": 1, name: length} for length in lengths]})
+        return server_metrics.read_server_info({"internal_states": [{"load": 1, name: length} for length in lengths]})
 
     def of(length: float) -> Speculation:
         return Speculation("sglang info", "since start", said_length=length)
@@ -288,7 +245,7 @@ def test_sglangs_server_info_is_one_mean_of_each_scheduler_that_says_one() -> No
 )
 def test_an_info_without_schedulers_is_refused_with_its_first_six_keys(info: dict[str, Any], keys: str) -> None:
     with pytest.raises(PageError) as refused:
-        words.read_server_info(info)
+        server_metrics.read_server_info(info)
     assert str(refused.value) == f"expected SGLang's server info, with internal_states; got the keys {keys}"
 
 
@@ -306,20 +263,22 @@ def test_what_was_counted_in_between_is_the_difference_of_every_count() -> None:
     expected = Speculation(
         "llama.cpp page", "between", 4, 8, 5, (3, 1, 1), emitted=11, decode_s=1.5, began=7.0, notes=("n",)
     )
-    assert words.between(_reading(), after) == expected
-    same = words.between(_reading(), _reading())
+    assert server_metrics.between(_reading(), after) == expected
+    same = server_metrics.between(_reading(), _reading())
     assert same == Speculation("llama.cpp page", "between", 0, 0, 0, (0, 0), emitted=0, decode_s=0.0, began=7.0), (
         "nothing fell"
     )
     empty = Speculation("llama.cpp page", "since start")
-    assert words.between(empty, _reading()) == replace(_reading(), scope="between"), "all of what was not there before"
-    assert words.between(empty, empty) == replace(empty, scope="between")
+    assert server_metrics.between(empty, _reading()) == replace(_reading(), scope="between"), (
+        "all of what was not there before"
+    )
+    assert server_metrics.between(empty, empty) == replace(empty, scope="between")
 
 
 def test_each_engine_has_its_own_difference_and_a_new_one_is_kept_whole() -> None:
     one, other = _reading(), _reading(drafts=1, proposed=2, accepted=1, accepted_by_position=(1,), emitted=3)
     grown = replace(one, drafts=12, emitted=25)
-    found = words.between(
+    found = server_metrics.between(
         _reading(engines={"a": one}),
         _reading(drafts=13, engines={"a": grown, "b": other}),
     )
@@ -357,18 +316,18 @@ def test_whatever_fell_or_was_made_anew_is_a_restart_by_its_name_and_its_engine(
     changed: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(PageError) as refused:
-        words.between(_reading(), _reading(**changed))
+        server_metrics.between(_reading(), _reading(**changed))
     assert str(refused.value) == says
     engine = {"x": _reading()}, {"x": _reading(**changed)}
     with pytest.raises(PageError) as refused:
-        words.between(_reading(engines=engine[0]), _reading(engines=engine[1]))
+        server_metrics.between(_reading(engines=engine[0]), _reading(engines=engine[1]))
     name, mark, rest = says.partition("_total" if "_total" in says else "_created")
     assert str(refused.value) == f"{name}{mark} of engine x{rest}"
 
 
 def test_a_page_that_says_only_once_when_it_began_tells_of_no_restart() -> None:
     for before, after in ((None, 8.0), (7.0, None), (None, None)):
-        assert words.between(_reading(began=before), _reading(began=after)).began == after
+        assert server_metrics.between(_reading(began=before), _reading(began=after)).began == after
 
 
 @pytest.mark.parametrize(
@@ -383,14 +342,14 @@ def test_readings_of_two_sources_or_of_no_page_have_no_difference(
     before: dict[str, Any], after: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(PageError) as refused:
-        words.between(_reading(**before), _reading(**after))
+        server_metrics.between(_reading(**before), _reading(**after))
     assert str(refused.value) == f"expected two readings of one page; got {says}"
 
 
 def test_engines_that_are_gone_are_named() -> None:
     engines = dict.fromkeys("cab", _reading())
     with pytest.raises(PageError) as refused:
-        words.between(_reading(engines=engines), _reading(engines={"a": _reading()}))
+        server_metrics.between(_reading(engines=engines), _reading(engines={"a": _reading()}))
     assert str(refused.value) == "llama.cpp page: engine b, c is gone from the second page; read it again"
 
 
@@ -404,27 +363,27 @@ def test_a_servers_own_means_are_kept_only_where_nothing_had_been_counted(
     first = Speculation("sglang page", scope, said_length=before)
     second = Speculation("sglang page", scope, said_length=2.5, said_rate=0.5)
     note = "a mean since the server began, without counts, has no difference: read it on a fresh server"
-    assert words.between(first, second) == Speculation(
+    assert server_metrics.between(first, second) == Speculation(
         "sglang page",
         "between",
         said_length=2.5 if kept else None,
         said_rate=0.5 if kept else None,
         notes=() if kept else (note,),
     )
-    silent = words.between(first, Speculation("sglang page", scope))
+    silent = server_metrics.between(first, Speculation("sglang page", scope))
     assert silent == Speculation("sglang page", "between")
 
 
 def test_several_requests_are_the_sums_of_what_each_of_them_says() -> None:
     one = _reading(histogram=(1, 2), notes=("a", "b"), said_rate=0.5, said_length=2.0)
     other = _reading(scope="other", accepted_by_position=(1, 1, 1), histogram=(0, 0, 3), notes=("b", "c"))
-    assert words.added([one, other]) == Speculation(
+    assert server_metrics.added([one, other]) == Speculation(
         "llama.cpp page", "since start", 20, 40, 16, (7, 3, 1), (1, 2, 3), 38, 5.0, notes=("a", "b", "c")
     )
     less = _reading(emitted=None, decode_s=None, accepted_by_position=())
-    assert words.added([one, less]) == Speculation("llama.cpp page", "since start", 20, 40, 16, notes=("a", "b")), (
-        "what one does not say is not known of both"
-    )
+    assert server_metrics.added([one, less]) == Speculation(
+        "llama.cpp page", "since start", 20, 40, 16, notes=("a", "b")
+    ), "what one does not say is not known of both"
     with pytest.raises(PageError) as refused:
-        words.added([replace(one, source="vllm page"), other])
+        server_metrics.added([replace(one, source="vllm page"), other])
     assert str(refused.value) == "expected the words of one server; got llama.cpp page, vllm page"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +24,7 @@ from specdec import SpecdecError
 from specdec_plugins.endpoints import client as client_module
 from specdec_plugins.endpoints.client import BACK_OFF_S, LONGEST_WAIT_S, Ask, Client, retry_after
 from specdec_plugins.endpoints.named import KEY, Endpoint, parse_endpoints
-from specdec_plugins.endpoints.replies import FAILURES, RETRIED, EndpointFailure, Reply, tokens_of
+from specdec_plugins.endpoints.replies import FAILURES, RETRIED, EndpointFailure, Reply
 
 SECRET = "sk-very-secret-0123456789"
 WHOLE = Fault(
@@ -99,7 +103,7 @@ def test_a_fault_has_its_kind_and_says_what_to_do(script: Fault, kind: str) -> N
 
 
 def test_every_kind_of_failure_is_met_by_a_fault() -> None:
-    assert {kind for _, kind in FAULTS.values()} | {"refused"} == set(FAILURES)
+    assert {kind for _, kind in FAULTS.values()} | {"refused", "untrusted"} == set(FAILURES)
 
 
 def test_nothing_listens() -> None:
@@ -108,6 +112,36 @@ def test_nothing_listens() -> None:
     with pytest.raises(EndpointFailure, match="nothing listens|Nothing listens") as error:
         replied(f"http://127.0.0.1:{port}")
     assert error.value.kind == "refused"
+
+
+def test_a_server_that_speaks_no_tls_is_not_said_to_be_absent() -> None:
+    def refuse() -> None:
+        with listening.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=refuse, daemon=True).start()
+        with pytest.raises(EndpointFailure, match=r"SSL_CERT_FILE.*http://") as error:
+            replied(f"https://127.0.0.1:{listening.getsockname()[1]}", retries=3)
+    assert (error.value.kind, error.value.attempts) == ("untrusted", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_certificate_of_an_own_authority_is_believed_if_the_environment_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -keyout k.pem -out c.pem -days 2 -subj /CN=localhost -addext"
+    subprocess.run([*made.split(), "subjectAltName=IP:127.0.0.1"], cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "c.pem", tmp_path / "k.pem")
+    with FaultyServer([WHOLE], context) as server:
+        url = server.url.replace("http:", "https:")
+        with pytest.raises(EndpointFailure) as error:
+            replied(url)
+        assert error.value.kind == "untrusted"
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "c.pem"))
+        assert replied(url)[0].text == "Hi"
 
 
 @pytest.mark.slow
@@ -370,6 +404,36 @@ def asked_ours(server: OurServer, ask: Ask) -> tuple[Reply, list[float]]:
 
 
 @pytest.mark.slow
+def test_a_stream_says_the_tokens_of_each_piece_if_its_server_takes_the_wish(assemble: Make) -> None:
+    """A server that refuses it is asked without from then on; one that refuses something else is not."""
+    asked: list[Ask] = [Ask("once upon", 12), Ask("once upon", 12), Ask((1, -5), 4), Ask("a b", 12, stream=False)]
+
+    def ended(server: OurServer) -> list[Any]:
+        async def run() -> list[Any]:
+            async with Client(Endpoint("ours", server.url, MODEL, retries=0)) as client:
+                return await asyncio.gather(*(_reply_or_kind(client, one) for one in asked))
+
+        return asyncio.run(run())
+
+    for bugs, counted in ((Bugs(), True), (Bugs(strict=True), False), (Bugs(no_usage=True), False)):
+        with OurServer(assemble().engine("ngram", k=4), bugs) as server:
+            first, again, refused, whole = ended(server)
+        for found in (first, again):
+            counts = [chunk.tokens for chunk in found.chunks]
+            assert (sum(counts) == 12) if counted else (set(counts) == {None})
+            assert found.attempts == 1
+        assert refused == "refused_request"
+        assert whole.counted == 12
+
+
+async def _reply_or_kind(client: Client, ask: Ask) -> Reply | str:
+    try:
+        return await client.complete(ask)
+    except EndpointFailure as failure:
+        return failure.kind
+
+
+@pytest.mark.slow
 def test_echo_scores_the_text_of_a_prompt(assemble: Make) -> None:
     """What was generated greedily, asked for again as a prompt, has the same log-probabilities at its places."""
     with OurServer(assemble().engine(None, k=0)) as server:
@@ -407,11 +471,6 @@ def test_a_server_with_several_models_wants_one_named() -> None:
 def test_token_ids_of_a_prompt_cannot_be_chatted() -> None:
     with pytest.raises(SpecdecError, match="takes a text"):
         Ask((1, 2), 4, chat=True).body("m")
-
-
-def test_lists_of_different_lengths_are_no_tokens() -> None:
-    with pytest.raises(ValueError, match="2 tokens, 1 token_logprobs"):
-        tokens_of({"logprobs": {"tokens": ["a", "b"], "token_logprobs": [-1.0]}})
 
 
 def test_only_kinds_that_exist_are_tried_again() -> None:

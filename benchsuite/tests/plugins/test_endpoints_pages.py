@@ -7,9 +7,9 @@ import math
 import pytest
 
 from specdec.errors import SpecdecError
-from specdec_plugins.endpoints import words
+from specdec_plugins.endpoints import server_metrics
 from specdec_plugins.endpoints.exposition import PageError, PageSample, read_samples, write_samples
-from specdec_plugins.endpoints.words import Speculation
+from specdec_plugins.endpoints.server_metrics import Speculation
 
 HALF = "half a page. Fetch it again"
 
@@ -106,13 +106,13 @@ SAID = {
 
 @pytest.mark.parametrize("page", SAID, ids=["vllm", "llama.cpp", "sglang", "tgi"])
 def test_a_page_with_every_name_is_read_whole_and_written_letter_by_letter(page: str) -> None:
-    assert words.read_page(page) == SAID[page]
-    assert words.write_page(SAID[page]) == page
+    assert server_metrics.read_page(page) == SAID[page]
+    assert server_metrics.write_page(SAID[page]) == page
 
 
 def test_the_whole_says_without_labels_what_no_engine_says_for_itself() -> None:
     alone = Speculation("vllm page", "since start", 3, 6, 2, began=5.5)
-    assert words.write_page(alone) == (
+    assert server_metrics.write_page(alone) == (
         "# TYPE vllm:spec_decode_num_drafts_total counter\n"
         "vllm:spec_decode_num_drafts_total 3\n"
         "vllm:spec_decode_num_drafts_created 5.5\n"
@@ -123,7 +123,7 @@ def test_the_whole_says_without_labels_what_no_engine_says_for_itself() -> None:
     )
     rate = "# TYPE sglang:spec_accept_rate gauge\nsglang:spec_accept_rate 0.3333333333333333\n"
     length = "# TYPE sglang:spec_accept_length gauge\nsglang:spec_accept_length 1.6666666666666665\n"
-    assert words.write_page(alone, "sglang page") == length + rate, "made of the counts"
+    assert server_metrics.write_page(alone, "sglang page") == length + rate, "made of the counts"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_whole_says_without_labels_what_no_engine_says_for_itself() -> None:
 def test_tgis_steps_are_the_emitted_tokens_that_were_not_accepted(
     accepted: int | None, emitted: int | None, lines: list[str]
 ) -> None:
-    page = words.write_page(Speculation("tgi page", "since start", accepted=accepted, emitted=emitted))
+    page = server_metrics.write_page(Speculation("tgi page", "since start", accepted=accepted, emitted=emitted))
     assert [line for line in page.splitlines() if line[0] != "#"] == [
         f"tgi_request_skipped_tokens_{line}" for line in lines
     ]
@@ -144,12 +144,12 @@ def test_tgis_pairs_of_several_models_are_summed_and_half_of_one_is_refused() ->
         f'tgi_request_skipped_tokens_{name}{{m="{model}"}} {value}\n'
         for name, model, value in (("sum", "a", 3), ("sum", "b", 4), ("count", "a", 5), ("count", "b", 6))
     )
-    said = words.read_page(f"tgi_request_count 9\n{several}")
+    said = server_metrics.read_page(f"tgi_request_count 9\n{several}")
     assert (said.accepted, said.emitted) == (7, 18)
     with pytest.raises(PageError) as refused:
-        words.read_page("tgi_request_skipped_tokens_sum 3\ntgi_request_count 9\n")
+        server_metrics.read_page("tgi_request_skipped_tokens_sum 3\ntgi_request_count 9\n")
     assert str(refused.value) == f"the page has tgi_request_skipped_tokens_sum and not its pair: {HALF}"
-    assert words.read_page("tgi_request_count 3\n") == Speculation(
+    assert server_metrics.read_page("tgi_request_count 3\n") == Speculation(
         "tgi page", "since start", notes=("tgi_request_skipped_tokens is not on the page: no request yet",)
     )
 
@@ -194,12 +194,12 @@ NOT_READ = "is a name that is not known here; it was not read"
     ],
 )
 def test_a_page_of_counters_notes_what_it_says_besides_and_nothing_else(page: str, notes: tuple[str, ...]) -> None:
-    assert words.read_page(page).notes == notes
+    assert server_metrics.read_page(page).notes == notes
 
 
 @pytest.mark.parametrize("name", ["num_emitted_tokens_total", "draft_acceptance_rate", "efficiency"])
 def test_any_name_of_vllms_first_engine_says_that_no_drafts_are_counted(name: str) -> None:
-    said = words.read_page(_counters_page(num_drafts_total=None, **{name: "0.5"}))
+    said = server_metrics.read_page(_counters_page(num_drafts_total=None, **{name: "0.5"}))
     assert said == Speculation(
         "vllm page",
         "since start",
@@ -262,7 +262,7 @@ def test_any_name_of_vllms_first_engine_says_that_no_drafts_are_counted(name: st
 )
 def test_a_page_that_is_not_whole_is_refused_by_what_it_lacks(page: str, says: str) -> None:
     with pytest.raises(PageError) as refused:
-        words.read_page(page)
+        server_metrics.read_page(page)
     assert str(refused.value) == says
 
 
@@ -276,15 +276,15 @@ def test_engines_that_do_not_speculate_are_no_part_of_the_sums_of_those_that_do(
             ("generation_tokens_total", 7),
         )
     )
-    said = words.read_page('vllm:generation_tokens_total{engine="0"} 90\n' + speaking)
+    said = server_metrics.read_page('vllm:generation_tokens_total{engine="0"} 90\n' + speaking)
     one = Speculation("vllm page", "since start", 3, 6, 2, emitted=7)
     assert said.engines == {'{engine="1"}': one}
     assert (said.emitted, said.notes) == (7, ())
-    silent = words.read_page(
+    silent = server_metrics.read_page(
         'vllm:generation_tokens_total{engine="0"} 90\nvllm:generation_tokens_total{engine="1"} 7\n'
     )
     assert (silent.emitted, len(silent.engines)) == (97, 2)
-    twice = words.read_page(_counters_page() + _counters_page())
+    twice = server_metrics.read_page(_counters_page() + _counters_page())
     assert (twice.drafts, twice.proposed, twice.accepted) == (6, 12, 4), "lines with the same labels are summed"
 
 
@@ -301,7 +301,7 @@ def test_the_gauges_of_several_schedulers_are_kept_apart_and_their_tokens_summed
             ("num_queue_reqs", 0, 1),
         )
     )
-    assert words.read_page(lines) == Speculation(
+    assert server_metrics.read_page(lines) == Speculation(
         "sglang page",
         "last interval",
         emitted=42,
@@ -314,23 +314,11 @@ def test_the_gauges_of_several_schedulers_are_kept_apart_and_their_tokens_summed
             "several schedulers: their mean lengths have no weights to be averaged with",
         ),
     )
-    assert words.read_page("sglang:spec_accept_rate 0\n") == Speculation(
+    assert server_metrics.read_page("sglang:spec_accept_rate 0\n") == Speculation(
         "sglang page",
         "last interval",
         notes=("the page says nothing of speculation: sglang:spec_accept_length is absent or 0",),
     )
-
-
-@pytest.mark.parametrize(("text", "depth"), [("0", 0), ("007", 7), ("10000", 10_000)])
-def test_a_position_is_a_whole_number_up_to_ten_thousand(text: str, depth: int) -> None:
-    assert words._position(PageSample("n", "1", {"position": text})) == depth
-
-
-@pytest.mark.parametrize("labels", [{}, *({"position": text} for text in ("", "x", "-1", "1.0", "10001", "\u0663"))])
-def test_any_other_position_is_refused_as_it_stands(labels: dict[str, str]) -> None:
-    with pytest.raises(PageError) as refused:
-        words._position(PageSample("n", "1", labels))
-    assert str(refused.value) == f"n has the position {labels.get('position', '')!r}; expected a whole number"
 
 
 NUMBERS = {"0": 0.0, "-0": 0.0, "2.5": 2.5, "1e3": 1000.0, "1e-3": 0.001, "+3": 3.0}
@@ -369,6 +357,12 @@ def test_a_count_is_a_whole_number_and_an_int() -> None:
         ('a{ b = "c" , d="e"} 1', PageSample("a", "1", {"b": "c", "d": "e"})),
         ('a{b="}, #"} 1', PageSample("a", "1", {"b": "}, #"})),
         (r'a{b="\\n\n\"\t"} 1', PageSample("a", "1", {"b": '\\n\n"\\t'})),
+        ('a{b="c"} 1 # {trace_id="x # y"} 0.7', PageSample("a", "1", {"b": "c"})),  # OpenMetrics: an exemplar
+        ("a_total 1 1700000000 # {} 1", PageSample("a_total", "1")),
+        ('a{"my.label"="b",c="d"} 3', PageSample("a", "3", {"my.label": "b", "c": "d"})),  # Prometheus 3
+        ('{"my.metric",c="d"} 3', PageSample("my.metric", "3", {"c": "d"})),
+        ('{"my.metric"} 3', PageSample("my.metric", "3")),
+        ('a{b="\u2028\x0b\x85"} 1', PageSample("a", "1", {"b": "\u2028\x0b\x85"})),  # no ends of lines
     ],
 )
 def test_a_line_is_a_name_labels_and_a_value(line: str, sample: PageSample) -> None:
@@ -385,7 +379,7 @@ def test_a_line_that_is_no_sample_is_refused_by_its_number_and_its_first_sixty_l
     assert str(refused.value) == (f"line 3 of the page is no sample: {shown!r}; expected NAME{{LABELS}} VALUE")
 
 
-@pytest.mark.parametrize(("start", "kind"), [("<", "HTML"), (" \n<", "HTML"), ("{", "JSON"), ("\t[", "JSON")])
+@pytest.mark.parametrize(("start", "kind"), [("<", "HTML"), (" \n<", "HTML"), ('{"a":', "JSON"), ("\t[", "JSON")])
 def test_a_page_of_another_kind_is_refused_by_its_kind_and_its_first_sixty_letters(start: str, kind: str) -> None:
     text = start + "x" * 70
     with pytest.raises(PageError) as refused:
@@ -395,6 +389,16 @@ def test_a_page_of_another_kind_is_refused_by_its_kind_and_its_first_sixty_lette
         "/metrics, not a proxy's; llama.cpp needs --metrics, SGLang --enable-metrics"
     )
     assert len(text.strip()[:60]) == 60
+
+
+@pytest.mark.parametrize("line", ["what is this?", "other_total{le=} 5", "9 1", "{} 1"])
+def test_a_line_of_others_that_is_no_sample_costs_nothing_but_itself(line: str) -> None:
+    counts = (("num_drafts", 10), ("num_draft_tokens", 40), ("num_accepted_tokens", 30))
+    ours = "".join(f'vllm:spec_decode_{name}_total{{engine="0"}} {count}\n' for name, count in counts)
+    assert server_metrics.read_page(f"{line}\n{ours}").accepted == 30
+    for name in ("vllm:spec_decode_num_drafts_total", "vllm_spec", '{"vllm:x"'):
+        with pytest.raises(PageError, match="line 1 of the page is no sample"):
+            server_metrics.read_page(f"{name}{{ 1\n{ours}")
 
 
 def test_a_page_that_is_cut_off_shows_its_last_line() -> None:
@@ -418,13 +422,6 @@ def test_samples_are_written_with_their_types_once_and_their_labels_escaped() ->
     assert write_samples([], {"a": "counter"}) == ""
 
 
-def test_labels_of_an_engine_are_sorted_and_read_back() -> None:
-    assert words._write_labels({"b": "1", "a": 'x"'}) == '{a="x\\"",b="1"}'
-    assert words._write_labels({}) == ""
-    assert words._read_labels('{a="x\\"",b="1"}') == {"a": 'x"', "b": "1"}
-    assert words._read_labels("") == {}
-
-
 EVERYTHING = Speculation(
     "vllm page", "since start", 3, 6, 2, (2,), (1, 2), emitted=5, decode_s=0.5, said_rate=0.5, said_length=2.0
 )
@@ -441,19 +438,19 @@ EVERYTHING = Speculation(
         ("llama.cpp body", ["accepted_by_position", "histogram", "said_rate", "said_length"]),
         (
             "sglang info",
-            [*words.COUNTS, "accepted_by_position", "histogram", "decode_s", "said_rate"],
+            [*server_metrics.COUNTS, "accepted_by_position", "histogram", "decode_s", "said_rate"],
         ),
     ],
 )
 def test_every_figure_that_a_source_has_no_name_for_is_listed(source: str, lost: list[str]) -> None:
-    assert words.unsaid(EVERYTHING, source) == lost
-    assert words.unsaid(Speculation("vllm page", "since start"), source) == []
+    assert server_metrics.unsaid(EVERYTHING, source) == lost
+    assert server_metrics.unsaid(Speculation("vllm page", "since start"), source) == []
 
 
 def test_a_zero_is_a_figure_that_can_be_lost_and_an_unknown_source_is_refused() -> None:
-    assert words.unsaid(Speculation("vllm page", "since start", 0, decode_s=0.0), "vllm page") == ["decode_s"]
+    assert server_metrics.unsaid(Speculation("vllm page", "since start", 0, decode_s=0.0), "vllm page") == ["decode_s"]
     with pytest.raises(SpecdecError, match="unknown source 'vllm pge'; did you mean 'vllm page'"):
-        words.unsaid(EVERYTHING, "vllm pge")
+        server_metrics.unsaid(EVERYTHING, "vllm pge")
 
 
 @pytest.mark.parametrize("word", ["drafts", "proposed", "accepted", "said_length"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import log
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from benchsuite.conformance.exact.enumerator import context
 from specdec import Context, Window
 from specdec_kernels.reference import Reference
-from specdec_plugins.forecast import Chances, Forwards, Times
+from specdec_plugins.forecast import Times
 from specdec_plugins.growth import STEP, Forest, Growth
 
 
@@ -112,23 +111,3 @@ def test_a_key_that_was_measured_has_its_median_to_the_last_bit(proportional: bo
     assert times.at(3) == 0.1
     times.seen(6, 0.2)
     assert (times.at(3), times.at(6)) == (0.1, 0.2)
-
-
-def test_a_forecast_without_observations_is_what_was_calibrated_and_hoped() -> None:
-    forwards = Forwards(lambda width, rows: 0.5 * width + rows)
-    assert (forwards.pace, forwards.at(2, 3), forwards.at(4, 1)) == (1.0, 4.0, 3.0)
-    forwards.seen(2, 3, 0.5)
-    assert forwards.pace == pytest.approx(1 / 8)
-    assert forwards.at(2, 3) == 4.0, "the first forward tells of the machine, not of its width"
-    forwards.seen(4, 1, 0.75)
-    assert forwards.at(4, 1) == pytest.approx(3.0 * 2 ** (1 / 17)), "twice as slow as the pace, once in seventeen"
-    assert forwards.pace == pytest.approx(2 ** ((-3 + (-2 - 1 / 17)) / 2))
-    chances = Chances()
-    chances.seen(3, 1.0, 1.0)
-    assert chances._hits == [0.0, 0.0, 1.0]
-    assert chances._tries == [0.0, 0.0, 1.0]
-    chances.seen(1, 2.0, 4.0)
-    chances.seen(1, 2.0, 4.0)
-    assert chances._hits == pytest.approx([3.7, 0.0, 1.0])
-    assert chances._tries == pytest.approx([7.4, 0.0, 1.0])
-    assert log(chances._weight / 3) == pytest.approx(2 * log(0.95))

@@ -1,21 +1,18 @@
-"""How tokens are spelt in every alphabet, how a text is read with the tokens that there are, and what a draft with its
-own tokens knows of each row's text on the host."""
+"""How tokens are spelt in every alphabet, and how a text is read with the tokens that there are."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from benchsuite.workshop.machines.renamed import byte_level
-from specdec import SpecdecError, Verdict, Window
+from specdec import SpecdecError
 from specdec_plugins.chain import widened
-from specdec_plugins.drafts.translated import TranslatedDraft
-from specdec_plugins.vocabularies import Spelling, Translation, _byte
+from specdec_plugins.vocabularies import Spelling, Translation
 
 
 def whole_words(vocabulary: list[str], decoder: Any = None, special: tuple[str, ...] = ()) -> PreTrainedTokenizerBase:
@@ -35,7 +32,8 @@ def whole_words(vocabulary: list[str], decoder: Any = None, special: tuple[str, 
     ],
 )
 def test_a_token_for_a_byte_has_two_digits_between_these_marks(token: str, byte: bytes | None) -> None:
-    assert _byte(token) == byte
+    found = Spelling(whole_words(["b", token], decoders.ByteFallback()), 2)
+    assert found.keys[1] == (False, token.encode() if byte is None else byte)
 
 
 REPLACED = decoders.Replace("▁", " ")
@@ -140,97 +138,3 @@ def test_logits_of_some_tokens_leave_the_others_impossible() -> None:
     none = float("-inf")
     assert widened(logits, torch.tensor([3, 1]), 4).tolist() == [[[none, 2, none, 1]], [[none, 4, none, 3]]]
     assert widened(logits, None, 4) is logits
-
-
-class Doubled:
-    """A translation in which an odd token is two of the draft's, and an even one is one."""
-
-    @staticmethod
-    def more(tokens: list[int]) -> list[int]:
-        return [token for token in tokens for _ in range(1 + token % 2)]
-
-
-def draft_with(room: int, window: int) -> Any:
-    """The host's part of a draft of two rows."""
-    draft: Any = object.__new__(TranslatedDraft)
-    draft._room, draft._window, draft._translation = room, window, Doubled()
-    draft._text = np.zeros((2, room), dtype=np.int64)
-    draft._length, draft._seen, draft._held, draft._drafted = (np.zeros(2, dtype=np.int64) for _ in range(4))
-    draft._proposed, draft._ours, draft._steps = None, False, 0
-    return draft
-
-
-def test_a_row_is_open_while_one_more_window_fits() -> None:
-    draft = draft_with(10, 3)
-    for length, fits in ((0, True), (7, True), (8, False), (30, False)):
-        draft._length[1] = length
-        assert draft._open(1) is fits
-
-
-def test_a_text_counts_on_past_its_room_and_writes_no_more() -> None:
-    draft = draft_with(6, 1)
-    for text, length, held in (
-        ([1, 2], 2, [1, 2, 0, 0, 0, 0]),
-        ([3, 4, 5], 5, [1, 2, 3, 4, 5, 0]),
-        ([6, 7, 8], 8, [1, 2, 3, 4, 5, 6]),
-        ([9], 9, [1, 2, 3, 4, 5, 6]),
-    ):
-        draft._append(1, text)
-        assert (draft._length.tolist(), draft._text.tolist()) == ([0, length], [[0] * 6, held])
-
-
-@pytest.mark.parametrize(
-    ("tokens", "ours", "steps", "drafted", "kept"),
-    [
-        ([2, 4, 6, 8], True, 1, 3, 3),  # three proposals were accepted, and a token that was none
-        ([2, 4, 6, 8], True, 1, 2, 2),  # the last proposal was never processed
-        ([2, 4, 6, 8], True, 2, 3, 2),  # another step without proposals
-        ([2], True, 1, 3, 0),
-        ([2, 4], True, 2, 3, 0),  # two steps that accepted nothing
-        ([2, 4], True, 1, 3, 1),
-        ([2, 4, 6, 8], False, 1, 3, 0),  # another draft's window
-    ],
-)
-def test_cells_of_accepted_proposals_become_cells_of_the_text(
-    tokens: list[int], ours: bool, steps: int, drafted: int, kept: int
-) -> None:
-    draft = draft_with(40, 4)
-    draft._length[1], draft._held[1], draft._seen[1], draft._drafted[1] = 5, 5, 4, drafted
-    draft._ours, draft._steps = ours, steps
-    draft._read(1, np.array(tokens))
-    assert (draft._length[1], draft._seen[1], draft._held[1]) == (5 + len(tokens), 4 + len(tokens), 5 + kept)
-    draft._ours = False
-    draft._read(1, np.array([3], dtype=np.int64))
-    assert (draft._length[1], draft._seen[1]) == (7 + len(tokens), 5 + len(tokens)), "one token, two of the draft's"
-    assert draft._text[1, 5 : 7 + len(tokens)].tolist() == [*tokens, 3, 3]
-
-
-def test_the_last_token_of_a_text_is_read_again_and_a_row_that_is_full_holds_nothing() -> None:
-    draft = draft_with(10, 3)
-    draft._length[1] = draft._held[1] = 4
-    none = np.array([], dtype=np.int64)
-    for length, held in ((4, 3), (7, 3), (8, 0)):
-        draft._length[1] = length
-        draft._read(1, none)
-        assert draft._held[1] == held
-    empty = draft_with(10, 3)
-    empty._read(0, none)
-    assert (empty._held[0], empty._length[0]) == (0, 0)
-
-
-def test_the_host_counts_the_steps_since_its_own_window_was_verified() -> None:
-    """Only roots may follow: after a window of another draft it no longer knows which tokens were its own."""
-    draft = draft_with(10, 3)
-    verdict: Any = Verdict(torch.zeros(1, 1).long(), torch.zeros(1).long(), torch.zeros(1).long())
-
-    def window(size: int) -> Window:
-        return Window.chain(torch.zeros(1).long(), torch.zeros(1, size - 1).long(), torch.tensor([size - 1]))
-
-    seen = []
-    own = draft._proposed = window(3)
-    for verified in (own, window(1), window(1), window(2), window(1)):
-        draft.observe(verified, verdict, None)
-        seen.append((draft._ours, draft._steps, draft._proposed))
-    assert seen == [(True, 1, None), (True, 2, None), (True, 3, None), (False, 4, None), (False, 5, None)]
-    draft.observe(own, verdict, None)
-    assert draft._ours is False, "a window is its own once"

@@ -214,9 +214,9 @@ class TakesTurns(Draft):
         inner, right = self.inner.propose(context), self.right.propose(context)
         return inner if self.steps % 2 else right
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        self.inner.observe(window, verdict, hidden)
-        self.right.observe(window, verdict, hidden)
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        self.inner.observe(window, verdict, hidden, own and self.steps % 2 == 1)
+        self.right.observe(window, verdict, hidden, own and self.steps % 2 == 0)
 
 
 @pytest.mark.slow

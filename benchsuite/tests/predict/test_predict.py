@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from math import exp, log
 from pathlib import Path
@@ -41,18 +42,18 @@ from benchsuite.predict.prediction import (
     Replay,
     Text,
     constant_speed,
-    expected_speeds,
     needed_acceptance,
     predict,
     text_spread,
 )
 from benchsuite.predict.probe import Probed
-from benchsuite.predict.reachable import advice_at_hand
-from benchsuite.predict.suggestions import lever
+from benchsuite.predict.recommendation import recommended_by_text
+from benchsuite.predict.suggestions import suggestion
 from benchsuite.predict.traces import Seen, StepTrace, reached, traces_of
+from benchsuite.report.document import Lines
 from benchsuite.report.predicted import pace_lines
 from benchsuite.tests.rig import SETTING, SHORT, Make, Run
-from benchsuite.workshop.predictions.__main__ import choice_lines, predictions_main
+from benchsuite.workshop.predictions.__main__ import choice_parts, predictions_main
 from benchsuite.workshop.predictions.grid import Choice, Grid, median_regret, regrets
 from benchsuite.workshop.predictions.planted import slow_with_context, wide_off
 from specdec import Request, SamplingParams, SpecdecError, Window
@@ -60,6 +61,7 @@ from specdec.arena import Arena
 from specdec.cache import cache_root
 from specdec.calibration import Calibration, Point, interpolated
 from specdec.model import ArenaModel
+from specdec_plugins.forecast import goodputs
 
 NAME = "ngram/match/fixed/4"
 
@@ -139,13 +141,6 @@ def test_a_batch_is_read_prompt_by_prompt_and_decoded_at_the_cost_of_its_rows_an
     assert found == pytest.approx((log(plain / ours), log((plain + 2.2) / (ours + 2.2))))
 
 
-def test_a_window_is_expected_to_be_as_wide_as_any_of_its_rows_makes_it() -> None:
-    """Each of two rows proposes in half of its steps, so that the window has a second slot in three quarters."""
-    half = StepTrace((Seen(1, 1, 1), Seen(1, 0, 0)))
-    found = expected_speeds(costs_by_formula(row=0.5), NAME, [half], rows=2, length=16, most=1)
-    assert found == pytest.approx([1.0, 1.51 * 1.5 / (1.5 * (1 + 0.75 * 0.05) + 0.5 * 0.01 + 0.01)])
-
-
 @pytest.mark.slow
 @settings(max_examples=settings().max_examples // 5)
 @given(st.floats(0.05, 0.95), st.integers(1, 8))
@@ -164,7 +159,9 @@ def test_the_formula_is_the_limit_of_replays(rate: float, k: int) -> None:
     assert made == [1.0] * k
     replay, prompts = Replay(costs_by_formula(), NAME), PromptSizes((64,), trace.tokens)
     ratio = replay.plain(prompts) / replay.decoding([trace], prompts)
-    assert expected_speeds(costs_by_formula(), NAME, [trace], 1, 64, k)[k] == pytest.approx(ratio, rel=1e-6)
+    verify = partial(costs_by_formula().verify, rows=1, length=64)
+    speeds = goodputs(accepted, made, verify, lambda asked: 0.01 * asked, lambda asked: 0.01)
+    assert speeds[k] * 1.01 == pytest.approx(ratio, rel=1e-6)
     drafting = 0.01 * k
     assert constant_speed(costs_by_formula(), rate, k, 1, 64, drafting) == pytest.approx(ratio, rel=0.1)
     assert accepted[0] == pytest.approx(rate, abs=0.05)
@@ -357,7 +354,7 @@ def test_a_run_shows_each_row_beside_its_prediction_and_keeps_it(
     arguments = [*PREDICTED, "--specdec-prompts", "2", "--specdec-max-new-tokens", "8", "--specdec-peer", "none"]
     first = run(*arguments, "--specdec-predict", "fresh", "--specdec-results", "results", **no_costs)
     assert first.returncode == 0, first.stdout
-    shown = first.stdout[first.stdout.index("predicted and measured") :]
+    shown = first.stdout[first.stdout.index("Speculative decoding: Predicted and measured") :]
     for word in ("ngram", "oracle(0.8)", "residual", "2 cells", "90 % intervals hold"):
         assert word in shown
     (found,) = (tmp_path / "results").glob("*/prediction.json")
@@ -607,7 +604,8 @@ def test_the_sentence_of_a_row_names_what_would_help_most() -> None:
         arm = Arm(SETTING, "ngram", k=trace.steps[0].asked)
         costs = costs_by_formula(draft=draft)
         costs = costs.with_strategies({strategy_of(arm): costs.strategies[NAME]})
-        return lever(CheckedCell(arm, 0, 1.0, Prediction(1.0, None, None, 1.0, 1), (unit,)), costs)
+        speedup = exp(Replay(costs, strategy_of(arm)).gains([trace], prompts)[0])
+        return suggestion(CheckedCell(arm, 0, speedup, Prediction(speedup, None, None, speedup, 1), (unit,)), costs)
 
     assert "plain decoding is faster" in said(StepTrace((Seen(8, 8, 0),) * 9), 0.01)
     assert "a draft half as expensive would give" in said(StepTrace((Seen(4, 4, 4),) * 9), 0.25)
@@ -728,7 +726,7 @@ def test_a_slope_over_context_is_found_where_there_is_one_and_not_made_of_differ
     assert context_slope([texts((100, 101, 102), lambda _: 2.0)]) is None, "prompts of one length say nothing"
 
 
-def test_advice_at_hand_names_the_fastest_row_a_better_k_or_plain_and_never_what_replays() -> None:
+def test_of_each_text_the_fastest_row_a_better_k_or_plain_is_recommended_and_never_what_replays() -> None:
     costs = costs_by_formula(slope=0.2)
     arms = {name: Arm(SETTING, name, k=8) for name in ("slow", "fast", "wide", "oracle")}
     costs = costs.with_strategies({strategy_of(arm): costs.strategies[NAME] for arm in arms.values()})
@@ -738,13 +736,14 @@ def test_advice_at_hand_names_the_fastest_row_a_better_k_or_plain_and_never_what
         return CheckedCell(arms[name], 0, measured, said, (unit(0.0, 60, steps, name == "oracle"),))
 
     slow, fast = cell("slow", 0.8, [Seen(8, 1, 0)] * 9), cell("fast", 1.4, [Seen(8, 1, 1)] * 9)
-    assert [str(one) for one in advice_at_hand([slow], costs)] == ["chat, batch 1: plain decoding"]
-    assert str(advice_at_hand([slow, fast, cell("oracle", 3.0, [Seen(8, 8, 8)])], costs)[0]) == (
-        "chat, batch 1: fast as run, 1.40x"
-    )
+    [(setting, found)] = recommended_by_text([slow], costs).items()
+    assert (setting, str(found)) == (SETTING, "plain decoding")
+    oracle = cell("oracle", 3.0, [Seen(8, 8, 8)])
+    assert str(recommended_by_text([slow, fast, oracle], costs)[SETTING]) == "fast as run, 1.40x"
+    assert recommended_by_text([oracle], costs) == {}
     # Eight proposals a step of which one is kept: a window of two costs 1.2 forwards where one of nine costs 2.6.
-    better = advice_at_hand([fast, cell("wide", 1.0, [Seen(8, 8, 1)] * 9)], costs)[0]
-    assert (better.best is not None and better.best.arm.draft, better.k) == ("wide", 1)
+    better = recommended_by_text([fast, cell("wide", 1.0, [Seen(8, 8, 1)] * 9)], costs)[SETTING]
+    assert (better.cell is not None and better.cell.arm.draft, better.k) == ("wide", 1)
     assert better.expected > 1.6
 
 
@@ -917,6 +916,8 @@ def test_a_choice_that_misses_at_one_batch_is_told_beside_the_mean_of_its_text()
         for (text, batch), again in agains.items()
         for cell in [Arm(SETTING.replaced(workload=text, batch=batch), "ngram", k=4)]
     ]
-    said = choice_lines(found)[-1]
+    lines = choice_parts(found)[-1]
+    assert isinstance(lines, Lines)
+    said = lines.lines[-1]
     assert "every batch, run again: 1 of 2 texts; in the geometric mean over a text's batches: 2; cells: 3 of 4" in said
     assert said.endswith("in the grid itself 0 of 4.")

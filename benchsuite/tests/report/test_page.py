@@ -17,10 +17,13 @@ from benchsuite.measure.results import Results
 from benchsuite.measure.session import Bench
 from benchsuite.report import pictures
 from benchsuite.report.answer import answers
+from benchsuite.report.document import Document, Plots, Section
 from benchsuite.report.files import comparison_files
 from benchsuite.report.generation import generation
-from benchsuite.report.page import STEPS, page
 from benchsuite.report.plots import Plot, Scale, Trace
+from benchsuite.report.renderers import page, picture
+from benchsuite.report.speculation import speculation_document
+from benchsuite.report.tables import STEPS
 from benchsuite.tests.rig import SETTING
 
 
@@ -36,7 +39,7 @@ def reported() -> Results:
     ]
     settings = [SETTING.replaced(workload=name, max_new_tokens=12) for name in ("chat", "reasoning")]
     made.prepare([Arm(setting, **strategy) for setting in settings for strategy in strategies])
-    for arm in made._arms:
+    for arm in made.arms:
         made.row(arm, lambda what: None)
     return made.results()
 
@@ -118,15 +121,6 @@ def test_v_of_w_is_the_ratio_of_the_steps_own_times(reported: Results) -> None:
     assert cost == {w: pytest.approx(mean[w] / mean[1]) for w in mean}
 
 
-def test_a_break_even_map_is_leviathans_formula_where_windows_are_free(reported: Results) -> None:
-    free = {1: 1.0, 5: 1.0}
-    for rate in (0.1, 0.5, 0.9):
-        for k in (1, 2, 4):
-            assert pictures._speedup(rate, k, 0.0, free) == pytest.approx(sum(rate**i for i in range(k + 1)))
-    assert pictures._speedup(0.5, 5, 0.0, free) is None
-    assert pictures._speedup(0.5, 2, 0.25, {1: 1.0, 5: 2.0}) == pytest.approx(1.75 / (1.5 + 0.5))
-
-
 def test_a_generation_is_the_output_and_its_kinds_are_the_counters(reported: Results) -> None:
     cell = reported.cells[0]
     for series in cell.series.values():
@@ -155,7 +149,7 @@ def test_the_page_is_alone_small_and_names_are_whole(reported: Results) -> None:
 
 def test_a_runs_predictions_stand_in_its_report_and_beside_it(reported: Results) -> None:
     row = {"label": "suffix <1>", "workload": "chat", "batch": 1, "measured": 1.5, "predicted": 1.25, "low": 1.0}
-    row |= {"high": 1.6, "lever": "a window of 5 costs 1.40 forwards"}
+    row |= {"high": 1.6, "arm": "suffix/match/fixed/4", "lever": "a window of 5 costs 1.40 forwards"}
     content = json.dumps({"said": ["1 cell"], "advice": ["chat: plain decoding"], "cells": [row], "arms": [row]})
     files = comparison_files(reported, more={"prediction.json": content, "prediction.txt": "lines"})
     assert files["prediction.json"] == content
@@ -167,7 +161,7 @@ def test_a_runs_predictions_stand_in_its_report_and_beside_it(reported: Results)
 
 
 def test_the_heat_maps_colour_follows_the_number_and_its_text_stands_without_it(reported: Results) -> None:
-    html = page(reported, {}, [])
+    html = page(speculation_document(reported))
     cells = re.findall(r'<td data-head="[^"]*" class="h(\d)" title="([^"]*)">([\d.]+)x( [~!])?</td>', html)
     assert cells
     for level, said, text, _ in cells:
@@ -178,13 +172,9 @@ def test_the_heat_maps_colour_follows_the_number_and_its_text_stands_without_it(
 
 def test_texts_of_arms_are_escaped() -> None:
     plot = Plot("t", "<b>", "x", "y", [Trace("<script>", [(1.0, 2.0), (2.0, 3.0)], 0, joined=True)])
-    from jinja2 import Environment, PackageLoader
-
-    environment = Environment(loader=PackageLoader("benchsuite.report"), autoescape=True)
-    drawn = environment.from_string('{% import "plot.svg.j2" as draw %}{{ draw.plot(p) }}').render(p=plot.drawn())
-    assert "<script>" not in drawn
-    assert "&lt;script&gt;: 2" in drawn
-    assert "<title>" in drawn
+    for drawn in (picture(plot), page(Document("t", [Section(parts=[Plots([plot])])]))):
+        assert "<script>" not in drawn.partition("</main>")[0]
+        assert "<title>&lt;script&gt;: 2</title>" in drawn
 
 
 def test_failures_are_counted_by_kind(reported: Results) -> None:
@@ -209,6 +199,19 @@ def test_a_scale_of_ratios_holds_every_value_and_equal_ratios_are_equally_far(va
     assert scale.ticks[-1] >= max(values)
     unit = scale.ticks[0]
     assert scale.at(4 * unit) - scale.at(2 * unit) == pytest.approx(scale.at(2 * unit) - scale.at(unit), abs=0.2)
+
+
+@pytest.mark.parametrize("diagonal", [None, "equal"])
+@pytest.mark.parametrize("ratios", [False, True])
+@pytest.mark.parametrize("points", [[], [(1.0, 1.0)]], ids=["no point", "one point"])
+def test_a_plot_of_little_or_nothing_still_has_its_axes(
+    points: list[tuple[float, float]], ratios: bool, diagonal: str | None
+) -> None:
+    """A run of kernels that selects no curve writes its files all the same."""
+    traces = [Trace("t", points, 0, joined=True)] if points else []
+    drawn = Plot("t", "n", "across", "up", traces, diagonal=diagonal, ratios=ratios).drawn()
+    assert all(len({place for place, _ in drawn[ticks]}) >= 2 for ticks in ("x_ticks", "y_ticks"))
+    assert "across" in page(Document("t", [Section(parts=[Plots([Plot("t", "n", "across", "up", traces)])])]))
 
 
 def test_no_two_of_many_traces_look_alike() -> None:

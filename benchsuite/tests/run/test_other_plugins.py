@@ -77,7 +77,7 @@ def test_another_plugin_beside_ours_changes_no_row_and_no_test(
     done = run("-m", "pytest", "test_own.py", *ROWS, *beside, "--specdec-results", "out", PYTEST_ADDOPTS="")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted_rows(tmp_path / "out") == alone
-    assert "speculative decoding: tiny" in done.stdout, "with workers the controller shows the tables"
+    assert "Speculative decoding: tiny" in done.stdout, "with workers the controller shows the tables"
     assert "INTERNALERROR" not in done.stdout + done.stderr
     if "--cov=specdec" in beside:
         assert "specdec/engine.py" in done.stdout

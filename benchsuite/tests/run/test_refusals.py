@@ -107,7 +107,7 @@ def test_a_peer_is_one_arm_however_it_is_written_and_its_id_has_its_options() ->
         (Arm(SETTING, draft="ngram(n_max=2.5)", k=4), "could not be built: .*its options: n_max=4"),
         (Arm(SETTING.replaced(device="cpu:x")), "the device 'cpu:x' cannot be used"),
         (Arm(SETTING.replaced(workload="poetry")), "unknown workload 'poetry'; choices: chat"),
-        (Arm(SETTING.replaced(workload="none.jsonl")), "'none.jsonl' cannot be read: No such file"),
+        (Arm(SETTING.replaced(workload="none.jsonl")), "none.jsonl cannot be read: No such file"),
         (Arm(SETTING.replaced(target="tinny")), "unknown model 'tinny'; did you mean 'tiny'"),
         (Arm(SETTING.replaced(backend="cpp")), "unknown backend 'cpp'; did you mean 'cpu'"),
         (

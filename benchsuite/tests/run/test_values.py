@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from benchsuite import values
 from benchsuite.tests.rig import Run
 from benchsuite.values import duration, fraction, share, whole_number
 from specdec import SpecdecError
@@ -54,3 +57,39 @@ def test_whole_numbers_and_fractions_are_read_between_their_limits() -> None:
 def test_reading_a_time_imports_no_torch(cold: Run) -> None:
     code = "import sys, benchsuite.values as d; d.duration('1h', ''); sys.exit('torch' in sys.modules)"
     assert cold("-c", code).returncode == 0
+
+
+WAYS = (
+    "models/m",
+    "./models/m",
+    "models/m/",
+    "models//m",
+    "./models/./m/",
+    "{cwd}/models/m",
+    "{cwd}/models/m/",
+    "models/../models/m",
+)
+
+
+@pytest.mark.parametrize("written", WAYS)
+@pytest.mark.parametrize(
+    "text", ["{}", "draft_model(model={})", "draft_model(model='{}', layers=2)", "a={}, tree({}, beam=2)"]
+)
+def test_a_path_is_one_text_however_it_is_written(
+    text: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    path = written.format(cwd=tmp_path)
+    assert values.with_paths(text.replace("{}", path), "--o") == text.replace("{}", "models/m")
+    assert ", ".join(values.names(text.replace("{}", path), "--o")) == text.replace("{}", "models/m")
+
+
+def test_a_text_that_is_no_path_here_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for text in ("owner/name", "ngram/match/fixed/4", "http://localhost:8000/", "m", "./none/", "shape:owner/name"):
+        assert values.with_paths(text, "--o") == text
+    outside = tmp_path.parent / "elsewhere"
+    outside.mkdir(exist_ok=True)
+    assert values.with_paths(f"{outside}/", "--o") == str(outside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -215,11 +216,14 @@ def test_a_gguf_file_is_read_by_its_name_in_its_folder_and_its_format_is_forgott
 
         return read
 
-    own = SimpleNamespace(quantization_config={"quant_method": "gguf"}, other=1)
+    own = SimpleNamespace(quantization_config={"quant_method": "gguf"}, other=1, get_text_config=config.get_text_config)
+    tokenizer = SimpleNamespace(eos_token_id=None)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", reader(lambda: config))
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", reader(lambda: "a tokenizer"))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", reader(lambda: tokenizer))
     monkeypatch.setattr(
-        transformers.AutoModelForCausalLM, "from_pretrained", reader(lambda: (ReadModel(config=own), missing))
+        transformers.AutoModelForCausalLM,
+        "from_pretrained",
+        reader(lambda: (ReadModel(config=own, generation_config=None), missing)),
     )
     loaded: Any = catalog.load(str(path), CPU, torch.float16, rows=2, max_length=3)
     assert asked == [
@@ -228,7 +232,7 @@ def test_a_gguf_file_is_read_by_its_name_in_its_folder_and_its_format_is_forgott
         ((source,), {"dtype": torch.float16, "output_loading_info": True, **more}),
         CPU,
     ]
-    assert (loaded.tokenizer, loaded.model.config) == ("a tokenizer", own)
+    assert (loaded.tokenizer, loaded.model.config) == (tokenizer, own)
     assert ("quantization_config" in vars(own), own.other) == (not gguf, 1)
     assert asked_memory[0][2] == f"the model {str(path)!r} with 2 rows of 3 tokens"
     missing["missing_keys"], missing["mismatched_keys"] = ["b", "a"], [("c", 1, 2)]
@@ -330,6 +334,8 @@ def test_other_engines_get_a_targets_files_and_targets_in_memory_have_none(embed
         (KeyError("x"), "'x'"),
         (AttributeError(), "AttributeError"),
         (RuntimeError(" \n "), "RuntimeError"),
+        (AssertionError("padding"), "padding"),
+        (ZeroDivisionError("by zero"), "by zero"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_the_first_line_of_the_reason(error: Exception, first: str) -> None:
@@ -390,6 +396,99 @@ def test_the_ends_of_a_text_are_those_of_the_generation_config() -> None:
     assert catalog.end_tokens(model(eos_token_id=None)) == ()
     bare: Any = SimpleNamespace(generation_config=None)
     assert catalog.end_tokens(bare) == ()
+
+
+def edited(folder: Path, name: str, **changes: Any) -> Path:
+    """The folder, with changes in one of its files of JSON."""
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "letter", "ends"),
+    [
+        (256, 256, "<|end|>", (256,)),
+        (256, 256, "a", (256, 97)),
+        (256, [256, 98], "<|end|>", (256, 98)),
+        ([98, 99], 256, "a", (98, 99, 256, 97)),
+        (None, None, "a", (97,)),
+    ],
+)
+def test_a_text_ends_at_every_end_token_that_the_files_of_a_model_name(
+    generation: Any, config: Any, letter: str, ends: tuple[int, ...], tiny_folder: Path
+) -> None:
+    letters = catalog.byte_tokenizer()
+    names = {97: "a", 98: "b", 99: "c"}
+    ids = {number: letters.convert_tokens_to_ids(name) for number, name in names.items()}
+
+    def own(value: Any) -> Any:
+        return [ids.get(one, one) for one in value] if isinstance(value, list) else ids.get(value, value)
+
+    edited(tiny_folder, "generation_config.json", eos_token_id=own(generation))
+    edited(tiny_folder, "config.json", eos_token_id=own(config))
+    edited(tiny_folder, "tokenizer_config.json", eos_token=letter)
+    assert catalog.end_tokens(catalog.load(str(tiny_folder), CPU, torch.float32).model) == tuple(own([*ends]))
+
+
+def test_an_end_token_beyond_the_vocabulary_is_left_out(tiny_folder: Path) -> None:
+    edited(tiny_folder, "generation_config.json", eos_token_id=[999, 256])
+    assert catalog.end_tokens(catalog.load(str(tiny_folder), CPU, torch.float32).model) == (256,)
+    edited(tiny_folder, "generation_config.json", eos_token_id=999)
+    edited(tiny_folder, "config.json", eos_token_id=None)
+    edited(tiny_folder, "tokenizer_config.json", eos_token=None)
+    assert catalog.end_tokens(catalog.load(str(tiny_folder), CPU, torch.float32).model) == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"pad_token_id": 999}, {"num_attention_heads": 0}, {"num_key_value_heads": 3}, {"hidden_size": "64"}),
+        *({"num_hidden_layers": -1}, {"vocab_size": None}, {"model_type": "none"}, {"rope_parameters": 3}),
+    ],
+    ids=str,
+)
+def test_a_folder_whose_config_makes_no_model_is_refused_by_its_name(change: dict[str, Any], tiny_folder: Path) -> None:
+    edited(tiny_folder, "config.json", **change)
+    with pytest.raises(SpecdecError, match=str(tiny_folder)):
+        catalog.load(str(tiny_folder), CPU, torch.float32, rows=1, max_length=64)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "null", '{"a": NaN}', "\x00"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_folder_with_a_file_that_is_none_is_refused_by_its_name(name: str, content: str, tiny_folder: Path) -> None:
+    (tiny_folder / name).write_text(content)
+    if name == "tokenizer_config.json" and content == '{"a": NaN}':
+        return  # Python's JSON takes NaN, and the name means nothing
+    with pytest.raises(SpecdecError, match=str(tiny_folder)):
+        catalog.load(str(tiny_folder), CPU, torch.float32, rows=1, max_length=64)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ raise_exception('only one turn, please') }}", "TemplateError: only one turn, please"),
+        ("{% for m in messages %}", "TemplateSyntaxError"),
+        ("{{ messages[7].content }}", "UndefinedError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ messages | nofilter }}", "TemplateAssertionError"),
+        ("{{ 'a' + 1 }}", "TypeError"),
+    ],
+)
+def test_what_a_chat_template_refuses_or_fails_at_is_said(template: str, says: str) -> None:
+    tokenizer = catalog.byte_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(SpecdecError, match=f"chat template does not take these messages .{says}"):
+        catalog.chat_ids(tokenizer, "hello")
+
+
+@pytest.mark.parametrize("template", [None, TURNS_TEMPLATE])
+def test_half_a_character_of_a_prompt_is_refused(template: str | None) -> None:
+    tokenizer = catalog.byte_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(SpecdecError, match="half of a surrogate pair"):
+        catalog.chat_ids(tokenizer, "hello", "caf\ud83d", "you")
+    assert catalog.chat_ids(tokenizer, "😀")
 
 
 def test_a_bad_word_is_found_alone_and_after_a_space_without_special_tokens() -> None:

@@ -12,7 +12,18 @@ import pytest
 import torch
 
 from benchsuite.conformance.models.tiny import registry
-from specdec import Backend, Controller, Draft, Generation, Peer, Policy, Request, SamplingParams, calibration
+from specdec import (
+    Backend,
+    Controller,
+    Draft,
+    Generation,
+    Peer,
+    Policy,
+    Request,
+    SamplingParams,
+    SpecdecError,
+    calibration,
+)
 from specdec.calibration import Calibration, Point, forward_seconds, interpolated
 from specdec.messages import Context, Verdict, Window
 
@@ -65,7 +76,27 @@ def test_a_draft_that_only_proposes_asks_for_nothing_remembers_nothing_and_moves
     assert draft.keep(0, (1,)) is None
     assert draft.look_up(None, 0) == ()
     assert draft.info() == {}
-    assert draft.forget() is draft.prefilled(0, None, 0, None) is draft.observe(0, 0, 0) is None
+    assert draft.forget() is draft.prefilled(0, None, 0, None) is draft.observe(0, 0, 0, False) is None
+
+
+def test_an_observe_that_is_not_told_whose_the_window_was_is_refused_by_name() -> None:
+    with pytest.raises(SpecdecError) as refused:
+        type("Old", (Draft,), {"__module__": "theirs", "observe": lambda self, window, verdict, hidden: None})
+    assert str(refused.value) == (
+        "observe of the draft theirs.Old takes (self, window, verdict, hidden); expected (self, window, verdict,"
+        " hidden, own), where own says whether the window is what this draft's propose returned. Write: def observe("
+        "self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:"
+    )
+    for five in (
+        lambda self, window, verdict, hidden, own: None,
+        lambda self, *given: None,
+        lambda self, window, *given, **named: None,
+        lambda me, w, v, h, o, more=0: None,
+    ):
+        assert issubclass(type("New", (Draft,), {"observe": five}), Draft)
+    for other in (lambda self, window: None, lambda self, a, b, c, d, e: None, lambda self, a, b, c, *, own: None):
+        with pytest.raises(SpecdecError, match=r"observe of the draft .*\.New takes \(self, "):
+            type("New", (Draft,), {"observe": other})
 
 
 def test_policies_and_controllers_that_declare_nothing_claim_nothing() -> None:

@@ -96,7 +96,7 @@ CUDA, MPS, CPU = (torch.device(kind) for kind in ("cuda", "mps", "cpu"))
 def test_a_stopwatch_on_cuda_records_events_and_waits_for_the_later_one_alone(gpu_calls: list[str]) -> None:
     watch = devices.Stopwatch(CUDA)
     assert [watch.mark(), watch.mark(), watch.mark()] == [0, 1, 2]
-    events: Any = watch._marks
+    events: Any = watch.marks
     assert all(event.given == {"enable_timing": True} for event in events)
     assert gpu_calls == ["recorded"] * 3
     assert watch.seconds(0, 2) == 0.002

@@ -321,7 +321,9 @@ def test_hidden_states_come_for_every_target_forward(device: str, assemble: Make
     object.__setattr__(engine.draft, "needs_hidden", True)
     object.__setattr__(engine.draft, "prefilled", lambda row, tokens, start, hidden: seen.append(hidden[0]))
     object.__setattr__(
-        engine.draft, "observe", lambda window, verdict, hidden: seen.append(hidden[0, : verdict.num_accepted[0] + 1])
+        engine.draft,
+        "observe",
+        lambda window, verdict, hidden, own: seen.append(hidden[0, : verdict.num_accepted[0] + 1]),
     )
     request = requests()[0]
     done = engine.run([request])[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from benchsuite.tests.rig import Make
 from specdec import Context, Draft, Engine, Request, SamplingParams, Verdict, Window
 from specdec.arena import Arena, KeptCells, LayerShape
-from specdec.engine import KeptText
+from specdec.queue import KeptText
 from specdec_kernels.reference import Reference
 
 
@@ -52,10 +52,10 @@ class _Telling(Draft):
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
         self.told.append(("prefilled", row, tokens.tolist(), start, tuple(hidden.shape[:2])))
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         given = self.asked[-1][1] if self.asked else None
         shape = None if hidden is None else tuple(hidden.shape[:2])
-        self.told.append(("observe", window is given, tuple(window.tokens.shape), shape))
+        self.told.append(("observe", own, window is given, tuple(window.tokens.shape), shape))
 
     def info(self) -> Mapping[str, int]:
         """A count that is there from the first proposal on."""
@@ -88,7 +88,7 @@ def test_a_draft_is_told_of_every_request_that_comes_moves_and_ends(hidden: bool
         return [("admit", row, number, prompt), *(after if hidden else [])]
 
     def observed(rows: int, given: bool = True) -> tuple[Any, ...]:
-        return ("observe", given, (rows, 1), (rows, shown) if shown else None)
+        return ("observe", given, given, (rows, 1), (rows, shown) if shown else None)
 
     assert draft.told == [
         *(call for row in range(4) for call in admitted(row, row)),
@@ -174,7 +174,6 @@ def test_a_request_that_shares_no_beginning_with_what_it_continues_starts_anew(a
 @pytest.mark.parametrize(
     ("hidden", "drafted", "wrapped", "prompt", "usable"),
     [
-        (None, None, False, (1, 2, 3, 9), 3),
         (False, None, False, (1, 2, 3, 9), 3),
         (False, "state", True, (1, 2, 3, 4, 5), 4),
         (True, "state", False, (1, 2, 3, 9), 2),
@@ -186,11 +185,10 @@ def test_a_request_that_shares_no_beginning_with_what_it_continues_starts_anew(a
     ],
 )
 def test_a_draft_that_pairs_states_with_tokens_has_the_last_common_token_read_again(
-    hidden: bool | None, drafted: object, wrapped: bool, prompt: tuple[int, ...], usable: int
+    hidden: bool, drafted: object, wrapped: bool, prompt: tuple[int, ...], usable: int
 ) -> None:
     kept = KeptText((1, 2, 3, 4, 5), KeptCells(4, wrapped, (), ()), drafted)
-    engine = SimpleNamespace(draft=None if hidden is None else SimpleNamespace(needs_hidden=hidden))
-    assert Engine._usable(cast(Engine, engine), kept, prompt) == usable
+    assert kept.usable(prompt, needs_hidden=hidden) == usable
 
 
 def test_a_forward_is_told_the_number_of_committed_tokens_and_no_less(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specdec import SamplingParams, SpecdecError, catalog, jobs
 from specdec.jobs import Job, read_jobs
@@ -247,6 +249,39 @@ def test_a_fingerprint_is_the_digest_that_earlier_files_have(tmp_path: Path) -> 
             return len(self._pairs)
 
     assert jobs._plain(Odd(("b", 1), ("a", 2))) == [("a", 2), ("b", 1)]
+
+
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "id": st.integers(0, 9) | st.text("ab", min_size=1, max_size=2),
+    "max_new_tokens": st.integers(1, 9),
+    "temperature": st.sampled_from([0, 0.5, 1]),
+    "top_k": st.integers(0, 3),
+    "top_p": st.sampled_from([0.5, 1]),
+    "min_p": st.sampled_from([0, 0.5]),
+    "seed": st.integers(0, 3),
+    "eos": st.lists(st.integers(0, 3), max_size=2),
+    "stop": st.lists(st.text("ab", min_size=1, max_size=2), max_size=2),
+    "bad_words": st.lists(st.text("ab", min_size=1, max_size=2), max_size=2),
+    "repetition_penalty": st.sampled_from([1, 1.5]),
+}
+
+
+@given(data=st.data())
+def test_two_lines_have_one_fingerprint_only_if_they_decode_alike(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """``"eos": []`` never ends a text, and without the field the model's own end tokens do."""
+    path = tmp_path_factory.getbasetemp() / "in"
+    one = data.draw(st.fixed_dictionaries({}, optional=FIELDS))
+    other = dict(one)
+    for name in data.draw(st.lists(st.sampled_from([*FIELDS]), max_size=2)):
+        if data.draw(st.booleans()):
+            other.pop(name, None)
+        else:
+            other[name] = data.draw(FIELDS[name])
+    made = [line_job(path, {"prompt": "a", **line}) for line in (one, other)]
+    decided = [(job.id, job.params, job.ends, job.words) for job in made]
+    assert (made[0].fingerprint == made[1].fingerprint) == (decided[0] == decided[1])
 
 
 def test_a_field_has_its_default_the_result_of_its_factory_or_none_at_all() -> None:

@@ -13,8 +13,8 @@ from benchsuite.conformance.models import tiny
 from benchsuite.judge.ties import Judge
 from benchsuite.tests.rig import Make, pairs_in_turn, slow_after
 from specdec import Request, SamplingParams
-from specdec.engine import Completion
 from specdec.logprobs import TokenLogprobs
+from specdec.queue import Completion
 from specdec_plugins.engines.transformers import generate_arguments
 
 GREEDY = SamplingParams(max_new_tokens=16, logprobs=4)

@@ -295,7 +295,7 @@ def test_a_prompt_that_the_model_cannot_hold_is_refused_by_its_line_beforehand(r
 def test_messages_that_the_chat_template_refuses_are_named_by_their_line(read: Any) -> None:
     tokenizer = catalog.byte_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system, please') }}"
-    with pytest.raises(SpecdecError, match="^line 1: the model's chat template refuses .*no system, please"):
+    with pytest.raises(SpecdecError, match="^line 1: the chat template does not take .*no system, please"):
         Prompts(tokenizer, read({"prompt": "a"}))
 
 

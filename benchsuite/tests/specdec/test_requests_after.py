@@ -10,7 +10,7 @@ import torch
 
 from specdec import Request, SamplingParams, SpecdecError
 from specdec.arena import Arena, KeptCells, LayerShape
-from specdec.engine import KeptText
+from specdec.queue import KeptText
 
 PARAMS = SamplingParams(temperature=0.5, max_new_tokens=5, min_new_tokens=3, eos=(1,))
 

@@ -8,11 +8,14 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from benchsuite.conformance.models.tiny import assembly, past_stops, prompts
 from benchsuite.tests.rig import Make
 from specdec import Completion, Engine, Request, SamplingParams, SpecdecError, catalog
 from specdec.assembly import Assembly
+from specdec.characters import decoded
 from specdec.stops import StopWatcher
 
 BASE = Request(0, prompts(1)[0], SamplingParams(max_new_tokens=30))
@@ -116,3 +119,22 @@ def test_a_stop_string_of_characters_of_any_size_is_seen_at_its_last_byte(sign: 
     seen = [watcher.feed(token) for token in tokens]
     whole = [stop in tokenizer.decode(tokens[: place + 1]) for place in range(len(tokens))]
     assert seen.index("stop") == whole.index(True)
+
+
+WORDS = ("[UNK]", "hello", "x", ".", "y", ",", "n't")
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=8), st.sampled_from(["x.", " .", "x .", "y,", "n't", " n", ". y"])
+)
+def test_a_request_stops_where_the_text_that_is_shown_has_the_stop_string(tokens: list[int], stop: str) -> None:
+    """Of a tokenizer that removes blanks before punctuation unless it is told not to."""
+    inner = Tokenizer(models.WordPiece({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(cleanup=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=True)
+    watcher = StopWatcher(SamplingParams(max_new_tokens=8, stop=(stop,)), len(tokens), tokenizer)
+    reasons = [watcher.feed(token) for token in tokens]
+    shown = [" ".join(WORDS[token] for token in tokens[: n + 1]) for n in range(len(tokens))]
+    stopped = [stop in text for text in shown]
+    assert reasons.index("stop") == stopped.index(True) if any(stopped) else "stop" not in reasons
+    assert decoded(tokenizer, tokens) == shown[-1]

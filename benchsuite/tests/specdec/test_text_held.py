@@ -55,7 +55,9 @@ class _Cleaning:
     all_special_ids: ClassVar[list[int]] = []
     words = ("so ", ". ", "it ", "is ", ", ")
 
-    def decode(self, tokens: list[int], clean_up_tokenization_spaces: bool = True) -> str:
+    def decode(
+        self, tokens: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = True
+    ) -> str:
         text = "".join(self.words[token] for token in tokens)
         return text.replace(" .", ".").replace(" ,", ",") if clean_up_tokenization_spaces else text
 

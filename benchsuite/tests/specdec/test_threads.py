@@ -50,7 +50,7 @@ class Watching(Draft):
         k = int(context.max_proposals_host.max())
         return Window.chain(context.pending, context.pending[:, None].expand(-1, k), context.max_proposals)
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         self._see("observe")
 
 

@@ -45,8 +45,8 @@ def two_cells() -> Bench:
         {"peer": "transformers"},
     ]
     made.prepare([Arm(setting, **strategy) for setting in SETTINGS for strategy in strategies])
-    failing = next(arm for arm in made._arms if arm.draft == "garbage" and arm.setting.workload == "chat")
-    for arm in made._arms:
+    failing = next(arm for arm in made.arms if arm.draft == "garbage" and arm.setting.workload == "chat")
+    for arm in made.arms:
         made.row(arm, lambda what: None)
     cell = made.cells[failing.setting]
     broken = replace(cell.series[failing], error="garbage could not be measured: on purpose", ended="crashed")
@@ -97,7 +97,7 @@ def test_known_cells_are_not_measured_again_and_load_no_model(two_cells: Bench) 
     again = Bench(MeasuringPlan(prompts=3, pairs=2))
     for cell in two_cells.cells.values():
         again.add(cell)
-    again.prepare([arm for arm in two_cells._arms if not arm.again])
+    again.prepare([arm for arm in two_cells.arms if not arm.again])
     assert not again._stages
     assert [again.row(row.arm, lambda what: None).info for row in two_cells.rows] == [
         row.info for row in two_cells.rows

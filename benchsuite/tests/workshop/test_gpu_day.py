@@ -35,6 +35,7 @@ def _ended(ended: str, *settles: str) -> GpuOutcome:
     return GpuOutcome(GpuJob(ended, 1, (), settles), ended, 1.0, "last")
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_hangs_crashes_or_is_missing_costs_only_itself(tmp_path: Path) -> None:
     waits = "[sys.executable, '-c', 'import signal; signal.pause()']"
     hangs = f"import subprocess, sys; print('begun', flush=True); subprocess.run({waits})"
@@ -194,6 +195,7 @@ def test_a_call_on_a_cpu_makes_its_eight_files_and_a_planted_fault_costs_one_job
     assert ended == {"probe-versions": "passed", "probe-guard": "passed", "builds": "crashed"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU answers")
 def test_without_a_gpu_it_says_so_and_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.gpu_day_main(["1", "--into", str(tmp_path / "day")]) == 2

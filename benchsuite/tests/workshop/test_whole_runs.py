@@ -100,7 +100,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     ),
     "a cancelled request is not released": (
         "the draft|still in it",
-        Edit(f"{ENGINE}._release", "if self.draft:", "if self.draft and live.finish:"),
+        Edit("specdec.queue:Queue._release", "if self.draft:", "if self.draft and live.finish:"),
     ),
     "a row moves without its parameters": (
         "gave|penalties of|beside other rows",

@@ -14,7 +14,8 @@ from benchsuite.gate import counters
 from benchsuite.gate.record import DECODE, Record
 from benchsuite.gate.speed import Tolerances, staged
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
-from benchsuite.report.document import Table
+from benchsuite.report.document import Document, Lines, Part, Section, Table
+from benchsuite.report.renderers import markdown
 from benchsuite.workshop.gate.plan import ALPHA, COARSE, CONDITIONS, COUNTED, CURVE, SIDES, STAGES, TOLERANCE, TTFT
 
 DRAWS = 300
@@ -62,7 +63,7 @@ def drawn(launches: Launches, name: str, level: int, coin: random.Random) -> lis
 
 def report(folder: Path, count: int) -> tuple[str, Values]:
     """The tables in Markdown, and the log-ratios of decoding of all launches by condition, side and row."""
-    parts: list[str] = []
+    sections: list[Section] = []
     values: Values = {}
     for condition in CONDITIONS:
         names = [name for name, side in SIDES.items() if condition in side.conditions]
@@ -73,12 +74,12 @@ def report(folder: Path, count: int) -> tuple[str, Values]:
             least = min(map(len, whole.values()))
             whole = {name: found[:least] for name, found in whole.items()}
             alive = [json.loads(f.read_text())["verdict"] for f in sorted(folder.glob(f"{condition}-live-*.json"))]
-            parts += [f"## {condition.capitalize()}", _noise(whole), *_verdicts(whole, alive)]
+            sections.append(Section(condition.capitalize(), [*_noise(whole), *_verdicts(whole, alive)]))
             values[condition] = {
                 side: {name: _values(found, name) for name in found[0].rows if found[0].rows[name].control}
                 for side, found in whole.items()
             }
-    return "\n\n".join([*parts, "## Counters", _counted(folder)]) + "\n", values
+    return markdown(Document(sections=[*sections, Section("Counters", [_counted(folder)])])), values
 
 
 def _values(records: Sequence[Record], name: str) -> list[float]:
@@ -86,7 +87,7 @@ def _values(records: Sequence[Record], name: str) -> list[float]:
     return [fmean(relative) for relative in times if relative]
 
 
-def _noise(launches: Launches) -> str:
+def _noise(launches: Launches) -> list[Part]:
     table = []
     hours = sorted({str(record.made.get("time", ""))[:13] for found in launches.values() for record in found})
     for name, row in launches["A"][0].rows.items():
@@ -94,14 +95,13 @@ def _noise(launches: Launches) -> str:
             a, b = (_values(launches[side], name) for side in "AB")
             table.append((name, len(a), f"{stdev(a):.2%}", f"{stdev(y - x for x, y in zip(a, b, strict=True)):.2%}"))
     head = ("row", "launches a side", "s, launch", "s, difference of a pair")
-    shown = Table(head, table).drawn("github")
     when = (
         f"{len(hours)} different hours, from {hours[0]} to {hours[-1]}" if len(hours) > 1 else f"one hour, {hours[0]}"
     )
-    return f"{shown}\n\nLaunched in {when}."
+    return [Table(head, table), Lines([f"Launched in {when}."])]
 
 
-def _verdicts(launches: Launches, alive: Sequence[str]) -> list[str]:
+def _verdicts(launches: Launches, alive: Sequence[str]) -> list[Table]:
     coin = random.Random(0)
     pairs = [coin.sample([*launches["A"], *launches["B"]], 2) for _ in range(DRAWS)]
     zero = [worst(counters.compare(name, x.rows[name], y.rows[name]).verdict for name in x.rows) for x, y in pairs]
@@ -124,7 +124,7 @@ def _verdicts(launches: Launches, alive: Sequence[str]) -> list[str]:
             ("level", "slowdown", "n", "every prompt: REGRESSED", "not PASS", "one in three: REGRESSED", "not PASS"),
         ),
     )
-    return [Table(head, rows).drawn("github") for rows, head in tables if rows]
+    return [Table(head, rows) for rows, head in tables if rows]
 
 
 def _line(level: str, what: str, verdicts: Sequence[str]) -> tuple[object, ...]:
@@ -162,7 +162,7 @@ def _curve(level: int, slowdown: float, every: Mapping[str, Sequence[Sequence[Fi
     return level, f"{slowdown:.0%}", DRAWS, *cells
 
 
-def _counted(folder: Path) -> str:
+def _counted(folder: Path) -> Table:
     table = []
     base = folder / "counted-as-it-is.json"
     for name, (what, _, where) in COUNTED.items():
@@ -175,4 +175,4 @@ def _counted(folder: Path) -> str:
                 ):  # 5 % of fewer may be none
                     found = counters.compare(row, before.rows[row], now.rows[row])
                     table.append((what, row, str(found.verdict), found.where, found.where == where))
-    return Table(("planted", "row", "level 0", "where", "right"), table).drawn("github")
+    return Table(("planted", "row", "level 0", "where", "right"), table)

@@ -39,7 +39,7 @@ def renamed(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
     """A copy of a model whose token i is the model's token ``kept[i]``."""
     made = copy.deepcopy(model)
     made.resize_token_embeddings(len(kept))
-    made.config.pad_token_id = made.config.eos_token_id = None
+    made.config.pad_token_id = made.config.eos_token_id = made.generation_config.eos_token_id = None
     for new, old in (
         (made.get_input_embeddings(), model.get_input_embeddings()),
         (made.get_output_embeddings(), model.get_output_embeddings()),

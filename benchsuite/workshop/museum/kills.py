@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from benchsuite.conformance.claims import Failed
-from benchsuite.report.document import Table
+from benchsuite.report.document import Document, Lines, Section, Table
 from benchsuite.workshop.museum.controls import CONTROLS
 from benchsuite.workshop.museum.edit import NotApplicable, apply
 from benchsuite.workshop.museum.entries import Control, Mutant
@@ -47,7 +47,7 @@ def _short(said: str | None) -> str:
     return words if len(words) <= 60 else words[:59] + "…"
 
 
-def kills_table(kills: Sequence[Kill]) -> str:
+def kills_document(kills: Sequence[Kill]) -> Document:
     """Return the table of every mutant with the layer that must find it, the seconds, and the example it reports."""
     rows = [
         (
@@ -60,7 +60,9 @@ def kills_table(kills: Sequence[Kill]) -> str:
         for kill in kills
     ]
     killed = sum(kill.said is not None for kill in kills)
-    lines = [Table(("shipped in", "what was wrong", "killed by", "s", "example"), rows).drawn()]
-    lines.append(f"\n{killed} of {len(kills)} mutants killed, in {sum(kill.seconds for kill in kills):.0f} s")
-    lines.append(f"{len(CONTROLS)} controls")
-    return "\n".join(lines)
+    lines = [
+        f"{killed} of {len(kills)} mutants killed, in {sum(kill.seconds for kill in kills):.0f} s",
+        f"{len(CONTROLS)} controls",
+    ]
+    table = Table(("shipped in", "what was wrong", "killed by", "s", "example"), rows)
+    return Document(sections=[Section(parts=[table, Lines(lines)])])

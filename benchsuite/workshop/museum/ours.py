@@ -359,13 +359,13 @@ OURS = (
         "ours",
         "the draft is not told that a request was cancelled",
         "cancels",
-        ("specdec.engine:Engine.cancel", "self._release(row, self.rows.live[row])", "pass"),
+        ("specdec.queue:Queue.cancel", "self._release(row, self.rows.live[row])", "pass"),
     ),
     mutant(
         "ours",
         "a cancelled request that waits runs all the same",
         "cancels",
-        ("specdec.engine:Engine.cancel", "if entry[0].id not in gone)", "if True)"),
+        ("specdec.queue:Queue.cancel", "if entry[0].id not in gone)", "if True)"),
     ),
     mutant(
         "ours",

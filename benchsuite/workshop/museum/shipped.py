@@ -214,10 +214,10 @@ SHIPPED = (
         "drafting",
         (
             f"{DRAFT_MODEL}._drafted",
-            """logits, _ = self._forward(token, rows, longest + index)
+            """logits = self._forward(known_text(token), rows, longest + index)
                 self._arena.committed[rows] += 1""",
             """self._arena.committed[rows] += 1
-                logits, _ = self._forward(token, rows, longest + index)""",
+                logits = self._forward(known_text(token), rows, longest + index)""",
         ),
     ),
     mutant(

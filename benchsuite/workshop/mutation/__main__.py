@@ -182,6 +182,8 @@ def _tried(
 def _report(
     given: argparse.Namespace, root: Path, tried: list[runner.Tried], population: dict[str, int], size: int, known: str
 ) -> int:
+    from benchsuite.report.document import Section
+    from benchsuite.report.renderers import section_lines
     from benchsuite.workshop.mutation.rates import kills, mutation_report, rates_table, survivors
 
     done = subprocess.run(
@@ -195,7 +197,7 @@ def _report(
     (given.report / "report.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
     for each in survivors(tried):
         print(f"\n{each.verdict}: {each.mutant.diff((root / each.mutant.file).read_bytes())}", end="")
-    print(f"\n{rates_table(tried, population)}\n")
+    print("\n".join(["", *section_lines(Section(parts=[rates_table(tried, population)])), ""]))
     if len(tried) < size:
         print(f"{size - len(tried)} of {size} drawn mutants were left for lack of time; the same command goes on")
     print(f"report: {given.report / 'report.md'}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ENGINE = (
     *("acceptance", "arena", "beam", "engine", "exact", "ledger", "logprobs", "messages", "model", "processors"),
-    *("request", "rows", "runtime", "sampling", "stats", "stops", "text"),
+    *("queue", "request", "rows", "runtime", "sampling", "stats", "stops", "text"),
 )
 FIGURES = (
     *(f"measure/{name}" for name in ("cells", "guards", "interval", "measured", "parts", "results", "verdict")),
@@ -37,10 +37,10 @@ NOT_MUTATED = ("__main__.py", "__init__.py")
 
 def group_of(file: str) -> str | None:
     """Return the name of a file's group, None if nothing in it is mutated. ``file`` is relative to the checkout."""
-    path = Path(file)
+    path = Path("/", file)  # a relative pattern would match from the right: benchsuite/tests/specdec/ as well
     if path.name in NOT_MUTATED:
         return None
-    return next((name for name, patterns in GROUPS.items() if any(map(path.match, patterns))), None)
+    return next((name for name, found in GROUPS.items() if any(path.match(f"/{pattern}") for pattern in found)), None)
 
 
 def grouped(files: Sequence[str], wanted: Sequence[str] = ()) -> dict[str, list[str]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchsuite.judge.ties import upper_limit
-from benchsuite.report.document import Style, Table
+from benchsuite.report.document import Code, Document, Lines, Part, Section, Table
+from benchsuite.report.renderers import markdown
 from benchsuite.workshop.mutation.runner import EXCUSED, KILLED, LATE, MISSED, SURVIVED, Tried
 
 SIDE = 0.975
@@ -43,7 +44,7 @@ def kills(tried: Sequence[Tried]) -> tuple[int, int]:
     return sum(each.verdict in (KILLED, LATE) for each in judged), len(judged)
 
 
-def rates_table(tried: Sequence[Tried], population: Mapping[str, int], form: Style = "simple") -> str:
+def rates_table(tried: Sequence[Tried], population: Mapping[str, int]) -> Table:
     """Return a line for every group and one for all: they count what was drawn, whatever the groups' sizes."""
     rows: list[tuple[Any, ...]] = []
     for group in [*population, "all"]:
@@ -51,7 +52,7 @@ def rates_table(tried: Sequence[Tried], population: Mapping[str, int], form: Sty
         counts = [sum(each.verdict == verdict for each in mine) for verdict in COLUMNS]
         size = population.get(group, sum(population.values()))
         rows.append((group, size, len(mine), *counts, shown_rate(*kills(mine))))
-    return Table(HEADERS, rows).drawn(form)
+    return Table(HEADERS, rows)
 
 
 def survivors(tried: Sequence[Tried]) -> list[Tried]:
@@ -72,13 +73,18 @@ def one_line(tried: Tried) -> str:
 
 def mutation_report(tried: Sequence[Tried], population: Mapping[str, int], origin: str, sources: Path) -> str:
     """Return the report as Markdown: the table, survivors as diffs, and the equivalent ones with their reasons."""
-    parts = ["# Mutants", "", origin, "", rates_table(tried, population, "github"), "", "## Survivors", ""]
+    lived: list[Part] = []
     for each in survivors(tried):
         diff = each.mutant.diff((sources / each.mutant.file).read_bytes()).rstrip()
-        parts += [one_line(each), "", "```diff", diff, "```", ""]
-    parts += ["## Equivalent", ""]
-    for each in tried:
-        if each.verdict == EXCUSED:
-            mutant = each.mutant
-            parts.append(f"- {mutant.file}, {mutant.function}: `{mutant.before}` → `{mutant.after}`: {each.reason}")
-    return "\n".join(parts) + "\n"
+        lived += [Lines([one_line(each)]), Code(diff, "diff")]
+    excused = [
+        f"{each.mutant.file}, {each.mutant.function}: `{each.mutant.before}` → `{each.mutant.after}`: {each.reason}"
+        for each in tried
+        if each.verdict == EXCUSED
+    ]
+    sections = [
+        Section(parts=[Lines([origin]), rates_table(tried, population)]),
+        Section("Survivors", lived),
+        Section("Equivalent", [Lines(excused)] if excused else []),
+    ]
+    return markdown(Document("Mutants", sections))

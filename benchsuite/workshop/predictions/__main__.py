@@ -26,10 +26,9 @@ from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.predict.advisor import CLOSE, Advice, Advisor, TriedArm
 from benchsuite.predict.forecasts import costs_of, forecasts_of
-from benchsuite.report.document import Table
-from benchsuite.report.page import plots_page
-from benchsuite.report.pictures import predicted_and_measured
-from benchsuite.report.predicted import cell_lines, forecast_json, forecast_lines
+from benchsuite.report.document import Document, Lines, Part, Section, Table
+from benchsuite.report.predicted import cell_parts, forecast_json, forecast_section
+from benchsuite.report.renderers import markdown, page
 from benchsuite.run.matrix import named_strategies, settings_of
 from benchsuite.run.request import request_of
 from benchsuite.workshop.predictions.grid import (
@@ -43,7 +42,7 @@ from benchsuite.workshop.predictions.grid import (
     median_regret,
     regrets,
 )
-from benchsuite.workshop.predictions.planted import planted_lines, refusals
+from benchsuite.workshop.predictions.planted import planted_parts, refusals
 from specdec.errors import SpecdecError
 from specdec.lists import split_list
 
@@ -68,6 +67,8 @@ ROWS = (
 )
 """The rows of ``make bench``."""
 
+TITLE = "Predictions beside what was measured"
+
 TENTH = 0.1
 """The advisor's share of the time that the grid took."""
 
@@ -79,18 +80,19 @@ def predictions_main(arguments: list[str] | None = None) -> int:
         parts = split_list(given.parts)
         if not parts or set(parts) - PARTS.keys():
             raise SpecdecError(f"--parts is {given.parts!r}; expected some of {', '.join(PARTS)}, as a comma list")
-        lines, files, run = _card(given), dict[str, str](), _Run(given)
+        sections, files, run = list[Section](), dict[str, str](), _Run(given)
         for part, measured in PARTS.items():
             if part in parts:
                 said, made = measured(run)
-                lines += ["", *said]
+                sections += said
                 files |= made
-        text = "\n".join(lines) + "\n"
+        card = _card(given)
+        text = markdown(Document(TITLE, [Section(parts=[Lines(card)]), *sections]))
         folder = write_folder(
             given.results,
             "predictions",
             {"predictions.md": text, **files},
-            lines[:4],
+            card,
             request_of(given).seed,
             complete=True,
         )
@@ -144,12 +146,9 @@ class _Run:
 def _card(given: argparse.Namespace) -> list[str]:
     commit, changes = provenance.own_commit(), provenance.own_changes()
     return [
-        "# Predictions beside what was measured",
-        "",
-        f"- {provenance.processor()}, {' '.join(provenance.vectors())}; commit {commit}"
-        f"{' with changes' * bool(changes)}",
-        f"- `python -m benchsuite.workshop.predictions {' '.join(sys.argv[1:])}`",
-        f"- {given.target}, {given.prompts} prompts of {given.max_new_tokens} tokens, in the grid of "
+        f"{provenance.processor()}, {' '.join(provenance.vectors())}; commit {commit}{' with changes' * bool(changes)}",
+        f"`python -m benchsuite.workshop.predictions {' '.join(sys.argv[1:])}`",
+        f"{given.target}, {given.prompts} prompts of {given.max_new_tokens} tokens, in the grid of "
         f"{given.grid_tokens}, batches {given.batch}, dtype {given.dtype}",
     ]
 
@@ -162,7 +161,7 @@ def _tell(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
-def _rows(run: _Run) -> tuple[list[str], dict[str, str]]:
+def _rows(run: _Run) -> tuple[list[Section], dict[str, str]]:
     """Every row predicted from other texts, beside what was measured; and mistakes planted into the costs."""
     given = run.given
     settings = _settings(given)
@@ -174,17 +173,16 @@ def _rows(run: _Run) -> tuple[list[str], dict[str, str]]:
         bench.row(Arm(setting), lambda what: None)
     _tell("probing costs")
     found = forecasts_of(bench, "fresh")
-    lines = ["## Rows", "", "```", *forecast_lines(found), "```", "", *cell_lines(found.cells)]
-    cells = [*bench.cells.values()]
-    lines += ["", "### Mistakes planted into the costs", "", "```", *planted_lines(cells, found), "```"]
-    costs = next(iter(found.costs.values()))
-    lines += ["", "### Costs of another machine and dtype", "", *[f"- {line}" for line in refusals(costs)]]
-    plot = predicted_and_measured(forecast_json(found)["cells"])
-    files = {
-        "predictions.json": strict_json(forecast_json(found)),
-        "predictions.html": plots_page("Predicted and measured", [*_card(given)[2:]], [plot]),
-    }
-    return lines, files
+    content = forecast_json(found)
+    rows = forecast_section(content)
+    sections = [
+        rows,
+        Section("Every cell", cell_parts(found.cells)),
+        Section("Mistakes planted into the costs", planted_parts([*bench.cells.values()], found)),
+        Section("Costs of another machine and dtype", [Lines(refusals(next(iter(found.costs.values()))))]),
+    ]
+    document = Document(TITLE, [Section(parts=[Lines(_card(given))]), rows])
+    return sections, {"predictions.json": strict_json(content), "predictions.html": page(document)}
 
 
 class _Grids:
@@ -212,7 +210,7 @@ class _Grids:
         return measure_grid(self.bench, self.arms(self.fixed, workload))
 
 
-def _advisor(run: _Run) -> tuple[list[str], dict[str, str]]:
+def _advisor(run: _Run) -> tuple[list[Section], dict[str, str]]:
     """The advisor's choices beside the grid of each text."""
     grids = run.grids
     choices, advices, spent = list[Choice](), list[Advice](), 0.0
@@ -225,15 +223,11 @@ def _advisor(run: _Run) -> tuple[list[str], dict[str, str]]:
         advices += found
         choices += [choice(grids.bench, grid, one) for one in found]
     whole = sum(grid.seconds for grid in grids.of.values())
-    lines = [
-        "## The advisor beside an exhaustive grid",
-        "",
+    time = (
         f"{len(grids.fixed) // len(grids.workloads)} cells a text, measured in {whole:.0f} s; the advisor took "
         f"{spent:.0f} s, and the probe of costs, once for all texts, {grids.probed:.0f} s: "
-        f"{(spent + grids.probed) / whole:.1%} of the grid's time.",
-        "",
-        *choice_lines(choices),
-    ]
+        f"{(spent + grids.probed) / whole:.1%} of the grid's time."
+    )
     kept = {
         "grid_s": whole,
         "advisor_s": spent,
@@ -241,17 +235,18 @@ def _advisor(run: _Run) -> tuple[list[str], dict[str, str]]:
         "choices": [_choice_json(one) for one in choices],
         "cells": [_tried_json(one, grids.of) for advice in advices for one in advice.tried],
     }
-    return lines, {"grid.json": strict_json(kept)}
+    section = Section("The advisor beside an exhaustive grid", [Lines([time]), *choice_parts(choices)])
+    return [section], {"grid.json": strict_json(kept)}
 
 
-def _goodput(run: _Run) -> tuple[list[str], dict[str, str]]:
+def _goodput(run: _Run) -> tuple[list[Section], dict[str, str]]:
     """The regret of ``goodput`` against the best fixed K of each draft in the grid of each text."""
     grids, found = run.grids, list[Regret]()
     for workload, grid in grids.of.items():
         _tell(f"goodput on {workload}")
         found += regrets(grids.bench, grids.arms(grids.adapting, workload), grid)
-    lines = ["## goodput beside the best fixed K of its draft", "", *regret_lines(found)]
-    return lines, {"goodput.json": strict_json([_regret_json(one) for one in found])}
+    section = Section("goodput beside the best fixed K of its draft", regret_parts(found))
+    return [section], {"goodput.json": strict_json([_regret_json(one) for one in found])}
 
 
 def _drafts(given: argparse.Namespace) -> dict[str, str]:
@@ -262,10 +257,10 @@ def _drafts(given: argparse.Namespace) -> dict[str, str]:
     return {name: DRAFTS[name] for name in named}
 
 
-def _dtypes(run: _Run) -> tuple[list[str], dict[str, str]]:
+def _dtypes(run: _Run) -> tuple[list[Section], dict[str, str]]:
     """``goodput`` beside plain decoding in further dtypes of the target."""
     given = run.given
-    drafts, lines, files = _drafts(given), list[str](), dict[str, str]()
+    drafts, sections, files = _drafts(given), list[Section](), dict[str, str]()
     for dtype in split_list(given.dtypes):
         _tell(f"goodput in {dtype}")
         settings = [replace(setting, dtype=dtype) for setting in _settings(given)]
@@ -273,12 +268,12 @@ def _dtypes(run: _Run) -> tuple[list[str], dict[str, str]]:
         bench = Bench(MeasuringPlan(prompts=request_of(given).prompts))
         bench.prepare(arms)
         found = regrets(bench, arms)
-        lines += [f"## goodput in {dtype}", "", *regret_lines(found), ""]
+        sections.append(Section(f"goodput in {dtype}", regret_parts(found)))
         files[f"goodput-{dtype}.json"] = strict_json([_regret_json(one) for one in found])
-    return lines, files
+    return sections, files
 
 
-def choice_lines(choices: Sequence[Choice]) -> list[str]:
+def choice_parts(choices: Sequence[Choice]) -> list[Part]:
     """Return the table of the advisor's choices, and how many texts have a good one at every batch."""
     rows = [
         (
@@ -300,18 +295,21 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
     good = [mine for mine in by_text.values() if all(one.close for one in mine)]
     fair = [mine for mine in by_text.values() if geometric_mean([one.again for one in mine]) >= CLOSE]
     return [
-        Table(headers, rows).drawn("github"),
-        "",
-        "share: the advised strategy's speed over the fastest cell's, in the grid, where the fastest of many was also "
-        "a lucky one; run again: the same, from runs of these two in turn after the grid.",
-        "",
-        f"Within {1 - CLOSE:.0%} of the fastest at every batch, run again: {len(good)} of {len(by_text)} texts; in the "
-        f"geometric mean over a text's batches: {len(fair)}; cells: {sum(one.close for one in choices)} of "
-        f"{len(choices)}; in the grid itself {sum(one.share >= CLOSE for one in choices)} of {len(choices)}.",
+        Table(headers, rows),
+        Lines(
+            [
+                "share: the advised strategy's speed over the fastest cell's, in the grid, where the fastest of many "
+                "was also a lucky one; run again: the same, from runs of these two in turn after the grid.",
+                f"Within {1 - CLOSE:.0%} of the fastest at every batch, run again: {len(good)} of {len(by_text)} "
+                f"texts; in the geometric mean over a text's batches: {len(fair)}; cells: "
+                f"{sum(one.close for one in choices)} of {len(choices)}; in the grid itself "
+                f"{sum(one.share >= CLOSE for one in choices)} of {len(choices)}.",
+            ]
+        ),
     ]
 
 
-def regret_lines(found: Sequence[Regret]) -> list[str]:
+def regret_parts(found: Sequence[Regret]) -> list[Part]:
     """Return the table of each draft's regrets by text, with their medians and the slowest text beside plain."""
     texts = list(dict.fromkeys(one.arm.setting.workload for one in found))
     known = all(one.regret is not None for one in found)
@@ -324,10 +322,13 @@ def regret_lines(found: Sequence[Regret]) -> list[str]:
     headers = ("draft", "batch", *texts, *["median, %"] * known, "slowest")
     missing = "what goodput misses of the speed of the best fixed K in %, below 0 where it was faster (the best K; "
     return [
-        Table(headers, rows).drawn("github"),
-        "",
-        f"Each text: {missing if known else ''}goodput's speedup over plain{')' if known else ''}, and the standard "
-        "error in %; from runs in turn with plain decoding, apart from those that chose the best K.",
+        Table(headers, rows),
+        Lines(
+            [
+                f"Each text: {missing if known else ''}goodput's speedup over plain{')' if known else ''}, and the "
+                "standard error in %; from runs in turn with plain decoding, apart from those that chose the best K."
+            ]
+        ),
     ]
 
 

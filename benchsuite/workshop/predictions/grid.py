@@ -14,8 +14,9 @@ from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.session import Bench
 from benchsuite.predict.advisor import CLOSE, Advice
 from benchsuite.predict.interleave import run_in_turn
+from benchsuite.predict.ks import KS
 
-KS_OF_GRID = (1, 2, 3, 4, 6, 8)
+KS_OF_GRID = tuple(k for k in KS if 0 < k <= 8)
 """K of every draft of the grid."""
 
 WARM_UP = 8

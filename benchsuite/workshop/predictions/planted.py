@@ -14,7 +14,7 @@ from benchsuite.measure.cells import Cell
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.forecasts import Forecasts
 from benchsuite.predict.traces import traces_of
-from benchsuite.report.document import Table
+from benchsuite.report.document import Lines, Part, Table
 from specdec.calibration import Point, forward_seconds
 from specdec.errors import SpecdecError
 
@@ -51,7 +51,7 @@ def slow_with_context(costs: Costs, strategy: str, seconds: float) -> Costs:
     return costs.with_strategies({strategy: wrong})
 
 
-def planted_lines(cells: Sequence[Cell], true: Forecasts) -> list[str]:
+def planted_parts(cells: Sequence[Cell], true: Forecasts) -> list[Part]:
     """Return tables of the rows' residuals at the costs that were measured, and at costs with a mistake.
 
     One mistake is the forward of the window that most steps of fixed chains have; the other a draft that costs half a
@@ -66,11 +66,14 @@ def planted_lines(cells: Sequence[Cell], true: Forecasts) -> list[str]:
         setting: slow_with_context(one, first, 0.5 * one.verify(1, setting.batch, 0)) for setting, one in costs.items()
     }
     return [
-        f"residuals of the rows, in percent; v({width}) 20 % too large, and {first} half a forward dearer at the "
-        "longest context:",
+        Lines(
+            [
+                f"residuals of the rows, in percent; v({width}) 20 % too large, and {first} half a forward dearer at "
+                "the longest context:"
+            ]
+        ),
         _beside(cells, true, {f"v({width}) off": off, "slow draft": slow}),
-        "",
-        f"the same of {first} by text, which have prompts of different lengths:",
+        Lines([f"the same of {first} by text, which have prompts of different lengths:"]),
         _by_text(cells, true, first, slow),
     ]
 
@@ -111,16 +114,16 @@ def _percent(residual: float) -> str:
     return f"{(exp(residual) - 1) * 100:+.1f}"
 
 
-def _beside(cells: Sequence[Cell], true: Forecasts, planted: Mapping[str, Mapping[Setting, Costs]]) -> str:
+def _beside(cells: Sequence[Cell], true: Forecasts, planted: Mapping[str, Mapping[Setting, Costs]]) -> Table:
     wrong = {name: Forecasts.of(cells, costs).arms for name, costs in planted.items()}
     rows = [
         (arm.label, arm.setting.batch, _percent(cell.residual), *[_percent(of[arm].residual) for of in wrong.values()])
         for arm, cell in true.arms.items()
     ]
-    return Table(("row", "batch", "as measured", *wrong), rows).drawn()
+    return Table(("row", "batch", "as measured", *wrong), rows)
 
 
-def _by_text(cells: Sequence[Cell], true: Forecasts, strategy: str, costs: Mapping[Setting, Costs]) -> str:
+def _by_text(cells: Sequence[Cell], true: Forecasts, strategy: str, costs: Mapping[Setting, Costs]) -> Table:
     wrong: dict[Arm, float] = {cell.arm: cell.residual for cell in Forecasts.of(cells, costs).cells}
     rows = [
         (
@@ -134,4 +137,4 @@ def _by_text(cells: Sequence[Cell], true: Forecasts, strategy: str, costs: Mappi
         if strategy_of(cell.arm) == strategy
     ]
     headers = ("text", "batch", "prompt tokens", "as measured", "slow draft")
-    return Table(headers, rows).drawn()
+    return Table(headers, rows)

@@ -10,7 +10,7 @@ from typing import Annotated
 from specdec import Controller, SpecdecError, hookimpl
 from specdec.interfaces import ControllerFactory, Env
 from specdec.stats import Stats, Step
-from specdec_plugins.forecast import Chances, Forwards, Times, best, goodputs
+from specdec_plugins.forecast import Chances, Forwards, Times, fastest_k, goodputs
 
 CHEAP = 0.003
 """Largest share of plain decoding's time that probes may cost while K is 0."""
@@ -100,13 +100,13 @@ class Goodput(Controller):
     def _choose(self) -> int:
         if self._most == 0:
             return 0
-        expected = self.speeds()
+        expected = dict(enumerate(self.speeds()))
         if self._tree:
-            expected[1:-1] = [0.0] * (self._most - 1)
-        k = best(expected)
+            expected = {0: expected[0], self._most: expected[self._most]}
+        k = fastest_k(expected)
         if k > 0:
             return k
-        tried = best([0.0, *expected[1:]])
+        tried = fastest_k({k: speed for k, speed in expected.items() if k})
         loss = 1 - expected[tried] / expected[0]
         return tried if self._since >= max(self._probe, loss / CHEAP) else 0
 

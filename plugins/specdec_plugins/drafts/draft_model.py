@@ -18,6 +18,7 @@ from specdec.runtime import addresses
 from specdec_plugins.chain import Chain
 from specdec_plugins.drafts.translated import TranslatedDraft
 from specdec_plugins.growth import wanted
+from specdec_plugins.reading import caught_up, known_text
 
 DEFAULT_SHARE = 10
 """Without a model, 1 in this many layers drafts: untrained early exits agree little at any depth."""
@@ -73,8 +74,8 @@ class DraftModel(Draft):
 
     def _prefill(self, row: int, prompt: tuple[int, ...], first: int) -> None:
         self._fed[row] = len(prompt) - 1
-        known = tuple(min(token, self._model.vocabulary - 1) for token in prompt)
-        for _ in self._model.prefill(self._arena, row, known, first):
+        inside = tuple(min(token, self._model.vocabulary - 1) for token in prompt)
+        for _ in self._model.prefill(self._arena, row, inside, first):
             pass
 
     def keep(self, row: int, tokens: tuple[int, ...]) -> object:
@@ -109,14 +110,14 @@ class DraftModel(Draft):
         for index in range(k):
             token = chain.propose(self._over_target(logits))
             if index + 1 < k:
-                logits, _ = self._forward(token, rows, longest + index)
+                logits = self._forward(known_text(token), rows, longest + index)
                 self._arena.committed[rows] += 1
         return chain.window()
 
     def _longest(self, context: Context) -> int:
         return self._runtime.longest(int(context.length_host.max()), self._most_tokens)
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Roll back rejected proposals. The last proposal was never processed, so one or two tokens are missing then.
 
         If another draft's proposals were verified instead, only the common beginning is kept.
@@ -126,7 +127,7 @@ class DraftModel(Draft):
             return
         assert self._proposed is not None
         fed, self._asked = self._asked - 1, 0
-        if window is self._proposed:
+        if own:
             self._behind = 2
             kind = self, "observe", fed, addresses(verdict.num_accepted, verdict.next)
             self._runtime.steps(kind).part(self._rolled_back, verdict.num_accepted, fed)
@@ -161,9 +162,7 @@ class DraftModel(Draft):
         rows, found = slice(0, context.rows), None
         while behind > 0:
             width = min(behind, self._arena.max_window)
-            logits, missing = self._feed(context, rows, longest, width)
-            last = (missing - 1).clamp(min=0)
-            picked = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
+            picked, missing = self._feed(context, rows, longest, width)
             # A row that was complete before this chunk keeps its logits.
             found = picked if found is None else torch.where((missing > 0)[:, None, None], picked, found)
             behind -= width
@@ -176,21 +175,17 @@ class DraftModel(Draft):
         seen = (committed[:, None] + slots).clamp(max=context.tokens.shape[1] - 1)
         tokens = context.tokens.gather(1, seen)
         missing = (context.length - committed).clamp(max=width)
-        logits, _ = self._forward(tokens, rows, longest)
+        logits = caught_up(lambda window: self._forward(window, rows, longest), tokens, (missing - 1).clamp(min=0))
         committed += missing
         return logits, missing
 
-    def _forward(self, tokens: Tensor, rows: slice, longest: int) -> tuple[Tensor, Tensor]:
-        width = tokens.new_full((tokens.shape[0],), tokens.shape[1] - 1)
-        window = Window.chain(tokens[:, 0], tokens[:, 1:], width)
-        return self._model.forward(self._arena, self._known(window), rows, longest)
+    def _forward(self, window: Window, rows: slice, longest: int) -> Tensor:
+        """Logits of a window with token ids clamped to the draft's vocabulary: this can lower acceptance only."""
+        inside = Window(window.tokens.clamp(max=self._model.vocabulary - 1), window.parents, window.width)
+        return self._model.forward(self._arena, inside, rows, longest)[0]
 
     def _distribution(self, context: Context, logits: Tensor, depth: int, paths: Tensor | None = None) -> Tensor:
         return wanted(context, self._over_target(logits), depth, paths)
-
-    def _known(self, window: Window) -> Window:
-        """The window with token ids clamped to the draft's vocabulary: this can lower acceptance only."""
-        return Window(window.tokens.clamp(max=self._model.vocabulary - 1), window.parents, window.width)
 
     def _over_target(self, logits: Tensor) -> Tensor:
         """Cut or pad the draft's logits to the target's vocabulary."""

@@ -19,6 +19,7 @@ from specdec_plugins.chain import Chain
 from specdec_plugins.drafts.eagle_lite import EagleLite
 from specdec_plugins.growth import Forest, Growth
 from specdec_plugins.heads import files
+from specdec_plugins.reading import caught_up, known_text
 from specdec_plugins.reduced import Reduced
 
 MOST_DEFERRED = 32
@@ -58,7 +59,6 @@ class Eagle(Draft):
         self._prompts: dict[int, Tensor] = {}
         self._longest, self._most_tokens = 0, env.max_length  # host's bound on committed entries, and its limit
         self._asked = 0  # largest depth of the window's proposals
-        self._proposed: Window | None = None
         self._deferred: list[tuple[Tensor, Tensor]] = []  # tokens [B] and hidden states [B, 1, H] without entries yet
         # A step that proposes has as many forwards as readings of the reduced vocabulary, the forward of `observe`
         # included. Steps that do not propose share one forward and have no reading.
@@ -92,8 +92,9 @@ class Eagle(Draft):
         self._arena.restore(row, kept, first)
 
     def move(self, source: int, row: int, request: Request, tokens: tuple[int, ...]) -> None:
-        """Move the arena row and the last estimate with the request."""
+        """Move the arena row, the last estimate and the stored prompt with the request."""
         self._arena.move(source, row)
+        self._prompts[row] = self._prompts.pop(source)
         self._state[row] = self._state[source]
 
     def prefilled(self, row: int, tokens: Tensor, start: int, hidden: Tensor) -> None:
@@ -101,7 +102,7 @@ class Eagle(Draft):
         size = hidden.shape[1]
         after = self._prompts[row][:, start + 1 : start + 1 + size]
         rows = slice(row, row + 1)
-        state = self._entered(_chain(after), hidden, rows, start)
+        state = self._entered(known_text(after), hidden, rows, start)
         self._arena.committed[rows] += size
         self._state[row] = state[0, -1]
 
@@ -114,8 +115,7 @@ class Eagle(Draft):
         self._asked = min(k, self._depth) if self.branches else k
         self._forwards += self._asked - 1
         steps, grown = self._runtime.steps((self, context.kind, k)), self._tree if self.branches else self._chain
-        self._proposed = steps.part(grown, context, k, self._bound())
-        return self._proposed
+        return steps.part(grown, context, k, self._bound())
 
     def _bound(self) -> int:
         return self._runtime.longest(self._longest, self._most_tokens)
@@ -150,7 +150,7 @@ class Eagle(Draft):
             before = torch.cat([before, states], dim=1)
         return growth.window(context, k, self._least)
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Compute new entries from the target's hidden states of the accepted slots and the tokens after them."""
         assert hidden is not None
         if window.tokens.shape[1] == 1:
@@ -160,13 +160,13 @@ class Eagle(Draft):
             return
         self._catch_up()
         size = verdict.path.shape[1]
-        if window is self._proposed:
+        if own:
             size = min(size, self._asked + 1)  # a tree has many slots and a short path
         self._forwards += 1
         read = window.tokens, verdict.path, verdict.num_accepted, verdict.next, hidden
         # A window of another draft lies elsewhere at every step.
         kind = self, "observe", size, addresses(*read)
-        steps = self._runtime.steps(kind) if window is self._proposed else Eager()
+        steps = self._runtime.steps(kind) if own else Eager()
         steps.part(self._learned, window, verdict, hidden, size, self._bound())
         # Without this limit, the bound would grow far too large while another draft's windows are verified.
         self._longest = min(self._longest + size, self._most_tokens)
@@ -179,20 +179,20 @@ class Eagle(Draft):
         self._deferred.clear()
         self._forwards += 1
         rows = slice(0, len(tokens[0]))
-        state = self._entered(_chain(torch.stack(tokens, dim=1)), torch.cat(hidden, dim=1), rows, self._longest)
+        state = self._entered(known_text(torch.stack(tokens, dim=1)), torch.cat(hidden, dim=1), rows, self._longest)
         self._state[rows] = state[:, -1]
         self._arena.committed[rows] += len(tokens)
         self._longest = min(self._longest + len(tokens), self._most_tokens)
 
     def _learned(self, window: Window, verdict: Verdict, hidden: Tensor, size: int, longest: int) -> None:
         rows = slice(0, len(verdict.next))
-        path, last = verdict.path[:, :size].clamp(min=0), verdict.num_accepted[:, None]
+        path, last = verdict.path[:, :size].clamp(min=0), verdict.num_accepted
         following = torch.cat([window.tokens.gather(1, path[:, 1:]), verdict.next[:, None]], dim=1)
-        following = following.scatter(1, last, verdict.next[:, None])
+        following = following.scatter(1, last[:, None], verdict.next[:, None])
         kept = hidden.gather(1, path[:, :, None].expand(-1, -1, hidden.shape[2]))
-        state = self._entered(_chain(following), kept, rows, longest)
-        self._state[rows] = state.gather(1, last[:, :, None].expand(-1, -1, state.shape[2]))[:, 0]
-        self._arena.committed[rows] += verdict.num_accepted + 1
+        state = caught_up(lambda chain: self._entered(chain, kept, rows, longest), following, last)
+        self._state[rows] = state[:, 0]
+        self._arena.committed[rows] += last + 1
 
     def info(self) -> Mapping[str, int]:
         """Forwards of the head's layer, prefill excluded."""
@@ -204,10 +204,6 @@ class Eagle(Draft):
         turn = self._head.turn(plan.position, hidden.dtype)
         after: Tensor = self._head(self._ops, self._embed(window.tokens), hidden, turn, plan.at(0), self._weights)
         return after
-
-
-def _chain(tokens: Tensor) -> Window:
-    return Window.chain(tokens[:, 0], tokens[:, 1:], torch.full_like(tokens[:, 0], tokens.shape[1] - 1))
 
 
 def eagle(

@@ -65,7 +65,7 @@ class EagleLite(Draft):
             chain.propose(self._head(last[:, None]).float())
         return chain.window()
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Store the hidden states of the last accepted slot and of the slot before it."""
         assert hidden is not None
         rows, accepted = slice(0, len(verdict.next)), verdict.num_accepted

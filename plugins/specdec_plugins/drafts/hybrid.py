@@ -47,6 +47,7 @@ class Hybrid(Draft):
         if model_k < 1:
             raise SpecdecError(f"model_k is {model_k}; expected 1 or more")
         self._sources, self._model_k = drafts, model_k
+        self._drafted = False  # whether the last source alone made this hybrid's last window
         self._few = torch.zeros(env.max_rows, dtype=torch.int64, device=env.target.device)
         self.looks_up = not self._rest
         self.needs_hidden = any(draft.needs_hidden for draft in drafts)
@@ -91,10 +92,11 @@ class Hybrid(Draft):
             if source.needs_hidden:
                 source.prefilled(row, tokens, start, hidden)
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
-        """All sources observe the verdict, also if another source proposed the window."""
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        """All sources observe the verdict; the window is the last source's own if no lookup found any of it."""
         for source in self._sources:
-            source.observe(window, verdict, hidden if source.needs_hidden else None)
+            theirs = own and self._drafted and source in self._rest
+            source.observe(window, verdict, hidden if source.needs_hidden else None, theirs)
 
     def forget(self) -> None:
         """All sources forget."""
@@ -111,7 +113,7 @@ class Hybrid(Draft):
     def propose(self, context: Context) -> Window:
         """The lookups' proposals for the rows that have some, the last source's proposals for the others."""
         found = [next(iter(self.look_up(context, row)), ()) for row in range(context.rows)]
-        looked = Window.ragged(context, found)
+        looked, self._drafted = Window.ragged(context, found), False
         if not self._rest or all(found[row] or context.max_proposals_host[row] < 1 for row in range(context.rows)):
             return looked
         # Where it stays: a part that the last source has recorded reads it there.
@@ -119,6 +121,9 @@ class Hybrid(Draft):
         drafted = self._rest[0].propose(
             replace(context, max_proposals=few, max_proposals_host=context.max_proposals_host.clip(max=self._model_k))
         )
+        self._drafted = not any(found)
+        if self._drafted:
+            return drafted
         [theirs] = uploaded(context.tokens.device, np.array([not tokens for tokens in found], dtype=np.int64))
         return _joined(looked, drafted, theirs > 0)
 

@@ -152,7 +152,7 @@ class Medusa(Draft):
             logits = logits.scatter(-1, order, ordered.masked_fill(beyond, float("-inf")))
         return logits
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Store the hidden state of the last accepted slot."""
         assert hidden is not None
         kind = self, "observe", addresses(verdict.path, verdict.num_accepted, hidden)

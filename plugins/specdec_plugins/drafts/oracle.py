@@ -74,13 +74,12 @@ class Oracle(Draft):
         if self._cost:
             self._cost.prefilled(row, tokens, start, hidden)
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """The cost observes the verdict as one of its own window, where that is as wide as the oracle's."""
         if self._cost:
-            own, self._spent = self._spent, None
-            if own is None or own.tokens.shape != window.tokens.shape:
-                own = window
-            self._cost.observe(own, verdict, hidden)
+            spent = self._spent if own else None
+            same = spent is not None and spent.tokens.shape == window.tokens.shape
+            self._cost.observe(spent if spent is not None and same else window, verdict, hidden, same)
 
     def forget(self) -> None:
         """The cost forgets."""

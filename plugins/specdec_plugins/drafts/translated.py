@@ -16,6 +16,7 @@ from specdec.devices import uploaded
 from specdec.interfaces import Env
 from specdec.model import ArenaModel
 from specdec_plugins.chain import Chain
+from specdec_plugins.reading import caught_up, known_text
 from specdec_plugins.vocabularies import Translation
 
 MOST_PER_TOKEN = 4
@@ -52,7 +53,6 @@ class TranslatedDraft(Draft):
         # of, the arena's cells that hold it, and the proposals that follow them.
         self._text = np.zeros((env.max_rows, self._room), dtype=np.int64)
         self._length, self._seen, self._held, self._drafted = (np.zeros(env.max_rows, dtype=np.int64) for _ in range(4))
-        self._proposed: Window | None = None
         self._ours = False  # whether the last proposals were verified, and every window since was a root alone
         self._steps = 0  # steps since then, its own included: each emitted one token that was no proposal
 
@@ -90,20 +90,18 @@ class TranslatedDraft(Draft):
         for index in range(k):
             token = chain.propose(logits.index_select(-1, self._draft_ids).float())
             if index + 1 < k:
-                logits = self._forward(self._back[token], rows, longest + index)
+                logits = self._forward(known_text(self._back[token]), rows, longest + index)
                 self._arena.committed[rows] += 1
         self._drafted[rows] = np.where(able, k - 1, 0)
-        self._proposed = chain.window()
-        return self._proposed
+        return chain.window()
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """Note how many tokens of the row were no proposals, as far as the host knows it."""
-        if window is self._proposed:
+        if own:
             self._ours, self._steps = True, 1
         else:
             self._ours = self._ours and window.tokens.shape[1] == 1
             self._steps += 1
-        self._proposed = None
 
     def info(self) -> Mapping[str, int]:
         """The draft's forwards, prefill excluded; each runs all layers and the head."""
@@ -136,21 +134,20 @@ class TranslatedDraft(Draft):
             while self._length[row] - self._held[row] > self._wide:
                 start = int(self._held[row])
                 chunk, alone = self._text[row : row + 1, start : start + self._wide], slice(row, row + 1)
-                self._forward(self._upload(chunk), alone, start)
+                self._forward(known_text(self._upload(chunk)), alone, start)
                 self._arena.committed[alone] += self._wide
                 self._held[row] += self._wide
         held = self._held[rows]
         missing = np.where(able, self._length[rows] - held, 0)
         slots = held[:, None] + np.arange(missing.max())
         tokens = np.take_along_axis(self._text[rows], np.minimum(slots, self._room - 1), axis=1)
-        logits = self._forward(self._upload(tokens), rows, int(held.max()))
+        longest, last = int(held.max()), self._upload(np.maximum(missing - 1, 0))
+        logits = caught_up(lambda window: self._forward(window, rows, longest), self._upload(tokens), last)
         self._held[rows] += missing
         self._arena.committed[rows] = self._upload(self._held[rows])
-        last = self._upload(np.maximum(missing - 1, 0))
-        return logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[2]))
+        return logits
 
-    def _forward(self, tokens: Tensor, rows: slice, longest: int) -> Tensor:
-        window = Window.chain(tokens[:, 0], tokens[:, 1:], torch.full_like(tokens[:, 0], tokens.shape[1] - 1))
+    def _forward(self, window: Window, rows: slice, longest: int) -> Tensor:
         return self._model.forward(self._arena, window, rows, longest)[0]
 
     def _upload(self, array: npt.NDArray[np.int64]) -> Tensor:

@@ -66,11 +66,11 @@ class Tree(DraftModel):
         rows, logits = slice(0, context.rows), self._catch_up(context, behind, longest)
         growth, forest = Growth(self._distribution(context, logits, 0)[:, 0], None, self._beam, self._widths), Forest()
         for depth in range(1, min(self._depth, most)):
-            logits, _ = self._model.forward(self._arena, self._known(forest.window(growth)), rows, longest)
+            logits = self._forward(forest.window(growth), rows, longest)
             growth.expand(self._distribution(context, logits[:, -growth.frontier.shape[1] :], depth, growth.paths))
         return growth.window(context, most, self._least)
 
-    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None) -> None:
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
         """The nodes were never committed, so all accepted tokens are still missing."""
         self._behind += self._asked + 1
         self._asked = 0

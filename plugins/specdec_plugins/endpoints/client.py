@@ -5,24 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
-import json
 import random
+import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from specdec.errors import SpecdecError, unknown
+from specdec_plugins.endpoints.answers import AnswerError, AnswerReader, models_of
 from specdec_plugins.endpoints.named import Endpoint
-from specdec_plugins.endpoints.replies import (
-    RETRIED,
-    Chunk,
-    EndpointFailure,
-    Reply,
-    Token,
-    own_words,
-    tokens_of,
-)
+from specdec_plugins.endpoints.replies import RETRIED, EndpointFailure, Reply
 
 if TYPE_CHECKING:
     import httpx
@@ -68,8 +61,9 @@ class Ask:
     echo: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def body(self, model: str) -> dict[str, Any]:
-        """The JSON of the request."""
+    def body(self, model: str, each: bool = True) -> dict[str, Any]:
+        """The JSON of the request. ``each``: every piece of a stream is to say how many tokens there are so far, which
+        vLLM and SGLang do; others pass over the wish, or refuse it."""
         found: dict[str, Any] = {
             "model": model,
             "max_tokens": self.max_tokens,
@@ -91,7 +85,7 @@ class Ask:
         if self.echo:
             found["echo"] = True
         if self.stream:
-            found["stream_options"] = {"include_usage": True}
+            found["stream_options"] = {"include_usage": True} | ({"continuous_usage_stats": True} if each else {})
         if self.logprobs is not None:
             found |= {"logprobs": True, "top_logprobs": self.logprobs} if self.chat else {"logprobs": self.logprobs}
         return found | dict(self.extra)
@@ -119,6 +113,7 @@ class Client:
         http = _httpx()
         self._errors = http
         self._model: str | None = endpoint.model
+        self._each = True  # until the server refuses to count the tokens of each piece
         headers = {"Accept-Encoding": "identity"}  # a compressed stream comes in other pieces than the server's
         if endpoint.key:
             headers["Authorization"] = f"Bearer {endpoint.key}"
@@ -129,7 +124,8 @@ class Client:
             limits=http.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEPT_S),
             follow_redirects=False,
             transport=transport,
-            verify=not endpoint.url.startswith("http:"),  # to read the certificates takes longer than many requests
+            # To read the certificates takes longer than many requests. SSL_CERT_FILE and SSL_CERT_DIR are believed.
+            verify=not endpoint.url.startswith("http:") and http.create_ssl_context(trust_env=True),
             trust_env=False,  # a proxy of the environment would be measured with the server
         )
 
@@ -152,20 +148,18 @@ class Client:
         """The names of the models that the server serves."""
         text = await self.page("/v1/models")
         try:
-            return [str(one["id"]) for one in json.loads(text)["data"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._failure(
-                "invalid", f"/v1/models is no list of models ({type(error).__name__}: {error})"
-            ) from None
+            return models_of(text)
+        except AnswerError as error:
+            raise self._failure("invalid", f"/v1/models: {self._shown(error)}") from None
 
     async def page(self, path: str) -> str:
         """The text of a page, for example ``/metrics``."""
 
         async def once() -> str:
             async with asyncio.timeout(self.endpoint.total_s), self._http.stream("GET", path) as answer:
-                text = await self._read(answer)
-            self._refused(answer, text)
-            return text
+                found = await self._read(answer)
+            self._refused(answer, found)
+            return found.decode("utf-8", "replace")
 
         found, _ = await self._tried(once)
         return str(found)
@@ -179,13 +173,25 @@ class Client:
         """
         model = await self._served()
         path = "/v1/chat/completions" if ask.chat else "/v1/completions"
-        body = ask.body(model)
 
-        async def once() -> Reply:
-            async with asyncio.timeout(self.endpoint.total_s):
-                return await (self._streamed(path, body, ask) if ask.stream else self._whole(path, body, ask))
+        async def asked(each: bool) -> tuple[Any, int]:
+            async def once() -> Reply:
+                async with asyncio.timeout(self.endpoint.total_s):
+                    return await self._answered(path, ask.body(model, each), ask)
 
-        reply, attempts = await self._tried(once)
+            return await self._tried(once)
+
+        each = self._each
+        try:
+            reply, attempts = await asked(each)
+        except EndpointFailure as failure:
+            if not each or not any(name in str(failure) for name in ("continuous_usage_stats", "stream_options")):
+                raise
+            try:
+                reply, attempts = await asked(False)
+            except EndpointFailure:
+                raise failure from None  # something else was refused
+            self._each = False
         return Reply(**{**vars(reply), "attempts": attempts})
 
     async def _served(self) -> str:
@@ -235,26 +241,33 @@ class Client:
         except TimeoutError:
             raise self._failure("timeout", f"not done after {limits.total_s:g} s", begun=True) from None
         except http.ConnectError as error:
-            raise self._failure("refused", str(error) or "no connection") from None
+            kind = "untrusted" if _is_of_tls(error) else "refused"
+            raise self._failure(kind, str(error) or "no connection") from None
         except http.TransportError as error:
             raise self._failure("reset", str(error) or type(error).__name__) from None
         except http.DecodingError as error:
             raise self._failure("invalid", f"the answer cannot be decompressed: {error}", begun=True) from None
+        except AnswerError as error:
+            raise self._failure(error.kind, self._shown(error), begun=True) from None
 
     def _start_of(self, text: str) -> str:
         """What a message shows of an answer. The key is taken out before the cut, which would leave a part of it."""
         return self.endpoint.hidden(text)[:SHOWN].strip()
 
+    def _shown(self, error: AnswerError) -> str:
+        said = self._start_of(error.said)
+        return f"{said}: {self._start_of(error.excerpt)}" if error.excerpt else said
+
     def _failure(self, kind: str, said: str, **more: Any) -> EndpointFailure:
         text = self.endpoint.hidden(said)
         return EndpointFailure(kind, f"{self.endpoint.name} ({self.endpoint.url}): {text}", **more)
 
-    def _refused(self, answer: httpx.Response, text: str) -> None:
+    def _refused(self, answer: httpx.Response, body: bytes) -> None:
         """Raise for a status that is no success."""
         status = answer.status_code
         if status < 300:
             return
-        said = f"HTTP {status}: {self._start_of(text)}"
+        said = f"HTTP {status}: {self._start_of(body.decode('utf-8', 'replace'))}"
         if status < 400:
             raise self._failure("redirect", f"HTTP {status} to {answer.headers.get('location')!r}", status=status)
         kind = {401: "unauthorised", 403: "unauthorised", 404: "not_found", 429: "limited", 408: "timeout"}.get(
@@ -265,8 +278,8 @@ class Client:
             said += f" (Retry-After asks for {wait:g} s; a request waits {LONGEST_WAIT_S:g} s at most)"
         raise self._failure(kind, said, status=status, wait_s=wait)
 
-    async def _read(self, answer: httpx.Response) -> str:
-        """The text of a whole answer. What breaks off has begun, and is not asked for again."""
+    async def _read(self, answer: httpx.Response) -> bytes:
+        """A whole answer. What breaks off has begun, and is not asked for again."""
         pieces, size = [], 0
         try:
             async for piece in answer.aiter_bytes():
@@ -278,168 +291,54 @@ class Client:
             raise
         except self._errors.TransportError as error:
             raise self._failure("reset", f"in the middle of an answer: {error}", begun=True) from None
-        return b"".join(pieces).decode("utf-8", "replace")
+        return b"".join(pieces)
 
-    async def _whole(self, path: str, body: dict[str, Any], ask: Ask) -> Reply:
+    async def _answered(self, path: str, body: dict[str, Any], ask: Ask) -> Reply:
+        """The reply to one request. A server that does not stream what was asked as a stream answers whole."""
         start = time.perf_counter()
+        reader = AnswerReader(ask.max_tokens, ask.echo)
         async with self._http.stream("POST", path, json=body) as answer:
-            text = await self._read(answer)
-        seconds = time.perf_counter() - start
-        self._refused(answer, text)
-        found = self._json(text)
-        gathered = _Gathered(self, ask)
-        gathered.add(found, seconds)
-        return gathered.reply(seconds)
-
-    async def _streamed(self, path: str, body: dict[str, Any], ask: Ask) -> Reply:
-        start = time.perf_counter()
-        gathered = _Gathered(self, ask)
-        async with self._http.stream("POST", path, json=body) as answer:
-            if answer.status_code >= 300:
-                self._refused(answer, await self._read(answer))
-            done = False
-            events = self._events(answer.aiter_bytes())
+            if not ask.stream or answer.status_code >= 300 or _is_json(answer.headers):
+                found = await self._read(answer)
+                seconds = time.perf_counter() - start
+                self._refused(answer, found)
+                reader.whole(found, seconds)
+                return reader.reply(seconds)
+            pieces, size = answer.aiter_bytes(), 0
             try:
-                async for data in events:
-                    if data == "[DONE]":
-                        done = True
+                async for piece in pieces:
+                    size += len(piece)
+                    if size > MOST_BYTES:
+                        raise self._failure("endless", f"a stream is longer than {MOST_BYTES >> 20} MiB", begun=True)
+                    reader.feed(piece, time.perf_counter() - start)
+                    if reader.done:
                         break
-                    gathered.add(self._json(data), time.perf_counter() - start)
             except self._errors.TimeoutException:
                 raise
             except self._errors.TransportError as error:
                 raise self._failure("reset", f"in the middle of a stream: {error}", begun=True) from None
             seconds = time.perf_counter() - start
             # A connection whose answer is not read to its end is closed, and the next request would time a new one.
-            with contextlib.suppress(self._errors.HTTPError, EndpointFailure, TimeoutError):
+            with contextlib.suppress(self._errors.HTTPError, TimeoutError):
                 async with asyncio.timeout(BEHIND_S):
-                    async for _ in events:
-                        pass
-        if not done and gathered.finish is None:
-            raise self._failure("truncated", "the stream ended without [DONE] and without finish_reason", begun=True)
-        return gathered.reply(seconds)
-
-    async def _events(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[str]:
-        """The data of server-sent events. A line is decoded when it is whole: a character may lie in two pieces."""
-        left, size = b"", 0
-        async for piece in pieces:
-            size += len(piece)
-            if size > MOST_BYTES:
-                raise self._failure("endless", f"a stream is longer than {MOST_BYTES >> 20} MiB", begun=True)
-            *lines, left = (left + piece).split(b"\n")
-            if len(left) > 2**20:
-                raise self._failure("endless", "a line of a stream is longer than 1 MiB", begun=True)
-            for line in lines:
-                if line.startswith(b"data:"):
-                    yield self._decoded(line[5:].strip())
-                elif line.startswith(b"{"):  # an error that a server wrote into a stream it had begun
-                    yield self._decoded(line.strip())
-        if left.strip().startswith(b"data:"):
-            yield self._decoded(left.strip()[5:].strip())
-
-    def _decoded(self, line: bytes) -> str:
-        try:
-            return line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self._failure("invalid", f"a line of the stream is not UTF-8: {error}", begun=True) from None
-
-    def _json(self, text: str) -> dict[str, Any]:
-        try:
-            found = json.loads(text)
-        except ValueError as error:
-            ended = getattr(error, "pos", 0) >= len(text.rstrip()) or "Unterminated" in str(error)
-            raise self._failure(
-                "truncated" if ended else "invalid", f"no JSON: {self._start_of(text)!r} ({error})", begun=True
-            ) from None
-        except RecursionError:
-            raise self._failure("invalid", f"JSON too deep to be read: {self._start_of(text)!r}", begun=True) from None
-        if not isinstance(found, dict):
-            raise self._failure("invalid", f"expected an object, got {self._start_of(text)!r}", begun=True)
-        if not isinstance(found.get("usage") or {}, dict):
-            said = self._start_of(str(found["usage"]))
-            raise self._failure("invalid", f"expected an object of counts as usage, got {said}", begun=True)
-        if found.get("error"):
-            said = self._start_of(json.dumps(found["error"]))
-            raise self._failure("server_error", f"an error in the answer: {said}", begun=True)
-        return found
+                    async for piece in pieces:
+                        size += len(piece)
+                        if size > MOST_BYTES:
+                            break
+        return reader.reply(seconds)
 
 
-class _Gathered:
-    """An answer as it comes in."""
-
-    def __init__(self, client: Client, ask: Ask) -> None:
-        self.client, self.ask = client, ask
-        self.finish: str | None = None
-        self._text: list[str] = []
-        self._tokens: list[Token] = []
-        self._chunks: list[Chunk] = []
-        self._usage: Mapping[str, Any] = {}
-        self._own: dict[str, Any] = {}
-
-    def add(self, found: Mapping[str, Any], seconds: float) -> None:
-        """One object of a stream, or the whole answer."""
-        self._own |= own_words(found)
-        self._usage = found.get("usage") or self._usage
-        choices = found.get("choices")
-        if choices is None and not self._usage:
-            raise self.client._failure("invalid", f"no choices in {self.client._start_of(str(found))}", begun=True)
-        if not choices:
-            return  # the last object of a stream has the usage alone
-        try:
-            choice = choices[0]
-            part = choice.get("delta") or choice.get("message") or choice
-            # A reasoning model's thoughts are generated tokens as well, under two names.
-            pieces = [part.get(name) for name in ("reasoning_content", "reasoning", "content", "text")]
-            text = "".join(str(piece) for piece in pieces if piece)
-            tokens = tokens_of(choice)
-            # vLLM's numbers of tokens, and SGLang's words, which stand beside the text.
-            beside = ("token_ids", "prompt_token_ids", "meta_info")
-            self._own |= {name: choice[name] for name in beside if choice.get(name) is not None}
-            self.finish = choice.get("finish_reason") or self.finish
-        except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
-            said = f"a choice cannot be read ({type(error).__name__}: {error})"
-            raise self.client._failure("invalid", said, begun=True) from None
-        if text or tokens:
-            self._chunks.append(Chunk(seconds, text, len(tokens) or None))
-        self._text.append(text)
-        self._tokens += tokens
-        most = self.ask.max_tokens
-        if not self.ask.echo and (len(self._tokens) > most or len(self._chunks) > 2 * most + 16):
-            raise self.client._failure(
-                "endless", f"{max(len(self._tokens), len(self._chunks))} pieces for max_tokens {most}", begun=True
-            )
-
-    def reply(self, seconds: float) -> Reply:
-        """The whole answer, checked."""
-        if self.finish is None:
-            raise self.client._failure("cut_off", "the answer has no finish_reason", begun=True)
-        prompt, completion = (_count(self._usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
-        seen = len(self._tokens)
-        # The token that ended the text is counted by some servers and not sent.
-        fitting = (seen, seen + 1) if self.finish == "stop" else (seen,)
-        if seen and completion is not None and completion not in fitting and not self.ask.echo:
-            said = f"usage says {completion} tokens, {seen} came with log-probabilities"
-            raise self.client._failure("usage", said, begun=True)
-        if completion is not None and completion > self.ask.max_tokens:
-            said = f"usage says {completion} tokens, max_tokens was {self.ask.max_tokens}"
-            raise self.client._failure("usage", said, begun=True)
-        if completion == 0 and "".join(self._text):
-            raise self.client._failure("usage", "usage says 0 tokens, and a text came", begun=True)
-        return Reply(
-            "".join(self._text),
-            tuple(self._tokens),
-            tuple(self._chunks),
-            seconds,
-            prompt,
-            completion,
-            self.finish,
-            1,
-            self._own,
-        )
+def _is_of_tls(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, is one of TLS: a certificate, or a server that speaks no TLS."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+def _is_json(headers: httpx.Headers) -> bool:
+    return str(headers.get("content-type", "")).partition(";")[0].strip().lower() == "application/json"
 
 
 def retry_after(text: str | None, now: float | None = None) -> float | None:

@@ -1,6 +1,7 @@
 """The text format of Prometheus pages: samples, read and written.
 
-Source: github.com/prometheus/docs, content/docs/instrumenting/exposition_formats.md (version 0.0.4).
+Sources: github.com/prometheus/docs, content/docs/instrumenting/exposition_formats.md (version 0.0.4); OpenMetrics 1.0
+(exemplars); Prometheus 3 (names in quotation marks).
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from dataclasses import dataclass, field
 from specdec.errors import SpecdecError
 
 _NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
-_LABEL = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|(?=}))')
+_QUOTED = r'"((?:[^"\\]|\\.)*)"'
+_LABEL = re.compile(rf"\s*(?:([A-Za-z_][A-Za-z0-9_]*)|{_QUOTED})\s*=\s*{_QUOTED}\s*(,|(?=}}))")
+_QUOTED_NAME = re.compile(rf"\s*{_QUOTED}\s*(,|(?=}}))")
+_NO_PAGE = re.compile(rf"\s*(?:<|\[|{{\s*(?:{_QUOTED}\s*:|}}?\s*$))")
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
@@ -52,13 +56,14 @@ class PageSample:
         return int(value)
 
 
-def read_samples(text: str) -> list[PageSample]:
+def read_samples(text: str, begins: tuple[str, ...] = ("",)) -> list[PageSample]:
     """Return the samples of a page, in its order.
 
-    Raises PageError for a page of HTML, for a line that is no sample, and for a page whose last line is cut off.
+    A line that is no sample is left out if it does not begin with one of ``begins``: pages have many authors. Raises
+    PageError for one that does, for a page of HTML, and for a page whose last line is cut off.
     Example: ``read_samples('a_total{engine="0"} 2.0\\n')`` is one sample of 2.
     """
-    if text.lstrip()[:1] in ("<", "{", "["):
+    if _NO_PAGE.match(text):
         kind = "HTML" if text.lstrip()[0] == "<" else "JSON"
         raise PageError(
             f"expected a Prometheus page and got {kind}: {text.strip()[:60]!r}. Ask the server's own port for "
@@ -66,11 +71,15 @@ def read_samples(text: str) -> list[PageSample]:
         )
     if text and not text.endswith("\n"):
         raise PageError(f"the page ends in the middle of a line: {text.splitlines()[-1][:60]!r}. Fetch it again")
-    return [
-        _sample(number, line)
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
+    found = list[PageSample]()
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines also splits at characters that a label may hold
+        if line.strip() and not line.lstrip().startswith("#"):
+            sample = _sample(line.strip())
+            if sample is not None:
+                found.append(sample)
+            elif line.lstrip().lstrip('{"').startswith(begins):
+                raise PageError(f"line {number} of the page is no sample: {line[:60]!r}; expected NAME{{LABELS}} VALUE")
+    return found
 
 
 def write_samples(samples: Iterable[PageSample], kinds: Mapping[str, str]) -> str:
@@ -86,26 +95,31 @@ def write_samples(samples: Iterable[PageSample], kinds: Mapping[str, str]) -> st
     return "".join(f"{line}\n" for line in lines)
 
 
-def _sample(number: int, line: str) -> PageSample:
-    wrong = PageError(f"line {number} of the page is no sample: {line[:60]!r}; expected NAME{{LABELS}} VALUE")
-    line = line.strip()
+def _sample(line: str) -> PageSample | None:
+    """A line's sample; None if it is none."""
     name = _NAME.match(line)
-    if not name:
-        raise wrong
-    labels, at = dict[str, str](), name.end()
+    found, at = (name[0], name.end()) if name else ("", 0)
+    labels = dict[str, str]()
     if line[at : at + 1] == "{":
         at += 1
+        quoted = _QUOTED_NAME.match(line, at)
+        if quoted and not found:
+            found, at = _unescaped(quoted[1]), quoted.end()
         while line[at : at + 1] != "}":
             label = _LABEL.match(line, at)
             if not label:
-                raise wrong
-            labels[label[1]] = re.sub(r'\\[\\"n]', lambda found: _ESCAPES[found[0]], label[2])
+                return None
+            labels[label[1] or _unescaped(label[2])] = _unescaped(label[3])
             at = label.end()
         at += 1
-    values = line[at:].split()
-    if not 1 <= len(values) <= 2:  # a second number is the time of the sample
-        raise wrong
-    return PageSample(name[0], values[0], labels)
+    values = line[at:].partition(" # ")[0].split()  # an exemplar follows the mark
+    if not found or not 1 <= len(values) <= 2:  # a second number is the time of the sample
+        return None
+    return PageSample(found, values[0], labels)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r'\\[\\"n]', lambda found: _ESCAPES[found[0]], text)
 
 
 def _escaped(text: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +12,7 @@ from specdec.errors import SpecdecError
 FAILURES: Mapping[str, str] = MappingProxyType(
     {
         "refused": "nothing listens there: start the server, or correct the address",
+        "untrusted": "no TLS connection came about: name the certificate's authority in SSL_CERT_FILE, or write http://",
         "reset": "the connection was closed before the answer was whole: see the server's log",
         "timeout": "the answer took longer than the limit: raise it, or ask for fewer tokens",
         "unauthorised": "the server wants another API key: put it into the environment variable of the endpoint",
@@ -102,72 +102,3 @@ class Reply:
     def counted(self) -> int | None:
         """Output tokens: those of the log-probabilities, else ``usage``'s; None where only text is known."""
         return len(self.tokens) if self.tokens else self.completion_tokens
-
-
-OURS = ("id", "object", "created", "model", "choices", "usage", "system_fingerprint")
-"""Names of the OpenAI API itself; whatever else an object has is the server's own word."""
-
-
-def own_words(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an object has beyond the OpenAI API. Example: llama.cpp's ``timings``."""
-    return {name: value for name, value in found.items() if name not in OURS and value is not None}
-
-
-def tokens_of(choice: Mapping[str, Any]) -> tuple[Token, ...]:
-    """Return the tokens of a choice: of completions (lists side by side) or chat (``logprobs.content``).
-
-    Raises ValueError for lists of different lengths, for numbers that are none, and for anything else.
-
-    Sources: OpenAI API reference, completions and chat completions; vllm-project/vllm (``token_ids`` beside a choice
-    with ``return_token_ids``, ``token_id:7`` as text with ``return_tokens_as_token_ids``); ggml-org/llama.cpp
-    (``tools/server/README.md``: ``logprobs.content`` with ``id``, also for completions).
-    """
-    found = choice.get("logprobs")
-    if not found:
-        return ()
-    ids = choice.get("token_ids")
-    try:
-        tokens = _of_content(found["content"]) if found.get("content") is not None else _of_lists(found)
-        tokens = tuple(
-            Token(one.text, one.id if ids is None else int(ids[place]), one.logprob, one.top)
-            for place, one in enumerate(tokens)
-        )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ValueError(f"logprobs are no list of tokens ({type(error).__name__}: {error})") from None
-    for token in tokens:
-        for value in (token.logprob, *(chance for _, chance in token.top)):
-            if value is not None and (math.isnan(value) or value > 1e-3):
-                raise ValueError(f"the token {token.text!r} has the log-probability {value}")
-    return tokens
-
-
-def _of_content(content: Sequence[Mapping[str, Any]]) -> tuple[Token, ...]:
-    return tuple(
-        Token(
-            str(one["token"]),
-            one.get("id"),
-            _number(one.get("logprob")),
-            _sorted((str(top["token"]), float(top["logprob"])) for top in one.get("top_logprobs") or ()),
-        )
-        for one in content
-    )
-
-
-def _of_lists(found: Mapping[str, Any]) -> tuple[Token, ...]:
-    texts = found["tokens"]
-    given: Sequence[float | None] = found.get("token_logprobs") or [None] * len(texts)
-    tops: Sequence[Any] = found.get("top_logprobs") or [None] * len(texts)
-    if not len(texts) == len(given) == len(tops):
-        raise ValueError(f"{len(texts)} tokens, {len(given)} token_logprobs, {len(tops)} top_logprobs")
-    return tuple(
-        Token(str(text), None, _number(logprob), _sorted((str(t), float(v)) for t, v in (top or {}).items()))
-        for text, logprob, top in zip(texts, given, tops, strict=True)
-    )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _sorted(pairs: Any) -> tuple[tuple[str, float], ...]:
-    return tuple(sorted(pairs, key=lambda pair: -pair[1]))

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from specdec import Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, hookimpl
+from specdec.characters import decoded
 from specdec.errors import unknown
 from specdec.peer import PeerFactory, absent, refuse_params
 from specdec_plugins.endpoints.client import Ask, Client
@@ -117,7 +118,7 @@ class EndpointPeer(Peer):
             extra["cache_salt"] = uuid.uuid4().hex
         if not params.eos:
             extra["ignore_eos"] = True  # vLLM, SGLang and llama.cpp
-        text = self._names.decode(list(request.prompt)) if self._text else tuple(request.prompt)
+        text = decoded(self._names, request.prompt) if self._text else tuple(request.prompt)
         seed = params.seed + request.id if params.temperature else None
         if self._client is None:
             raise SpecdecError(f"the endpoint {self._endpoint.name} is closed; build another")
@@ -179,7 +180,7 @@ class EndpointPeer(Peer):
 
     def _emissions(self, tokens: tuple[int, ...], reply: Reply) -> tuple[tuple[float, int], ...]:
         """Seconds and number of tokens of every piece that completes one; the last piece completes all."""
-        whole = [self._names.decode(list(tokens[: n + 1]), skip_special_tokens=True) for n in range(len(tokens))]
+        whole = [decoded(self._names, tokens[: n + 1], special=False) for n in range(len(tokens))]
         needed = [len(text.rstrip("\N{REPLACEMENT CHARACTER}")) for text in whole]
         read = itertools.accumulate(len(chunk.text) for chunk in reply.chunks)
         found: list[tuple[float, int]] = []

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from specdec import SpecdecError, Window
+from specdec.catalog import chat_text
 from specdec.model import ArenaModel
 
 TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)
@@ -126,7 +127,7 @@ class _Script:
         turns = [
             {"role": role, "content": mark} for role, mark in zip(("user", "assistant", "user"), marks, strict=True)
         ]
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        text = chat_text(tokenizer, turns, answer=False)
         opening, *between = re.split("|".join(marks), text)[:3]
         self.opening, self.to_answer, self.to_question = (
             tokenizer.encode(part, add_special_tokens=False) for part in (opening, *between)

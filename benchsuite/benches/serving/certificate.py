@@ -1,0 +1,206 @@
+"""Certificates: whether a server's outputs are the plain server's, the numbers that say so, and their sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from benchsuite.judge import logprob_ties
+from benchsuite.judge.fidelity import FALSE_ALARM
+from benchsuite.judge.transforms import FALSE_ALARM_OF_HEAT
+
+State = Literal["certified", "bug", "differs, not judged", "inconclusive"]
+
+Reader = Literal["plain", "judge", "none"]
+"""Whose log-probabilities judge greedy outputs: the plain server's, a local model's, or nobody's (texts alone)."""
+
+NAMES: dict[State, str] = {
+    "certified": "certified",
+    "bug": "FAILED",
+    "differs, not judged": "differs, not judged",
+    "inconclusive": "INCONCLUSIVE",
+}
+"""Each state in a sentence."""
+
+
+def _kinds(failures: Sequence[str]) -> str:
+    return f" ({', '.join(sorted({*failures}))})" if failures else ""
+
+
+@dataclass(frozen=True)
+class GreedyEvidence:
+    """Greedy outputs beside plain's.
+
+    Of ``asked`` prompts both servers answered ``both``, ``equal`` of them with the same output; ``failures``: kinds of
+    those without an answer. ``tokens``: judged; ``wrong``: those that are a bug; ``ties``: that rounding explains, of
+    the ``near`` places where it can; ``unjudged``: differences that are neither. ``one_in``: the N for which one
+    changed token in N is found with 99 %; None if none is. ``unread``: outputs that the judge could not read token by
+    token; ``unreadable``: the server of which it could read none.
+    """
+
+    reader: Reader
+    asked: int
+    both: int
+    equal: int = 0
+    failures: tuple[str, ...] = ()
+    tokens: int = 0
+    wrong: int = 0
+    ties: int = 0
+    near: int = 0
+    unjudged: int = 0
+    one_in: float | None = None
+    unread: int = 0
+    unreadable: str | None = None
+
+    @property
+    def state(self) -> State:
+        """What follows for the server. A bug is one whatever else is missing; no answer is no evidence."""
+        if not self.both or self.unreadable:
+            return "inconclusive"
+        if self.wrong or self.surplus:
+            return "bug"
+        if self.unjudged or (self.unread and self.equal < self.both):
+            return "differs, not judged"
+        found = self.reader == "none" or self.one_in is not None
+        return "certified" if found and self.both == self.asked else "inconclusive"
+
+    @property
+    def surplus(self) -> bool:
+        """Whether there are more ties than rounding makes."""
+        return logprob_ties.too_many_ties(self.ties, self.near)
+
+    @property
+    def text(self) -> str:
+        """The numbers, those that decide first."""
+        missing = f"{self.asked - self.both} of {self.asked} prompts were not answered by both{_kinds(self.failures)}"
+        if not self.both:
+            return missing
+        if self.unreadable:
+            return f"no text of {self.unreadable} can be read token by token"
+        outputs = f"{self.equal} of {self.both} {'texts' if self.reader == 'none' else 'outputs'} are plain's"
+        if self.reader == "plain":
+            outputs += f", {self.ties} ties, {self.tokens:,} tokens judged"
+        elif self.reader == "judge":
+            outputs += f", {self.both - self.unread} read by the local judge, {self.tokens:,} tokens"
+        owner = "the judge's" if self.reader == "judge" else "plain's"
+        decisive = {
+            f"{self.wrong} tokens are not {owner}": self.wrong,
+            f"{self.ties} of {self.near} places where a tie can be are ties, a coin would make half": self.surplus,
+            f"{self.unjudged} differences not judged": self.unjudged,
+            f"{self.unread} texts could not be read": self.unread and self.equal < self.both,
+            missing: self.both < self.asked,
+        }
+        return "; ".join([*(clause for clause, true in decisive.items() if true), outputs, self._power])
+
+    @property
+    def _power(self) -> str:
+        """What would be found."""
+        if self.reader != "none":
+            one_in = self.one_in
+            return (
+                "nothing would be found" if one_in is None else f"one changed token in {one_in:.0f} is found with 99 %"
+            )
+        why = ", and without them rounding cannot be distinguished from a bug; start the servers with them"
+        return f"no log-probabilities were given{why if self.unjudged else ''}"
+
+
+@dataclass(frozen=True)
+class SampledEvidence:
+    """Sampled outputs read under plain's lists by ``judge``.
+
+    ``even`` and ``heat``: p-values of the transforms and of the log-probabilities, each times the ways to leave out
+    ``left`` of ``asked`` outputs. ``factor``: that of the temperature that is found with 99 %, None if none up to 4 is;
+    ``needs``: the tokens which 1.1 and 1.2 times the temperature need.
+    """
+
+    judge: str
+    asked: int
+    left: int
+    tokens: int
+    even: float = 1.0
+    heat: float = 1.0
+    factor: float | None = None
+    needs: tuple[float, float] | None = None
+    failures: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """What follows for the server."""
+        if self.even < FALSE_ALARM or self.heat < FALSE_ALARM_OF_HEAT:
+            return "bug"
+        return "certified" if self.tokens and not self.left and self.factor is not None else "inconclusive"
+
+    @property
+    def text(self) -> str:
+        """The numbers, those that decide first."""
+        if self.needs is None:
+            return (
+                f"{self.judge} cannot read a text with log-probabilities (echo), or splits it into other tokens; "
+                "nothing is known of the distribution"
+            )
+        finds = (
+            "no factor of the temperature up to 4"
+            if self.factor is None
+            else f"a temperature {self.factor:.2f} times as high"
+        )
+        parts = [
+            f"{self.tokens:,} tokens under {self.judge}'s list: transforms p={self.even:.2g}, log-probabilities "
+            f"p={self.heat:.2g}",
+            f"{finds} is found with 99 %",
+            f"1.1 times needs {self.needs[0]:,.0f} tokens, 1.2 times {self.needs[1]:,.0f} tokens",
+        ]
+        if self.left:
+            missing = f"{self.left} of {self.asked} outputs are missing{_kinds(self.failures)}"
+            parts.append(f"{missing}, or {self.judge} reads them as other tokens")
+        if self.state == "bug":
+            parts.insert(0, "not plain's distribution")
+        elif self.left:
+            parts.insert(0, "not all outputs could be read")
+        elif self.factor is None:
+            parts.insert(0, "too few tokens")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class UnsteadyPlain:
+    """The plain server ``plain``, asked twice, gave two outputs which rounding does not explain."""
+
+    plain: str
+
+    @property
+    def state(self) -> State:
+        """Always inconclusive."""
+        return "inconclusive"
+
+    @property
+    def text(self) -> str:
+        """Why nothing was compared."""
+        return f"{self.plain} asked twice is not itself, so that nothing can be compared with it"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is known of one endpoint's outputs beside the plain endpoint's. ``details``: of its differences, a line
+    each."""
+
+    endpoint: str
+    evidence: GreedyEvidence | SampledEvidence | UnsteadyPlain
+    details: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """The verdict, from the numbers of the evidence."""
+        return self.evidence.state
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The whole in a sentence, then the details.
+
+        Example: ``spec: certified: 4 of 4 outputs are plain's, 0 ties, 48 tokens judged; one changed token in …``
+        """
+        return f"{self.endpoint}: {NAMES[self.state]}: {self.evidence.text}", *self.details
+
+    def as_json(self) -> dict[str, Any]:
+        """The certificate as a result file has it."""
+        return {"endpoint": self.endpoint, "state": self.state, "lines": list(self.lines)}

@@ -1,0 +1,117 @@
+"""A benchmark that is built once for each target of the run: its items, its tables and its results folders.
+
+Imports no torch until an item runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from benchsuite.report.document import Document
+    from benchsuite.run.request import RunRequest
+    from specdec.catalog import Loaded
+    from specdec.model import ArenaModel
+
+B = TypeVar("B")
+
+
+class TargetPlugin(ABC, Generic[B]):
+    """Builds one benchmark for each ``--specdec-target`` when its first test asks for it, shows it and writes it.
+
+    ``fixture`` is the fixture that tests request, ``title`` the section's on the terminal. A target is loaded with
+    memory for ``rows`` rows of ``max_length`` tokens.
+    """
+
+    fixture: ClassVar[str]
+    title: ClassVar[str]
+    rows: ClassVar[int] = 1
+    max_length: ClassVar[int] = 4096
+
+    def __init__(self, config: pytest.Config, request: RunRequest) -> None:
+        self.config, self.request = config, request
+        self.benches: dict[str, B] = {}
+        self.card: list[str] = []
+        self.outcomes: list[str] = []
+        self._device = ""
+
+    @abstractmethod
+    def build(self, name: str, loaded: Loaded, target: ArenaModel) -> B:
+        """Return the benchmark of one target. SpecdecError if it cannot be built."""
+
+    @abstractmethod
+    def measured(self, bench: B) -> bool:
+        """Whether a benchmark has anything to show."""
+
+    @abstractmethod
+    def document(self, bench: B) -> Document:
+        """Return the report of one target."""
+
+    @abstractmethod
+    def write(self, root: Path, bench: B, complete: bool) -> Path:
+        """Write a results folder into ``root`` and return it. OSError if it cannot be written."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Make one item for each ``--specdec-target`` of every test that uses the fixture."""
+        if self.fixture in metafunc.fixturenames:
+            metafunc.parametrize(self.fixture, self.request.target, indirect=True, scope="session")
+
+    def bench(self, name: str) -> B:
+        """Return the benchmark of one target, built once; fails the test if the target cannot be loaded."""
+        from specdec.errors import SpecdecError
+
+        if name not in self.benches:
+            try:
+                self.benches[name] = self._loaded(name)
+            except SpecdecError as error:
+                pytest.fail(f"--specdec-target {name}: {error}", pytrace=False)
+        return self.benches[name]
+
+    def _loaded(self, name: str) -> B:
+        import torch
+        import transformers
+
+        from benchsuite.machine.provenance import device_name
+        from specdec import Registry, catalog, devices
+        from specdec.model import ArenaModel
+
+        self.request.results_root()  # raises before the timing, not after it
+        ops = Registry().backend(self.request.backend[0])
+        device = devices.pick_device(self.request.device[0])
+        dtype = devices.pick_dtype(self.request.dtype[0], device)
+        loaded = catalog.load(name, device, dtype, rows=self.rows, max_length=self.max_length)
+        self.card = [
+            f"machine {device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+            f"transformers {transformers.__version__}",
+            *(f"without backend {reason}" for reason in ops.absent(device.type)),
+        ]
+        self._device = device.type
+        return self.build(name, loaded, ArenaModel(loaded.model, ops))
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the results folders."""
+        measured = [bench for bench in self.benches.values() if self.measured(bench)]
+        root = self.request.results_root() if measured else None
+        if root is None:
+            return
+        for bench in measured:
+            try:
+                self.outcomes.append(f"results: {self.write(root, bench, exitstatus == 0)}")
+            except OSError as error:
+                self.outcomes.append(f"the results could not be written to {root}: {error}")
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the tables."""
+        from benchsuite.report.renderers import terminal
+
+        for name, bench in self.benches.items():
+            terminalreporter.section(f"{self.title}: {name}, {self._device}", sep="=")
+            for line in terminal(self.document(bench), titled=False):
+                terminalreporter.write_line(line)
+        for line in self.outcomes:
+            terminalreporter.write_line(line)

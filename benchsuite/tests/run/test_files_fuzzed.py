@@ -1,0 +1,110 @@
+"""Files of users with anything in them changed: each is read, or refused by a sentence; nothing else is raised."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchsuite.foreign.files import read_file, write_result
+from benchsuite.foreign.glossary import FORMATS
+from benchsuite.gate.record import GateError, Record
+from benchsuite.measure.workloads import load_workload
+from benchsuite.report.foreign import foreign_document
+from benchsuite.report.renderers import markdown, terminal
+from benchsuite.tests.changed_json import changed_json
+from specdec import SamplingParams, SpecdecError, catalog
+from specdec.jobs import read_jobs
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+
+RESULTS = {name: json.loads((RECORDED / f"{name}.json").read_text()) for name in ("aiperf", "guidellm", "vllm-bench")}
+
+WORKLOAD = [
+    {"question_id": 1, "category": "a", "turns": ["one", "two"]},
+    {"question_id": 2, "category": "b", "messages": [{"role": "user", "content": "three"}]},
+]
+
+REQUESTS = [
+    {"prompt": "one", "id": "x", "temperature": 0.5, "stop": ["a"], "bad_words": ["b", [1]], "logit_bias": {"3": 1.0}},
+    {"prompt_ids": [1, 2], "seed": 3, "eos": [], "max_new_tokens": 4},
+    {"messages": [{"role": "user", "content": "two"}], "top_p": 0.5, "logprobs": 2},
+]
+
+BASELINE = json.loads((Path(__file__).parents[3] / ".ci" / "gate.json").read_text())
+
+FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@pytest.fixture
+def users_file(tmp_path: Path) -> Path:
+    return tmp_path / "file.jsonl"
+
+
+def lines(objects: list[Any]) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in objects)
+
+
+@FUZZ
+@given(data=st.data())
+def test_result_files_of_other_benchmarks(data: st.DataObject, users_file: Path) -> None:
+    name = data.draw(st.sampled_from([*RESULTS]))
+    found = data.draw(changed_json(RESULTS[name], most=2))
+    users_file.write_bytes(json.dumps(found).encode() if data.draw(st.booleans()) else lines([found, RESULTS[name]]))
+    with contextlib.suppress(SpecdecError):
+        read = read_file(users_file)
+        for shown in (markdown(foreign_document(read)), "\n".join(terminal(foreign_document(read)))):
+            shown.encode()
+        for format_ in FORMATS:
+            with contextlib.suppress(SpecdecError):  # a format that holds one run
+                json.dumps(write_result(read, format_)[0], allow_nan=False, ensure_ascii=False).encode()
+
+
+@FUZZ
+@given(found=changed_json(WORKLOAD))
+def test_workloads(found: list[Any], users_file: Path) -> None:
+    users_file.write_bytes(lines(found))
+    tokenizer = catalog.byte_tokenizer()
+    with contextlib.suppress(SpecdecError):
+        assert all(load_workload(str(users_file)).encode(tokenizer))
+
+
+@FUZZ
+@given(found=changed_json(REQUESTS))
+def test_files_of_requests(found: list[Any], users_file: Path) -> None:
+    users_file.write_bytes(lines(found))
+    with contextlib.suppress(SpecdecError):
+        for job in read_jobs(users_file, SamplingParams(), {}):
+            job.request((1, 2), (0,), catalog.byte_tokenizer())
+
+
+@FUZZ
+@given(found=changed_json(BASELINE))
+def test_baselines_of_the_gate(found: dict[str, Any], users_file: Path) -> None:
+    users_file.write_bytes(json.dumps(found).encode())
+    with contextlib.suppress(GateError):
+        Record.load(users_file).save(users_file)
+
+
+@FUZZ
+@given(data=st.data())
+def test_a_byte_changed_anywhere(data: st.DataObject, users_file: Path) -> None:
+    """Half a file, a byte of another encoding, a NUL: the same for every reader."""
+    whole = bytearray(data.draw(st.sampled_from([lines(WORKLOAD), lines(REQUESTS), json.dumps(BASELINE).encode()])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(whole) - 1))
+        whole[place] = data.draw(st.sampled_from([0, 0x0A, 0x22, 0x5C, 0x7B, 0x80, 0xC3, 0xFF]))
+    users_file.write_bytes(bytes(whole[: data.draw(st.integers(1, len(whole)))]))
+    for read in (
+        lambda: load_workload(str(users_file)),
+        lambda: read_jobs(users_file, SamplingParams(), {}),
+        lambda: read_file(users_file),
+        lambda: Record.load(users_file),
+    ):
+        with contextlib.suppress(SpecdecError, GateError):
+            read()
