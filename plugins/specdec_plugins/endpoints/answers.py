@@ -16,6 +16,9 @@ from specdec_plugins.endpoints.replies import Chunk, Reply, Token
 LONGEST_TOKEN = 128
 """Characters of a token, at most: vocabularies have tokens of so many blanks."""
 
+DEEPEST = 100
+"""Levels of an answer's JSON, at most: how deep Python can read depends on who calls it."""
+
 OURS = ("id", "object", "created", "model", "choices", "usage", "system_fingerprint")
 """Names of the OpenAI API itself; whatever else an object has is the server's own word."""
 
@@ -141,10 +144,7 @@ class AnswerReader:
                 self._object(event.data, seconds)
 
     def _object(self, text: str, seconds: float) -> None:
-        try:
-            self._add(parsed(text), seconds)
-        except RecursionError:
-            raise AnswerError("invalid", "JSON too deep to be read", text) from None
+        self._add(parsed(text), seconds)
 
     def _add(self, found: Mapping[str, Any], seconds: float) -> None:
         """One object of a stream, or the whole answer."""
@@ -195,15 +195,29 @@ class AnswerReader:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Return the object that a text of JSON is. Raises AnswerError for any other text, and RecursionError."""
+    """Return the object that a text of JSON is. Raises AnswerError for any other text, and for one of more than
+    ``DEEPEST`` levels."""
     try:
         found = json.loads(text)
+    except RecursionError:
+        raise AnswerError("invalid", "JSON too deep to be read", text) from None
     except ValueError as error:
         ended = getattr(error, "pos", 0) >= len(text.rstrip()) or "Unterminated" in str(error)
         raise AnswerError("truncated" if ended else "invalid", f"no JSON ({error})", text) from None
     if not isinstance(found, dict):
         raise AnswerError("invalid", "expected an object", text)
+    if text.count("[") + text.count("{") > DEEPEST and _levels(found) > DEEPEST:
+        raise AnswerError("invalid", "JSON too deep to be read", text)
     return found
+
+
+def _levels(found: object) -> int:
+    """The levels of a value of JSON: 0 of a number or a text, 1 of a list of them."""
+    levels, inside = 0, [found]
+    while inside := [value for value in inside if isinstance(value, dict | list)]:
+        levels += 1
+        inside = [one for value in inside for one in (value.values() if isinstance(value, dict) else value)]
+    return levels
 
 
 def models_of(text: str) -> list[str]:
@@ -213,7 +227,7 @@ def models_of(text: str) -> list[str]:
         if found.get("data") is None:
             raise ValueError("there is no data")
         return [_name(one, "id") for one in _list(found, "data")]
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise AnswerError("invalid", f"no list of models ({error})", text) from None
 
 
