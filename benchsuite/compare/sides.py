@@ -12,12 +12,13 @@ from typing import Any
 
 from benchsuite.gate.record import DECODE, GateError, Record
 from benchsuite.machine import provenance
+from benchsuite.machine.files import runs
 from benchsuite.machine.user_files import UserFileError, user_json
 from benchsuite.measure.arms import USUAL
 from benchsuite.measure.figures import KEYS
 from benchsuite.measure.interval import estimate
 from benchsuite.measure.verdict import farthest
-from benchsuite.store.journal import Journal, runs
+from benchsuite.store.journal import Journal
 from specdec.errors import SpecdecError
 
 KINDS = "a folder of results, a --benchmark-json file, a --gate-save file, or REV:FILE for a file in a revision of git"

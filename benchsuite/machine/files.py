@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
 import json
 import os
 import platform
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchsuite.machine import provenance
+from specdec.errors import SpecdecError
 
 MANIFEST = "MANIFEST.json"
+
+CELLS = "cells"
+"""The folder of the cells in the folder of a run that can be resumed."""
 
 PART = ".part"
 """Ends the name of a file that is being written; one that stays was left by a process that was killed."""
@@ -28,8 +34,7 @@ def write_folder(
     ``complete`` goes into the manifest: an interrupted run also writes its results. Raises OSError if it cannot be
     written.
     """
-    folder = stamped(root, name)
-    folder.mkdir(parents=True)
+    folder = new_folder(root, name)
     written = write_files(folder, files)
     manifest = {
         **provenance.origin(provenance.own_commit()),
@@ -42,11 +47,55 @@ def write_folder(
     return folder
 
 
-def stamped(root: Path, name: str) -> Path:
-    """Return ``root/<time>-<name>``, with a number behind it if there is such a folder already."""
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-    taken = sum(1 for _ in root.glob(f"{stem}*"))
-    return root / (f"{stem}-{taken + 1}" if taken else stem)
+def new_folder(root: Path, name: str) -> Path:
+    """Make and return the folder ``root/<time>-<name>``, with a number behind it if there is one already, also if
+    another process has just made it. Raises OSError."""
+    stem, number = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}", 1
+    while True:
+        folder = root / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise  # a file stands where the root is to be
+            number += 1
+        else:
+            return folder
+
+
+def runs(root: Path) -> list[Path]:
+    """The folders of the runs in ``root``, the newest last; ``root`` alone if it is one."""
+    return [root] if (root / MANIFEST).exists() else sorted(one.parent for one in root.glob(f"*/{CELLS}"))
+
+
+class FolderLock:
+    """Keeps a folder for this process until ``release`` or its end, however it ends. SpecdecError if another has it.
+
+    ``folder`` must exist; it gets a file ``.running``, which says which process has it and is removed by ``release``.
+
+    Example: ``lock = FolderLock(folder)``
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / ".running"
+        held = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o644)
+        self._close = weakref.finalize(self, os.close, held)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            who = os.read(held, 200).decode() or "another process"
+            self._close()
+            raise SpecdecError(
+                f"{who} is writing its results into {folder}: wait until it has ended, or name another folder"
+            ) from None
+        os.truncate(held, 0)
+        os.write(held, f"process {os.getpid()} of {platform.node()}".encode())
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        if self._close.alive:
+            self._file.unlink(missing_ok=True)
+            self._close()
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> dict[str, str]:

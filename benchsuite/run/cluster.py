@@ -8,8 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchsuite.machine.files import runs
 from benchsuite.report.merged import merge
-from benchsuite.store.journal import Journal, runs
+from benchsuite.store.journal import Journal
 from specdec.errors import SpecdecError
 
 JOB_MINUTES = 30

@@ -45,7 +45,6 @@ class RunKeeper:
 
     def begin(self, arms: Sequence[Arm]) -> None:
         """Begin the run of ``arms``, the whole matrix, or go on with it. SpecdecError if it cannot be."""
-        from benchsuite.machine.files import stamped
         from benchsuite.store.journal import Journal, manifest
 
         self._places = {setting: place for place, setting in enumerate(dict.fromkeys(arm.setting for arm in arms))}
@@ -60,7 +59,7 @@ class RunKeeper:
         if self.request.resume:
             self.journal = Journal.resume(root, name, made)
         else:
-            self.journal = Journal.begin(stamped(root, name), made)
+            self.journal = Journal.begin_in(root, name, made)
 
     def repeated(self) -> list[str]:
         """The card's lines on the run that ``--specdec-repeat`` repeats."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchsuite.machine.files import FolderLock
+
 if TYPE_CHECKING:
     from benchsuite.benches.serving.bench import ServingBench, ServingPlan
     from benchsuite.benches.serving.certificate import Certificate
@@ -27,7 +29,8 @@ class ServingPlugin:
     """Makes an item for each load, and one ``ServingBench`` for all of them.
 
     After every block the results so far are written to ``serving-partial.json`` in the folder of ``--specdec-results``,
-    whole or not at all; at the end they become a folder, and that file is removed.
+    whole or not at all; at the end they become a folder, and that file is removed. A run that finds another one's there
+    in the making is refused.
     """
 
     fixture = "specdec_served"
@@ -38,6 +41,7 @@ class ServingPlugin:
         self.bench: ServingBench | None = None
         self.outcome = ""
         self._loads: dict[str, Traffic] = {}
+        self._lock: FolderLock | None = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make one item for each load of every test that uses the fixture; without an endpoint, one that is skipped."""
@@ -62,7 +66,8 @@ class ServingPlugin:
         from specdec.errors import SpecdecError
 
         try:
-            self.request.results_root()
+            if root := self.request.results_root():
+                self._lock = FolderLock(root)
             plan = self._plan()
             self.bench = ServingBench(plan, self._keep, self._servers(plan), self._reader())
             self.bench.prepare()
@@ -70,6 +75,7 @@ class ServingPlugin:
             if self.bench is not None:
                 self.bench.servers.close()
             self.bench = None
+            self._release()
             raise pytest.UsageError(str(error)) from None
 
     def _reader(self) -> Read | None:
@@ -178,6 +184,14 @@ class ServingPlugin:
         except OSError as error:
             self.outcome = f"the results could not be written to {root}: {error}"
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_unconfigure(self) -> None:
+        """Let other runs have the folder."""
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""

@@ -12,15 +12,25 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchsuite.machine import provenance
-from benchsuite.machine.files import MANIFEST, PART, stamped, strict_json, write_file, write_files
+from benchsuite.machine.files import (
+    CELLS,
+    MANIFEST,
+    PART,
+    FolderLock,
+    new_folder,
+    runs,
+    strict_json,
+    write_file,
+    write_files,
+)
 from benchsuite.measure import cells
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.guards import known_conditions
+from benchsuite.measure.conditions import known_conditions
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.weights import Weights
 from specdec.errors import SpecdecError
@@ -30,9 +40,6 @@ from specdec.ranks import joined_ranks
 FORMAT, VERSION = "specdec-results", 1
 UNREADABLE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, StopIteration)
 """What a file that is no cell, or a damaged one, raises."""
-
-CELLS = "cells"
-"""The folder of the cells in a run's folder."""
 
 
 def manifest(options: Mapping[str, str]) -> dict[str, Any]:
@@ -63,23 +70,34 @@ def manifest(options: Mapping[str, str]) -> dict[str, Any]:
 
 @dataclass
 class Journal:
-    """A run's folder. ``said``: the manifest as it is in the file."""
+    """A run's folder. ``said``: the manifest as it is in the file. ``lock``: of the process that measures the run."""
 
     folder: Path
     said: dict[str, Any]
+    lock: FolderLock | None = field(default=None, compare=False)
 
     @staticmethod
     def begin(folder: Path, manifest: dict[str, Any]) -> Journal:
         """Make the folder. SpecdecError if it is there already or cannot be written."""
-        journal = Journal(folder, manifest)
         try:
             folder.mkdir(parents=True)
-            journal.note({})
-            (folder / CELLS).mkdir()  # last: a folder that has it is a run
+            return Journal._begun(folder, manifest)
         except OSError as error:
-            raise SpecdecError(
-                f"no results can be written to {folder}: {error.strerror or error}; name another folder"
-            ) from error
+            raise _unwritable(folder, error) from error
+
+    @staticmethod
+    def begin_in(root: Path, name: str, manifest: dict[str, Any]) -> Journal:
+        """Make a new folder in ``root``, named by the time and ``name``. SpecdecError if it cannot be written."""
+        try:
+            return Journal._begun(new_folder(root, name), manifest)
+        except OSError as error:
+            raise _unwritable(root, error) from error
+
+    @staticmethod
+    def _begun(folder: Path, manifest: dict[str, Any]) -> Journal:
+        journal = Journal(folder, manifest, FolderLock(folder))
+        journal.note({})
+        (folder / CELLS).mkdir()  # last: a folder that has it is a run
         return journal
 
     @staticmethod
@@ -87,10 +105,10 @@ class Journal:
         """Go on with the run in ``root``, else with the newest run in a folder of it, else begin one.
 
         Raises SpecdecError, with every difference by its name, if that run was of another commit, machine or other
-        options.
+        options, and if another process is measuring it.
         """
         if not runs(root):
-            return Journal.begin(stamped(root, name), manifest)
+            return Journal.begin_in(root, name, manifest)
         journal = Journal.load(root)
         different = differences(journal.said, manifest)
         if different:
@@ -99,6 +117,7 @@ class Journal:
                 f"--specdec-resume cannot go on with {journal.folder}: one table would mix two runs\n{listed}\n"
                 "make them equal, or begin anew in another --specdec-results folder"
             )
+        journal.lock = FolderLock(journal.folder)
         for part in journal.folder.rglob(f".*{PART}"):
             part.unlink()
         return journal
@@ -152,6 +171,8 @@ class Journal:
         hashes = write_files(self.folder, files)
         self.said |= {"sha256": hashes, "complete": complete}
         self.note(lines_of(measured))
+        if self.lock is not None:
+            self.lock.release()
 
     def note(self, lines: Lines) -> None:
         """Write the lines that belong to the cells: nothing is taken back that was noted before. Raises OSError."""
@@ -188,6 +209,10 @@ class Journal:
         measured.weights += [Weights(**one) for one in self.said["weights"]]
 
 
+def _unwritable(folder: Path, error: OSError) -> SpecdecError:
+    return SpecdecError(f"no results can be written to {folder}: {error.strerror or error}; name another folder")
+
+
 Lines = Mapping[str, list[Any]]
 """Of a run: its ``card``, what its plan ``said``, and its ``weights``, as JSON has them."""
 
@@ -196,11 +221,6 @@ def lines_of(measured: Measured) -> Lines:
     """Return the lines of what was measured."""
     weights = [asdict(one) for one in measured.weights]
     return {"card": list(measured.card), "said": list(measured.said), "weights": weights}
-
-
-def runs(root: Path) -> list[Path]:
-    """The folders of the runs in ``root``, the newest last; ``root`` alone if it is one."""
-    return [root] if (root / MANIFEST).exists() else sorted(one.parent for one in root.glob(f"*/{CELLS}"))
 
 
 COMPARED = ("torch", "transformers", "specdec-bench")
