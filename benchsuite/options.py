@@ -367,6 +367,7 @@ OPTIONS = (
         "off",
         "every row beside its prediction from other texts and from costs that are probed after the run: cached takes "
         "what an earlier run of this machine, code and model kept, fresh measures all, a file is one of these; or off",
+        read=values.costs_source,
     ),
     Option("repeat", "", "take the options of the run in this folder of results"),
     Option("results", "", "folder for results/<time>-<name>/: cells, tables, JSON, report, manifest"),

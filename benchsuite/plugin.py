@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,6 +48,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options and their ini keys."""
     options.add_options(parser)
     rules.add_gate_options(parser)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
+    """Refuse an option that begins like one of ours and is none, with the nearest name."""
+    mine = [f"--specdec-{option.name}" for option in options.OPTIONS]
+    mine += ["--gate", *(f"--gate-{option.name}" for option in rules.OPTIONS)]
+    for word in parser.parse_known_and_unknown_args(args)[1]:
+        name = word.partition("=")[0]
+        if name.startswith(("--specdec", "--gate")):
+            near = difflib.get_close_matches(name, mine, 1, 0.0)[0]
+            raise pytest.UsageError(f"there is no option {name}; the nearest is {near} (pytest --help lists all)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from benchsuite.measure.rows import Row
+if TYPE_CHECKING:
+    from benchsuite.measure.rows import Row
 
 pytestmark = pytest.mark.slow
 

@@ -83,6 +83,18 @@ def one_of(*choices: str) -> Reader[str]:
     return read
 
 
+COSTS_FROM = ("off", "cached", "fresh")
+"""Where the costs of a prediction come from, if not from a file."""
+
+
+def costs_source(text: str, option: str) -> str:
+    """Return one of ``COSTS_FROM``, or the path of a file that is there."""
+    if text not in COSTS_FROM and not Path(text).is_file():
+        file = "or the file of an earlier calibration: there is no such file"
+        raise refused_value(option, text, f"{', '.join(COSTS_FROM)}, {file}")
+    return text
+
+
 def whole_number(text: str, option: str) -> int:
     """Return a whole number, 1 or more."""
     found = _whole(text)

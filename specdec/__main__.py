@@ -195,8 +195,8 @@ class _Parts:
 
     def target(self, loaded: Loaded) -> ArenaModel:
         """A loaded model over the arena."""
+        from specdec.choices import BITS
         from specdec.model import ArenaModel
-        from specdec.quantised import BITS
 
         return ArenaModel(loaded.model, self.ops, BITS.get(self.options.dtype))
 

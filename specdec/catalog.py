@@ -6,7 +6,6 @@ with random weights, and any other name is a folder, a GGUF file or a hub id tha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +28,10 @@ from transformers.utils import logging
 from specdec import smollm2
 from specdec.arena import Arena
 from specdec.characters import whole_characters
+from specdec.choices import check_model, is_gguf
 from specdec.devices import require_memory
-from specdec.errors import SpecdecError, unknown
+from specdec.errors import SpecdecError
 from specdec.model import layer_shapes
-
-KNOWN = ("tiny", "smollm2-135m", "shape:<config>", "<folder>", "<file>.gguf", "<hub id>")
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def load(
     """Load a model by name, after a check that it and an arena of ``rows`` x ``max_length`` tokens fit the memory.
 
     ``seed`` seeds the random weights of ``tiny`` and ``shape:``. Raises SpecdecError for a name that is not in
-    ``KNOWN``, for missing or damaged files, and for too little memory.
+    ``specdec.choices.MODELS``, for missing or damaged files, and for too little memory.
     """
     logging.disable_progress_bar()
     config = read_config(name)
@@ -197,23 +195,11 @@ def _source(name: str) -> tuple[str, dict[str, str]]:
     """Where transformers finds a model, and the other arguments with which it reads it."""
     if name == "smollm2-135m":
         return str(smollm2.folder()), {}
-    path = Path(name)
+    check_model(name)
     if is_gguf(name):
-        if not path.is_file():
-            raise SpecdecError(f"there is no GGUF file {name!r}; give the path of one, or another target")
+        path = Path(name)
         return str(path.parent), {"gguf_file": path.name}
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise SpecdecError(f"the folder {name!r} holds no model: expected a config.json in it")
-        return name, {}
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or path.exists():
-        raise unknown("model", name, KNOWN, "A hub id has the form owner/name; a folder must exist.")
     return name, {}
-
-
-def is_gguf(name: str) -> bool:
-    """Whether a target's name is that of a GGUF file, by its ending."""
-    return name.lower().endswith(".gguf")
 
 
 def gguf_file(name: str) -> Path:

@@ -13,14 +13,13 @@ import psutil
 import torch
 from torch import Tensor
 
-from specdec.errors import SpecdecError, unknown
-from specdec.quantised import BITS
+from specdec.choices import BITS, DEVICES, FLOATS, check_device, check_dtype
+from specdec.errors import SpecdecError
 
-ORDER = ("cuda", "mps", "cpu")
 RECORDED = ("cuda",)
 """The kinds of devices on which the parts of steps are recorded and replayed (``specdec.runtime``)."""
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+DTYPES = {name: getattr(torch, name) for name in FLOATS}
 
 
 def why_absent(kind: str) -> str | None:
@@ -39,7 +38,7 @@ def kind_of(name: str) -> str:
 
     Any other name is not checked: ``pick_device`` does that. Example: ``kind_of("cuda:1")`` is ``cuda``.
     """
-    return next(kind for kind in ORDER if why_absent(kind) is None) if name == "auto" else name.partition(":")[0]
+    return next(kind for kind in DEVICES if why_absent(kind) is None) if name == "auto" else name.partition(":")[0]
 
 
 def records(kind: str) -> bool:
@@ -52,11 +51,10 @@ def pick_device(name: str = "auto") -> torch.device:
     kind = kind_of(name)
     if name == "auto":
         return torch.device(kind)
-    if kind not in ORDER:
-        raise unknown("device", name, (*ORDER, "auto"))
+    check_device(name)
     reason = why_absent(kind)
     if reason:
-        able = ", ".join(k for k in ORDER if why_absent(k) is None)
+        able = ", ".join(k for k in DEVICES if why_absent(k) is None)
         raise SpecdecError(f"the device {name!r} is not here: {reason}. Devices here: {able}")
     try:
         device = torch.device(name)
@@ -76,13 +74,11 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     A named dtype is tested with one small product on the device; if it fails, SpecdecError lists the dtypes that
     work. ``int8`` and ``int4`` are dtypes of the weights only; the activations then have the dtype of ``auto``.
     """
+    check_dtype(name)
     if name == "auto" or name in BITS:
         if device.type == "cpu":
             return torch.float32
         return torch.bfloat16 if _multiplies(torch.bfloat16, device) else torch.float16
-    if name not in DTYPES:
-        hint = "Autocast (amp) keeps float32 weights: name the dtype of the weights" if name == "amp" else ""
-        raise unknown("dtype", name, (*DTYPES, *BITS, "auto"), hint)
     dtype: torch.dtype = DTYPES[name]
     if not _multiplies(dtype, device):
         able = ", ".join(n for n, d in DTYPES.items() if _multiplies(d, device))

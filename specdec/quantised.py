@@ -12,8 +12,6 @@ from specdec.errors import SpecdecError
 GROUP = 32
 """Number of inputs that share one scale and one offset in 4 bits."""
 
-BITS = {"int8": 8, "int4": 4}
-
 
 @dataclass(frozen=True)
 class Quantised:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import EntryPoint, entry_points
-from itertools import groupby
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
@@ -18,6 +15,7 @@ import pluggy
 
 from specdec import hookspecs
 from specdec.errors import SpecdecError, unknown
+from specdec.installed import HOOKS, plugin_points
 from specdec.interfaces import Backend, Controller, Draft, Env, Factory, Policy
 from specdec.lists import split_list
 from specdec.ops import Ops
@@ -25,20 +23,10 @@ from specdec.peer import Peer, PeerEnv
 
 T = TypeVar("T")
 
-KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "draft": ("specdec_register_drafts", ("env",)),
-        "policy": ("specdec_register_policies", ("env",)),
-        "controller": ("specdec_register_controllers", ("env",)),
-        "backend": ("specdec_register_backends", ()),
-        "peer": ("specdec_register_engines", ("env",)),
-    }
+GIVEN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"draft": ("env",), "policy": ("env",), "controller": ("env",), "backend": (), "peer": ("env",)}
 )
-"""Each kind's hook, and the arguments that the engine gives its factories."""
-
-
-LOAD_PLUGINS, OWN = "SPECDEC_LOAD_PLUGINS", "specdec-bench"
-"""The environment variable that lists the distributions whose plugins are loaded besides our own. Unset: all."""
+"""Of each kind, the arguments that the engine gives its factories."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +95,7 @@ class Registry:
     """
 
     def __init__(self, plugins: Mapping[str, object] | None = None) -> None:
-        self._entries: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
+        self._entries: dict[str, dict[str, Entry]] = {kind: {} for kind in HOOKS}
         manager = pluggy.PluginManager("specdec")
         manager.add_hookspecs(hookspecs)
         try:
@@ -115,9 +103,9 @@ class Registry:
                 manager.register(plugin, name)
             manager.check_pending()
         except pluggy.PluginValidationError as error:
-            hooks = ", ".join(hook for hook, _ in KINDS.values())
+            hooks = ", ".join(HOOKS.values())
             raise SpecdecError(f"{error}; the hooks are {hooks}") from None
-        for kind, (hook, _) in KINDS.items():
+        for kind, hook in HOOKS.items():
             registered = [
                 entry for made in getattr(manager.hook, hook).get_hookimpls() for entry in self._registered(kind, made)
             ]
@@ -130,7 +118,7 @@ class Registry:
         """Name, factory or alias, and owner of everything that one implementation of a hook registers."""
         owner = implementation.plugin_name
         if "register" not in implementation.argnames:
-            raise SpecdecError(f"the hook {KINDS[kind][0]} of {owner} must take the argument 'register'")
+            raise SpecdecError(f"the hook {HOOKS[kind]} of {owner} must take the argument 'register'")
         found: list[tuple[str, Factory | str, str]] = []
         implementation.function(lambda name, factory: found.append((name, factory, owner)))
         return found
@@ -153,7 +141,7 @@ class Registry:
             return
         if not callable(factory):
             raise SpecdecError(f"{owner} registers the {kind} {name!r} as {factory!r}; expected a factory to call")
-        given = KINDS[kind][1]
+        given = GIVEN[kind]
         parameters = list(inspect.signature(factory).parameters.values())
         named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         needed = [
@@ -212,7 +200,7 @@ class Registry:
     def listing(self, width: int = 120) -> str:
         """Everything that is registered: for each kind the names with summary, options, defaults and source."""
         lines: list[str] = []
-        for kind in KINDS:
+        for kind in HOOKS:
             lines += [f"{kind}:", ""]
             for name in self.names(kind):
                 lines += [*self._entry_lines(self.entry(kind, name), name, width), ""]
@@ -330,7 +318,7 @@ class Registry:
 def _installed() -> dict[str, object]:
     """The plugins of the entry-point group ``specdec``; SpecdecError names a plugin that cannot be imported."""
     found: dict[str, object] = {}
-    for point in _chosen(entry_points(group="specdec")):
+    for point in plugin_points():
         try:
             found[point.name] = point.load()
         except Exception as error:
@@ -340,28 +328,6 @@ def _installed() -> dict[str, object]:
                 f"{type(error).__name__}: {error}; mend or uninstall it"
             ) from error
     return found
-
-
-def _chosen(points: Iterable[EntryPoint]) -> list[EntryPoint]:
-    """The entry points of the distributions that ``SPECDEC_LOAD_PLUGINS`` allows; SpecdecError for an unknown one."""
-    allowed = os.environ.get(LOAD_PLUGINS)
-    by_package: dict[str, list[EntryPoint]] = {}
-    for package, group in groupby(points, key=lambda point: point.dist):  # each question for a name reads a file
-        by_package.setdefault(_canonical(package.name if package else ""), []).extend(group)
-    if allowed is None:
-        return [point for group in by_package.values() for point in group]
-    names = [_canonical(name) for name in split_list(allowed)]
-    missing = [name for name in names if name not in by_package]
-    if missing:
-        raise SpecdecError(
-            f"{LOAD_PLUGINS} names {missing[0]!r}, which is no installed distribution with plugins; expected a comma "
-            f"list of {', '.join(sorted(by_package))}, or nothing for {OWN} alone"
-        )
-    return [point for name in dict.fromkeys((OWN, *names)) for point in by_package.get(name, [])]
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _literal(text: str) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from benchsuite.judge.sources import Tokens
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
-from specdec.errors import unknown
 
 UNLIKE = 0.25
 """The largest share of tokens by which the lengths of two arms' outputs may differ."""
@@ -15,21 +14,6 @@ UNLIKE = 0.25
 LONGEST_PERIOD = 8
 SHORTEST_LOOP = 12
 """Tokens: the longest period of a loop, and the shortest half of an output in which one is looked for."""
-
-
-ACROSS = ("compile", "dtype", "runtime")
-"""Conditions (``Runner.conditions``) in which arms may differ and still be compared, if the user asks for it."""
-
-
-def known_conditions(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the conditions that ``--specdec-across`` names. SpecdecError, with the choices, for any other.
-
-    Example: ``known_conditions(["runtime", "compile"])``
-    """
-    for name in names:
-        if name not in ACROSS:
-            raise unknown("condition of --specdec-across", name, ACROSS)
-    return tuple(names)
 
 
 def why_not(ours: Sequence[Series], base: Sequence[Series], across: Collection[str] = ()) -> str | None:

@@ -16,11 +16,8 @@ from benchsuite.predict.checked import Accuracy, CheckedCell, check_cells, inter
 from benchsuite.predict.costs import Costs, costs_identity, costs_path, strategy_of
 from benchsuite.predict.prediction import WRONG, Prediction, Replay
 from benchsuite.predict.probe import TOKENS, measure_costs
+from benchsuite.values import COSTS_FROM
 from specdec.engine import Engine
-from specdec.errors import SpecdecError
-
-SOURCES = ("off", "cached", "fresh")
-"""Values of ``--specdec-predict`` that name no file."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +92,6 @@ def _pooled(arm: Arm, cells: Sequence[CheckedCell]) -> CheckedCell:
     return CheckedCell(arm, 0, measured, said, tuple(unit for cell in cells for unit in cell.units))
 
 
-def check_source(given: str) -> None:
-    """Refuse a value of ``--specdec-predict`` that is neither known nor a file, before anything is loaded."""
-    if given not in SOURCES and not Path(given).is_file():
-        raise SpecdecError(
-            f"--specdec-predict is {given!r}; expected {', '.join(SOURCES)}, or the file of an earlier calibration: "
-            "there is no such file"
-        )
-
-
 def forecasts_of(bench: Bench, given: str) -> Forecasts:
     """Measure what is missing of the costs, and predict every measured cell.
 
@@ -138,7 +126,7 @@ def _costs(
     identity = costs_identity(setting, stage.target)
     path = costs_path(identity)
     known = None
-    if given not in SOURCES:
+    if given not in COSTS_FROM:
         known = Costs.load(Path(given), identity)
     elif given == "cached" and path.is_file():
         known = Costs.load(path, identity)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,10 @@ from benchsuite import values
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.peers import parse_peer, peer_batches
 from benchsuite.measure.workloads import workload_names
+from benchsuite.run.names import split_arms
 from benchsuite.run.request import RunRequest
 from specdec.devices import kind_of, records
 from specdec.errors import SpecdecError
-from specdec.lists import split_list
 from specdec.ranks import Place
 from specdec.registry import Registry
 from specdec_plugins.endpoints.named import Endpoint
@@ -70,18 +69,10 @@ def named_strategies(text: str) -> list[dict[str, Any]]:
     Example: ``named_strategies("ngram/match/fixed/4, mine=suffix")``
     """
     registry, strategies = Registry(), list[dict[str, Any]]()
-    for written in split_list(text):
-        # An equals sign or a slash inside brackets belongs to an option: draft_model(model=path/to/draft).
-        named = re.fullmatch(r"([^(/=]+)=(.*)", written)
-        parts = [part.strip() for part in re.split(r"/(?![^(]*\))", named[2] if named else written)]
-        if not 1 <= len(parts) <= 4 or not all(parts):
-            raise SpecdecError(
-                f"cannot read the arm {written!r}; expected draft, draft/policy, … or draft/policy/controller/K"
-            )
+    for short, parts in split_arms(text):
         k = values.wholes(0)(parts[3], "the K of --specdec-arm")[0] if len(parts) == 4 else None
         draft, policy, controller = [*parts[:3], *["match", "fixed"][len(parts) - 1 :]][:3]
         controller, k = registry.split_k(controller, k)
-        short = named[1].strip() if named else None
         strategies.append({"draft": draft, "policy": policy, "controller": controller, "k": k, "name": short})
     names = [one["name"] for one in strategies if one["name"]]
     if len(set(names)) < len(names):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from benchsuite.machine.files import MANIFEST, runs
 from benchsuite.machine.user_files import UserFileError, user_yaml
 from benchsuite.options import VARIABLES, Option, Texts
 
@@ -112,6 +113,11 @@ def _repeated(given: Texts) -> list[Source]:
     text, folder = given.texts["repeat"], given.path("repeat")
     if folder is None:
         return []
+    if not runs(folder):  # before the journal imports torch
+        raise pytest.UsageError(
+            f"--specdec-repeat: {folder} is no folder of results: it has no {MANIFEST}; name a folder that "
+            "--specdec-results has made"
+        )
     from benchsuite.store.journal import Journal
     from specdec.errors import SpecdecError
 

@@ -107,6 +107,8 @@ class TargetPlugin(ABC, Generic[B]):
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""
+        if not self.benches:
+            return
         from benchsuite.report.renderers import terminal
 
         for name, bench in self.benches.items():

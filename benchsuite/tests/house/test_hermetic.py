@@ -9,7 +9,7 @@ import pytest
 
 from benchsuite.tests.rig import Run, as_installed
 from specdec import Registry, SpecdecError
-from specdec.registry import LOAD_PLUGINS
+from specdec.installed import LOAD_PLUGINS
 
 MODULE = """
 from specdec import Window, hookimpl

@@ -17,6 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers.utils import logging
 
 from specdec import SpecdecError, catalog, smollm2
+from specdec.choices import check_model, is_gguf
 from specdec.peer import PeerEnv
 
 CPU = torch.device("cpu")
@@ -255,12 +256,12 @@ def test_a_name_stands_for_the_embedded_model_a_file_a_folder_or_a_hub_id(embedd
     other.touch()
     assert catalog._source("smollm2-135m") == (str(embedded), {})
     with pytest.raises(SpecdecError) as refused:
-        catalog._source(str(folder))
+        check_model(str(folder))
     assert str(refused.value) == f"the folder {str(folder)!r} holds no model: expected a config.json in it"
     (folder / "config.json").touch()
     assert catalog._source(str(folder)) == (str(folder), {})
     with pytest.raises(SpecdecError) as refused:
-        catalog._source(str(file))
+        check_model(str(file))
     assert str(refused.value) == f"there is no GGUF file {str(file)!r}; give the path of one, or another target"
     file.touch()
     assert catalog._source(str(file)) == (str(tmp_path), {"gguf_file": "m.gguf"})
@@ -272,11 +273,10 @@ def test_a_name_stands_for_the_embedded_model_a_file_a_folder_or_a_hub_id(embedd
         ("smollm2", "; did you mean 'smollm2-135m'?"),
         ("folder", "; did you mean '<folder>'?"),
         ("hub id", "; did you mean '<hub id>'?"),
-        ("shape:config", "; did you mean 'shape:<config>'?"),
         ("fil.gguv", "; did you mean '<file>.gguf'?"),
     ):
         with pytest.raises(SpecdecError) as refused:
-            catalog._source(name)
+            check_model(name)
         assert str(refused.value) == UNKNOWN.format(name, guess)
 
 
@@ -287,7 +287,7 @@ def test_a_path_that_looks_like_a_hub_id_and_exists_is_no_hub_id(
     (tmp_path / "owner").mkdir()
     (tmp_path / "owner" / "name").touch()
     with pytest.raises(SpecdecError, match="^unknown model 'owner/name'"):
-        catalog._source("owner/name")
+        check_model("owner/name")
 
 
 def peer_env(target: str) -> PeerEnv:
@@ -300,7 +300,7 @@ def test_other_engines_get_a_targets_files_and_targets_in_memory_have_none(embed
     file, folder = tmp_path / "m.gguf", tmp_path / "folder"
     folder.mkdir()
     (folder / "config.json").touch()
-    assert [catalog.is_gguf(name) for name in ("a.gguf", "b/A.GGUF", "gguf", "a.gguf.txt")] == [
+    assert [is_gguf(name) for name in ("a.gguf", "b/A.GGUF", "gguf", "a.gguf.txt")] == [
         True,
         True,
         False,

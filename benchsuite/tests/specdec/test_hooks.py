@@ -34,10 +34,10 @@ from specdec import (
     catalog,
     hookimpl,
     hookspecs,
+    installed,
 )
 from specdec.assembly import Assembly
 from specdec.model import ArenaModel
-from specdec.registry import KINDS
 from specdec.stats import Stats
 from specdec_kernels import reference
 from specdec_plugins.controllers import fixed
@@ -49,7 +49,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "write-a-plugin.md"
 
 
 def test_the_hooks_are_those_of_the_registry() -> None:
-    assert sorted(HOOKS) == sorted(hook for hook, _ in KINDS.values())
+    assert sorted(HOOKS) == sorted(installed.HOOKS.values())
 
 
 @pytest.mark.parametrize("hook", HOOKS)

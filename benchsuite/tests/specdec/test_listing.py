@@ -13,7 +13,7 @@ from benchsuite.run.matrix import build_matrix
 from benchsuite.run.request import read_request
 from benchsuite.tests.rig import QUICK, Make, Run
 from specdec import Controller, Draft, Env, Registry, Request, SamplingParams, SpecdecError, hookimpl
-from specdec.registry import KINDS
+from specdec.installed import HOOKS
 from specdec.stats import Stats
 
 pytest_plugins = "pytester"
@@ -58,7 +58,7 @@ def test_every_built_in_strategy_is_there() -> None:
     assert registry().names("peer") == ENGINES
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "backend"])
+@pytest.mark.parametrize("kind", [kind for kind in HOOKS if kind != "backend"])
 def test_every_option_has_a_meaning_and_every_strategy_a_source(kind: str) -> None:
     for name in registry().names(kind):
         entry = registry().entry(kind, name)

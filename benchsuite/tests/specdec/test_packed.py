@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from specdec import SpecdecError
+from specdec.choices import BITS
 from specdec.packed import Packed
-from specdec.quantised import BITS, GROUP, Quantised
+from specdec.quantised import GROUP, Quantised
 
 
 def some_weight(rows: int, inputs: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 
-from specdec import Backend, Controller, Draft, Peer, Registry, SpecdecError, hookimpl, registry
+from specdec import Backend, Controller, Draft, Peer, Registry, SpecdecError, hookimpl, installed
 from specdec.lists import split_list
 from specdec.registry import Entry
 
@@ -495,14 +495,16 @@ def test_plugins_are_those_of_all_distributions_or_of_ours_and_the_listed_ones(
     monkeypatch.delenv("SPECDEC_LOAD_PLUGINS", raising=False)
     if allowed is not None:
         monkeypatch.setenv("SPECDEC_LOAD_PLUGINS", allowed)
-    assert [point.name for point in registry._chosen(points)] == chosen
+    monkeypatch.setattr(installed, "entry_points", lambda group: points)
+    assert [point.name for point in installed.plugin_points()] == chosen
 
 
 def test_a_distribution_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     points: list[Any] = [PointOf("zeta", "a"), PointOf("specdec-bench", "b")]
     monkeypatch.setenv("SPECDEC_LOAD_PLUGINS", "zeta, gamma, delta")
+    monkeypatch.setattr(installed, "entry_points", lambda group: points)
     with pytest.raises(SpecdecError) as refused:
-        registry._chosen(points)
+        installed.plugin_points()
     assert str(refused.value) == (
         "SPECDEC_LOAD_PLUGINS names 'gamma', which is no installed distribution with plugins; expected a comma list of "
         "specdec-bench, zeta, or nothing for specdec-bench alone"
@@ -518,13 +520,13 @@ def test_a_plugin_that_cannot_be_imported_is_named_with_its_package(monkeypatch:
 
     mine = registers(draft={"shown": ShownDraft})
     monkeypatch.setattr(
-        registry, "entry_points", points(PointOf("zeta", "a", mine), PointOf(None, "b", SimpleNamespace()))
+        installed, "entry_points", points(PointOf("zeta", "a", mine), PointOf(None, "b", SimpleNamespace()))
     )
     found = Registry()
     assert groups == ["specdec"]
     assert (found.names("draft"), found.entry("draft", "shown").owner) == (["shown"], "a")
     for package, said in (("zeta", "zeta"), (None, "an unknown package")):
-        monkeypatch.setattr(registry, "entry_points", points(PointOf(package, "a", KeyError("x"))))
+        monkeypatch.setattr(installed, "entry_points", points(PointOf(package, "a", KeyError("x"))))
         with pytest.raises(SpecdecError) as refused:
             Registry()
         assert str(refused.value) == (

@@ -10,9 +10,10 @@ from benchsuite.conformance.models.tiny import prompts, registry
 from benchsuite.tests.rig import slow_after
 from specdec import Request, SamplingParams, catalog
 from specdec.assembly import Assembly
+from specdec.choices import BITS
 from specdec.model import ArenaModel
 from specdec.ops import Ops
-from specdec.quantised import BITS, Quantised
+from specdec.quantised import Quantised
 from specdec.swap import Swap
 
 IDS = torch.tensor([[5, 9, 200, 31, 7, 7, 64, 255]])

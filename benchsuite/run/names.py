@@ -1,0 +1,87 @@
+"""The names in a request, checked against what there is before torch is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from benchsuite.measure.conditions import known_conditions
+from benchsuite.measure.workloads import workload_names
+from benchsuite.run.request import RunRequest
+from specdec.choices import check_device, check_dtype, check_model
+from specdec.errors import SpecdecError, unknown
+from specdec.installed import registered_names
+from specdec.lists import split_list
+
+EXTRA = {"backend": ("auto",), "peer": ("auto", "none")}
+"""Of each kind, the names that no plugin registers."""
+
+
+def refuse_unknown_names(request: RunRequest) -> None:
+    """Raise SpecdecError, with the choices, for a name in a request that stands for nothing.
+
+    Options of strategies are not read, and names of a plugin whose source does not tell them are not known: what is
+    not refused here is refused by the registry.
+    """
+    for check, names in ((check_model, request.target), (check_device, request.device), (check_dtype, request.dtype)):
+        _refuse_if_all_are(check, names)
+    _refuse_if_all_are(_check_backend, request.backend)
+    if request.judge:
+        check_model(request.judge)
+    for name in request.workload:
+        workload_names(name)
+    known_conditions(request.across)
+    strategies = [parts for _, parts in split_arms(request.arm)]
+    for kind, texts in {
+        "draft": request.draft if not strategies else [parts[0] for parts in strategies],
+        "policy": request.policy if not strategies else [parts[1] for parts in strategies if len(parts) > 1],
+        "controller": request.controller if not strategies else [parts[2] for parts in strategies if len(parts) > 2],
+        "peer": request.peer,
+    }.items():
+        _refuse_unregistered(kind, texts)
+
+
+def _refuse_if_all_are(check: Callable[[str], object], names: Iterable[str]) -> None:
+    """Raise the first error if every name has one: one that can be measured is measured, whatever the others are."""
+    errors = list[SpecdecError]()
+    for name in names:
+        try:
+            check(name)
+        except SpecdecError as error:
+            errors.append(error)
+        else:
+            return
+    raise errors[0]
+
+
+def _check_backend(name: str) -> None:
+    _refuse_unregistered("backend", [name])
+
+
+def _refuse_unregistered(kind: str, texts: Iterable[str]) -> None:
+    names = registered_names(kind)
+    for text in texts if names is not None else ():
+        found = re.match(r"\s*(\w+)\s*(\(|$)", text)
+        choices = {*(names or ()), *EXTRA.get(kind, ())}
+        if found and found[1] not in choices:
+            raise unknown(kind, found[1], choices)
+
+
+def split_arms(text: str) -> list[tuple[str | None, list[str]]]:
+    """Return the strategies of a text as --specdec-arm has it: of each its short name, if it has one, and its parts.
+
+    Raises SpecdecError for more than four parts, and for an empty one.
+
+    Example: ``split_arms("ngram/match, mine=suffix")`` is ``[(None, ["ngram", "match"]), ("mine", ["suffix"])]``.
+    """
+    strategies = []
+    for written in split_list(text):
+        # An equals sign or a slash inside brackets belongs to an option: draft_model(model=path/to/draft).
+        named = re.fullmatch(r"([^(/=]+)=(.*)", written)
+        parts = [part.strip() for part in re.split(r"/(?![^(]*\))", named[2] if named else written)]
+        if not 1 <= len(parts) <= 4 or not all(parts):
+            raise SpecdecError(
+                f"cannot read the arm {written!r}; expected draft, draft/policy, … or draft/policy/controller/K"
+            )
+        strategies.append((named[1].strip() if named else None, parts))
+    return strategies

@@ -1,0 +1,106 @@
+"""The installed plugins, and the names that they register, as far as their sources tell without an import. No torch."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from types import MappingProxyType
+
+from specdec.errors import SpecdecError
+from specdec.lists import split_list
+
+HOOKS: Mapping[str, str] = MappingProxyType(
+    {
+        "draft": "specdec_register_drafts",
+        "policy": "specdec_register_policies",
+        "controller": "specdec_register_controllers",
+        "backend": "specdec_register_backends",
+        "peer": "specdec_register_engines",
+    }
+)
+"""The hook that registers each kind."""
+
+LOAD_PLUGINS, OWN = "SPECDEC_LOAD_PLUGINS", "specdec-bench"
+"""The environment variable that lists the distributions whose plugins are loaded besides our own. Unset: all."""
+
+
+def plugin_points() -> list[EntryPoint]:
+    """Return the entry points of the plugins that are to be loaded. SpecdecError if ``LOAD_PLUGINS`` names a
+    distribution that is not installed or has none."""
+    return _chosen(entry_points(group="specdec"))
+
+
+def registered_names(kind: str) -> frozenset[str] | None:
+    """Return the names that the installed plugins register of a kind; None if a source does not tell.
+
+    A source tells if its hook calls ``register`` with a literal name and does nothing else with it.
+
+    Example: ``"ngram" in (registered_names("draft") or ())``
+    """
+    found: set[str] = set()
+    for point in plugin_points():
+        names = None if point.attr else _names_in(point.module, HOOKS[kind])
+        if names is None:
+            return None
+        found |= names
+    return frozenset(found)
+
+
+def _names_in(module: str, hook: str) -> set[str] | None:
+    """The names that a module's hook registers, none if it has no such hook; None if its source does not tell."""
+    try:
+        spec = find_spec(module)
+        tree = ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
+    except (ImportError, OSError, ValueError, SyntaxError):
+        return None
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == hook]
+    assigned = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    if imported & {"*", hook} or hook in assigned or not all(node in tree.body for node in named):
+        return None
+    found: set[str] = set()
+    for node in named:
+        calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and _is_register(one.func)]
+        texts = [one.args[0].value for one in calls if one.args and isinstance(one.args[0], ast.Constant)]
+        uses = sum(_is_register(one) for one in ast.walk(node))
+        if uses != len(calls) or len(texts) != len(calls) or not all(isinstance(text, str) for text in texts):
+            return None
+        found |= {str(text) for text in texts}
+    return found
+
+
+def _is_register(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "register"
+
+
+def _chosen(points: Iterable[EntryPoint]) -> list[EntryPoint]:
+    """The entry points of the distributions that ``SPECDEC_LOAD_PLUGINS`` allows; SpecdecError for an unknown one."""
+    allowed = os.environ.get(LOAD_PLUGINS)
+    by_package: dict[str, list[EntryPoint]] = {}
+    for package, group in groupby(points, key=lambda point: point.dist):  # each question for a name reads a file
+        by_package.setdefault(_canonical(package.name if package else ""), []).extend(group)
+    if allowed is None:
+        return [point for group in by_package.values() for point in group]
+    names = [_canonical(name) for name in split_list(allowed)]
+    missing = [name for name in names if name not in by_package]
+    if missing:
+        raise SpecdecError(
+            f"{LOAD_PLUGINS} names {missing[0]!r}, which is no installed distribution with plugins; expected a comma "
+            f"list of {', '.join(sorted(by_package))}, or nothing for {OWN} alone"
+        )
+    return [point for name in dict.fromkeys((OWN, *names)) for point in by_package.get(name, [])]
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
