@@ -421,11 +421,12 @@ def _with_speed(
         for o in outcomes
         if o.forwards is not None and series.contract != "own"  # its weights have other bytes
     ]
+    mbu = sum(moved) / seconds / machine.bandwidth if len(moved) == len(outcomes) else None
     return replace(
         figures,
         tokens_per_s=decoded / seconds,
         plain_tokens_per_s=plain_decoded / plain_seconds if plain_decoded else None,
-        mbu=sum(moved) / seconds / machine.bandwidth if len(moved) == len(outcomes) else None,
+        mbu=None if mbu is None or mbu > 1 else mbu,  # above 1 the bandwidth was no limit
     )
 
 

@@ -10,10 +10,10 @@ from statistics import mean
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from benchsuite.judge.sources import EngineSource, Tokens, TokenSource
+from specdec.choices import BITS
 from specdec.devices import synchronize
 from specdec.engine import Engine
 from specdec.interfaces import Controller
-from specdec.quantised import BITS
 from specdec.queue import Completion
 from specdec.request import Request
 from specdec.stats import Stats, Step, StepTimes

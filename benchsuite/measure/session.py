@@ -22,26 +22,32 @@ from benchsuite.measure.paired import Comparison
 from benchsuite.measure.peers import PeerRunner, parse_peer, peer_needs_gguf
 from benchsuite.measure.plan import MeasuringPlan, Search
 from benchsuite.measure.rows import Machine, Row, contrast, decoding, text_of
-from benchsuite.measure.runners import EngineRunner, FailedRunner, Runner
+from benchsuite.measure.runners import EngineRunner, FailedRunner, Outcome, Runner
 from benchsuite.measure.units import Batch, Unit, disjoint_batches, make_units
 from benchsuite.measure.watchdog import Watchdog
 from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
 from specdec.characters import decoded
+from specdec.choices import BITS
 from specdec.engine import Engine
 from specdec.errors import SpecdecError
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
 from specdec.peer import PeerEnv
-from specdec.quantised import BITS
 from specdec.ranks import joined_ranks, on_all_ranks
 from specdec.registry import Registry
 from specdec.request import Request
 from specdec.sharding import shard_model
 
 Progress = Callable[[str], None]
+
+PROBE = 4
+"""Tokens of the short runs by which the duration is estimated."""
+
+DRAFTED = 1.6
+"""A step that proposes takes so many times a plain one, on average, also where nothing is gained."""
 
 ENDLESS = "the files of the target name no end token of its vocabulary: every text has the longest length"
 
@@ -100,6 +106,7 @@ class Bench(Measured):
         self._failed: dict[Setting, Exception] = {}
         self._loaded: dict[tuple[object, ...], tuple[ArenaModel, catalog.Loaded]] = {}
         self._judge: OutputJudge | None = None
+        self._seconds: dict[Arm, Outcome | None] = {}
 
     def prepare(self, arms: Sequence[Arm]) -> None:
         """Load and build everything that ``arms`` need; each setting's plain arm is added, once and again."""
@@ -214,11 +221,54 @@ class Bench(Measured):
             strategies,
             len(encoded),
             _forward_seconds(stage),
+            self._expected(stage, arms, sorted(encoded, key=len)[len(encoded) // 2]),
             ops.absent(device.type),
             peers,
             _notes(stage),
         )
         return stage
+
+    def _expected(self, stage: Stage, arms: Sequence[Arm], prompt: tuple[int, ...]) -> str:
+        """How long the arms of a stage will take, in words: by short runs of plain decoding and of the peers."""
+        if self.plan.budget is not None:
+            return f"at most {card.minutes(self.plan.budget)} of measuring"
+        expected, unknown = 0.0, list[str]()
+        for setting in dict.fromkeys(arm.setting for arm in arms):
+            most, batches = setting.sampling.max_new_tokens, self._batches(setting)
+            runs = sum(batch.turns for batch in batches) * self.plan.passes(len(batches))
+            warming = 2 * min(1.0, paired.WARM_UP / most)
+            mine = [arm for arm in arms if arm.setting == setting]
+            of = {arm: stage.runners[replace(arm, setting=setting.without_workload)] for arm in mine}
+            plain = self._probed(next(runner for arm, runner in of.items() if arm.plain), prompt, most) or 0.0
+            each = {arm: self._probed(runner, prompt, most) for arm, runner in of.items() if arm.peer}
+            unknown += [arm.label for arm, seconds in each.items() if seconds is None]
+            # Plain decodes each prompt once more, for drafts that replay it.
+            ours = sum(DRAFTED if arm.draft else 1.0 for arm in mine if not arm.peer) + 1.0
+            expected += (runs + warming) * (ours * plain + sum(filter(None, each.values())))
+        first = "for a pass over the prompts, " if self.plan.chooses else ""
+        without = f", without {', '.join(dict.fromkeys(unknown))}" if unknown else ""
+        return f"{first}about {card.minutes(expected)}{without}"
+
+    def _probed(self, runner: Runner, prompt: tuple[int, ...], most: int) -> float | None:
+        """The seconds that one run of a prompt will take, by the faster of two runs of a few tokens; None for an arm
+        that cannot run, which its row reports, and for one that has to be compiled first."""
+        setting = runner.arm.setting
+        key = replace(runner.arm, setting=setting.without_workload)
+        if key not in self._seconds:
+            request = Request(0, prompt, replace(setting.params(()), max_new_tokens=PROBE))
+            try:
+                with self._watchdog.limit(f"{runner.arm.label}, a run of {PROBE} tokens"):
+                    compiled = runner.conditions().get("compile", "no") != "no"
+                    found = [] if compiled else [runner.run([request]) for _ in range(2)]
+            except Exception:  # it is raised again, and reported, when its row is measured
+                found = []
+            self._seconds[key] = min(found, key=lambda outcome: outcome.wall_s) if found else None
+        outcome = self._seconds[key]
+        if outcome is None:
+            return None
+        once = outcome.ttft_s[0] + (most - 1) * (outcome.tpot_s[0] if outcome.tpot_s else outcome.ttft_s[0])
+        one_by_one = isinstance(runner, PeerRunner) and not runner.peer.batches
+        return once * (setting.batch if one_by_one else 1)
 
     def _runner(self, arm: Arm, assembly: Assembly) -> Runner:
         """The arm, built and asked once for what is said of it. A refusal is raised before any work; whatever else an
@@ -528,7 +578,6 @@ def _pieces(every: Iterable[paired.Series], tokenizer: PreTrainedTokenizerBase) 
     return {token: decoded(tokenizer, [token]) for token in sorted(ids)}
 
 
-@torch.inference_mode()
 def _notes(stage: Stage) -> list[str]:
     """What the card says of this target on this machine."""
     target, ranks = stage.target, joined_ranks()
@@ -536,6 +585,7 @@ def _notes(stage: Stage) -> list[str]:
     return [*target.swap.notes(), *Load.measured().lines(), *shared, *([] if stage.eos else [ENDLESS])]
 
 
+@torch.inference_mode()
 def _forward_seconds(stage: Stage) -> float:
     target = stage.target
     arena = target.arena(1, 64, 1)

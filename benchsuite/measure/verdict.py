@@ -8,7 +8,7 @@ from math import log
 from benchsuite.measure.interval import Estimate
 
 MARKS = (
-    "~: the interval holds 1, or the noise is as large; !: not comparable, see below; no mark and no interval: too few"
+    "~: the interval holds 1, or the noise is as large; ?: too few prompts for an interval; !: not comparable (below)"
 )
 """Meanings of the marks."""
 
@@ -58,12 +58,12 @@ class SpeedVerdict:
 
     @property
     def mark(self) -> str:
-        """What follows a number in a table: `` ~``, `` !`` or nothing."""
-        return {"~": " ~", "not comparable": " !"}.get(self.label or "", "")
+        """What follows a number in a table: `` ~``, `` ?``, `` !`` or nothing."""
+        return {"~": " ~", "not comparable": " !", None: " ?"}.get(self.label, "")
 
     @property
     def cell_text(self) -> str:
-        """The speedup with its mark: ``1.25x``, ``1.02x ~``; ``-`` without one."""
+        """The speedup with its mark: ``1.25x``, ``1.02x ~``, ``1.31x ?``; ``-`` without one."""
         return "-" if self.speed is None else f"{self.speed.ratio:.2f}x{self.mark}"
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from benchsuite.measure.results import Results, SettingResults
@@ -29,14 +30,18 @@ def answers(results: Results) -> list[str]:
 
 
 def _answer(one: SettingResults) -> str:
-    fit = [row for row in one.pooled if usable(row)]
+    drafted, fit = [row for row in one.pooled if row.arm.draft], [row for row in one.pooled if usable(row)]
     workloads = max(len(row.ratios) for row in one.pooled)
     over = "over one workload" if workloads == 1 else f"over {workloads} workloads"
+    if not drafted:
+        return "nothing can be recommended: no strategy that drafts was measured."
     if not fit:
-        return f"nothing can be recommended: no strategy kept its contract and could be compared {over}."
+        reasons = Counter(map(_unfit, drafted))
+        return "nothing can be recommended: " + ", ".join(f"{n} {why}" for why, n in reasons.items()) + f", {over}."
     best = max(fit, key=lambda row: row.figures.speedup or 0.0)
     if best.figures.speedup_low is None:
-        return f"no strategy can be recommended yet: {best.n} prompts {over} are too few for an interval; measure more."
+        few = f"one prompt {over} is" if best.n == 1 else f"{best.n} prompts {over} are"
+        return f"no strategy can be recommended yet: {few} too few for an interval; measure more."
     if best.figures.verdict != "faster":
         return f"use plain decoding: no strategy was measurably faster {over}."
     name = tables.full_name(best)
@@ -57,15 +62,21 @@ def _answer(one: SettingResults) -> str:
 
 def usable(row: Row) -> bool:
     """Whether a row over all workloads may be recommended."""
+    return row.arm.draft is not None and not _unfit(row)
+
+
+def _unfit(row: Row) -> str:
+    """Why a strategy cannot be recommended, empty if it can; to be read after a number of strategies."""
     figures = row.figures
-    return (
-        row.arm.draft is not None
-        and row.failure is None
-        and figures.speedup is not None
-        and figures.not_comparable is None
-        and figures.contract in ("exact", "distribution")
-        and "replays" not in (figures.marks or ())
-    )
+    if row.failure is not None:
+        return "broke its contract" if figures.failed in (None, "contract") else "could not be measured"
+    if "replays" in (figures.marks or ()):
+        return "replayed plain's own output"
+    if figures.contract not in ("exact", "distribution"):
+        return "promised no contract that keeps the target's outputs"
+    if figures.speedup is None or figures.not_comparable is not None:
+        return "could not be compared with plain"
+    return ""
 
 
 def _level_with(best: Row, fit: Sequence[Row], one: SettingResults) -> str:

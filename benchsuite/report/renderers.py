@@ -14,11 +14,11 @@ from benchsuite.report.plots import Plot
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-WIDTH = 120
+WIDTH = 100
 """Characters of a terminal's line."""
 
-LEAST = 20
-"""Characters that the last column of a wide table has at least."""
+LEAST = 12
+"""Characters to which a column of a wide table is narrowed at most."""
 
 
 def terminal(document: Document, titled: bool = True) -> list[str]:
@@ -63,16 +63,28 @@ def wrapped(lines: Sequence[str]) -> list[str]:
 
 
 def _laid_out(table: Table, form: Literal["plain", "github"]) -> str:
-    """The table's rows; for a terminal within its width: long names lose their middle, the last column is wrapped."""
+    """The table's rows; for a terminal within its width: long names lose their middle, other texts are wrapped."""
     headers, body = [*table.headers], [[cell.text for cell in row] for row in table.cells]
     if form == "plain":
-        if table.narrow:
-            body = [[narrowed(row[0], table.narrow), *row[1:]] for row in body]
-        widths = [max(map(len, column)) for column in zip(headers, *body, strict=True)]
-        spare = WIDTH - sum(widths[:-1]) - 2 * (len(widths) - 1)
-        if widths[-1] > spare and len(widths) > 1:
-            body = [[*row[:-1], textwrap.fill(row[-1], max(spare, LEAST))] for row in body]
+        lines = [headers, *body]
+        widths = _fitted([max(map(len, column)) for column in zip(*lines, strict=True)], table.narrow)
+        fits = [narrowed if table.narrow and not place else _filled for place in range(len(widths))]
+        headers, *body = [
+            [fit(text, width) for fit, text, width in zip(fits, row, widths, strict=True)] for row in lines
+        ]
     return laid_out(headers, body, form)
+
+
+def _fitted(widths: list[int], narrow: int | None) -> list[int]:
+    """The widths of a table's columns, of which the widest give way until the table fits, down to ``LEAST``."""
+    found = [min(widths[0], narrow or widths[0]), *widths[1:]]
+    while sum(found) + 2 * (len(found) - 1) > WIDTH and max(found) > LEAST:
+        found[found.index(max(found))] -= 1
+    return found
+
+
+def _filled(text: str, width: int) -> str:
+    return text if len(text) <= width else textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def laid_out(headers: Sequence[str], body: Sequence[Sequence[str]], form: Literal["plain", "github"]) -> str:
@@ -86,7 +98,7 @@ def laid_out(headers: Sequence[str], body: Sequence[Sequence[str]], form: Litera
     if form == "github":
         headers, *body = [[_in_a_cell(text) for text in row] for row in (headers, *body)]
     else:
-        # tabulate pads headers by two, so that the tables would exceed 120 columns: headers are a row.
+        # tabulate pads headers by two, so that the tables would exceed their width: headers are a row.
         lines = [[line for cell in column for line in cell.split("\n")] for column in zip(headers, *body, strict=True)]
         headers, body = [], [headers, ["-" * max(map(len, column)) for column in lines], *body]
     return tabulate(body, headers, tablefmt=form, disable_numparse=True, stralign="left")

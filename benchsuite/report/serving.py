@@ -26,19 +26,17 @@ COLUMNS = (
 """Meanings of the columns."""
 
 SPEEDS = ["endpoint", "ok", "speed", "interval", "decoding", "tok/s", "req/s", "goodput"]
-TIMED = ("TTFT", "TPOT", "gap", "token", "e2e")
-LATENCIES = ["endpoint", *(part for name in TIMED for part in (f"{name} 50", "90", "99"))]
+REQUESTS = ["endpoint", *(part for name in ("TTFT", "TPOT", "e2e") for part in (f"{name} 50", "90", "99"))]
+PIECES = ["endpoint", *(part for name in ("gap", "token") for part in (f"{name} 50", "90", "99"))]
 
 
 def serving_tables(rows: Sequence[EndpointFigures]) -> list[Table]:
-    """Two tables with a line for each endpoint: speeds, and latencies in milliseconds."""
-    latencies = [
-        [row.endpoint, *map(_ms, (*row.ttft_ms, *row.tpot_ms, *row.piece_ms, *row.token_ms, *row.e2e_ms))]
-        for row in rows
-    ]
+    """Tables with a line for each endpoint: speeds; latencies of requests and of pieces, in milliseconds."""
+    requests = [[row.endpoint, *map(_ms, (*row.ttft_ms, *row.tpot_ms, *row.e2e_ms))] for row in rows]
+    pieces = [[row.endpoint, *map(_ms, (*row.piece_ms, *row.token_ms))] for row in rows]
     again = next((row for row in rows if row.endpoint.endswith(AGAIN)), None)
     speeds = [_speeds(row, again, row is rows[0]) for row in rows]
-    return [Table(SPEEDS, speeds), Table(LATENCIES, latencies)]
+    return [Table(SPEEDS, speeds), Table(REQUESTS, requests), Table(PIECES, pieces)]
 
 
 def _ms(value: float | None) -> str:

@@ -60,6 +60,7 @@ def _section(one: SettingResults) -> Section:
             tables.rows_table(pooled, tables.SPEED, "Speed"),
             tables.rows_table(pooled, tables.LATENCY, "Contract and latency"),
             tables.rows_table(pooled, tables.REASONS, "Why"),
+            tables.rows_table(pooled, tables.SHARES, "Where the time goes"),
             Lines([*tables.LEGEND, *tables.op_lines(rows)]),
             Lines(tables.notes(pooled, rows)),
             Plots([*pictures.pictures(one), *pictures.break_even(pooled)]),

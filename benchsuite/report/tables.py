@@ -24,7 +24,10 @@ BASELINE = "*"
 WIDEST = 28
 """Most characters of an arm's name in a terminal's table; a longer name loses its middle. Files have it whole."""
 
-SHORT_NAMES = {"question_answering": "q & a", "summarisation": "summaries", "code_editing": "code"}
+SHORT_NAMES = {
+    **{"question_answering": "q & a", "summarisation": "summary", "code_editing": "code"},
+    **{"rewriting": "rewrite", "reasoning": "reason"},
+}
 """Headers of workloads whose names are too wide for a table."""
 
 STEPS = (0.9, 0.98, 1.02, 1.25, 1.6, 2.2)
@@ -151,13 +154,24 @@ REASONS = (
     _figure(
         "parts", lambda f: f.sum_of_parts, "{:.2f}x", "sum of parts: the speedup if only target and draft took time"
     ),
+)
+"""Columns of the causes of the speed: what is accepted, and what a step costs."""
+
+SHARES = (
+    NAME,
     _figure("draft %", lambda f: f.draft_share, "{:.1f}", "share of the decoding time in the draft", 100),
     _figure("target %", lambda f: f.target_share, "{:.1f}", "share in the target's forwards", 100),
     _figure("policy %", lambda f: f.accept_share, "{:.1f}", "share in the acceptance policy", 100),
-    _figure("overhead %", lambda f: f.overhead, "{:.1f}", "time on the clock less every booked part", 100),
-    _figure("MBU", lambda f: f.mbu, "{:.2f}", "bytes read per second, the draft's weights included / read bandwidth"),
+    _figure("overhead %", lambda f: f.overhead, "{:.1f}", "time that is attributed to none of them", 100),
+    _figure(
+        "MBU",
+        lambda f: f.mbu,
+        "{:.2f}",
+        "bytes read per second, the draft's weights included / read bandwidth; - above 1: the bandwidth was measured "
+        "on a busy machine, or a cache holds the weights",
+    ),
 )
-"""Columns of the causes of the speed."""
+"""Columns of where the time goes."""
 
 
 def section_title(row: Row) -> str:
@@ -266,9 +280,9 @@ def rows_table(rows: Sequence[Row], columns: Sequence[Column], title: str = "", 
 
 
 LEGEND = (
-    "e2e: prompt to last token; TTFT: to the first; TPOT: per token after the first emission; ITL: gaps of emissions",
+    "e2e: prompt to last token; TTFT: to the first; TPOT: per token after the first; ITL: gaps of emissions",
     "tau: emitted / target forwards; acc len: 1 + accepted / drafts; c: draft time per proposal / one-slot target time",
-    "v(W): target time for W slots / for 1; parts: speedup by target and draft time alone; overhead: time not booked",
+    "v(W): target time for W slots / for 1; parts: speedup by target and draft time alone; overhead: other time",
     "MBU: bytes read / bandwidth; copy rate: output that bigrams guess; entropy: the target's, per token",
 )
 """Meanings of the columns, shown below the terminal's tables."""
@@ -318,7 +332,7 @@ def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], noise: float) ->
 def meanings() -> list[str]:
     """Return a line for each column of the tables and each figure below them."""
     return [
-        *glossary((*SPEED, *LATENCY[1:], *REASONS[1:])).splitlines(),
+        *glossary((*SPEED, *LATENCY[1:], *REASONS[1:], *SHARES[1:])).splitlines(),
         "copy rate: share of plain's output that follows its two predecessors as they last did before",
         "entropy, bits: mean entropy of the target's own distribution at each token of plain's output",
     ]

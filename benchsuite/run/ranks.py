@@ -107,8 +107,8 @@ class RankedPlugin:
             self._write_nothing()
 
     def _refuse(self, arms: Sequence[Arm], gated: bool, ranks: int) -> None:
+        from specdec.choices import BITS
         from specdec.errors import SpecdecError
-        from specdec.quantised import BITS
 
         def refused(what: str, reason: str) -> SpecdecError:
             return SpecdecError(f"{what} with {ranks} ranks: {reason}; leave it out, or run without torchrun")

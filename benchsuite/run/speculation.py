@@ -16,6 +16,7 @@ from benchsuite.run.capture import uncaptured
 from benchsuite.run.ranks import RankedPlugin
 from benchsuite.run.results_folder import DIST, FOLDER, LINES, RunKeeper
 from benchsuite.run.workers import FREE, scheduling, split_cells
+from specdec.progress import Progress
 
 if TYPE_CHECKING:
     from benchsuite.measure.arms import Arm
@@ -46,7 +47,7 @@ class ComparisonPlugin:
         self.bench: Bench | None = None
         self.measured: Measured | None = None  # the bench's own, or what the workers of pytest-xdist have measured
         self._refused: Exception | None = None  # an invalid option, found where pytest would print a traceback
-        self._bar: Any = None
+        self._progress: Progress | None = None
         self.ranks_plugin = RankedPlugin(config, request)
         self._keeper = RunKeeper(config, request)
         self._lines: list[Lines] = []  # of pytest-xdist's workers
@@ -78,10 +79,13 @@ class ComparisonPlugin:
         metafunc.parametrize("specdec_row", cases, indirect=True, ids=[*self.arms])
 
     def _build(self) -> None:
-        from benchsuite.run import matrix
+        from benchsuite.run.names import refuse_unknown_names
         from specdec.errors import SpecdecError
 
         try:
+            refuse_unknown_names(self.request)
+            from benchsuite.run import matrix  # imports torch
+
             self.arms = {arm.id: arm for arm in matrix.build_matrix(self.request)}
         except SpecdecError as error:
             self._refused = error
@@ -126,9 +130,11 @@ class ComparisonPlugin:
                 self._keeper.journal.give_up()
             raise pytest.UsageError(str(error)) from None
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
+        if reporter is not None and self.config.option.verbose >= 0:
+            from benchsuite.report.renderers import wrapped
+
             reporter.section("specdec-bench", sep="-")
-            for line in self.bench.card:
+            for line in wrapped(self.bench.card):
                 reporter.write_line(line)
 
     def _prepared(self, arms: list[Arm]) -> Bench:
@@ -164,7 +170,7 @@ class ComparisonPlugin:
 
     def _plan(self) -> MeasuringPlan:
         """The plan of this request. SpecdecError for what this process cannot do."""
-        from benchsuite.measure.guards import known_conditions
+        from benchsuite.measure.conditions import known_conditions
         from benchsuite.measure.plan import MeasuringPlan
 
         request, gate = self.request, self.request.gate
@@ -187,13 +193,11 @@ class ComparisonPlugin:
 
     def _check_predict(self) -> None:
         """Refuse a prediction that this process cannot make."""
-        from benchsuite.predict.forecasts import check_source
         from specdec.errors import SpecdecError
 
         given = self.request.predict
         if given == "off":
             return
-        check_source(given)
         if hasattr(self.config, "workerinput"):
             unfit = "pytest-xdist's processes disturb each other's costs: leave out -n"
         elif self.ranks_plugin.ranks:
@@ -256,28 +260,17 @@ class ComparisonPlugin:
         pytest.fail(f"{name}: {said}", pytrace=False)
 
     def _tick(self, bench: Bench) -> Callable[[str], None]:
-        from tqdm import tqdm
-
         if not self.ranks_plugin.first:
             return lambda what: None
-        if self._bar is None:
-            # In a log file each update of the bar is a line, so one update every 30 s is enough.
-            pause = 0.2 if sys.stderr.isatty() else 30.0
-            self._bar = tqdm(
-                total=bench.ticks, unit="run", file=sys.stderr, mininterval=pause, leave=False, dynamic_ncols=True
-            )
-
-        def tick(what: str) -> None:
-            self._bar.set_description_str(what, refresh=False)
-            self._bar.update()
-
-        return tick
+        if self._progress is None:
+            self._progress = Progress(bench.ticks, "runs")
+        return self._progress.step
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the results folder; the controller of pytest-xdist writes what its workers have measured."""
-        if self._bar is not None:
-            self._bar.close()
+        if self._progress is not None:
+            self._progress.close()
         predictions: dict[str, str] = {}
         if self.bench is not None:
             predictions = self._predict(self.bench)
@@ -329,19 +322,23 @@ class ComparisonPlugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the tables."""
         if self.measured is not None and self.measured.rows:
-            from benchsuite.report.renderers import section_lines
+            from benchsuite.report.renderers import WIDTH, section_lines, wrapped
             from benchsuite.report.speculation import speculation_document
 
             document = speculation_document(self.measured.results(), predicted=self._predicted)
-            for section in document.sections:
+            quiet, tables = self.config.option.verbose < 0, list[str]()
+            for section in () if quiet else document.sections:
                 if not section.detail and (lines := section_lines(section, titled=False)):
-                    terminalreporter.section(f"{document.title}: {section.title}", sep="=")
-                    for line in lines:
-                        terminalreporter.write_line(line)
-            # The answer comes last, where a reader looks first.
-            for line in (self._unpredicted, *document.lead, self._keeper.outcome):
-                if line:
-                    terminalreporter.write_line(line)
+                    tables += ["", f" {section.title} ".center(WIDTH, "-"), *lines]
+            answer = wrapped([line for line in (self._unpredicted, *document.lead) if line])
+            # A reader looks first at the top of a log, and at the bottom of a terminal.
+            first = quiet or not terminalreporter.isatty
+            terminalreporter.section(document.title, sep="=")
+            for line in [*answer, *tables] if first else [*tables, "", *answer]:
+                terminalreporter.write_line(line)
+            rest = "tables: without -q, or in the report of --specdec-results FOLDER" if quiet else ""
+            for line in (self._keeper.outcome or rest).splitlines():
+                terminalreporter.write_line(line)
 
 
 def _marks(arm: Arm) -> list[pytest.MarkDecorator]:

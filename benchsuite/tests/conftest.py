@@ -22,7 +22,7 @@ from benchsuite.tests import budget
 from benchsuite.tests.gate_rig import STEADY, Suite, run_inside
 from benchsuite.tests.rig import KILLS, Make, Python, Run, child_variables
 from benchsuite.tests.warm import Warm, hurry
-from specdec.registry import LOAD_PLUGINS
+from specdec.installed import LOAD_PLUGINS
 
 DEEPER = 50
 """The factor by which --specdec-deep lengthens the proofs."""

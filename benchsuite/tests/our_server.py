@@ -254,8 +254,8 @@ def _joined(objects: list[dict[str, Any]]) -> dict[str, Any]:
 def our_server_main(arguments: list[str] | None = None) -> None:
     """Serve a target of the catalog until the process is interrupted."""
     from specdec import Registry, catalog, devices
+    from specdec.choices import BITS
     from specdec.model import ArenaModel
-    from specdec.quantised import BITS
 
     parser = argparse.ArgumentParser(description="an OpenAI-compatible server over specdec")
     parser.add_argument("--target", default="tiny")

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from benchsuite.tests.rig import Python
-from specdec.registry import LOAD_PLUGINS
+from specdec.installed import LOAD_PLUGINS
 
 
 def blocks(kind: str, text: str) -> list[str]:

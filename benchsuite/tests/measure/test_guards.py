@@ -10,6 +10,7 @@ import torch
 
 from benchsuite.measure import guards
 from benchsuite.measure.arms import Arm
+from benchsuite.measure.conditions import ACROSS, known_conditions
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
 from benchsuite.tests.rig import SETTING
@@ -94,14 +95,14 @@ def test_an_op_that_some_of_both_arms_calls_ran_on_one_backend_is_comparable() -
     )
 
 
-@pytest.mark.parametrize("name", guards.ACROSS)
+@pytest.mark.parametrize("name", ACROSS)
 def test_conditions_must_be_equal_unless_they_are_given_up_by_name(name: str) -> None:
     one: Any = {name: "one"}
     ours, base = series(STRAIGHT, **one), series(STRAIGHT, **{**one, name: "other"})
     assert why(ours, base) == f"{name}: one, the baseline's is other"
     assert why(ours, base, name) is None
     assert why(ours, series(STRAIGHT)) is None, "what only one of them has is no difference"
-    others: Any = {"exact", *guards.ACROSS} - {name}
+    others: Any = {"exact", *ACROSS} - {name}
     assert why(ours, base, *others) == f"{name}: one, the baseline's is other"
 
 
@@ -112,6 +113,6 @@ def test_an_arm_that_was_measured_on_two_machines_is_compared_with_nothing() -> 
 
 
 def test_what_may_be_given_up_is_named_in_the_option() -> None:
-    assert guards.known_conditions(["runtime", "compile"]) == ("runtime", "compile")
+    assert known_conditions(["runtime", "compile"]) == ("runtime", "compile")
     with pytest.raises(SpecdecError, match=r"unknown condition of --specdec-across 'exact'"):
-        guards.known_conditions(["exact"])
+        known_conditions(["exact"])

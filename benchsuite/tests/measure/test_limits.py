@@ -105,10 +105,6 @@ def test_a_cell_of_a_broken_arm_is_strict_json_and_is_read_as_it_was() -> None:
     assert asdict(found.differences[0]) == asdict(bug)
 
 
-def test_the_conditions_that_may_be_given_up_are_three() -> None:
-    assert (guards.ACROSS, guards.UNLIKE, guards.LONGEST_PERIOD) == (("compile", "dtype", "runtime"), 0.25, 8)
-
-
 def test_lengths_are_compared_of_the_outputs_that_both_have() -> None:
     """An arm that failed ran fewer units, and a batch may lack a row."""
     one, two = tuple(range(20)), tuple(range(40, 60))

@@ -452,8 +452,17 @@ def test_the_card_has_a_line_for_each_peer() -> None:
     machine = Machine("tiny", "cpu", "cpu", "float32", 2**20, 64, 1e9, 0)
     arms = [Arm(SETTING), Arm(SETTING, peer="transformers")]
     peers = [peer_runner(text, families.build_model("llama")).described() for text in EVERY]
-    lines = card(machine, torch.device("cpu"), arms, 3, 0.001, ("triton: " + "word " * 40,), peers)
-    assert [line for line in lines if line.startswith("peer transformers")] == [f"peer {line}" for line in peers]
-    assert all(len(line) <= 118 for line in lines if line.startswith(("peer", "without", "word")))
-    wrapped = card(machine, torch.device("cpu"), arms, 3, 0.001, (), [peers[2] + ", more" * 20])
-    assert " ".join(wrapped).count(", more") == 20
+    lines = card(machine, torch.device("cpu"), arms, 3, 0.001, "about 3 s", ("triton: " + "word " * 40,), peers)
+    assert [line for line in lines if line.startswith("peer ")] == [f"peer {line}" for line in peers]
+    assert "without backend triton: " + "word " * 40 in lines, "a page makes one item of it, a terminal wraps it"
+    assert "2 arms x 3 prompts x up to 24 tokens: about 3 s" in lines
+
+
+@pytest.mark.parametrize(
+    ("forward", "says"), [(0.004, "no forward can take less than 2.00 ms"), (0.001, "is no limit")]
+)
+def test_a_bandwidth_that_a_forward_has_beaten_is_called_no_limit(forward: float, says: str) -> None:
+    machine = Machine("tiny", "cpu", "cpu", "float32", 2_000_000, 64, 1e9, 0)
+    [line] = [one for one in card(machine, torch.device("cpu"), [Arm(SETTING)], 3, forward, "") if "bandwidth" in one]
+    assert says in line
+    assert ("cannot" in line or "can take less" in line) is (forward > 0.002)

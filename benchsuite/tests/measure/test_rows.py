@@ -134,6 +134,21 @@ def test_the_bytes_that_move_are_known_only_if_every_run_says_so_and_the_weights
     assert _row(_series(OURS, RUN, replace(RUN, forwards=0)), plain).info["mbu"] == pytest.approx(whole / 2)
 
 
+def test_a_share_of_the_bandwidth_above_one_is_no_figure_the_bandwidth_was_measured_beside_other_work() -> None:
+    plain = _series(BASE, RUN, RUN)
+    whole = 2 * 4 * (1000 + 10 * 20) / 8
+    for bandwidth, mbu in ((whole * 1.01, pytest.approx(1 / 1.01)), (whole * 0.99, None)):
+        row = make_rows(
+            {BASE: {"chat": plain}, OURS: {"chat": _series(OURS, RUN, RUN)}},
+            BASE,
+            replace(HERE, bandwidth=bandwidth),
+            "all",
+            None,
+            {},
+        )[OURS]
+        assert row.info["mbu"] == mbu
+
+
 def test_memory_is_the_most_of_each_kind_and_a_run_may_lack_one() -> None:
     runs = [replace(RUN, memory=memory) for memory in ({"host": 0, "device": 5}, {}, {"device": 7, "rss": -2})]
     assert _row(_series(OURS, *runs), _series(BASE, *runs)).info["memory"] == {"host": 0, "device": 7, "rss": 0}

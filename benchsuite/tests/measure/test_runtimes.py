@@ -12,7 +12,7 @@ from benchsuite.conformance.guards.tape import Tape
 from benchsuite.conformance.models import tiny
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, to_json
-from benchsuite.measure.guards import known_conditions
+from benchsuite.measure.conditions import known_conditions
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.runners import EngineRunner

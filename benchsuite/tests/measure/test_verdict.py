@@ -96,7 +96,7 @@ def test_plain_decoding_once_more_is_never_faster_than_itself() -> None:
         (
             SpeedVerdict(Estimate(1.25, None, None, 3, "t")),
             None,
-            "1.25x",
+            "1.25x ?",
             "1.25x, too few prompts for an interval",
         ),
         (

@@ -21,7 +21,7 @@ from benchsuite.measure import watchdog
 from benchsuite.measure.watchdog import RunTimeout, Watchdog
 from benchsuite.tests.rig import SHORT, Run, as_installed
 from specdec import SpecdecError
-from specdec.registry import LOAD_PLUGINS
+from specdec.installed import LOAD_PLUGINS
 
 needs_alarm = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no setitimer")
 

@@ -276,26 +276,13 @@ def test_what_is_refused_ends_the_command_with_one_sentence(tmp_path: Path) -> N
 def test_missing_shards_are_written_each_under_its_own_name_and_only_when_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, made, bars = tmp_path / "a" / "b", list[tuple[Any, ...]](), list[Any]()
+    folder, made = tmp_path / "a" / "b", list[tuple[Any, ...]]()
 
-    class Bar:
-        """In place of tqdm."""
-
-        def __init__(self, **given: Any) -> None:
-            bars.append(given)
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *raised: object) -> None:
-            bars.append("closed")
-
-    def shard(target: Any, tokenizer: Any, number: int, rows: int, length: int, bar: Any) -> dict[str, Tensor]:
-        made.append((target, tokenizer, number, rows, length, type(bar)))
+    def shard(target: Any, tokenizer: Any, number: int, rows: int, length: int, progress: Any) -> dict[str, Tensor]:
+        made.append((target, tokenizer, number, rows, length))
         assert not list(folder.glob("*.partial"))
         return {"tokens": torch.full((rows, length), number)}
 
-    monkeypatch.setattr(corpus, "tqdm", Bar)
     monkeypatch.setattr(corpus, "_shard", shard)
     target: Any = "target"
     tokenizer: Any = "tokenizer"
@@ -303,13 +290,7 @@ def test_missing_shards_are_written_each_under_its_own_name_and_only_when_whole(
     (folder / "shard-0000.safetensors").unlink()
     corpus.write_corpus(folder, target, tokenizer, 4, 5, 6)
     assert made == [
-        *((target, tokenizer, number, 3, 4, Bar) for number in (0, 1)),
-        *((target, tokenizer, number, 5, 6, Bar) for number in (0, 2, 3)),
-    ]
-    assert bars == [
-        {"total": 8, "unit_scale": 3, "unit": "tok", "desc": "writing"},
-        "closed",
-        {"total": 18, "unit_scale": 5, "unit": "tok", "desc": "writing"},
-        "closed",
+        *((target, tokenizer, number, 3, 4) for number in (0, 1)),
+        *((target, tokenizer, number, 5, 6) for number in (0, 2, 3)),
     ]
     assert sorted(path.name for path in folder.iterdir()) == [f"shard-000{i}.safetensors" for i in range(4)]

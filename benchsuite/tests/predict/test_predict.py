@@ -354,7 +354,7 @@ def test_a_run_shows_each_row_beside_its_prediction_and_keeps_it(
     arguments = [*PREDICTED, "--specdec-prompts", "2", "--specdec-max-new-tokens", "8", "--specdec-peer", "none"]
     first = run(*arguments, "--specdec-predict", "fresh", "--specdec-results", "results", **no_costs)
     assert first.returncode == 0, first.stdout
-    shown = first.stdout[first.stdout.index("Speculative decoding: Predicted and measured") :]
+    shown = first.stdout[first.stdout.index("- Predicted and measured -") :]
     for word in ("ngram", "oracle(0.8)", "residual", "2 cells", "90 % intervals hold"):
         assert word in shown
     (found,) = (tmp_path / "results").glob("*/prediction.json")

@@ -36,6 +36,24 @@ def test_a_terminals_columns_begin_where_their_headers_begin_and_cells_stay_as_t
 
 
 @given(
+    st.lists(st.lists(st.text("ab ", min_size=1, max_size=60), min_size=4, max_size=4), min_size=1, max_size=3),
+    st.sampled_from([None, 28]),
+)
+def test_a_terminals_table_has_at_most_a_hundred_columns_and_loses_no_word_but_of_a_narrow_name(
+    rows: list[list[str]], narrow: int | None
+) -> None:
+    short = [[" ".join(word[:12] for word in cell.split()) for cell in row] for row in rows]
+    headers = ("row", "ratio", "a long header", "said")
+    head, rule, *body = shown_lines(Table(headers, short, narrow=narrow))
+    assert all(len(line) <= 100 for line in (head, rule, *body))
+    starts = [found.start() for found in re.finditer("-+", rule)]
+    columns = [" ".join(line[a:b] for line in body).split() for a, b in zip(starts, [*starts[1:], None], strict=True)]
+    whole = [[word for row in short for word in row[place].split()] for place in range(4)]
+    assert columns[1:] == whole[1:]
+    assert narrow or columns[0] == whole[0]
+
+
+@given(
     st.lists(st.lists(st.text("ab1.0 <&", max_size=40), min_size=3, max_size=3), max_size=3),
     st.lists(st.text("ab <&", max_size=200)),
 )

@@ -86,6 +86,14 @@ def test_without_a_proven_gain_plain_decoding_is_the_answer(reported: Results) -
     assert "too few for an interval; measure more" in claimed(reported, ngram=few, garbage=few)
 
 
+def test_where_nothing_can_be_recommended_the_reason_of_each_strategy_is_given(reported: Results) -> None:
+    worse: dict[str, Any] = {"not_comparable": "lengths"}
+    assert claimed(reported, ngram=worse, garbage={"contract": "lossy"}) == (
+        "On this machine nothing can be recommended: 1 could not be compared with plain, 1 promised no contract that "
+        "keeps the target's outputs, 1 replayed plain's own output, over 2 workloads."
+    )
+
+
 def test_every_plot_of_a_run_has_data_and_lies_inside_its_frame(reported: Results) -> None:
     plots = pictures.pictures(reported.settings[0])
     assert len(plots) == 5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchsuite.tests.rig import QUICK, SHORT, Python, Run, child_variables, repeatable
-from specdec.registry import LOAD_PLUGINS
+from specdec.installed import LOAD_PLUGINS
 
 ROWS = (
     *(*SHORT, "--specdec-draft", "ngram,garbage", "--specdec-peer", "transformers", "--specdec-prompts", "1"),
@@ -77,7 +77,7 @@ def test_another_plugin_beside_ours_changes_no_row_and_no_test(
     done = run("-m", "pytest", "test_own.py", *ROWS, *beside, "--specdec-results", "out", PYTEST_ADDOPTS="")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted_rows(tmp_path / "out") == alone
-    assert "Speculative decoding: tiny" in done.stdout, "with workers the controller shows the tables"
+    assert " Speculative decoding " in done.stdout, "with workers the controller shows the tables"
     assert "INTERNALERROR" not in done.stdout + done.stderr
     if "--cov=specdec" in beside:
         assert "specdec/engine.py" in done.stdout

@@ -11,7 +11,7 @@ import pytest
 from benchsuite.measure.figures import KEYS
 from benchsuite.tests.rig import QUICK, SHORT, Run, as_installed
 from specdec.devices import why_absent
-from specdec.registry import LOAD_PLUGINS
+from specdec.installed import LOAD_PLUGINS
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from benchsuite.measure.session import Bench
 from benchsuite.run.matrix import build_matrix
 from benchsuite.tests.rig import SETTING, Make, requested
 from specdec import SpecdecError, catalog, devices, smollm2
+from specdec.choices import DEVICES
 
 CPU = torch.device("cpu")
 
@@ -137,7 +138,7 @@ def test_a_target_that_cannot_be_loaded_fails_its_own_rows_and_the_others_run() 
 
 
 def test_a_device_that_is_not_here_is_refused_with_those_that_are() -> None:
-    absent = [kind for kind in devices.ORDER if devices.why_absent(kind)]
+    absent = [kind for kind in DEVICES if devices.why_absent(kind)]
     for kind in absent:
         with pytest.raises(SpecdecError, match=rf"the device '{kind}' is not here: .*Devices here: .*cpu"):
             devices.pick_device(kind)

@@ -29,7 +29,7 @@ from benchsuite.run import cluster
 from benchsuite.store.journal import Journal, differences, manifest
 from benchsuite.tests.rig import SETTING, SHORT, Python, Run, child_variables, repeatable
 from specdec.errors import SpecdecError
-from specdec.registry import LOAD_PLUGINS
+from specdec.installed import LOAD_PLUGINS
 
 OPTIONS = {"baseline": "plain", "target": "tiny", "shard": ""}
 SETTINGS = [SETTING.replaced(workload=name, max_new_tokens=8) for name in ("chat", "reasoning")]

@@ -10,17 +10,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from specdec import SpecdecError, Window
 from specdec.catalog import chat_text
 from specdec.model import ArenaModel
+from specdec.progress import Progress
 
 TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)
 """One is drawn for each answer, because a head drafts both greedy text, which repeats itself, and sampled text."""
@@ -181,9 +180,9 @@ def write_corpus(
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [n for n in range(shards) if not _path(folder, n).exists()]
-    with tqdm(total=len(missing) * length, unit_scale=rows, unit="tok", desc="writing") as bar:
+    with Progress(len(missing) * length * rows, "tokens", "writing") as progress:
         for number in missing:
-            shard = _shard(target, tokenizer, number, rows, length, bar)
+            shard = _shard(target, tokenizer, number, rows, length, progress)
             partial = _path(folder, number).with_suffix(".partial")
             save_file(shard, partial)
             partial.rename(_path(folder, number))
@@ -195,7 +194,7 @@ def _path(folder: Path, number: int) -> Path:
 
 @torch.inference_mode()
 def _shard(
-    target: ArenaModel, tokenizer: PreTrainedTokenizerBase, seed: int, rows: int, length: int, bar: tqdm[Any]
+    target: ArenaModel, tokenizer: PreTrainedTokenizerBase, seed: int, rows: int, length: int, progress: Progress
 ) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     script = _Script(tokenizer, rows, generator)
@@ -212,7 +211,7 @@ def _shard(
         tokens.append(token.int().cpu())
         answer.append(torch.tensor(script.answering))
         hidden.append(state[:, 0].to("cpu", torch.bfloat16))
-        bar.update()
+        progress.step(count=rows)
     columns = {"tokens": tokens, "hidden": hidden, "answer": answer}
     return {name: torch.stack(column, dim=1) for name, column in columns.items()}
 

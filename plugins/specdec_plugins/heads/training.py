@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from specdec.decoder import Cells
 from specdec.interfaces import Backend
+from specdec.progress import Progress
 from specdec_plugins.heads.corpus import Corpus
 from specdec_plugins.heads.eagle_head import EagleHead
 from specdec_plugins.heads.medusa_heads import MedusaHeads
@@ -184,7 +184,8 @@ def train(
     for epoch in range(first, epochs):
         start, losses = time.perf_counter(), []
         order = torch.randperm(len(training.tokens), generator=torch.Generator().manual_seed(seed + epoch))
-        for number, pick in enumerate(tqdm(order.split(batch), desc=f"epoch {epoch + 1}/{epochs}", mininterval=10)):
+        progress = Progress(per_epoch, "batches", f"epoch {epoch + 1}/{epochs}")
+        for number, pick in enumerate(order.split(batch)):
             done = (epoch * per_epoch + number) / total
             pace = min(1.0, (done * total + 1) / warm) * 0.5 * (1 + math.cos(math.pi * done))
             some = training.rows(pick)
@@ -193,10 +194,12 @@ def train(
             loss.backward()
             _descend(head, optimizers, rate * pace)
             losses.append(float(loss.detach()))
+            progress.step()
+        progress.close()
         found = judge(head, ops, reader, embed, held_out, depth)
         mean = round(sum(losses) / len(losses), 4)
         log.append({"epoch": epoch + 1, "loss": mean, **found, "seconds": round(time.perf_counter() - start)})
-        tqdm.write(json.dumps(log[-1]))
+        print(json.dumps(log[-1]), flush=True)
         lengths = [line["acceptance_length"] for line in log]
         if lengths[-1] == max(lengths):
             best = _copied(head)
