@@ -38,11 +38,16 @@ MODULES = (
 )
 """What is imported before the fork."""
 
+OURS = ("benchsuite", "specdec", "specdec_kernels", "specdec_plugins")
+
 REWRITTEN = (
     *("_hypothesis_globals", "_hypothesis_pytestplugin", "anyio", "benchsuite", "hypothesis"),
     *("pytest_benchmark", "pytest_cov", "specdec", "specdec_kernels", "specdec_plugins", "xdist"),
 )
 """Packages of pytest plugins: pytest would warn that they come too late for it to rewrite their assertions."""
+
+TRACED_INTO = "TRACED_INTO"
+"""The variable that names a folder into which a fork writes the lines of our code that it ran, as JSON by file."""
 
 READ_BEFORE = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "TRITON_INTERPRET")
 """Variables that libraries read when they are imported: a process with another value must import them itself."""
@@ -158,6 +163,24 @@ def _ended(arguments: list[str]) -> int:
     return 0
 
 
+def _traced(arguments: list[str]) -> int:
+    """Run to the end as ``_ended`` does; if ``TRACED_INTO`` is set, write which lines ran."""
+    folder = os.environ.get(TRACED_INTO)
+    if not folder:
+        return _ended(arguments)
+    import coverage
+
+    found = coverage.Coverage(data_file=None, source_pkgs=list(OURS), config_file=False)
+    found.start()
+    try:
+        return _ended(arguments)
+    finally:
+        found.stop()
+        data = found.get_data()
+        lines = {file: data.lines(file) for file in data.measured_files()}
+        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(lines))
+
+
 def _serve() -> None:
     """Import, and fork; a fork leaves without taking apart all that was imported, which would take a second."""
     for module in MODULES:
@@ -169,7 +192,7 @@ def _serve() -> None:
         sys.modules[package].__doc__ = "PYTEST_DONT_REWRITE"  # pytest's own word for it
     gc.collect()
     gc.freeze()  # or every collection of a fork would go through all of it, and copy it
-    code = _ended(_asked())
+    code = _traced(_asked())
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

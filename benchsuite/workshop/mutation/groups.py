@@ -1,4 +1,4 @@
-"""The groups from which mutants are drawn: what decides a token, a figure or a verdict."""
+"""The groups from which mutants are drawn: all code that ships."""
 
 from __future__ import annotations
 
@@ -26,20 +26,23 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "c++": ("kernels/specdec_kernels/csrc/*.cpp", "kernels/specdec_kernels/csrc/*.h"),
     "figures": tuple(f"benchsuite/{name}.py" for name in FIGURES),
     "ties": tuple(f"benchsuite/judge/{name}.py" for name in ("ties", "logprob_ties")),
-    "kit": ("benchsuite/conformance/*.py",),
+    "kit": ("benchsuite/conformance/*.py", "benchsuite/conformance/*/*.py"),
     "gate": ("benchsuite/gate/*.py", "benchsuite/report/findings.py", "benchsuite/report/exports.py"),
+    "measure": ("benchsuite/measure/*.py", "benchsuite/measure/workloads/*.py", "benchsuite/judge/*.py"),
+    "run": ("benchsuite/run/*.py", "benchsuite/*.py"),
+    "predict": ("benchsuite/predict/*.py",),
+    "report": ("benchsuite/report/*.py",),
+    "serving": ("benchsuite/benches/serving/*.py", "benchsuite/benches/*.py"),
+    "decoding": ("benchsuite/benches/decoding/*.py",),
+    "timing": ("benchsuite/benches/kernels/*.py",),
+    "kept": tuple(f"benchsuite/{room}/*.py" for room in ("store", "machine", "compare", "foreign")),
 }
 """Names of groups and patterns of their files; a file belongs to the first group that has it."""
-
-NOT_MUTATED = ("__main__.py", "__init__.py")
-"""Command lines and lists of names: what they do is printed or imported."""
 
 
 def group_of(file: str) -> str | None:
     """Return the name of a file's group, None if nothing in it is mutated. ``file`` is relative to the checkout."""
     path = Path("/", file)  # a relative pattern would match from the right: benchsuite/tests/specdec/ as well
-    if path.name in NOT_MUTATED:
-        return None
     return next((name for name, found in GROUPS.items() if any(path.match(f"/{pattern}") for pattern in found)), None)
 
 

@@ -1,7 +1,7 @@
 """Which tests reach which lines, and what each costs: collected once for each state of the code and of a test file.
 
-coverage.py traces lines, and its context is switched at every test. What a test starts as a process of its own is not
-traced, and what a fixture or a cache makes once counts for the first test that asked for it.
+coverage.py traces lines, and its context is switched at every test. Processes that the fixtures ``python`` and ``run``
+fork are traced too, others are not; what a fixture or a cache makes once counts for the first test that asked for it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from benchsuite.machine.files import write_file
 from benchsuite.workshop.mutation.copied import ROOTS, Copied, sources_digest
 from benchsuite.workshop.mutation.forks import ForkLimits, run_pytest
 from benchsuite.workshop.mutation.mutants import Mutation
+
+TRACED_INTO = "TRACED_INTO"
+"""The variable that a forked process of a test reads (``benchsuite/tests/warm.py``)."""
 
 CUDA_ON_HOST = (
     "benchsuite/workshop/native/cuda_on_host.py",
@@ -41,11 +45,16 @@ PLUGINS, DECLARED = "plugins/specdec_plugins/", "benchsuite/tests/plugins/test_d
 """A folder, and the tests that read what its classes declare and which defaults its functions have, for which no line
 of either runs: they judge every mutant of the folder."""
 
-APART = {"cold", "python", "run", "suite"}
-"""Fixtures of tests that start processes, which are not traced, and for which all is imported once more: they are left
-out, and judge nothing."""
+APART = {"cold"}
+"""Fixtures of tests whose work is done in processes that are not traced: they are left out, and judge nothing."""
 
-TRACED = ("specdec/*", "plugins/*", "kernels/*", "benchsuite/*")
+FORKING = {"python", "run", "suite"}
+"""Fixtures of tests that fork processes, whose time is not this one's."""
+
+TRACED, AWAY = (
+    ("specdec/*", "plugins/*", "kernels/*", "benchsuite/*"),
+    ("benchsuite/tests", "benchsuite/workshop/mutation"),
+)
 
 
 LONGEST_FILE = 3600.0
@@ -131,24 +140,29 @@ class Traced:
 
         self._folder = folder
         where = [str(folder / pattern) for pattern in TRACED]
-        away = [str(folder / "benchsuite" / name / "*") for name in ("tests", "workshop/mutation")]
+        away = [str(folder / name / "*") for name in AWAY]
         self._coverage = coverage.Coverage(data_file=None, include=where, omit=away, config_file=False)
         self._coverage.start()
         self._seconds: dict[str, float] = {}
         self._bad: set[str] = set()
         self._ran: set[str] = set()
-        self._from = 0.0
+        self._from = self._since = 0.0
+        self._forking: set[str] = set()
+        self._forked: dict[str, dict[int, set[str]]] = {}
+        self._written = tempfile.TemporaryDirectory()
+        os.environ[TRACED_INTO] = self._written.name
         self.said: dict[str, Any] = {"tests": [], "seconds": {}, "failed": [], "lines": {}}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out tests whose work is done in other processes."""
+        """Leave out tests whose work is done where it is not traced."""
         items[:] = [item for item in items if APART.isdisjoint(getattr(item, "fixturenames", ()))]
+        self._forking = {item.nodeid for item in items if FORKING & {*getattr(item, "fixturenames", ())}}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Lines belong to this test from here on."""
         self._coverage.switch_context(nodeid)
-        self._from = sum(os.times()[:4])
+        self._from, self._since = sum(os.times()[:4]), time.monotonic()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note whether it passed."""
@@ -159,23 +173,36 @@ class Traced:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Lines belong to no test from here on."""
-        self._seconds[nodeid] = round(sum(os.times()[:4]) - self._from, 3)
+        spent = time.monotonic() - self._since if nodeid in self._forking else sum(os.times()[:4]) - self._from
+        self._seconds[nodeid] = round(spent, 3)
+        for file in Path(self._written.name).glob("*.json"):
+            for source, lines in json.loads(file.read_text()).items():
+                for line in lines:
+                    self._forked.setdefault(source, {}).setdefault(line, set()).add(nodeid)
+            file.unlink()
         self._coverage.switch_context("")
 
     def pytest_sessionfinish(self) -> None:
         """Stop tracing. No property: pluggy of pytest 8.3 reads every attribute when a plugin is registered."""
         self._coverage.stop()
         self.said = self._found()
+        self._written.cleanup()
+
+    def _is_traced(self, file: Path) -> bool:
+        return not any(file.is_relative_to(self._folder / away) for away in AWAY)
 
     def _found(self) -> dict[str, Any]:
         data = self._coverage.get_data()
         tests = sorted(self._seconds)
         index = {test: number for number, test in enumerate(tests)}
         lines: dict[str, dict[int, list[int]]] = {}
-        for file in data.measured_files():
-            by_line = data.contexts_by_lineno(file)
+        inside = [Path(file) for file in {*data.measured_files(), *self._forked}]
+        for file in [file for file in inside if file.is_relative_to(self._folder) and self._is_traced(file)]:
+            by_line = {line: {*by} for line, by in data.contexts_by_lineno(str(file)).items()}
+            for line, by in self._forked.get(str(file), {}).items():
+                by_line.setdefault(line, set()).update(by)
             found = {line: sorted(index[test] for test in by if test in index) for line, by in by_line.items()}
-            lines[str(Path(file).relative_to(self._folder))] = {line: by for line, by in found.items() if by}
+            lines[str(file.relative_to(self._folder))] = {line: by for line, by in found.items() if by}
         passed = self._ran - self._bad
         seconds = {index[test]: self._seconds[test] for test in sorted(passed)}
         return {"tests": tests, "seconds": seconds, "failed": sorted(index[test] for test in self._bad), "lines": lines}
