@@ -44,7 +44,7 @@ class Launcher:
     ``pairs``: how many pairs a launch times at least. ``path``: folders, relative to the top of the measured checkout,
     that go to the front of Python's path. ``names``: the files, tests and modules among the arguments; those that the
     base turns out to lack are left out of its launches, and listed in ``lacking``. ``layers``: packages of the base and
-    of this checkout that go before those that are installed. GateError with the last lines of output if a launch or one
+    of this checkout that go before those that are installed. GateError with the reason if a launch or one
     of its tests fails.
 
     Example: ``Launcher(["benchsuite/test_speculation.py"], Path.cwd(), pairs=10).measure()``
@@ -97,9 +97,11 @@ class Launcher:
                 if self._found_lacking(done.stdout + done.stderr, folders):
                     return self.measure(checkout, plant)
             if done.returncode or not file.exists():
-                end = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-                which = f"of the base ({checkout})" if checkout else "of this checkout"
-                raise GateError(f"a launch {which} ended with {done.returncode}; its last lines:\n{end}")
+                which, said = "of the base" if checkout else "of this checkout", reason_in(done.stdout + done.stderr)
+                raise GateError(
+                    f"a launch {which} ended with {done.returncode}: {said}; to see all that it printed, run there: "
+                    f"pytest {' '.join(map(str, arguments))}"
+                )
             try:
                 return Record.load(file)
             except GateError as error:
@@ -134,6 +136,22 @@ class Launcher:
     def root(self) -> Path:
         """The top folder of the checkout that contains ``folder``."""
         return Path(git(self.folder, "rev-parse", "--show-toplevel") or self.folder).resolve()
+
+
+def reason_in(output: str) -> str:
+    """Return why a run of pytest failed, in a line, by what it printed: its refusal and the first exception, else the
+    first test that failed, else its last line.
+
+    Example: ``reason_in("E   RuntimeError: no\\n1 failed in 0.1s")`` is ``RuntimeError: no``.
+    """
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+
+    def first(begins: str) -> list[str]:
+        found = [line.removeprefix(begins).strip() for line in lines if line.startswith(begins)]
+        return [text for text in found if text][:1]
+
+    said = [*first("ERROR: "), *first("E  ")] or first("FAILED ") or first("ERROR ") or [*lines[-1:], "no output"][:1]
+    return "; ".join(dict.fromkeys(said))
 
 
 def _means(said: str, name: str, folder: Path) -> bool:
@@ -181,6 +199,14 @@ def _git(folder: Path, *words: str) -> None:
     )
     if done.returncode:
         raise GateError(f"git {' '.join(words)} failed: {done.stderr.strip()}")
+
+
+def own_folders_first() -> None:
+    """In a launch, put the folders of ``PYTHONPATH`` before all others again: for a test module of an installed package
+    pytest puts the folder of all installed packages first. In any other run, do nothing."""
+    if os.environ.get(OWN):
+        ahead = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        sys.path[:] = [*ahead, *(folder for folder in sys.path if folder not in ahead)]
 
 
 def refuse_foreign_modules() -> None:

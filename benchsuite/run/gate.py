@@ -12,7 +12,7 @@ import pytest
 
 from benchsuite.gate import figures, plants, rules
 from benchsuite.gate.environment import PinnedLayer, layers
-from benchsuite.gate.launcher import NO_BENCHMARKS, Launcher, refuse_foreign_modules
+from benchsuite.gate.launcher import NO_BENCHMARKS, Launcher, own_folders_first, refuse_foreign_modules
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
@@ -59,6 +59,11 @@ class GatePlugin:
         except GateError as error:
             which = f"--gate-against {self.rules.file}: " if base else ""
             raise GateError(f"{which}{error}" + (f" ({mismatch})" if mismatch else "")) from None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self) -> None:
+        """Let plugins be imported from the launch's own checkout."""
+        own_folders_first()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchsuite.gate import launcher
-from benchsuite.gate.launcher import Launcher
+from benchsuite.gate.launcher import Launcher, reason_in
 from benchsuite.gate.record import GateError, Record
 from benchsuite.tests.gate_rig import FAILED, GATED, OK, Done, Suite, refused, save_baselines
 
@@ -221,22 +223,59 @@ def test_a_name_that_cannot_be_told_from_another_fails_the_launch(
         _launcher(tmp_path, *names, names=names).measure(tmp_path / "base")
 
 
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_launchs_own_folders_come_first_again_whatever_pytest_put_before_them(
+    launched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/base/src", "/layer"]))
+    monkeypatch.setenv(launcher.OWN, "/base/src" if launched else "")
+    monkeypatch.setattr(sys, "path", ["/site-packages", "/layer", "/base/src", "/stdlib"])
+    launcher.own_folders_first()
+    first = ["/base/src", "/layer", "/site-packages", "/stdlib"]
+    assert sys.path == (first if launched else ["/site-packages", "/layer", "/base/src", "/stdlib"])
+
+
+PRINTED = """
+collected 2 items
+E   ModuleNotFoundError: No module named 'no_such_module'
+E   another line of it
+FAILED test_a.py::test_work - RuntimeError: no
+ERROR test_b.py
+2 failed in 0.1s
+ERROR: not found: test_b.py
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (PRINTED, "not found: test_b.py; ModuleNotFoundError: No module named 'no_such_module'"),
+        (PRINTED.replace("ERROR: ", "nothing "), "ModuleNotFoundError: No module named 'no_such_module'"),
+        (PRINTED.replace("E  ", "nothing"), "not found: test_b.py"),
+        (PRINTED.replace("E  ", "").replace("ERROR: ", ""), "test_a.py::test_work - RuntimeError: no"),
+        ("E   \nE   ValueError: x\n", "ValueError: x"),
+        ("Segmentation fault\n\n", "Segmentation fault"),
+        ("", "no output"),
+    ],
+)
+def test_the_reason_of_a_launch_that_failed_is_its_refusal_and_its_first_exception(output: str, reason: str) -> None:
+    assert reason_in(output) == reason
+
+
 @pytest.mark.parametrize(("code", "writes"), [(0, False), (1, True), (1, False)])
-def test_a_launch_that_fails_or_leaves_no_record_is_an_error_with_its_last_lines(
+def test_a_launch_that_fails_or_leaves_no_record_is_an_error_of_one_line(
     code: int, writes: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def run_group(command: list[str], folder: Path, variables: object, seconds: float) -> Done:
         [file] = [word.partition("=")[2] for word in command if word.startswith("--gate-save=")]
         if writes:
             Record({}, {}).save(Path(file))
-        return Done(command, code, "\n".join(f"line {number}" for number in range(20)), "the end")
+        return Done(command, code, PRINTED, "")
 
     monkeypatch.setattr(launcher, "run_group", run_group)
     made = _launcher(tmp_path, names=[])
-    lines = "\n".join([*(f"line {number}" for number in range(5, 19)), "line 19the end"])
-    for checkout, which in ((None, "this checkout"), (tmp_path / "base", f"the base ({tmp_path / 'base'})")):
+    for checkout, which in ((None, "this checkout"), (tmp_path / "base", "the base")):
         with pytest.raises(GateError) as failed:
             made.measure(checkout)
-        assert str(failed.value).startswith(f"a launch of {which} ended with {code};")
-        assert str(failed.value).endswith(f"\n{lines}")
-        assert len(str(failed.value).splitlines()) == 1 + 15
+        assert str(failed.value).startswith(f"a launch of {which} ended with {code}: {reason_in(PRINTED)}; to see all")
+        assert "\n" not in str(failed.value)
