@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -32,6 +32,9 @@ from specdec.choices import check_model, is_gguf
 from specdec.devices import require_memory
 from specdec.errors import SpecdecError
 from specdec.model import layer_shapes
+
+MOST_LAYERS = 10_000
+"""Layers of a model, at most."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,13 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if name == "tiny" or name.startswith("shape:"):
         return byte_tokenizer()
     source, more = _source(name)
-    tokenizer: PreTrainedTokenizerBase = _read(name, lambda: AutoTokenizer.from_pretrained(source, **more))
-    return tokenizer
+
+    def read() -> PreTrainedTokenizerBase:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **more)
+        tokenizer.encode("a")  # some of its config is looked at by the first text alone
+        return tokenizer
+
+    return cast("PreTrainedTokenizerBase", _read(name, read))
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, *texts: str) -> list[int]:
@@ -259,6 +267,12 @@ def sizes(name: str, config: PretrainedConfig, dtype: torch.dtype) -> tuple[int,
 
     Raises SpecdecError for a config that makes no model.
     """
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:  # building them would not end
+        raise SpecdecError(
+            f"the model {name!r} has {layers:,} layers, expected {MOST_LAYERS:,} at most; correct num_hidden_layers in "
+            "its config.json"
+        )
     with torch.device("meta"):
         shell = _read(name, lambda: AutoModelForCausalLM.from_config(config))
     shapes = layer_shapes(config)

@@ -36,37 +36,42 @@ def plugin_points() -> list[EntryPoint]:
     return _chosen(entry_points(group="specdec"))
 
 
-def registered_names(kind: str) -> frozenset[str] | None:
-    """Return the names that the installed plugins register of a kind; None if a source does not tell.
+def registered_names() -> dict[str, frozenset[str] | None]:
+    """Return the names that the installed plugins register of each kind; None if a source does not tell.
 
     A source tells if its hook calls ``register`` with a literal name and does nothing else with it.
 
-    Example: ``"ngram" in (registered_names("draft") or ())``
+    Example: ``"ngram" in (registered_names()["draft"] or ())``
     """
-    found: set[str] = set()
-    for point in plugin_points():
-        names = None if point.attr else _names_in(point.module, HOOKS[kind])
-        if names is None:
-            return None
-        found |= names
-    return frozenset(found)
+    trees = [_parsed(point) for point in plugin_points()]
+    found: dict[str, frozenset[str] | None] = {}
+    for kind, hook in HOOKS.items():
+        names = [None if tree is None else _names_in(tree, hook) for tree in trees]
+        told = [one for one in names if one is not None]
+        found[kind] = frozenset[str]().union(*told) if len(told) == len(names) else None
+    return found
 
 
-def _names_in(module: str, hook: str) -> set[str] | None:
-    """The names that a module's hook registers, none if it has no such hook; None if its source does not tell."""
+def _parsed(point: EntryPoint) -> ast.Module | None:
+    """The source of a plugin's module; None if the plugin is no module, or has no source that can be read."""
     try:
-        spec = find_spec(module)
-        tree = ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
+        spec = None if point.attr else find_spec(point.module)
+        return ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
     except (ImportError, OSError, ValueError, SyntaxError):
         return None
+
+
+def _names_in(tree: ast.Module, hook: str) -> set[str] | None:
+    """The names that a module's hook registers, none if it has no such hook; None if its source does not tell."""
+    nodes = [*ast.walk(tree)]
     imported = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    named = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == hook]
-    assigned = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    named = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == hook]
+    assigned = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
     if imported & {"*", hook} or hook in assigned or not all(node in tree.body for node in named):
         return None
     found: set[str] = set()

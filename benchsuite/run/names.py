@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from benchsuite.measure.conditions import known_conditions
 from benchsuite.measure.workloads import workload_names
@@ -23,9 +23,10 @@ def refuse_unknown_names(request: RunRequest) -> None:
     Options of strategies are not read, and names of a plugin whose source does not tell them are not known: what is
     not refused here is refused by the registry.
     """
+    known = registered_names()
     for check, names in ((check_model, request.target), (check_device, request.device), (check_dtype, request.dtype)):
         _refuse_if_all_are(check, names)
-    _refuse_if_all_are(_check_backend, request.backend)
+    _refuse_if_all_are(lambda name: _refuse_unregistered(known, "backend", [name]), request.backend)
     if request.judge:
         check_model(request.judge)
     for name in request.workload:
@@ -38,7 +39,7 @@ def refuse_unknown_names(request: RunRequest) -> None:
         "controller": request.controller if not strategies else [parts[2] for parts in strategies if len(parts) > 2],
         "peer": request.peer,
     }.items():
-        _refuse_unregistered(kind, texts)
+        _refuse_unregistered(known, kind, texts)
 
 
 def _refuse_if_all_are(check: Callable[[str], object], names: Iterable[str]) -> None:
@@ -54,12 +55,8 @@ def _refuse_if_all_are(check: Callable[[str], object], names: Iterable[str]) -> 
     raise errors[0]
 
 
-def _check_backend(name: str) -> None:
-    _refuse_unregistered("backend", [name])
-
-
-def _refuse_unregistered(kind: str, texts: Iterable[str]) -> None:
-    names = registered_names(kind)
+def _refuse_unregistered(known: Mapping[str, Collection[str] | None], kind: str, texts: Iterable[str]) -> None:
+    names = known[kind]
     for text in texts if names is not None else ():
         found = re.match(r"\s*(\w+)\s*(\(|$)", text)
         choices = {*(names or ()), *EXTRA.get(kind, ())}

@@ -101,6 +101,7 @@ def test_an_option_of_another_plugin_that_begins_like_ours_is_its_own(inside: Ru
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_log_begins_with_the_answer_and_a_quiet_one_says_where_the_rest_is(run: Run) -> None:
     words = ("-m", "pytest", *QUICK, "--specdec-draft", "ngram,garbage", "--specdec-peer", "none", "--benchmark-quiet")
     log, quiet = run(*words), run(*words, "-q")
@@ -131,6 +132,7 @@ def test_the_estimate_on_the_card_has_the_peers_and_every_pair() -> None:
     assert expected(400, Arm(setting, peer="transformers")) > expected(400)
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_write_into_one_folder_at_once(run: Run, tmp_path: Path) -> None:
     words = ("-m", "pytest", *SHORT, "--specdec-draft", "ngram", "--specdec-peer", "none", "--specdec-prompts", "1")
     kept = ("--specdec-results", "kept")

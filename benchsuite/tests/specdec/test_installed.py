@@ -15,7 +15,7 @@ from specdec.installed import HOOKS, registered_names
 
 @pytest.mark.parametrize("kind", HOOKS)
 def test_the_sources_of_our_plugins_tell_the_names_that_the_registry_has(kind: str) -> None:
-    assert registered_names(kind) == frozenset(Registry().names(kind))
+    assert registered_names()[kind] == frozenset(Registry().names(kind))
 
 
 TOLD = """
@@ -51,7 +51,7 @@ def test_a_source_tells_its_names_or_nothing_is_said(
     points = [EntryPoint("theirs", "theirs_of_a_test", "specdec")]
     monkeypatch.setattr(installed, "entry_points", lambda group: points)
     monkeypatch.delenv(installed.LOAD_PLUGINS, raising=False)
-    assert registered_names("draft") == (None if names is None else frozenset(names))
+    assert registered_names()["draft"] == (None if names is None else frozenset(names))
     assert "theirs_of_a_test" not in sys.modules
 
 
@@ -59,4 +59,4 @@ def test_an_object_in_a_module_tells_nothing(monkeypatch: pytest.MonkeyPatch) ->
     points = [EntryPoint("theirs", "theirs:plugin", "specdec")]
     monkeypatch.setattr(installed, "entry_points", lambda group: points)
     monkeypatch.delenv(installed.LOAD_PLUGINS, raising=False)
-    assert registered_names("draft") is None
+    assert registered_names()["draft"] is None
