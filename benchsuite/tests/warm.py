@@ -178,7 +178,9 @@ def _traced(arguments: list[str]) -> int:
         found.stop()
         data = found.get_data()
         lines = {file: data.lines(file) for file in data.measured_files()}
-        Path(folder, f"{os.getpid()}.json").write_text(json.dumps(lines))
+        part = Path(folder, f"{os.getpid()}.part")
+        part.write_text(json.dumps(lines))
+        part.replace(part.with_suffix(".json"))  # whole, or not there: a test may kill this process
 
 
 def _serve() -> None:
