@@ -77,7 +77,7 @@ class Generation:
 
 
 class Peer(ABC):
-    """Another engine on the target's weights. One method must be written: ``generate``.
+    """Another engine on the target's weights. Two methods must be written: ``generate`` and ``described``.
 
     ``factory(env, **options)`` builds a peer, and loads what it needs: it is called once for each setting, outside all
     timing. Two attributes are read before anything is loaded, so the class sets them: ``batches`` (``generate`` decodes
