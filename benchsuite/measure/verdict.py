@@ -58,12 +58,12 @@ class SpeedVerdict:
 
     @property
     def mark(self) -> str:
-        """What follows a number in a table: `` ~``, `` ?``, `` !`` or nothing."""
-        return {"~": " ~", "not comparable": " !", None: " ?"}.get(self.label, "")
+        """What follows a number in a table: ``~``, ``?``, ``!`` or nothing."""
+        return {"~": "~", "not comparable": "!", None: "?"}.get(self.label, "")
 
     @property
     def cell_text(self) -> str:
-        """The speedup with its mark: ``1.25x``, ``1.02x ~``, ``1.31x ?``; ``-`` without one."""
+        """The speedup with its mark: ``1.25x``, ``1.02x~``, ``1.31x?``; ``-`` without one."""
         return "-" if self.speed is None else f"{self.speed.ratio:.2f}x{self.mark}"
 
     @property

@@ -27,7 +27,7 @@ distributed."""
 class RunKeeper:
     """Keeps cells in the folder of ``--specdec-results``; without one it keeps nothing.
 
-    ``full``: why a cell could not be written, or empty. ``outcome``: a line that says where the results are.
+    ``full``: why something could not be written, or empty. ``outcome``: a line that says where the results are.
     """
 
     def __init__(self, config: pytest.Config, request: RunRequest) -> None:
@@ -133,7 +133,7 @@ class RunKeeper:
             files = comparison_files(measured.results(), self.journal.said, steps, more)
             self.journal.finish(files, measured, complete)
         except OSError as error:
-            self.outcome = (
+            self.full = self.outcome = (
                 f"the results could not be written to {self.journal.folder}: {error.strerror or error}; free space and "
                 "go on with --specdec-resume, which measures only the cells that are missing"
             )

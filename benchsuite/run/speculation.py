@@ -326,7 +326,8 @@ class ComparisonPlugin:
             from benchsuite.report.speculation import speculation_document
 
             document = speculation_document(self.measured.results(), predicted=self._predicted)
-            quiet, tables = self.config.option.verbose < 0, list[str]()
+            # What could not be written is shown, however quiet the run is.
+            quiet, tables = self.config.option.verbose < 0 and not self._keeper.full, list[str]()
             for section in () if quiet else document.sections:
                 if not section.detail and (lines := section_lines(section, titled=False)):
                     tables += ["", f" {section.title} ".center(WIDTH, "-"), *lines]

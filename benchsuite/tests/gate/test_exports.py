@@ -84,14 +84,14 @@ def test_sentences_follow_for_what_did_not_pass_and_for_the_suite() -> None:
     ]
 
 
-def test_a_sentence_is_cut_at_blanks_to_lines_of_120_characters_and_never_within_a_word() -> None:
+def test_a_sentence_is_cut_at_blanks_to_lines_of_100_characters_and_never_within_a_word() -> None:
     """A path that is cut cannot be copied."""
 
     def lines(message: str) -> list[str]:
         return section_lines(findings_section([Finding("r", 0, ERROR, message)]))[4:]
 
     start = "ERROR at level 0, r: "
-    fits = "a" * 60 + " " + "b" * (120 - len(start) - 61)
+    fits = "a" * 60 + " " + "b" * (100 - len(start) - 61)
     assert lines(fits) == [start + fits]
     assert lines(fits + "b") == [f"{start}{'a' * 60}", f"  {fits[61:]}b"]
     for word in ("-".join(["part"] * 20), "a" * 150):

@@ -85,18 +85,18 @@ def test_plain_decoding_once_more_is_never_faster_than_itself() -> None:
         (SpeedVerdict(None), None, "-", "not measured"),
         (SpeedVerdict(Estimate(1.25, 1.1, 1.4, 8, "t")), "faster", "1.25x", "1.25x (1.10 to 1.40), faster"),
         (SpeedVerdict(Estimate(0.8, 0.7, 0.9, 8, "t")), "slower", "0.80x", "0.80x (0.70 to 0.90), slower"),
-        (SpeedVerdict(Estimate(1.25, 1.1, 1.4, 8, "t"), 0.3), "~", "1.25x ~", "1.25x (1.10 to 1.40), ~"),
-        (SpeedVerdict(Estimate(1.25, 0.9, 1.6, 8, "t")), "~", "1.25x ~", "1.25x (0.90 to 1.60), ~"),
+        (SpeedVerdict(Estimate(1.25, 1.1, 1.4, 8, "t"), 0.3), "~", "1.25x~", "1.25x (1.10 to 1.40), ~"),
+        (SpeedVerdict(Estimate(1.25, 0.9, 1.6, 8, "t")), "~", "1.25x~", "1.25x (0.90 to 1.60), ~"),
         (
             SpeedVerdict(Estimate(1.25, 1.1, 1.4, 8, "t"), reason="another runtime"),
             "not comparable",
-            "1.25x !",
+            "1.25x!",
             "1.25x (1.10 to 1.40), another runtime",
         ),
         (
             SpeedVerdict(Estimate(1.25, None, None, 3, "t")),
             None,
-            "1.25x ?",
+            "1.25x?",
             "1.25x, too few prompts for an interval",
         ),
         (
