@@ -239,6 +239,9 @@ def test_a_selection_by_device_that_runs_nothing_fails_with_the_reason(run: Run)
     done = run("-m", "pytest", *QUICK, "-m", "cuda")
     assert done.returncode == 1
     assert "none of specdec-bench's tests ran: no CUDA device: torch" in done.stdout
+    either = run("-m", "pytest", *QUICK, "-m", "gpu")
+    assert "none of specdec-bench's tests ran: no CUDA device: torch" in either.stdout
+    assert "; no MPS device: torch" in either.stdout
     skipped = run("-m", "pytest", "--pyargs", "benchsuite.tests.specdec.test_sampling", "-m", "cuda", "-rs")
     assert skipped.returncode == 1
     assert "SKIPPED [1]" in skipped.stdout

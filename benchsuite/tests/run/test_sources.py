@@ -140,11 +140,16 @@ def test_a_dry_run_goes_through_everything_without_the_model_and_says_so(run: Ru
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     common = ("--pyargs", "benchsuite.test_speculation", "--specdec-target", "model", "--specdec-workload", "chat")
     done = run(
-        "-m", "pytest", *common, "--specdec-dry-run", "--specdec-max-new-tokens", "4", "--specdec-results", "out"
+        *("-m", "pytest", *common, "--specdec-dry-run", "--specdec-max-new-tokens", "4", "--specdec-results", "out"),
+        *("--specdec-draft", "ngram, draft_model(model=nowhere/at-all)"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "dry run: model would read 0.0" in done.stdout
     assert "This was a dry run" in done.stdout
+    assert (
+        "dry run: garbage stands for draft_model(model=nowhere/at-all), which does not fit the tiny model"
+        in " ".join(done.stdout.split())
+    )
     assert len(list(tmp_path.glob("out/*/cells/*"))) == 1
     real = run("-m", "pytest", *common, "--specdec-max-new-tokens", "4", "--specdec-results", "out", "--specdec-resume")
     assert real.returncode == 4
