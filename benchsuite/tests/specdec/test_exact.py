@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -19,7 +20,7 @@ from benchsuite.measure import workloads
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
-from benchsuite.tests.rig import SETTING, loaded_smollm2
+from benchsuite.tests.rig import SETTING, loaded_smollm2, slow_after
 from specdec import Request, SamplingParams, SpecdecError, catalog
 from specdec.arena import Arena
 from specdec.assembly import Assembly
@@ -93,6 +94,45 @@ def test_single_tokens_of_several_rows_are_compared_too() -> None:
     target = ArenaModel(families.build_model("llama"), _chain(Crowded()))
     with pytest.raises(SpecdecError, match=r"is not exact: a window of 1 in 2 rows"):
         require_exact(target, rows=2)
+
+
+class OneRow(Reference):
+    """A planted fault: exact products, but for the last bits of one row's slot in windows of one shape."""
+
+    name = "one_row"
+    row_invariant = frozenset(("linear",))
+
+    def __init__(self) -> None:
+        self._exact = _chain()
+        self.shape, self.wrong = (0, 0), (0, 0)
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None, wide: bool = False) -> Tensor:
+        out = self._exact.linear(x, weight, bias, wide)
+        if x.shape[:-1] == self.shape:
+            out[self.wrong] *= 1.0 + 2.0**-20
+        return out
+
+
+@pytest.mark.parametrize("rows", slow_after(1, [3, 2, 4, 5]))
+def test_a_backend_that_is_wrong_in_a_single_row_of_a_batch_is_refused_whichever_row_it_is(rows: int) -> None:
+    """In one slot of windows of one width, for each width that is tried; batches of another size are not looked at."""
+    planted = OneRow()
+    target = ArenaModel(families.build_model("llama"), _chain(planted))
+    for slots, row in itertools.product((1, 2, 5, 7, 16), range(rows)):
+        planted.shape, planted.wrong = (rows, slots), (row, (slots - 1 - row) % slots)
+        with pytest.raises(SpecdecError, match=rf"is not exact: a window of {slots} in {rows} rows differs"):
+            require_exact(target, rows, width=7)
+    planted.shape = (rows + 1, 5)
+    require_exact(target, rows, width=7)
+
+
+def test_an_engine_of_more_rows_is_proved_anew_and_refused_for_its_last_row() -> None:
+    planted = OneRow()
+    build = _assembly(families.build_model("llama"), _chain(planted), 1, None)
+    planted.shape, planted.wrong = (3, 2), (2, 1)
+    assert all(build.engine(None, k=0, max_rows=rows).exact for rows in (1, 2))
+    with pytest.raises(SpecdecError, match="is not exact: a window of 2 in 3 rows differs"):
+        build.engine(None, k=0, max_rows=3)
 
 
 def test_an_op_of_which_its_backend_promises_nothing_is_refused_by_both_names() -> None:
