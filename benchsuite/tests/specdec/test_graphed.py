@@ -17,7 +17,7 @@ from benchsuite.tests.rig import slow_after
 from specdec import Engine, Request, SamplingParams
 from specdec.assembly import Assembly
 from specdec.messages import Context
-from specdec.runtime import CudaGraphs, Graphed, Recorder
+from specdec.runtime import CudaGraphs, Recorder
 
 DRAFTS = (
     *("ngram", "suffix", "garbage", "oracle(0.8)", "draft_model", "tree(beam=2, depth=2)", "medusa", "eagle"),
@@ -86,23 +86,47 @@ def test_graphs_decode_what_eager_steps_decode(
     assert graphed.runtime.recorded
 
 
+BIAS: dict[str, Any] = {"logit_bias": dict.fromkeys(range(1, 256, 2), 9.0)}
+
+PROCESSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "bias": (BIAS, {}),
+    "none": ({}, {}),
+    "top-k": ({"top_k": 2}, {"top_k": 3}),
+    "penalties": ({"repetition_penalty": 0.25}, {}),
+    "min-p, top-p": ({"min_p": 0.7}, {"top_p": 0.3}),
+    "bias, penalties": (BIAS, {"repetition_penalty": 0.25, "presence_penalty": -2.0, "frequency_penalty": -2.0}),
+    "greedy": ({"temperature": 0.0}, {"temperature": 0.0}),
+    "bias, words": (BIAS, {"bad_words": tuple((word,) for word in range(0, 256, 3))}),
+    "bias, least": (BIAS, {"min_new_tokens": 6, "eos": tuple(range(0, 256, 2))}),
+    "greedy, penalties": ({"temperature": 0.0, "repetition_penalty": 0.25}, {"temperature": 0.0}),
+    "top-k, least": ({"top_k": 5}, {"min_new_tokens": 6, "eos": tuple(range(1, 256, 2)), "top_p": 0.5}),
+}
+"""What two requests ask for, whose steps all have one shape."""
+
+
+def _two_requests(processed: tuple[dict[str, Any], dict[str, Any]]) -> list[Request]:
+    params = [SamplingParams(**{"max_new_tokens": 6, "temperature": 1.5, **one}) for one in processed]
+    return [Request(row, prompt, one) for row, (prompt, one) in enumerate(zip(tiny.prompts(2), params, strict=True))]
+
+
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backwards", slow_after(1, [False, True]))
 @pytest.mark.parametrize("policy", slow_after(1, ["match", "rejection"]))
-def test_a_step_with_filters_is_another_kind_than_the_same_shape_without(
-    device: str, policy: str, assembled: Assembled
+def test_a_recorded_step_is_not_replayed_for_one_of_the_same_shape_with_other_processors(
+    device: str, policy: str, backwards: bool, assembled: Assembled
 ) -> None:
-    """A batch without filters records its steps; the same engine then decodes the same shapes with top-k and top-p."""
+    """Of any two, one is recorded first forwards and the other backwards; the very first is replayed at the end."""
     assembly = assembled(device, torch.float32, 2)
-    graphed = assembly.engine("garbage", policy, k=3, recorder=_recorder(device))
-    for more in ({}, {"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}, {}):
-        requests = _requests(0.8, **more)
-        assert _decoded(graphed, requests) == _decoded(assembly.engine("garbage", policy, k=3, eager=True), requests)
-    assert _kinds_of_contexts(graphed) >= 2
-
-
-def _kinds_of_contexts(engine: Engine) -> int:
-    assert isinstance(engine.runtime, Graphed)
-    return len({kind[0] for kind in engine.runtime.kinds if isinstance(kind, tuple)})
+    eager = assembly.engine("garbage", policy, k=2, eager=True)
+    graphed = assembly.engine("garbage", policy, k=2, recorder=_recorder(device))
+    names = [*PROCESSED][:: -1 if backwards else 1]
+    expected = {name: _decoded(eager, _two_requests(PROCESSED[name])) for name in names}
+    assert len({str(tokens) for tokens, *_ in expected.values()}) == len(names), "two ask for the same"
+    for name in names:
+        assert _decoded(graphed, _two_requests(PROCESSED[name])) == expected[name], name
+    recorded = graphed.runtime.recorded
+    assert _decoded(graphed, _two_requests(PROCESSED[names[0]])) == expected[names[0]]
+    assert graphed.runtime.recorded == recorded
 
 
 def test_a_replay_whose_kind_ignores_filters_decodes_otherwise(
