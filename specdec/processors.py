@@ -69,13 +69,16 @@ class Adjustments:
     ends: Tensor | None = None
 
     @property
-    def places(self) -> tuple[int | None, ...]:
-        """The address of each tensor, None where there is none: equal where the same tensors are used."""
+    def places(self) -> tuple[tuple[int, tuple[int, ...]] | None, ...]:
+        """Address and shape of each tensor, None where there is none: equal where the same tensors are used.
+
+        The shape too: a list that has grown is another tensor, which may lie where an earlier one was freed.
+        """
         penalties, words = self.penalties, self.words
         tensors = [self.tokens, self.length, self.bias, self.least, self.ends]
         tensors += [None] * 5 if penalties is None else list(vars(penalties).values())
         tensors += [None] * 2 if words is None else [words.prefix, words.last]
-        return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
+        return tuple(None if tensor is None else (tensor.data_ptr(), tuple(tensor.shape)) for tensor in tensors)
 
 
 @dataclass(frozen=True)

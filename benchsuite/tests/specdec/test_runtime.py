@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchsuite.conformance.exact.enumerator import context
 from benchsuite.conformance.guards.tape import Tape
 from benchsuite.conformance.models import tiny
 from benchsuite.tests.rig import POLICIES, pairs_in_turn, saved_head, slow_after
@@ -20,7 +21,9 @@ from specdec import Context, Draft, Engine, Policy, Purpose, Request, SamplingPa
 from specdec.assembly import Assembly
 from specdec.interfaces import Contract, Env
 from specdec.ops import Ops
+from specdec.processors import Adjustments, Words
 from specdec.runtime import Graphed, addresses
+from specdec_kernels.reference import Reference
 
 DRAFTS = (
     *("ngram", "ngram(branches=2)", "suffix", "garbage", "oracle(0.8)", "draft_model", "tree(beam=2, depth=2)"),
@@ -282,6 +285,19 @@ def test_kinds_tell_tensors_of_other_shapes_at_one_address_apart() -> None:
     tensor = torch.zeros(4, 6)
     parts = (tensor, tensor[:3], tensor[:, :3], tensor.t()[:4])
     assert len({addresses(part) for part in parts}) == len(parts)
+
+
+def test_kinds_tell_longer_lists_of_end_tokens_and_words_at_one_address_apart() -> None:
+    """A ledger's lists grow by copies, and a later copy may lie where an earlier one was freed."""
+    asked, memory = context(Reference()), torch.zeros(12, dtype=torch.int64)
+    lists = [{"least": asked.length, "ends": memory[:count].view(1, count)} for count in (1, 2, 3)]
+    words = [Words(memory[: m * n].view(1, m, n), memory[:m].view(1, m)) for m, n in ((1, 1), (1, 2), (2, 1), (2, 3))]
+    several: list[dict[str, Any]] = [*lists, *({"words": one} for one in words)]
+    kinds = [
+        replace(asked, params=replace(asked.params, adjustments=Adjustments(asked.tokens, asked.length, **one))).kind
+        for one in several
+    ]
+    assert len(set(kinds)) == len(kinds)
 
 
 def test_a_part_that_cannot_be_recorded_runs_op_by_op_and_is_named(recordable: Callable[[int], Assembly]) -> None:
