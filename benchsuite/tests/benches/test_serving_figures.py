@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from math import exp, log
+from collections.abc import Callable, Iterable
+from math import exp, log, prod
 
 import pytest
 from hypothesis import given
@@ -146,6 +147,67 @@ def test_retried_answers_are_counted_and_not_timed() -> None:
     retried = sent_with(4, reply(99.0, [(98.0, 1), (99.0, 4)], 5, attempts=2))
     [row] = endpoint_figures([ServedBlock("a", 0, (*slow, retried))], ["a"], ["chat"] * 5, None)
     assert (row.asked, row.retried, row.e2e_ms[0]) == (5, 1, 1000)
+
+
+Answers = dict[tuple[int, int], Reply | None]
+"""By round and prompt; None: the request failed."""
+
+
+@st.composite
+def _answers(draw: st.DrawFn, rounds: int, prompts: int) -> Answers:
+    """Answers tried once to three times; no prompt is decoded faster in a later round, which would be learning."""
+    found: Answers = {}
+    for prompt in range(prompts):
+        each = draw(st.floats(0.01, 1))
+        for turn in range(rounds):
+            first, tokens = draw(st.floats(0, 5)), draw(st.integers(2, 9))
+            attempts = draw(st.sampled_from([1, 1, 2, 3]))
+            whole = first + each * (tokens - 1)
+            one = reply(whole, [(first, 1), (whole, tokens - 1)], tokens, attempts)
+            found[turn, prompt] = draw(st.sampled_from([one] * 9 + [None]))
+            each *= draw(st.floats(1, 4))
+    return found
+
+
+def _geometric(values: Iterable[float]) -> float:
+    some = list(values)
+    return prod(some) ** (1 / len(some))
+
+
+def _ratio_by_hand(plain: Answers, spec: Answers, cost: Callable[[Reply], float]) -> tuple[float, int] | None:
+    """The geometric mean over workloads (prompts of one parity), prompts and rounds, and the number of prompts."""
+    by_prompt = dict[int, list[float]]()
+    for (turn, prompt), base in plain.items():
+        mine = spec[turn, prompt]
+        if base is not None and mine is not None and max(base.attempts, mine.attempts) == 1:
+            by_prompt.setdefault(prompt, []).append(cost(base) / cost(mine))
+    parities = {prompt % 2 for prompt in by_prompt}
+    means = [_geometric(_geometric(by_prompt[one]) for one in by_prompt if one % 2 == parity) for parity in parities]
+    return (_geometric(means), len(by_prompt)) if means else None
+
+
+@given(st.data(), st.integers(1, 2), st.integers(1, 7))
+def test_a_pair_counts_in_the_speed_only_if_neither_request_was_tried_again(
+    data: st.DataObject, rounds: int, prompts: int
+) -> None:
+    plain, spec = data.draw(_answers(rounds, prompts)), data.draw(_answers(rounds, prompts))
+    blocks = []
+    for name, answers in (("plain", plain), ("spec", spec)):
+        for turn in range(rounds):
+            sent = [
+                Sent(prompt, 0.0, 99.0, None, "reset") if one is None else sent_with(prompt, one)
+                for (round_, prompt), one in answers.items()
+                if round_ == turn
+            ]
+            blocks.append(ServedBlock(name, turn, tuple(sent)))
+    _, row = endpoint_figures(blocks, ["plain", "spec"], ["even", "odd"] * 4, None)
+    costs: tuple[Callable[[Reply], float], ...] = (
+        lambda one: one.seconds / (one.counted or 0),
+        lambda one: (one.seconds - one.chunks[0].seconds) / ((one.counted or 0) - 1),
+    )
+    for found, cost in zip((row.speed, row.decoding), costs, strict=True):
+        expected = None if row.why else _ratio_by_hand(plain, spec, cost)
+        assert (found and (found.ratio, found.units)) == (expected and pytest.approx(expected))
 
 
 def test_too_few_answers_are_inconclusive_and_failures_are_counted_by_kind() -> None:
