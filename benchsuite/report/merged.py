@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import lcm
 from pathlib import Path
 
 from benchsuite.measure.arms import Setting
@@ -55,11 +56,10 @@ def _lines(parts: Sequence[Journal], key: str) -> list[str]:
 
 
 def _missing(parts: Sequence[Journal]) -> list[str]:
-    """A line that names the shards that are not there; empty if all are."""
-    shards = [part.said["options"]["shard"].replace(" ", "") for part in parts]
-    counts = {shard.partition("/")[2] for shard in shards if shard}
-    if len(counts) != 1:
-        return []
-    of = counts.pop()
-    missing = [f"{number}/{of}" for number in range(1, int(of) + 1) if f"{number}/{of}" not in shards]
+    """A line that names the shards that are not there; empty if all are. Part 1 of 2 is parts 1 and 3 of 4."""
+    texts = [text for part in parts if (text := part.said["options"]["shard"])]
+    shards = [(int(number), int(count)) for number, count in (text.split("/") for text in texts)]
+    of = lcm(*(count for _, count in shards))
+    there = {one for number, count in shards for one in range(number, of + 1, count)}
+    missing = [f"{number}/{of}" for number in range(1, of + 1) if number not in there] if shards else []
     return [f"shards that are missing: {', '.join(missing)}"] if missing else []
