@@ -1,0 +1,115 @@
+"""A merge is as complete as what it is made of: every part is, and together they hold the whole matrix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchsuite.__main__ import benchsuite_main
+from benchsuite.measure.arms import Arm
+from benchsuite.measure.cells import Cell
+from benchsuite.measure.paired import Series
+from benchsuite.measure.rows import Machine
+from benchsuite.measure.runners import Outcome
+from benchsuite.measure.units import Unit
+from benchsuite.store.journal import Journal, manifest
+from benchsuite.tests.rig import SETTING, slow_after
+from specdec import Request
+
+CELLS = 4
+"""Cells of the matrix that is measured in parts."""
+
+Part = tuple[int, int]
+"""A part's number, and of how many."""
+
+
+def plain_cell(place: int) -> Cell:
+    """A cell of plain decoding alone."""
+    setting = SETTING.replaced(max_new_tokens=8 + place)
+    unit = Unit((Request(0, (1, 2), setting.params(())),), 0)
+    run = Outcome([(1, 2, 3)], 1.0, 0.5, 3, [[(0.5, 1), (1.0, 2)]], 3, 5.0)
+    series = Series(Arm(setting), "exact", units=[unit], outcomes=[run])
+    machine = Machine("tiny", "reference", "cpu", "float32", 1000, 10, 1e6, 77)
+    made = {"machine": "m", "host": "h", "commit": "c", "time": "2026-11-28T00:00:00+0000"}
+    return Cell(setting, "chat", machine, (), {Arm(setting): series}, {}, None, made, {}, place)
+
+
+@pytest.fixture(scope="module")
+def matrix_said() -> dict[str, Any]:
+    return manifest({"baseline": "plain", "target": "tiny"})
+
+
+def measured_part(root: Path, matrix_said: dict[str, Any], part: Part, ended: str) -> Path:
+    """The folder of a part that was measured to its end, was interrupted, or was killed: every n-th cell is its own."""
+    shard = "" if part == (1, 1) else f"{part[0]}/{part[1]}"
+    again = json.loads(json.dumps(matrix_said))
+    journal = Journal.begin(root / f"{part[0]}of{part[1]}", again | {"options": again["options"] | {"shard": shard}})
+    for place in range(part[0] - 1, CELLS, part[1]):
+        journal.keep(plain_cell(place))
+    if ended != "killed":
+        journal.finish({}, journal.measured(), ended == "whole")
+    return journal.folder
+
+
+def manifest_of_merge(folders: Sequence[Path], into: Path) -> dict[str, Any]:
+    """The manifest of the folder that ``python -m benchsuite merge`` makes of these."""
+    assert benchsuite_main(["merge", *map(str, folders), "--into", str(into)]) == 0
+    found: dict[str, Any] = json.loads((into / "MANIFEST.json").read_text())
+    return found
+
+
+def apart(number: int = 1, of: int = 1) -> Iterator[tuple[Part, ...]]:
+    """Every choice of parts of 1, 2 and 4 that have no cell in common, from within one part; the empty one too."""
+    yield ((number, of),)
+    if of == CELLS:
+        yield ()
+        return
+    for some, others in product(apart(number, 2 * of), apart(number + of, 2 * of)):
+        yield (*some, *others)
+
+
+SHOWN: list[tuple[Part, ...]] = [((1, 1),), ((2, 2), (1, 2)), ((1, 2), (2, 4)), ((2, 4), (1, 2), (4, 4)), ((1, 2),)]
+REST = [parts for parts in apart() if parts and sorted(parts) not in map(sorted, SHOWN)]
+
+
+@pytest.mark.parametrize("parts", slow_after(len(SHOWN), [(parts,) for parts in (*SHOWN, *REST)]), ids=str)
+def test_complete_parts_are_complete_together_if_they_hold_the_whole_matrix(
+    parts: tuple[Part, ...], matrix_said: dict[str, Any], tmp_path: Path
+) -> None:
+    """Also where what one part of two lacks was measured in parts of four; else a line names what is missing."""
+    found = manifest_of_merge(
+        [measured_part(tmp_path, matrix_said, part, "whole") for part in parts], tmp_path / "merged"
+    )
+    held = {place for number, of in parts for place in range(number - 1, CELLS, of)}
+    assert len(list((tmp_path / "merged" / "cells").iterdir())) == len(held)
+    assert found["complete"] is (len(held) == CELLS)
+    assert any("shards that are missing" in line for line in found["card"]) is (len(held) < CELLS)
+
+
+@pytest.mark.parametrize("ended", ["interrupted", "killed"])
+@pytest.mark.parametrize("parts", [((1, 1),), ((1, 2), (2, 2))], ids=["one", "two"])
+def test_a_merge_of_a_part_that_is_not_complete_is_not_complete_wherever_it_stands(
+    parts: tuple[Part, ...], ended: str, matrix_said: dict[str, Any], tmp_path: Path
+) -> None:
+    """All of its cells are there: what it was to measure besides is not known. Nor is a merge of the merge, or a report
+    of it, complete."""
+    for unfinished in parts:
+        root = tmp_path / str(unfinished[0])
+        folders = [measured_part(root, matrix_said, part, ended if part == unfinished else "whole") for part in parts]
+        assert manifest_of_merge(folders, root / "merged")["complete"] is False
+        assert manifest_of_merge([root / "merged"], root / "again")["complete"] is False
+        assert benchsuite_main(["report", str(root / "merged")]) == 0
+        assert Journal.load(root / "merged").said["complete"] is False
+
+
+def test_a_merge_of_a_merge_is_as_complete_as_that_is(matrix_said: dict[str, Any], tmp_path: Path) -> None:
+    folders = [measured_part(tmp_path, matrix_said, part, "whole") for part in ((1, 2), (2, 2))]
+    assert manifest_of_merge(folders, tmp_path / "both")["complete"] is True
+    assert manifest_of_merge([tmp_path / "both"], tmp_path / "again")["complete"] is True
+    assert manifest_of_merge(folders[:1], tmp_path / "half")["complete"] is False
+    assert manifest_of_merge([tmp_path / "half", folders[1]], tmp_path / "late")["complete"] is False
