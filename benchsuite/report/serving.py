@@ -19,7 +19,8 @@ COLUMNS = (
     "holds 1, or the noise of `again` is as large",
     "decoding: the same after the first piece; tok/s: of the whole server, over the blocks' time; req/s: requests sent",
     "ms: TTFT to the first piece, TPOT per token after it, gaps between pieces and, per token, where each piece says "
-    "its tokens, e2e to the last byte; 50, 90, 99: percentiles, of which the 90th needs 10 values and the 99th 100",
+    "its tokens, e2e to the last byte; TTFT and e2e begin when a request was due, which under a rate may be before it "
+    "was sent; 50, 90, 99: percentiles, of which the 90th needs 10 values and the 99th 100",
     "every endpoint had every prompt in its prefix cache before anything was timed; `again` is the first endpoint once "
     "more: its speed is the noise; requests that were tried again are answered and not timed",
 )

@@ -28,9 +28,13 @@ class Slo:
     tpot: float | None = None
     e2e: float | None = None
 
-    def keeps(self, reply: Reply) -> bool:
-        """Whether an answer keeps every limit; one of a single piece has no time per further token."""
-        found = {"ttft": ttft_of(reply), "tpot": tpot_of(reply), "e2e": reply.seconds}
+    def keeps(self, reply: Reply, late: float = 0.0) -> bool:
+        """Whether an answer keeps every limit; one of a single piece has no time per further token.
+
+        ``late``: seconds after it was due at which its request was sent; they count as waiting.
+        """
+        first = ttft_of(reply)
+        found = {"ttft": None if first is None else first + late, "tpot": tpot_of(reply), "e2e": reply.seconds + late}
         limits = {name: getattr(self, name) for name in found}
         return all(limit is None or found[name] is None or found[name] <= limit for name, limit in limits.items())
 
@@ -112,8 +116,9 @@ class EndpointFigures:
     """Figures of one endpoint under one load; None where too little is known.
 
     ``asked`` requests; ``failed`` by kind; ``retried``: answered, but not at the first try, so that their times are not
-    used. Latencies in milliseconds as (median, 90th, 99th percentile) over requests, or over gaps. ``tokens_per_s``: of
-    the whole server, over the blocks' time. ``goodput``: requests a second that keep the limits, and their share of all
+    used. Latencies in milliseconds as (median, 90th, 99th percentile) over requests, or over gaps; those to the first
+    piece and to the last byte begin when a request was due. ``tokens_per_s``: of the whole server, over the blocks'
+    time. ``goodput``: requests a second that keep the limits, and their share of all
     that were asked. ``rate``: requests sent a second. ``speed``, ``decoding``: over the first endpoint, from sending to
     the last byte and after the first piece. ``learns``: how many times as fast it decoded prompts that it had answered
     before, if that is certain; speeds are then those of the first round. ``why``: why there is no speed.
@@ -153,8 +158,10 @@ def _figures(
     name: str, mine: Sequence[ServedBlock], base: Sequence[ServedBlock], workloads: Sequence[str], slo: Slo | None
 ) -> EndpointFigures:
     sent = [one for block in mine for one in block.sent]
-    answered = [one.reply for one in sent if one.reply]
-    clean = [reply for reply in answered if reply.attempts == 1]
+    answers = [(one.reply, one.late_s) for one in sent if one.reply]
+    answered = [reply for reply, _ in answers]
+    timed = [(reply, late) for reply, late in answers if reply.attempts == 1]
+    clean = [reply for reply, _ in timed]
     failed = Counter(one.failure for one in sent if one.failure)
     seconds = sum(block.seconds for block in mine)
     counted = [reply.counted for reply in answered]
@@ -164,17 +171,17 @@ def _figures(
         mine = [block for block in mine if block.round == 0]
     enough = len(clean) >= ENOUGH * len(sent) and len(clean) > 0
     why = "" if enough else f"{len(clean)} of {len(sent)} requests were answered at the first try"
-    kept = sum(slo.keeps(reply) for reply in answered) if slo else 0
+    kept = sum(slo.keeps(reply, late) for reply, late in answers) if slo else 0
     return EndpointFigures(
         name,
         len(sent),
         {kind: failed[kind] for kind in sorted(map(str, failed))},
         len(answered) - len(clean),
-        _three([value for reply in clean if (value := ttft_of(reply)) is not None]),
+        _three([value + late for reply, late in timed if (value := ttft_of(reply)) is not None]),
         _three([value for reply in clean if (value := tpot_of(reply)) is not None]),
         _three([gap for reply in clean for gap in gaps_of(reply)]),
         _three([gap for reply in clean for gap in token_gaps_of(reply)]),
-        _three([reply.seconds for reply in clean]),
+        _three([reply.seconds + late for reply, late in timed]),
         sum(known) / seconds if enough and seconds and len(known) == len(counted) else None,
         (kept / seconds, kept / len(sent)) if slo and seconds and sent else None,
         len(sent) / seconds if seconds else 0.0,
