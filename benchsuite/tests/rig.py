@@ -72,6 +72,19 @@ def named_backend(name: str) -> AbstractContextManager[Any]:
     return cuda_on_host() if name == "cuda on the host" else nullcontext(registry().backend(name))
 
 
+def hashed_to(bits: int, token: int) -> int:
+    """The key, as int64, with which the noise of a token is made of these 32 bits: ``sampling.mix`` undone."""
+    whole = 2**64 - 1
+    x = bits << 32
+    x ^= x >> 31 ^ x >> 62
+    x = x * pow(0x94D049BB133111EB, -1, 2**64) & whole
+    x ^= x >> 27 ^ x >> 54
+    x = x * pow(0xBF58476D1CE4E5B9, -1, 2**64) & whole
+    x ^= x >> 30 ^ x >> 60
+    x = x - (token + 1) * 0x9E3779B97F4A7C15 & whole
+    return x - 2**64 * (x >> 63)
+
+
 def pairs_in_turn(first: Sequence[Any], second: Sequence[Any], shift: int = 0, groups: int = 0) -> list[Any]:
     """The product of two lists as parameters: the values of both in turn, and the other pairs with --specdec-deep.
 

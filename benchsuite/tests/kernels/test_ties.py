@@ -13,7 +13,7 @@ from torch import Tensor
 from benchsuite.conformance.exact.enumerator import context
 from benchsuite.conformance.models.tiny import policy_named, registry
 from benchsuite.conformance.ops.cases import EQUAL_NOISE
-from benchsuite.tests.rig import INTERPRETED, named_backend
+from benchsuite.tests.rig import INTERPRETED, hashed_to, named_backend
 from specdec import Request, SamplingParams, Window, sampling
 from specdec.ledger import stacked
 from specdec_kernels import cpu, triton
@@ -100,19 +100,6 @@ def test_the_first_of_two_tokens_with_equal_noise_is_drawn(name: str) -> None:
     assert noise[first] == noise[second]
     logits = torch.full((1, 1, 64), -9.0).index_fill(2, torch.tensor([first, second]), 3.0)
     assert registry().backend(name).sample(logits, torch.tensor([[key]])).tolist() == [[first]]
-
-
-def hashed_to(bits: int, token: int) -> int:
-    """The key, as int64, with which the noise of a token is made of these 32 bits: ``sampling.mix`` undone."""
-    whole = 2**64 - 1
-    x = bits << 32
-    x ^= x >> 31 ^ x >> 62
-    x = x * pow(0x94D049BB133111EB, -1, 2**64) & whole
-    x ^= x >> 27 ^ x >> 54
-    x = x * pow(0xBF58476D1CE4E5B9, -1, 2**64) & whole
-    x ^= x >> 30 ^ x >> 60
-    x = x - (token + 1) * 0x9E3779B97F4A7C15 & whole
-    return x - 2**64 * (x >> 63)
 
 
 @pytest.mark.parametrize("bits", [0, 1, 2, 2**32 - 1])
