@@ -32,7 +32,9 @@ def test_other(n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dist", ["load", "worksteal", "loadgroup", "loadfile", "loadscope"])
-def test_a_cell_is_measured_by_one_worker(dist: str, run: Run, tmp_path: Path) -> None:
+def test_a_cell_is_measured_by_one_worker(dist: str, run: Run, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    if dist not in ("load", "worksteal") and not pytestconfig.getoption("specdec_deep"):
+        pytest.skip("a further way to distribute tests: --specdec-deep")
     (tmp_path / "test_who.py").write_text(WHO)
     done = run(
         *("-m", "pytest", "test_who.py", "-n", "2", "--dist", dist, *ROWS, "--specdec-draft", "ngram,garbage"),
