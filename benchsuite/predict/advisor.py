@@ -22,7 +22,16 @@ from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.forecasts import costs_of
 from benchsuite.predict.interleave import run_in_turn
 from benchsuite.predict.ks import KS
-from benchsuite.predict.prediction import PredictedUnit, PromptSizes, Replay, Text, predict
+from benchsuite.predict.prediction import (
+    PRIOR,
+    PredictedUnit,
+    PromptSizes,
+    Replay,
+    Text,
+    half_of_sum,
+    predict,
+    text_spread,
+)
 from benchsuite.predict.refined import RefinedCosts
 from benchsuite.predict.traces import StepTrace, traces_of
 from specdec.errors import SpecdecError
@@ -48,6 +57,10 @@ OF_UNIT = 0.05
 """Standard deviation of what is wrong in the log of a prediction for one unit alone: 0.05 to 0.06 over eight prompts,
 each of them measured twice (docs/results/20261125-prediction-notes.md)."""
 
+TEXTS = 0.21
+"""Standard deviation of the log speedup between prompts of one kind: seven arms of ours over six kinds
+(``tests/measure/test_interval.py``). Counts as ``PRIOR`` degrees of freedom beside the prompts that were run."""
+
 PAIRED = 0.5
 """The part of the noise between two runs that is left where they run in turn, step by step: 0.040 of 0.101 with one
 row, 0.074 of 0.141 with four (docs/log.md, 2026-11-24)."""
@@ -64,12 +77,15 @@ class Candidate:
     """One strategy at one batch, or plain decoding: the logs of its predicted speedup, by unit.
 
     ``own``: the standard deviation of what is wrong in its prediction alone, beside what is wrong for every K of its
-    draft (``SHARED``).
+    draft (``SHARED``). ``texts``, ``degrees``: the variance of the mean of ``predicted`` for the texts without a trace,
+    and its degrees of freedom.
     """
 
     arm: Arm
     predicted: Sequence[float]
     own: float
+    texts: float = 0.0
+    degrees: float = 0.0
 
 
 class UnitRun(NamedTuple):
@@ -153,9 +169,10 @@ class TriedArm(NamedTuple):
 class Advice:
     """What is fastest for one batch.
 
-    ``speedup`` over plain is expected, between ``low`` and ``high`` with 90 %; ``sure``: the probability that it is at
-    least ``CLOSE`` times as fast as plain decoding and the best of those ``tried``, which are given with the fastest
-    first; ``seconds``: spent so far, probes included; ``context``: mean tokens of context while decoding.
+    ``speedup`` over plain is expected, between ``low`` and ``high`` with 90 %, over all texts, those included for which
+    the budget was too short; ``sure``: the probability that it is at least ``CLOSE`` times as fast as plain decoding
+    and the best of those ``tried``, which are given with the fastest first; ``seconds``: spent so far, probes included;
+    ``context``: mean tokens of context while decoding.
     """
 
     best: Arm
@@ -279,7 +296,31 @@ class Advisor:
             found[k] = by_unit
         best = fastest_k({k: fmean(gains) for k, gains in found.items()})
         # A controller that adapts does not have the best K from its first step on.
-        return Candidate(arm, found[best], OWN if fixed else 2 * OWN)
+        own = OWN if fixed else 2 * OWN
+        return Candidate(arm, found[best], own, *self._unseen(arm, replay, known, best))
+
+    def _unseen(self, arm: Arm, replay: Replay, known: Mapping[Text, StepTrace], k: int) -> tuple[float, float]:
+        """The variance of an arm's mean for the texts without a trace, in whose place all others stand, and its degrees
+        of freedom."""
+        units, batch = self._units[arm.setting], arm.setting.batch
+        weights: dict[Text, float] = defaultdict(float)
+        for unit in units:
+            texts = [request.prompt for request in unit.requests]
+            if not known.keys() >= set(texts):
+                for text in texts:
+                    weights[text] += 1 / len(texts) / len(units)
+                for text in known:
+                    weights[text] -= 1 / len(known) / len(units)
+        if not weights:
+            return 0.0, 0.0
+        tokens = arm.setting.sampling.max_new_tokens
+        alone = [
+            replay.gains([trace.with_k(k)] * batch, PromptSizes((len(text),) * batch, tokens))[0]
+            for text, trace in known.items()
+        ]
+        seen, degrees = text_spread([alone]) or 0.0, len(alone) - 1
+        between = (seen * degrees + TEXTS**2 * PRIOR) / (degrees + PRIOR)
+        return between * sum(share**2 for share in weights.values()), degrees + PRIOR
 
     def _halved(self, setting: Setting, traces: Mapping[str, Mapping[Text, StepTrace]], until: float) -> Advice:
         """Run the candidates that may be the best, and fewer of them in each round, until it is clear which is, or
@@ -297,9 +338,10 @@ class Advisor:
             belief = Belief(every, self._rounds[setting], noise)
             left = max(2, (left + 1) // 2)
         order = [place for place in belief.order() if not every[place].arm.plain]
-        mean, half = float(belief.means[order[0]]), 1.645 * belief.deviation(order[0])
+        mean, best = float(belief.means[order[0]]), every[order[0]]
+        half = half_of_sum(best.texts, best.degrees, belief.deviation(order[0]) ** 2)
         return Advice(
-            every[order[0]].arm,
+            best.arm,
             exp(mean),
             exp(mean - half),
             exp(mean + half),

@@ -187,10 +187,17 @@ def _half_width(
     degrees = max(texts - 1, 0) if own is not None else 0
     prior = PRIOR if spread is not None else 0.0
     between = ((own or 0.0) * degrees + (spread or 0.0) * prior) / (degrees + prior)
-    certain = 2 * noise**2 / units + WRONG**2
-    whole = between * squares + certain
-    # Welch and Satterthwaite: what is taken for certain has no uncertainty of its own.
-    freedom = (degrees + prior) * (whole / (between * squares)) ** 2 if between * squares > 0 else 1e6
+    return half_of_sum(between * squares, degrees + prior, 2 * noise**2 / units + WRONG**2)
+
+
+def half_of_sum(estimated: float, degrees: float, certain: float) -> float:
+    """Return half the 90 % interval of a log with two variances: one that was estimated, with its degrees of freedom,
+    and one that is taken for certain and has no uncertainty of its own (Welch and Satterthwaite).
+
+    Example: ``half_of_sum(0.0, 0.0, 0.01)`` is 0.1645, that of a normal distribution.
+    """
+    whole = estimated + certain
+    freedom = degrees * (whole / estimated) ** 2 if estimated > 0 else 1e6
     return student(0.9, min(freedom, 1e6)) * sqrt(whole)
 
 
