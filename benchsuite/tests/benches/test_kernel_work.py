@@ -53,7 +53,7 @@ def target() -> Target:
     return Target(ArenaModel(catalog.load("tiny", torch.device("cpu"), torch.float32).model, OPS))
 
 
-def run(work: Work) -> tuple[int, int, int]:
+def traffic_of(work: Work) -> tuple[int, int, int]:
     """Do the work on the reference; return the bytes of arguments and results, those changed in place, and the
     floating-point operations of its products."""
     given = [one for call in work.calls for one in tensors(call)]
@@ -68,7 +68,7 @@ def run(work: Work) -> tuple[int, int, int]:
 @pytest.mark.parametrize("op", WHOLE)
 def test_an_op_that_reads_all_it_is_given_moves_its_arguments_and_its_results(op: str) -> None:
     for work in list(target().work(op))[:6]:
-        both, changed, _ = run(work)
+        both, changed, _ = traffic_of(work)
         assert 0.85 * both <= work.moved <= both, work.shape
         assert changed == 0
 
@@ -76,7 +76,7 @@ def test_an_op_that_reads_all_it_is_given_moves_its_arguments_and_its_results(op
 @pytest.mark.parametrize("op", ["kv_append", "kv_compact"])
 def test_an_op_in_place_moves_what_it_changes_read_and_written(op: str) -> None:
     for work in target().work(op):
-        _, changed, _ = run(work)
+        _, changed, _ = traffic_of(work)
         assert 2 * changed <= work.moved <= 2.6 * changed, "a cell that is moved to its own place does not change"
 
 
@@ -90,7 +90,7 @@ def test_a_sampler_reads_target_and_draft_at_one_slot_of_each_row(op: str) -> No
 @pytest.mark.parametrize("op", ["linear", "decoder_layers"])
 def test_products_have_the_operations_that_torch_counts(op: str) -> None:
     for work in list(target().work(op))[:20:3]:
-        _, _, operations = run(work)
+        _, _, operations = traffic_of(work)
         assert work.operations == operations, work.shape
 
 
