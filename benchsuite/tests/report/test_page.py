@@ -170,7 +170,7 @@ def test_a_runs_predictions_stand_in_its_report_and_beside_it(reported: Results)
 
 def test_the_heat_maps_colour_follows_the_number_and_its_text_stands_without_it(reported: Results) -> None:
     html = page(speculation_document(reported))
-    cells = re.findall(r'<td data-head="[^"]*" class="h(\d)" title="([^"]*)">([\d.]+)x( [~!])?</td>', html)
+    cells = re.findall(r'<td data-head="[^"]*" class="h(\d)" title="([^"]*)">([\d.]+)x([~!?])?</td>', html)
     assert cells
     for level, said, text, _ in cells:
         exact = float(re.search(r": ([\d.]+)x", said)[1])  # type: ignore[index]

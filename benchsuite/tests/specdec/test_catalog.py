@@ -218,7 +218,7 @@ def test_a_gguf_file_is_read_by_its_name_in_its_folder_and_its_format_is_forgott
         return read
 
     own = SimpleNamespace(quantization_config={"quant_method": "gguf"}, other=1, get_text_config=config.get_text_config)
-    tokenizer = SimpleNamespace(eos_token_id=None)
+    tokenizer = SimpleNamespace(eos_token_id=None, encode=len)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", reader(lambda: config))
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", reader(lambda: tokenizer))
     monkeypatch.setattr(
