@@ -257,7 +257,7 @@ class Bench(Measured):
         if key not in self._seconds:
             request = Request(0, prompt, replace(setting.params(()), max_new_tokens=PROBE))
             try:
-                with self._watchdog.limit(f"{runner.arm.label}, a run of {PROBE} tokens"):
+                with on_all_ranks(runner.arm.label), self._watchdog.limit(f"{runner.arm.label}, {PROBE} tokens"):
                     compiled = runner.conditions().get("compile", "no") != "no"
                     found = [] if compiled else [runner.run([request]) for _ in range(2)]
             except Exception:  # it is raised again, and reported, when its row is measured
