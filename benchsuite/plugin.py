@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
     """Refuse an option that begins like one of ours and is none, with the nearest name."""
     mine = [f"--specdec-{option.name}" for option in options.OPTIONS]
-    mine += ["--gate", *(f"--gate-{option.name}" for option in rules.OPTIONS)]
+    mine += ["--specdec-list", "--specdec-deep", "--gate", *(f"--gate-{option.name}" for option in rules.OPTIONS)]
     for word in parser.parse_known_and_unknown_args(args)[1]:
         name = word.partition("=")[0]
         if name.startswith(("--specdec", "--gate")):
