@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchsuite.benches.kernels.shapes import Target, Work
+from benchsuite.conformance.guards.tape import result_tensors
 from specdec import Registry, catalog
 from specdec.model import ArenaModel
 
@@ -35,18 +33,6 @@ ROWS_OF_TWO = ("rejection_sample", "block_sample", "tree_sample")
 """Ops that read the distributions of one slot a row."""
 
 
-def tensors(value: object) -> Iterator[Tensor]:
-    """All tensors within arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from tensors(one)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from tensors(getattr(value, field.name))
-
-
 @cache
 def target() -> Target:
     """The shapes of the tiny model."""
@@ -56,12 +42,12 @@ def target() -> Target:
 def traffic_of(work: Work) -> tuple[int, int, int]:
     """Do the work on the reference; return the bytes of arguments and results, those changed in place, and the
     floating-point operations of its products."""
-    given = [one for call in work.calls for one in tensors(call)]
+    given = [one for call in work.calls for one in result_tensors(call)]
     before = [one.clone() for one in given]
     with FlopCounterMode(display=False) as counter:
         made = [getattr(OPS, work.op)(*call) for call in work.calls]
     changed = sum(int((old != new).sum()) * new.itemsize for old, new in zip(before, given, strict=True))
-    both = sum(one.nbytes for one in (*given, *tensors(made)))
+    both = sum(one.nbytes for one in (*given, *result_tensors(made)))
     return both, changed, counter.get_total_flops()
 
 
@@ -107,6 +93,8 @@ def test_attention_has_the_operations_of_its_two_products() -> None:
 @pytest.mark.parametrize("op", ["rms_norm", "rotary", "silu_mul", "process", "sample", "tree_attention"])
 def test_work_of_more_numbers_has_as_many_more_operations(op: str) -> None:
     works = [work for work in target().work(op) if work.shape.split()[-1] == next(target().work(op)).shape.split()[-1]]
-    each = {work.operations / sum(one.numel() for one in tensors(getattr(OPS, op)(*work.calls[0]))) for work in works}
+    each = {
+        work.operations / sum(one.numel() for one in result_tensors(getattr(OPS, op)(*work.calls[0]))) for work in works
+    }
     assert max(each) <= 1.001 * min(each)
     assert max(each) > 0
