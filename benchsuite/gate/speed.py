@@ -25,7 +25,7 @@ WORDS = {
 """Each figure in a sentence."""
 
 GONE = -0.75
-"""A gain beyond this is asked about: work that is gone, or fails early, is the commonest reason."""
+"""A gain beyond this is flagged: work that is gone, or fails early, is the commonest reason."""
 
 LOOK = ", which few repairs do: look whether it still does what it measured"
 

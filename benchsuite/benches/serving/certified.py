@@ -1,4 +1,4 @@
-"""Certifying: endpoints are asked for the same prompts, and their answers compared with the plain endpoint's."""
+"""Certifying: endpoints answer the same prompts, and their answers are compared with the plain endpoint's."""
 
 from __future__ import annotations
 
