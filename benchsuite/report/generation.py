@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from benchsuite.measure.runners import Outcome
-from specdec.stats import StepTimes
+if TYPE_CHECKING:
+    from benchsuite.measure.runners import Outcome
+    from specdec.stats import StepTimes
 
 
 @dataclass(frozen=True)

@@ -350,20 +350,22 @@ def _play(played: Played, forwards: CountedForwards, steps: int) -> None:
 
 
 @pytest.mark.parametrize("seed", slow_after(1, range(4)))
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", slow_after(3, TEXTS))
 def test_what_a_draft_proposes_follows_from_the_text_whoevers_windows_were_verified(
     text: str, seed: int, tmp_path: Path
 ) -> None:
     play(build_of(text, tmp_path), seed=seed)
 
 
-@pytest.mark.parametrize("seed", slow_after(1, range(4)))
-@pytest.mark.parametrize("build", slow_after(1, [bytes_draft, shuffled_draft]))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("build", [bytes_draft, shuffled_draft])
 def test_a_draft_with_its_own_tokens_proposes_what_follows_from_the_text(build: Build, seed: int) -> None:
     play(build, seed=seed)
 
 
-@pytest.mark.parametrize("seed", slow_after(1, range(4)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_a_ring_that_overwrites_itself_is_continued_whole_or_not_at_all(seed: int) -> None:
     play(registered("draft_model"), "mistral", seed=seed)
 
@@ -403,7 +405,7 @@ def first_widths(build: Build, accepted: int, roots: int, own: bool) -> int:
     return forwards.widths[K]
 
 
-@pytest.mark.parametrize("roots", [0, 1, 3])
+@pytest.mark.parametrize("roots", slow_after(1, [3, 0, 1]))
 @pytest.mark.parametrize("accepted", [0, 2, K - 1, K])
 def test_what_was_read_as_a_proposal_and_accepted_is_not_read_again(accepted: int, roots: int) -> None:
     """The last proposal never was, and each step brings one token more; a model whose lengths are on the device reads
@@ -438,7 +440,7 @@ def test_a_model_padded_to_another_size_reads_the_last_id_it_has_and_proposes_wh
         played.follow(Window.chain(window.tokens[:, 0], other, torch.tensor([2])), [[0, 1, 2]], own=False)
 
 
-@pytest.mark.parametrize("begun", [3, 43, 44, 70])
+@pytest.mark.parametrize("begun", slow_after(1, [44, 3, 43, 70]))
 def test_a_row_proposes_while_its_text_and_one_more_window_fit_the_draft(begun: int) -> None:
     """48 positions and windows of five slots. A row that is longer grows on in silence beside one that proposes."""
     model = families.build_model("gpt2", seed=1)

@@ -176,7 +176,7 @@ LOST_AND_UNNAMED = [
 
 @example(SentAnswer(LOST_AND_UNNAMED, True, True, b"\n", [], True))
 @example(SentAnswer([{"choices": [{"text": "a\ud83d", "finish_reason": "stop"}]}], True, False, b"\n", [], True))
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(changed_answers())
 def test_a_changed_answer_is_read_for_what_it_says_or_refused(sent: SentAnswer) -> None:
     _read_or_refused(sent)

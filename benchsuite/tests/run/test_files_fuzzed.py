@@ -50,7 +50,7 @@ REQUESTS = [
 
 BASELINE = json.loads((Path(__file__).parents[3] / ".ci" / "gate.json").read_text())
 
-FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 @pytest.fixture
@@ -156,6 +156,7 @@ OPTION_TEXTS = [
 ]
 
 
+@pytest.mark.slow
 @settings(FUZZ, max_examples=80)
 @given(
     st.dictionaries(

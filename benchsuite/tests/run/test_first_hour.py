@@ -14,7 +14,7 @@ from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.run.names import refuse_unknown_names
 from benchsuite.run.request import RunRequest, texts_of
-from benchsuite.tests.rig import QUICK, SETTING, SHORT, Run
+from benchsuite.tests.rig import QUICK, SETTING, SHORT, Run, slow_after
 from specdec.errors import SpecdecError
 
 WRONG = {
@@ -34,7 +34,7 @@ WRONG = {
 """A misspelled name of each kind."""
 
 
-@pytest.mark.parametrize("option", WRONG)
+@pytest.mark.parametrize("option", slow_after(3, WRONG))
 def test_a_misspelled_name_is_refused_with_the_nearest(option: str) -> None:
     request = RunRequest.of(texts_of({option: WRONG[option]}))
     with pytest.raises(SpecdecError, match="^unknown .*; did you mean '"):

@@ -127,14 +127,14 @@ def _accepted(backend: str, kind: str, draft: str, params: Sequence[SamplingPara
     return accepted
 
 
-@pytest.mark.parametrize(("backend", "kind", "draft"), pairs_in_turn(HEADS, DRAFTS, groups=2))
+@pytest.mark.parametrize(("backend", "kind", "draft"), slow_after(3, pairs_in_turn(HEADS, DRAFTS, groups=2)))
 def test_the_first_of_tokens_with_equal_rows_is_emitted_at_every_width(backend: str, kind: str, draft: str) -> None:
     accepted = _accepted(backend, kind, draft, [SamplingParams(max_new_tokens=14)] * 3, range(9))
     if draft in TWINS:
         assert (accepted == 0) == (draft == "twin(every=1)"), "a twin that is not the first is accepted nowhere"
 
 
-@pytest.mark.parametrize(("backend", "kind", "draft"), pairs_in_turn(HEADS[:2], TWINS))
+@pytest.mark.parametrize(("backend", "kind", "draft"), slow_after(1, pairs_in_turn(HEADS[:2], TWINS)))
 @pytest.mark.parametrize("beside", [{"logit_bias": {0: 0.0}}, {"temperature": 0.8}], ids=["biased", "sampled"])
 def test_a_request_beside_them_that_is_processed_does_not_change_which_of_equals_are_emitted(
     backend: str, kind: str, draft: str, beside: dict[str, Any]

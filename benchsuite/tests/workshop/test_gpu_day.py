@@ -103,16 +103,16 @@ def test_a_call_names_lines_of_the_status_and_fits_its_time(call: int, tmp_path:
 
 
 @pytest.mark.slow
-def test_the_calls_run_every_file_that_has_a_test_for_a_gpu(cold: Run) -> None:
-    assert _collected(cold, (), ["benchsuite.tests"]) == set(stages.TESTS)
+def test_the_calls_run_every_file_that_has_a_test_for_a_gpu(run: Run) -> None:
+    assert _collected(run, (), ["benchsuite.tests"]) == set(stages.TESTS)
 
 
 @pytest.mark.slow
-def test_a_file_with_a_test_for_a_gpu_needs_no_package_that_docs_gpu_md_does_not_name(cold: Run) -> None:
+def test_a_file_with_a_test_for_a_gpu_needs_no_package_that_docs_gpu_md_does_not_name(run: Run) -> None:
     """The image of a machine with a GPU had none of these, and what could not be imported was not tested."""
     absent = ("gguf", "libcst", "mutmut", "submitit", "hatchling", "importlinter")
     names = [f"benchsuite.tests.{name}" for name in stages.TESTS]
-    assert _collected(cold, absent, names) == set(stages.TESTS)
+    assert _collected(run, absent, names) == set(stages.TESTS)
 
 
 def _collected(run: Run, absent: Sequence[str], names: Sequence[str]) -> set[str]:
