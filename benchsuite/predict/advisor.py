@@ -254,6 +254,8 @@ class Advisor:
                 name = _draft(arm)
                 widest[name] = max(widest.get(name, arm), arm, key=lambda one: one.k or 0)
         found: dict[str, dict[Text, StepTrace]] = defaultdict(dict)
+        if not widest:
+            return found
         lasted = 0.0
         for number, unit in enumerate(self._units[setting]):
             if number and self.spent + lasted > TRACING * self._seconds:

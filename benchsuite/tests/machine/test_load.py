@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from benchsuite.machine import load as load_of_a_machine
@@ -33,3 +35,27 @@ def test_a_busy_loop_in_another_process_is_seen(monkeypatch: pytest.MonkeyPatch)
         loop.wait()
     # At least half of a core: another guest of the host may have the rest.
     assert load.used + load.stolen > 50 / (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(
+    ("times", "used", "stolen"),
+    [
+        ({"idle": 70.0, "iowait": 5.0, "steal": 10.0}, 15.0, 10.0),
+        ({"idle": 70.0}, 30.0, 0.0),  # not Linux
+        ({"idle": 99.0, "iowait": 1.0, "steal": 0.5}, 0.0, 0.5),
+    ],
+)
+def test_what_is_neither_idle_nor_waiting_nor_stolen_is_used_by_others(
+    times: dict[str, float], used: float, stolen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cpu_times_percent(interval: float) -> SimpleNamespace:
+        assert interval == load_of_a_machine.SECONDS
+        return SimpleNamespace(**times)
+
+    monkeypatch.setattr(psutil, "cpu_times_percent", cpu_times_percent)
+    assert Load.measured() == Load(used, stolen)
+
+
+def test_a_line_of_a_busy_machine_has_both_shares() -> None:
+    [line] = Load(12.4, 3.6).lines()
+    assert "others use 12 % of its cores, its host gives 4 % away" in line

@@ -54,3 +54,19 @@ def test_on_cuda_the_probe_of_the_bandwidth_leaves_nothing_in_torchs_cache(monke
     monkeypatch.setattr(roofline, "_median", lambda call, device: 1.0)
     assert roofline.read_bandwidth(torch.device("cuda")) == roofline.PROBE_BYTES["cuda"]
     assert emptied == ["cache"]
+
+
+def test_memory_has_the_names_of_the_docs_and_a_peak_begins_anew_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten = list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
+    for bytes_, name in enumerate(("memory_allocated", "memory_reserved", "max_memory_allocated"), 1):
+        monkeypatch.setattr(torch.cuda, name, lambda device, bytes_=bytes_: bytes_)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 4)
+    cpu, cuda, mps = map(torch.device, ("cpu", "cuda:1", "mps"))
+    found = {}
+    for device in (cpu, cuda, mps):
+        memory.begin(device)
+        found[device] = memory.used(device)
+        assert found[device].pop("rss") > 10**6
+    assert forgotten == [cuda]
+    assert found == {cpu: {}, cuda: {"cuda_allocated": 1, "cuda_reserved": 2, "cuda_peak": 3}, mps: {"mps_driver": 4}}

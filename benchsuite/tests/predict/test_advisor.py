@@ -1,0 +1,354 @@
+"""The advisor in a world whose costs and texts are known: what it runs, when it stops, and what it then says."""
+
+from __future__ import annotations
+
+import random
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import exp, log
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.runners import Outcome
+from benchsuite.measure.units import Unit
+from benchsuite.predict.advisor import FIELD, SURE, TRACING, Advice, Advisor, TriedArm
+from benchsuite.predict.breakeven import MEASURED, checked_map, oracle_arms
+from benchsuite.predict.commands import advice_json, map_of
+from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
+from benchsuite.predict.prediction import PromptSizes, Replay, constant_speed
+from benchsuite.predict.traces import Seen, StepTrace
+from benchsuite.tests.rig import SETTING
+from specdec import Request, SpecdecError
+from specdec.calibration import Point
+from specdec.devices import Stopwatch
+from specdec.stats import Marks, RowStep, Stats, Step
+
+TOKENS, LENGTH, WIDEST = 24, 64, 8
+ONE = SETTING.replaced(max_new_tokens=TOKENS)
+TWO = ONE.replaced(batch=2)
+
+
+def known_costs(strategies: Sequence[str]) -> Costs:
+    """A window of W slots takes 1 + (W - 1) / 20 seconds, a proposal a hundredth; two rows take half as long again."""
+    forward = {
+        Point(rows, LENGTH, width): (1 + 0.05 * (width - 1)) * (1 if rows == 1 else 1.5)
+        for rows in (1, 2)
+        for width in (1, 2, 17)
+    }
+    drafts = DraftCosts({1: {LENGTH: {-1: 0.0, 0: 0.0, 16: 0.16}}}, {1: {0: 0.0, 1: 0.0}}, {LENGTH: 0.0})
+    plain = {point: seconds for point, seconds in forward.items() if point.width == 1}
+    return Costs({}, forward, {LENGTH: 0.1}, plain, dict.fromkeys(strategies, drafts), 0.0, made=0.0)
+
+
+def drawn_text(dice: random.Random, rate: float) -> StepTrace:
+    """A text whose proposals are right with one chance."""
+    left, steps = TOKENS, list[Seen]()
+    while left:
+        most = min(WIDEST, left - 1)
+        kept = next((depth for depth in range(most) if dice.random() >= rate), most)
+        steps.append(Seen(WIDEST, most, kept))
+        left -= kept + 1
+    return StepTrace(tuple(steps))
+
+
+def outcome_of(seconds: float, texts: Sequence[StepTrace] | None, rows: int, known: Costs, strategy: str) -> Outcome:
+    """A run that took so long; its steps have the times that the costs say."""
+    marks, steps = [0.0], list[Step]()
+    lists = [[*text.steps] for text in texts] if texts else [[Seen(0, 0, 0)] * TOKENS] * rows
+    for at in range(max(map(len, lists))):
+        live = [one[at] for one in lists if at < len(one)]
+        proposed = max(seen.proposed for seen in live)
+        target = known.verify(proposed + 1, len(live), LENGTH) if texts else known.plain_step(len(live), LENGTH)
+        draft = known.strategies[strategy].draft(1, LENGTH, proposed) if texts else 0.0
+        places = Marks(*range(len(marks) - 1, len(marks) + 9))
+        marks += [marks[-1] + part for part in accumulate([0.0, 0.0, draft, target, 0.0, 0.0, 0.0, 0.0, 0.0])]
+        each = tuple(RowStep(seen.proposed, seen.proposed, seen.accepted, seen.accepted + 1) for seen in live)
+        steps.append(replace(Step.of(each, proposed + 1, places), k=live[0].asked and proposed))
+    stats = Stats(Stopwatch.recorded(marks), steps=steps, chosen=[lists[0][0].asked] * len(steps))
+    tokens = [tuple(range(TOKENS))] * rows
+    return Outcome(tokens, seconds, seconds, TOKENS * rows, [], None, LENGTH, stats)
+
+
+class AdvisorsWorld:
+    """Texts of drafts with a chance each, and a clock that runs take their seconds of, all at once.
+
+    ``calls``: setting, first request and arms of each round, with the seconds since the start when it began.
+    """
+
+    def __init__(self, patch: Callable[[str, object], None], rates: Mapping[str, float], units: int = 4) -> None:
+        dice = random.Random(5)
+        self.texts = {draft: [drawn_text(dice, rate) for _ in range(2 * units)] for draft, rate in rates.items()}
+        self.settings, self.units, self.now = [ONE.without_workload], units, 0.0
+        self.calls: list[tuple[Setting, int, list[Arm], float]] = []
+        self.better: dict[Arm, float] = {}
+        names = [strategy_of(Arm(ONE, draft, controller=one)) for draft in rates for one in ("fixed", "goodput")]
+        self.known = known_costs([*names, *(f"oracle({rate})/match/fixed" for rate, _ in MEASURED)])
+        for module in ("advisor", "breakeven"):
+            patch(f"benchsuite.predict.{module}.run_in_turn", self.run)
+            patch(f"benchsuite.predict.{module}.costs_of", lambda *given: [(self.settings, self.known, "")])
+        patch("benchsuite.predict.advisor.time.perf_counter", lambda: self.now)
+
+    def stages(self) -> list[tuple[Setting, None]]:
+        """The settings that could be built."""
+        return [(one, None) for one in self.settings]
+
+    def units_of(self, setting: Setting) -> list[Unit]:
+        """Each text once, in batches."""
+        asked = [Request(n, (n,) * LENGTH, setting.params(())) for n in range(self.units * setting.batch)]
+        size = setting.batch
+        return [Unit(tuple(asked[at : at + size]), at // size) for at in range(0, len(asked), size)]
+
+    @property
+    def bench(self) -> Any:
+        """A bench of it."""
+        return SimpleNamespace(stages=self.stages, units=self.units_of)
+
+    def replayed(self, arm: Arm, requests: Sequence[Request]) -> tuple[float, list[StepTrace] | None]:
+        """Seconds of a run, and its texts."""
+        sizes = PromptSizes((LENGTH,) * len(requests), TOKENS)
+        if arm.plain:
+            return Replay(self.known, next(iter(self.known.strategies))).plain(sizes), None
+        traces = [self.texts[str(arm.draft)][one.id].with_k(arm.k or 0) for one in requests]
+        return Replay(self.known, strategy_of(arm)).decoding(traces, sizes) / self.better.get(arm, 1.0), traces
+
+    def run(self, stages: object, arms: Sequence[Arm], requests: Sequence[Request], dice: object) -> dict[Arm, Outcome]:
+        """What stands in for engines."""
+        self.calls.append((arms[0].setting, requests[0].id, [*arms], self.now))
+        found = {}
+        for arm in arms:
+            seconds, traces = self.replayed(arm, requests)
+            found[arm] = outcome_of(seconds, traces, len(requests), self.known, strategy_of(arm))
+            self.now += seconds
+        return found
+
+
+@pytest.fixture
+def patch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, object], None]:
+    """Sets attributes by their paths for one test."""
+    return monkeypatch.setattr
+
+
+def fixed(setting: Setting, drafts: str, ks: Sequence[int]) -> list[Arm]:
+    """Every draft with every K."""
+    return [Arm(setting, draft, k=k) for draft in drafts for k in ks]
+
+
+Patch = Callable[[str, object], None]
+
+
+def test_texts_are_traced_with_the_largest_k_of_each_draft_and_the_rest_is_predicted(patch: Patch) -> None:
+    """Draft a is right with a chance of 0.9, b with 0.3: it is a with the largest K, as every text's replay says."""
+    world = AdvisorsWorld(patch, {"a": 0.9, "b": 0.3})
+    arms = [Arm(ONE), *fixed(ONE, "ab", (2, WIDEST, 4)), Arm(ONE, "a", controller="goodput", k=WIDEST)]
+    [advice] = Advisor(world.bench, arms, 1e6).advise()
+    wide = [Arm(ONE, "a", k=WIDEST), Arm(ONE, "b", k=WIDEST)]
+    assert [(unit, some) for _, unit, some, _ in world.calls[:4]] == [(unit, wide) for unit in range(4)]
+    gains = {
+        arm: fmean(
+            log(world.replayed(Arm(ONE), unit.requests)[0] / world.replayed(arm, unit.requests)[0])
+            for unit in world.units_of(ONE)
+        )
+        for arm in arms[1:7]
+    }
+    told = {one.arm: one for one in advice.tried}
+    assert {*told} == {*arms[1:]}
+    for arm, gain in gains.items():
+        assert told[arm].predicted == pytest.approx(gain, abs=0.02)
+    adaptive = told[arms[-1]]
+    assert adaptive.predicted == pytest.approx(max(gain for arm, gain in gains.items() if arm.draft == "a"), abs=0.02)
+    best = max(gains, key=lambda arm: gains[arm])
+    assert advice.best.draft == best.draft == "a"
+    assert advice.best == advice.tried[0].arm
+    assert [one.expected for one in advice.tried] == sorted((one.expected for one in advice.tried), reverse=True)
+    assert advice.speedup == pytest.approx(exp(advice.tried[0].expected))
+    assert advice.low < advice.speedup < advice.high
+    assert advice.low * advice.high == pytest.approx(advice.speedup**2)
+    assert log(advice.low) < gains[best] < log(advice.high)
+    for one in advice.tried:
+        assert one.runs == sum(one.arm in some for _, _, some, _ in world.calls)
+    assert advice.seconds == world.now
+    assert advice.context == LENGTH + TOKENS // 2
+    assert 0.0 <= advice.sure <= 1.0
+
+
+def test_strategies_that_are_alike_run_beside_each_other_and_fewer_of_them_each_time(patch: Patch) -> None:
+    """Nine drafts that guess alike: at most six run at once, then half as many, each round on the next unit."""
+    world = AdvisorsWorld(patch, dict.fromkeys("abcdefghi", 0.7))
+    text = world.texts["a"]
+    world.texts = dict.fromkeys("abcdefghi", text)
+    [advice] = Advisor(world.bench, fixed(ONE, "abcdefghi", (WIDEST,)), 1e6).advise()
+    rounds = world.calls[4:]
+    sizes = [len(some) for _, _, some, _ in rounds]
+    assert sizes[:3] == [FIELD, (FIELD + 1) // 2, 2]
+    assert {*sizes[3:]} <= {2}
+    assert [unit for _, unit, _, _ in rounds] == [turn % 4 for turn in range(len(rounds))]
+    assert len(rounds) == 8 or advice.sure >= SURE, "at most every unit twice"
+    assert not any(arm.plain for _, _, some, _ in rounds for arm in some), "plain decoding is much slower"
+
+
+def test_a_choice_that_is_clear_from_the_texts_is_not_run_again(patch: Patch) -> None:
+    world = AdvisorsWorld(patch, {"a": 0.95, "b": 0.05})
+    [advice] = Advisor(world.bench, fixed(ONE, "ab", (WIDEST,)), 1e6).advise()
+    assert len(world.calls) == 4
+    assert advice.best.draft == "a"
+    assert advice.sure >= SURE
+
+
+def test_plain_decoding_runs_too_where_it_may_be_the_fastest_and_a_strategy_is_named_all_the_same(patch: Patch) -> None:
+    world = AdvisorsWorld(patch, {"a": 0.1, "b": 0.1})
+    [advice] = Advisor(world.bench, fixed(ONE, "ab", (1, 2)), 1e6).advise()
+    assert advice.best.draft in ("a", "b")
+    assert advice.speedup == pytest.approx(1.0, abs=0.1)
+    assert any(Arm(ONE) in some for _, _, some, _ in world.calls)
+    assert all(not one.arm.plain for one in advice.tried)
+
+
+def test_what_runs_say_corrects_a_prediction_that_was_wrong(patch: Patch) -> None:
+    """Draft b decodes a fifth faster than its texts let one expect, which only runs can show."""
+    world = AdvisorsWorld(patch, {"a": 0.72, "b": 0.7})
+    world.texts["b"] = world.texts["a"]
+    world.better = {Arm(ONE, "b", k=WIDEST): 1.2}
+    [advice] = Advisor(world.bench, fixed(ONE, "ab", (WIDEST,)), 1e6).advise()
+    told = {one.arm.draft: one for one in advice.tried}
+    assert advice.best.draft == "b"
+    assert told["b"].predicted == pytest.approx(told["a"].predicted, abs=1e-6)
+    assert told["b"].expected - told["a"].expected > 0.05
+
+
+@pytest.mark.parametrize(("budget", "traced"), [(0.0, 1), (1e6, 4)])
+def test_traces_take_three_quarters_of_the_budget_and_one_unit_at_least(
+    budget: float, traced: int, patch: Patch
+) -> None:
+    world = AdvisorsWorld(patch, {"a": 0.9, "b": 0.8})
+    [advice] = Advisor(world.bench, fixed(ONE, "ab", (WIDEST,)), budget).advise()
+    assert sum(len(some) == 2 and not any(one.plain for one in some) for _, _, some, _ in world.calls) >= traced
+    if not budget:
+        assert len(world.calls) == 1
+        assert {one.runs for one in advice.tried} == {1}
+
+
+def test_a_unit_is_traced_while_another_one_like_the_last_fits_and_the_rest_of_the_budget_is_for_choosing(
+    patch: Patch,
+) -> None:
+    """Budgets around that of the second unit: with it, one more is traced, and its interval is narrower."""
+    widths = {}
+    for draw, more in ((0, -0.01), (1, 0.01)):
+        world = AdvisorsWorld(patch, {"a": 0.9, "b": 0.8})
+        arms = fixed(ONE, "ab", (WIDEST,))
+        first = sum(world.replayed(arm, world.units_of(ONE)[0].requests)[0] for arm in arms)
+        budget = (2 * first + more) / TRACING
+        [advice] = Advisor(world.bench, arms, budget).advise()
+        traced = [unit for _, unit, some, _ in world.calls[:2] if some == arms]
+        assert traced[:1] == [0]
+        assert (len(world.calls) > 1 and world.calls[1][1] == 1) is bool(draw)
+        widths[draw] = log(advice.high / advice.low)
+        assert all(began < budget for _, _, _, began in world.calls)
+    assert widths[1] < widths[0]
+
+
+def test_the_largest_batch_is_traced_and_each_batch_is_chosen_for(patch: Patch) -> None:
+    world = AdvisorsWorld(patch, {"a": 0.8, "b": 0.75})
+    world.settings = [ONE.without_workload, TWO.without_workload]
+    arms = [*fixed(ONE, "ab", (2, WIDEST)), *fixed(TWO, "ab", (2, WIDEST))]
+    found = Advisor(world.bench, arms, 1e6).advise()
+    assert [one.best.setting for one in found] == [ONE, TWO]
+    assert [one[0] for one in world.calls[:4]] == [TWO] * 4
+    assert {one.arm.setting for one in found[0].tried} == {ONE}
+    assert {len(one.tried) for one in found} == {4}
+    order = [one[0] for one in world.calls[4:]]
+    assert order == sorted(order, key=[ONE, TWO].index), "one batch after the other"
+    assert found[0].seconds <= found[1].seconds
+    short = AdvisorsWorld(patch, {"a": 0.8, "b": 0.8})
+    short.settings, short.texts["b"] = world.settings, short.texts["a"]
+    budget = 400.0
+    Advisor(short.bench, arms, budget).advise()
+    first = [began for setting, _, _, began in short.calls if setting == ONE]
+    traced = max(began for setting, _, _, began in short.calls[:4] if setting == TWO)
+    assert all(began < traced + (budget - traced) / 2 + 60 for began in first), "half of what is left"
+
+
+@pytest.mark.parametrize(
+    ("arms", "said"),
+    [
+        (
+            [Arm(ONE, "b", k=2), Arm(ONE, "a", controller="goodput", k=8)],
+            "a/match/goodput/8 has no run with a fixed K to be predicted from; give --k a number besides goodput",
+        ),
+        ([], "no strategy was given; name drafts that fit the target with --draft"),
+        ([Arm(ONE)], "no strategy was given"),
+        ([Arm(TWO, "a", k=2)], f"{Arm(TWO, 'a', k=2).id} could not be built; name drafts"),
+        (
+            [Arm(ONE, "a", controller="goodput", k=8)],
+            "a/match/goodput/8 has no run with a fixed K to be predicted from",
+        ),
+    ],
+)
+def test_nothing_to_choose_from_is_refused(arms: list[Arm], said: str, patch: Patch) -> None:
+    world = AdvisorsWorld(patch, {"a": 0.8, "b": 0.8})
+    with pytest.raises(SpecdecError) as refused:
+        Advisor(world.bench, arms, 1e6).advise()
+    assert said in str(refused.value)
+
+
+def test_an_advice_in_json_has_speedups_and_the_command_that_measures_it() -> None:
+    arm = Arm(ONE.replaced(batch=4, temperature=0.5), "ngram", k=2)
+    advice = Advice(arm, 1.5, 1.4, 1.6, 0.9, [TriedArm(arm, log(1.25), log(1.5), 3)], 7.0, 99)
+    [said] = advice_json([advice])
+    words = shlex.split(said.pop("command"))
+    assert words[:3] == ["pytest", "--pyargs", "benchsuite.test_speculation"]
+    assert dict(zip(words[3::2], words[4::2], strict=True)) == {
+        **{"--specdec-target": "tiny", "--specdec-workload": "chat", "--specdec-batch": "4"},
+        **{"--specdec-dtype": "float32", "--specdec-max-new-tokens": str(TOKENS), "--specdec-temperature": "0.5"},
+        "--specdec-arm": "ngram/match/fixed/2",
+    }
+    [tried] = said.pop("tried")
+    assert tried == {
+        **{"strategy": "ngram/match/fixed/2", "runs": 3},
+        **{"predicted": pytest.approx(1.25), "expected": pytest.approx(1.5)},
+    }
+    assert said == {
+        **{"target": "tiny", "workload": "chat", "batch": 4, "context": 99, "strategy": "ngram/match/fixed/2"},
+        **{"speedup": 1.5, "low": 1.4, "high": 1.6, "sure": 0.9, "seconds": 7.0},
+    }
+
+
+def test_a_map_of_several_texts_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(SpecdecError, match="--workload names 2 kinds of text, chat, reasoning; expected one"):
+        map_of([ONE, ONE.replaced(workload="reasoning"), TWO], None, 0.0)
+
+
+def test_a_cell_of_the_map_is_checked_at_the_acceptance_that_occurred(patch: Patch) -> None:
+    """The share is of proposals whose forerunners were all accepted; the measured speedup is over plain in the same
+    round, and the mapped one at the mean context."""
+    world = AdvisorsWorld(patch, {f"oracle({rate})": rate for rate, _ in MEASURED})
+    arms = oracle_arms([ONE])
+    assert [(arm.draft, arm.policy, arm.controller, arm.k) for arm in arms] == [
+        (f"oracle({rate})", "match", "fixed", k) for rate, k in MEASURED
+    ]
+    known, found = checked_map(world.bench, arms)
+    assert known == world.known
+    assert [(one.rows, one.length, one.acceptance, one.k) for one in found] == [
+        (1, LENGTH + TOKENS // 2, rate, k) for rate, k in MEASURED
+    ]
+    assert [some for _, _, some, _ in world.calls] == [[Arm(ONE), *arms]] * 4
+    for arm, one in zip(arms, found, strict=True):
+        steps = [
+            step
+            for unit in world.units_of(ONE)
+            for text in world.replayed(arm, unit.requests)[1] or ()
+            for step in text.steps
+        ]
+        tries = sum(min(step.accepted + 1, step.proposed) for step in steps)
+        assert one.accepted == pytest.approx(sum(step.accepted for step in steps) / tries)
+        gains = [
+            log(world.replayed(Arm(ONE), unit.requests)[0] / world.replayed(arm, unit.requests)[0])
+            for unit in world.units_of(ONE)
+        ]
+        assert one.measured == pytest.approx(exp(fmean(gains)))
+        assert one.mapped == pytest.approx(constant_speed(world.known, one.accepted, one.k, 1, LENGTH + TOKENS / 2))

@@ -1,0 +1,541 @@
+"""Formulas of predictions against second ones: variances, intervals, slopes, costs and the sentences made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import fmean, median, pvariance
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.cells import Cell
+from benchsuite.measure.interval import student
+from benchsuite.measure.paired import Series
+from benchsuite.measure.rows import Machine
+from benchsuite.measure.runners import Outcome
+from benchsuite.measure.units import Unit
+from benchsuite.predict.breakeven import ACCEPTANCES, MapCheck, MapPoint, break_even_map, fastest_ks, map_json
+from benchsuite.predict.checked import Accuracy, CheckedCell, UnitTraces, check_cells
+from benchsuite.predict.contexts import ContextSlope, context_slope
+from benchsuite.predict.costs import VERSION_OF_COSTS, Costs, DraftCosts, costs_path, strategy_of
+from benchsuite.predict.forecasts import Forecasts
+from benchsuite.predict.prediction import (
+    DRAWS,
+    PRIOR,
+    WRONG,
+    PredictedUnit,
+    Prediction,
+    PromptSizes,
+    Replay,
+    Text,
+    constant_speed,
+    drawn_batches,
+    half_of_sum,
+    needed_acceptance,
+    predict,
+    text_spread,
+)
+from benchsuite.predict.recommendation import PLAIN, Recommendation
+from benchsuite.predict.suggestions import suggestion
+from benchsuite.predict.traces import Seen, StepTrace, kept_by_depth, reached
+from benchsuite.tests.rig import SETTING
+from specdec import Request, SpecdecError
+from specdec.calibration import Point
+from specdec.devices import Stopwatch
+from specdec.stats import Marks, RowStep, Stats, Step
+
+LENGTH = 64
+ARM = Arm(SETTING, "ngram", k=4)
+NAME = strategy_of(ARM)
+
+
+def linear_costs(slope: float = 0.1, draft: float = 0.02, noise: float = 0.0, **more: Any) -> Costs:
+    """A forward of W slots takes 1 + slope (W - 1) seconds, a proposal ``draft`` seconds, plain's step a second."""
+    forward = {Point(rows, LENGTH, width): 1 + slope * (width - 1) for rows in (1, 2) for width in (1, 2, 17)}
+    steps = {rows: {LENGTH: {-1: 0.0, 0: 0.0, 16: 16 * draft}} for rows in (1, 2)}
+    drafts = DraftCosts(steps, {1: {0: 0.0, 1: 0.0}}, {LENGTH: 0.0}, **more)
+    return Costs({}, forward, {LENGTH: 0.5}, {Point(1, LENGTH, 1): 1.0}, {NAME: drafts}, noise, made=0.0)
+
+
+def text_kept(*kept: int, asked: int = 4) -> StepTrace:
+    """A text of whose steps so many of the proposals were accepted."""
+    return StepTrace(tuple(Seen(asked, asked, one) for one in kept))
+
+
+# Intervals.
+
+
+def test_the_spread_of_texts_is_the_variance_around_the_mean_of_each_group() -> None:
+    groups = [[0.1, 0.4, 0.2], [1.0, 1.5], [7.0]]
+    squares = sum((x - fmean(group)) ** 2 for group in groups for x in group)
+    assert text_spread(groups) == pytest.approx(squares / (2 + 1))
+    assert text_spread(groups[1:]) == pytest.approx(2 * pvariance(groups[1]))
+    assert text_spread([[1.0], []]) is text_spread([]) is None
+
+
+@pytest.mark.parametrize(
+    ("estimated", "degrees", "certain"), [(0.04, 3.0, 0.01), (0.04, 3.0, 0.0), (1e-4, 1.0, 0.02), (0.01, 7.0, 0.1)]
+)
+def test_half_of_a_sum_has_the_freedom_of_welch_and_satterthwaite(
+    estimated: float, degrees: float, certain: float
+) -> None:
+    freedom = (estimated + certain) ** 2 / (estimated**2 / degrees)
+    expected = student(0.9, min(freedom, 1e6)) * sqrt(estimated + certain)
+    assert half_of_sum(estimated, degrees, certain) == pytest.approx(expected)
+
+
+def test_a_variance_without_an_estimate_has_the_interval_of_a_normal_distribution() -> None:
+    assert half_of_sum(0.0, 0.0, 0.01) == pytest.approx(0.16449, abs=1e-5)
+    assert half_of_sum(0.0, 5.0, 0.04) == pytest.approx(2 * 0.16449, abs=1e-5)
+    assert half_of_sum(1e-12, 1.0, 0.01) == pytest.approx(0.16449, abs=1e-5)
+
+
+@pytest.mark.parametrize("spread", [None, 0.3])
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_the_interval_of_a_cell_adds_texts_noise_and_the_mistakes_of_costs(spread: float | None, noise: float) -> None:
+    """Three units, of two texts that are predicted from three others: the weights of five texts and their squares."""
+    known = linear_costs(noise=noise)
+    sizes = PromptSizes((LENGTH,), 20)
+    donors: dict[Text, StepTrace] = {(10 + n,): text_kept(*kept) for n, kept in enumerate(([4], [1], [2, 0]))}
+    texts = [(1,), (2,), (1,)]
+    found = predict(known, NAME, [PredictedUnit(sizes, (text,), donors) for text in texts], spread)
+    gains = [Replay(known, NAME).gains([one], sizes)[0] for one in donors.values()]
+    assert found.log_ratio == pytest.approx(fmean(gains))
+    own = sum((gain - fmean(gains)) ** 2 for gain in gains) / 2
+    prior = PRIOR if spread is not None else 0.0
+    between = (own * 2 + (spread or 0.0) * prior) / (2 + prior)
+    squares = (2 / 3) ** 2 + (1 / 3) ** 2 + 3 * (1 / 3) ** 2
+    half = half_of_sum(between * squares, 2 + prior, 2 * noise**2 / 3 + WRONG**2)
+    assert found.half == pytest.approx(half)
+    assert found.low == pytest.approx(exp(fmean(gains) - half))
+    assert found.texts == 3
+
+
+def test_a_single_other_text_has_no_interval_but_for_the_spread_of_other_workloads() -> None:
+    sizes = PromptSizes((LENGTH,), 20)
+    target = PredictedUnit(sizes, ((1,),), {(2,): text_kept(4, 1)})
+    alone = predict(linear_costs(), NAME, [target])
+    assert (alone.low, alone.high, alone.half, alone.texts) == (None, None, None, 1)
+    assert alone.widened(2.0) == alone
+    spread = predict(linear_costs(), NAME, [target], spread=0.04)
+    assert spread.half == pytest.approx(half_of_sum(0.04 * 2, PRIOR, WRONG**2))
+    assert spread.widened(3.0).half == pytest.approx(3 * (spread.half or 0))
+    assert spread.widened(3.0).low == pytest.approx(spread.ratio * exp(-3 * (spread.half or 0)))
+    with pytest.raises(ValueError, match="no trace of another text"):
+        predict(linear_costs(), NAME, [PredictedUnit(sizes, ((1,),), {})])
+
+
+def test_batches_are_drawn_without_repeats_where_there_are_enough_texts() -> None:
+    texts = [text_kept(n % 5) for n in range(5)]
+    assert drawn_batches(texts, 1) == [[one] for one in texts]
+    for size, whole in ((5, True), (3, True), (7, False)):
+        found = drawn_batches(texts, size)
+        assert len(found) == DRAWS
+        assert {len(batch) for batch in found} == {size}
+        assert all(len({*map(id, batch)}) == size for batch in found) is whole
+        assert len({tuple(map(id, batch)) for batch in found}) > 1
+        assert found == drawn_batches(texts, size)
+
+
+def test_the_speedup_from_prompt_to_last_token_adds_what_begins_and_ends_a_request() -> None:
+    known = linear_costs()
+    admitted = replace(known.strategies[NAME], admit={LENGTH: 0.3}, release=0.2)
+    known = replace(known, prefill={LENGTH: 5.0, 2 * LENGTH: 9.0}).with_strategies({NAME: admitted})
+    assert known.begun(None, LENGTH) == 5.0
+    assert known.begun(None, LENGTH + 32) == pytest.approx(7.0)
+    assert known.begun(NAME, LENGTH) == pytest.approx(5.5)
+    never = known.with_strategies({NAME: replace(admitted, admit={})})
+    assert never.begun(NAME, LENGTH) == 5.0
+    sizes = PromptSizes((LENGTH,), 10)
+    decoding = Replay(known, NAME).decoding([text_kept(4)], sizes)
+    assert decoding == pytest.approx(2 * (1.4 + 0.08))
+    assert Replay(known, NAME).gains([text_kept(4)], sizes) == pytest.approx(
+        (log(10 / decoding), log(15 / (decoding + 5.5)))
+    )
+
+
+# Break-even.
+
+
+@pytest.mark.parametrize(("slope", "k", "drafting"), [(0.1, 1, 0.0), (0.1, 4, 0.3), (0.3, 2, 0.1), (0.02, 8, 0.0)])
+def test_the_acceptance_that_breaks_even_is_a_root_of_the_sum_of_its_powers(
+    slope: float, k: int, drafting: float
+) -> None:
+    found = needed_acceptance(linear_costs(slope), k, 1, LENGTH, drafting)
+    seconds = 1 + slope * k + drafting
+    roots = np.roots([*[1.0] * k, 1 - seconds])
+    [expected] = [root.real for root in roots if abs(root.imag) < 1e-9 and 0 <= root.real <= 1]
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_what_one_of_all_proposals_is_needed_for_breaks_even_at_one_and_not_beyond() -> None:
+    assert needed_acceptance(linear_costs(1.0), 4, 1, LENGTH) == pytest.approx(1.0)
+    assert needed_acceptance(linear_costs(1.0), 4, 1, LENGTH, 0.01) is None
+    assert needed_acceptance(linear_costs(0.0), 4, 1, LENGTH) == pytest.approx(0.0, abs=1e-9)
+    plain = replace(linear_costs(0.0), plain={Point(1, LENGTH, 1): 1.5})
+    assert constant_speed(plain, 0.5, 2, 1, LENGTH, 0.25) == pytest.approx(1.5 * 1.75 / (1.5 + 0.25))
+
+
+def test_a_map_has_every_row_length_and_k_once_and_its_speeds_in_the_file() -> None:
+    known = linear_costs()
+    known = replace(known, plain={Point(rows, at, 1): 1.0 for rows in (2, 1) for at in (128, LENGTH)})
+    found = break_even_map(known, drafting=0.1, ks=(1, 4))
+    assert [(one.rows, one.length, one.k) for one in found] == [
+        (rows, at, k) for rows in (1, 2) for at in (LENGTH, 128) for k in (1, 4)
+    ]
+    for one in found:
+        assert one.window == pytest.approx(1 + 0.1 * one.k)
+        seconds = one.window + 0.1 * one.k
+        assert one.speedups == pytest.approx([sum(a**n for n in range(one.k + 1)) / seconds for a in ACCEPTANCES])
+    point = MapPoint(1, LENGTH, 2, 1.2, None, (1.0, 1.1, 1.2, 1.3, 1.4))
+    said = map_json([point], [MapCheck(1, LENGTH, 2, 0.4, 0.5, 1.6, 1.7)])
+    assert json.loads(json.dumps(said)) == {
+        "map": [
+            {
+                **{"rows": 1, "length": LENGTH, "k": 2, "window": 1.2, "needed": None},
+                "speedups": {"0.2": 1.0, "0.4": 1.1, "0.6": 1.2, "0.8": 1.3, "0.95": 1.4},
+            }
+        ],
+        "measured": [
+            {"rows": 1, "length": LENGTH, "k": 2, "acceptance": 0.4, "accepted": 0.5, "measured": 1.6, "mapped": 1.7}
+        ],
+    }
+    assert fastest_ks([point, replace(point, k=3, speedups=(0.9, 1.1, 1.3, 1.2, 1.5))]) == {
+        (1, LENGTH): [0, 2, 3, 2, 3]
+    }
+
+
+# Slopes over context.
+
+
+def units_by_context(texts: Mapping[int, float]) -> list[UnitTraces]:
+    """A unit for each text: the length of its prompt, and the tokens that each of ten steps accepted on average."""
+    found = []
+    for number, (length, mean) in enumerate(texts.items()):
+        ones = round(10 * mean)
+        steps = [Seen(8, 8, ones // 10 + (n < ones % 10)) for n in range(10)] + [Seen(0, 0, 0)]
+        found.append(UnitTraces(number, ((length,),), PromptSizes((length,), 40), (StepTrace(tuple(steps)),), 0.0))
+    return found
+
+
+def test_a_slope_and_its_interval_are_those_of_least_squares_with_a_level_for_each_workload() -> None:
+    worlds = [{50: 3.1, 80: 2.8, 100: 2.9, 140: 2.0}, {200: 5.0, 260: 4.1, 300: 4.4, 390: 3.0, 400: 3.3}]
+    x = np.array([length + 20.0 for world in worlds for length in world])
+    y = np.array([value for world in worlds for value in world.values()])
+    levels = np.array([[float(group == at) for at in (0, 1)] for group, world in enumerate(worlds) for _ in world])
+    design = np.column_stack([x, levels])
+    solved, squares, *_ = np.linalg.lstsq(design, y, rcond=None)
+    error = sqrt(float(squares[0]) / (9 - 3) * float(np.linalg.inv(design.T @ design)[0, 0]))
+    found = context_slope([units_by_context(world) for world in worlds])
+    assert found is not None
+    assert found.texts == 9
+    assert found.slope == pytest.approx(100 * float(solved[0]))
+    assert found.high - found.slope == pytest.approx(100 * student(0.9, 6) * error)
+    assert found.slope - found.low == pytest.approx(100 * student(0.9, 6) * error)
+    assert found.seen
+    fewer = {length: value for length, value in worlds[1].items() if length < 400}
+    assert context_slope([units_by_context(worlds[0]), units_by_context(fewer)]) is None, "five degrees of freedom"
+
+
+@pytest.mark.parametrize(("longest", "texts"), [(160, 17), (159, 8)])
+def test_a_workload_is_taken_in_from_half_as_long_a_longest_text_again(longest: int, texts: int) -> None:
+    """The shortest is 80 tokens and half of 40: 100, beside 180 or 179."""
+    one = {80 + 10 * n: float(n % 3) for n in range(8)}
+    other = {80: 1.0, **{100 + n: float(n % 2) for n in range(7)}, longest - 30: 2.0}
+    found = context_slope([units_by_context(one), units_by_context(other), units_by_context({90: 1.0})])
+    assert found is not None
+    assert found.texts == (17 if longest == 160 else 8)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "seen"),
+    [(0.1, 0.2, True), (-0.2, -0.1, True), (-0.1, 0.1, False), (0.0, 0.1, False), (-1, 0, False)],
+)
+def test_a_slope_is_seen_where_its_interval_excludes_none(low: float, high: float, seen: bool) -> None:
+    assert ContextSlope((low + high) / 2, low, high, 9).seen is seen
+
+
+# Costs.
+
+
+def test_a_draft_costs_what_lies_between_what_was_measured() -> None:
+    """On lines: proposals within contexts within rows; steps that asked for nothing apart."""
+    made = {
+        1: {100: {-1: 0.5, 0: 1.0, 4: 3.0}, 200: {-1: 0.7, 4: 5.0}},
+        3: {100: {-1: 1.5, 2: 2.0}},
+    }
+    known = DraftCosts(made, {1: {0: 0.1, 1: 0.3}, 3: {0: 0.5}}, {})
+    assert known.draft(1, 100, 2) == pytest.approx(2.0)
+    assert known.draft(1, 150, 4) == pytest.approx(4.0)
+    assert known.draft(1, 149.6, 4) == pytest.approx(4.0), "a length is rounded"
+    assert known.draft(1, 150, -1) == pytest.approx(0.6)
+    assert known.draft(2, 100, -1) == pytest.approx(1.0)
+    assert known.draft(2, 100, 2) == pytest.approx(2.0)
+    assert DraftCosts({1: {100: {-1: 0.25}}}, {}, {}).draft(1, 100, 3) == 0.25
+    assert DraftCosts({1: {100: {2: 0.25}}}, {}, {}).draft(1, 100, -1) == 0.0
+    assert [known.other(1, asked) for asked in (False, True)] == [0.1, 0.3]
+    assert [known.other(3, asked) for asked in (False, True)] == [0.5, 0.5]
+    assert known.other(2, True) == pytest.approx(0.4)
+    assert DraftCosts({}, {1: {1: 0.3}}, {}).other(1, False) == 0.0
+
+
+def test_a_step_costs_its_window_its_draft_and_the_rest() -> None:
+    known = linear_costs()
+    known = known.with_strategies({NAME: replace(known.strategies[NAME], rest={1: {0: 0.01, 1: 0.05}})})
+    assert known.step(NAME, 1, LENGTH, 4, 3) == pytest.approx(1.3 + 0.06 + 0.05)
+    assert known.step(NAME, 1, LENGTH, 1, 0) == pytest.approx(1.0 + 0.0 + 0.05)
+    assert known.step(NAME, 1, LENGTH, 0, 0) == pytest.approx(1.0 + 0.01)
+    half = known.cheaper(NAME, 0.5)
+    assert half.strategies[NAME].draft(1, LENGTH, 16) == pytest.approx(0.16)
+    idle = linear_costs().with_strategies({NAME: DraftCosts({1: {LENGTH: {-1: 0.4, 0: 0.2, 1: 0.6}}}, {}, {})})
+    kinds = idle.cheaper(NAME, 0.25).strategies[NAME].steps[1][LENGTH]
+    assert kinds == pytest.approx({-1: 0.4, 0: 0.2, 1: 0.15})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "just now"),
+        (59.9, "just now"),
+        (60, "1 min ago"),
+        (3599, "60 min ago"),
+        (3600, "1 h ago"),
+        (9000, "2 h ago"),
+        (86399, "24 h ago"),
+        (86400, "1 d ago"),
+        (10 * 86400, "10 d ago"),
+    ],
+)
+def test_an_age_is_told_in_the_largest_unit_that_it_fills(seconds: float, said: str) -> None:
+    assert replace(linear_costs(), made=1000.0).age(1000.0 + seconds) == f"measured {said}"
+
+
+def test_a_file_of_costs_has_every_figure_and_a_place_of_its_own(tmp_path: Path) -> None:
+    known = linear_costs(noise=0.03, release=0.7, forward={Point(2, 9, 5): 1.5, Point(1, 8, 2): 2.5})
+    known = replace(known, identity={"b": "2", "a": "1"}, made=77.0)
+    file = tmp_path / "new" / "costs.json"
+    known.save(file)
+    assert Costs.load(file, {"a": "1", "b": "2"}) == known
+    said = json.loads(file.read_text())
+    assert {"version", "made", "identity", "noise", "forward_s", "prefill_s", "plain_s", "strategies"} == said.keys()
+    file.write_text(json.dumps({**said, "version": VERSION_OF_COSTS + 1}))
+    with pytest.raises(SpecdecError, match=rf"version {VERSION_OF_COSTS + 1}; measure again: leave the file out"):
+        Costs.load(file, {})
+    paths = [costs_path(identity) for identity in ({"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1", "b": "2"})]
+    assert len({*paths}) == 4
+    assert costs_path({"b": "2", "a": "1"}) == paths[3]
+    assert {(path.parent.name, path.suffix) for path in paths} == {("calibrations", ".json")}
+
+
+# Cells beside their predictions.
+
+
+def ran_alone(unit: Unit, seconds: float, kept: StepTrace | None, replays: int = 0) -> Outcome:
+    """A run of one row that took so long, with a quarter of a second before; of plain decoding without a trace."""
+    tokens = kept.tokens if kept else 10
+    steps = [
+        Step.of(
+            (RowStep(one.proposed, one.proposed, one.accepted, one.accepted + 1),), one.proposed + 1, Marks(*range(10))
+        )
+        for one in (kept.steps if kept else [Seen(0, 0, 0)] * tokens)
+    ]
+    stats = Stats(Stopwatch.recorded([0.0] * 10), steps=steps)
+    every = [tuple(range(tokens))] * len(unit.requests)
+    return Outcome(every, seconds + 0.25, seconds, tokens, [], None, LENGTH, stats, replays=replays)
+
+
+def cell_of(setting: Setting, texts: Sequence[tuple[int, StepTrace]], first: int = 0, **fields: Any) -> Cell:
+    """A cell of units with the numbers and traces that are given: the n-th took n + 1 seconds, and plain 10.
+
+    ``first`` tells its texts apart from those of other cells.
+    """
+    asked = [
+        Unit((Request(place, (first + place,) * LENGTH, setting.params(())),), number)
+        for place, (number, _) in enumerate(texts)
+    ]
+    plain = [ran_alone(unit, 10.0, None) for unit in asked]
+    ours = [
+        ran_alone(unit, place + 1.0, kept) for place, (unit, (_, kept)) in enumerate(zip(asked, texts, strict=True))
+    ]
+    arm = replace(ARM, setting=setting)
+    series = {
+        Arm(setting): Series(Arm(setting), "exact", units=asked, outcomes=plain),
+        arm: Series(arm, "exact", units=asked, outcomes=ours, plain=plain, **fields),
+    }
+    machine = Machine("tiny", "reference", "cpu", "float32", 1000, 10, 1e6, 77)
+    return Cell(setting, setting.workload, machine, (), series, {}, None, {}, {}, 0)
+
+
+TEN = SETTING.replaced(max_new_tokens=10)
+TEXTS = [text_kept(4, 4), text_kept(1, 2, 4), text_kept(4, 0, 0, 2), text_kept(0, 1, 4, 1)]
+KNOWN = {TEN.without_workload: linear_costs()}
+
+
+def test_each_unit_is_predicted_from_the_texts_of_all_others() -> None:
+    [found] = check_cells([cell_of(TEN, [*enumerate(TEXTS)])], KNOWN)
+    sizes, replay = PromptSizes((LENGTH,), 10), Replay(linear_costs(), NAME)
+    gains = [replay.gains([one], sizes)[0] for one in TEXTS]
+    assert found.arm == replace(ARM, setting=TEN)
+    assert found.part == 0
+    assert found.prediction.ratio == pytest.approx(exp(fmean(gains))), "of each from three others is the mean of all"
+    assert found.prediction.texts == 3
+    assert found.measured == pytest.approx(exp(fmean(log(10 / (n + 1)) for n in range(4))))
+    assert found.log_measured == pytest.approx(log(found.measured))
+    assert found.residual == pytest.approx(log(found.measured) - fmean(gains))
+    whole = exp(fmean(log((10.25 / 10) / ((n + 1.25) / 10)) for n in range(4)))
+    assert found.measured_end_to_end == pytest.approx(whole)
+    assert [one.number for one in found.units] == [0, 1, 2, 3]
+    assert [one.traces for one in found.units] == [(one,) for one in TEXTS]
+    assert [one.prompts for one in found.units] == [sizes] * 4
+    steps = [step for one in TEXTS for step in one.steps]
+    assert found.kept == pytest.approx([sum(step.accepted >= depth for step in steps) / 13 for depth in (1, 2, 3, 4)])
+    others = [[step for two in TEXTS if two is not one for step in two.steps] for one in TEXTS]
+    assert found.expected_kept == pytest.approx(
+        [fmean(fmean(step.accepted >= depth for step in some) for some in others) for depth in (1, 2, 3, 4)]
+    )
+
+
+def test_halves_of_a_cell_are_predicted_from_each_other_and_units_of_one_number_stay_together() -> None:
+    numbered = [(place // 2, TEXTS[place % 4]) for place in range(8)]
+    halves = check_cells([cell_of(TEN, numbered)], KNOWN, parts=2)
+    sizes, replay = PromptSizes((LENGTH,), 10), Replay(linear_costs(), NAME)
+    gains = [replay.gains([one], sizes)[0] for _, one in numbered]
+    even, odd = [gains[at] for at in (0, 1, 4, 5)], [gains[at] for at in (2, 3, 6, 7)]
+    assert [one.part for one in halves] == [0, 1]
+    assert [[unit.number for unit in one.units] for one in halves] == [[0, 0, 2, 2], [1, 1, 3, 3]]
+    assert [one.prediction.log_ratio for one in halves] == pytest.approx([fmean(odd), fmean(even)])
+    assert [one.prediction.texts for one in halves] == [4, 4]
+    [whole] = check_cells([cell_of(TEN, numbered)], KNOWN)
+    assert whole.prediction.texts == 6, "the other unit of its number is no other text"
+
+
+def test_a_cell_without_other_texts_is_predicted_from_those_of_another_batch_or_not_at_all() -> None:
+    alone, two = cell_of(TEN, [(0, TEXTS[0])]), TEN.replaced(batch=2)
+    assert check_cells([alone], KNOWN) == []
+    assert check_cells([cell_of(TEN, [(0, TEXTS[0]), (1, TEXTS[1])])], KNOWN, parts=2)[0].prediction.texts == 1
+    assert check_cells([cell_of(TEN, [(0, TEXTS[0]), (0, TEXTS[1])])], KNOWN) == []
+    other = cell_of(two, [(0, TEXTS[0]), (1, TEXTS[1]), (2, TEXTS[2])])
+    both = KNOWN | {two.without_workload: linear_costs()}
+    found = check_cells([alone, other], both)
+    assert [(one.arm.setting.batch, one.prediction.texts) for one in found] == [(1, 2), (2, 2)]
+    elsewhere = cell_of(two.replaced(workload="reasoning"), [(0, TEXTS[0]), (1, TEXTS[1])])
+    assert [one.arm.setting.batch for one in check_cells([alone, elsewhere], both)] == [2], "texts of another kind"
+    assert check_cells([other], KNOWN) == [], "its costs are not known"
+    assert check_cells([cell_of(TEN, [*enumerate(TEXTS)], error="it crashed", ended="crashed")], KNOWN) == []
+    unknown = {TEN.without_workload: replace(linear_costs(), strategies={})}
+    assert check_cells([cell_of(TEN, [*enumerate(TEXTS)])], unknown) == []
+
+
+def cell_predicted(measured: float, ratio: float, half: float | None = None) -> CheckedCell:
+    """A cell with a prediction."""
+    low, high = (None, None) if half is None else (ratio * exp(-half), ratio * exp(half))
+    return CheckedCell(ARM, 0, measured, Prediction(ratio, low, high, ratio**2, 4))
+
+
+def test_accuracy_is_the_median_error_the_explained_part_and_the_share_inside() -> None:
+    cells = [
+        cell_predicted(1.0, 1.25, 0.1),
+        cell_predicted(2.0, 1.6, 0.3),
+        cell_predicted(4.0, 4.0, 0.1),
+        cell_predicted(3.0, 2.0),
+    ]
+    found = Accuracy.of(cells)
+    logs = [log(one.measured) for one in cells]
+    left = sum(log(one.measured / one.prediction.ratio) ** 2 for one in cells)
+    assert found.cells == 4
+    assert found.median_error == pytest.approx(median([0.2, 0.25, 0.0, 0.5]))
+    assert found.r_squared == pytest.approx(1 - left / (4 * pvariance(logs)))
+    assert found.held == pytest.approx(2 / 3)
+    assert found.intervals == 3
+    one = Accuracy.of([cell_predicted(2.0, 2.0)])
+    assert (one.cells, one.median_error, one.intervals) == (1, 0.0, 0)
+    assert np.isnan([one.r_squared, one.held]).all()
+    with pytest.raises(ValueError, match=r"."):
+        Accuracy.of([])
+
+
+def test_a_measured_speedup_is_inside_up_to_both_ends() -> None:
+    said = Prediction(1.0, 0.5, 2.0, 1.0, 3)
+    found = [CheckedCell(ARM, 0, measured, said).inside for measured in (0.49, 0.5, 1.0, 2.0, 2.01)]
+    assert found == [False, True, True, True, False]
+    assert cell_predicted(1.0, 1.0).inside is None
+
+
+def test_an_arm_over_all_workloads_has_geometric_means_and_errors_of_costs_once() -> None:
+    """Each workload's half has 8 % of costs, which all share, and its own texts', which add up as independent ones.
+    Chat is also predicted from texts that it does not have, those of another batch."""
+    shared, two = 1.645 * WRONG, TEN.replaced(batch=2)
+    groups = [cell_of(TEN.replaced(workload=name), [*enumerate(TEXTS)]) for name in ("chat", "reasoning")]
+    groups.append(cell_of(two, [*enumerate(TEXTS[:3], 10)], first=10))
+    found = Forecasts.of(groups, KNOWN | {two.without_workload: linear_costs()}, ["said"])
+    assert [*found.arms] == [replace(ARM, setting=one.without_workload) for one in (TEN, two)]
+    arm = found.arms[replace(ARM, setting=TEN.without_workload)]
+    every = [cell.prediction for cell in found.cells if cell.arm.setting.batch == 1]
+    assert arm.prediction.log_ratio == pytest.approx(fmean(one.log_ratio for one in every))
+    assert arm.prediction.log_end_to_end == pytest.approx(fmean(one.log_end_to_end for one in every))
+    measured = [cell.measured for cell in found.cells if cell.arm.setting.batch == 1]
+    assert arm.measured == pytest.approx(sqrt(measured[0] * measured[1]))
+    texts = [max(0.0, (one.half or 0) ** 2 - shared**2) for one in every]
+    assert max(texts) > 1e-4
+    assert arm.prediction.half == pytest.approx(sqrt(sum(texts) / 4 + shared**2))
+    assert arm.prediction.low == pytest.approx(arm.prediction.ratio * exp(-(arm.prediction.half or 0)))
+    assert [one.texts for one in every] == [6, 3]
+    assert arm.prediction.texts == 3
+    assert len(arm.units) == 8
+    assert found.said == ["said"]
+    assert [cell.part for cell in found.halves] == [0, 1] * 3
+    accuracy = found.accuracy()
+    assert accuracy is not None
+    assert accuracy.cells == 3
+    assert Forecasts.of([], KNOWN).accuracy() is None
+
+
+# Sentences.
+
+
+def suggested(steps: Sequence[Seen], known: Costs, measured: float) -> str:
+    """The suggestion for a row of one text."""
+    text = StepTrace(tuple(steps))
+    unit = UnitTraces(0, ((1,),), PromptSizes((LENGTH,), text.tokens), (text,), 0.0)
+    return suggestion(CheckedCell(ARM, 0, measured, Prediction(measured, None, None, measured, 1), (unit,)), known)
+
+
+def test_a_suggestion_has_the_costs_and_speedups_that_a_reader_can_work_out() -> None:
+    """Each is of a row whose measured speedup is that of its replay, by hand."""
+    assert suggested([Seen(4, 0, 0)] * 9, linear_costs(), 0.9) == "no token was proposed"
+    # One of eight is kept. With K = 1 the same tokens take steps of 1.2 + 0.02 seconds, with 8 of 2.6 + 0.16.
+    wide = suggested([Seen(8, 8, 1)] * 20, linear_costs(0.2), 2 / 2.76)
+    assert wide == f"a window of 9 costs 2.60 forwards at batch 1: K = 1 would give {2 / 1.22:.2f}x, not 0.72x"
+    none = suggested([Seen(4, 4, 0)] * 40, linear_costs(), 1 / 1.48)
+    assert none == "a window of 5 costs 1.40 forwards at batch 1: plain decoding is faster, 1.00x, not 0.68x"
+    dear = suggested([Seen(4, 4, 4)] * 8 + [Seen(0, 0, 0)], linear_costs(0.0, 0.5), 41 / 25)
+    assert dear == f"drafting costs 2.00 of a forward: a draft half as expensive would give {41 / 17:.2f}x, not 1.64x"
+    cheap = suggested([Seen(4, 4, 4), Seen(4, 4, 4), Seen(4, 4, 0)] * 5, linear_costs(0.01, 0.001), 11 / 3.132)
+    needed = needed_acceptance(linear_costs(0.01, 0.001), 4, 1, LENGTH, drafting=0.004)
+    assert cheap == f"0.67 of first proposals are accepted; K = 4 breaks even with {needed:.2f} at every position"
+    steep = replace(linear_costs(draft=0.0), forward={Point(1, LENGTH, w): 6.0 if w > 1 else 1.0 for w in (1, 2, 17)})
+    lucky = suggested([Seen(4, 4, 4)] * 8, steep, 3.0)
+    assert lucky == "K = 4 cannot break even at batch 1; 1.00 of first proposals are accepted"
+
+
+def test_a_recommendation_is_told_as_it_was_run_or_with_another_k() -> None:
+    cell = cell_predicted(1.394, 1.5)
+    assert str(Recommendation(cell, 2, 1.4849)) == "ngram with K = 2, 1.48x expected (1.39x as run)"
+    assert str(Recommendation(cell, None, 1.394)) == "ngram as run, 1.39x"
+    assert (str(PLAIN), PLAIN.k, PLAIN.expected) == ("plain decoding", None, 1.0)
+
+
+def test_shares_by_depth_count_the_steps_that_asked_for_proposals() -> None:
+    texts = [StepTrace((Seen(4, 4, 2), Seen(0, 0, 0), Seen(4, 1, 1))), StepTrace((Seen(2, 0, 0), Seen(2, 2, 0)))]
+    assert kept_by_depth(texts, 3) == [0.5, 0.25, 0.0]
+    assert reached(texts, 3) == ([0.75, 0.5, 0.25], [0.5, 0.25, 0.0])
+    idle = [StepTrace((Seen(0, 0, 0),))]
+    assert kept_by_depth(idle, 2) == [0.0, 0.0]
+    assert reached([], 1) == ([0.0], [0.0])
+    assert kept_by_depth(texts, 0) == []
