@@ -43,8 +43,11 @@ class Word:
     places: Mapping[str, OwnPlace] = field(default_factory=dict)
 
 
-def _word(name: str, unit: str, meaning: str, vllm: str = "", aiperf: str = "", guidellm: str = "") -> Word:
-    """Places are written as ``path unit`` where the unit is not ours."""
+def placed_word(name: str, unit: str, meaning: str, vllm: str = "", aiperf: str = "", guidellm: str = "") -> Word:
+    """Return a word whose places are written as ``path unit`` where the unit is not ours, as ``path /word`` for shares.
+
+    Example: ``placed_word("e2e_s", "s", "sent to last token", "median_e2el_ms ms").places["vllm"].factor`` is 1000.
+    """
     given = {"vllm": vllm, "aiperf": aiperf, "guidellm": guidellm}
     places = {}
     for format_, text in given.items():
@@ -86,7 +89,7 @@ def unit_factor(ours: str, theirs: str) -> float | None:
 _G = "metrics.{}.successful.{}"
 
 WORDS: tuple[Word, ...] = (
-    _word(
+    placed_word(
         "requests",
         "requests",
         "requests answered whole",
@@ -94,7 +97,7 @@ WORDS: tuple[Word, ...] = (
         "request_count.avg",
         "metrics.request_totals.successful",
     ),
-    _word(
+    placed_word(
         "failed_requests",
         "requests",
         "requests that were not",
@@ -102,8 +105,10 @@ WORDS: tuple[Word, ...] = (
         "error_request_count.avg",
         "metrics.request_totals.errored",
     ),
-    _word("duration_s", "s", "first request sent to last answer", "duration", "benchmark_duration.avg sec", "duration"),
-    _word(
+    placed_word(
+        "duration_s", "s", "first request sent to last answer", "duration", "benchmark_duration.avg sec", "duration"
+    ),
+    placed_word(
         "prompt_tokens",
         "tokens",
         "tokens of all prompts",
@@ -111,7 +116,7 @@ WORDS: tuple[Word, ...] = (
         "total_isl.avg",
         _G.format("prompt_token_count", "total_sum"),
     ),
-    _word(
+    placed_word(
         "output_tokens",
         "tokens",
         "tokens of all answers",
@@ -119,7 +124,7 @@ WORDS: tuple[Word, ...] = (
         "total_osl.avg",
         _G.format("output_token_count", "total_sum"),
     ),
-    _word(
+    placed_word(
         "requests_per_s",
         "requests/sec",
         "requests / duration",
@@ -127,7 +132,7 @@ WORDS: tuple[Word, ...] = (
         "request_throughput.avg",
         _G.format("requests_per_second", "mean"),
     ),
-    _word(
+    placed_word(
         "output_tokens_per_s",
         "tokens/sec",
         "output tokens / duration, prefills included; not `tokens_per_s`, which is of decoding alone",
@@ -135,9 +140,11 @@ WORDS: tuple[Word, ...] = (
         "output_token_throughput.avg",
         _G.format("output_tokens_per_second", "mean"),
     ),
-    _word("goodput_per_s", "requests/sec", "requests within the SLO / duration", "request_goodput", "goodput.avg"),
+    placed_word(
+        "goodput_per_s", "requests/sec", "requests within the SLO / duration", "request_goodput", "goodput.avg"
+    ),
     *(
-        _word(
+        placed_word(
             f"ttft_{name}",
             "ms",
             f"{what} of requests: sent to first token",
@@ -153,7 +160,7 @@ WORDS: tuple[Word, ...] = (
         )
     ),
     *(
-        _word(
+        placed_word(
             f"tpot_{name}",
             "ms",
             f"{what} of requests: first token to last / tokens after the first",
@@ -168,7 +175,7 @@ WORDS: tuple[Word, ...] = (
         )
     ),
     *(
-        _word(
+        placed_word(
             f"tpot_by_token_{name}",
             "ms",
             f"{what} as above, where each request counts once for each of its tokens",
@@ -176,14 +183,14 @@ WORDS: tuple[Word, ...] = (
         )
         for name, what, guidellm in (("ms", "median", "median"), ("mean_ms", "mean", "mean"))
     ),
-    _word(
+    placed_word(
         "latency_per_token_ms",
         "ms",
         "mean over tokens of a request's time, the first token's included, / its tokens; no TPOT",
         guidellm=_G.format("time_per_output_token_ms", "mean"),
     ),
     *(
-        _word(
+        placed_word(
             f"itl_{name}",
             "ms",
             f"{what} of all gaps between emissions",
@@ -198,7 +205,7 @@ WORDS: tuple[Word, ...] = (
         )
     ),
     *(
-        _word(
+        placed_word(
             f"e2e_{name}",
             "s",
             f"{what} of requests: sent to last token",
@@ -213,42 +220,44 @@ WORDS: tuple[Word, ...] = (
             ("p99_s", "99th percentile", "p99", "p99", "percentiles.p99"),
         )
     ),
-    _word(
+    placed_word(
         "acceptance_rate",
         "ratio",
         "accepted / proposed, over all requests",
         "spec_decode_acceptance_rate %",
         "spec_decode_overall_draft_acceptance_rate.avg %",
     ),
-    _word(
+    placed_word(
         "mean_acceptance_length",
         "ratio",
         "1 + accepted / drafts, over all requests",
         "spec_decode_acceptance_length",
         "spec_decode_token_weighted_acceptance_length.avg",
     ),
-    _word(
+    placed_word(
         "counters.num_drafts",
         "count",
         "steps of a row that proposed something",
         "spec_decode_num_drafts",
         "total_spec_decode_steps.avg",
     ),
-    _word("counters.num_draft_tokens", "tokens", "proposed", "spec_decode_draft_tokens", "total_draft_tokens.avg"),
-    _word(
+    placed_word(
+        "counters.num_draft_tokens", "tokens", "proposed", "spec_decode_draft_tokens", "total_draft_tokens.avg"
+    ),
+    placed_word(
         "counters.num_accepted_tokens",
         "tokens",
         "accepted",
         "spec_decode_accepted_tokens",
         "total_accepted_draft_tokens.avg",
     ),
-    _word(
+    placed_word(
         "counters.num_accepted_tokens_per_pos",
         "tokens",
         "accepted at depth 1, 2, …; vLLM: over drafts",
         "spec_decode_per_position_acceptance_rates /counters.num_drafts",
     ),
-    _word(
+    placed_word(
         "acceptance_histogram",
         "count",
         "steps by the number of accepted proposals",

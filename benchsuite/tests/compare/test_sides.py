@@ -195,6 +195,7 @@ def test_rows_of_pytest_benchmark_are_named_by_their_parameters_and_plains_are_l
     less = file_of_benchmarks(tmp_path / "b.json", {"x[y]": benchmark_row("a")})
     assert less.title.endswith(": commit unknown, an unknown processor, None")
     assert less.rows["y"].same["plain's output"] is None
+    assert less.rows["y"].noise == 0.0
 
 
 def test_a_file_is_refused_by_what_it_holds(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from benchsuite.__main__ import benchsuite_main
 from benchsuite.foreign.files import ForeignFile, ForeignRun, chosen, read_file, read_result, write_result
-from benchsuite.foreign.glossary import COUNTED, FORMATS, SCALES, TIMES, WORDS, unit_factor
+from benchsuite.foreign.glossary import COUNTED, FORMATS, SCALES, TIMES, WORDS, OwnPlace, placed_word, unit_factor
 from benchsuite.measure.figures import KEYS
 from benchsuite.report.foreign import foreign_document
 from benchsuite.report.renderers import terminal
@@ -219,7 +219,7 @@ def test_a_file_with_a_result_a_line_has_a_run_for_each(end: str, tmp_path: Path
         read_file(file)
 
 
-@pytest.mark.parametrize("value", ["NaN", "1e400", "-1", '"12"', "true", "9" * 400, "[[1]]"])
+@pytest.mark.parametrize("value", ["NaN", "1e400", "-1", '"12"', "true", "9" * 400, "[[1]]", "[1]", '{"a": 1}'])
 def test_a_figure_that_is_no_number_is_refused_by_its_path(value: str, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text(f'{{"total_output_tokens": 5, "median_ttft_ms": {value}}}')
@@ -381,3 +381,152 @@ def test_units_convert_there_and_back_and_never_into_another_kind() -> None:
     assert unit_factor("s", "ms") == 1000
     assert unit_factor("ms", "%") is None
     assert unit_factor("ms", "tokens") is None
+
+
+ANSWERED = {"completed": 2, "total_output_tokens": 20}
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "version"),
+    [
+        ({**ANSWERED, "label": "mine", "model_id": "a/b"}, "mine", None),
+        ({**ANSWERED, "model_id": "a/b"}, "a/b", None),
+        (ANSWERED, "vllm", None),
+        ({"spec_decode_num_drafts": 3}, "vllm", None),
+        ({"schema_version": "1.4", "request_count": {"avg": 2}, "run_info": {"run_label": "mine"}}, "mine", "1.4"),
+        ({"schema_version": "1.4", "request_count": {"avg": 2}, "run_info": {}, "benchmark_id": "x"}, "x", "1.4"),
+        ({"aiperf_version": "0.13", "request_count": {"avg": 2}, "run_info": "odd"}, "aiperf", None),
+        ({"metadata": {"version": 2}, "benchmarks": [{"metrics": {}, "duration": 1.5}]}, "0", "2"),
+        ({"metadata": "odd", "benchmarks": [{"metrics": {}, "duration": 1.5}]}, "0", None),
+        ({"benchmarks": [{"metrics": {}, "duration": 1, "config": {"strategy": {"type_": "sweep"}}}]}, "0 sweep", None),
+        ({"rows": [{"row": "mine", "ttft_ms": 1.0}]}, "mine", None),
+        ({"rows": [{"ttft_ms": 1.0}]}, "0", None),
+        ({"benchmarks": [{"name": "test_x", "extra_info": {"ttft_ms": 1.0}}]}, "test_x", None),
+        ({"benchmarks": [{"extra_info": {"ttft_ms": 1.0}}]}, "0", None),
+    ],
+)
+def test_a_run_has_the_name_that_its_file_says_or_one_of_its_format(
+    content: dict[str, Any], name: str, version: str | None
+) -> None:
+    found = read_result(content)
+    assert [run.name for run in found.runs] == [name]
+    assert found.version == version
+
+
+@pytest.mark.parametrize("text", ["", " \n\t"])
+def test_blanks_before_a_result_say_nothing(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(text + json.dumps(ANSWERED))
+    assert read_file(file).runs[0].figures == {"requests": 2, "output_tokens": 20}
+    file.write_text(f"{text}{json.dumps(ANSWERED)}\n\n{text}{json.dumps(ANSWERED)}\n")
+    assert [run.name for run in read_file(file).runs] == ["vllm 1", "vllm 2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            {"x" * 100: 1},
+            f"has {'x' * 80}; expected a result file of vLLM bench serve, AIPerf, GuideLLM, specdec-bench",
+        ),
+        ({}, "has nothing; expected"),
+        ([], "has list; expected .*, or a server's /metrics page"),
+        ({**ANSWERED, "spec_decode_per_position_acceptance_rates": 0.5}, "holds shares of counters.num_drafts, which"),
+        ({"rows": [{"acceptance_histogram": [1, 2]}]}, "acceptance_histogram is .1, 2.; expected a finite number"),
+        (
+            {"rows": [{"counters": {"num_accepted_tokens_per_pos": {"0": 1}}}]},
+            "per_pos is .*; expected a finite number",
+        ),
+        ({"rows": [{"counters": {"num_accepted_tokens_per_pos": [1.5]}}]}, "per_pos is 1.5; expected a whole number"),
+        ({"rows": [{"acceptance_histogram": {"0": 0.5}}]}, "histogram is 0.5; expected a whole number"),
+        ({"rows": [{"requests": 1.5}]}, "requests is 1.5; expected a whole number"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_what_was_expected(content: Any, says: str) -> None:
+    with pytest.raises(SpecdecError, match=says):
+        read_result(content)
+
+
+@pytest.mark.parametrize("off", [0.0, 4e-7, 6e-7, 1e-4])
+def test_shares_are_counts_up_to_the_rounding_of_the_program_that_wrote_them(off: float) -> None:
+    """Three of seven; a share that was edited gives no whole number."""
+    shares = {"spec_decode_num_drafts": 7, "spec_decode_per_position_acceptance_rates": [3 / 7 + off, 0.0]}
+    if off == 1e-4:
+        with pytest.raises(SpecdecError, match="gives no whole numbers: .*; was the file edited"):
+            read_result(shares)
+    else:
+        assert read_result(shares).runs[0].figures["counters.num_accepted_tokens_per_pos"] == [3, 0]
+
+
+def test_requests_that_are_kept_without_a_total_are_summed_without_a_note() -> None:
+    content = raw("guidellm")
+    del content["benchmarks"][0]["metrics"]["request_totals"]
+    found = read_result(content)
+    assert found.runs[0].figures["counters.num_drafts"] == 6 * 7
+    assert not found.notes
+
+
+def test_a_table_of_ours_keeps_the_order_of_runs_and_says_of_what_it_was_made() -> None:
+    runs = ForeignRun("a", {"counters.num_drafts": 4, "ttft_ms": 1.5}, ("left.out",)), ForeignRun("b", {"e2e_s": 2.0})
+    content, lost = write_result(ForeignFile("vllm", "9", runs, ("a note",)), "ours")
+    assert lost == []
+    assert content == {
+        "rows": [{"row": "a", "counters": {"num_drafts": 4}, "ttft_ms": 1.5}, {"row": "b", "e2e_s": 2.0}],
+        "converted": {"format": "vllm", "version": "9", "notes": ["a note"], "not_read": {"a": ["left.out"], "b": []}},
+    }
+
+
+@pytest.mark.parametrize("text", ['{"completed": }', '{\n"completed": 1,\n}\n', '{"completed": 1}\n[1]\n'])
+def test_json_that_is_broken_is_told_by_its_place_in_the_file(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(text)
+    with pytest.raises(SpecdecError, match=r"is no JSON \(.*line \d+ column \d+") as refused:
+        read_file(file)
+    assert "result 1" not in str(refused.value)
+
+
+def test_a_word_has_a_place_in_each_format_that_keeps_it_with_its_unit_and_what_it_is_times_ours() -> None:
+    made = placed_word("e2e_s", "s", "sent to last token", "median_ms ms", "latency.p50", "a.b min")
+    assert (made.name, made.unit, made.meaning) == ("e2e_s", "s", "sent to last token")
+    assert made.places == {
+        "vllm": OwnPlace("median_ms", "ms", 1000),
+        "aiperf": OwnPlace("latency.p50", "s", 1),
+        "guidellm": OwnPlace("a.b", "min", 0.0166666666667),
+    }
+    shares = placed_word("kept", "tokens", "kept", "rates /counters.num_drafts").places
+    assert shares == {"vllm": OwnPlace("rates", "ratio", 1, "counters.num_drafts")}
+    assert placed_word("share", "ratio", "a share", aiperf="x.avg %").places == {"aiperf": OwnPlace("x.avg", "%", 100)}
+
+
+def test_a_file_that_is_written_has_the_marks_of_its_format_and_the_units_of_its_metrics() -> None:
+    figures = {"requests": 2, "ttft_ms": 1.5, "ttft_p90_ms": 2.5, "e2e_s": 0.5, "acceptance_rate": 0.25}
+    found = ForeignFile("ours", None, (ForeignRun("a", {**figures, "acceptance_histogram": {"0": 1}}),))
+    assert write_result(found, "aiperf") == (
+        {
+            "schema_version": "1.4",
+            "request_count": {"unit": "requests", "avg": 2},
+            "time_to_first_token": {"unit": "ms", "p50": 1.5, "p90": 2.5},
+            "request_latency": {"unit": "ms", "p50": 500.0},
+            "spec_decode_overall_draft_acceptance_rate": {"unit": "%", "avg": 25.0},
+            "pooled_spec_decode_acceptance_histogram": {"0": 1},
+        },
+        [],
+    )
+    content, lost = write_result(found, "guidellm")
+    assert lost == ["a: acceptance_rate = 0.25", "a: acceptance_histogram = {'0': 1}"]
+    times = {"successful": {"median": 1.5, "percentiles": {"p90": 2.5}}}
+    metrics = {"request_totals": {"successful": 2}, "time_to_first_token_ms": times}
+    assert content == {
+        "metadata": {"version": 2},
+        "benchmarks": [
+            {
+                "type_": "generative_benchmark",
+                "metrics": {**metrics, "request_latency": {"successful": {"median": 0.5}}},
+            }
+        ],
+    }
+    shares = ForeignRun("a", {"counters.num_accepted_tokens_per_pos": [1]})
+    assert write_result(ForeignFile("ours", None, (shares,)), "vllm") == (
+        {},
+        ["a: counters.num_accepted_tokens_per_pos = [1]"],
+    )

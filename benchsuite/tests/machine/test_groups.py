@@ -58,3 +58,15 @@ def test_a_group_that_is_gone_is_no_error() -> None:
     kill_group(process.pid)
     end_group(process, 1.0)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("given", "code"), [((), -signal.SIGKILL), ((30.0,), 7)])
+def test_a_leader_is_asked_to_end_and_waited_for_where_there_is_patience(given: tuple[float, ...], code: int) -> None:
+    leader = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print(flush=True)"
+    command = [sys.executable, "-c", f"{leader}\nwhile True: signal.pause()"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        end_group(process, *given)
+        assert process.returncode == code

@@ -15,7 +15,7 @@ from benchsuite.machine.load import BUSY, STOLEN, Load
 
 
 @pytest.mark.parametrize(
-    ("used", "stolen", "said"), [(BUSY, STOLEN, False), (BUSY + 1, 0, True), (0, STOLEN + 1, True)]
+    ("used", "stolen", "said"), [(BUSY, STOLEN, False), (10.5, 0, True), (0, 1.5, True), (BUSY, 1.5, True)]
 )
 def test_a_busy_or_robbed_machine_is_said_with_what_to_do(used: float, stolen: float, said: bool) -> None:
     lines = Load(used, stolen).lines()
@@ -49,7 +49,7 @@ def test_what_is_neither_idle_nor_waiting_nor_stolen_is_used_by_others(
     times: dict[str, float], used: float, stolen: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cpu_times_percent(interval: float) -> SimpleNamespace:
-        assert interval == load_of_a_machine.SECONDS
+        assert 0 < interval == load_of_a_machine.SECONDS < 1
         return SimpleNamespace(**times)
 
     monkeypatch.setattr(psutil, "cpu_times_percent", cpu_times_percent)

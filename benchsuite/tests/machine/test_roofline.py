@@ -67,3 +67,10 @@ def test_a_fraction_is_that_of_the_limit_which_is_nearer() -> None:
     assert peak.fraction(moved=50, operations=100, took=1.0) == 0.5
     assert peak.fraction(moved=50, operations=900, took=1.0) == 0.9
     assert peak.fraction(moved=50, operations=100, took=0.25) == 2.0
+
+
+def test_calls_are_timed_from_the_end_of_earlier_work_to_that_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("waits"))
+    clock.seconds(lambda: said.append("call"), torch.device("cuda"), times=2)
+    assert said == ["waits", "call", "call", "waits"]

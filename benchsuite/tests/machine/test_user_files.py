@@ -29,6 +29,8 @@ def test_a_text_is_the_same_in_every_usual_encoding_and_with_every_line_end(
     ("content", "says"),
     [
         (b"ok\ncaf\xe9\n", r"no text in UTF-8 \(line 2, invalid continuation byte\); save it as UTF-8"),
+        (b"\n\n\xe9", r"no text in UTF-8 \(line 3, "),
+        (b"caf\xe9", r"no text in UTF-8 \(line 1, "),
         (b"\xff\xfea", "no text in UTF-16"),
         (b"PK\x03\x04\xff", "no text in UTF-8"),
     ],

@@ -178,6 +178,7 @@ def test_what_one_of_all_proposals_is_needed_for_breaks_even_at_one_and_not_beyo
     assert needed_acceptance(linear_costs(1.0), 4, 1, LENGTH) == pytest.approx(1.0)
     assert needed_acceptance(linear_costs(1.0), 4, 1, LENGTH, 0.01) is None
     assert needed_acceptance(linear_costs(0.0), 4, 1, LENGTH) == pytest.approx(0.0, abs=1e-9)
+    assert constant_speed(linear_costs(), 0.5, 0, 1, LENGTH, 3.0) == pytest.approx(1.0), "K = 0 drafts nothing"
     plain = replace(linear_costs(0.0), plain={Point(1, LENGTH, 1): 1.5})
     assert constant_speed(plain, 0.5, 2, 1, LENGTH, 0.25) == pytest.approx(1.5 * 1.75 / (1.5 + 0.25))
 

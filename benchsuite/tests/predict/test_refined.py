@@ -129,3 +129,22 @@ def test_rows_that_ended_trees_and_runs_without_steps_say_nothing() -> None:
     assert found.verify(5, ROWS, 100) == 1.5
     assert found.verify(5, ROWS, 100, NAME) == 9.0
     assert found.strategies[NAME].draft(ROWS, 100, 4) == pytest.approx(0.8), "what a tree's draft takes does"
+
+
+def test_steps_of_other_rows_and_steps_that_took_no_time_change_nothing_wherever_they_are() -> None:
+    sound = [*steps(20, 1), *steps(PROBED, 5, 2.0, 1.5), *steps(4, 3)]
+    odd = [*steps(1, 5, 9.0, 9.0, rows=1), *steps(1, 5, 0.0, 9.0)]
+    whole = refined_by({PLAIN: plain_run(9), ARM: made_run(sound)})
+    mixed = [*odd, *sound[:20], *odd, *sound[20:], *odd]
+    assert refined_by({PLAIN: plain_run(9), ARM: made_run(mixed)}) == whole
+    late = made_run([MadeStep(1, 1, 0, PartTimes(9.0, 0.0, 9.0)), *plain_run(9).steps])
+    assert refined_by({PLAIN: late, ARM: made_run(sound)}) == whole
+
+
+def test_what_a_draft_takes_is_held_against_what_was_expected_of_it_at_the_pace_of_the_round() -> None:
+    """A draft that took nothing, or of which nothing was expected, says nothing."""
+    free = made_run([MadeStep(ROWS, 3, 2, PartTimes(1.3, 0.0, 0.1))] * 9)
+    found = refined_by({PLAIN: plain_run(9, pace=2.0), ARM: free})
+    assert found.strategies == costs().strategies
+    idle = made_run([MadeStep(ROWS, 1, 0, PartTimes(1.1, 5.0, 0.1))] * 9)
+    assert refined_by({ARM: idle}).strategies == costs().strategies

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from benchsuite.__main__ import benchsuite_main
+from benchsuite.compare.sides import read_side
 from benchsuite.machine.files import write_file
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.measured import Measured
@@ -72,6 +74,30 @@ def test_rows_of_cells_that_were_read_are_those_of_the_cells_that_were_measured(
     assert [row.ties for row in read.rows] == [row.ties for row in two_cells.rows]
     for one, other in zip(read.results().settings, two_cells.results().settings, strict=True):
         assert one.contrasts == other.contrasts
+
+
+def test_a_folder_is_compared_by_the_ratios_of_its_rows_and_those_over_all_texts(
+    two_cells: Bench, tmp_path: Path
+) -> None:
+    journal = Journal.begin(tmp_path / "run", manifest(OPTIONS))
+    for place, cell in enumerate(two_cells.cells.values()):
+        journal.keep(replace(cell, place=place))
+    found = read_side(str(tmp_path))
+    assert found.made == journal.said
+    rows = [row for row in two_cells.rows if row.info["verdict"] != "baseline"]
+    every = [row for row in two_cells.results().pooled if row.info["verdict"] != "baseline"]
+    over_all = [row.arm.id.replace("tiny--", "tiny-all-") for row in every]
+    assert [*found.rows] == [*(row.arm.id for row in rows), *over_all]
+    assert len(over_all) == len(rows) / 2
+    for figures, row in zip(found.rows.values(), [*rows, *every], strict=True):
+        assert figures.speedup == row.info["speedup"]
+        assert (figures.failure is None) is (row.failure is None)
+        assert {name: [exp(one) for one in logs] for name, logs in figures.logs.items()} == {
+            name: pytest.approx(ratios) for name, ratios in row.ratios.items()
+        }
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SpecdecError, match="holds no results; expected a folder of results, a --benchmark-json file"):
+        read_side(str(tmp_path / "empty"))
 
 
 def test_contrasts_are_those_of_all_strategies_that_did_not_fail_both_ways(two_cells: Bench) -> None:
