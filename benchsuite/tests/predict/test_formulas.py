@@ -20,6 +20,7 @@ from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import Machine
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
+from benchsuite.predict.advisor import CLOSE, SURE
 from benchsuite.predict.breakeven import ACCEPTANCES, MapCheck, MapPoint, break_even_map, fastest_ks, map_json
 from benchsuite.predict.checked import Accuracy, CheckedCell, UnitTraces, check_cells
 from benchsuite.predict.contexts import ContextSlope, context_slope
@@ -127,6 +128,10 @@ def test_a_single_other_text_has_no_interval_but_for_the_spread_of_other_workloa
     assert spread.half == pytest.approx(half_of_sum(0.04 * 2, PRIOR, WRONG**2))
     assert spread.widened(3.0).half == pytest.approx(3 * (spread.half or 0))
     assert spread.widened(3.0).low == pytest.approx(spread.ratio * exp(-3 * (spread.half or 0)))
+    more = PredictedUnit(sizes, ((3,),), {(4,): text_kept(4), (5,): text_kept(0)})
+    both = predict(linear_costs(), NAME, [target, more], spread=0.04)
+    weights = 2 * 0.5**2 + 0.5**2 + 2 * 0.25**2
+    assert both.half == pytest.approx(half_of_sum(0.04 * weights, PRIOR, WRONG**2)), "one text says nothing of a spread"
     with pytest.raises(ValueError, match="no trace of another text"):
         predict(linear_costs(), NAME, [PredictedUnit(sizes, ((1,),), {})])
 
@@ -540,3 +545,9 @@ def test_shares_by_depth_count_the_steps_that_asked_for_proposals() -> None:
     assert kept_by_depth(idle, 2) == [0.0, 0.0]
     assert reached([], 1) == ([0.0], [0.0])
     assert kept_by_depth(texts, 0) == []
+
+
+def test_the_docs_have_the_limits_that_predictions_and_the_advisor_keep() -> None:
+    text = " ".join((Path(__file__).parents[3] / "docs" / "predictions.md").read_text(encoding="utf-8").split())
+    assert f"and {WRONG:.0%} for the costs (`prediction.WRONG`)".replace("%", " %") in text
+    assert f"within {1 - CLOSE:.0%} of the best with probability {SURE:g} ".replace("%", " %") in text

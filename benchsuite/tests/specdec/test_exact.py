@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -152,6 +153,18 @@ def test_products_of_torch_are_refused_by_the_names_of_their_modules(family: str
     target = ArenaModel(families.build_model(family), registry().backend(backend))
     with pytest.raises(SpecdecError, match=reason):
         require_exact(target)
+
+
+def test_four_parts_that_promise_nothing_are_named_and_the_others_counted() -> None:
+    model = families.build_model("gpt2")
+    products = [name for name, part in model.named_modules() if name.rpartition(".")[2] in ("c_attn", "c_proj", "c_fc")]
+    with pytest.raises(SpecdecError, match=r"the result of (.*) and (\d+) more may depend on the width") as refused:
+        require_exact(ArenaModel(model, registry().backend("reference")))
+    named, more = re.findall(r"the result of (.*) and (\d+) more may", str(refused.value))[0]
+    ops = Ops([Reference()]).chain[0].name
+    assert len(named.split(", ")) == 4
+    assert int(more) + 4 >= len(products) > 4
+    assert ops in named or "torch's own product in" in named
 
 
 def test_a_draft_that_proposes_trees_is_refused_by_name() -> None:

@@ -45,3 +45,15 @@ def test_a_terminal_has_a_bar_that_is_removed() -> None:
             progress.step("chat")
     assert "\r" in shown.getvalue()
     assert shown.getvalue().rsplit("\r", 2)[-2].strip() == ""
+
+
+def test_a_bar_begins_with_the_work_and_how_much_of_it_there_is_on_stderr_by_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    Progress(7, "prompts", "writing").close()
+    said = capsys.readouterr()
+    assert "writing:" in said.err
+    assert "0/7" in said.err
+    assert "prompts" in said.err
+    assert said.out == ""
