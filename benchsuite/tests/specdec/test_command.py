@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import sys
 from typing import Any
 
 import pytest
 from rich.control import strip_control_codes
 
+from benchsuite.run.request import texts_of
 from benchsuite.tests.rig import Run
-from specdec import Engine
+from specdec import Engine, SamplingParams
 from specdec.__main__ import main
 
 
@@ -147,6 +149,32 @@ def test_options_that_do_not_go_together_are_refused(
     assert message in shown.err
     assert len(shown.err.strip().splitlines()) == 1
     assert shown.out == ""
+
+
+def test_options_have_the_names_and_the_defaults_of_pytests_options_and_of_requests(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The help has each option under both names. The target and the draft are one here, and lists there."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split()).partition(" options: ")[2]
+    shown = re.findall(r"--([\w-]+) [A-Z_=]+, --specdec-([\w-]+) [A-Z_=]+ (.*?)(?= --|$)", text)
+    assert all(short == name for short, name, _ in shown)
+    defaults = {
+        name: found[1] if (found := re.search(r"\(default: ([^)]+)\)$", said)) else "" for name, _, said in shown
+    }
+    theirs = texts_of({}).texts
+    for name, text in defaults.items():
+        field = SamplingParams.__dataclass_fields__.get(name.replace("-", "_"))
+        if name in theirs:
+            one, other = text or "none", theirs[name] or "none"
+            assert one in other.split(",") or float(one) == float(other), name
+        if field is not None and name != "max-new-tokens":
+            assert text == ("" if field.default in (None, ()) else str(field.default)), name
+    sampling = {name.replace("_", "-") for name in SamplingParams.__dataclass_fields__} - {"eos", "bad-words"}
+    assert sampling <= defaults.keys()
+    assert {"target", "draft", "policy", "controller", "k", "backend", "device", "dtype"} < defaults.keys()
+    assert [defaults["target"], defaults["draft"]] == ["smollm2-135m", "ngram"]
 
 
 def test_help_and_wrong_requests_are_answered_without_a_slow_import(cold: Run) -> None:

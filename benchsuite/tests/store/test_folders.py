@@ -9,7 +9,9 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,17 @@ OPTIONS = {"baseline": "plain", "target": "tiny"}
 WEIGHTS = Weights("tiny", "int8", 10, 40, 9.5, 9.25, 100)
 
 
+@cache
+def whole_manifest() -> str:
+    """What this process's runs are: to ask git and the processor takes a while."""
+    return json.dumps(manifest({}))
+
+
+def manifest_of(options: Mapping[str, str]) -> dict[str, Any]:
+    """The manifest of a run with these options."""
+    return {**json.loads(whole_manifest()), "options": dict(options)}
+
+
 def empty_cell(place: int) -> Cell:
     """A cell of which nothing was measured yet, at its place in the matrix."""
     setting = SETTING.replaced(max_new_tokens=100 - place)
@@ -41,7 +54,7 @@ def empty_cell(place: int) -> Cell:
 
 
 def test_a_run_that_has_begun_is_unfinished_and_has_nothing(tmp_path: Path) -> None:
-    begun = Journal.begin(tmp_path / "deep" / "run", manifest(OPTIONS))
+    begun = Journal.begin(tmp_path / "deep" / "run", manifest_of(OPTIONS))
     read = Journal.load(tmp_path / "deep")
     assert read.said["complete"] is False
     assert read.said["options"] == OPTIONS
@@ -66,7 +79,7 @@ def test_the_machine_of_a_run_is_that_of_a_baseline(monkeypatch: pytest.MonkeyPa
 
 def test_cells_are_read_in_the_order_of_the_matrix_and_their_files_have_no_time(tmp_path: Path) -> None:
     """The time of a gzip file is in the bytes 4 to 7, and 0 where there is none (RFC 1952, section 2.3.1)."""
-    journal = Journal.begin(tmp_path / "run", manifest(OPTIONS))
+    journal = Journal.begin(tmp_path / "run", manifest_of(OPTIONS))
     shutil.rmtree(journal.folder / "cells")
     for place in (2, 0, 3, 1):
         journal.keep(empty_cell(place))
@@ -77,7 +90,7 @@ def test_cells_are_read_in_the_order_of_the_matrix_and_their_files_have_no_time(
 
 
 def test_a_cell_with_a_number_that_json_lacks_is_not_written(tmp_path: Path) -> None:
-    journal = Journal.begin(tmp_path / "run", manifest(OPTIONS))
+    journal = Journal.begin(tmp_path / "run", manifest_of(OPTIONS))
     odd = replace(empty_cell(0), set_up={next(iter(empty_cell(0).series)): math.nan})
     with pytest.raises(ValueError, match="JSON"):
         journal.keep(odd)
@@ -85,7 +98,7 @@ def test_a_cell_with_a_number_that_json_lacks_is_not_written(tmp_path: Path) -> 
 
 
 def test_lines_are_kept_once_and_none_is_taken_back(tmp_path: Path) -> None:
-    journal = Journal.begin(tmp_path / "run", manifest(OPTIONS))
+    journal = Journal.begin(tmp_path / "run", manifest_of(OPTIONS))
     first, second = Measured(), Measured()
     first.card, first.said, first.weights = ["a", "b"], ["one"], [WEIGHTS]
     second.card = ["b", "c"]
@@ -102,13 +115,13 @@ def test_lines_are_kept_once_and_none_is_taken_back(tmp_path: Path) -> None:
 def test_a_run_that_ends_has_the_digests_of_its_files_and_leaves_its_folder_to_others(
     complete: bool, tmp_path: Path
 ) -> None:
-    journal = Journal.begin(tmp_path / "run", manifest(OPTIONS))
+    journal = Journal.begin(tmp_path / "run", manifest_of(OPTIONS))
     with pytest.raises(SpecdecError, match="is writing its results into"):
-        Journal.resume(tmp_path, "x", manifest(OPTIONS))
+        Journal.resume(tmp_path, "x", manifest_of(OPTIONS))
     measured = Measured()
     measured.said = ["said"]
     journal.finish({"table.md": "| ä |\n", "ratios.json.gz": "[]"}, measured, complete)
-    again = Journal.resume(tmp_path, "x", manifest(OPTIONS))
+    again = Journal.resume(tmp_path, "x", manifest_of(OPTIONS))
     assert again.said["complete"] is complete
     assert again.said["said"] == ["said"]
     assert again.said["sha256"].keys() == {"table.md", "ratios.json.gz"}
@@ -124,16 +137,18 @@ def test_a_run_that_ends_has_the_digests_of_its_files_and_leaves_its_folder_to_o
 
 
 def test_to_go_on_removes_what_was_cut_in_any_folder_and_nothing_else(tmp_path: Path) -> None:
-    folder = Journal.begin(tmp_path / "run", manifest(OPTIONS)).folder
+    folder = Journal.begin(tmp_path / "run", manifest_of(OPTIONS)).folder
     for name in (".table.md.77.part", "cells/.00000-x.json.gz.77.part", "cells/mine.part", "table.md"):
         (folder / name).touch()
-    Journal.resume(tmp_path, "x", manifest(OPTIONS))
+    Journal.resume(tmp_path, "x", manifest_of(OPTIONS))
     kept = {str(file.relative_to(folder)) for file in folder.rglob("*")}
     assert kept == {"MANIFEST.json", ".running", "cells", "cells/mine.part", "table.md"}
 
 
 def test_the_newest_run_of_a_folder_is_read_or_the_one_that_is_named(tmp_path: Path) -> None:
-    made = [Journal.begin(tmp_path / name, manifest({**OPTIONS, "target": name})) for name in ("20260102", "20260101")]
+    made = [
+        Journal.begin(tmp_path / name, manifest_of({**OPTIONS, "target": name})) for name in ("20260102", "20260101")
+    ]
     for one in made:
         assert one.lock is not None
         one.lock.release()
@@ -142,12 +157,12 @@ def test_the_newest_run_of_a_folder_is_read_or_the_one_that_is_named(tmp_path: P
     assert Journal.load(tmp_path).said["options"]["target"] == "20260102"
     assert runs(made[1].folder) == [made[1].folder]
     assert Journal.load(made[1].folder).said["options"]["target"] == "20260101"
-    assert Journal.resume(tmp_path, "x", manifest({**OPTIONS, "target": "20260102"})).folder == made[0].folder
-    new = Journal.resume(tmp_path / "none", "name", manifest(OPTIONS))
+    assert Journal.resume(tmp_path, "x", manifest_of({**OPTIONS, "target": "20260102"})).folder == made[0].folder
+    new = Journal.resume(tmp_path / "none", "name", manifest_of(OPTIONS))
     assert new.folder.parent == tmp_path / "none"
     assert new.folder.name.endswith("-name")
     with pytest.raises(SpecdecError, match="is writing its results"):
-        Journal.resume(tmp_path / "none", "name", manifest(OPTIONS))
+        Journal.resume(tmp_path / "none", "name", manifest_of(OPTIONS))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +177,7 @@ def test_the_newest_run_of_a_folder_is_read_or_the_one_that_is_named(tmp_path: P
     ],
 )
 def test_a_folder_of_another_kind_is_refused(changed: Any, says: str, tmp_path: Path) -> None:
-    folder = Journal.begin(tmp_path / "run", manifest(OPTIONS)).folder
+    folder = Journal.begin(tmp_path / "run", manifest_of(OPTIONS)).folder
     said = folder / "MANIFEST.json"
     text = json.dumps(json.loads(said.read_text()) | changed) if isinstance(changed, dict) else changed
     said.unlink()
@@ -177,13 +192,13 @@ def test_a_folder_of_another_kind_is_refused(changed: Any, says: str, tmp_path: 
 
 def test_a_runs_options_are_those_of_what_it_measured(tmp_path: Path) -> None:
     options = {"baseline": "ngram", "dry-run": "true", "across": "dtype, runtime"}
-    found = Journal.begin(tmp_path / "run", manifest(options)).measured()
+    found = Journal.begin(tmp_path / "run", manifest_of(options)).measured()
     assert (found.baseline, found.dry, found.across) == ("ngram", True, ("dtype", "runtime"))
-    assert not Journal.begin(tmp_path / "other", manifest({**options, "dry-run": "false"})).measured().dry
+    assert not Journal.begin(tmp_path / "other", manifest_of({**options, "dry-run": "false"})).measured().dry
 
 
 def test_only_a_run_without_cells_is_given_up(tmp_path: Path) -> None:
-    empty, kept = (Journal.begin(tmp_path / name, manifest(OPTIONS)) for name in ("empty", "kept"))
+    empty, kept = (Journal.begin(tmp_path / name, manifest_of(OPTIONS)) for name in ("empty", "kept"))
     kept.keep(empty_cell(0))
     for one in (empty, kept):
         one.give_up()
@@ -191,7 +206,7 @@ def test_only_a_run_without_cells_is_given_up(tmp_path: Path) -> None:
 
 
 def test_files_beside_the_cells_are_found_by_their_stem(tmp_path: Path) -> None:
-    journal = Journal.begin(tmp_path / "run", manifest(OPTIONS))
+    journal = Journal.begin(tmp_path / "run", manifest_of(OPTIONS))
     for name in ("speed.svg", "speed.png", "speed", "speedup.svg", "traces/speed.svg"):
         (journal.traces() / name if name == "speed" else journal.folder / name).touch()
     assert journal.kept("speed") == ["speed.png", "speed.svg"]
@@ -203,9 +218,9 @@ def test_results_that_cannot_be_written_are_refused_with_another_folder_asked_fo
     (tmp_path / "there").mkdir()
     for root, made in ((tmp_path / "there", Journal.begin), (tmp_path / "file" / "a", Journal.begin)):
         with pytest.raises(SpecdecError, match=rf"no results can be written to {root}: .*; name another folder"):
-            made(root, manifest(OPTIONS))
+            made(root, manifest_of(OPTIONS))
     with pytest.raises(SpecdecError, match=rf"no results can be written to {tmp_path / 'file'}: .*; name another"):
-        Journal.begin_in(tmp_path / "file", "x", manifest(OPTIONS))
+        Journal.begin_in(tmp_path / "file", "x", manifest_of(OPTIONS))
 
 
 def test_runs_differ_in_versions_of_what_decides_times_and_in_what_only_one_of_them_says() -> None:
