@@ -20,7 +20,7 @@ from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import Machine
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
-from benchsuite.predict.advisor import CLOSE, SURE
+from benchsuite.predict.advisor import CLOSE, SURE, Candidate
 from benchsuite.predict.breakeven import ACCEPTANCES, MapCheck, MapPoint, break_even_map, fastest_ks, map_json
 from benchsuite.predict.checked import Accuracy, CheckedCell, UnitTraces, check_cells
 from benchsuite.predict.contexts import ContextSlope, context_slope
@@ -42,7 +42,7 @@ from benchsuite.predict.prediction import (
     predict,
     text_spread,
 )
-from benchsuite.predict.recommendation import PLAIN, Recommendation
+from benchsuite.predict.recommendation import PLAIN, Recommendation, recommended_by_text
 from benchsuite.predict.suggestions import suggestion
 from benchsuite.predict.traces import Seen, StepTrace, kept_by_depth, reached
 from benchsuite.tests.rig import SETTING
@@ -551,3 +551,15 @@ def test_the_docs_have_the_limits_that_predictions_and_the_advisor_keep() -> Non
     text = " ".join((Path(__file__).parents[3] / "docs" / "predictions.md").read_text(encoding="utf-8").split())
     assert f"and {WRONG:.0%} for the costs (`prediction.WRONG`)".replace("%", " %") in text
     assert f"within {1 - CLOSE:.0%} of the best with probability {SURE:g} ".replace("%", " %") in text
+
+
+def test_what_was_not_measured_of_a_unit_a_draft_or_a_candidate_counts_as_nothing() -> None:
+    unit = UnitTraces(0, ((1,),), PromptSizes((LENGTH,), 10), (text_kept(1),), 0.3)
+    cell = replace(cell_predicted(1.2, 1.3), units=(unit,))
+    assert cell.measured_end_to_end == 1.0
+    assert Forecasts({SETTING.without_workload: linear_costs()}, [cell], [], {}, []).paces() == {}
+    assert SETTING in recommended_by_text([cell], linear_costs()), "it does not replay plain's output"
+    assert linear_costs().begun(NAME, LENGTH) == linear_costs().begun(None, LENGTH) == 0.5
+    whole = Candidate(ARM, [0.1], 0.04)
+    assert half_of_sum(whole.texts, whole.degrees, 0.01) == pytest.approx(0.16449, abs=1e-5)
+    assert whole.degrees == 0.0
