@@ -292,6 +292,18 @@ def test_a_controller_that_adapts_is_believed_within_twice_the_error_of_a_fixed_
     assert log(advice.high / advice.low) / 2 == pytest.approx(half)
 
 
+@pytest.mark.parametrize(("more", "traced"), [(-0.01, 2), (0.01, 3)])
+def test_a_third_unit_is_traced_if_it_fits_when_it_lasts_as_long_as_the_second(
+    more: float, traced: int, patch: Patch
+) -> None:
+    world, arms = AdvisorsWorld(patch, {"a": 0.9, "b": 0.8}), fixed(ONE, "ab", (WIDEST,))
+    one, two = (sum(world.replayed(arm, unit.requests)[0] for arm in arms) for unit in world.units_of(ONE)[:2])
+    Advisor(world.bench, arms, (one + two + two + more) / 0.75).advise()
+    units = [unit for _, unit, _, _ in world.calls[:3]]
+    assert units[:2] == [0, 1]
+    assert (units[2:] == [2]) is (traced == 3)
+
+
 def test_the_largest_batch_is_traced_and_each_batch_is_chosen_for(patch: Patch) -> None:
     world = AdvisorsWorld(patch, {"a": 0.8, "b": 0.75})
     world.settings = [ONE.without_workload, TWO.without_workload]
