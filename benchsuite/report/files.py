@@ -31,7 +31,7 @@ def comparison_files(
     predicted = json.loads(more[PREDICTION]) if PREDICTION in more else None
     document = speculation_document(results, said, predicted)
     rows, pooled = results.rows, results.pooled
-    baseline = pooled[0].figures.baseline if pooled else "plain"
+    baseline = pooled[0].figures.baseline if pooled else ""
     return {
         "benchmark.json": strict_json(
             {"rows": [_public(row, steps) for row in rows], "pooled": [_public(row, steps) for row in pooled]}
@@ -77,14 +77,14 @@ def _public(row: Row, steps: bool) -> dict[str, Any]:
 
 def _steps(row: Row) -> Iterator[str]:
     """A line of JSON for each step of a row, with the row's name."""
-    return (json.dumps({"row": row.arm.id, **step}, allow_nan=False) for step in row.steps)
+    return (json.dumps({"row": row.arm.id, **step}) for step in row.steps)
 
 
 def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
     shown = [(row, row.figures, row.figures.speedup) for row in pooled if row.figures.speedup is not None]
     lengths = len({row.arm.setting.sampling.max_new_tokens for row, _, _ in shown}) > 1
-    longest = max((figures.speedup_high or speedup for _, figures, speedup in shown), default=1.0)
-    across = Scale((0.0, longest), 315.0, 715.0)
+    ends = (figures.speedup_high or speedup for _, figures, speedup in shown)
+    across = Scale(sorted([0.0, *ends]), 315.0, 715.0)
     return [
         {
             "label": _bar_label(row, lengths),

@@ -29,7 +29,7 @@ def pictures(one: SettingResults) -> list[Plot]:
         _predicted(rows, number),
         _noise(rows),
     )
-    return [plot for plot in made if plot is not None and any(trace.points for trace in plot.traces)]
+    return [plot for plot in made if any(trace.points for trace in plot.traces)]
 
 
 def _by_arm(rows: Iterable[Row], number: Mapping[str, int], x: Callable[[RowFigures], float | None]) -> list[Trace]:
@@ -171,7 +171,7 @@ def _noise(rows: Sequence[Row]) -> Plot:
         "Speedups within these cannot be distinguished from 1.",
         "prompt",
         "speedup",
-        [Trace("plain again", [(float(place), ratio) for place, ratio in enumerate(ratios, 1)], 0)] if ratios else [],
+        [Trace("plain again", [(float(place), ratio) for place, ratio in enumerate(ratios, 1)], 0)],
         level=(1.0, "equal"),
         whole=True,
         zero=False,
@@ -194,7 +194,8 @@ def batches(results: Results) -> Plot | None:
                 f"{tables.full_name(row)}, batch {row.arm.setting.batch}: {latency:.1f} ms, {speed:.0f} tokens/s"
                 for row, latency, speed in ordered
             ]
-            traces.append(Trace(tables.full_name(of[0][0]), points, place, joined=True, said=said))
+            name = next(tables.full_name(row) for row, _, _ in of)
+            traces.append(Trace(name, points, place, joined=True, said=said))
     if not traces:
         return None
     return Plot(

@@ -42,8 +42,8 @@ def forecast_section(found: Mapping[str, Any]) -> Section:
             one["label"],
             one["arm"],
             one["batch"],
-            _times(one["measured"]),
-            _times(one["predicted"]),
+            f"{one['measured']:.2f}x",
+            f"{one['predicted']:.2f}x",
             "-" if one["low"] is None else f"{one['low']:.2f} to {one['high']:.2f}",
             f"{(one['measured'] / one['predicted'] - 1) * 100:+.1f} %",
         )
@@ -66,10 +66,6 @@ def forecast_section(found: Mapping[str, Any]) -> Section:
             ),
         ],
     )
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
 
 
 def cell_parts(cells: Sequence[CheckedCell]) -> list[Part]:

@@ -27,10 +27,8 @@ def terminal(document: Document, titled: bool = True) -> list[str]:
 
     Example: ``print("\\n".join(terminal(document)))``
     """
-    blocks = [document.title] if titled else []
-    blocks += ["\n".join(wrapped(document.lead))] if document.lead else []
-    for section in document.sections:
-        blocks += ["\n".join(section_lines(section))] if not section.detail else []
+    blocks = [document.title if titled else "", "\n".join(wrapped(document.lead))]
+    blocks += ["\n".join(section_lines(section)) for section in document.sections if not section.detail]
     return "\n\n".join(block for block in blocks if block).splitlines()
 
 
@@ -101,7 +99,7 @@ def laid_out(headers: Sequence[str], body: Sequence[Sequence[str]], form: Litera
         # tabulate pads headers by two, so that the tables would exceed their width: headers are a row.
         lines = [[line for cell in column for line in cell.split("\n")] for column in zip(headers, *body, strict=True)]
         headers, body = [], [headers, ["-" * max(map(len, column)) for column in lines], *body]
-    return tabulate(body, headers, tablefmt=form, disable_numparse=True, stralign="left")
+    return tabulate(body, headers, tablefmt=form, disable_numparse=True)
 
 
 def _in_a_cell(text: str) -> str:
@@ -121,7 +119,7 @@ def markdown(document: Document) -> str:
     """Return the document as Markdown, with every detail; plots and generations are left out."""
     blocks = [f"# {document.title}" if document.title else "", "\n\n".join(document.lead)]
     for section in document.sections:
-        parts = [block for part in section.parts for block in _in_markdown(part)]
+        parts = [block for part in section.parts for block in _in_markdown(part) if block]
         blocks += [f"## {section.title}"] * bool(section.title and parts) + parts
     return "\n\n".join(block for block in blocks if block) + "\n"
 

@@ -50,8 +50,7 @@ def _figure(
 
     def cell(row: Row) -> str:
         value = of(row.figures)
-        text = "-" if value is None else form.format(value * scale)
-        return "0" if text == "-0" else text
+        return "-" if value is None else form.format(value * scale)
 
     return Column(header, cell, meaning)
 
@@ -162,7 +161,7 @@ SHARES = (
     _figure("draft %", lambda f: f.draft_share, "{:.1f}", "share of the decoding time in the draft", 100),
     _figure("target %", lambda f: f.target_share, "{:.1f}", "share in the target's forwards", 100),
     _figure("policy %", lambda f: f.accept_share, "{:.1f}", "share in the acceptance policy", 100),
-    _figure("overhead %", lambda f: f.overhead, "{:.1f}", "time that is attributed to none of them", 100),
+    _figure("overhead %", lambda f: f.overhead, "{:z.1f}", "time that is attributed to none of them", 100),
     _figure(
         "MBU",
         lambda f: f.mbu,

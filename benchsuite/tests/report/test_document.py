@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchsuite.report.document import Code, Document, Lines, Part, Plots, Section, Table, TableCell
 from benchsuite.report.plots import Plot, Trace
-from benchsuite.report.renderers import markdown, page, section_lines, terminal
+from benchsuite.report.renderers import laid_out, markdown, narrowed, page, section_lines, terminal, wrapped
 
 CELLS = st.text("ab1.0%x", min_size=1, max_size=9)
 HEADERS = ("row", "ratio", "a long header")
@@ -110,3 +110,121 @@ def test_a_page_gives_a_cell_its_colour_and_its_hint() -> None:
 def test_a_row_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match=r"got a row of 1 cells under 2 headers: \['x'\]"):
         Table(("a", "b"), [("x",)])
+
+
+WHOLE = Document(
+    "a title",
+    [
+        Section("first", [Lines(["one", "two"]), Table(("h", "i"), [("x", "y")], "a table"), Code("a\nb", "sh")]),
+        Section(parts=[Lines([]), Table(("h",), []), Lines(["three"])]),
+        Section("empty", [Lines([]), Table(("h",), [], "a table")]),
+        Section("hidden", [Lines(["four"])], detail=True),
+        Section("partly", [Lines(["five"], detail=True), Table(("j",), [("z",)], detail=True), Lines(["six"])]),
+    ],
+    ["first answer", "second answer"],
+)
+
+
+def test_a_terminal_has_a_blank_line_between_parts_and_a_title_right_above_its_section() -> None:
+    lines = [
+        *("first answer", "second answer", "", "first", "one", "two", "", "a table:", "h  i", "-  -", "x  y", ""),
+        *("a", "b", "", "three", "", "partly", "six"),
+    ]
+    assert terminal(WHOLE) == ["a title", "", *lines]
+    assert terminal(WHOLE, titled=False) == lines
+    assert section_lines(WHOLE.sections[4]) == ["partly", "six"]
+    assert section_lines(WHOLE.sections[4], titled=False) == ["six"]
+    assert section_lines(WHOLE.sections[2]) == []
+
+
+def test_markdown_has_every_part_below_its_title_with_a_blank_line_between_them() -> None:
+    """Details too; what holds nothing has no title."""
+    blocks = markdown(WHOLE).removesuffix("\n").split("\n\n")
+    assert blocks == [
+        *("# a title", "first answer", "second answer", "## first", "- one\n- two", "### a table"),
+        *("| h   | i   |\n|-----|-----|\n| x   | y   |", "```sh\na\nb\n```", "- three", "## hidden", "- four"),
+        *("## partly", "- five", "| j   |\n|-----|\n| z   |", "- six"),
+    ]
+    assert markdown(Document(sections=[Section(parts=[Code("x")])])) == "```\nx\n```\n"
+
+
+def test_a_page_has_what_holds_something_and_opens_what_is_no_detail() -> None:
+    html = page(WHOLE)
+    assert re.findall("<h2>(.*?)</h2>", html) == ["first", "empty", "hidden", "partly"]
+    assert re.findall('<p class="answer">(.*?)</p>', html) == ["first answer", "second answer"]
+    assert re.findall('<details class="table"( open)?><summary>(.*?)</summary>', html) == [(" open", "a table")]
+    closed = Document(sections=[Section("s", [Table(("h",), [("x",)], "t", detail=True)]), Section("no parts")])
+    assert re.findall('<details class="table"( open)?><summary>(.*?)</summary>', page(closed)) == [("", "t")]
+    assert "no parts" not in page(closed)
+    assert "<title>a title</title>" in html
+    assert re.findall("<li>(one|two|three|four|five|six)</li>", html) == ["one", "two", "three", "four", "five", "six"]
+
+
+@given(st.lists(st.sampled_from(["a", "word", "co-operate-with-every-other", "x" * 30, "y" * 130]), max_size=40))
+def test_a_long_sentence_goes_on_below_with_an_indent_and_no_word_is_cut(words: list[str]) -> None:
+    first, *others = wrapped([" ".join(words)]) or [""]
+    assert all(line.startswith("  ") and line[2] != " " for line in others)
+    assert not first.startswith(" ")
+    assert [word for line in (first, *others) for word in line.split()] == words
+    assert all(len(line) <= 100 or len(line.split()) == 1 for line in (first, *others))
+    for line, after in zip((first, *others), others, strict=False):
+        assert len(line) + 1 + len(after.split()[0]) > 100, "a line ends where the next word would not fit"
+
+
+@given(st.text("abcdef", max_size=40), st.integers(4, 30))
+def test_a_name_that_is_too_long_keeps_its_beginning_and_its_end(name: str, most: int) -> None:
+    short = narrowed(name, most)
+    if len(name) <= most:
+        assert short == name
+    else:
+        begin, end = short.split("…")
+        assert len(short) == most - most % 2
+        assert (name.startswith(begin), name.endswith(end)) == (True, True)
+        assert len(begin) - len(end) == 1
+
+
+@pytest.mark.parametrize(
+    ("widths", "fitted"),
+    [
+        ((30, 31, 35), (30, 31, 35)),  # 96 characters and two gaps of two: just 100
+        ((30, 31, 37), (30, 31, 35)),
+        ((41, 5, 7), (41, 5, 7)),
+        ((10, 99, 5), (10, 81, 5)),
+        ((61, 61), (49, 49)),
+        ((12, 13, 91), (12, 13, 71)),
+        ((12,) * 9, (12,) * 9),
+        ((14, *(13,) * 8), (12, *(11,) * 8)),  # of an odd number of letters one more does not fit
+    ],
+)
+def test_the_widest_column_gives_way_until_the_table_fits_and_none_below_twelve(
+    widths: tuple[int, ...], fitted: tuple[int, ...]
+) -> None:
+    """Words of one letter after one of one or two, so that a column can be as narrow as it must."""
+    texts = ["ab"[: 2 - width % 2] + " c" * ((width - 1) // 2) for width in widths]
+    rule = shown_lines(Table([f"h{n}" for n in range(len(widths))], [texts]))[1]
+    assert tuple(map(len, rule.split())) == fitted
+
+
+def test_a_narrow_name_is_narrow_however_much_room_there_is_and_other_columns_are_not() -> None:
+    table = Table(("name", "what"), [("a" * 30, "b" * 30), ("c" * 20, "d")], narrow=20)
+    assert shown_lines(table)[2:] == ["a" * 10 + "…" + "a" * 9 + "  " + "b" * 30, "c" * 20 + "  d"]
+    assert shown_lines(Table(("name", "n"), [("a" * 30, 1)], narrow=40))[2] == "a" * 30 + "  1"
+
+
+def test_a_column_gives_way_one_letter_at_a_time() -> None:
+    """103 letters with their gaps: the last column is to have three fewer, which are its last word and a blank."""
+    words = "a" + " b" * 18
+    lines = shown_lines(Table(("h", "i", "j"), [("x" * 29, "y" * 30, f"{words} cc")]))
+    assert lines[2] == f"{'x' * 29}  {'y' * 30}  {words}"
+
+
+def test_no_word_of_a_table_is_cut_though_its_column_is_narrower() -> None:
+    words = [f"co-operate-with-{letter * 8}" for letter in "abcdefghi"]
+    [_, _, line] = shown_lines(Table(words, [words]))
+    assert line.split() == words
+
+
+def test_a_cell_of_several_lines_has_a_row_of_each_and_of_markdown_one() -> None:
+    assert laid_out(["h", "i"], [["a\nbc", "1.50"]], "plain").splitlines() == ["h   i", "--  ----", "a   1.50", "bc"]
+    assert shown_lines(Table(("h",), [("a\nb",)]))[2:] == ["a", "b"]
+    assert laid_out(["h", "i"], [["a\nb|c", "1.50"]], "github").splitlines()[2] == "| a<br>b\\|c | 1.50 |"

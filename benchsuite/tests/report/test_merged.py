@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import Machine
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
+from benchsuite.measure.weights import Weights
+from benchsuite.report.merged import merge
 from benchsuite.store.journal import Journal, manifest
 from benchsuite.tests.rig import SETTING, slow_after
-from specdec import Request
+from specdec import Request, SpecdecError
 
 CELLS = 4
 """Cells of the matrix that is measured in parts."""
@@ -113,3 +116,63 @@ def test_a_merge_of_a_merge_is_as_complete_as_that_is(matrix_said: dict[str, Any
     assert manifest_of_merge([tmp_path / "both"], tmp_path / "again")["complete"] is True
     assert manifest_of_merge(folders[:1], tmp_path / "half")["complete"] is False
     assert manifest_of_merge([tmp_path / "half", folders[1]], tmp_path / "late")["complete"] is False
+
+
+def changed_part(folder: Path, **said: Any) -> Path:
+    """A part whose manifest says something else."""
+    file = folder / "MANIFEST.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+    return folder
+
+
+def test_parts_of_two_runs_are_refused_with_what_differs(matrix_said: dict[str, Any], tmp_path: Path) -> None:
+    """Which parts they are, and on which machines they were measured, may differ."""
+    one, two = (measured_part(tmp_path, matrix_said, part, "whole") for part in ((1, 2), (2, 2)))
+    machine = {name: f"another {name}" for name in ("processor", "vectors", "cores", "threads", "gpus")}
+    changed_part(two, machine=json.loads((two / "MANIFEST.json").read_text())["machine"] | machine)
+    merge([one, two], tmp_path / "merged")
+    changed_part(two, machine=machine | {"ranks": "2"}, commit="another")
+    with pytest.raises(SpecdecError, match=f"{one} and {two} are not parts of one run:\n") as error:
+        merge([one, two], tmp_path / "again")
+    _, *lines = str(error.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["  commit", "  ranks"]
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_cell_that_two_parts_have_measured_is_named_with_both(matrix_said: dict[str, Any], tmp_path: Path) -> None:
+    whole, half = (measured_part(tmp_path, matrix_said, part, "whole") for part in ((1, 1), (2, 4)))
+    with pytest.raises(SpecdecError, match=f"{whole} and {half} have both measured {plain_cell(1).setting.id}: "):
+        merge([whole, half], tmp_path / "merged")
+
+
+def test_a_merge_holds_the_lines_of_all_its_parts_once_and_says_what_it_is_made_of(
+    matrix_said: dict[str, Any], tmp_path: Path
+) -> None:
+    """Weights too; of four shards two are missing, of which one part of two would have both."""
+    folders = [measured_part(tmp_path, matrix_said, part, "whole") for part in ((1, 4), (4, 4))]
+    weights = [asdict(Weights("tiny", dtype, 1, 2, 3.0, 4.0, 5)) for dtype in ("int8", "int4")]
+    for place, folder in enumerate(folders):
+        said, card = ["shared", f"said {place}"], ["shared", f"card {place}"]
+        changed_part(folder, said=said, card=card, weights=[weights[0], *weights[1 : place + 1]])
+    journal = merge(folders, tmp_path / "merged")
+    found = Journal.load(tmp_path / "merged").said
+    assert found == journal.said
+    assert found["said"] == ["shared", "said 0", "said 1"]
+    assert found["card"] == [
+        *("shared", "card 0", "card 1", f"merged from {folders[0]}, {folders[1]}"),
+        "shards that are missing: 2/4, 3/4",
+    ]
+    assert found["weights"] == weights
+    assert found["options"]["shard"] == ""
+    assert set(found["sha256"]) >= {"benchmark.json", "table.md", "report.html"}
+    rows = json.loads((tmp_path / "merged" / "benchmark.json").read_text())["rows"]
+    assert [row["max_new_tokens"] for row in rows] == [8, 11]
+
+
+def test_a_merge_that_ends_early_is_not_complete(matrix_said: dict[str, Any], tmp_path: Path) -> None:
+    """Of parts that are, one of which has weights that cannot be read; nothing is said of files that are not there."""
+    part = changed_part(measured_part(tmp_path, matrix_said, (1, 1), "whole"), weights=[{"of": "another kind"}])
+    with pytest.raises(TypeError, match="of"):
+        merge([part], tmp_path / "merged")
+    found = Journal.load(tmp_path / "merged").said
+    assert (found["complete"], found["sha256"]) == (False, {})
