@@ -8,6 +8,7 @@ from pathlib import Path
 from benchsuite.benches.decoding.bench import DecodingBench
 from benchsuite.benches.decoding.ratios import Contrast, Ratio
 from benchsuite.machine.files import strict_json, write_folder
+from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.report.document import Document, Lines, Part, Section, Table
 from benchsuite.report.renderers import markdown
 
@@ -29,6 +30,7 @@ def ratios_table(ratios: Sequence[Ratio]) -> Table:
 
 def _cells(ratio: Ratio) -> list[str]:
     row, found = ratio.contrast, ratio.estimate
+    interval = SpeedVerdict(found).interval
     ours, base = (_figure(row, value) for value in ratio.medians)
     return [
         row.arm,
@@ -37,7 +39,7 @@ def _cells(ratio: Ratio) -> list[str]:
         ours,
         base,
         f"{found.ratio:.2f}",
-        "-" if found.low is None or found.high is None else f"{found.low:.2f}-{found.high:.2f}",
+        "-" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}",
         f"{min(ratio.each):.2f}-{max(ratio.each):.2f}",
         str(found.units),
         f"{ratio.work[0]:,} + {ratio.work[1]:,}",

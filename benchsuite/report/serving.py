@@ -52,7 +52,7 @@ def _speeds(row: EndpointFigures, again: EndpointFigures | None, first: bool) ->
         row.endpoint,
         f"{answered}/{row.asked}",
         whole.cell_text,
-        "-" if row.speed is None or row.speed.low is None else f"{row.speed.low:.2f}-{row.speed.high:.2f}",
+        "-" if whole.interval is None else f"{whole.interval[0]:.2f}-{whole.interval[1]:.2f}",
         decoding.cell_text,
         "-" if row.tokens_per_s is None else f"{row.tokens_per_s:.1f}",
         f"{row.rate:.2f}",

@@ -66,6 +66,7 @@ def test_over_several_workloads_the_least_of_its_speedups_is_told_too() -> None:
     said = "over 3 workloads, lossless, 1.12x on the workload that suits it least."
     assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows).endswith(said)
     assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows[:1]).endswith("over 3 workloads, lossless.")
+    assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows[:2]).endswith(said)
 
 
 def test_each_setting_has_an_answer_that_says_which_it_is_of() -> None:
@@ -165,6 +166,7 @@ def seconds_of_six(speedup: float, noise: float = 0.0) -> list[float]:
         ((), ""),
         (("a",), "; not distinguishable from a, match 1"),
         (("a", "b"), "; not distinguishable from a, match 1, b, match 1"),
+        (("a", "b", "c"), "; not distinguishable from a, match 1, b, match 1 and 1 more"),
         (("a", "b", "c", "d"), "; not distinguishable from a, match 1, b, match 1 and 2 more"),
     ],
 )

@@ -214,7 +214,7 @@ def test_endpoints_are_shown_by_speed_and_by_latency_of_requests_and_of_pieces()
         decoding=Estimate(1.25, None, None, 3, "t"),
     )
     first = served_figures("plain", speed=Estimate(1.0, 1.0, 1.0, 8, "t"), decoding=Estimate(1.0, 0.9, 1.1, 8, "t"))
-    speeds, requests, pieces = serving.serving_tables([first, row])
+    speeds, requests, pieces = serving.serving_tables([first, row, served_figures("dead", asked=2)])
     assert texts_of_table(speeds) == [
         {
             **{"endpoint": "plain", "ok": "0/0", "speed": "1.00x", "interval": "1.00-1.00", "decoding": "1.00x"},
@@ -224,11 +224,16 @@ def test_endpoints_are_shown_by_speed_and_by_latency_of_requests_and_of_pieces()
             **{"endpoint": "spec", "ok": "7/10", "speed": "1.50x", "interval": "1.40-1.60", "decoding": "1.25x?"},
             **{"tok/s": "123.5", "req/s": "2.35", "goodput": "1.23/s, 88%"},
         },
+        {
+            **{"endpoint": "dead", "ok": "2/2", "speed": "-", "interval": "-", "decoding": "-"},
+            **{"tok/s": "-", "req/s": "0.00", "goodput": "-"},
+        },
     ]
     assert requests.headers == ["endpoint", "TTFT 50", "90", "99", "TPOT 50", "90", "99", "e2e 50", "90", "99"]
     assert [[*cells] for cells in requests.rows] == [
         ["plain", *["-"] * 9],
         ["spec", "99.9", "100", "12346", "1.2", "-", "3.5", "7.0", "8.0", "9.0"],
+        ["dead", *["-"] * 9],
     ]
     assert pieces.headers == ["endpoint", "gap 50", "90", "99", "token 50", "90", "99"]
     assert [*pieces.rows[1]] == ["spec", "0.1", "0.2", "0.3", "0.4", "0.5", "-"]

@@ -144,17 +144,17 @@ def test_a_bar_is_as_long_as_its_speedup_and_the_longest_interval_ends_where_all
 
 def test_a_bar_is_labelled_by_its_strategy_and_by_what_its_setting_has_that_is_not_usual() -> None:
     """The budget of tokens only where bars differ in it."""
-    wide = SETTING.replaced(batch=4, temperature=0.75).without_workload
+    wide = SETTING.replaced(batch=2, temperature=0.75).without_workload
     rows = [made_row(everywhere(arm), 1.5) for arm in ARMS] + [made_row(Arm(wide, "ngram", k=4), 1.5)]
     labels = [bar["label"] for bar in bars_of(rows)]
     name = "a" * 14 + "…" + "b" * 13
     strategies = ["plain", "ngram, match 4", "ngram, block 8", "transformers prompt lookup, k=3", f"{name}, match"]
-    assert labels == [*strategies, "ngram, match 4, batch 4, T 0.75"]
+    assert labels == [*strategies, "ngram, match 4, batch 2, T 0.75"]
     longer = made_row(Arm(wide.replaced(max_new_tokens=48), "ngram", k=4), 1.5)
     assert [bar["label"] for bar in bars_of([rows[1], rows[-1], longer])] == [
         "ngram, match 4, 24 tokens",
-        "ngram, match 4, batch 4, 24 tokens, T 0.75",
-        "ngram, match 4, batch 4, 48 tokens, T 0.75",
+        "ngram, match 4, batch 2, 24 tokens, T 0.75",
+        "ngram, match 4, batch 2, 48 tokens, T 0.75",
     ]
 
 

@@ -161,6 +161,15 @@ def test_axes_begin_at_nothing_unless_a_plot_says_otherwise() -> None:
     assert texts["both near"] == [["6", "7", "8", "9", "10"]] * 2
 
 
+def test_an_axis_of_whole_numbers_has_no_ticks_between_them() -> None:
+    """Windows and positions are counted; up there may be any number."""
+    near = [Trace("one", [(1.0, 1.0), (2.0, 2.0)], 0)]
+    for whole, texts in ((True, ["1", "2", "3"]), (False, ["1.0", "1.2", "1.4", "1.6", "1.8", "2.0", "2.2"])):
+        drawn = drawn_plot(traces=near, zero=False, whole=whole).drawn()
+        assert [text for _, text in drawn["x_ticks"]] == texts
+        assert len(drawn["y_ticks"]) == 7
+
+
 @pytest.mark.parametrize("ratios", [False, True])
 def test_a_diagonal_runs_where_both_axes_have_the_same_value(ratios: bool) -> None:
     drawn = drawn_plot(diagonal="equal", whole=False, ratios=ratios).drawn()
@@ -186,14 +195,14 @@ def test_equal_ratios_are_equally_far_on_both_axes() -> None:
 
 def test_the_first_traces_differ_in_colour_shape_and_dash() -> None:
     """A reader who sees no colours tells eight lines from one another by their shapes and by their dashes."""
-    traces = [Trace(f"t{n}", POINTS, n, joined=True) for n in range(9)]
+    traces = [Trace(f"t{n}", POINTS, n, joined=True) for n in range(16)]
     found = drawn_plot(traces=traces).drawn()["traces"]
     for look in ("colour", "shape", "dash"):
         assert len({trace[look] for trace in found[:8]}) == 8
     assert found[0]["dash"] == "", "the first line is whole"
     assert all(re.fullmatch(r"\d+( \d+)+", trace["dash"]) for trace in found[1:8])
     assert (found[8]["colour"], found[8]["dash"]) == (found[0]["colour"], found[0]["dash"])
-    assert found[8]["shape"] != found[0]["shape"]
+    assert [trace["shape"] for trace in found[8:]] == [trace["shape"] for trace in (*found[1:8], found[0])]
 
 
 def test_a_page_and_a_file_draw_every_mark_line_and_name() -> None:
