@@ -135,7 +135,7 @@ def batch_row(arm: Arm, batch: int, latency: float | None, speed: float | None, 
     return made_row(replace(arm, setting=setting), 1.5, tpot_ms=latency, tokens_per_s=speed, **given)
 
 
-def run_of(*rows: Row) -> Results:
+def drawn_run_of(*rows: Row) -> Results:
     """Results of these rows, a setting each."""
     return Results(tuple(SettingResults(row.arm.setting, (), (), (row,)) for row in rows))
 
@@ -156,7 +156,7 @@ def test_latency_is_drawn_against_throughput_from_the_smallest_batch_to_the_larg
         batch_row(TREE, 2, None, 99.0),
         batch_row(TREE, 4, 9.0, None),
     ]
-    plot = pictures.batches(run_of(*rows))
+    plot = pictures.batches(drawn_run_of(*rows))
     assert plot is not None
     assert [(trace.name, trace.points, trace.joined) for trace in plot.traces] == [
         ("ngram, match 4", [(10.0, 90.0), (15.0, 150.0), (20.0, 200.4)], True),
@@ -178,10 +178,10 @@ def test_settings_that_differ_in_more_than_the_batch_share_no_line() -> None:
     warm = SETTING.replaced(temperature=0.5).without_workload
     two = [batch_row(NGRAM, 1, 10.0, 90.0), batch_row(NGRAM, 2, 15.0, 150.0)]
     hot = [replace(row, arm=replace(row.arm, setting=warm.replaced(batch=row.arm.setting.batch))) for row in two]
-    both = pictures.batches(run_of(*two, *hot))
+    both = pictures.batches(drawn_run_of(*two, *hot))
     assert both is not None
     assert [len(trace.points) for trace in both.traces] == [2, 2]
-    assert pictures.batches(run_of(two[0], hot[1])) is None
+    assert pictures.batches(drawn_run_of(two[0], hot[1])) is None
     assert pictures.batches(Results()) is None
 
 
