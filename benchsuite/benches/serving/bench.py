@@ -210,7 +210,9 @@ class ServingBench:
 
     def _page(self, endpoint: Endpoint) -> str | None:
         """An endpoint's counters; None of one that is started in turn, whose counters begin anew each time."""
-        return None if endpoint.name in self.servers.commands else asyncio.run(page_now(endpoint))
+        if endpoint.name in self.servers.commands:
+            return None
+        return asyncio.run(page_now(self.servers.connect(endpoint)))
 
     def figures(self, load: Traffic) -> list[EndpointFigures]:
         """The figures so far, in the order of ``names``."""

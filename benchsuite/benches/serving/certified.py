@@ -90,7 +90,7 @@ def certify(
         return [_sampled(connect, reading, plain.name, other, asks) for other in others]
     first = ask_all(connect, plain, asks)
     if read is not None:
-        return [_read_locally(read, first, one.name, ask_all(connect, one, asks), asks, dtype) for one in others]
+        return [_read_locally(read, plain, first, one, ask_all(connect, one, asks), asks, dtype) for one in others]
     second = ask_all(connect, plain, asks, OTHER_BATCH)
     pairs = [(one.tokens, two.tokens) for one, two in zip(first.replies, second.replies, strict=True) if one and two]
     bound = logprob_ties.bound_of(pairs, dtype)
@@ -184,7 +184,13 @@ def _compared(prompt: int, plain: Reply, other: Reply, bound: Bound) -> ServedDi
 
 
 def _read_locally(
-    read: Read, plain: ServedAnswers, name: str, other: ServedAnswers, asks: Sequence[Ask], dtype: str
+    read: Read,
+    server: Endpoint,
+    plain: ServedAnswers,
+    endpoint: Endpoint,
+    other: ServedAnswers,
+    asks: Sequence[Ask],
+    dtype: str,
 ) -> Certificate:
     """Judge outputs by a reader; plain's own show how far honest tokens lie from the reader's likeliest."""
     both, failures = _both(plain, other), (*plain.failures, *other.failures)
@@ -192,7 +198,7 @@ def _read_locally(
     of_other = {n: tokens for n, _, b in both if (tokens := read(asks[n], b))}
     evidence = GreedyEvidence("judge", len(asks), len(both), sum(a.text == b.text for _, a, b in both), failures)
     if not of_plain or not of_other:
-        return Certificate(name, replace(evidence, unreadable=name if of_plain else "plain"))
+        return Certificate(endpoint.name, replace(evidence, unreadable=(endpoint if of_plain else server).name))
     apart = [token.top[0][1] - (token.logprob or 0.0) for tokens in of_plain for token in tokens]
     floor = logprob_ties.FLOORS[dtype]
     bound = Bound(min(logprob_ties.MOST, max(max(apart), floor)), max(apart) / 2, len(apart), floor)
@@ -209,7 +215,7 @@ def _read_locally(
         f"a token within {bound.nats:.3g} nats of the judge's likeliest may be chosen: plain's own lie up to "
         f"{max(apart):.2g} from it"
     )
-    return Certificate(name, evidence, (near, *map(str, bugs[:3])))
+    return Certificate(endpoint.name, evidence, (near, *map(str, bugs[:3])))
 
 
 def _texts_alone(
@@ -245,7 +251,7 @@ def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[
     if found is None:
         return None
     # The answer has one generated token behind the echoed ones.
-    tokens = found.tokens[:-1] if len(found.tokens) > 1 else ()
+    tokens = found.tokens[:-1]
     mine = tokens[len(tokens) - len(reply.tokens) :]
     fits = len(tokens) > len(reply.tokens) and logprob_ties.parting(mine, reply.tokens) == len(mine)
     return tuple(mine) if fits else None
@@ -268,7 +274,7 @@ def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks:
     """
     answers = ask_all(connect, other, asks)
     read = [reading(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
-    sample = read_tokens([tokens for tokens in read if tokens], most=LIST)
+    sample = read_tokens([tokens for tokens in read if tokens])
     left = len(asks) - sum(map(bool, read))
     evidence = SampledEvidence(judge, len(asks), left, sample.tokens, failures=answers.failures)
     if sample.tokens:

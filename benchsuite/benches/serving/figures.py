@@ -76,8 +76,8 @@ def token_gaps_of(reply: Reply) -> list[float]:
         return []
     found = []
     for before, chunk in pairwise(reply.chunks):
-        count = chunk.tokens or 0
-        found += [(chunk.seconds - before.seconds) / count] * count
+        if chunk.tokens:
+            found += [(chunk.seconds - before.seconds) / chunk.tokens] * chunk.tokens
     return found
 
 
@@ -171,7 +171,10 @@ def _figures(
         mine = [block for block in mine if block.round == 0]
     enough = len(clean) >= ENOUGH * len(sent) and len(clean) > 0
     why = "" if enough else f"{len(clean)} of {len(sent)} requests were answered at the first try"
-    kept = sum(slo.keeps(reply, late) for reply, late in answers) if slo else 0
+    goodput = None
+    if slo and seconds:
+        kept = sum(slo.keeps(reply, late) for reply, late in answers)
+        goodput = kept / seconds, kept / len(sent)
     return EndpointFigures(
         name,
         len(sent),
@@ -183,7 +186,7 @@ def _figures(
         _three([gap for reply in clean for gap in token_gaps_of(reply)]),
         _three([reply.seconds + late for reply, late in timed]),
         sum(known) / seconds if enough and seconds and len(known) == len(counted) else None,
-        (kept / seconds, kept / len(sent)) if slo and seconds and sent else None,
+        goodput,
         len(sent) / seconds if seconds else 0.0,
         _speed(mine, base, workloads, whole_per_token) if enough else None,
         _speed(mine, base, workloads, tpot_of) if enough else None,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from specdec_plugins.endpoints.client import Client
 from specdec_plugins.endpoints.exposition import PageError
-from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply
 from specdec_plugins.endpoints.server_metrics import Speculation, added, between, read_body, read_page
 
@@ -30,9 +29,9 @@ class SelfReported:
         return [*found, *([f"{name}: what it reports of itself could not be read: {self.wrong}"] if self.wrong else [])]
 
 
-async def page_now(endpoint: Endpoint) -> str | None:
-    """Return the text of an endpoint's ``/metrics``; None if it has none."""
-    async with Client(endpoint) as client:
+async def page_now(opened: Client) -> str | None:
+    """Return the text of an endpoint's ``/metrics``, and close its client; None if it has none."""
+    async with opened as client:
         try:
             return await client.page("/metrics")
         except EndpointFailure:

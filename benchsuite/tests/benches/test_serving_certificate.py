@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import nextafter
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from benchsuite.benches.serving.certificate import NAMES, Certificate, GreedyEvidence, SampledEvidence, State
+from benchsuite.benches.serving.certificate import (
+    NAMES,
+    Certificate,
+    GreedyEvidence,
+    SampledEvidence,
+    State,
+    UnsteadyPlain,
+)
 from benchsuite.benches.serving.certified import certify
+from benchsuite.judge.fidelity import FALSE_ALARM
+from benchsuite.judge.transforms import FALSE_ALARM_OF_HEAT
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
@@ -74,6 +85,137 @@ def test_a_sampled_verdict_is_a_bug_by_its_p_values_alone(
     assert likely.state == ("certified" if factor and not left else "inconclusive")
     assert found.state in (likely.state, "bug")
     assert replace(found, even=0.0).state == replace(found, heat=0.0).state == "bug"
+
+
+ANSWERED = GreedyEvidence("plain", 4, 4, 4, tokens=1200, one_in=261.4)
+READ = replace(ANSWERED, reader="judge")
+ALONE = GreedyEvidence("none", 4, 4, 4)
+POWER = "one changed token in 261 is found with 99 %"
+SILENT = "no log-probabilities were given"
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (ANSWERED, f"certified: 4 of 4 outputs are plain's, 0 ties, 1,200 tokens judged; {POWER}"),
+        (READ, f"certified: 4 of 4 outputs are plain's, 4 read by the local judge, 1,200 tokens; {POWER}"),
+        (ALONE, f"certified: 4 of 4 texts are plain's; {SILENT}"),
+        (
+            replace(ANSWERED, one_in=None),
+            "INCONCLUSIVE: 4 of 4 outputs are plain's, 0 ties, 1,200 tokens judged; nothing would be found",
+        ),
+        (
+            replace(ANSWERED, equal=2, wrong=3, ties=2, near=9),
+            "FAILED: 3 tokens are not plain's; 2 of 4 outputs are plain's, 2 ties, 1,200 tokens judged; " + POWER,
+        ),
+        (
+            replace(READ, equal=1, wrong=3),
+            "FAILED: 3 tokens are not the judge's; 1 of 4 outputs are plain's, 4 read by the local judge, 1,200 "
+            "tokens; " + POWER,
+        ),
+        (
+            replace(ANSWERED, equal=0, ties=40, near=44),
+            "FAILED: 40 of 44 places where a tie can be are ties, a coin would make half; 0 of 4 outputs are plain's, "
+            "40 ties, 1,200 tokens judged; " + POWER,
+        ),
+        (
+            replace(ANSWERED, equal=3, unjudged=1),
+            "differs, not judged: 1 differences not judged; 3 of 4 outputs are plain's, 0 ties, 1,200 tokens judged; "
+            + POWER,
+        ),
+        (
+            replace(ALONE, equal=3, unjudged=1),
+            f"differs, not judged: 1 differences not judged; 3 of 4 texts are plain's; {SILENT}, and without them "
+            "rounding cannot be distinguished from a bug; start the servers with them",
+        ),
+        (
+            replace(READ, equal=3, unread=1),
+            "differs, not judged: 1 texts could not be read; 3 of 4 outputs are plain's, 3 read by the local judge, "
+            "1,200 tokens; " + POWER,
+        ),
+        (
+            replace(READ, unread=1),
+            f"certified: 4 of 4 outputs are plain's, 3 read by the local judge, 1,200 tokens; {POWER}",
+        ),
+        (
+            replace(READ, equal=3),
+            f"certified: 3 of 4 outputs are plain's, 4 read by the local judge, 1,200 tokens; {POWER}",
+        ),
+        (
+            replace(ANSWERED, asked=7, failures=("timeout", "reset", "timeout")),
+            "INCONCLUSIVE: 3 of 7 prompts were not answered by both (reset, timeout); 4 of 4 outputs are plain's, 0 "
+            "ties, 1,200 tokens judged; " + POWER,
+        ),
+        (
+            GreedyEvidence("plain", 2, 0, failures=("refused",)),
+            "INCONCLUSIVE: 2 of 2 prompts were not answered by both (refused)",
+        ),
+        (GreedyEvidence("plain", 2, 0, wrong=1), "INCONCLUSIVE: 2 of 2 prompts were not answered by both"),
+        (replace(READ, unreadable="base"), "INCONCLUSIVE: no text of base can be read token by token"),
+        (
+            UnsteadyPlain("base"),
+            "INCONCLUSIVE: base asked twice is not itself, so that nothing can be compared with it",
+        ),
+    ],
+)
+def test_a_certificate_is_a_sentence_of_its_verdict_and_its_numbers(
+    found: GreedyEvidence | UnsteadyPlain, sentence: str
+) -> None:
+    one = Certificate("spec", found, ("a detail",))
+    assert one.lines == (f"spec: {sentence}", "a detail")
+    assert one.as_json() == {"endpoint": "spec", "state": found.state, "lines": [f"spec: {sentence}", "a detail"]}
+    assert NAMES[found.state] == sentence.partition(":")[0]
+
+
+def test_what_was_not_counted_is_none_and_what_was_not_tested_is_no_suspicion() -> None:
+    found = GreedyEvidence("plain", 2, 2)
+    assert not any((found.equal, found.tokens, found.wrong, found.ties, found.near, found.unjudged, found.unread))
+    sampled = SampledEvidence("plain", 2, 2, 0)
+    assert sampled.even == sampled.heat == 1, "a p-value"
+
+
+SAMPLED = SampledEvidence("base", 9, 0, 1500, 0.25, 0.5, 1.234, (5210.4, 1498.6))
+TESTED = "1,500 tokens under base's list: transforms p=0.25, log-probabilities p=0.5"
+NEEDED = "1.1 times needs 5,210 tokens, 1.2 times 1,499 tokens"
+FOUND = "a temperature 1.23 times as high is found with 99 %"
+NOTHING = "no factor of the temperature up to 4 is found with 99 %"
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (SAMPLED, f"certified: {TESTED}; {FOUND}; {NEEDED}"),
+        (replace(SAMPLED, factor=None), f"INCONCLUSIVE: too few tokens; {TESTED}; {NOTHING}; {NEEDED}"),
+        (
+            replace(SAMPLED, even=1e-9),
+            f"FAILED: not plain's distribution; {TESTED.replace('0.25', '1e-09')}; {FOUND}; {NEEDED}",
+        ),
+        (
+            replace(SAMPLED, heat=1e-9, left=2, failures=("reset",)),
+            f"FAILED: not plain's distribution; {TESTED.replace('0.5', '1e-09')}; {FOUND}; {NEEDED}; "
+            "2 of 9 outputs are missing (reset), or base reads them as other tokens",
+        ),
+        (
+            replace(SAMPLED, left=2),
+            f"INCONCLUSIVE: not all outputs could be read; {TESTED}; {FOUND}; {NEEDED}; "
+            "2 of 9 outputs are missing, or base reads them as other tokens",
+        ),
+        (
+            SampledEvidence("base", 9, 9, 0),
+            "INCONCLUSIVE: base cannot read a text with log-probabilities (echo), or splits it into other tokens; "
+            "nothing is known of the distribution",
+        ),
+    ],
+)
+def test_a_certificate_of_samples_is_a_sentence_as_well(found: SampledEvidence, sentence: str) -> None:
+    assert Certificate("spec", found).lines == (f"spec: {sentence}",)
+
+
+def test_a_p_value_as_small_as_false_alarms_are_allowed_to_be_is_no_bug() -> None:
+    assert replace(SAMPLED, even=FALSE_ALARM, heat=FALSE_ALARM_OF_HEAT).state == "certified"
+    assert replace(SAMPLED, even=nextafter(FALSE_ALARM, 0)).state == "bug"
+    assert replace(SAMPLED, heat=nextafter(FALSE_ALARM_OF_HEAT, 0)).state == "bug"
+    assert replace(SAMPLED, tokens=0).state == "inconclusive"
 
 
 class Answering(Client):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from math import exp, log, prod
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchsuite.benches.serving.figures import (
@@ -42,6 +43,8 @@ def test_times_of_one_answer_by_hand() -> None:
     assert ttft_of(one) == 0.5
     assert tpot_of(one) == pytest.approx(0.2)
     assert token_gaps_of(one) == pytest.approx([0.2, 0.2, 0.2, 0.2])
+    assert token_gaps_of(reply(1.4, [(0.5, 2), (0.6, 0), (0.7, 1)], 3)) == pytest.approx([0.1]), "a piece of no token"
+    assert token_gaps_of(reply(1.4, [(0.5, None), (0.6, 1)], 2)) == []
 
 
 @pytest.mark.parametrize(
@@ -50,10 +53,13 @@ def test_times_of_one_answer_by_hand() -> None:
         ([None] * 9, 9, 0.1),  # a token a piece
         ([None] * 9, 10, 0.8 / 9),  # and an end token without a text
         ([None] * 9, 6, 0.8 / 5),  # parts of characters: the first token is there with a later piece at the latest
+        ([None] * 9, 11, None),  # a piece or two have several tokens
         ([None] * 9, 16, None),  # some pieces have several tokens, and nobody says which
         ([8, *[None] * 8], 16, 0.1),
         ([1, *[None] * 8], 16, 0.8 / 15),
         ([None, None], None, None),
+        ([3, 1], 4, 0.1),
+        ([4, None], 4, None),  # no token came later
     ],
 )
 def test_tokens_of_the_first_piece_are_not_divided_by(
@@ -90,6 +96,7 @@ def test_a_server_whose_tokens_nobody_knows_has_no_figure_per_token() -> None:
     assert row.e2e_ms[0] == 2000
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(st.lists(st.floats(0.01, 9), min_size=1, max_size=300), st.sampled_from([0.5, 0.9, 0.99]))
 def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values: list[float], share: float) -> None:
     found = percentile(values, share)
@@ -106,6 +113,18 @@ def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values: list[float],
 )
 def test_a_high_percentile_of_few_values_is_not_printed(count: int, share: float, known: bool) -> None:
     assert (percentile(range(count), share) is not None) == known
+
+
+@pytest.mark.parametrize(("above", "below"), [(1, 2), (9, 10), (99, 100)])
+def test_a_percentile_of_ranks_is_the_rank_by_whole_numbers(above: int, below: int) -> None:
+    """The least k for which k of n are so large a share, without a rounded product; a high one needs a value above."""
+    for count in range(1, 301):
+        known = above == 1 or count * (below - above) >= below
+        assert percentile(range(1, count + 1), above / below) == (-(-count * above // below) if known else None)
+
+
+def test_of_nothing_there_is_no_percentile() -> None:
+    assert percentile([], 0.5) is None
 
 
 def _pair(ratio: list[float]) -> list[EndpointFigures]:
@@ -186,6 +205,7 @@ def _ratio_by_hand(plain: Answers, spec: Answers, cost: Callable[[Reply], float]
     return (_geometric(means), len(by_prompt)) if means else None
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.data(), st.integers(1, 2), st.integers(1, 7))
 def test_a_pair_counts_in_the_speed_only_if_neither_request_was_tried_again(
     data: st.DataObject, rounds: int, prompts: int
@@ -210,6 +230,140 @@ def test_a_pair_counts_in_the_speed_only_if_neither_request_was_tried_again(
         assert (found and (found.ratio, found.units)) == (expected and pytest.approx(expected))
 
 
+@st.composite
+def _some_reply(draw: st.DrawFn) -> Reply:
+    """Any answer: of no piece to five, whose tokens are known or not, tried once or twice."""
+    gaps = draw(st.lists(st.floats(0.01, 2), max_size=5))
+    tokens = draw(st.sampled_from([None, 1, 2]))
+    pieces = [(sum(gaps[: n + 1]), tokens) for n in range(len(gaps))]
+    counted = draw(st.sampled_from([None, 0, len(gaps) * (tokens or 1)]))
+    return reply(sum(gaps) + draw(st.floats(0.01, 1)), pieces, counted, draw(st.sampled_from([1, 1, 1, 2])))
+
+
+@st.composite
+def _some_block(draw: st.DrawFn, turn: int) -> ServedBlock:
+    """Some prompts, each sent once, answered or not; a block that was interrupted has few or none."""
+    sent = []
+    for prompt in draw(st.permutations(range(4)))[: draw(st.integers(0, 4))]:
+        start, late, one = draw(st.floats(0, 3)), draw(st.sampled_from([0.0, 0.5])), draw(_some_reply())
+        failed = draw(st.sampled_from([None, None, None, "reset", "timeout"]))
+        end = start + one.seconds
+        sent.append(Sent(prompt, start, end, None if failed else one, failed, late_s=late))
+    return ServedBlock("a", turn, tuple(sent))
+
+
+def _in_ms(seconds: Iterable[float]) -> tuple[object, object, object]:
+    """The median of values by its definition; fewer than ten have no percentile."""
+    some = sorted(seconds)
+    assert len(some) < 100
+    middle = (some[(len(some) - 1) // 2] + some[len(some) // 2]) / 2 if some else None
+    ninth = some[-(len(some) // 10) - 1] if len(some) >= 10 else None
+    return tuple(one and pytest.approx(one * 1e3) for one in (middle, ninth, None))  # type: ignore[return-value]
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(
+    st.integers(0, 3).flatmap(lambda rounds: st.tuples(*map(_some_block, range(rounds)))), st.none() | st.floats(0.5, 4)
+)
+def test_every_figure_of_a_row_is_worked_out_again_from_its_requests(
+    blocks: tuple[ServedBlock, ...], limit: float | None
+) -> None:
+    """As docs/serving.md and the legend of the table define them, by sums of another kind."""
+    [row] = endpoint_figures(blocks, ["a"], ["chat"] * 4, None if limit is None else Slo(e2e=limit))
+    sent = [one for block in blocks for one in block.sent]
+    answered = [(one, one.reply) for one in sent if one.reply]
+    once = [(one, found) for one, found in answered if found.attempts == 1]
+    span = 0.0
+    for block in blocks:
+        if block.sent:
+            span += max(one.ended_s for one in block.sent) - min(one.sent_s for one in block.sent)
+    said = bool(once) and 2 * len(once) >= len(sent)
+    kinds = [one.failure for one in sent if one.failure]
+    assert row.asked == len(sent)
+    assert row.failed == {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+    assert row.retried == len(answered) - len(once)
+    assert row.why == ("" if said else f"{len(once)} of {len(sent)} requests were answered at the first try")
+    assert row.ttft_ms == _in_ms(found.chunks[0].seconds + one.late_s for one, found in once if found.chunks)
+    assert row.tpot_ms == _in_ms(each for _, found in once if (each := tpot_of(found)) is not None)
+    pieces = [[chunk.seconds for chunk in found.chunks] for _, found in once]
+    assert row.piece_ms == _in_ms(b - a for times in pieces for a, b in pairwise(times))
+    assert row.token_ms == _in_ms(gap for _, found in once for gap in token_gaps_of(found))
+    assert row.e2e_ms == _in_ms(found.seconds + one.late_s for one, found in once)
+    counts = [found.counted for _, found in answered]
+    known = said and span > 0 and None not in counts
+    assert row.tokens_per_s == (pytest.approx(sum(map(int, filter(None, counts))) / span) if known else None)
+    assert row.rate == (pytest.approx(len(sent) / span) if span else 0)
+    kept = [one for one, found in answered if limit is not None and found.seconds + one.late_s <= limit]
+    shares = pytest.approx((len(kept) / span, len(kept) / len(sent))) if span and limit is not None else None
+    assert row.goodput == shares
+    own = any(found.counted for _, found in once)
+    assert (row.speed is not None) == (said and own)
+    assert row.speed is None or row.speed.ratio == pytest.approx(1), "over itself"
+    assert row.learns is None
+
+
+def test_a_block_lasts_from_its_first_request_to_its_last_answer() -> None:
+    two = (sent_with(0, reply(2.0, [(1.0, 1)], 1), 0.5), sent_with(1, reply(0.5, [(0.5, 1)], 1), 1.5))
+    assert ServedBlock("a", 0, two).seconds == 2.0
+    assert ServedBlock("a", 0, ()).seconds == 0.0
+
+
+def test_requests_of_which_half_were_answered_at_once_have_figures() -> None:
+    def row(failed: int, answered: int) -> EndpointFigures:
+        sent = [Sent(n, 0.0, 1.0, None, "reset") for n in range(failed)]
+        sent += [sent_with(failed + n, reply(1.0, [(0.5, 1), (1.0, 4)], 5)) for n in range(answered)]
+        [found] = endpoint_figures([ServedBlock("a", 0, tuple(sent))], ["a"], ["chat"] * len(sent), Slo(e2e=1.0))
+        return found
+
+    assert (row(2, 2).why, row(0, 1).why, row(1, 1).why) == ("", "", "")
+    assert row(3, 2).why == "2 of 5 requests were answered at the first try"
+    assert row(0, 0).why == "0 of 0 requests were answered at the first try"
+    assert (row(3, 2).speed, row(3, 2).decoding, row(3, 2).tokens_per_s) == (None, None, None)
+    assert row(2, 2).tokens_per_s == 10.0
+    assert row(0, 0).goodput is None
+    assert row(0, 0).rate == 0
+
+
+def test_what_has_no_time_per_token_or_no_partner_is_in_no_pair() -> None:
+    """Prompts 0 to 2 in both, of which the second has one piece in one and the third was tried twice; 3 in one."""
+    two = [reply(4.0, [(2.0, 1), (4.0, 1)], 2) for _ in range(4)]
+    one = [
+        reply(2.0, [(1.0, 1), (2.0, 1)], 2),
+        reply(2.0, [(2.0, 2)], 2),
+        reply(1.0, [(0.5, 1), (1.0, 1)], 2, 2),
+        reply(1.0, [(0.5, 1), (1.0, 1)], 2),
+    ]
+    plain = ServedBlock("plain", 0, tuple(sent_with(n, found) for n, found in enumerate(two[:3])))
+    spec = ServedBlock("spec", 0, tuple(sent_with(n, found) for n, found in enumerate(one)))
+    _, row = endpoint_figures([plain, spec], ["plain", "spec"], ["chat"] * 4, None)
+    assert row.speed is not None
+    assert row.speed.ratio == pytest.approx(2)
+    assert row.speed.units == 2
+    assert row.decoding is not None
+    assert row.decoding.ratio == pytest.approx(2)
+    assert row.decoding.units == 1
+
+
+def test_the_percentiles_of_a_table_are_of_ten_values_and_of_a_hundred() -> None:
+    """The times are the numbers from 1 to 100 in seconds."""
+    sent = tuple(sent_with(n, reply(float(n + 1), [(float(n + 1), 1)], 1)) for n in range(100))
+    [row] = endpoint_figures([ServedBlock("a", 0, sent)], ["a"], ["chat"] * 100, None)
+    assert row.e2e_ms == row.ttft_ms == (50_500.0, 90_000.0, 99_000.0)
+    [few] = endpoint_figures([ServedBlock("a", 0, sent[:99])], ["a"], ["chat"] * 99, None)
+    assert few.e2e_ms == (50_000.0, 90_000.0, None)
+
+
+def test_few_prompts_that_were_faster_the_second_time_are_no_proof_of_learning() -> None:
+    blocks = [
+        ServedBlock(
+            "a", turn, (sent_with(0, reply(1.0 / (turn + 1), [(0.5 / (turn + 1), 1), (1 / (turn + 1), 4)], 5)),)
+        )
+        for turn in (0, 1)
+    ]
+    [row] = endpoint_figures(blocks, ["a"], ["chat"], None)
+    assert row.learns is None
+
+
 def test_too_few_answers_are_inconclusive_and_failures_are_counted_by_kind() -> None:
     failed = [Sent(n, 0.0, 1.0, None, kind) for n, kind in enumerate(["timeout", "reset", "timeout"])]
     good = sent_with(3, reply(1.0, [(0.5, 1), (1.0, 4)], 5))
@@ -229,8 +383,23 @@ def test_goodput_counts_requests_that_keep_every_limit_over_all_that_were_asked(
     assert row.goodput == (0.5, 0.5)
 
 
+def test_a_limit_is_kept_by_what_lies_on_it_and_by_what_has_no_such_time() -> None:
+    """TTFT 0.5 s, 0.25 s a token, 1.0 s to the end; sent late, the first and the last are later, and no token is."""
+    one, empty = reply(1.0, [(0.5, 1), (1.0, 2)], 3), reply(1.0, [], None)
+    for limits in (Slo(), Slo(ttft=0.5), Slo(tpot=0.25), Slo(e2e=1.0), Slo(0.5, 0.25, 1.0)):
+        assert limits.keeps(one)
+    for limits in (Slo(ttft=0.49), Slo(tpot=0.24), Slo(e2e=0.99), Slo(9.0, 9.0, 0.99), Slo(9.0, 0.24, 9.0)):
+        assert not limits.keeps(one)
+    assert Slo(0.5, 0.25, 1.0).keeps(empty), "without a piece there is no first one to wait for"
+    assert Slo(0.75, 0.25, 1.25).keeps(one, 0.25)
+    assert not Slo(ttft=0.74).keeps(one, 0.25)
+    assert not Slo(e2e=1.24).keeps(one, 0.25)
+
+
 def test_every_number_of_a_request_is_a_load_and_none_is_refused() -> None:
     loads = [Traffic(concurrency=1), Traffic(concurrency=4), Traffic(rate=0.5)]
+    assert [load.label for load in loads] == ["1 at once", "4 at once", "0.5 a second"]
+    assert [load.id for load in loads] == ["c1", "c4", "r0.5"]
     assert loads_of([1, 4, 1], [0.5]) == loads
     assert loads_of([], [2.0]) == [Traffic(rate=2.0)]
     with pytest.raises(SpecdecError, match="neither --specdec-concurrency nor --specdec-rate is given"):
@@ -282,6 +451,12 @@ def _rounds(second: float) -> list[EndpointFigures]:
 
     blocks = [block("plain", turn, 1.0) for turn in (0, 1)] + [block("spec", 0, 1.0), block("spec", 1, second)]
     return endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 3 + ["code"] * 3, None)
+
+
+@pytest.mark.parametrize(("again", "learns"), [(1.05, False), (1.15, True), (2.0, True)])
+def test_a_server_is_said_to_learn_from_a_tenth_on(again: float, learns: bool) -> None:
+    _, spec = _rounds(again)
+    assert spec.learns == (pytest.approx(again) if learns else None)
 
 
 def test_a_server_that_knows_its_answers_the_second_time_is_not_called_faster() -> None:
