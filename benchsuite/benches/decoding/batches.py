@@ -24,7 +24,7 @@ LONGEST = PROMPT[1] + BUDGET
 
 def batches_family(assembly: Assembly, text: Sequence[int]) -> Family:
     """The arms whose speeds are compared: the same ``ROWS`` requests, in one batch or each on its own."""
-    plain, wide = assembly.engine(None, k=0, max_rows=1), assembly.engine(None, k=0, max_rows=ROWS)
+    plain, wide = assembly.engine(None, max_rows=1), assembly.engine(None, max_rows=ROWS)
     drafted, drafted_wide = (assembly.engine(DRAFT, k=K, max_rows=rows) for rows in (1, ROWS))
     requests = different_requests(text)
     speed = ("tokens_per_s", "tokens/s")

@@ -28,7 +28,7 @@ def conversations_family(assembly: Assembly, text: Sequence[int]) -> Family:
     sizes = Assembly(
         assembly.registry, assembly.target, assembly.tokenizer, max_rows=1, max_length=first + LONGEST - FIRST
     )
-    engine = sizes.engine(None, k=0)
+    engine = sizes.engine(None)
     asked = Request(0, cut(text, 0, first), SamplingParams(max_new_tokens=ANSWER), keep=True)
 
     @cache

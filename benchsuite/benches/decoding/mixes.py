@@ -87,7 +87,7 @@ def every_processor(vocabulary: int, ends: tuple[int, ...], budget: int) -> Samp
 
     ``ends`` are the target's end tokens; the least length puts them off. A ``vocabulary`` has at least 64 tokens.
     """
-    words = [token for token in range(vocabulary // 2, vocabulary) if token not in ends][:6]
+    words = [token for token in range(vocabulary // 2, vocabulary) if token not in ends]
     return SamplingParams(
         temperature=1.0,
         top_k=50,

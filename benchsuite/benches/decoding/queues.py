@@ -19,7 +19,7 @@ from specdec.queue import Completion
 
 def queues_family(assembly: Assembly, text: Sequence[int], count: int = REQUESTS) -> Family:
     """The arms whose speeds are compared: one engine of plain decoding, three queues of ``count`` requests."""
-    engine = assembly.engine(None, k=0, max_rows=ROWS)
+    engine = assembly.engine(None, max_rows=ROWS)
     ragged, equal = ragged_jobs(text, count), equal_jobs(text, count)
     run = partial(queued, engine, assembly.tokenizer)
     speed = ("tokens_per_s", "tokens/s")

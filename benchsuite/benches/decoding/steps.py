@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -25,15 +26,7 @@ PROMPT_TOKENS, BUDGET = 32, 32
 
 def steps_family(assembly: Assembly, text: Sequence[int], ends: tuple[int, ...]) -> Family:
     """The arms whose steps are compared: one engine, eight requests, different parameters."""
-    engine = assembly.engine(DRAFT, k=K, max_rows=ROWS)
-    greedy = SamplingParams(max_new_tokens=BUDGET)
-    arms = {
-        "greedy": greedy,
-        "greedy again": greedy,
-        "temperature 1": SamplingParams(temperature=1.0, max_new_tokens=BUDGET),
-        "all processors": every_processor(assembly.target.vocabulary, ends, BUDGET),
-        "logprobs=5": SamplingParams(max_new_tokens=BUDGET, logprobs=5),
-    }
+    engine, arms = assembly.engine(DRAFT, k=K, max_rows=ROWS), params_of_arms(assembly.target.vocabulary, ends)
     share, whole = ("rest_share", "% of a step"), ("step_ms", "ms a step")
     return Family(
         {name: partial(stepped, engine, eight(text, params)) for name, params in arms.items()},
@@ -53,6 +46,18 @@ def steps_family(assembly: Assembly, text: Sequence[int], ends: tuple[int, ...])
             "greedy, temperature 1: no processor but that",
         ],
     )
+
+
+def params_of_arms(vocabulary: int, ends: tuple[int, ...]) -> dict[str, SamplingParams]:
+    """What the requests of each arm ask for, by its name; ``ends`` are the target's end tokens."""
+    greedy = SamplingParams(max_new_tokens=BUDGET)
+    return {
+        "greedy": greedy,
+        "greedy again": greedy,
+        "temperature 1": replace(greedy, temperature=1.0),
+        "all processors": every_processor(vocabulary, ends, BUDGET),
+        "logprobs=5": replace(greedy, logprobs=5),
+    }
 
 
 def eight(text: Sequence[int], params: SamplingParams) -> list[Request]:

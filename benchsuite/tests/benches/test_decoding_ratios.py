@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,19 +14,23 @@ import pytest
 import torch
 
 from benchsuite.benches.decoding import batches
-from benchsuite.benches.decoding.batches import batches_family, different_requests
-from benchsuite.benches.decoding.bench import FAMILIES, DecodingBench
-from benchsuite.benches.decoding.conversations import ANSWER, FIRST, QUESTION
-from benchsuite.benches.decoding.mixes import equal_jobs, every_processor, ragged_jobs
-from benchsuite.benches.decoding.queues import queues_family
+from benchsuite.benches.decoding.batches import batches_family, different_requests, emitted
+from benchsuite.benches.decoding.bench import FAMILIES, ROUNDS, DecodingBench
+from benchsuite.benches.decoding.conversations import ANSWER, FIRST, QUESTION, conversations_family
+from benchsuite.benches.decoding.mixes import cut, equal_jobs, every_processor, ragged_jobs, spread
+from benchsuite.benches.decoding.queues import queued, queues_family
 from benchsuite.benches.decoding.ratios import Contrast, Family, Ratio, Sample, alternated
-from benchsuite.benches.decoding.steps import K, eight, stepped
+from benchsuite.benches.decoding.steps import BUDGET, DRAFT, K, eight, params_of_arms, stepped, steps_family
+from benchsuite.conformance.models import families
 from benchsuite.report import decoding
 from benchsuite.report.renderers import terminal
-from specdec import Engine, SamplingParams, SpecdecError, catalog
+from specdec import Engine, Registry, Request, SamplingParams, SpecdecError, catalog
+from specdec.assembly import Assembly
+from specdec.jobs import Job
 from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
 
+ROOT = Path(__file__).parents[3]
 TEXT = tuple(range(40, 250))
 
 
@@ -83,6 +88,19 @@ def test_arms_alternate_in_every_round_after_one_run_each_to_warm_up() -> None:
     assert len({tuple(names) for names in rounds}) > 1, "always in one order"
 
 
+def test_what_warms_a_family_up_runs_once_in_the_place_of_its_arms() -> None:
+    ran: list[str] = []
+
+    def run(name: str) -> Sample:
+        ran.append(name)
+        return Sample({"s": 1.0}, (1, 1))
+
+    arms = {"a": lambda: run("a"), "b": lambda: run("b")}
+    rows = list(alternated(Family(arms, [Contrast("a", "b", "s", "s")], [], lambda: ran.append("warm")), rounds=2))
+    assert (ran[0], ran.count("warm"), ran.count("a"), ran.count("b")) == ("warm", 1, 2, 2)
+    assert [row.each for row in rows] == [[1.0, 1.0]]
+
+
 def test_ragged_and_equal_requests_have_equal_tokens_in_all() -> None:
     ragged, equal = ragged_jobs(TEXT), equal_jobs(TEXT)
     assert ragged == ragged_jobs(TEXT), "another run measures another work"
@@ -96,6 +114,161 @@ def test_ragged_and_equal_requests_have_equal_tokens_in_all() -> None:
         assert len({getattr(job.params, name) for job in ragged}) > 2, name
     assert len({len(job.prompt) for job in ragged}) > 20
     assert len({job.params.max_new_tokens for job in ragged}) == 9
+
+
+def test_ragged_requests_are_on_average_what_equal_requests_are() -> None:
+    """In every parameter within a tenth; each has values for which its processor is off, and others."""
+    ragged, [equal, *_] = ragged_jobs(TEXT), equal_jobs(TEXT)
+    off = SamplingParams()
+    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        values = [getattr(job.params, name) for job in ragged]
+        assert sum(values) / len(values) == pytest.approx(getattr(equal.params, name), abs=0.1), name
+        assert 0 < sum(value == getattr(off, name) for value in values) < len(values) / 2, name
+
+
+def test_requests_of_a_queue_have_their_own_seeds_and_texts_and_no_end_tokens() -> None:
+    """Each has its own place of a long text, so that prefixes are not shared; ends of the target's change nothing."""
+    text = range(10_000)
+    for jobs in (ragged_jobs(text), equal_jobs(text)):
+        assert len({job.params.seed for job in jobs}) == len(jobs) == 200
+        read = [token for job in jobs for token in job.prompt]
+        assert len(set(read)) == len(read)
+        assert all(job.request((1,), eos=(2,)).params.eos == () for job in jobs)
+        assert [job.index for job in jobs] == [job.id for job in jobs] == list(range(200))
+    lengths = [len(job.prompt) for job in ragged_jobs(text)]
+    mirrored = [a + b for a, b in zip(lengths[:100], lengths[100:], strict=True)]
+    assert len(set(mirrored)) > 10, "how long a request is cannot be told from its place"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 9), (3, 3), (8, 57)])
+def test_so_many_lengths_lie_between_two_ends_and_their_mean_in_the_middle(low: int, high: int) -> None:
+    for number in range(0, 40, 2):
+        found = spread(number, (low, high), Random(number))
+        assert len(found) == number
+        assert all(low <= one <= high for one in found)
+        assert 2 * sum(found) == number * (low + high)
+
+
+@pytest.mark.parametrize("text", [(7,), (1, 2, 3), TEXT[:10]])
+def test_a_text_that_ends_begins_again(text: tuple[int, ...]) -> None:
+    for start in range(25):
+        for length in range(25):
+            assert cut(text, start, length) == tuple(text[(start + n) % len(text)] for n in range(length))
+
+
+def test_all_processors_are_mild_and_of_different_words() -> None:
+    """No stronger than those of ragged requests; one word is likelier and one as much less likely; of the forbidden
+    ones, of one to three tokens, the longest begins with the second, and the first is in neither."""
+    params, ragged = every_processor(258, (256, 130), 12), [job.params for job in ragged_jobs(TEXT)]
+    assert params.temperature == 1
+    assert 0 < params.top_k < 258
+    for name in ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        values = {getattr(one, name) for one in ragged}
+        assert min(values) < getattr(params, name) < max(values), name
+    (one, more), (other, less) = params.bias
+    assert more == -less > 0
+    single, pair, triple = params.bad_words
+    assert triple[:2] == pair
+    words = {one, other, *single, *triple}
+    assert len(words) == 6
+    assert not words & {256, 130}, "the ends are put off already"
+    assert params.eos == (256, 130)
+    assert every_processor(258, (), 12).eos == (0,)
+    assert (params.max_new_tokens, params.min_new_tokens) == (12, 12)
+
+
+def test_a_page_says_how_large_the_work_is() -> None:
+    """docs/decoding.md, and the legends."""
+    page = " ".join((ROOT / "docs" / "decoding.md").read_text(encoding="utf-8").split())
+    rows = len(eight(TEXT, SamplingParams()))
+    batch = different_requests(TEXT)
+    lengths = [len(one.prompt) for one in batch]
+    [budget] = {one.params.max_new_tokens for one in batch}
+    assert f"in which {rows} rows propose {K} tokens each (`{DRAFT}`)" in page
+    assert f"{len(ragged_jobs(TEXT))} requests through {rows} rows" in page
+    assert "eight different prompts of 8 to 56 tokens, 64 tokens of output each" in page
+    assert (len(batch), budget) == (8, 64)
+    assert 8 <= min(lengths) < max(lengths) <= 56
+    assert sum(lengths) == 8 * (8 + 56) / 2
+    assert f"in a conversation of {FIRST + ANSWER + QUESTION:,} tokens" in page
+    assert f"`--specdec-pairs` rounds ({ROUNDS}, the fewest that have an interval)" in page
+
+
+def test_every_row_of_a_family_is_of_its_arms_and_of_a_figure_that_they_have() -> None:
+    """Whatever rows the assembly has: a batch of eight is one."""
+    assembly = small_assembly(128)
+    made = {
+        "steps": steps_family(assembly, TEXT, (256,)),
+        "batches": batches_family(assembly, TEXT),
+        "queues": queues_family(assembly, TEXT, 4),
+        "turns": conversations_family(assembly, TEXT),
+    }
+    assert list(made) == list(FAMILIES)
+    few = eight(TEXT, SamplingParams(max_new_tokens=8))[:2]
+    samples = {
+        "steps": stepped(assembly.engine("garbage", k=K, max_rows=2), few),
+        "batches": made["batches"].arms["one batch"](),
+        "queues": made["queues"].arms["ragged"](),
+        "turns": made["turns"].arms["second turn, anew"](),
+    }
+    for name, family in made.items():
+        assert {row.arm for row in family.rows} | {row.over for row in family.rows} == set(family.arms)
+        assert {row.figure for row in family.rows} == set(samples[name].figures)
+        assert family.legend[0].startswith(f"{name}: ")
+        for row in family.rows:
+            assert row.unit.startswith("%") == row.figure.endswith("_share"), "a share is kept as a fraction"
+            assert "_per_" not in row.figure or row.unit == row.figure.replace("_per_", "/")
+
+
+def test_the_arms_of_steps_ask_for_what_they_are_called_and_for_as_many_tokens() -> None:
+    arms = params_of_arms(258, (256,))
+    greedy = SamplingParams(max_new_tokens=BUDGET)
+    assert arms["greedy"] == arms["greedy again"] == greedy
+    assert arms["temperature 1"] == replace(greedy, temperature=1.0)
+    assert arms["logprobs=5"] == replace(greedy, logprobs=5)
+    assert arms["all processors"] == every_processor(258, (256,), BUDGET)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_speed_is_that_of_output_tokens_and_the_work_is_all_that_was_read_and_written(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward takes two seconds. A queue that ran before is forgotten: it may be run again."""
+    clock, assembly = SaidTime(monkeypatch), small_assembly(128)
+    clock.tick_with(monkeypatch, assembly.target, "forward", 2.0)
+    engine = assembly.engine(None, max_rows=rows)
+    requests = [Request(n, TEXT[: 3 + n], SamplingParams(max_new_tokens=2 + n)) for n in range(3)]
+    jobs = [Job(n, n, TEXT[: 3 + n], SamplingParams(max_new_tokens=2 + n), ends=True) for n in range(3)]
+    for run in ("requests", "queue", "queue"):
+        before = clock.now
+        sample = emitted(engine, requests) if run == "requests" else queued(engine, assembly.tokenizer, jobs)
+        assert sample.work == (3 + 4 + 5, 2 + 3 + 4)
+        assert sample.figures == {"tokens_per_s": (2 + 3 + 4) / (clock.now - before)}
+
+
+def small_assembly(limit: int, max_rows: int = 1) -> Assembly:
+    """Over a target with so many positions."""
+    model = families.build_model("llama")
+    model.config.max_position_embeddings = limit
+    target = ArenaModel(model, Reference())
+    return Assembly(Registry(), target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=limit)
+
+
+@pytest.mark.parametrize(("limit", "first"), [(64, 28), pytest.param(37, 1, marks=pytest.mark.slow)])
+def test_a_conversation_fits_a_target_with_few_positions(
+    limit: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward of a second: the first token of a turn that is kept is there after one, and of the other after as many
+    as its prefill takes."""
+    clock = SaidTime(monkeypatch)
+    assembly = small_assembly(limit)
+    clock.tick_with(monkeypatch, assembly.target, "forward", 1.0)
+    family = conversations_family(assembly, TEXT)
+    assert f"turns: a conversation of {first + 32} tokens, 16 of them" in family.legend[0]
+    kept, again = alternated(family, rounds=1)
+    assert kept.work == again.work == (first + 32, 4)
+    assert kept.ours == (1000.0,)
+    assert again.each == [1.0]
 
 
 def test_no_processor_keeps_a_request_from_its_whole_budget(bench: DecodingBench) -> None:
@@ -115,7 +288,8 @@ class SaidTime:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("specdec.devices.time", SimpleNamespace(perf_counter=self))
+        for module in ("specdec.devices", "specdec.engine"):
+            monkeypatch.setattr(f"{module}.time", SimpleNamespace(perf_counter=self))
         monkeypatch.setattr("benchsuite.machine.clock.perf_counter", self)
 
     def __call__(self) -> float:
@@ -201,9 +375,39 @@ def test_the_table_and_the_files_have_every_row(bench: DecodingBench, tmp_path: 
     assert max(map(len, lines)) <= 120
     folder = decoding.write_decoding(tmp_path, bench, ["machine"], complete=True)
     written = json.loads((folder / "decoding.json").read_text())
-    assert written["rows"][0]["pairs"][0] == [0.125, 0.1]
-    assert written["rows"][0]["output_tokens"] == 1600
+    assert written == {
+        "target": "tiny",
+        "device": "cpu",
+        "dtype": "float32",
+        "backend": "reference",
+        "legend": bench.legend,
+        "rows": [
+            {
+                "arm": "all processors",
+                "over": "greedy",
+                "figure": "rest_share",
+                "unit": "% of a step",
+                "ratio": pytest.approx((1.25**5 * 0.125 / 0.11) ** (1 / 6)),
+                "low": bench.ratios[0].estimate.low,
+                "high": bench.ratios[0].estimate.high,
+                "pairs": [[0.125, 0.1]] * 5 + [[0.125, 0.11]],
+                "prompt_tokens": 6400,
+                "output_tokens": 1600,
+            }
+        ],
+    }
     assert "| all processors | greedy |" in (folder / "decoding.md").read_text()
+
+
+def test_rows_and_legends_of_all_families_that_were_measured_are_kept_in_order(
+    bench: DecodingBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {name: replace(planted(2.0), legend=[name]) for name in ("one", "two")}
+    monkeypatch.setattr("benchsuite.benches.decoding.bench.FAMILIES", {n: lambda _, n=n: made[n] for n in made})
+    rows = [*bench.measure("one"), *bench.measure("two")]
+    assert bench.ratios == rows
+    assert [len(row.each) for row in rows] == [6, 6]
+    assert bench.legend == ["one", "two"]
 
 
 @pytest.mark.slow
