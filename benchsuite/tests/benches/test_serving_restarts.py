@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -112,6 +113,83 @@ def test_a_server_that_was_left_at_the_address_is_not_measured_as_another(server
     assert other.starts == {}
 
 
+def refusal(command: str, port: int) -> str:
+    """What is said of a command that starts no server."""
+    with pytest.raises(SpecdecError) as error:
+        ServersInTurn({"plain": command}, patience_s=60).connect(Endpoint("plain", f"http://127.0.0.1:{port}"))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        ("echo one; echo two >&2; exit 3", ["one", "two"]),
+        ("seq 1 20; exit 3", [str(number) for number in range(9, 21)]),
+        (r"printf 'a\377b'; exit 3", ["a\ufffdb"]),
+        ("exit 3", [""]),
+    ],
+    ids=["both streams", "twelve of twenty", "no UTF-8", "nothing"],
+)
+def test_the_last_lines_of_a_server_are_shown_as_it_wrote_them(script: str, last: list[str], port: int) -> None:
+    said = refusal(shlex.join(["sh", "-c", script]), port)
+    assert "the server of plain ended with 3 after 0 s" in said
+    assert said.partition("its last lines:\n")[2].split("\n") == last
+
+
+def test_a_server_that_could_not_be_started_leaves_no_file_open(port: int) -> None:
+    refusal("false", port)
+    before = psutil.Process().num_fds()
+    for command in ("false", "no-such-program"):
+        refusal(command, port)
+    assert psutil.Process().num_fds() == before
+
+
+LOADS = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+said = [503, 404, 429, 0, 200, 200]
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_): pass
+    def do_GET(self):
+        if self.path == "/v1/models":  # asked for where a health check is not found
+            return self.send_error(404)
+        status = said.pop(0)
+        if status:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.slow
+def test_a_server_is_waited_for_while_it_loads_and_ends_with_what_it_started(port: int, tmp_path: Path) -> None:
+    """It answers, in turn, that it is not there yet, that it has no such path, that it is busy, and nothing at all."""
+    started = tmp_path / "started"
+    script = f"sleep 1000 & echo $! > {started}; exec {shlex.join([sys.executable, '-c', LOADS, str(port)])}"
+    servers = ServersInTurn({"spec": shlex.join(["sh", "-c", script])}, patience_s=60)
+    spec = Endpoint("spec", f"http://127.0.0.1:{port}", "m")
+    servers.connect(spec)
+    servers.connect(spec)
+    assert servers.starts == {"spec": 1}
+    left = psutil.Process(int(started.read_text()))
+    servers.close()
+    servers.close()
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_an_endpoint_without_a_command_is_taken_to_run(port: int) -> None:
+    servers = ServersInTurn({"spec": "false"})
+    endpoint = Endpoint("plain", f"http://127.0.0.1:{port}")
+    assert servers.connect(endpoint).endpoint == endpoint
+    assert servers.starts == {}
+
+
 STATUS = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -165,6 +243,26 @@ def test_a_wrong_file_of_commands_is_refused(
     with pytest.raises(SpecdecError, match=wrong) as error:
         read_commands(path, [Endpoint("plain", ONE), Endpoint("spec", ONE)])
     assert "sk-secret-1" not in str(error.value)
+
+
+def test_a_file_has_a_command_for_each_name_that_shares_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint with an address of its own may have one or none; a key that is not in its command refuses nothing."""
+    path = tmp_path / "servers.yaml"
+    path.write_text("plain: serve one\nspec: serve two --key sk-other", encoding="utf-8")
+    endpoints = [Endpoint("plain", ONE), Endpoint("spec", ONE), Endpoint("third", "http://localhost:2")]
+    expected = {"plain": "serve one", "spec": "serve two --key sk-other"}
+    assert read_commands(path, endpoints) == expected
+    monkeypatch.setenv(KEY, "sk-secret-1")
+    assert read_commands(path, endpoints) == expected
+    path.write_text("spec: ' '", encoding="utf-8")
+    with pytest.raises(SpecdecError, match="expected one command for each name"):
+        read_commands(path, endpoints[1:])
+    path.write_text("third: serve", encoding="utf-8")
+    assert read_commands(path, endpoints[1:]) == {"third": "serve"}
+    with pytest.raises(SpecdecError, match="the endpoints plain, spec have one address, .* no command for plain"):
+        read_commands(path, endpoints)
 
 
 @pytest.mark.slow
