@@ -207,7 +207,7 @@ def test_every_row_of_a_family_is_of_its_arms_and_of_a_figure_that_they_have() -
     few = eight(TEXT, SamplingParams(max_new_tokens=8))[:2]
     samples = {
         "steps": stepped(assembly.engine("garbage", k=K, max_rows=2), few),
-        "batches": made["batches"].arms["one batch"](),
+        "batches": emitted(assembly.engine(None), few),
         "queues": made["queues"].arms["ragged"](),
         "turns": made["turns"].arms["second turn, anew"](),
     }
@@ -218,6 +218,29 @@ def test_every_row_of_a_family_is_of_its_arms_and_of_a_figure_that_they_have() -
         for row in family.rows:
             assert row.unit.startswith("%") == row.figure.endswith("_share"), "a share is kept as a fraction"
             assert "_per_" not in row.figure or row.unit == row.figure.replace("_per_", "/")
+
+
+def test_a_batch_and_a_queue_run_eight_rows_over_an_assembly_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward takes a second however many rows it has: eight outputs of six tokens take six, and one by one 48."""
+    clock, assembly = SaidTime(monkeypatch), small_assembly(128)
+    clock.tick_with(monkeypatch, assembly.target, "forward", 1.0)
+    queue = queues_family(assembly, TEXT, 8).arms["equal"]()
+    assert queue.work == (8 * 16, 8 * 6)
+    assert 8 * 6 / queue.figures["tokens_per_s"] <= 6 + 8
+    batch = batches_family(assembly, TEXT).arms["one batch"]()
+    assert 8 * 64 / batch.figures["tokens_per_s"] <= 64 + 8
+
+
+def test_another_seed_of_the_benchmark_draws_other_proposals() -> None:
+    found = []
+    for seed in (0, 1):
+        loaded = catalog.load("tiny", torch.device("cpu"), torch.float32)
+        bench = DecodingBench("tiny", loaded, ArenaModel(loaded.model, Reference()), seed=seed)
+        engine = bench.assembly.engine("oracle(0.5)", k=K, max_rows=1)
+        engine.run(eight(bench.text, SamplingParams(max_new_tokens=24))[:1])
+        found.append([step.accepted for step in engine.stats.steps])
+        assert bench.rounds == ROUNDS
+    assert found[0] != found[1]
 
 
 def test_the_arms_of_steps_ask_for_what_they_are_called_and_for_as_many_tokens() -> None:
