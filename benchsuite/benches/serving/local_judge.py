@@ -56,7 +56,7 @@ class LocalJudge:
     def _lists(self, before: list[int], output: list[int]) -> tuple[Token, ...]:
         model: Any = self._model
         logits = model(torch.tensor([[*before, *output]]), use_cache=False).logits[0, len(before) - 1 : -1]
-        chances = logits.float().log_softmax(-1)
+        chances = logits.float().log_softmax(1)
         names: Any = self._tokenizer.convert_ids_to_tokens
         found = []
         for place, token in enumerate(output):

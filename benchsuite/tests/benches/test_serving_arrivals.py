@@ -187,6 +187,24 @@ def test_under_a_concurrency_a_request_is_due_when_another_has_ended(count: int)
     assert figures_of_sent(found).e2e_ms[0] == pytest.approx(500)
 
 
+@pytest.mark.parametrize("load", [RATE, Traffic(concurrency=2)], ids=lambda load: load.id)
+def test_a_request_ends_when_its_answer_or_its_failure_is_there(load: Traffic) -> None:
+    """Seconds since the block began, of a server that takes half a second to a second and a half."""
+    takes = [0.5, 1.0, 1.5, 0.5, 1.0, 1.5]
+    found = sent_under(load, takes, fails=[1, 4])
+    assert [one.ended_s - one.sent_s for one in found] == pytest.approx(takes)
+    assert [one.failure for one in found] == [None, "reset", None, None, "reset", None]
+    assert [one.reply is None for one in found] == [False, True, False, False, True, False]
+    assert ["planted" in one.said for one in found] == [False, True, False, False, True, False]
+    assert min(one.sent_s for one in found) == 0
+
+
+def test_under_a_concurrency_the_next_request_is_sent_when_one_ends() -> None:
+    found = sent_under(Traffic(concurrency=2), [1.0, 3.0, 1.0, 1.0])
+    assert [one.sent_s for one in found] == pytest.approx([0, 0, 1, 2])
+    assert [one.late_s for one in found] == [0] * 4
+
+
 def test_gaps_between_arrivals_are_exponential_and_independent() -> None:
     """4,000 of them: Kolmogorov's distance, of which 2.7 / sqrt(n) is reached once in a million times, and the
     correlation of neighbours within five standard errors."""

@@ -325,15 +325,15 @@ def test_a_judge_says_what_it_could_not_read_and_of_whom_it_could_read_nothing()
 
 
 def sampled_text(rare: int) -> str:
-    """Twenty signs, of which so many are the second likeliest of lists of 0.7 and 0.3."""
-    return "Y" * rare + "c" * (20 - rare)
+    """Thirty signs, of which so many are the second likeliest of lists of 0.7 and 0.3."""
+    return "Y" * rare + "c" * (30 - rare)
 
 
 def sampled_lists(text: str) -> tuple[Token, ...]:
     return tuple(Token(sign, None, None, (("c", log(0.7)), ("Y", log(0.25)))) for sign in text)
 
 
-@pytest.mark.parametrize(("rare", "lost", "state"), [(3, 0, "inconclusive"), (3, 2, "inconclusive"), (13, 2, "bug")])
+@pytest.mark.parametrize(("rare", "lost", "state"), [(5, 0, "certified"), (5, 2, "inconclusive"), (20, 2, "bug")])
 def test_p_values_of_samples_are_multiplied_by_the_ways_to_leave_so_many_out(rare: int, lost: int, state: str) -> None:
     """Of eight outputs some are not read, and one of a prompt that failed is not there."""
     said = {f"{n}:": sampled_text(rare + n) for n in range(8)}
@@ -352,7 +352,7 @@ def test_p_values_of_samples_are_multiplied_by_the_ways_to_leave_so_many_out(rar
         "base",
         8,
         lost,
-        20 * (8 - lost),
+        30 * (8 - lost),
         min(1.0, sample.evenness * ways),
         min(1.0, sample.heat_p * ways),
         sample.heat_found(),

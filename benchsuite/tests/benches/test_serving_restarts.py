@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from benchsuite.benches.serving.restarts import ServersInTurn, read_commands
+from benchsuite.benches.serving.restarts import FAREWELL_S, PATIENCE_S, ServersInTurn, read_commands
 from benchsuite.tests.rig import Run
 from specdec import SpecdecError
 from specdec_plugins.endpoints.client import Ask
@@ -137,11 +137,14 @@ def test_the_last_lines_of_a_server_are_shown_as_it_wrote_them(script: str, last
 
 
 def test_a_server_that_could_not_be_started_leaves_no_file_open(port: int) -> None:
-    refusal("false", port)
-    before = psutil.Process().num_fds()
-    for command in ("false", "no-such-program"):
-        refusal(command, port)
-    assert psutil.Process().num_fds() == before
+    """Though the errors are kept, and with them all that was at hand when they were raised."""
+    endpoint, errors = Endpoint("plain", f"http://127.0.0.1:{port}"), []
+    for before in (0, psutil.Process().num_fds(), psutil.Process().num_fds()):
+        for command in ("false", "no-such-program"):
+            with pytest.raises(SpecdecError) as error:
+                ServersInTurn({"plain": command}, patience_s=60).connect(endpoint)
+            errors.append(error)
+        assert not before or psutil.Process().num_fds() == before
 
 
 LOADS = """
@@ -183,6 +186,13 @@ def test_a_server_is_waited_for_while_it_loads_and_ends_with_what_it_started(por
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
+def test_a_page_says_how_long_a_server_may_take_to_begin_and_to_end() -> None:
+    page = " ".join((Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8").split())
+    assert f"(SIGTERM, after {FAREWELL_S:g} seconds SIGKILL, with all that it has started)" in page
+    assert f"has passed, within {PATIENCE_S / 60:g} minutes," in page
+    assert ServersInTurn({}).patience_s == PATIENCE_S
+
+
 def test_an_endpoint_without_a_command_is_taken_to_run(port: int) -> None:
     servers = ServersInTurn({"spec": "false"})
     endpoint = Endpoint("plain", f"http://127.0.0.1:{port}")
@@ -212,7 +222,8 @@ def test_a_server_that_will_never_be_ready_is_refused_at_once_with_its_reason(
     servers = ServersInTurn({"spec": command}, patience_s=patience)
     with pytest.raises(SpecdecError, match=rf"spec does not answer \(.*HTTP {status}"):
         servers.connect(Endpoint("spec", f"http://127.0.0.1:{port}", "m"))
-    servers.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
 def test_a_command_that_is_none_is_refused(port: int) -> None:

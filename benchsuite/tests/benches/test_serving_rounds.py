@@ -248,6 +248,11 @@ def test_what_a_server_reports_of_itself_is_what_it_counted_under_one_load() -> 
         "e1 says of itself (vllm page): 3 drafts, 9 of 12 accepted, acceptance rate 0.75, mean acceptance length 4.00",
         "e1 says of itself (llama.cpp body): 24 of 32 accepted, acceptance rate 0.75",
     ]
+    alone, _ = benchmark(answer)
+    alone.measure(ONE)
+    twice = alone.self_reported[ONE]["e0"].bodies
+    assert twice is not None
+    assert (twice.proposed, twice.accepted) == (8 * 8, 6 * 8), "the first endpoint is asked once more in each round"
     own = bench.as_json()["loads"][0]["own_words"]
     assert own == {"e0": [], "e1": [page.figures(), bodies.figures()]}
 
