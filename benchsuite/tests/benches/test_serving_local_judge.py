@@ -21,19 +21,14 @@ ASK = Ask("say: ", 3)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tiny_judge(tmp_path_factory: pytest.TempPathFactory) -> LocalJudge:
     """A tiny model whose tokenizer puts a token before every text, as that of Llama does."""
     path: Path = tmp_path_factory.mktemp("judge")
     families.build_model("llama").save_pretrained(path)
     tokenizer: Any = catalog.byte_tokenizer()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<|end|> $A", special_tokens=[("<|end|>", 256)])
     tokenizer.save_pretrained(path)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def judge(folder: str) -> LocalJudge:
-    return LocalJudge(folder)
+    return LocalJudge(str(path))
 
 
 def lists_after(before: Sequence[int], output: Sequence[int]) -> list[Token]:
@@ -57,7 +52,7 @@ def ids_of(text: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["text", "numbers", "chat"])
 @pytest.mark.parametrize("named", [True, False], ids=["by numbers", "by its text"])
-def test_an_output_has_the_models_own_lists_at_its_places(kind: str, named: bool, judge: LocalJudge) -> None:
+def test_an_output_has_the_models_own_lists_at_its_places(kind: str, named: bool, tiny_judge: LocalJudge) -> None:
     text, output = "abc", ids_of("abc")
     befores = {
         "text": (ASK, [256, *ids_of("say: ")]),
@@ -66,7 +61,7 @@ def test_an_output_has_the_models_own_lists_at_its_places(kind: str, named: bool
     }
     ask, before = befores[kind]
     tokens = [Token("?", number) for number in output] if named else []
-    read = judge.read(ask, made_up_reply("else" if named else text, tokens, 3))
+    read = tiny_judge.read(ask, made_up_reply("else" if named else text, tokens, 3))
     assert read is not None
     expected = lists_after(before, output)
     assert [(one.text, one.id) for one in read] == [(one.text, one.id) for one in expected]
@@ -91,15 +86,15 @@ def test_an_output_has_the_models_own_lists_at_its_places(kind: str, named: bool
     ],
 )
 def test_a_text_is_read_where_it_is_as_many_tokens_as_the_server_counted(
-    text: str, counted: int | None, reason: str | None, is_read: bool, judge: LocalJudge
+    text: str, counted: int | None, reason: str | None, is_read: bool, tiny_judge: LocalJudge
 ) -> None:
-    read = judge.read(ASK, made_up_reply(text, (), counted, finish_reason=reason))
+    read = tiny_judge.read(ASK, made_up_reply(text, (), counted, finish_reason=reason))
     assert (read is not None) == is_read
     assert read is None or [one.id for one in read] == ids_of(text)
 
 
-def test_tokens_of_which_one_has_no_number_are_those_of_their_text(judge: LocalJudge) -> None:
+def test_tokens_of_which_one_has_no_number_are_those_of_their_text(tiny_judge: LocalJudge) -> None:
     tokens = [Token("a", 1), Token("b"), Token("c", 2)]
-    read = judge.read(ASK, made_up_reply("abc", tokens))
+    read = tiny_judge.read(ASK, made_up_reply("abc", tokens))
     assert read is not None
     assert [one.id for one in read] == ids_of("abc")
