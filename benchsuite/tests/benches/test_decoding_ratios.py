@@ -281,17 +281,16 @@ def small_assembly(limit: int, max_rows: int = 1) -> Assembly:
 def test_a_conversation_fits_a_target_with_few_positions(
     limit: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A forward of a second: the first token of a turn that is kept is there after one, and of the other after as many
-    as its prefill takes."""
-    clock = SaidTime(monkeypatch)
-    assembly = small_assembly(limit)
+    """A token that is read takes a second: of a turn that is kept those of the question and the last before them."""
+    clock, assembly = SaidTime(monkeypatch), small_assembly(limit)
+    clock.tick_with(monkeypatch, assembly.target, "extend", lambda arena, tokens, *rest: float(tokens.shape[1]))
     clock.tick_with(monkeypatch, assembly.target, "forward", 1.0)
     family = conversations_family(assembly, TEXT)
     assert f"turns: a conversation of {first + 32} tokens, 16 of them" in family.legend[0]
     kept, again = alternated(family, rounds=1)
     assert kept.work == again.work == (first + 32, 4)
-    assert kept.ours == (1000.0,)
-    assert again.each == [1.0]
+    assert kept.ours == ((QUESTION + 1) * 1e3,)
+    assert kept.base == again.base == again.ours == ((first + 32) * 1e3,)
 
 
 def test_no_processor_keeps_a_request_from_its_whole_budget(bench: DecodingBench) -> None:
