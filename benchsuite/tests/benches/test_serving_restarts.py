@@ -8,7 +8,9 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -113,6 +115,27 @@ def test_a_server_that_was_left_at_the_address_is_not_measured_as_another(server
     assert other.starts == {}
 
 
+class StillLoading(BaseHTTPRequestHandler):
+    """Says that its server is not there yet."""
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is printed."""
+
+    def do_GET(self) -> None:
+        """Whatever the path."""
+        self.send_error(503)
+
+
+def test_a_server_that_loads_at_the_address_is_in_the_way_as_well() -> None:
+    with HTTPServer(("127.0.0.1", 0), StillLoading) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        said = refusal("false", server.server_port)
+        server.shutdown()
+    assert "before the server of plain is started" in said
+    assert "(it says server_error: " in said
+    assert "HTTP 503" in said
+
+
 def refusal(command: str, port: int) -> str:
     """What is said of a command that starts no server."""
     with pytest.raises(SpecdecError) as error:
@@ -168,7 +191,6 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-@pytest.mark.slow
 def test_a_server_is_waited_for_while_it_loads_and_ends_with_what_it_started(port: int, tmp_path: Path) -> None:
     """It answers, in turn, that it is not there yet, that it has no such path, that it is busy, and nothing at all."""
     started = tmp_path / "started"
