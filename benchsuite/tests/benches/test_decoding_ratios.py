@@ -15,7 +15,7 @@ import torch
 
 from benchsuite.benches.decoding import batches
 from benchsuite.benches.decoding.batches import batches_family, different_requests, emitted
-from benchsuite.benches.decoding.bench import FAMILIES, ROUNDS, DecodingBench
+from benchsuite.benches.decoding.bench import FAMILIES, LONGEST_ROW, ROUNDS, DecodingBench
 from benchsuite.benches.decoding.conversations import ANSWER, FIRST, QUESTION, conversations_family
 from benchsuite.benches.decoding.mixes import cut, equal_jobs, every_processor, ragged_jobs, spread
 from benchsuite.benches.decoding.queues import queued, queues_family
@@ -384,6 +384,13 @@ def test_the_requests_of_a_batch_differ_in_text_and_length() -> None:
     requests = different_requests(TEXT)
     assert len({request.prompt for request in requests}) == len(requests) == 8
     assert len({len(request.prompt) for request in requests}) > 4
+
+
+def test_every_request_fits_a_row_of_the_benchmark() -> None:
+    for one in (*different_requests(TEXT), *eight(TEXT, params_of_arms(258, ())["greedy"])):
+        assert len(one.prompt) + one.params.max_new_tokens <= LONGEST_ROW
+    for job in (*ragged_jobs(TEXT), *equal_jobs(TEXT)):
+        assert len(job.prompt) + job.params.max_new_tokens <= LONGEST_ROW
 
 
 def test_the_table_and_the_files_have_every_row(bench: DecodingBench, tmp_path: Path) -> None:
