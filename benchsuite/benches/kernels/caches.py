@@ -34,6 +34,9 @@ WIDTH = 5
 ROUNDS = 9
 """Rounds of each cache at each length, all caches in random order within a round; the medians are reported."""
 
+ROW = slice(0, 1)
+"""The one row of the arena."""
+
 
 @dataclass(frozen=True)
 class CacheCost:
@@ -78,8 +81,9 @@ class Cache:
     def append(self) -> None:
         """Write a window's keys and values."""
 
-    def attend(self) -> None:
-        """Attend from the window to all committed tokens and to the window."""
+    def attend(self) -> list[Tensor]:
+        """Attend from the window to all committed tokens and to the window: [1, WIDTH, heads, head_dim] a layer."""
+        raise NotImplementedError
 
     def roll_back(self) -> None:
         """Discard the whole window."""
@@ -94,14 +98,13 @@ class ArenaCache(Cache):
         self.ops, self.scaling = target.ops, target.layers[0].head_dim ** -0.5
         self.arena: Arena = target.arena(1, length + WIDTH, WIDTH)
         self.arena.committed[0] = length
-        tokens = torch.zeros(1, WIDTH, dtype=torch.int64, device=target.device)
-        self.window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens[:, 0] + WIDTH - 1)
-        none = torch.full_like(tokens, -1)
-        none[:, 0] = 0
-        self.kept = Verdict(none, tokens[:, 0] - 1, tokens[:, 0])  # commits nothing: the length stays
+        tokens = torch.arange(WIDTH, device=target.device)[None]
+        none = torch.full_like(tokens[:, 0], -1)
+        self.window = Window.chain(tokens[:, 0], tokens[:, 1:], tokens.amax(1))
+        self.kept = Verdict(tokens, none, none)  # commits nothing, not even the root: the length stays
         self.length = length
-        self.query, self.keys, self.values = _states(target, heads)
-        self.plan = self.arena.plan(self.window, self.ops, slice(0, 1), length)
+        self.query, self.keys, self.values = _states(target, heads, WIDTH)
+        self.plan = self.arena.plan(self.window, self.ops, ROW, length)
 
     def append(self) -> None:
         """Call one op for each layer."""
@@ -109,17 +112,15 @@ class ArenaCache(Cache):
             at = self.plan.at(layer)
             self.ops.kv_append(at.keys, at.values, self.keys, self.values, at.cells)
 
-    def attend(self) -> None:
+    def attend(self) -> list[Tensor]:
         """Make the masks of one plan, then call one op for each layer."""
-        plan = self.arena.plan(self.window, self.ops, slice(0, 1), self.length)
-        for layer in range(len(self.arena.layers)):
-            at = plan.at(layer)
-            keys, values = (side[:, :, : at.mask.shape[-1]] for side in (at.keys, at.values))
-            self.ops.tree_attention(self.query, keys, values, at.mask, self.scaling, None)
+        plan = self.arena.plan(self.window, self.ops, ROW, self.length)
+        layers = range(len(self.arena.layers))
+        return [plan.at(layer).attend(self.ops, self.query, self.scaling) for layer in layers]
 
     def roll_back(self) -> None:
         """Commit nothing."""
-        self.arena.commit(self.kept, slice(0, 1), self.ops, compact=False)
+        self.arena.commit(self.kept, ROW, self.ops, compact=False)
 
 
 class TransformersCache(Cache):
@@ -132,25 +133,23 @@ class TransformersCache(Cache):
         # A static cache is allocated for the longest sequence.
         self.cache = StaticCache(config, max_cache_len=max(LENGTHS) + WIDTH) if static else DynamicCache(config=config)
         self.static = static
-        self.query, self.keys, self.values = _states(target, heads)
-        groups = heads // target.layers[0].heads
-        self.module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True, training=False)
+        self.query, self.keys, self.values = _states(target, heads, WIDTH)
+        self.module: Any = SimpleNamespace(num_key_value_groups=heads // target.layers[0].heads)
         self.cached: list[tuple[Tensor, Tensor]] = []
-        past = self.keys[:, :, :1].expand(-1, -1, length, -1).contiguous()
+        _, *past = _states(target, heads, length)
         for layer in self.layers:
-            self.cache.update(past, past, layer)
+            self.cache.update(*past, layer)
 
     def append(self) -> None:
         """Call ``update`` for every layer."""
         self.cached = [self.cache.update(self.keys, self.values, layer) for layer in self.layers]
 
-    def attend(self) -> None:
+    def attend(self) -> list[Tensor]:
         """Make a boolean mask, then call ``sdpa`` for every layer, as transformers' models do."""
         cells = torch.arange(self.cached[0][0].shape[2], device=self.query.device)
         position = self.length + torch.arange(WIDTH, device=self.query.device)
         mask = (cells <= position[:, None])[None, None]
-        for keys, values in self.cached:
-            sdpa_attention_forward(self.module, self.query, keys, values, mask)
+        return [sdpa_attention_forward(self.module, self.query, *cached, mask)[0] for cached in self.cached]
 
     def roll_back(self) -> None:
         """Call ``crop``; the static cache has none, so its length is set back in place."""
@@ -161,9 +160,9 @@ class TransformersCache(Cache):
             layer.cumulative_length.sub_(WIDTH)
 
 
-def _states(target: ArenaModel, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _states(target: ArenaModel, heads: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
     shape = target.layers[0]
-    states = torch.randn(1, WIDTH, heads, shape.head_dim, device=target.device).to(target.dtype).transpose(1, 2)
+    states = torch.randn(1, width, heads, shape.head_dim, device=target.device).to(target.dtype).transpose(1, 2)
     return states, states[:, : shape.heads], states[:, : shape.heads]
 
 
@@ -188,7 +187,6 @@ def measure_caches(target: ArenaModel, lengths: Sequence[int] = LENGTHS) -> list
             meter = Meter()
             with meter:
                 cache.append()
-            cache.attend()
             with meter:
                 cache.roll_back()
             written = 2 * WIDTH * sum(s.heads * s.head_dim for s in target.layers) * target.dtype.itemsize

@@ -24,8 +24,14 @@ ROWS = {"float32": (*WIDTHS, 24, 48, 64, 128, 256, 512), "bfloat16": (*WIDTHS, 6
 CODE_ROWS = (1, 2, 4, 8, 9, 12, 16, 32, 64, 256, 512)
 """Rows at which ``linear`` is timed, by the kind of its weights: windows, ragged batches and prefill chunks."""
 
+FEW = (1, 8)
+"""Rows of the ops of a layer: one token, and a window."""
+
 LENGTHS = (128, 512, 2048, 4096)
-"""Cells over which ``tree_attention`` attends."""
+"""Cells over which ``tree_attention`` attends; the longest is the capacity of the caches that are written."""
+
+EPSILON = 1e-5
+"""What norms add to a mean square."""
 
 VERIFIED = {
     "cpu": tuple((b, k, None) for b, k in ((1, 4), (1, 8), (8, 8))),
@@ -55,14 +61,17 @@ PROCESSED = {
 
 @dataclass(frozen=True)
 class Work:
-    """One op at one shape: the arguments of each of its ``calls``, the bytes they move and their operations."""
+    """One op at one shape: the arguments of each of its ``calls``, the bytes they move, and the operations of products.
+
+    The peak that operations are compared with is that of a matrix product: an op without one never comes near it.
+    """
 
     op: str
     kind: str
     shape: str
     calls: tuple[tuple[Any, ...], ...]
     moved: int
-    operations: int
+    operations: int = 0
 
     def on(self, ops: Backend, kept: dict[int, tuple[Any, Any]]) -> Work:
         """The same work with its matrices in the backend's own form; ``kept`` holds those packed so far, by id."""
@@ -132,7 +141,10 @@ class Target:
     def _whole(self, high: int, *shape: int) -> Tensor:
         return torch.randint(high, shape, generator=self._generator).to(self.device)
 
-    def _one(self, op: str, shape: str, arguments: tuple[Any, ...], moved: int, operations: int) -> Work:
+    def _keys(self, *shape: int) -> Tensor:
+        return self._whole(2**62, *shape)
+
+    def _one(self, op: str, shape: str, arguments: tuple[Any, ...], moved: int, operations: int = 0) -> Work:
         kind = next(str(a.dtype) for a in arguments if isinstance(a, Tensor)).removeprefix("torch.")
         return Work(op, kind, shape, (arguments,), moved, operations)
 
@@ -162,24 +174,24 @@ class Target:
                 )
 
     def _norm(self) -> Iterator[Work]:
-        for width in (1, 8):
+        for width in FEW:
             x, weight = self._random(1, width, self.hidden), self._random(self.hidden)
-            moved, operations = 2 * x.nbytes + weight.nbytes, 4 * x.numel()
-            yield self._one("rms_norm", f"{width}x{self.hidden}", (x, weight, 1e-5, 0.0), moved, operations)
+            moved = 2 * x.nbytes + weight.nbytes
+            yield self._one("rms_norm", f"{width}x{self.hidden}", (x, weight, EPSILON, 0.0), moved)
 
     def _rotary(self) -> Iterator[Work]:
-        for width in (1, 8):
+        for width in FEW:
             query = self._random(1, width, self.heads, self.head_dim).transpose(1, 2)
             keys = self._random(1, width, self.heads_kv, self.head_dim).transpose(1, 2)
             turn = self._random(1, width, self.head_dim)
             shape = f"{width}x{self.heads}+{self.heads_kv}x{self.head_dim}"
-            moved, operations = 2 * (query.nbytes + keys.nbytes + turn.nbytes), 3 * (query.numel() + keys.numel())
-            yield self._one("rotary", shape, (query, keys, turn, turn), moved, operations)
+            moved = 2 * (query.nbytes + keys.nbytes + turn.nbytes)
+            yield self._one("rotary", shape, (query, keys, turn, turn), moved)
 
     def _silu(self) -> Iterator[Work]:
-        for width in (1, 8):
+        for width in FEW:
             gate, up = self._random(1, width, 2 * self.inner).split(self.inner, dim=-1)
-            yield self._one("silu_mul", f"{width}x{self.inner}", (gate, up), 3 * gate.nbytes, 10 * gate.numel())
+            yield self._one("silu_mul", f"{width}x{self.inner}", (gate, up), 3 * gate.nbytes)
 
     def _layer(self) -> Iterator[Work]:
         size, heads, heads_kv, hidden, inner = self.head_dim, self.heads, self.heads_kv, self.hidden, self.inner
@@ -189,11 +201,11 @@ class Target:
 
         layer = DecoderWeights(
             self._random(hidden),
-            1e-5,
+            EPSILON,
             *matrix((heads + 2 * heads_kv) * size, hidden),
             *matrix(hidden, heads * size),
             self._random(hidden),
-            1e-5,
+            EPSILON,
             *matrix(2 * inner, hidden),
             *matrix(hidden, inner),
             norm_offset=0.0,
@@ -203,15 +215,15 @@ class Target:
             scaling=size**-0.5,
         )
         matrices = [weight for weight in vars(layer).values() if isinstance(weight, Tensor) and weight.dim() == 2]
-        length = LENGTHS[0]
-        keys, values = self._arena(length)
-        for width in (1, 8):
+        length = min(LENGTHS)
+        layers, (keys, values) = (layer,), self._arena(length)
+        for width in FEW:
             turn = self._random(1, width, size)
             mask = torch.zeros(1, 1, width, length, device=self.device, dtype=self.dtype)
             at = Cells(keys, values, torch.arange(width, device=self.device)[None], mask)
             moved = sum(matrix.nbytes for matrix in matrices) + keys.nbytes + values.nbytes
             operations = 2 * width * sum(matrix.numel() for matrix in matrices)
-            arguments = self._random(1, width, hidden), (layer,), (turn, turn), (at,)
+            arguments = self._random(1, width, hidden), layers, (turn, turn), (at,)
             yield self._one("decoder_layers", f"W={width} L={length}", arguments, moved, operations)
 
     def _arena(self, length: int) -> tuple[Tensor, Tensor]:
@@ -220,22 +232,24 @@ class Target:
         )
 
     def _append(self) -> Iterator[Work]:
-        for width in (1, 8):
-            keys, values = self._arena(4096)
+        for width in FEW:
+            keys, values = self._arena(max(LENGTHS))
             new = self._random(1, width, self.heads_kv, self.head_dim).transpose(1, 2)
-            cells = 100 + torch.arange(width, device=self.device)[None]
-            yield self._one("kv_append", f"W={width}", (keys, values, new, new, cells), 4 * new.nbytes, 0)
+            cells = torch.arange(width, device=self.device)[None]
+            yield self._one("kv_append", f"W={width}", (keys, values, new, new, cells), 4 * new.nbytes)
 
     def _compact(self) -> Iterator[Work]:
-        keys, values = self._arena(4096)
-        source, target = 100 + self._whole(16, 1, 5).sort(dim=1).values, 100 + torch.arange(5, device=self.device)[None]
-        moved = 4 * 5 * self.heads_kv * self.head_dim * keys.itemsize
-        yield self._one("kv_compact", "5 of 16", (keys, values, source, target), moved, 0)
+        keys, values = self._arena(max(LENGTHS))
+        kept, slots = 5, 16
+        path = torch.randperm(slots, generator=self._generator)[:kept].sort().values
+        source, target = (cells.to(self.device)[None] for cells in (path, torch.arange(kept)))
+        moved = 4 * kept * self.heads_kv * self.head_dim * keys.itemsize
+        yield self._one("kv_compact", f"{kept} of {slots}", (keys, values, source, target), moved)
 
     def _attention(self) -> Iterator[Work]:
         for length in LENGTHS:
             keys, values = self._arena(length)
-            for width in (1, 8):
+            for width in FEW:
                 query = self._random(1, width, self.heads, self.head_dim).transpose(1, 2)
                 mask = torch.zeros(1, 1, width, length, device=self.device, dtype=self.dtype)
                 yield self._one(
@@ -263,56 +277,59 @@ class Target:
                 paths = window.paths if given.adjustments else None
                 # Each row's bias, counts and presence in the prompt are read once for all of its slots.
                 moved = 2 * logits.nbytes + (9 * rows * vocabulary if given.adjustments else 0)
-                yield self._one("process", f"{shape} {name}", (logits, given, paths), moved, 20 * logits.numel())
+                yield self._one("process", f"{shape} {name}", (logits, given, paths), moved)
 
     def _sample(self) -> Iterator[Work]:
         for rows, width, vocabulary in self._verified():
             logits = self._logits(rows, width, vocabulary)
             shape = f"B={rows} W={width} V={vocabulary}"
-            yield self._one("sample", f"{shape} greedy", (logits, None), logits.nbytes, logits.numel())
-            keys = self._whole(2**62, rows, width)
-            yield self._one("sample", shape, (logits, keys), logits.nbytes, 10 * logits.numel())
+            yield self._one("sample", f"{shape} greedy", (logits, None), logits.nbytes)
+            yield self._one("sample", shape, (logits, self._keys(rows, width)), logits.nbytes)
 
     def _accept(self) -> Iterator[Work]:
-        probability = self._random(8, 8, dtype=torch.float32).sigmoid()
-        yield self._one("accept", "8x8", (probability, self._whole(2**62, 8, 8)), 12 * 64, 10 * 64)
+        rows, proposals = 8, 8
+        probability, keys = self._random(rows, proposals, dtype=torch.float32).sigmoid(), self._keys(rows, proposals)
+        yield self._one("accept", f"{rows}x{proposals}", (probability, keys), probability.nbytes + keys.nbytes)
 
     def _verify(self) -> Iterator[Work]:
         for rows, width in dict.fromkeys((rows, width) for rows, width, _ in self._verified()):
             window, choices = self._chain(rows, width, 2), self._whole(2, rows, width)
-            moved = choices.nbytes * 5
-            calls = ((window, choices),)
-            yield Work("verify_prefix", "int64", f"B={rows} K={width - 1}", calls, moved, rows * width)
+            moved = 4 * choices.nbytes  # beside the choices tokens, parents and the path, which is written
+            yield self._one("verify_prefix", f"B={rows} K={width - 1}", (window, choices), moved)
 
     def _chain(self, rows: int, width: int, vocabulary: int, q: Tensor | None = None) -> Window:
         tokens = self._whole(vocabulary, rows, width)
         return Window.chain(tokens[:, 0], tokens[:, 1:], torch.full_like(tokens[:, 0], width - 1), q)
 
     def _emit(self) -> Iterator[Work]:
-        window = self._chain(8, 9, 99)
-        path = torch.arange(9, device=self.device).expand(8, 9)
-        verdict = Verdict(path, torch.full_like(path[:, 0], 8), self._whole(99, 8))
-        length = torch.full_like(path[:, 0], 100)
-        yield self._one("emit", "8x9", (window, verdict, self._whole(99, 8, 4096), length), 5 * path.numel() * 8, 0)
+        rows, width = 8, 9
+        window = self._chain(rows, width, self.vocabulary)
+        path = torch.arange(width, device=self.device).expand(rows, width)
+        verdict = Verdict(path, window.width - 1, self._whole(self.vocabulary, rows))
+        text, length = self._whole(self.vocabulary, rows, max(LENGTHS)), torch.full_like(window.width, min(LENGTHS))
+        moved = 5 * path.nbytes  # tokens, parents and the path are read, and the tokens written twice
+        yield self._one("emit", f"{rows}x{width}", (window, verdict, text, length), moved)
 
     def _plan(self) -> Iterator[Work]:
+        width, kind = 8, str(self.dtype).removeprefix("torch.")
         for length in LENGTHS:
-            committed = torch.full((1,), length - 8, device=self.device)
-            given = self._chain(1, 8, 99), committed, None, length, length, None, self.dtype
-            moved = 8 * length * self.dtype.itemsize
-            yield Work("kv_plan", str(self.dtype).removeprefix("torch."), f"W=8 L={length}", (given,), moved, 0)
+            committed = torch.full((1,), length - width, device=self.device)
+            given = self._chain(1, width, self.vocabulary), committed, None, length, length, None, self.dtype
+            moved = width * length * self.dtype.itemsize
+            yield Work("kv_plan", kind, f"W={width} L={length}", (given,), moved)
 
     def _noise(self) -> Iterator[Work]:
-        stream, position = self._whole(2**62, 8), self._whole(4096, 8, 8)
-        yield self._one("noise_keys", "8x8", (stream, position, 0), 5 * position.nbytes, 20 * position.numel())
+        rows, width = 8, 8
+        stream, position = self._keys(rows), self._whole(max(LENGTHS), rows, width)
+        yield self._one("noise_keys", f"{rows}x{width}", (stream, position, 0), 5 * position.nbytes)
 
     def _rejection(self, op: str) -> Iterator[Work]:
         for rows, width, vocabulary in self._verified():
             logits = self._logits(rows, width, vocabulary)
             distribution, q = logits.softmax(dim=-1), logits[:, 1:].softmax(dim=-1)
             window = self._chain(rows, width, vocabulary, q)
-            keys = [self._whole(2**62, rows, width) for _ in range(3)]
+            keys = [self._keys(rows, width) for _ in range(3)]
             # One row of p and one of q are scanned twice: to find whether a residual exists, and to draw.
             moved = rows * 4 * vocabulary * distribution.itemsize
             shape = f"B={rows} K={width - 1} V={vocabulary}"
-            yield self._one(op, shape, (distribution, window, *keys), moved, 12 * rows * vocabulary)
+            yield self._one(op, shape, (distribution, window, *keys), moved)
