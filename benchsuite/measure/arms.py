@@ -193,7 +193,10 @@ def arm_named(text: str, arms: Sequence[Arm]) -> Arm:
     Raises SpecdecError if no arm has that name, or several strategies have it.
     """
     exact = [arm for arm in arms if arm.strategy == text]
-    found = {arm.strategy: arm for arm in exact or arms if text in (arm.label, arm.strategy)}
+    found = dict[str, Arm]()
+    for arm in exact or arms:
+        if text in (arm.label, arm.strategy):
+            found.setdefault(arm.strategy, arm)
     if len(found) == 1:
         return next(iter(found.values()))
     choices = list(dict.fromkeys(arm.strategy for arm in arms))

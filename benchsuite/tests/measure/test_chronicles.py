@@ -94,10 +94,12 @@ def pattern_of(text: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-PATTERNS = [(kind, number, pattern_of(text)) for kind, texts in SENTENCES.items() for number, text in enumerate(texts)]
+PATTERNS = [
+    (kind, number, pattern_of(text)) for kind, chronicles in SENTENCES.items() for number, text in enumerate(chronicles)
+]
 
 
-class Reader:
+class ChronicleReader:
     """Reads chronicles; ``seen`` has every number that was drawn, by what it is. What was not told yet is unknown."""
 
     def __init__(self) -> None:
@@ -116,8 +118,9 @@ class Reader:
 
     def read(self, sentence: str) -> None:
         """Read a sentence, and hold it against all that was read before."""
-        [(kind, number, match)] = [(k, n, m) for k, n, p in PATTERNS if (m := p.fullmatch(sentence))] or [("", 0, None)]
-        assert match, sentence
+        found = [(kind, number, match) for kind, number, p in PATTERNS if (match := p.fullmatch(sentence))]
+        assert len(found) == 1, sentence
+        [(kind, number, match)] = found
         self.told[kind, number] += 1
         words = match.groupdict()
         numbers = {name: int(value) for name, value in words.items() if value and value.isdigit()}
@@ -211,8 +214,8 @@ class Reader:
         self.trades |= {pupil: trade, teacher: trade}
 
 
-@pytest.fixture(scope="module")
-def texts() -> tuple[str, ...]:
+@pytest.fixture
+def chronicles() -> tuple[str, ...]:
     """Ten chronicles."""
     return load_workload("long_8k").prompts
 
@@ -223,10 +226,10 @@ def sentences_of(day: str) -> list[str]:
 
 
 def test_every_sentence_follows_from_those_before_it_and_everything_happens_in_its_bounds(
-    texts: tuple[str, ...],
+    chronicles: tuple[str, ...],
 ) -> None:
-    reader, days = Reader(), list[int]()
-    for seed, text in enumerate(texts):
+    reader, days = ChronicleReader(), list[int]()
+    for seed, text in enumerate(chronicles):
         reader.begin()
         head, *told, asked = text.split("\n\n")
         assert head == "Read the chronicle of a harbour town and answer the question below it."
@@ -251,10 +254,10 @@ def test_every_sentence_follows_from_those_before_it_and_everything_happens_in_i
     assert {(kind, number) for kind, number, _ in PATTERNS} == set(reader.told), "every sentence is told once"
 
 
-def test_kinds_of_events_are_as_frequent_as_they_should_be(texts: tuple[str, ...]) -> None:
+def test_kinds_of_events_are_as_frequent_as_they_should_be(chronicles: tuple[str, ...]) -> None:
     """What cannot happen gives way to its opposite: no ship is away, nothing is owed, no cargo is there."""
     found: Counter[str] = Counter()
-    for text in (*texts, *load_workload("long_2k").prompts):
+    for text in (*chronicles, *load_workload("long_2k").prompts):
         told = " ".join(text.split("\n\n")[1:-1])
         for sentence in re.split(r"\. ", told):
             found.update(kind for kind, _, pattern in PATTERNS if pattern.fullmatch(sentence.rstrip(".")))
@@ -264,9 +267,9 @@ def test_kinds_of_events_are_as_frequent_as_they_should_be(texts: tuple[str, ...
         assert share == pytest.approx(of_19 / 19, rel=0.08 if of_19 > 2 else 0.15)
 
 
-def test_days_are_six_a_month_in_order_each_with_its_weather(texts: tuple[str, ...]) -> None:
+def test_days_are_six_a_month_in_order_each_with_its_weather(chronicles: tuple[str, ...]) -> None:
     dates, every = set[int](), set[str]()
-    for text in texts:
+    for text in chronicles:
         days = [re.match(r"(\w+) (\d+), (\d+)\. ([^.]+\.) ", day) for day in text.split("\n\n")[1:-1]]
         told = [(int(day[3]), MONTHS.index(day[1]), int(day[2])) for day in days if day]
         assert len(told) == len(days)
@@ -283,12 +286,12 @@ def test_days_are_six_a_month_in_order_each_with_its_weather(texts: tuple[str, .
     assert every == set(WEATHER)
 
 
-def test_no_word_of_a_chronicle_is_in_capitals(texts: tuple[str, ...]) -> None:
-    for text in texts:
+def test_no_word_of_a_chronicle_is_in_capitals(chronicles: tuple[str, ...]) -> None:
+    for text in chronicles:
         assert not re.search(r"[A-Z]{2}", text)
         assert re.search(r"answer the question below it\.\n\n[A-Z]", text)
     names = [*PEOPLE, *TRADES, *SHIPS, *GOODS, *PORTS, *WORKS]
-    assert [name for name in names if not any(name in text for text in texts)] == []
+    assert [name for name in names if not any(name in text for text in chronicles)] == []
 
 
 def test_a_chronicle_ends_with_the_day_that_has_the_last_word_asked_for() -> None:
