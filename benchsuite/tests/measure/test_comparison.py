@@ -51,7 +51,7 @@ def distinct_units(count: int, size: int = 1, **params: Any) -> list[Unit]:
     ]
 
 
-def plain_answer(request: Request) -> tuple[int, ...]:
+def scripted_answer(request: Request) -> tuple[int, ...]:
     """What plain decoding makes of a request."""
     return tuple(7 + request.id + n for n in range(4))
 
@@ -80,7 +80,7 @@ class Scripted:
     def run(self, requests: Sequence[Request]) -> Outcome:
         """Note it; one second of decoding for each token."""
         self._note("run", tuple(requests))
-        tokens = [self.script.get(request.id, plain_answer(request)) for request in requests]
+        tokens = [self.script.get(request.id, scripted_answer(request)) for request in requests]
         seconds = float(sum(map(len, tokens)))
         return Outcome(tokens, 1 + seconds, seconds, int(seconds), [[(1.0, 1)]], 4, mean_length(requests, tokens))
 
@@ -116,7 +116,7 @@ class MadeUpPeer(Peer):
         self.asked.append(tuple(requests))
         late = {request.id: 2.0 * place for place, request in enumerate(requests)}
         return [
-            Generation(plain_answer(r), ((3.0 + late[r.id], 2), (4.0 + late[r.id], 2)), 5.0 + late[r.id], 1)
+            Generation(scripted_answer(r), ((3.0 + late[r.id], 2), (4.0 + late[r.id], 2)), 5.0 + late[r.id], 1)
             for r in requests
         ]
 
@@ -277,9 +277,9 @@ def test_a_series_holds_each_run_beside_plains_of_the_same_unit_with_its_memory(
     ours, plain = comparison.series[OURS], comparison.series[PLAIN]
     assert (ours.units, plain.units) == (units, units)
     assert [outcome.tokens for outcome in ours.outcomes] == [
-        [plain_answer(units[0].requests[0])],
+        [scripted_answer(units[0].requests[0])],
         [(1, 2)],
-        [plain_answer(units[2].requests[0])],
+        [scripted_answer(units[2].requests[0])],
     ]
     assert [a is b for a, b in zip(ours.plain, plain.outcomes, strict=True)] == [True] * 3
     assert all(outcome.memory["rss"] > 10**6 for outcome in ours.outcomes)
@@ -354,7 +354,7 @@ def test_outputs_that_differ_are_judged_once_with_the_batch_that_was_run() -> No
         pairs = [(units[n // 2].requests, units[n // 2].requests[n % 2]) for n in (1, 2, 1)]
         whole = exact == ["yes", "yes"]
         assert judged == [
-            ("judge", requests, request, (plain_answer(request), ours.script[request.id]), whole)
+            ("judge", requests, request, (scripted_answer(request), ours.script[request.id]), whole)
             for requests, request in pairs
         ]
         assert (series.compared, series.equal, series.tokens) == (6, 3, 6 * 4)
@@ -388,7 +388,7 @@ def test_a_peer_of_its_own_arithmetic_is_set_beside_plain_and_its_own_engine() -
     comparison.measure(units[:1])
     one, two = comparison.series[engine], comparison.series[faster]
     assert (one.contract, one.engine, two.engine) == ("own", "made_up", "made_up")
-    same, other = Agreement(1, 1, 4, 4), Agreement.of((8, 9, 1), plain_answer(units[1].requests[0]))
+    same, other = Agreement(1, 1, 4, 4), Agreement.of((8, 9, 1), scripted_answer(units[1].requests[0]))
     assert one.agreed == two.agreed == same + other + same
     assert (one.referred, two.referred) == (Agreement(), Agreement(3, 3, 12, 12))
     assert agreements([one]) == checked([one]) == (same + other + same).summary
@@ -508,7 +508,7 @@ def test_a_peer_that_batches_is_asked_once_and_its_decoding_begins_with_the_last
         outcome = runner.run(requests)
         assert [len(call) for call in peer.asked] == [len(requests) // calls] * calls
         assert (outcome.wall_s, outcome.decode_s, outcome.decoded, outcome.forwards) == (wall, decoding, decoded, 3)
-        assert outcome.tokens == [plain_answer(request) for request in requests] == runner.tokens(requests)
+        assert outcome.tokens == [scripted_answer(request) for request in requests] == runner.tokens(requests)
         assert [len(one) for one in outcome.emissions] == [2] * 3
         assert outcome.mean_length == sum(len(r.prompt) + 2 for r in requests) / 3
         assert (runner.set_up_seconds, runner.described(), runner.learns) == ({"load": 1.5}, "made up", False)
