@@ -98,11 +98,11 @@ class Search:
         return self.clock() >= self._end
 
     def _needed(self, found: Logs) -> int:
-        """Units of each workload that the widest interval needs, by the spread so far."""
+        """Units of each workload that the widest interval needs, by the spread so far; all if no number would do."""
         if self.plan.precision is None:
             return self.room
         wanted = [units_needed(logs, self.plan.precision) for logs in found.values()]
-        return max((-(-units // self.workloads) for units in wanted if units is not None), default=self.room)
+        return max((self.room if units is None else -(-units // self.workloads) for units in wanted), default=self.room)
 
     def _lacking(self, found: Logs) -> None:
         label, width = _widest(found)

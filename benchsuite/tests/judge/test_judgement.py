@@ -86,3 +86,19 @@ def test_a_row_that_keeps_its_contract_has_plains_perplexity_and_a_lossy_one_its
     shown = rows["garbage"].info["contract_checked"]
     assert f"ppl {rows['garbage'].info['judged_perplexity']:.2f}" in shown
     assert any(line.startswith("perplexity of tiny on the fixed text") for line in bench.card)
+
+
+def test_an_output_or_a_prompt_of_no_tokens_is_no_surprise(reader: OutputJudge) -> None:
+    assert reader.surprise(PROMPT, ()) == reader.surprise((), OUTPUT) == Judgement(0.0, 0)
+    assert reader.judge([], catalog.byte_tokenizer()) == Judgement(0.0, 0)
+    assert Judgement(2.0, 3) + Judgement(0.5, 4) == Judgement(2.5, 7)
+    assert Judgement(2.0, 4).perplexity == pytest.approx(math.exp(0.5))
+    three = [Judgement(1.0, 1), Judgement(2.0, 10), Judgement(4.0, 100)]
+    assert (together(three), together(three[:1])) == (Judgement(7.0, 111), three[0])
+    assert together([None, *three]) is together([None]) is None
+
+
+def test_a_prompt_that_is_too_long_with_its_output_is_not_read(reader: OutputJudge) -> None:
+    """Also where it was not asked before: the text may be longer in the judge's tokens than was expected."""
+    with pytest.raises(SpecdecError, match="reads at most"):
+        reader.surprise((1,) * 10**6, OUTPUT)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from benchsuite.measure.interval import estimate
+from benchsuite.measure.interval import estimate, units_needed
 from benchsuite.measure.plan import MeasuringPlan, Search
 
 
@@ -98,3 +99,85 @@ def test_a_budget_alone_is_spent_on_prompts_and_says_so() -> None:
 )
 def test_fixed_pairs_are_passes_over_all_units(pairs: int, least: int, units: int, passes: int) -> None:
     assert MeasuringPlan(pairs=pairs, least=least).passes(units) == passes
+
+
+def asked_of(
+    widths: list[list[float] | None], room: int, workloads: int = 2, spent_after: int = 99, **plan: Any
+) -> tuple[list[int], str]:
+    """What a search measures whose arm has these logs of ratios after each measurement, and what it says."""
+    asked: list[int] = []
+
+    def measure(units: int, enough: Callable[[], bool]) -> dict[str, dict[str, list[float]]]:
+        asked.append(units)
+        logs = widths[min(len(asked), len(widths)) - 1]
+        return {"narrow": {"a": [0.1] * 6}, "wide": {"a": logs or [0.1, 0.2]}}
+
+    search = Search(
+        MeasuringPlan(**plan), room, workloads, measure, lambda: float(len(asked)) if len(asked) >= spent_after else 0.0
+    )
+    search.run()
+    return asked, search.said
+
+
+WIDE, CLOSE = [0.0, 0.4] * 3, [0.0, 0.01] * 3
+
+
+@pytest.mark.parametrize(
+    ("workloads", "room", "first"), [(1, 99, 6), (2, 99, 3), (4, 99, 2), (6, 99, 2), (5, 99, 2), (1, 4, 4), (12, 1, 1)]
+)
+def test_a_search_begins_with_the_fewest_units_that_have_an_interval(workloads: int, room: int, first: int) -> None:
+    asked, said = asked_of([CLOSE], room, workloads, precision=0.5)
+    assert asked == [first]
+    assert said == "precision 50 % reached: every interval is within it"
+
+
+def test_a_search_at_most_doubles_its_units_and_repeats_what_has_no_more() -> None:
+    asked, said = asked_of([WIDE], 20, precision=0.0001)
+    assert asked == [3, 6, 12, 20, 0], "a pass that narrows nothing is the last one"
+    assert said.startswith(
+        "all 20 prompts of each workload are used and a further pass narrows nothing: the interval of wide"
+    )
+    assert asked_of([WIDE, CLOSE], 20, precision=0.05)[0] == [3, 6]
+    assert asked_of([WIDE, WIDE, WIDE, CLOSE], 20, precision=0.05)[0] == [3, 6, 12, 20]
+    width = estimate({"a": WIDE}).half_width
+    assert width
+    seconds = set[int]()
+    for factor in (1.05, 1.2, 1.4, 1.6, 2.5):
+        needed = units_needed({"a": WIDE}, width / factor)
+        assert needed
+        asked = asked_of([WIDE], 99, precision=width / factor)[0]
+        assert asked[:2] == [3, max(4, min(6, (needed + 1) // 2))], "what the spread needs, but one more, and no double"
+        seconds.add(asked[1])
+    assert seconds == {4, 5, 6}
+
+
+def test_a_pass_that_narrows_by_a_twentieth_is_followed_by_another() -> None:
+    base = estimate({"a": WIDE}).half_width
+    assert base
+    asked, _ = asked_of([WIDE, [0.0, 0.376] * 3, [0.0, 0.36] * 3], 3, precision=0.0001)
+    assert asked == [3, 0, 0]
+    asked, _ = asked_of([WIDE, [0.0, 0.36] * 3, [0.0, 0.32] * 3, [0.0, 0.319] * 3], 3, precision=0.0001)
+    assert asked == [3, 0, 0, 0]
+
+
+def test_without_an_interval_of_every_arm_nothing_is_said_of_a_precision() -> None:
+    asked, said = asked_of([None], 3, precision=0.5)
+    assert (asked, said) == ([3], "all 3 prompts of each workload are used and a further pass narrows nothing")
+    asked, said = asked_of([None, None], 9, spent_after=2, budget=2.0, precision=0.5)
+    assert (asked, said) == ([3, 6], "the budget of 2 s is spent")
+    asked, said = asked_of([WIDE, WIDE, CLOSE], 99, spent_after=3, budget=3.0, precision=0.05)
+    assert (asked, said) == ([3, 6, 12], "precision 5 % reached: every interval is within it")
+    asked, said = asked_of([WIDE], 9, spent_after=3, budget=3.0)
+    assert (asked, said) == ([3, 6, 9], "the budget of 3 s is spent")
+
+
+def test_a_plan_chooses_only_if_a_precision_or_a_budget_is_given() -> None:
+    plain = MeasuringPlan()
+    assert [plan.chooses for plan in (plain, MeasuringPlan(precision=0.1), MeasuringPlan(budget=1.0))] == [
+        False,
+        True,
+        True,
+    ]
+    given = (plain.pairs, plain.least, plain.baseline, plain.judge, plain.across, plain.passes(5))
+    assert given == (1, 1, "plain", "", (), 1)
+    assert (plain.dry, plain.debug, plain.graphs, plain.exact) == (False, False, True, False)

@@ -15,7 +15,7 @@ from benchsuite.measure.units import disjoint_batches, make_units
 from benchsuite.measure.workloads import Question, workload_names
 from benchsuite.report import tables
 from benchsuite.tests.rig import SETTING
-from specdec import Request, SamplingParams, catalog
+from specdec import Request, SamplingParams, SpecdecError, catalog
 
 PARAMS = SamplingParams(max_new_tokens=5)
 
@@ -87,3 +87,42 @@ def test_two_files_with_the_same_category_are_two_columns(tmp_path: Path) -> Non
 def test_prompts_that_fill_no_batch_are_left_out() -> None:
     questions = [Question((text,)) for text in "abcde"]
     assert [batch.places for batch in disjoint_batches("mine", questions, 2)] == [(0, 1), (2, 3)]
+
+
+def test_a_batch_of_all_different_prompts_is_taken_and_of_one_more_refused() -> None:
+    questions = [Question((text,)) for text in "abca"]
+    assert [batch.places for batch in disjoint_batches("mine", questions, 3)] == [(0, 1, 2)]
+    with pytest.raises(SpecdecError) as refused:
+        disjoint_batches("mine", questions, 4)
+    assert str(refused.value) == (
+        "--specdec-batch 4 takes 4 different prompts at once, and mine has 3; give a batch of at most 3, more "
+        "--specdec-prompts, or another --specdec-workload"
+    )
+
+
+def test_batches_of_the_same_prompts_are_one_independent_unit_whatever_their_order() -> None:
+    questions = [Question((text,)) for text in "abbacd"]
+    batches = disjoint_batches("mine", questions, 2)
+    assert [batch.places for batch in batches] == [(0, 1), (2, 3), (4, 5)]
+    assert [batch.number for batch in batches] == [0, 0, 1]
+    assert [[question.turns[0] for question in batch.questions] for batch in batches] == [
+        ["a", "b"],
+        ["b", "a"],
+        ["c", "d"],
+    ]
+
+
+def test_an_answer_is_handed_on_without_its_special_tokens_and_ids_tell_turns_apart() -> None:
+    tokenizer = catalog.byte_tokenizer()
+    questions = [Question(("one?", "two?")), Question(("three?", "four?"))]
+    end = tokenizer.convert_tokens_to_ids("<|turn|>")
+    x, a = (tokenizer.encode(text, add_special_tokens=False) for text in "xA")
+    answers = {0: (*x, end), 1: (end, *a)}
+    [batch] = disjoint_batches("mine", questions, 2)
+    assert batch.turns == 2
+    first, second = make_units(batch, 2, PARAMS, tokenizer, lambda request: answers[request.id])
+    assert [request.id for request in (*first.requests, *second.requests)] == [0, 1, 2, 3]
+    assert [request.params for request in second.requests] == [PARAMS] * 2
+    assert [request.prompt for request in second.requests] == [
+        question.prompt(tokenizer, [text]) for question, text in zip(questions, ("x", "A"), strict=True)
+    ]
