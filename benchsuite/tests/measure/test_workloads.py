@@ -264,3 +264,34 @@ def test_the_chronicles_of_a_length_share_little() -> None:
 def test_no_two_prompts_of_different_kinds_are_equal() -> None:
     prompts = [prompt for kind in workloads.BUILT_IN if kind != "recurring" for prompt in load_workload(kind).prompts]
     assert len(prompts) == len(set(prompts))
+
+
+@pytest.mark.parametrize(("known", "each"), [([], 3), (["\ufffd"], 2)], ids=["bytes", "a token of its own"])
+def test_for_an_answer_there_is_room_for_its_text_tokenized_again(known: list[str], each: int) -> None:
+    """Three tokens of one where each is a byte, two elsewhere, and sixteen more."""
+    tokenizer = bytewise(template=True)
+    tokenizer.add_tokens(known)
+    question = Question(("a", "b", "c"))
+    room = Workload("mine.jsonl", (question,)).longest(tokenizer, 40) - len(question.prompt(tokenizer, ["", ""]))
+    assert room == 2 * (40 * each + 16)
+
+
+def test_copy_rate_is_the_share_that_a_search_backwards_guesses() -> None:
+    dice = random.Random(0)
+    for _ in range(40):
+        prompt, output = ([dice.randrange(3) for _ in range(dice.randrange(most))] for most in (9, 12))
+        text, hits = [*prompt, *output], 0
+        for at in range(max(len(prompt), 2), len(text)):
+            places = [n for n in range(at - 1, 1, -1) if text[n - 2 : n] == text[at - 2 : at]]
+            hits += bool(places) and text[places[0]] == text[at]
+        assert workloads.copy_rate(prompt, output) == (hits / len(output) if output else 0)
+    assert (workloads.PROMPTS, len(workloads.KINDS)) == (10, 6)
+
+
+def test_a_line_without_a_category_among_lines_without_is_read_and_blank_lines_are_not_counted(tmp_path: Path) -> None:
+    path = question_file(tmp_path, "", asked("1"), "  ", {"turns": ["2"]}, {"turns": ["a", 7]})
+    with pytest.raises(SpecdecError, match=r"mine.jsonl, line 5: turn 2 is empty"):
+        load_workload(path)
+    path = question_file(tmp_path, asked("1"), asked("2", "math"))
+    with pytest.raises(SpecdecError, match=r"line 2: every line must have a category, or none"):
+        load_workload(path)
