@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from benchsuite.measure.profile import RANGES, trace
+from benchsuite.measure.profile import RANGES, ranges, trace
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
 
@@ -26,3 +26,16 @@ def test_every_step_is_a_range_that_holds_its_parts(assemble: Make, tmp_path: Pa
     assert steps <= found["draft"] <= 2 * steps
     assert vars(engine).keys() == attributes.keys()
     assert engine.run(work)[0].tokens == before
+
+
+def test_parts_are_named_inside_alone_and_without_a_draft_there_is_none(assemble: Make, tmp_path: Path) -> None:
+    engine = assemble(backend="reference").engine(None)
+    with ranges(engine):
+        assert {"step"} <= vars(engine).keys()
+        assert engine.step.__name__ == "step"
+    assert "step" not in vars(engine)
+    trace(engine, [Request(0, (1, 2, 3), SamplingParams(max_new_tokens=3))], tmp_path / "plain.json")
+    events = json.loads((tmp_path / "plain.json").read_text())["traceEvents"]
+    found = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
+    steps = len(engine.stats.steps)
+    assert (found["draft"], found["host"], found["verify"], found["commit"]) == (0, steps, steps, steps)

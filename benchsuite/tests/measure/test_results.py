@@ -25,12 +25,12 @@ from benchsuite.measure.rows import Machine, Row, Text, hinges, make_rows, text_
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.measure.verdict import SpeedVerdict
-from benchsuite.measure.weights import Weights, perplexity
+from benchsuite.measure.weights import Weights, perplexity, texts
 from benchsuite.report import tables
 from benchsuite.report.document import Section
 from benchsuite.report.renderers import section_lines
 from benchsuite.tests.rig import SETTING
-from specdec import Request
+from specdec import Request, catalog
 from specdec.devices import Stopwatch
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 
@@ -395,3 +395,10 @@ def test_perplexity_of_a_uniform_distribution_is_the_vocabulary() -> None:
     with torch.no_grad():
         model.get_output_embeddings().weight.zero_()
     assert perplexity(model, [(1, 2, 3), (4, 5)]) == pytest.approx(258)
+
+
+def test_the_fixed_text_is_three_prompts_of_each_kind() -> None:
+    tokenizer = catalog.byte_tokenizer()
+    expected = [prompt for kind in workloads.KINDS for prompt in workloads.load_workload(kind).encode(tokenizer)[:3]]
+    assert texts(tokenizer) == expected
+    assert len(expected) == 18
