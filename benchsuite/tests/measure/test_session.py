@@ -246,3 +246,19 @@ def test_a_trace_is_written_for_each_of_our_arms_but_plain_again(
                 monkeypatch.setattr(runner.peer, "close", lambda label=arm.label: closed.append(label))
     bench.close()
     assert (closed, bench.said) == (["transformers"], [])
+
+
+def test_in_a_dry_run_random_proposals_stand_for_a_draft_that_does_not_fit_the_tiny_model() -> None:
+    foreign = Arm(TINY, draft="draft_model(model=nowhere)", k=2)
+    with pytest.raises(SpecdecError, match="nowhere"):
+        prepared_bench(foreign)
+    bench = prepared_bench(foreign, dry=True)
+    [stands] = [line for line in bench.card if "stands for" in line]
+    assert stands.startswith(
+        "dry run: garbage stands for draft_model(model=nowhere), which does not fit the tiny model: "
+    )
+    [engine] = [engine for arm, engine in bench.engines() if arm.draft]
+    assert type(engine.draft).__name__ == "Garbage"
+    assert any(line.startswith("dry run: tiny would read 0.00 GiB of weights") for line in bench.card)
+    with pytest.raises(SpecdecError, match="k|rate"):
+        prepared_bench(Arm(TINY, draft="oracle(rate=7)", k=2), dry=True)
