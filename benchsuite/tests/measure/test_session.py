@@ -224,6 +224,7 @@ def test_a_precision_ends_a_search_after_the_fewest_units_of_all_workloads() -> 
     assert spent.said == ["the budget of 1e-09 s is spent"]
 
 
+@pytest.mark.slow
 def test_a_trace_is_written_for_each_of_our_arms_but_plain_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
