@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+SHOWN = "(default: %(default)s)"
+
 
 def benchsuite_main(arguments: list[str] | None = None) -> int:
     """Run the command; returns its exit code (2 for a SpecdecError, whose text goes to standard error)."""
@@ -74,26 +76,29 @@ def _add_predictions(commands: Any) -> None:
     from benchsuite.predict.ks import KS
 
     advise = commands.add_parser("advise", help="the fastest draft, controller and K for a text, in some minutes")
-    advise.add_argument("--minutes", default="2", help="the budget; loading comes before")
-    advise.add_argument("--drafts", "--draft", dest="draft", default="ngram,suffix,hybrid", help="as a comma list")
+    advise.add_argument("--minutes", default="2", help=f"the budget; loading comes before {SHOWN}")
+    drafts = "ngram,suffix,hybrid"
+    advise.add_argument("--drafts", "--draft", dest="draft", default=drafts, help=f"as a comma list {SHOWN}")
     ks = ",".join(map(str, KS[1:]))
-    advise.add_argument("--k", default=ks, help="K of fixed, as a comma list; goodput has the largest")
-    advise.add_argument("--temperature", default="0")
-    advise.add_argument("--policy", default="match", help="policies, as a comma list")
+    advise.add_argument("--k", default=ks, help=f"K of fixed, as a comma list; goodput has the largest {SHOWN}")
+    advise.add_argument("--temperature", default="0", help=f"0 is greedy {SHOWN}")
+    advise.add_argument("--policy", default="match", help=f"policies, as a comma list {SHOWN}")
     advise.set_defaults(run=_advise)
     mapped = commands.add_parser("breakeven", help="the acceptance that K proposals need, by batch and context")
-    mapped.add_argument("--drafting", default="0", help="cost of a proposal, in forwards of one token")
+    mapped.add_argument("--drafting", default="0", help=f"cost of a proposal, in forwards of one token {SHOWN}")
     mapped.add_argument("--html", type=Path, metavar="FILE", help="draw it in a page")
     mapped.set_defaults(run=_breakeven)
     for command, batch in ((advise, "1"), (mapped, "1,4")):
-        command.add_argument("--target", default="smollm2-135m", help="tiny, smollm2-135m, a folder, a hub id")
-        command.add_argument("--workload", default="chat", help="kinds of text, or .jsonl files: chat,long_2k")
-        command.add_argument("--batch", default=batch, help="batches, as a comma list: 1,4")
-        command.add_argument("--prompts", default="8", help="most prompts of the text")
-        command.add_argument("--max-new-tokens", default="32")
+        target = f"tiny, smollm2-135m, a folder, a hub id {SHOWN}"
+        command.add_argument("--target", default="smollm2-135m", help=target)
+        text = f"kinds of text, or .jsonl files: chat,long_2k {SHOWN}"
+        command.add_argument("--workload", default="chat", help=text)
+        command.add_argument("--batch", default=batch, help=f"batches, as a comma list: 1,4 {SHOWN}")
+        command.add_argument("--prompts", default="8", help=f"most prompts of the text {SHOWN}")
+        command.add_argument("--max-new-tokens", default="32", help=f"tokens of a text {SHOWN}")
         for name in ("--dtype", "--device", "--backend"):
-            command.add_argument(name, default="auto")
-        command.add_argument("--seed", default="0")
+            command.add_argument(name, default="auto", help=f"as of a run {SHOWN}")
+        command.add_argument("--seed", default="0", help=f"as of a run {SHOWN}")
         command.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON too")
 
 
@@ -126,7 +131,7 @@ def _report(given: argparse.Namespace) -> None:
     journal = Journal.load(given.folder)
     measured = journal.measured()
     results = measured.results()
-    more = {name: (journal.folder / name).read_text(encoding="utf-8") for name in journal.kept("prediction")}
+    more = {name: (journal.folder / name).read_bytes().decode() for name in journal.kept("prediction")}
     journal.finish(comparison_files(results, journal.said, more=more), measured, journal.said["complete"])
     print("\n".join([*answers(results), str(journal.folder / "report.html")]))
 
@@ -139,9 +144,9 @@ def _compare(given: argparse.Namespace) -> None:
     sides = [read_side(name) for name in (given.base, *given.heads)]
     document = comparison_document(sides, given.all)
     if given.markdown:
-        given.markdown.write_text(markdown(document), encoding="utf-8")
+        given.markdown.write_bytes(markdown(document).encode())
     if given.html:
-        given.html.write_text(page(document), encoding="utf-8")
+        given.html.write_bytes(page(document).encode())
     print("\n".join(terminal(document)))
 
 
@@ -150,7 +155,7 @@ def _history(given: argparse.Namespace) -> None:
     from benchsuite.report.compared import history_document
     from benchsuite.report.renderers import page
 
-    given.html.write_text(page(history_document([read_side(name) for name in given.runs])), encoding="utf-8")
+    given.html.write_bytes(page(history_document([read_side(name) for name in given.runs])).encode())
     print(given.html)
 
 
@@ -170,7 +175,7 @@ def _convert(given: argparse.Namespace) -> None:
         lost += [f"{run.name}: {len(run.left)} values of the file were not read" for run in found.runs if run.left]
         lost += found.notes
     if given.out:
-        given.out.write_text(text, encoding="utf-8")
+        given.out.write_bytes(text.encode())
     else:
         print(text, end="")
     print("".join(f"{line}\n" for line in lost), end="", file=sys.stderr)
@@ -191,7 +196,7 @@ def _advise(given: argparse.Namespace) -> None:
     request = request_of(given)
     found = advice_on(settings_of(request), request.draft, request.policy, request.k or (1,), request.prompts, minutes)
     if given.json:
-        given.json.write_text(strict_json(advice_json(found)), encoding="utf-8")
+        given.json.write_bytes(strict_json(advice_json(found)).encode())
     print("\n".join(terminal(advice_document(found))))
 
 
@@ -212,9 +217,9 @@ def _breakeven(given: argparse.Namespace) -> None:
     costs, points, checks = map_of(settings_of(request), request.prompts, drafting)
     document = map_document(points, checks, costs, drafting)
     if given.json:
-        given.json.write_text(strict_json(map_json(points, checks)), encoding="utf-8")
+        given.json.write_bytes(strict_json(map_json(points, checks)).encode())
     if given.html:
-        given.html.write_text(page(document), encoding="utf-8")
+        given.html.write_bytes(page(document).encode())
     print("\n".join(terminal(document)))
 
 

@@ -31,8 +31,8 @@ class Option:
     flag: bool = False
     read: Reader[Any] = values.as_written
 
-    def value(self, text: str, prefix: str = "specdec-") -> Any:
-        """Return the value of a text. SpecdecError for a text that the option does not take."""
+    def value(self, text: str, prefix: str) -> Any:
+        """Return the value of a text. SpecdecError, which names ``--<prefix><name>``, for one that it does not take."""
         return (values.flag if self.flag else self.read)(text, f"--{prefix}{self.name}")
 
 
@@ -387,13 +387,11 @@ def add_options(parser: pytest.Parser) -> None:
     declare(parser, group, "specdec", OPTIONS)
     group.addoption(
         "--specdec-list",
-        dest="specdec_list",
         action="store_true",
         help="list drafts, policies, controllers and backends with their options, then exit",
     )
     group.addoption(
         "--specdec-deep",
-        dest="specdec_deep",
         action="store_true",
         help="the suite's own proofs 50 times longer: more distributions, more runs of state machines, whole products",
     )
@@ -409,7 +407,7 @@ def declare(parser: pytest.Parser, group: pytest.OptionGroup, prefix: str, optio
         meant = [name for name, variable in VARIABLES.items() if (prefix, option.name) == ("specdec", variable.option)]
         also = f"; or the variable {' or '.join(meant)}" if meant else ""
         text = f"{option.help}{'; comma list' if option.many else ''}{also}{default}".replace("%", "%%")
-        group.addoption(f"--{prefix}-{option.name}", dest=key, default=None, help=text, **taken)
+        group.addoption(f"--{prefix}-{option.name}", default=None, help=text, **taken)
         kind: Literal["linelist", "string"] = "linelist" if option.many else "string"  # TOML may write a list
         parser.addini(key, f"ini twin of --{prefix}-{option.name}", type=kind, default=option.default)
 

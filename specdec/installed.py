@@ -43,27 +43,27 @@ def registered_names() -> dict[str, frozenset[str] | None]:
 
     Example: ``"ngram" in (registered_names()["draft"] or ())``
     """
-    trees = [_parsed(point) for point in plugin_points()]
+    trees = [_walked(point) for point in plugin_points()]
     found: dict[str, frozenset[str] | None] = {}
     for kind, hook in HOOKS.items():
-        names = [None if tree is None else _names_in(tree, hook) for tree in trees]
+        names = [None if nodes is None else _names_in(nodes, hook) for nodes in trees]
         told = [one for one in names if one is not None]
         found[kind] = frozenset[str]().union(*told) if len(told) == len(names) else None
     return found
 
 
-def _parsed(point: EntryPoint) -> ast.Module | None:
-    """The source of a plugin's module; None if the plugin is no module, or has no source that can be read."""
+def _walked(point: EntryPoint) -> list[ast.AST] | None:
+    """Every node in the source of a plugin's module, the module first; None if it is no module, or has no source that
+    can be read."""
     try:
         spec = None if point.attr else find_spec(point.module)
-        return ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
+        return [*ast.walk(ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8")))]
     except (ImportError, OSError, ValueError, SyntaxError):
         return None
 
 
-def _names_in(tree: ast.Module, hook: str) -> set[str] | None:
+def _names_in(nodes: list[ast.AST], hook: str) -> set[str] | None:
     """The names that a module's hook registers, none if it has no such hook; None if its source does not tell."""
-    nodes = [*ast.walk(tree)]
     imported = {
         alias.asname or alias.name
         for node in nodes
@@ -72,7 +72,7 @@ def _names_in(tree: ast.Module, hook: str) -> set[str] | None:
     }
     named = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == hook]
     assigned = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    if imported & {"*", hook} or hook in assigned or not all(node in tree.body for node in named):
+    if imported & {"*", hook} or hook in assigned or not all(node in ast.iter_child_nodes(nodes[0]) for node in named):
         return None
     found: set[str] = set()
     for node in named:

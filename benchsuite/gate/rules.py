@@ -114,7 +114,7 @@ OPTIONS = (
     ),
 )
 
-LAUNCHES = next(option.value(option.default) for option in OPTIONS if option.name == "launches")
+LAUNCHES = next(option.value(option.default, "gate-") for option in OPTIONS if option.name == "launches")
 """The launches of a gate that is given none."""
 
 IDLE = ("against", "anchor", "level", "json", "export", "environment", "update", "dedicated", "self-test")

@@ -264,10 +264,10 @@ class GatePlugin:
                 )
         if self.findings is not None:
             if self.rules.json:
-                self.rules.json.write_text(exports.as_json(self.findings, self.trial), encoding="utf-8")
+                self.rules.json.write_bytes(exports.as_json(self.findings, self.trial).encode())
                 self.wrote.append(f"verdicts: {self.rules.json}")
             for kind, file in self.rules.exports:
-                file.write_text(exports.FORMATS[kind](self.findings, self.blocks), encoding="utf-8")
+                file.write_bytes(exports.FORMATS[kind](self.findings, self.blocks).encode())
                 self.wrote.append(f"{kind}: {file}")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

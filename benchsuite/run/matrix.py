@@ -71,7 +71,7 @@ def named_strategies(text: str) -> list[dict[str, Any]]:
     registry, strategies = Registry(), list[dict[str, Any]]()
     for short, parts in split_arms(text):
         k = values.wholes(0)(parts[3], "the K of --specdec-arm")[0] if len(parts) == 4 else None
-        draft, policy, controller = [*parts[:3], *["match", "fixed"][len(parts) - 1 :]][:3]
+        draft, policy, controller = [*parts[:3], *["match", "fixed"][len(parts) - 1 :]]
         controller, k = registry.split_k(controller, k)
         strategies.append({"draft": draft, "policy": policy, "controller": controller, "k": k, "name": short})
     names = [one["name"] for one in strategies if one["name"]]

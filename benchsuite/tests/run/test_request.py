@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from benchsuite.options import OPTIONS
 from benchsuite.run.matrix import build_matrix
-from benchsuite.run.request import KNOWN, RunRequest, read_request
+from benchsuite.run.request import KNOWN, RunRequest, read_request, request_of, texts_of
 from benchsuite.tests.rig import requested
 from specdec import SpecdecError
 
@@ -52,6 +53,10 @@ WRITTEN = {
 """A text that is not the default, of every option that does not take any word."""
 
 
+STRATEGY = {"draft": "ngram", "policy": "match", "controller": "fixed", "k": "4", "adaptive_k": "8"}
+"""What --specdec-arm says by itself."""
+
+
 def written_text(name: str) -> str:
     option = next(one for one in OPTIONS if one.name == name)
     return "true" if option.flag else WRITTEN.get(name, "something")
@@ -91,7 +96,17 @@ def test_a_request_has_the_values_of_every_option_and_nothing_of_its_own_but_wha
     ("given", "message"),
     [
         ({"k": "4", "adaptive_k": "8"}, "leave out --specdec-k and --specdec-controller"),
-        ({"arm": "ngram", "policy": "match"}, "leave out --specdec-policy, or --specdec-arm"),
+        *(
+            ({"arm": "ngram", name: text}, f"leave out --specdec-{name.replace('_', '-')}, or --specdec-arm")
+            for name, text in {
+                "draft": "ngram",
+                "policy": "match",
+                "controller": "fixed",
+                "k": "4",
+                "adaptive_k": "8",
+            }.items()
+        ),
+        ({"controller": "fixed", "adaptive_k": "8"}, "leave out --specdec-k and --specdec-controller"),
         ({"pairs": "2", "precision": "2%"}, "leave out one or the other"),
         ({"pairs": "2", "budget": "60"}, "leave out one or the other"),
         ({"dry_run": "true", "predict": "cached"}, "a dry run's figures mean nothing"),
@@ -110,6 +125,98 @@ def test_options_that_exclude_each_other_are_refused_before_anything_is_loaded(
 ) -> None:
     with pytest.raises(SpecdecError, match=message):
         requested(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"k": "2", "controller": "goodput", "draft": "ngram", "policy": "rejection"},
+        {"adaptive_k": "8", "draft": "ngram"},
+        {"arm": "ngram", "batch": "2"},
+        {"pairs": "2", "prompts": "3"},
+        {"precision": "2%", "budget": "60", "prompts": "3"},
+        {"dry_run": "true", "pairs": "2"},
+        {"predict": "cached", "pairs": "2"},
+        {"profile": "true", "resume": "true", "results": "there"},
+        {"gate": "fail", "gate_self_test": "true", "results": "there", "profile": "true", "pairs": "2"},
+    ],
+)
+def test_options_that_go_together_are_taken_and_are_what_the_user_has_given(given: dict[str, str]) -> None:
+    found = requested(**given)
+    assert found.given == {name.replace("_", "-") for name in given if not name.startswith("gate")}
+    assert found.chooses == bool({"precision", "budget"} & given.keys())
+    assert (found.gate is not None) == ("gate" in given)
+
+
+@pytest.mark.parametrize("name", ["precision", "budget"])
+def test_a_precision_or_a_budget_alone_chooses_what_is_measured(name: str) -> None:
+    assert requested(**{name: "0.5"}).chooses
+    assert not requested(pairs="3").chooses
+
+
+def test_a_manifest_has_the_text_of_every_option_that_says_what_is_measured_and_of_no_other() -> None:
+    usual = requested()
+    unsaid = {"results", "resume", "config", "repeat", "detail", "debug"}
+    assert usual.texts.keys() == {one.name for one in OPTIONS} - unsaid
+    for option in OPTIONS:
+        more = {"results": "kept"} if option.name in ("profile", "resume") else {}
+        found = requested(**more, **{option.name.replace("-", "_"): written_text(option.name)}).texts
+        changed = {name for name, text in found.items() if text != usual.texts[name]}
+        assert changed == {option.name} - unsaid
+        if option.name not in unsaid:
+            assert found[option.name] == written_text(option.name)
+    flags = {one.name for one in OPTIONS if one.flag} - unsaid
+    assert {usual.texts[name] for name in flags} == {"false"}
+    assert requested(exact="YES").texts == requested(exact="1").texts
+
+
+def test_a_value_of_the_ini_file_counts_as_given_where_it_is_not_the_default(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nspecdec_k = 2\nspecdec_batch = 1\ngate = report\ngate_self_test = true\n")
+    found = read_request(pytester.parseconfig())
+    assert found.given == {"k"}
+    assert found.gate is not None
+    assert found.gate.mode == "report"
+    typed = read_request(pytester.parseconfig("--specdec-batch", "1", "--gate=off"))
+    assert typed.given == {"k", "batch"}
+    assert typed.gate is None
+
+
+def test_paths_are_relative_to_where_pytest_was_started_and_those_of_the_ini_file_to_its_folder(
+    pytester: pytest.Pytester,
+) -> None:
+    names = ("results", "endpoint-start", "repeat")
+    ini = "".join(f"specdec_{name.replace('-', '_')} = there\n" for name in names[:2])
+    inner = pytester.mkdir("inner")
+    (inner / "pytest.ini").write_text(f"[pytest]\n{ini}")
+    found = read_request(pytester.parseconfig("-c", "inner/pytest.ini"))
+    assert [found.results, found.endpoint_start] == [inner / "there"] * 2
+    typed = read_request(pytester.parseconfig("-c", "inner/pytest.ini", "--specdec-results=here"))
+    assert [typed.results, typed.endpoint_start] == [pytester.path / "here", inner / "there"]
+    assert requested(repeat="r").repeat == Path("r")
+
+
+def test_the_folder_of_results_is_made_with_its_parents_and_may_be_there(tmp_path: Path) -> None:
+    request = RunRequest.of(texts_of({"results": "a/b"}, tmp_path))
+    assert [request.results_root(), request.results_root()] == [tmp_path / "a" / "b"] * 2
+    assert (tmp_path / "a" / "b").is_dir()
+    assert requested().results_root() is None
+    (tmp_path / "file").touch()
+    with pytest.raises(SpecdecError, match=r"^--specdec-results '.*file/x' cannot be made: Not a directory; name a "):
+        RunRequest.of(texts_of({"results": "file/x"}, tmp_path)).results_root()
+
+
+def test_a_commands_arguments_are_a_request_whose_refusals_have_the_commands_own_names() -> None:
+    given = Namespace(k="2,3", max_new_tokens="7", minutes="5", json=None, run=print, top_k="9")
+    assert request_of(given) == requested(k="2,3", max_new_tokens="7", top_k="9")
+    with pytest.raises(SpecdecError, match="^--max-new-tokens is '0'; expected numbers, each a whole number, 1 or "):
+        request_of(Namespace(max_new_tokens="0"))
+
+
+def test_a_name_that_is_no_options_is_a_programmers_error() -> None:
+    with pytest.raises(TypeError, match="^no options: bach, gate-tolernce$"):
+        texts_of({"batch": "1", "bach": "1", "gate_tolernce": "0.1"})
+    usual = texts_of({})
+    assert (usual.given, usual.texts["gate"], usual.texts["gate-plant"]) == (frozenset(), "off", "")
 
 
 def test_a_run_that_repeats_another_has_its_matrix(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from benchsuite import options
 from benchsuite.options import VARIABLES
-from benchsuite.run.request import KNOWN
-from benchsuite.run.sources import FIXED, OTHERS
-from benchsuite.tests.rig import Run
+from benchsuite.run.request import KNOWN, RunRequest, texts_of
+from benchsuite.run.sources import FIXED, OTHERS, with_sources
+from benchsuite.store.journal import Journal, manifest
+from benchsuite.tests.rig import Run, requested
 
 ONE = ("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--collect-only", "-q")
 
@@ -21,6 +22,96 @@ def collected(inside: Run, *arguments: str, **environment: str) -> str:
     done = inside(*ONE, *arguments, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def found_in(folder: Path, text: str = "", **given: str) -> RunRequest:
+    """The request of a YAML file with this text, of the environment, and of what the command line has given."""
+    if text:
+        (folder / "run.yaml").write_text(text)
+        given["config"] = "run.yaml"
+    return RunRequest.of(with_sources(texts_of(given, folder), KNOWN))
+
+
+def refused_source(folder: Path, text: str = "", **given: str) -> str:
+    """The sentence with which such a run is refused."""
+    with pytest.raises(pytest.UsageError) as refused:
+        found_in(folder, text, **given)
+    return str(refused.value)
+
+
+def test_what_the_command_line_leaves_open_is_read_from_the_file_and_counts_as_given(tmp_path: Path) -> None:
+    text = "target: owner/model\nbatch: [2, 3]\nseed: 0\nexact: false\ndebug: true\ngate-tolerance: 0.05\n"
+    found = found_in(tmp_path, text, target="tiny")
+    assert (found.target, found.batch, found.seed, found.exact, found.debug) == (("tiny",), (2, 3), 0, False, True)
+    assert found.given == {"target", "batch", "seed", "exact", "debug"}
+    assert found_in(tmp_path) == requested()
+
+
+def test_the_words_of_a_refused_file_name_what_was_got_and_what_is_taken(tmp_path: Path) -> None:
+    begins = "--specdec-config 'run.yaml'"
+    assert refused_source(tmp_path, "seed: [1]") == f"{begins}: seed is [1]; expected one value"
+    assert refused_source(tmp_path, "seed: true") == f"{begins}: seed is true; expected one value"
+    assert refused_source(tmp_path, "exact: 'true'") == f"{begins}: exact is true; expected true or false"
+    assert (
+        refused_source(tmp_path, "batch: [1, [2]]")
+        == f"{begins}: batch is [1, [2]]; expected a value or a list of values"
+    )
+    assert (
+        refused_source(tmp_path, "batch: {a: b}")
+        == f"{begins}: batch is {{a: b}}; expected a value or a list of values"
+    )
+    known = ", ".join(KNOWN)
+    assert refused_source(tmp_path, "zzzz: 1") == f"{begins} has 'zzzz', which is no option; options are {known}"
+    for wrong in ("max_new_token", "specdec-max-new-token", "specdec_max_new_tokens"):
+        said = f"{begins} has {wrong!r}, which is no option: did you mean 'max-new-tokens'?"
+        assert refused_source(tmp_path, f"batch: 1\n{wrong}: 2") == said
+    assert refused_source(tmp_path, config="none.yaml").startswith("--specdec-config: ")
+    assert refused_source(tmp_path, config="none.yaml").endswith("; name a YAML file")
+
+
+def test_sources_that_contradict_each_other_are_refused_by_the_option_that_settles_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_DTYPE", "float16")
+    said = "dtype has two values: 'int8' in run.yaml, 'float16' in the variable SPECDEC_DTYPE; leave out one, or say "
+    assert refused_source(tmp_path, "dtype: int8") == f"{said}--specdec-dtype=…"
+    assert found_in(tmp_path, "dtype: float16").dtype == ("float16",)
+    assert found_in(tmp_path, "dtype: int8", dtype="int4").dtype == ("int4",)
+
+
+def test_variables_that_say_nothing_of_options_are_left_alone_and_unknown_ones_warn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    for name in ("SPECDEC_FORCE_PY", "SPECDEC_CACHE", "SPECDEC_API_KEY", "SPECDEC_API_KEY_PLAIN", "SPECDEC_GATE_X"):
+        monkeypatch.setenv(name, "anything")
+    monkeypatch.setenv("A_SPECDEC_DTYPE", "float16")
+    monkeypatch.setenv("ZSPECDEC_", "float16")
+    assert found_in(tmp_path) == requested()
+    assert not recwarn.list
+    monkeypatch.setenv("SPECDEC_QQQQQQQQQQQQQQQQQQQQQQQQQQQQQQ", "1")
+    monkeypatch.setenv("SPECDEC_DEBUGG", "1")
+    assert found_in(tmp_path) == requested()
+    first, second = (str(one.message) for one in recwarn.list)
+    assert first == "the variable SPECDEC_DEBUGG means nothing here: did you mean SPECDEC_DEBUG?"
+    every = ", ".join((*VARIABLES, *FIXED, *OTHERS))
+    assert second == f"the variable SPECDEC_QQQQQQQQQQQQQQQQQQQQQQQQQQQQQQ means nothing here: known are {every}"
+
+
+def test_a_run_is_repeated_with_its_options_of_which_those_that_are_usual_are_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = requested(target="tiny", batch="2,3", exact="true", max_new_tokens="7")
+    folder = Journal.begin_in(tmp_path, "tiny", manifest(first.texts)).folder
+    again = found_in(tmp_path, repeat=folder.name)
+    assert (again.texts, again.repeat) == (first.texts, folder)
+    assert again.given >= {"target", "batch", "exact", "max-new-tokens"}
+    assert not again.given & {"draft", "seed", "temperature", "graphs", "pairs"}
+    other = found_in(tmp_path, repeat=folder.name, batch="4")
+    assert (other.batch, other.target) == ((4,), ("tiny",))
+    said = f"batch has two values: '5' in run.yaml, '2,3' in the run in {folder.name}; leave out one, or say "
+    assert refused_source(tmp_path, "batch: 5", repeat=folder.name) == f"{said}--specdec-batch=…"
+    none = f"--specdec-repeat: {tmp_path / 'none'} is no folder of results: it has no MANIFEST.json; name a folder "
+    assert refused_source(tmp_path, repeat="none").startswith(none)
 
 
 def test_a_file_holds_any_option_and_the_command_line_wins(inside: Run, tmp_path: Path) -> None:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchsuite import values
 from benchsuite.tests.rig import Run
-from benchsuite.values import duration, fraction, share, whole_number
+from benchsuite.values import (
+    above_zero,
+    duration,
+    flag,
+    fraction,
+    limits,
+    number,
+    one_of,
+    part_of,
+    sampled,
+    share,
+    unless_empty,
+    whole_number,
+    wholes,
+)
 from specdec import SpecdecError
 
 
@@ -52,6 +69,101 @@ def test_whole_numbers_and_fractions_are_read_between_their_limits() -> None:
     for text in ("0", "1", "0_1.5", "nan", "-0.1", "", "²"):
         with pytest.raises(SpecdecError, match="^--x is .*; expected a fraction between 0 and 1: 0.03 is 3 %$"):
             fraction(text, "--x")
+
+
+def refused_text(read: Callable[[str, str], Any], text: str) -> str:
+    """The sentence with which a reader of the option ``--x`` refuses a text."""
+    with pytest.raises(SpecdecError) as refused:
+        read(text, "--x")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("yes", "words"), [(True, "true 1 yes on TRUE Yes ON"), (False, "false 0 no off False NO Off")]
+)
+def test_a_flag_is_said_in_words_of_any_case(yes: bool, words: str) -> None:
+    assert [flag(word, "--x") for word in words.split()] == [yes] * 7
+    assert flag("", "--x") is False
+    for word in ("2", "tru", "y", " true", "yes,no"):
+        assert refused_text(flag, word) == f"--x is {word!r}; expected true or false"
+
+
+def test_a_word_is_one_of_the_choices_and_a_refusal_lists_them() -> None:
+    read = one_of("near", "far")
+    assert [read(word, "--x") for word in ("near", "far")] == ["near", "far"]
+    for word in ("", "Near", "near,far"):
+        assert refused_text(read, word) == f"--x is {word!r}; expected one of near, far"
+
+
+@pytest.mark.parametrize("least", [0, 1, 7])
+def test_whole_numbers_of_a_list_begin_at_the_least(least: int) -> None:
+    read = wholes(least)
+    assert read(f"{least}, {least + 1},{10**30}", "--x") == (least, least + 1, 10**30)
+    for part in (str(least - 1), f"{least}.0", "x", "1_0", "²"):
+        expected = f"--x is {part!r}; expected whole numbers, {least} or more, separated by commas"
+        assert refused_text(read, f"{least}, {part}, {least}") == expected
+    assert refused_text(read, " , ") == "--x is empty; leave it out for its default"
+
+
+def test_parameters_of_sampling_are_whole_where_requests_have_them_whole() -> None:
+    assert sampled("temperature")("0, 0.5,2", "--x") == (0.0, 0.5, 2.0)
+    found = sampled("top_k")("0,40", "--x")
+    assert (found, [type(one) for one in found]) == ((0, 40), [int, int])
+    assert refused_text(sampled("top_k"), "1,0.5").startswith("--x is '0.5'; expected numbers, each a whole number, 0 ")
+    assert refused_text(sampled("top_p"), "1,1.01").startswith(
+        "--x is '1.01'; expected numbers, each above 0 and at most 1"
+    )
+
+
+def test_a_list_of_rates_may_be_empty_and_has_finite_numbers_above_zero() -> None:
+    assert above_zero("", "--x") == ()
+    assert above_zero("1e-9, 0.5,2", "--x") == (1e-9, 0.5, 2.0)
+    for part in ("0", "-1", "inf", "nan", "1_0", "x"):
+        expected = f"--x is {part!r}; expected numbers above 0, separated by commas: 0.5,2"
+        assert refused_text(above_zero, f"1, {part}") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "part"), [("", (1, 1)), ("1/1", (1, 1)), ("1/2", (1, 2)), (" 2 / 2", (2, 2)), ("11/30", (11, 30))]
+)
+def test_a_part_is_one_of_so_many(text: str, part: tuple[int, int]) -> None:
+    assert part_of(text, "--x") == part
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "0/0", "1", "1/", "/2", "1/2/3", "a/b", "-1/2", "1.0/2"])
+def test_another_text_is_no_part(text: str) -> None:
+    assert refused_text(part_of, text) == f"--x is {text!r}; expected i/n with i from 1 to n, as in 2/3"
+
+
+def test_limits_have_their_names_and_finite_seconds_above_zero() -> None:
+    read = limits(("first", "all"))
+    assert read("", "--x") == {}
+    assert read("all=2, first=1e-3", "--x") == {"first": 0.001, "all": 2.0}
+    for part in ("last=1", "first", "first=0", "first=-1", "first=inf", "first=nan", "first=1=2", "=1", "1=first"):
+        assert refused_text(read, f"all=0.5,{part}") == (
+            f"--x is {part!r}; expected first, all in seconds above 0, as in first=0.5"
+        )
+
+
+def test_an_empty_text_is_none_where_it_may_be() -> None:
+    read = unless_empty(wholes(1))
+    assert (read("", "--x"), read("2", "--x")) == (None, (2,))
+    assert refused_text(read, "0").startswith("--x is '0'; expected whole numbers, 1 or more")
+
+
+def test_a_number_is_as_people_write_it_and_anything_else_is_none() -> None:
+    assert [number(text) for text in ("1", " -2.5 ", "1e3", "inf")] == [1.0, -2.5, 1000.0, math.inf]
+    assert all(math.isnan(number(text)) for text in ("1_0", "x", "", "1,5", "nan"))
+
+
+def test_costs_come_from_a_word_or_from_a_file_that_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    expected = f"--x is {str(file)!r}; expected off, cached, fresh, or the file of an earlier calibration: "
+    assert refused_text(values.costs_source, str(file)) == f"{expected}there is no such file"
+    file.touch()
+    for text in ("off", "cached", "fresh", str(file)):
+        assert values.costs_source(text, "--x") == text
+    assert refused_text(values.costs_source, str(tmp_path)).startswith("--x is ")
 
 
 def test_reading_a_time_imports_no_torch(cold: Run) -> None:
