@@ -210,8 +210,6 @@ def _of_ini(key: str, value: Any, option: Option) -> str:
     """A value of the ini file as the command line would have it: TOML has lists, numbers, true and false."""
     if isinstance(value, list) and option.many:
         return ",".join(str(one).strip().rstrip(",") for one in value)
-    if isinstance(value, bool) or (option.flag and value in ("True", "False")):
-        return str(value).lower()
     if isinstance(value, list | dict):
         raise pytest.UsageError(f"the ini file's {key} is {value!r}; expected one value")
     return str(value)

@@ -62,28 +62,49 @@ def written_text(name: str) -> str:
     return "true" if option.flag else WRITTEN.get(name, "something")
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if not name.startswith("gate-")])
+APART = ("arm", "adaptive-k", "precision", "budget", "predict", "config", "repeat")
+"""Options that are not read together with all others."""
+
+TOGETHER = (
+    tuple(one.name for one in OPTIONS if one.name not in (*APART, *(name.replace("_", "-") for name in STRATEGY))),
+    (*(name for name in STRATEGY if name != "adaptive_k"), "precision", "budget", "predict"),
+    ("arm",),
+    ("adaptive-k",),
+)
+"""All options of a file, in groups that exclude nothing of themselves."""
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
 def test_one_text_is_one_value_on_the_command_line_in_the_ini_file_and_in_a_file(
-    name: str, pytester: pytest.Pytester
+    names: tuple[str, ...], pytester: pytest.Pytester
 ) -> None:
-    text, flag = written_text(name), next(one.flag for one in OPTIONS if one.name == name)
-    more = ["--specdec-results=kept"] if name in ("profile", "resume") else []
-    key = name.replace("-", "_")
-    pytester.path.joinpath("run.yaml").write_text(f"{name}: {'true' if flag else json.dumps(text)}\n")
-    requests = [
-        read_request(pytester.parseconfig(*more, *arguments))
+    flags = {one.name for one in OPTIONS if one.flag}
+    texts = {name: written_text(name) for name in names}
+    pytester.path.joinpath("run.yaml").write_text(
+        "".join(f"{name}: {'true' if name in flags else json.dumps(text)}\n" for name, text in texts.items())
+    )
+    keys = {name: f"specdec_{name.replace('-', '_')}" for name in names}
+    typed, *others = [
+        read_request(pytester.parseconfig(*arguments))
         for arguments in (
-            [f"--specdec-{name}" if flag else f"--specdec-{name}={text}"],
-            ["-o", f"specdec_{key}={text}"],
+            [f"--specdec-{name}" if name in flags else f"--specdec-{name}={text}" for name, text in texts.items()],
+            [word for name, text in texts.items() for word in ("-o", f"{keys[name]}={text}")],
             ["--specdec-config", "run.yaml"],
         )
     ]
-    typed, _, _ = requests
-    field = "sampling" if key in typed.sampling else key
-    assert getattr(typed, field) != getattr(requested(), field), "the text says nothing"
-    assert name in typed.given
-    for other in requests[1:]:
+    usual = requested()
+    for name in names:
+        key = name.replace("-", "_")
+        said, unsaid = (one.sampling[key] if key in one.sampling else getattr(one, key) for one in (typed, usual))
+        assert said != unsaid, "the text says nothing"
+    assert typed.given >= {*names}
+    for other in others:
         assert other == typed
+
+
+def test_every_option_that_a_file_may_set_is_read_in_each_way() -> None:
+    mine = {name for name in KNOWN if not name.startswith("gate-")}
+    assert {name for names in TOGETHER for name in names} == mine
 
 
 def test_a_request_has_the_values_of_every_option_and_nothing_of_its_own_but_what_it_says() -> None:

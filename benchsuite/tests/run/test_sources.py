@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +76,9 @@ def test_sources_that_contradict_each_other_are_refused_by_the_option_that_settl
     assert refused_source(tmp_path, "dtype: int8") == f"{said}--specdec-dtype=…"
     assert found_in(tmp_path, "dtype: float16").dtype == ("float16",)
     assert found_in(tmp_path, "dtype: int8", dtype="int4").dtype == ("int4",)
+    monkeypatch.setenv("SPECDEC_AMP", "1")
+    said = "dtype has two values: 'bfloat16' in the variable SPECDEC_AMP, 'float16' in the variable SPECDEC_DTYPE; "
+    assert refused_source(tmp_path).startswith(said)
 
 
 def test_variables_that_say_nothing_of_options_are_left_alone_and_unknown_ones_warn(
@@ -114,32 +116,17 @@ def test_a_run_is_repeated_with_its_options_of_which_those_that_are_usual_are_no
     assert refused_source(tmp_path, repeat="none").startswith(none)
 
 
-def test_a_file_holds_any_option_and_the_command_line_wins(inside: Run, tmp_path: Path) -> None:
+def test_a_file_and_a_variable_choose_the_rows_of_a_run_and_the_command_line_wins(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "target: tiny\nworkload: [chat, reasoning]\nbatch: [1, 2]\ndraft: ngram\npeer: none\ntemperature: 0.7\n"
         "deterministic: true\ngate-tolerance: 0.05\n"
     )
-    found = collected(inside, "--specdec-config", "run.yaml")
-    for name in ("tiny-chat-ngram-match-k4-temperature0.7", "tiny-reasoning-ngram-match-k4-batch2-temperature0.7"):
-        assert name in found
+    words = ("--specdec-config", "run.yaml", "--specdec-batch", "1,3")
+    found = collected(inside, *words, SPECDEC_FORCE_PYTORCH_BACKEND="1", SPECDEC_BATCH_SIZE="4")
+    for workload, batch in ((one, more) for one in ("chat", "reasoning") for more in ("", "-batch3")):
+        name = f"tiny-{workload}-ngram-match-k4-backendreference{batch}-temperature0.7"
+        assert f"[{name}]" in found
     assert found.count("-ngram-") == 4
-    assert collected(inside, "--specdec-config", "run.yaml", "--specdec-batch", "3").count("-ngram-") == 2
-
-
-def test_a_variable_is_an_option_and_the_command_line_wins(inside: Run) -> None:
-    tiny = (
-        "--specdec-target",
-        "tiny",
-        "--specdec-workload",
-        "chat",
-        "--specdec-draft",
-        "ngram",
-        "--specdec-peer",
-        "none",
-    )
-    assert "-batch2" in collected(inside, *tiny, SPECDEC_BATCH_SIZE="2")
-    assert "-batch3" in collected(inside, *tiny, "--specdec-batch", "3", SPECDEC_BATCH_SIZE="2")
-    assert "-backendreference" in collected(inside, *tiny, SPECDEC_FORCE_PYTORCH_BACKEND="1")
 
 
 @pytest.mark.parametrize(
@@ -165,38 +152,6 @@ def test_a_wrong_file_is_refused_in_one_sentence(inside: Run, tmp_path: Path, te
     assert done.returncode == 4
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_two_sources_that_contradict_are_refused_and_those_that_agree_are_not(inside: Run, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("target: tiny\nbatch: 2\n")
-    done = inside(*ONE, "--specdec-config", "run.yaml", SPECDEC_BATCH_SIZE="4")
-    assert done.returncode == 4
-    said = "batch has two values: '2' in run.yaml, '4' in the variable SPECDEC_BATCH_SIZE; leave out one"
-    assert said in done.stderr
-    assert "-batch2" in collected(inside, "--specdec-config", "run.yaml", SPECDEC_BATCH_SIZE="2")
-    assert "-batch1" not in collected(
-        inside, "--specdec-config", "run.yaml", "--specdec-batch", "3", SPECDEC_BATCH_SIZE="4"
-    )
-
-
-def test_an_unknown_variable_warns_and_a_wrong_value_is_refused(inside: Run) -> None:
-    said = "the variable SPECDEC_DTYP means nothing here: did you mean SPECDEC_DTYPE?"
-    with pytest.warns(pytest.PytestConfigWarning, match=re.escape(said)):
-        inside(*ONE, "--specdec-target", "tiny", SPECDEC_DTYP="float32")
-    wrong = inside(*ONE, "--specdec-target", "tiny", SPECDEC_DETERMINISTIC="maybe")
-    assert wrong.returncode == 4
-    assert "the variable SPECDEC_DETERMINISTIC is 'maybe'; expected 1 or 0" in wrong.stderr
-
-
-def test_two_variables_of_one_option_must_agree_and_what_cannot_be_chosen_is_refused(inside: Run) -> None:
-    done = inside(*ONE, "--specdec-target", "tiny", SPECDEC_AMP="1", SPECDEC_DTYPE="float32")
-    assert done.returncode == 4
-    said = "dtype has two values: 'bfloat16' in the variable SPECDEC_AMP, 'float32' in the variable SPECDEC_DTYPE"
-    assert said in done.stderr
-    done = inside(*ONE, "--specdec-target", "tiny", SPECDEC_PARALLEL_STREAMS="1")
-    assert done.returncode == 4
-    said = "the variable SPECDEC_PARALLEL_STREAMS is '1'; expected 0: this version drafts and verifies on one stream"
-    assert said in done.stderr
 
 
 def test_every_variable_is_in_the_help_of_its_option_and_in_the_documents(inside: Run) -> None:

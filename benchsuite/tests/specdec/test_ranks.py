@@ -226,12 +226,6 @@ def test_what_several_ranks_cannot_do_is_refused_before_they_meet(
     assert said in done.stderr
 
 
-def test_kernels_are_not_measured_by_several_ranks(inside: Run) -> None:
-    done = inside("-m", "pytest", "--pyargs", "benchsuite.test_kernels", "-m", "kernels", RANK="0", WORLD_SIZE="2")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "pytest -m kernels measures one process, and torchrun has started 2" in done.stderr
-
-
 @pytest.mark.parametrize("missing", ["LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_half_of_torchruns_variables_is_refused(missing: str) -> None:
     whole = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}

@@ -1,0 +1,200 @@
+"""Which items run where: parts of a run, rows without their device, marks of rows, and what several ranks cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchsuite.run.shards import ShardPlugin
+from benchsuite.tests.rig import Run
+from specdec.devices import why_absent
+
+TINY = ("--specdec-target=tiny", "--specdec-workload=chat", "--specdec-arm=garbage", "--specdec-peer=none")
+"""Three rows: plain decoding, plain decoding again, and a strategy."""
+
+NO_GPU = pytest.mark.skipif(
+    not (why_absent("cuda") and why_absent("mps")), reason="this machine has a GPU, whose rows run"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """What a part knows of an item: its id, and the cell of its row, if it has one."""
+
+    nodeid: str
+    cell: str | None
+
+
+def cell_of(item: Any) -> str | None:
+    found: str | None = item.cell
+    return found
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=12), st.integers(1, 5))
+def test_parts_are_the_whole_without_overlap_and_rows_of_a_cell_stay_together(
+    cells: list[str | None], parts: int
+) -> None:
+    """Other items are dealt one by one; each part keeps the order, and says what it leaves out."""
+    items: list[Any] = [Item(f"test_{number}", cell) for number, cell in enumerate(cells)]
+    units = list(dict.fromkeys(item.cell or item.nodeid for item in items))
+    mine = list[list[Any]]()
+    for part in range(1, parts + 1):
+        left = list[Any]()
+
+        def deselected(items: list[Any], left: list[Any] = left) -> None:
+            left += items
+
+        config: Any = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=deselected))
+        kept: list[Any] = [*items]
+        ShardPlugin(config, (part, parts), cell_of).pytest_collection_modifyitems(kept)
+        assert kept == [item for item in items if units.index(item.cell or item.nodeid) % parts == part - 1]
+        assert [item for item in items if item not in kept] == left
+        mine.append(kept)
+    assert sum(map(len, mine)) == len(items)
+
+
+def items_of(inside: Run, *arguments: str) -> list[str]:
+    """The items that a run with these arguments would run."""
+    done = inside("-m", "pytest", "-p", "no:randomly", "--collect-only", "-q", *arguments)
+    assert done.returncode in (0, 5), done.stdout + done.stderr
+    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+
+
+ROWS = "def test_row(specdec_row): pass\ndef test_other(): pass\n"
+
+
+@pytest.mark.slow
+def test_a_part_has_whole_settings_and_where_a_precision_chooses_all_their_kinds_of_text(
+    inside: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "test_rows.py").write_text(ROWS)
+    words = ("test_rows.py", *TINY, "--specdec-workload=chat,reasoning", "--specdec-batch=1,2")
+    whole = items_of(inside, *words)
+    assert len(whole) == 3 * 2 * 2 + 1
+    odd, even = (items_of(inside, *words, f"--specdec-shard={part}/2") for part in (1, 2))
+    assert sorted(odd + even) == sorted(whole)
+    assert {("batch2" in name, "reasoning" in name) for name in odd if "row" in name} == {(False, False), (True, False)}
+    more = (*words, "--specdec-precision=2%")
+    odd, even = (items_of(inside, *more, f"--specdec-shard={part}/3") for part in (1, 2))
+    assert [{"batch2" in name for name in part} for part in (odd, even)] == [{False}, {True}]
+    assert len(odd) == len(even) == 6
+
+
+@pytest.mark.slow
+def test_rows_are_marked_by_their_device_and_slow_unless_their_target_is_tiny(inside: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_rows.py").write_text(ROWS)
+    words = ("test_rows.py", *TINY, "--specdec-graphs=off")
+    quick = items_of(inside, *words, "--specdec-target=tiny,smollm2-135m", "-m", "not slow")
+    assert len(quick) == 4
+    assert [name for name in quick if "row" in name and "[tiny-chat-" not in name] == []
+    for mark, kinds in (("cuda", {"cuda"}), ("mps", {"mps"}), ("gpu", {"cuda", "mps"})):
+        found = items_of(inside, *words, "--specdec-device=cpu,cuda,mps", "-m", mark)
+        assert len(found) == 3 * len(kinds)
+        assert {kind for kind in ("cpu", "cuda", "mps") if any(f"device{kind}" in name for name in found)} == kinds
+
+
+THEIRS = """
+import pytest
+@pytest.mark.cuda
+def test_cuda(specdec_row): pass
+@pytest.mark.mps
+def test_mps(specdec_row): pass
+@pytest.mark.gpu
+def test_gpu(specdec_row): pass
+@pytest.mark.cuda
+def test_theirs(): pass
+@pytest.mark.cuda
+def test_skipped(): pytest.skip("theirs")
+"""
+
+
+@NO_GPU
+@pytest.mark.slow
+def test_rows_without_their_device_are_skipped_and_a_selection_of_nothing_else_fails(
+    inside: Run, tmp_path: Path
+) -> None:
+    cuda, mps = why_absent("cuda"), why_absent("mps")
+    (tmp_path / "test_theirs.py").write_text(THEIRS)
+    words = ("-m", "pytest", "-p", "no:randomly", "test_theirs.py", *TINY, "-rs")
+    done = inside(*words, "-m", "cuda or mps or gpu")
+    assert done.returncode == 1
+    assert "1 passed, 10 skipped" in done.stdout
+    skipped = [line.partition(": ")[2] for line in done.stdout.splitlines() if line.startswith("SKIPPED [3]")]
+    assert skipped == [cuda, mps, f"{cuda}; {mps}"]
+    heading, blank, said = done.stdout.split(f"none of specdec-bench's tests ran: {cuda}; {mps}")[0].splitlines()[-3:]
+    assert not blank
+    assert heading.strip("-") == " specdec-bench "
+    assert said == "-m 'cuda or mps or gpu' selected by device and "
+    for expression, reason in (("mps", mps), ("cuda and not mps", cuda)):
+        done = inside(*words, "-m", expression, "--color=yes")
+        assert done.returncode == 1
+        red = f"\x1b[31m-m {expression!r} selected by device and none of specdec-bench's tests ran: {reason}"
+        assert f"{red}\x1b[0m\n" in done.stdout
+    for more in (("-m", "cuda", "--collect-only"), ("-m", "cuda", "-k", "theirs"), ("-m", "not cuda", "-k", "nothing")):
+        done = inside(*words, *more)
+        ours = "selected by device" in done.stdout
+        assert (done.returncode, ours) == ((1, True) if "theirs" in more else (0 if "cuda" in more else 5, False))
+    (tmp_path / "test_theirs.py").write_text("def test_theirs(): pass\n")
+    none = inside("-m", "pytest", "test_theirs.py", "-m", "cuda")
+    assert none.returncode == 5
+    assert "specdec-bench" not in none.stdout.replace("specdec-bench-", ""), "a project without our tests is its own"
+
+
+RANKED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--specdec-profile", "--specdec-results=out"), "--specdec-profile with 2 ranks: a trace is made on rank 0 "),
+        (("--specdec-resume", "--specdec-results=out"), "--specdec-resume with 2 ranks: rank 0 alone reads the folder"),
+        (("--specdec-precision=2%",), "--specdec-precision with 2 ranks: it goes by the clock"),
+        (("--specdec-device=mps",), "--specdec-device mps with 2 ranks: one kind of cpu and cuda joins the ranks"),
+        (
+            ("--specdec-device=cuda:1,cpu:0,cuda:0",),
+            "--specdec-device cpu,cuda with 2 ranks: one kind of cpu and cuda ",
+        ),
+        (("--specdec-dtype=float32,int4",), "--specdec-dtype int4 with 2 ranks: weights are rounded in groups"),
+        (
+            ("--specdec-endpoint=a=http://localhost:1",),
+            "--specdec-peer endpoint with 2 ranks: only transformers and transformers_prompt_lookup run on a cut model",
+        ),
+    ],
+    ids=lambda case: case[0] if isinstance(case, tuple) else "",
+)
+def test_what_several_ranks_cannot_do_is_refused_before_any_model_is_loaded(
+    arguments: tuple[str, ...], said: str, inside: Run
+) -> None:
+    """Peers that run on a cut model, with their options, are not what is refused."""
+    peers = "--specdec-peer=transformers,transformers_prompt_lookup(k=2)"
+    done = inside("-m", "pytest", "--pyargs", "benchsuite.test_speculation", *TINY, peers, *arguments, **RANKED)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: {said}" in done.stderr
+    assert done.stderr.rstrip().endswith("leave it out, or run without torchrun")
+
+
+@pytest.mark.parametrize("name", ["kernels", "decoding", "serving"])
+def test_benchmarks_that_know_no_ranks_are_refused_by_their_command(name: str, inside: Run) -> None:
+    words = ("-m", "pytest", "--pyargs", f"benchsuite.test_{name}", "-m", name)
+    done = inside(*words, **RANKED)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    said = f"pytest -m {name} measures one process, and torchrun has started 2: run it without torchrun, or name "
+    assert said in done.stderr
+    alone = {"kernels": {"WORLD_SIZE": "2"}, "decoding": {**RANKED, "WORLD_SIZE": "1"}, "serving": RANKED}[name]
+    assert inside(*words, "--collect-only", **alone).returncode == 0
+
+
+def test_ranks_print_what_pytest_prints_where_a_run_has_no_rows(inside: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text("def test_theirs(): pass\n")
+    for rank in ("0", "1"):
+        done = inside("-m", "pytest", "test_theirs.py", **{**RANKED, "RANK": rank})
+        assert done.returncode == 0
+        assert "collected 1 item\n" in done.stdout
+        assert "1 passed" in done.stdout
