@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -179,3 +180,37 @@ def test_a_changed_output_fails_and_an_honest_one_is_certified(change: int, asse
     assert done.returncode == (1 if change else 0), done.stdout
     assert ("spec: FAILED: " if change else "spec: certified: 2 of 2 outputs are plain's") in done.stdout
     assert ("plain's list: " in done.stdout) == bool(change)
+
+
+@pytest.mark.slow
+def test_outputs_are_compared_where_there_are_two_and_servers_mean_the_same_by_their_lists(
+    assemble: Make, inside: Run, tmp_path: Path
+) -> None:
+    """A run of the comparison alone times nothing, keeps its results, and leaves nothing half made."""
+    words = (*SERVE, "-p", "no:randomly", "-k", "outputs", "-rs", "--specdec-workload=chat", "--specdec-prompts=1")
+    with (
+        OurServer(assemble(max_length=512).engine(None, k=0)) as plain,
+        OurServer(assemble(max_length=512).engine(None, k=0)) as spec,
+    ):
+        one, both = f"plain={plain.url}", f"plain={plain.url},spec={spec.url}"
+        for endpoints, more, why in (
+            (one, (), "a single endpoint has nothing to be compared with"),
+            (both, ("--specdec-certify=off",), "--specdec-certify off"),
+            (both, ("--specdec-temperature=0.5",), "outputs are compared at temperature 0 or 1: servers' "),
+        ):
+            done = inside(*words, f"--specdec-endpoint={endpoints}", *more)
+            assert (done.returncode, f": {why}" in done.stdout) == (0, True), done.stdout
+            assert "1 skipped" in done.stdout
+            assert "= endpoints =" not in done.stdout
+        twice = inside(*words, f"--specdec-endpoint=a={spec.url},b={plain.url},c={spec.url}")
+        assert twice.returncode == pytest.ExitCode.USAGE_ERROR
+        assert f"two endpoints have the address {spec.url}: give each its own, or --specdec-endpoint-st" in twice.stderr
+        kept = ("--specdec-results=kept", "--specdec-max-new-tokens=4")
+        for heat in ("0", "1"):
+            done = inside(*words, f"--specdec-endpoint={both}", *kept, f"--specdec-temperature={heat}")
+            assert done.returncode == 0, done.stdout
+            assert "1 passed" in done.stdout
+            assert re.search(r"^=+ endpoints =+$", done.stdout, re.MULTILINE)
+            [folder] = re.findall(r"^results: (.*)$", done.stdout, re.MULTILINE)
+            assert (Path(folder) / "serving.json").is_file()
+    assert {path.name for path in (tmp_path / "kept").iterdir() if path.is_file()} == set()

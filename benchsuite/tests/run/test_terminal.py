@@ -48,7 +48,7 @@ def test_the_answer_stands_at_the_top_of_a_log_and_at_the_bottom_of_a_terminal(
     assert "results: " not in done.stdout
     assert "tables: without -q" not in done.stdout
     names = re.findall(r"^test_speculation\[(\S+)\]", done.stdout, re.MULTILINE)
-    assert sorted(names) == [f"tiny-chat-{arm}-max_new_tokens3" for arm in ("garbage-match-k4", "plain", "plain-again")]
+    assert {*names} == {f"tiny-chat-{arm}-max_new_tokens3" for arm in ("garbage-match-k4", "plain", "plain-again")}
 
 
 @pytest.mark.slow
@@ -56,7 +56,8 @@ def test_a_row_whose_target_cannot_be_loaded_fails_with_one_line_and_the_others_
     words = ("-m", "pytest", "-p", "no:randomly", "-q", "--color=no", *SHORT, *FEW)
     done = inside(*words, "--specdec-target=tiny,nobody/nothing", HF_HUB_OFFLINE="1")
     assert done.returncode == 1
-    assert "3 passed, 3 errors" in done.stdout
+    assert "3 passed" in done.stdout
+    assert "3 errors" in done.stdout
     failed = re.findall(r"^E? *nobody:nothing-chat-(\S+): (.*)$", done.stdout, re.MULTILINE)
     assert {name for name, _ in failed} == {
         f"{arm}-max_new_tokens3" for arm in ("garbage-match-k4", "plain", "plain-again")

@@ -1,0 +1,79 @@
+"""Kernels and decoding, ``pytest -m kernels`` and ``-m decoding``: one benchmark a target, its tables, its folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchsuite.benches.decoding import bench as decoding
+from benchsuite.benches.kernels import timing
+from benchsuite.run.decoding import DecodingPlugin
+from benchsuite.run.kernels import KernelPlugin
+from benchsuite.tests.rig import Make, Run, requested
+from specdec import catalog
+
+ALONE: Any = SimpleNamespace()
+WORKER: Any = SimpleNamespace(workerinput={})
+"""What pytest knows of a run of one process, and of a worker of pytest-xdist."""
+
+
+@pytest.mark.slow
+def test_a_benchmark_has_as_many_rounds_as_pairs_are_asked_for_and_lets_the_machine_settle_if_it_is_alone(
+    assemble: Make,
+) -> None:
+    target, loaded = assemble().target, catalog.load("tiny", torch.device("cpu"), torch.float32)
+    assert timing.SETTLE_S > 0
+    for config, settle_s, pairs, rounds in ((ALONE, timing.SETTLE_S, "7", 7), (WORKER, 0.0, "", timing.ROUNDS)):
+        plugin = KernelPlugin(config, requested(pairs=pairs))
+        kernels = plugin.build("tiny", loaded, target)
+        assert (kernels.name, kernels.rounds, kernels.settle_s) == ("tiny", rounds, settle_s)
+    assert not plugin.measured(kernels)
+    for results in ("timings", "curves", "costs"):
+        setattr(kernels, results, [object()])
+        assert plugin.measured(kernels)
+        setattr(kernels, results, [])
+    for pairs, rounds in (("", decoding.ROUNDS), ("3", 3)):
+        made = DecodingPlugin(ALONE, requested(pairs=pairs, seed="5")).build("tiny", loaded, target)
+        assert (made.name, made.rounds, made.seed) == ("tiny", rounds, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "item"), [("kernels", "silu_mul"), ("decoding", "turns")])
+def test_a_target_that_cannot_be_loaded_fails_its_tests_in_a_line_and_the_others_are_shown_and_kept(
+    job: str, item: str, inside: Run
+) -> None:
+    """A run with an error is kept as one that is not complete; the limits of one target are not another's."""
+    words = ("-m", "pytest", "-p", "no:randomly", "--pyargs", f"benchsuite.test_{job}", "-m", job, "-k", item)
+    more = ("--specdec-target=tiny,nobody/nothing", "--specdec-pairs=1", "--specdec-results=kept", "--color=no")
+    done = inside(*words, *more, HF_HUB_OFFLINE="1")
+    assert done.returncode == 1
+    assert "1 passed" in done.stdout
+    assert "1 error" in done.stdout
+    [said] = re.findall(r"^E? *--specdec-target nobody/nothing: (.*)$", done.stdout, re.MULTILINE)
+    assert said.startswith("the model 'nobody/nothing' cannot be loaded: ")
+    assert "target_plugin.py:" not in done.stdout, "no traceback"
+    assert len(re.findall(rf"^=+ {job}: tiny, cpu =+\n+machine .*, torch ", done.stdout, re.MULTILINE)) == 1
+    [folder] = re.findall(r"^results: (.*)$", done.stdout, re.MULTILINE)
+    made = json.loads((Path(folder) / "MANIFEST.json").read_text())
+    assert (made["complete"], made["seed"]) == (False, 0)
+    assert {f"{job}.json", f"{job}.md"} <= made["sha256"].keys()
+    assert sum("torch" in line for line in made["machine"]["card"]) == 1
+
+
+def test_each_target_has_an_item_for_each_test_and_nothing_is_written_where_nothing_was_measured(
+    inside: Run, tmp_path: Path
+) -> None:
+    words = ("-m", "pytest", "-p", "no:randomly", "--pyargs", "benchsuite.test_decoding", "-m", "decoding")
+    more = ("--specdec-target=tiny,a/b", "--specdec-results=kept")
+    listed = inside(*words, *more, "--collect-only", "-q").stdout
+    names = re.findall(r"::test_decoding\[(\S+)-(\w+)\]", listed)
+    assert names == [(target, family) for target in ("tiny", "a/b") for family in decoding.FAMILIES]
+    done = inside(*words, *more, "--collect-only")
+    assert "decoding: " not in done.stdout
+    assert not (tmp_path / "kept").exists()
