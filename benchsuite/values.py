@@ -164,7 +164,7 @@ def share(text: str, option: str) -> float:
     ``N%`` is exactly the number that N/100 written as a decimal is.
     """
     found = re.fullmatch(_NUMBER + r"\s*(%?)", text.strip())
-    value = float(found[1] + ("e-2" if found[2] else "")) if found else 0.0
+    value = float(found[1] + ("e-2" if found[2] else "")) if found else math.nan
     if not 0 < value < 1:
         raise refused_value(option, text, "a share above 0 and below 1, for example 2% or 0.02")
     return value
@@ -182,10 +182,9 @@ def duration(text: str, option: str) -> float | None:
 def part_of(text: str, option: str) -> tuple[int, int]:
     """Return i and n of ``i/n``; an empty text is the whole, 1 of 1."""
     found = re.fullmatch(r"(\d+)/(\d+)", text.replace(" ", "") or "1/1")
-    part, of = map(int, found.groups()) if found else (0, 0)
-    if not 1 <= part <= of:
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise refused_value(option, text, "i/n with i from 1 to n, as in 2/3")
-    return part, of
+    return int(found[1]), int(found[2])
 
 
 def limits(keys: Sequence[str]) -> Reader[Mapping[str, float]]:

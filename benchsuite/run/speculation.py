@@ -116,7 +116,7 @@ class ComparisonPlugin:
         from specdec.errors import SpecdecError
 
         cells = [(item.nodeid, cell) for item in session.items if (cell := self.cell_of(item))]
-        dist = getattr(self.config, "workerinput", {}).get(DIST, "no")
+        dist = getattr(self.config, "workerinput", {}).get(DIST, "")
         if split := next(split_cells(dist, cells), None):
             self._split = (
                 f"pytest-xdist's --dist {dist} sends rows of {split} to several workers, and each would measure all of "

@@ -23,7 +23,7 @@ def scheduling(config: Any, log: Any, cell_of_id: Callable[[str], str | None]) -
         def _split_scope(self, nodeid: str) -> str:
             return cell_of_id(nodeid) or str(super()._split_scope(nodeid))
 
-        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        def mark_test_complete(self, node: Any, item_index: int, duration: float) -> None:
             super().mark_test_complete(node, item_index, duration)
             unit = self._split_scope(self.registered_collections[node][item_index])
             if all(self.assigned_work[node].get(unit, {"": False}).values()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -24,9 +25,13 @@ def positions(text: str, *patterns: str) -> list[int]:
 def test_the_answer_stands_at_the_top_of_a_log_and_at_the_bottom_of_a_terminal(
     terminal: bool, inside: Run, tmp_path: Path
 ) -> None:
-    (tmp_path / "seen.py").write_text(f"import sys\nsys.stdout.isatty = lambda: {terminal}\n")
-    done = inside("-m", "pytest", "-p", "seen", "-p", "no:randomly", "--color=no", *SHORT, *FEW)
+    seen = f"import sys\nsys.stdout.isatty = sys.stderr.isatty = lambda: {terminal}\n"
+    (tmp_path / "seen.py").write_text(seen)
+    kept = () if terminal else ("--specdec-results=kept",)
+    done = inside("-m", "pytest", "-p", "seen", "-p", "no:randomly", "--color=no", *SHORT, *FEW, *kept)
     assert done.returncode == 0, done.stdout
+    # A terminal's bar counts the runs and is gone at the end.
+    assert (re.search(r"\d/\d+ .*runs", done.stderr) is not None, done.stderr[-1:]) == (terminal, "\r" * terminal)
     card, read, tests = positions(
         done.stdout,
         r"^-+ specdec-bench -+\n(?=target tiny: )",
@@ -45,17 +50,29 @@ def test_the_answer_stands_at_the_top_of_a_log_and_at_the_bottom_of_a_terminal(
     assert card < read < tests < heading < tables < rows < last < others
     assert (heading < answer < tables) if not terminal else (last < answer < others)
     assert done.stdout.count("\nSpeedup over plain") == 1
-    assert "results: " not in done.stdout
+    folders = re.findall(r"^results: (.*)\nreport: \1/report\.html$", done.stdout, re.MULTILINE)
+    assert len(folders) == len(kept)
+    for folder in map(Path, folders):
+        assert json.loads((folder / "MANIFEST.json").read_text())["complete"] is True
+        assert (folder / "steps.jsonl.gz").is_file()
     assert "tables: without -q" not in done.stdout
     names = re.findall(r"^test_speculation\[(\S+)\]", done.stdout, re.MULTILINE)
     assert {*names} == {f"tiny-chat-{arm}-max_new_tokens3" for arm in ("garbage-match-k4", "plain", "plain-again")}
 
 
 @pytest.mark.slow
-def test_a_row_whose_target_cannot_be_loaded_fails_with_one_line_and_the_others_are_shown(inside: Run) -> None:
+def test_a_row_whose_target_cannot_be_loaded_fails_with_one_line_and_the_others_are_shown(
+    inside: Run, tmp_path: Path
+) -> None:
+    kept = ("--specdec-results=kept", "--specdec-detail=rows")
     words = ("-m", "pytest", "-p", "no:randomly", "-q", "--color=no", *SHORT, *FEW)
-    done = inside(*words, "--specdec-target=tiny,nobody/nothing", HF_HUB_OFFLINE="1")
+    done = inside(*words, *kept, "--specdec-target=tiny,nobody/nothing", HF_HUB_OFFLINE="1")
     assert done.returncode == 1
+    [folder] = tmp_path.glob("kept/*")
+    assert json.loads((folder / "MANIFEST.json").read_text())["complete"] is False
+    assert not (folder / "steps.jsonl.gz").exists(), "--specdec-detail rows"
+    assert len(list((folder / "cells").iterdir())) == 1
+    assert folder.name.endswith("-tiny+nothing")
     assert "3 passed" in done.stdout
     assert "3 errors" in done.stdout
     failed = re.findall(r"^E? *nobody:nothing-chat-(\S+): (.*)$", done.stdout, re.MULTILINE)
@@ -65,5 +82,20 @@ def test_a_row_whose_target_cannot_be_loaded_fails_with_one_line_and_the_others_
     assert all(said.startswith("the model 'nobody/nothing' cannot be loaded: ") for _, said in failed)
     assert "speculation.py:" not in done.stdout, "no traceback"
     assert " specdec-bench -" not in done.stdout, "the card of a quiet run is left out"
-    assert "tables: without -q, or in the report of --specdec-results FOLDER" in done.stdout
     assert "Speedup over plain" not in done.stdout
+
+
+@pytest.mark.slow
+def test_rows_are_measured_without_pytest_benchmark_and_nothing_is_loaded_where_it_skips_them(
+    inside: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "test_rows.py").write_text("def test_row(specdec_row): assert specdec_row.failure is None\n")
+    words = ("-m", "pytest", "test_rows.py", "-q", *SHORT[2:], *FEW)
+    done = inside(*words, "-p", "no:benchmark", "-p", "no:randomly")
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
+    assert "tables: without -q, or in the report of --specdec-results FOLDER" in done.stdout
+    (tmp_path / "test_rows.py").write_text("def test_row(specdec_benchmark): assert False\n")
+    skipped = inside(*words, "--benchmark-skip", "-v", "-p", "no:randomly")
+    assert "3 skipped" in skipped.stdout
+    assert "target tiny" not in skipped.stdout
