@@ -83,6 +83,9 @@ def test_wrong_options_are_refused_before_torch_is_imported(cold: Run, tmp_path:
         ("--specdec-drafts=x", "--specdec-draft"),
         ("--gate-agianst", "--gate-against"),
         ("--specdec-wrkload", "--specdec-workload"),
+        ("--specdec-lst", "--specdec-list"),
+        ("--specdec-dep", "--specdec-deep"),
+        ("--gates=fail", "--gate"),
     ],
 )
 def test_a_mistyped_option_gets_the_nearest_name(mistyped: str, nearest: str, inside: Run) -> None:

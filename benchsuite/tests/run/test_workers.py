@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchsuite.run.workers import split_cells
-from benchsuite.tests.rig import Run
+from benchsuite.run.matrix import build_matrix
+from benchsuite.run.speculation import ComparisonPlugin
+from benchsuite.run.workers import scheduling, split_cells
+from benchsuite.tests.rig import Run, requested
 
 ROWS = ("--specdec-target", "tiny", "--specdec-workload", "chat", "--specdec-prompts", "1", "--specdec-peer", "none")
 
@@ -72,3 +78,101 @@ def test_a_cell_is_split_where_its_tests_are_in_several_files_or_scopes(items: l
         for dist, split in (("loadfile", len(files) > 1), ("loadscope", len(scopes) > 1), ("each", bool(mine))):
             assert (cell in split_cells(dist, items)) == split
         assert cell not in split_cells("no", items)
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker that keeps the indices of the tests that it is sent."""
+
+    number: int
+    sent: list[int] = field(default_factory=list)
+    shutting_down: bool = False
+
+    @property
+    def gateway(self) -> SimpleNamespace:
+        return SimpleNamespace(id=f"gw{self.number}", spec=SimpleNamespace(popen=True))
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.sent += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+XDIST: Any = SimpleNamespace(
+    getvalue={"tx": ["popen"] * 2, "dist": "load"}.get,
+    option=SimpleNamespace(loadscopereorder=True, maxschedchunk=None),
+)
+"""What pytest-xdist's controller knows of a run with two workers."""
+
+
+def distributed(made: Any, names: list[str], dice: random.Random) -> dict[str, int]:
+    """Which of two workers ran each test, if they end in any order; each is sent once, and nothing is remembered."""
+    workers = [Worker(0), Worker(1)]
+    for worker in workers:
+        made.add_node(worker)
+    for worker in workers:
+        made.add_node_collection(worker, names)
+    made.schedule()
+    done = dict[int, int]()
+    while left := [(worker, index) for worker in workers for index in worker.sent if index not in done]:
+        worker, index = dice.choice(left)
+        done[index] = worker.number
+        made.mark_test_complete(worker, index, 0.0)
+    assert sorted(index for worker in workers for index in worker.sent) == list(range(len(names)))
+    assert made.tests_finished
+    assert not any(made.assigned_work[worker] for worker in workers)
+    return {names[index]: number for index, number in done.items()}
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from([None, "one", "two", "three"]), min_size=8, max_size=16), st.randoms())
+def test_rows_of_a_cell_are_sent_to_one_worker_and_what_is_done_is_forgotten(
+    cells: list[str | None], dice: random.Random
+) -> None:
+    pytest.importorskip("xdist")
+    cell_of = {f"test.py::test[{number}]": cell for number, cell in enumerate(cells)}
+    found = distributed(scheduling(XDIST, None, cell_of.get), [*cell_of], dice)
+    for cell in {*cells} - {None}:
+        assert len({found[name] for name, one in cell_of.items() if one == cell}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["", "2%"])
+def test_the_controller_knows_a_row_by_its_name_among_the_parameters_of_a_test(precision: str) -> None:
+    """Of two names that fit it is the longer one; where a precision chooses, all kinds of text are measured at once."""
+    pytest.importorskip("xdist")
+    given = {"target": "tiny,a/b", "workload": "chat,reasoning", "batch": "1,2", "draft": "ngram", "peer": "none"}
+    request = requested(**given, device="cpu", precision=precision)
+    cell_of = {
+        name.format(arm.id): (arm.setting.without_workload if precision else arm.setting)
+        for arm in build_matrix(request)
+        for name in ("a.py::test[{}]", "a.py::test[3-{}]", "b.py::X::test[{}-true]")
+    }
+    others = [f"a.py::test_other[{name}]" for name in ("tiny", "tiny-chat", "x", "a:b")] + ["a.py::test_other"]
+    plugin = ComparisonPlugin(XDIST, request)
+    names = [*cell_of, *others]
+    random.Random(0).shuffle(names)
+    found = distributed(plugin.pytest_xdist_make_scheduler(XDIST, None), names, random.Random(1))
+    assert len({*cell_of.values()}) == (4 if precision else 8)
+    for cell in {*cell_of.values()}:
+        assert len({found[name] for name, one in cell_of.items() if one == cell}) == 1
+    assert {*found.values()} == {0, 1}
+    wrong = ComparisonPlugin(XDIST, requested(**{**given, "draft": "ngrm"}, device="cpu"))
+    assert distributed(wrong.pytest_xdist_make_scheduler(XDIST, None), names, random.Random(2)).keys() == {*names}
+    for dist in ("loadfile", "loadscope", "each", "no"):
+        other: Any = SimpleNamespace(getvalue={"dist": dist}.get)
+        assert plugin.pytest_xdist_make_scheduler(other, None) is None
+
+
+@pytest.mark.slow
+def test_workers_are_not_begun_where_the_rows_cannot_be_named_or_kept(inside: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for wrong, said in (
+        (("--specdec-draft=ngrm", "--specdec-results=out"), "unknown draft 'ngrm'; did you mean 'ngram'"),
+        (("--specdec-draft=ngram", "--specdec-results=file/x"), "--specdec-results 'file/x' cannot be made: "),
+    ):
+        done = inside("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "-n", "1", *ROWS, *wrong)
+        assert done.returncode == pytest.ExitCode.USAGE_ERROR
+        assert said in (done.stdout + done.stderr).replace(f"{tmp_path}/", "")
+    assert not (tmp_path / "out").exists()
