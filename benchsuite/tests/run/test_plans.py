@@ -88,13 +88,6 @@ def test_a_comparison_is_planned_as_its_options_say(
 
 
 @pytest.mark.slow
-def test_an_exact_run_is_refused_by_the_ops_that_are_not_exact(inside: Run) -> None:
-    done = inside("-m", "pytest", "--pyargs", *FEW, "--specdec-exact", "--specdec-backend=reference")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "leave out exact (--specdec-exact)" in " ".join(done.stderr.split())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "plan"),
     [
