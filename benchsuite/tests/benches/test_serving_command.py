@@ -78,8 +78,9 @@ def test_two_servers_stand_in_one_table(
 
 
 def test_without_an_endpoint_nothing_runs_and_a_line_says_how(inside: Run) -> None:
-    done = inside(*SERVE, "-rs")
+    done = inside(*SERVE, "-rs", "-v")
     assert done.returncode == 0
+    assert "::test_serving[none] SKIPPED" in done.stdout
     assert "2 skipped" in done.stdout
     assert "--specdec-endpoint plain=http://localhost:8000" in done.stdout
 
