@@ -356,7 +356,7 @@ def ran_alone(unit: Unit, seconds: float, kept: StepTrace | None, replays: int =
     return Outcome(every, seconds + 0.25, seconds, tokens, [], None, LENGTH, stats, replays=replays)
 
 
-def cell_of(setting: Setting, texts: Sequence[tuple[int, StepTrace]], first: int = 0, **fields: Any) -> Cell:
+def cell_at(setting: Setting, texts: Sequence[tuple[int, StepTrace]], first: int = 0, **fields: Any) -> Cell:
     """A cell of units with the numbers and traces that are given: the n-th took n + 1 seconds, and plain 10.
 
     ``first`` tells its texts apart from those of other cells.
@@ -384,7 +384,7 @@ KNOWN = {TEN.without_workload: linear_costs()}
 
 
 def test_each_unit_is_predicted_from_the_texts_of_all_others() -> None:
-    [found] = check_cells([cell_of(TEN, [*enumerate(TEXTS)])], KNOWN)
+    [found] = check_cells([cell_at(TEN, [*enumerate(TEXTS)])], KNOWN)
     sizes, replay = PromptSizes((LENGTH,), 10), Replay(linear_costs(), NAME)
     gains = [replay.gains([one], sizes)[0] for one in TEXTS]
     assert found.arm == replace(ARM, setting=TEN)
@@ -409,7 +409,7 @@ def test_each_unit_is_predicted_from_the_texts_of_all_others() -> None:
 
 def test_halves_of_a_cell_are_predicted_from_each_other_and_units_of_one_number_stay_together() -> None:
     numbered = [(place // 2, TEXTS[place % 4]) for place in range(8)]
-    halves = check_cells([cell_of(TEN, numbered)], KNOWN, parts=2)
+    halves = check_cells([cell_at(TEN, numbered)], KNOWN, parts=2)
     sizes, replay = PromptSizes((LENGTH,), 10), Replay(linear_costs(), NAME)
     gains = [replay.gains([one], sizes)[0] for _, one in numbered]
     even, odd = [gains[at] for at in (0, 1, 4, 5)], [gains[at] for at in (2, 3, 6, 7)]
@@ -417,25 +417,25 @@ def test_halves_of_a_cell_are_predicted_from_each_other_and_units_of_one_number_
     assert [[unit.number for unit in one.units] for one in halves] == [[0, 0, 2, 2], [1, 1, 3, 3]]
     assert [one.prediction.log_ratio for one in halves] == pytest.approx([fmean(odd), fmean(even)])
     assert [one.prediction.texts for one in halves] == [4, 4]
-    [whole] = check_cells([cell_of(TEN, numbered)], KNOWN)
+    [whole] = check_cells([cell_at(TEN, numbered)], KNOWN)
     assert whole.prediction.texts == 6, "the other unit of its number is no other text"
 
 
 def test_a_cell_without_other_texts_is_predicted_from_those_of_another_batch_or_not_at_all() -> None:
-    alone, two = cell_of(TEN, [(0, TEXTS[0])]), TEN.replaced(batch=2)
+    alone, two = cell_at(TEN, [(0, TEXTS[0])]), TEN.replaced(batch=2)
     assert check_cells([alone], KNOWN) == []
-    assert check_cells([cell_of(TEN, [(0, TEXTS[0]), (1, TEXTS[1])])], KNOWN, parts=2)[0].prediction.texts == 1
-    assert check_cells([cell_of(TEN, [(0, TEXTS[0]), (0, TEXTS[1])])], KNOWN) == []
-    other = cell_of(two, [(0, TEXTS[0]), (1, TEXTS[1]), (2, TEXTS[2])])
+    assert check_cells([cell_at(TEN, [(0, TEXTS[0]), (1, TEXTS[1])])], KNOWN, parts=2)[0].prediction.texts == 1
+    assert check_cells([cell_at(TEN, [(0, TEXTS[0]), (0, TEXTS[1])])], KNOWN) == []
+    other = cell_at(two, [(0, TEXTS[0]), (1, TEXTS[1]), (2, TEXTS[2])])
     both = KNOWN | {two.without_workload: linear_costs()}
     found = check_cells([alone, other], both)
     assert [(one.arm.setting.batch, one.prediction.texts) for one in found] == [(1, 2), (2, 2)]
-    elsewhere = cell_of(two.replaced(workload="reasoning"), [(0, TEXTS[0]), (1, TEXTS[1])])
+    elsewhere = cell_at(two.replaced(workload="reasoning"), [(0, TEXTS[0]), (1, TEXTS[1])])
     assert [one.arm.setting.batch for one in check_cells([alone, elsewhere], both)] == [2], "texts of another kind"
     assert check_cells([other], KNOWN) == [], "its costs are not known"
-    assert check_cells([cell_of(TEN, [*enumerate(TEXTS)], error="it crashed", ended="crashed")], KNOWN) == []
+    assert check_cells([cell_at(TEN, [*enumerate(TEXTS)], error="it crashed", ended="crashed")], KNOWN) == []
     unknown = {TEN.without_workload: replace(linear_costs(), strategies={})}
-    assert check_cells([cell_of(TEN, [*enumerate(TEXTS)])], unknown) == []
+    assert check_cells([cell_at(TEN, [*enumerate(TEXTS)])], unknown) == []
 
 
 def cell_predicted(measured: float, ratio: float, half: float | None = None) -> CheckedCell:
@@ -477,8 +477,8 @@ def test_an_arm_over_all_workloads_has_geometric_means_and_errors_of_costs_once(
     """Each workload's half has 8 % of costs, which all share, and its own texts', which add up as independent ones.
     Chat is also predicted from texts that it does not have, those of another batch."""
     shared, two = 1.645 * WRONG, TEN.replaced(batch=2)
-    groups = [cell_of(TEN.replaced(workload=name), [*enumerate(TEXTS)]) for name in ("chat", "reasoning")]
-    groups.append(cell_of(two, [*enumerate(TEXTS[:3], 10)], first=10))
+    groups = [cell_at(TEN.replaced(workload=name), [*enumerate(TEXTS)]) for name in ("chat", "reasoning")]
+    groups.append(cell_at(two, [*enumerate(TEXTS[:3], 10)], first=10))
     found = Forecasts.of(groups, KNOWN | {two.without_workload: linear_costs()}, ["said"])
     assert [*found.arms] == [replace(ARM, setting=one.without_workload) for one in (TEN, two)]
     arm = found.arms[replace(ARM, setting=TEN.without_workload)]
