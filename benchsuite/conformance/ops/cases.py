@@ -574,7 +574,7 @@ def _around(sizes: Iterable[int], sums: Iterable[int]) -> list[Case]:
         *(Case("rotary", f"tail-{n}", _rotary(1, 2, 2 * n)) for n in sizes),
         *(Case("silu_mul", f"tail-{n}", _silu(12_288 // n + 1, n)) for n in sizes),
         # A ring of a span and 255 cells has one cell less than whole vectors.
-        *(Case("tree_attention", f"tail-{n}", _attention(1, w, n, 16)) for n in (*sizes, 271) for w in (1, 5)),
+        *(Case("tree_attention", f"tail-{w}-{n}", _attention(1, w, n, 16)) for n in (*sizes, 271) for w in (1, 5)),
         *(Case("tree_attention", f"tail-head-{n}", _attention(1, 2, 18, n, softcap=3.0)) for n in sizes),
         *(Case("process", f"tail-{n}", _process(6, 2, n, EVERY), ONE) for n in sizes if n > 6),
         *(Case("process", f"tail-cold-{n}", _process(1, 2, n, COLD), ONE) for n in sizes),
@@ -616,7 +616,7 @@ SMALL = [
         for kind, rows, count in (("own", 2, 2), ("int8", 1, 1), ("int4", 1, 1))
     ),
     *(
-        Case(op, f"small-{q}", _rejection(6, 4, 37, q, left, tree=op == "tree_sample"), ONE)
+        Case(op, f"small-{q or 'certain'}-{left:g}", _rejection(6, 4, 37, q, left, tree=op == "tree_sample"), ONE)
         for op in ("rejection_sample", "block_sample", "tree_sample")
         for q, left in (("near", 1.0), ("equal", 1.0), ("near", 0.2), (None, 1.0), ("broken", 1.0))
     ),
