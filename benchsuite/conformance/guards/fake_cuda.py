@@ -197,10 +197,11 @@ class FakeRun:
         for before, after in self.twins():
             one, other = self.streams[before], self.streams[after]
             if one != other:
-                at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+                shorter = min(len(one), len(other))
+                at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), shorter)
                 return (
                     f"two steps of {self.kinds[after][2]} slots launch {len(one)} and {len(other)} ops, which part at "
-                    f"the {at + 1}th, so that neither can be recorded for the other"
+                    f"op {at + 1}, so that neither can be recorded for the other"
                 )
         return None
 
