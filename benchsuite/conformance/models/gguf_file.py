@@ -62,7 +62,6 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
 def _describe(writer: GGUFWriter, config: Any) -> None:
     from gguf import TokenType
 
-    head = config.head_dim or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -70,7 +69,7 @@ def _describe(writer: GGUFWriter, config: Any) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(head)
+    writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(0)
@@ -79,7 +78,7 @@ def _describe(writer: GGUFWriter, config: Any) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*tokens, "ab"])
     writer.add_token_types([TokenType.NORMAL] * 256 + [TokenType.CONTROL, TokenType.NORMAL])
-    writer.add_token_merges(["a b"] * 2)  # transformers 5.17 takes an array of one for its element
+    writer.add_token_merges(["a b", "a b"])  # transformers 5.17 takes an array of one for its element
     writer.add_bos_token_id(256)  # transformers 5.17 reads no file without one
     writer.add_eos_token_id(256)
 
