@@ -61,8 +61,8 @@ static c10::impl::DeviceGuardImplRegistrar registered(
 NO_MPS = (torch.float64, torch.complex128)
 """Dtypes that torch refuses on MPS ("the MPS framework doesn't support float64")."""
 
-FREE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::detach", "aten::lift_fresh")
-"""Ops that launch nothing."""
+FREE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
+"""Ops that make a tensor and launch nothing."""
 
 
 @cache

@@ -318,6 +318,42 @@ def test_inside_fake_cuda_numbers_of_the_host_become_tensors_of_the_gpu_without_
     assert torch.from_numpy(np.ones(2)).tolist() == [1.0, 1.0], "outside it all is as before"
 
 
+@pytest.mark.fake_gpu
+@pytest.mark.parametrize(
+    ("name", "launched"), [("reference", ["aten"] * 2), ("triton", ["silu_mul"]), ("gpu", ["silu_mul"])]
+)
+def test_an_op_of_the_backends_of_a_name_is_their_own_kernel_on_the_fake_gpu(name: str, launched: list[str]) -> None:
+    with logged() as (log, there):
+        fake_cuda.fake_backends(name).silu_mul(there[None], there[None])
+    assert [str(call[0]).partition(".")[0] for call in log.stream] == launched
+    assert not log.faults
+
+
+@pytest.mark.fake_gpu
+def test_a_fake_run_says_of_each_step_its_requests_its_k_and_width_and_its_launches_by_part() -> None:
+    """The first of two requests ends after three tokens; the other then has its row, and all the steps that follow."""
+    run = fake_cuda.fake_run("garbage", k=3, steps=5, enters=True, backends="gpu")
+    assert run.kinds == [((0,), 3, 3), ((0,), 3, 1), *[((1,), 3, 4)] * 3]
+    assert [*run.twins()] == [(3, 4)]
+    assert run.wrong() is None
+    assert len(run.streams) == len(run.parts) == 5
+    assert run.streams[3] == run.streams[4]
+    assert 0 < len(run.streams[1]) < len(run.streams[4]), "one slot alone makes fewer launches"
+    assert sum(run.launches.values()) > sum(map(len, run.streams)), "ends and admissions are counted too"
+    for stream, part in zip(run.streams[3:], run.parts[3:], strict=True):
+        assert part["draft"] > 0
+        assert part["target"] > part["accept"] > part["commit"] > 0
+        assert sum(part.values()) == len(stream), "each launch is a microsecond of some part"
+
+
+@pytest.mark.fake_gpu
+def test_a_fake_run_that_is_told_nothing_more_is_of_one_request_in_four_equal_steps() -> None:
+    run = fake_cuda.fake_run(None, backends="gpu")
+    assert run.kinds == [((0,), 0, 1)] * 4
+    assert [part["draft"] for part in run.parts] == [0] * 4
+    assert len({*map(tuple, run.streams)}) == 1
+
+
 STEP = ((0,), 4, 5)
 NEXT = ((0, 1), 4, 5)
 
