@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from benchsuite.conformance.exact import enumerator, exact_runs
 from benchsuite.conformance.exact.enumerator import (
@@ -22,13 +23,15 @@ from benchsuite.conformance.exact.enumerator import (
     leaves,
     random_distribution,
     random_distributions,
+    round_distance,
 )
-from benchsuite.conformance.exact.exact_runs import PROMPTS, adjusted_logits, output_distribution, warped
+from benchsuite.conformance.exact.exact_runs import PROMPTS, adjusted_logits, output_distribution, run_distance, warped
 from benchsuite.conformance.exact.keys import ASKED, KeyRecorder
 from benchsuite.conformance.exact.shared_noise import Noise
 from benchsuite.conformance.exact.table_target import TableDraft, random_table
-from specdec import Request, SamplingParams
+from specdec import Context, Request, SamplingParams, Verdict, Window
 from specdec_kernels.reference import Reference
+from specdec_plugins.policies.rejection import Rejection
 
 
 def test_every_path_of_decisions_is_taken_once_and_its_weight_is_the_product_of_its_chances() -> None:
@@ -312,3 +315,30 @@ def test_a_recorder_keeps_the_keys_of_draws_and_coins_in_their_order() -> None:
     assert ops.keys == [3, 4, 9]
     assert Counter(ops.keys).total() == 3
     assert ASKED.params.temperature == 1, "it draws"
+
+
+class Zero(Rejection):
+    """Keeps nothing, and goes on with token 0."""
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        none = torch.zeros_like(window.width)
+        return Verdict(none[:, None], none, none)
+
+
+def test_the_distance_of_a_policy_that_says_one_thing_is_the_chance_of_all_else() -> None:
+    """Half the sum of differences: outcomes that never come count as much as those that come too often."""
+    zero, p = Zero(None), {(): [0.25, 0.75], (0,): [0.5, 0.5], (1,): [0.125, 0.875]}  # type: ignore[arg-type]
+    for certain in (False, True):
+        far = round_distance(zero, p, {(): [0.5, 0.5], (0,): [0.25, 0.75], (1,): [0.5, 0.5]}, chain(1), certain)
+        assert far == pytest.approx(1 - p[()][0])
+    table, tokens = random_table(("p", 5), 2), 3
+    all_zeros = math.prod(table((*PROMPTS[0], *[0] * length))[0] for length in range(tokens))
+    assert run_distance(zero, 2, chain(1), exact_runs.one(tokens), seed=5) == pytest.approx(1 - all_zeros)
+
+
+def test_two_requests_are_as_far_as_their_pairs_of_outputs() -> None:
+    table = random_table(("p", 0), 2)
+    requests = [Request(i, PROMPTS[i], SamplingParams(temperature=1.0, max_new_tokens=1)) for i in range(2)]
+    both = table(PROMPTS[0])[0] * table(PROMPTS[1])[0]
+    far = run_distance(Zero(None), 2, chain(1), requests, rows=2)  # type: ignore[arg-type]
+    assert far == pytest.approx(1 - both)
