@@ -93,7 +93,7 @@ def _places(cells: Tensor) -> str:
 
 
 def _kv_append(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, cells: Tensor) -> Words:
-    first = f"from cell {int(cells[0, 0])}" if cells.numel() else "nothing"
+    first = f"from cells {_places(cells[None, :, 0])}" if cells.numel() else "nothing"
     return [_sizes(*new_keys.shape), f"into {keys.shape[2]}", first]
 
 
