@@ -167,7 +167,7 @@ def test_an_op_that_works_in_place_gets_copies() -> None:
         assert not out[0].equal(given[written]), "what was written is returned"
 
 
-class Packing(Reference):
+class PackedBackend(Reference):
     """Marks what it packs."""
 
     def pack(self, weight: Any) -> Any:
@@ -176,9 +176,9 @@ class Packing(Reference):
 
 def test_matrices_are_given_to_a_backend_in_its_own_form_and_nothing_else_is() -> None:
     x, weight, bias, wide = case_of("linear", "bias").make(Generator().manual_seed(7), torch.float32)
-    assert packed(Packing(), "linear", (x, weight, bias, wide)) == (x, ("packed", weight), bias, wide)
+    assert packed(PackedBackend(), "linear", (x, weight, bias, wide)) == (x, ("packed", weight), bias, wide)
     given = case_of("decoder_layers", "three").make(Generator().manual_seed(7), torch.float32)
-    x, layers, turn, at = packed(Packing(), "decoder_layers", given)
+    x, layers, turn, at = packed(PackedBackend(), "decoder_layers", given)
     assert [layer.down for layer in layers] == [("packed", layer.down) for layer in given[1]]
     assert (x, turn, at) == (given[0], given[2], given[3])
-    assert packed(Packing(), "rms_norm", (x, weight)) == (x, weight)
+    assert packed(PackedBackend(), "rms_norm", (x, weight)) == (x, weight)

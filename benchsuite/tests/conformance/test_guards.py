@@ -358,7 +358,7 @@ STEP = ((0,), 4, 5)
 NEXT = ((0, 1), 4, 5)
 
 
-def run_of(kinds: list[Any], streams: Sequence[Sequence[tuple[object, ...]]], **wrong: int) -> FakeRun:
+def launches_of_run(kinds: list[Any], streams: Sequence[Sequence[tuple[object, ...]]], **wrong: int) -> FakeRun:
     """What some steps did."""
     return FakeRun(kinds, streams, [], {}, wrong)
 
@@ -375,15 +375,15 @@ def run_of(kinds: list[Any], streams: Sequence[Sequence[tuple[object, ...]]], **
     ],
 )
 def test_twins_are_the_last_two_of_three_equal_steps(kinds: list[Any], twins: list[tuple[int, int]]) -> None:
-    assert [*run_of(kinds, []).twins()] == twins
+    assert [*launches_of_run(kinds, []).twins()] == twins
 
 
 def test_what_is_wrong_with_a_run_is_its_first_fault_or_where_two_twins_part() -> None:
     one, other = [("a",), ("b",), ("c",)], [("a",), ("x",), ("c",)]
-    assert run_of([STEP] * 3, [other, one, one]).wrong() is None
+    assert launches_of_run([STEP] * 3, [other, one, one]).wrong() is None
     parting = "two steps of 5 slots launch {} and {} ops, which part at op {}, so that neither can be recorded"
     for streams, told in (([other, one], (3, 3, 2)), ([one, one[:2]], (3, 2, 3)), ([[], one], (0, 3, 1))):
-        said = run_of([STEP] * 3, [one, *streams]).wrong()
+        said = launches_of_run([STEP] * 3, [one, *streams]).wrong()
         assert said == f"{parting.format(*told)} for the other"
-    faulty = run_of([STEP] * 3, [one, other, one], waits=2, mixes=1)
+    faulty = launches_of_run([STEP] * 3, [one, other, one], waits=2, mixes=1)
     assert faulty.wrong() == "waits (2 times, 2 such places)"
