@@ -56,8 +56,9 @@ bench-all: $(READY)
 		--specdec-temperature 0,1 --specdec-batch 1,4 --specdec-prompts 4 --specdec-max-new-tokens 16 \
 		--specdec-peer none --specdec-results results --benchmark-json results/benchmark-all.json --benchmark-quiet $(ARGS)
 
-# A process of one thread for each core: several of several threads would wait for each other. Of the main job's own
-# items, which pytest-benchmark does not time beside others, everything but the time is tested here.
+# Processes of one thread, one more than there are cores, because many tests wait for a process that they started; of
+# several threads they would wait for each other. Of the main job's own items, which pytest-benchmark does not time beside
+# others, everything but the time is tested here.
 # A GPU is hidden: on it other rows would run by default, and Triton cannot be interpreted and compiled in one process.
 test: export CUDA_VISIBLE_DEVICES =
 test: export HF_HUB_OFFLINE = 1
@@ -66,9 +67,11 @@ test: export OMP_NUM_THREADS = 1
 # Empty: bytecode is kept, so that the processes of the gate's tests do not compile all of it again.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist worksteal --specdec-target tiny --specdec-prompts 1 \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --specdec-target tiny --specdec-prompts 1 \
 		--specdec-workload chat,code_editing,rewriting \
 		--specdec-max-new-tokens 16 --specdec-pairs 2 --benchmark-quiet $(ARGS)
+
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # The lowest versions that pyproject.toml admits, in an environment of their own. PYTHON312 is a Python 3.12.
 PYTHON312 ?= $(firstword $(shell ls $(HOME)/.pyenv/versions/3.12.*/bin/python 2>/dev/null) python3.12)

@@ -113,7 +113,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@settings(FUZZ, max_examples=300)
+@settings(FUZZ, max_examples=150)
 @given(data=st.data())
 def test_folders_of_models_whose_configs_are_changed_are_run_or_refused(
     data: st.DataObject, model_folder: Path
