@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -178,7 +179,11 @@ def lanes_watched(monkeypatch: pytest.MonkeyPatch) -> _Watch:
 
 def _cases() -> Iterator[Any]:
     quick = [*SMALL, *BOUNDS, *(case for case in CASES if case.name in QUICK.get(case.op, ()))]
-    yield from (pytest.param(case, case.dtypes, id=f"{case.op}-{case.name}") for case in quick)
+    begun = Counter[str]()
+    for case in quick:  # the first three of each op are in a quick run
+        begun[case.op] += 1
+        marks = [pytest.mark.slow] if begun[case.op] > 3 else []
+        yield pytest.param(case, case.dtypes, id=f"{case.op}-{case.name}", marks=marks)
     longer = (case for case in CASES if case.name in LONGER.get(case.op, ()))
     for index, case in enumerate(longer):
         turn = case.dtypes[index % len(case.dtypes)]
