@@ -1,4 +1,4 @@
-"""The one exception whose text is meant for the user."""
+"""The one exception whose text is meant for the user, and those of others that cost themselves alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ class SpecdecError(Exception):
     The command line and the pytest plugin print the text without a traceback. Any other exception that leaves
     the engine is a bug and keeps its traceback.
     """
+
+
+RAISED = (Exception, SystemExit)
+"""What a peer, a draft, another plugin or a judge may raise that costs it alone. An interrupt still ends the run."""
 
 
 def unknown(kind: str, got: str, choices: Iterable[str], hint: str = "") -> SpecdecError:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 import pluggy
 
 from specdec import hookspecs
-from specdec.errors import SpecdecError, unknown
+from specdec.errors import RAISED, SpecdecError, unknown
 from specdec.installed import HOOKS, plugin_points
 from specdec.interfaces import Backend, Controller, Draft, Env, Factory, Policy
 from specdec.lists import split_list
@@ -321,7 +321,7 @@ def _installed() -> dict[str, object]:
     for point in plugin_points():
         try:
             found[point.name] = point.load()
-        except Exception as error:
+        except RAISED as error:
             package = point.dist.name if point.dist else "an unknown package"
             raise SpecdecError(
                 f"the plugin {point.name!r} ({point.value}) of {package} cannot be imported: "

@@ -31,7 +31,7 @@ from benchsuite.measure.peers import PeerRunner
 from benchsuite.measure.runners import EngineRunner, Outcome, Runner
 from benchsuite.measure.units import Unit
 from benchsuite.measure.watchdog import RunTimeout
-from specdec.errors import SpecdecError
+from specdec.errors import RAISED, SpecdecError
 from specdec.interfaces import Contract
 from specdec.ranks import on_all_ranks
 from specdec.request import Request
@@ -281,7 +281,7 @@ class Comparison:
         try:
             with on_all_ranks(series.arm.label):
                 yield
-        except Exception as error:
+        except RAISED as error:
             if series.arm.plain:
                 raise
             where = traceback.extract_tb(error.__traceback__)[-1]

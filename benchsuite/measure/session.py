@@ -31,7 +31,7 @@ from specdec.assembly import Assembly
 from specdec.characters import decoded
 from specdec.choices import BITS
 from specdec.engine import Engine
-from specdec.errors import SpecdecError
+from specdec.errors import RAISED, SpecdecError
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
@@ -260,7 +260,7 @@ class Bench(Measured):
                 with on_all_ranks(runner.arm.label), self._watchdog.limit(f"{runner.arm.label}, {PROBE} tokens"):
                     compiled = runner.conditions().get("compile", "no") != "no"
                     found = [] if compiled else [runner.run([request]) for _ in range(2)]
-            except Exception:  # it is raised again, and reported, when its row is measured
+            except RAISED:  # it is raised again, and reported, when its row is measured
                 found = []
             self._seconds[key] = min(found, key=lambda outcome: outcome.wall_s) if found else None
         outcome = self._seconds[key]
@@ -278,7 +278,7 @@ class Bench(Measured):
             _ask_once(runner)
         except SpecdecError:
             raise
-        except Exception as error:
+        except RAISED as error:
             if arm.plain or joined_ranks() is not None:
                 raise  # every arm is compared with plain, and every rank must make the same calls
             return FailedRunner(arm, error)
@@ -403,7 +403,7 @@ class Bench(Measured):
                 for batches in passes:
                     comparison.measure(list(self._units(setting, batches)), enough)
                 self._add_cell(setting)
-        except Exception as error:
+        except RAISED as error:
             # Plain failed: every arm of the workload raises this error, and none runs again.
             self._failed[setting] = error
             self.drop(setting)
@@ -448,7 +448,7 @@ class Bench(Measured):
         for series in self._comparisons[setting].series.values():
             try:
                 series.judged = None if series.error else self._judge.judge(series.outputs, tokenizer)
-            except Exception as error:  # longer in the judge's tokens than was to be expected, or whatever it raises
+            except RAISED as error:  # longer in the judge's tokens than was to be expected, or whatever it raises
                 self.said.append(f"{series.arm.id} was not judged: {error}")
         self._add_cell(setting)
 
@@ -481,7 +481,7 @@ class Bench(Measured):
                 if isinstance(runner, PeerRunner):
                     try:
                         runner.peer.close()
-                    except Exception as error:  # what it has measured is kept
+                    except RAISED as error:  # what it has measured is kept
                         self.said.append(f"{runner.arm.label} could not be closed: {type(error).__name__}: {error}")
 
     def trace(self, setting: Setting, folder: Path) -> None:

@@ -12,7 +12,7 @@ from benchsuite.judge.judgement import OutputJudge
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
-from benchsuite.tests.rig import SETTING
+from benchsuite.tests.rig import SETTING, pairs_in_turn
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.drafts.suffix import Suffix
 from specdec_plugins.engines.transformers_prompt_lookup import TransformersPromptLookup
@@ -33,17 +33,18 @@ ADAPTIVE = Arm(SETTING, draft="ngram", policy="match", controller="adaptive", k=
 OTHERS = [Arm(SETTING), Arm(SETTING, draft="ngram", policy="match", k=3), Arm(SETTING, peer="transformers")]
 
 PLACES = [
-    *(
-        (LOOKUP, TransformersPromptLookup, name)
-        for name in ("__init__", "described", "conditions", "warm_up", "generate")
-    ),
-    *((SUFFIX, Suffix, name) for name in ("__init__", "admit", "continuations", "release", "forget", "info")),
-    *((TYPICAL, Typical, name) for name in ("__init__", "contract", "accept")),
-    *((ADAPTIVE, Adaptive, name) for name in ("__init__", "next_k")),
+    pytest.param(arm, owner, name, id=f"{owner.__name__}-{name}")
+    for arm, owner, names in (
+        (LOOKUP, TransformersPromptLookup, ("__init__", "described", "conditions", "warm_up", "generate")),
+        (SUFFIX, Suffix, ("__init__", "admit", "continuations", "release", "forget", "info")),
+        (TYPICAL, Typical, ("__init__", "contract", "accept")),
+        (ADAPTIVE, Adaptive, ("__init__", "next_k")),
+    )
+    for name in names
 ]
 
 
-def raising(instead: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
+def raising(instead: Callable[..., Any], error: type[BaseException]) -> Callable[..., Any]:
     """A function that raises, with the signature of the one that it stands for: options are read from it."""
 
     @functools.wraps(instead)
@@ -59,10 +60,11 @@ def measured_rows(bench: Bench, arms: list[Arm]) -> dict[Arm, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [Odd, RuntimeError])
-@pytest.mark.parametrize(("arm", "owner", "name"), PLACES, ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize(
+    ("arm", "owner", "name", "error"), pairs_in_turn(PLACES, [RuntimeError, SystemExit, Odd, SystemExit])
+)
 def test_what_a_plugin_raises_costs_its_own_row(
-    arm: Arm, owner: type, name: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    arm: Arm, owner: type, name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, raising(getattr(owner, name), error))
     bench = Bench(MeasuringPlan(prompts=1))

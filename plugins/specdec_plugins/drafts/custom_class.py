@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from specdec import Context, Draft, Request, SpecdecError, Window, hookimpl
-from specdec.errors import unknown
+from specdec.errors import RAISED, unknown
 from specdec.interfaces import DraftFactory, Env
 
 LIMITS = "a class here proposes on the host, from token ids alone: there is no vLLM, no model and no hidden state"
@@ -105,7 +105,7 @@ class CustomClass(Draft):
         """What a call into the class returns; SpecdecError, with the class, for whatever it raises."""
         try:
             return call()
-        except Exception as error:
+        except RAISED as error:
             place = traceback.extract_tb(error.__traceback__)[-1]  # an assert often says no more
             raise SpecdecError(
                 f"{self._path}: {what} raised {type(error).__name__}: {error} ({Path(place.filename).name}:"
@@ -193,7 +193,7 @@ def _class_at(path: str) -> Callable[[Any], Any]:
         )
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except RAISED as error:
         raise SpecdecError(
             f"custom_class cannot import {module_name!r} of {path!r}: {type(error).__name__}: {error}; install it, or "
             "put its folder into PYTHONPATH"
