@@ -43,6 +43,9 @@ COMPARISON, DEVICES, KERNELS, GATE = "specdec-comparison", "specdec-devices", "s
 DECODING, SHARDS, RANKS, SERVING = "specdec-decoding", "specdec-shards", "specdec-ranks", "specdec-serving"
 """The names under which the plugin's objects are registered."""
 
+NEAR = 0.87
+"""The least likeness of two names of options, which begin alike, for one to be a misspelling of the other."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options and their ini keys."""
@@ -52,14 +55,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
-    """Refuse an option that begins like one of ours and is none, with the nearest name."""
+    """Refuse an option that begins like one of ours and is none, with the nearest name if one is near."""
     mine = [f"--specdec-{option.name}" for option in options.OPTIONS]
     mine += ["--specdec-list", "--specdec-deep", "--gate", *(f"--gate-{option.name}" for option in rules.OPTIONS)]
     for word in parser.parse_known_and_unknown_args(args)[1]:
         name = word.partition("=")[0]
         if name.startswith(("--specdec", "--gate")):
-            near = difflib.get_close_matches(name, mine, 1, 0.0)[0]
-            raise pytest.UsageError(f"there is no option {name}; the nearest is {near} (pytest --help lists all)")
+            close = difflib.get_close_matches(name, mine, 1, NEAR)
+            near = f"; the nearest is {close[0]}" if close else ""
+            raise pytest.UsageError(f"there is no option {name}{near} (pytest --help lists all)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

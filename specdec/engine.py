@@ -258,12 +258,21 @@ class Engine:
             asked, own = mark(), True
             with one_torch_thread(self.queue.small_draft):
                 proposal = self.draft.propose(context)
+            if not isinstance(proposal, Window):
+                raise SpecdecError(
+                    f"draft {type(self.draft).__name__!r} proposed {proposal!r}; expected a specdec.Window, as "
+                    "Window.chain makes, or Window.root(context) where there is nothing to propose"
+                )
             proposal.check(context.rows, self.max_window, self.target.vocabulary, type(self.draft).__name__)
             steps, window = self._begun(context, proposal)
         if self._lockstep:
             self._lockstep.step(window)
         proposed = mark()
-        forward, verdict, packed, marks = self._verify(steps, window, context)
+        try:
+            forward, verdict, packed, marks = self._verify(steps, window, context)
+        except IndexError:  # where ids are looked up on the host; a device has no words for it
+            window.check_ids(self.target.vocabulary, type(self.draft).__name__)
+            raise
         size = verdict.path.shape[1] + TAIL
         if self.draft:
             # The window as it was proposed, not the copy that a recorded step holds.

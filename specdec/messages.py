@@ -203,6 +203,15 @@ class Window:
                 f"[{rows}, W - 1, {vocabulary}]"
             )
 
+    def check_ids(self, vocabulary: int, owner: str) -> None:
+        """Refuse tokens that are none of the vocabulary; reads the device. SpecdecError names the draft."""
+        wrong = self.tokens[(self.tokens < 0) | (self.tokens >= vocabulary)].tolist()
+        if wrong:
+            raise SpecdecError(
+                f"draft {owner!r} proposed the token {wrong[0]}; expected ids from 0 to {vocabulary - 1}, the target's "
+                "vocabulary"
+            )
+
 
 @dataclass(frozen=True)
 class Verdict:

@@ -71,6 +71,10 @@ class RunKeeper:
         there = Journal.load(folder).said
         different = differences(there, manifest(self.request.texts))
         same = [f"repeats the run in {folder}, of the same commit, versions, machine and options"]
+        if not there.get("commit"):
+            same = [
+                f"repeats the run in {folder}, of the same versions, machine and options; no commit is known of either"
+            ]
         return [f"repeats the run in {folder}, and differs in {line}" for line in different] or same
 
     def go_on(self, measured: Measured, arms: Sequence[Arm]) -> list[Arm]:
@@ -117,7 +121,7 @@ class RunKeeper:
     def write(self, measured: Measured, complete: bool, more: Mapping[str, str] | None = None) -> bool:
         """Write the files made of all cells, if there are any, and ``more`` texts by their names; False if that failed.
         A worker leaves them to the controller, and returns its lines."""
-        if self.journal is None or not measured.cells:
+        if not measured.cells:
             return True
         from benchsuite.report.files import comparison_files
         from benchsuite.store.journal import lines_of
@@ -125,6 +129,8 @@ class RunKeeper:
         if self.given is not None:
             self.config.workeroutput[LINES] = lines_of(measured)  # type: ignore[attr-defined]
             return not self.full
+        if self.journal is None:
+            return True
 
         try:
             for cell in self._unwritten:

@@ -340,6 +340,12 @@ class ComparisonPlugin:
             rest = "tables: without -q, or in the report of --specdec-results FOLDER" if quiet else ""
             for line in (self._keeper.outcome or rest).splitlines():
                 terminalreporter.write_line(line)
+        elif any(self._lines):
+            terminalreporter.section("Speculative decoding", sep="=")
+            terminalreporter.write_line("pytest-xdist's workers have measured the rows, and nobody shows them: give")
+            terminalreporter.write_line(
+                "--specdec-results FOLDER, or leave out -n, beside which no time is undisturbed"
+            )
 
 
 def _marks(arm: Arm) -> list[pytest.MarkDecorator]:

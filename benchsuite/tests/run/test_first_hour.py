@@ -95,6 +95,13 @@ def test_a_mistyped_option_gets_the_nearest_name(mistyped: str, nearest: str, in
     assert f"there is no option {name}; the nearest is {nearest} (" in done.stderr
 
 
+@pytest.mark.parametrize("unlike", ["--specdec-threads=4", "--gate-zzz"])
+def test_an_option_like_none_of_ours_is_refused_without_a_guess(unlike: str, inside: Run) -> None:
+    done = inside("-m", "pytest", unlike)
+    assert done.returncode == 4
+    assert f"there is no option {unlike.partition('=')[0]} (pytest --help lists all)" in done.stderr
+
+
 def test_an_option_of_another_plugin_that_begins_like_ours_is_its_own(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--specdec-theirs')")
     (tmp_path / "test_theirs.py").write_text(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchsuite.machine import provenance
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.measured import Measured
 from benchsuite.run.request import RunRequest, texts_of
@@ -143,3 +144,11 @@ def test_a_repeated_run_says_that_it_is_the_same_or_what_differs(tmp_path: Path)
     assert same == [f"repeats the run in {folder}, of the same commit, versions, machine and options"]
     [said] = keeper_of(tmp_path / "again", repeat=str(folder), batch="2").repeated()
     assert said.startswith(f"repeats the run in {folder}, and differs in --specdec-batch: 1 there, 2 here")
+
+
+def test_two_runs_of_unknown_commits_are_not_said_to_be_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an installed package no commit is known: its code may have changed in between."""
+    monkeypatch.setattr(provenance, "own_commit", lambda: None)
+    kept_run(tmp_path)
+    [said] = keeper_of(tmp_path / "again", repeat=str(folder_of_run(tmp_path))).repeated()
+    assert said.endswith("of the same versions, machine and options; no commit is known of either")

@@ -53,6 +53,7 @@ def test_a_cell_is_measured_by_one_worker(dist: str, run: Run, tmp_path: Path, p
         workers[line.split()[0]].add(line.split()[1])
     assert (len(lines), len(workers)) == (12, 3)
     assert all(len(found) == 1 for found in workers.values()), workers
+    assert "nobody shows them: give\n--specdec-results FOLDER, or leave out -n" in done.stdout
 
 
 @pytest.mark.slow

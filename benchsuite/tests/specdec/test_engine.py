@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -269,6 +269,34 @@ def test_a_window_that_does_not_fit_is_refused_by_name(assemble: Make) -> None:
     engine.draft = Misfit()
     with pytest.raises(SpecdecError, match=r"'Misfit' proposed a window that does not fit: got tokens \(1, 9\)"):
         engine.run(requests())
+
+
+@pytest.mark.parametrize(
+    ("proposed", "said"),
+    [
+        (lambda context: None, "draft 'Proposes' proposed None; expected a specdec.Window"),
+        (lambda context: [[1, 2]], r"draft 'Proposes' proposed \[\[1, 2\]\]; expected a specdec.Window"),
+        (lambda context: chain_of(context, 258), "draft 'Proposes' proposed the token 258; expected ids from 0 to 257"),
+        (lambda context: chain_of(context, -1), "draft 'Proposes' proposed the token -1; expected ids from 0 to 257"),
+    ],
+)
+def test_a_proposal_that_is_no_window_or_of_no_vocabulary_is_refused_by_the_drafts_name(
+    proposed: Callable[[Context], Any], said: str, assemble: Make
+) -> None:
+    class Proposes(Draft):
+        def propose(self, context: Context) -> Window:
+            found: Window = proposed(context)
+            return found
+
+    engine = assemble().engine("ngram", k=2)
+    engine.draft = Proposes()
+    with pytest.raises(SpecdecError, match=said):
+        engine.run(requests())
+
+
+def chain_of(context: Context, token: int) -> Window:
+    last, one = Window.root(context).tokens[:, 0], torch.ones_like(context.length)
+    return Window.chain(last, torch.full_like(last, token)[:, None], one)
 
 
 @pytest.mark.parametrize(
