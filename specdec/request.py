@@ -204,10 +204,11 @@ class Capacity:
         if length == 0:
             raise SpecdecError(f"the prompt of request {request.id} is empty; give it at least one token")
         if length >= most:
+            remedy = "raise max_length" if most == self.max_length else "take a model with more positions"
             raise SpecdecError(
                 f"the prompt of request {request.id} has {length} tokens and at most {most - 1} fit "
                 f"(the engine was built for {self.max_length}, the model has "
-                f"{self.positions or 'unlimited'} positions); shorten it or raise max_length"
+                f"{self.positions or 'unlimited'} positions); shorten it or {remedy}"
             )
         params = request.params
         places = {

@@ -175,15 +175,16 @@ class Bench(Measured):
         dtype = devices.pick_dtype(setting.dtype, device)
         ops = self.registry.backend(setting.backend)
         target, loaded = self._load(setting, ops, device, dtype)
-        texts = [self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)]
-        encoded = [prompt for text in texts for prompt in text.encode(loaded.tokenizer)]
-        longest = max(text.longest(loaded.tokenizer, setting.sampling.max_new_tokens) for text in texts)
+        texts = {name: self._texts[name] for name in dict.fromkeys(arm.setting.workload for arm in arms)}
+        prompts = {name: text.encode(loaded.tokenizer) for name, text in texts.items()}
+        encoded, most = [prompt for found in prompts.values() for prompt in found], setting.sampling.max_new_tokens
+        longest = {name: text.longest(loaded.tokenizer, most) for name, text in texts.items()}
         assembly = Assembly(
             self.registry,
             target,
             loaded.tokenizer,
             max_rows=setting.batch,
-            max_length=longest + setting.sampling.max_new_tokens,
+            max_length=max(longest.values()) + most,
             seed=setting.sampling.seed,
             graphs=self.plan.graphs,
             exact=self.plan.exact,
@@ -193,12 +194,15 @@ class Bench(Measured):
         runners: dict[Arm, Runner] = {}
         for arm in strategies:
             runners[arm] = self._runner(arm, assembly)
-        # The longest prompt of a conversation is known by its length alone.
-        for prompt in [*encoded, (0,) * longest]:
-            probe = Request(0, prompt, setting.params(()))
-            for runner in runners.values():
-                if isinstance(runner, EngineRunner):
-                    runner.engine.refuse_unfit(probe)
+        for name, found in prompts.items():
+            # The longest prompt of a conversation is known by its length alone.
+            for prompt in [*found, (0,) * longest[name]]:
+                probe = Request(0, prompt, setting.params(()))
+                for runner in runners.values():
+                    if isinstance(runner, EngineRunner):
+                        _refuse_unfit(runner.engine, probe, f"the workload {name} does not fit {setting.target}")
+        if target.limit is not None and assembly.max_length > target.limit:
+            self.card.append(f"{setting.target} has {target.limit} positions: texts end there, before {most} tokens")
         machine = Machine(
             setting.target,
             ops.name,
@@ -210,8 +214,8 @@ class Bench(Measured):
             0,
         )
         if self.plan.dry:
-            prompts = len(encoded) * (len(strategies) + 1)
-            self.card += card.dry(setting, dtype, device, machine.bandwidth, longest, prompts)
+            forwards = len(encoded) * (len(strategies) + 1)
+            self.card += card.dry(setting, dtype, device, machine.bandwidth, max(longest.values()), forwards)
         eos = catalog.end_tokens(loaded.model)
         stage = Stage(target, loaded.tokenizer, eos, judge, machine, assembly, runners)
         peers = [runner.described() for runner in runners.values() if isinstance(runner, PeerRunner)]
@@ -568,6 +572,13 @@ def _ask_once(runner: Runner) -> None:
     dict(runner.set_up_seconds)
     if isinstance(runner, PeerRunner):
         runner.described()
+
+
+def _refuse_unfit(engine: Engine, request: Request, where: str) -> None:
+    try:
+        engine.refuse_unfit(request)
+    except SpecdecError as error:
+        raise SpecdecError(f"{where}: {error}") from None
 
 
 def _pieces(every: Iterable[paired.Series], tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:

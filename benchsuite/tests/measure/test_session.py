@@ -104,6 +104,15 @@ def test_a_pass_reports_as_often_as_was_announced() -> None:
     assert replace(bench.plan, precision=0.5).chooses
 
 
+def test_a_workload_that_does_not_fit_is_refused_by_its_name_and_texts_that_end_with_the_model_are_said() -> None:
+    long = Arm(TINY.replaced(workload="long_2k"), draft="ngram", k=2)
+    with pytest.raises(SpecdecError, match="the workload long_2k does not fit tiny: the prompt .* more positions$"):
+        prepared_bench(NGRAM, long)
+    card = prepared_bench(Arm(TINY.replaced(max_new_tokens=5000))).card
+    assert "tiny has 4096 positions: texts end there, before 5000 tokens" in card
+    assert not [line for line in prepared_bench(Arm(TINY)).card if "positions" in line]
+
+
 def test_a_setting_that_cannot_be_built_fails_its_own_rows_and_the_card_names_it() -> None:
     missing = Arm(TINY.replaced(target="nowhere/nothing"), draft="ngram", k=2)
     kept = list[Cell]()

@@ -14,6 +14,7 @@ from specdec.arena import Arena, LayerShape
 from specdec.ledger import stacked
 from specdec.messages import Window
 from specdec.processors import adjusted, process
+from specdec.request import Capacity
 from specdec_kernels.reference import Reference
 
 
@@ -59,6 +60,8 @@ def test_a_prompt_leaves_room_for_one_token_at_least(assemble: Make) -> None:
         "the prompt of request 5 has 192 tokens and at most 191 fit (the engine was built for 192, the model has 512 "
         "positions); shorten it or raise max_length"
     )
+    with pytest.raises(SpecdecError, match="at most 511 fit .*; shorten it or take a model with more positions$"):
+        Capacity(600, 512, 258).refuse(Request(5, (1,) * 512))
     with pytest.raises(SpecdecError, match="^the prompt of request 5 is empty; give it at least one token$"):
         engine.refuse_unfit(Request(5, ()))
 
