@@ -134,7 +134,7 @@ class FailedRunner:
     learns = False
     set_up_seconds: ClassVar[Mapping[str, float]] = {}
 
-    def __init__(self, arm: Arm, error: Exception) -> None:
+    def __init__(self, arm: Arm, error: BaseException) -> None:
         self.arm, self.error = arm, error
 
     def warm_up(self, first: Request) -> None:

@@ -103,7 +103,7 @@ class Bench(Measured):
         self.arms: list[Arm] = []
         self._comparisons: dict[Setting, Comparison] = {}
         self._texts: dict[str, workloads.Workload] = {}
-        self._failed: dict[Setting, Exception] = {}
+        self._failed: dict[Setting, BaseException] = {}
         self._loaded: dict[tuple[object, ...], tuple[ArenaModel, catalog.Loaded]] = {}
         self._judge: OutputJudge | None = None
         self._seconds: dict[Arm, Outcome | None] = {}
@@ -194,13 +194,8 @@ class Bench(Measured):
         runners: dict[Arm, Runner] = {}
         for arm in strategies:
             runners[arm] = self._runner(arm, assembly)
-        for name, found in prompts.items():
-            # The longest prompt of a conversation is known by its length alone.
-            for prompt in [*found, (0,) * longest[name]]:
-                probe = Request(0, prompt, setting.params(()))
-                for runner in runners.values():
-                    if isinstance(runner, EngineRunner):
-                        _refuse_unfit(runner.engine, probe, f"the workload {name} does not fit {setting.target}")
+        # The longest prompt of a conversation is known by its length alone.
+        _refuse_unfit(setting, runners.values(), {name: [*prompts[name], (0,) * longest[name]] for name in prompts})
         if target.limit is not None and assembly.max_length > target.limit:
             self.card.append(f"{setting.target} has {target.limit} positions: texts end there, before {most} tokens")
         machine = Machine(
@@ -574,11 +569,18 @@ def _ask_once(runner: Runner) -> None:
         runner.described()
 
 
-def _refuse_unfit(engine: Engine, request: Request, where: str) -> None:
-    try:
-        engine.refuse_unfit(request)
-    except SpecdecError as error:
-        raise SpecdecError(f"{where}: {error}") from None
+def _refuse_unfit(
+    setting: Setting, runners: Iterable[Runner], prompts: Mapping[str, Sequence[tuple[int, ...]]]
+) -> None:
+    """Raise SpecdecError, with the workload's name, for the first prompt that one of our engines would refuse."""
+    engines = [runner.engine for runner in runners if isinstance(runner, EngineRunner)]
+    for name, found in prompts.items():
+        for prompt in found:
+            try:
+                for engine in engines:
+                    engine.refuse_unfit(Request(0, prompt, setting.params(())))
+            except SpecdecError as error:
+                raise SpecdecError(f"the workload {name} does not fit {setting.target}: {error}") from None
 
 
 def _pieces(every: Iterable[paired.Series], tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
