@@ -231,6 +231,7 @@ def test_a_batch_and_a_queue_run_eight_rows_over_an_assembly_of_one(monkeypatch:
     assert 8 * 64 / batch.figures["tokens_per_s"] <= 64 + 8
 
 
+@pytest.mark.slow
 def test_another_seed_of_the_benchmark_draws_other_proposals() -> None:
     found = []
     for seed in (0, 1):

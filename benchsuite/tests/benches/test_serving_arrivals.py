@@ -114,6 +114,7 @@ def figures_of_sent(sent: Sequence[Sent], slo: Slo | None = None) -> EndpointFig
 TIMES = st.floats(0.0, 3.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 2)
 @given(
     st.lists(TIMES, min_size=1, max_size=12),
@@ -134,6 +135,7 @@ def test_an_arrival_is_due_when_it_was_however_slow_the_server_and_however_long_
         assert all(one.late_s < 1e-6 for one in found), "a slow server holds nobody up"
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.01, 2.0), TIMES), min_size=1, max_size=5), st.integers(0, 9))
 def test_a_request_that_is_due_while_the_loop_stands_is_sent_as_soon_as_it_goes_on(
     between: list[tuple[float, float]], seed: int
@@ -205,6 +207,7 @@ def test_under_a_concurrency_the_next_request_is_sent_when_one_ends() -> None:
     assert [one.late_s for one in found] == [0] * 4
 
 
+@pytest.mark.slow
 def test_gaps_between_arrivals_are_exponential_and_independent() -> None:
     """4,000 of them: Kolmogorov's distance, of which 2.7 / sqrt(n) is reached once in a million times, and the
     correlation of neighbours within five standard errors."""

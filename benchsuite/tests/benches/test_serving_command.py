@@ -85,6 +85,7 @@ def test_without_an_endpoint_nothing_runs_and_a_line_says_how(inside: Run) -> No
     assert "--specdec-endpoint plain=http://localhost:8000" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

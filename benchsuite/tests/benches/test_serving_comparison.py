@@ -333,6 +333,7 @@ def sampled_lists(text: str) -> tuple[Token, ...]:
     return tuple(Token(sign, None, None, (("c", log(0.7)), ("Y", log(0.25)))) for sign in text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rare", "lost", "state"), [(5, 0, "certified"), (5, 2, "inconclusive"), (20, 2, "bug")])
 def test_p_values_of_samples_are_multiplied_by_the_ways_to_leave_so_many_out(rare: int, lost: int, state: str) -> None:
     """Of eight outputs some are not read, and one of a prompt that failed is not there."""

@@ -205,6 +205,7 @@ def _ratio_by_hand(plain: Answers, spec: Answers, cost: Callable[[Reply], float]
     return (_geometric(means), len(by_prompt)) if means else None
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 2)
 @given(st.data(), st.integers(1, 2), st.integers(1, 7))
 def test_a_pair_counts_in_the_speed_only_if_neither_request_was_tried_again(

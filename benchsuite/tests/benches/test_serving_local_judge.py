@@ -50,6 +50,7 @@ def ids_of(text: str) -> list[int]:
     return list(catalog.byte_tokenizer()(text)["input_ids"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "numbers", "chat"])
 @pytest.mark.parametrize("named", [True, False], ids=["by numbers", "by its text"])
 def test_an_output_has_the_models_own_lists_at_its_places(kind: str, named: bool, tiny_judge: LocalJudge) -> None:

@@ -235,6 +235,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "patience"), [(401, 1e6), (403, 1e6), (307, 1e6), (422, 1e6), (503, 1), (404, 1)])
 def test_a_server_that_will_never_be_ready_is_refused_at_once_with_its_reason(
     status: int, patience: float, port: int

@@ -101,6 +101,7 @@ def test_a_processor_sees_the_branch_of_each_slot_of_a_tree(policy: str, kind: s
     assert distance(policy, 2, FORK_DEEP, one(3, **STATEFUL[kind])) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_of_a_batch_have_processors_of_their_own(policy: str, distance: Distance) -> None:
     """Three requests in two rows, so that one takes over a row whose parameters were others."""

@@ -273,6 +273,7 @@ def test_a_read_that_was_started_early_copies_once_and_waits_late(monkeypatch: p
     assert [op[0] for op in log.stream] == ["aten.copy_.default"] * 2
 
 
+@pytest.mark.slow
 def test_a_synchronisation_is_found() -> None:
     def fault(context: Context, step: int) -> Tensor:
         torch.cuda.synchronize()

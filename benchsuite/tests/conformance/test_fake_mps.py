@@ -94,6 +94,7 @@ def surprise_of_judge(model: PreTrainedModel) -> object:
     return judge.surprise((1, 2), (3, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "figure",
     [

@@ -826,6 +826,7 @@ def test_a_faulty_controller_is_found(fault: ControllerFactory, deterministic: b
     assert re.search(message, said[1], re.DOTALL), said
 
 
+@pytest.mark.slow
 def test_a_controller_that_reaches_both_of_its_bounds_is_certified() -> None:
     kit = conformance.controller("planted", deterministic=True, factory=Pausing)
     assert list(failures(kit, only="within_its_bounds|repeats|is_what_it_claims")) == []

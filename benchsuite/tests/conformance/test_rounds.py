@@ -143,6 +143,7 @@ def test_siblings_that_share_a_coin_are_far_from_the_target_and_ours_are_not() -
     assert max(far) > 0.02, far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("vocabulary", "depth"), [(2, 2), (2, 4), (3, 2), (3, 3), (4, 2)])
 def test_block_verification_keeps_no_fewer_tokens_than_token_wise_in_expectation(vocabulary: int, depth: int) -> None:
     generator = np.random.default_rng(vocabulary * 100 + depth)

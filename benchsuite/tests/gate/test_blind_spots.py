@@ -130,6 +130,7 @@ def test_one_prompt_of_three_that_got_slower_is_a_regression(slower: float) -> N
     assert found["plain", f"{DECODE} by the clock"].verdict == GateVerdict.PASS
 
 
+@pytest.mark.slow
 def test_one_prompt_of_twenty_is_named_although_the_mean_is_within_the_tolerance() -> None:
     many = [0.5] * 20
     found = judged(launches_of(drafted(many), 0), launches_of(drafted([*many[:6], 0.8, *many[7:]]), 1))["ngram", DECODE]
@@ -186,6 +187,7 @@ def test_a_control_that_the_engine_does_not_share_sees_a_slowdown_of_everything_
     assert BLIND not in [one.message for one in trial(base, head).findings()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slower", "figure", "place"),
     [

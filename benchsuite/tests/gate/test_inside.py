@@ -127,6 +127,7 @@ def test_a_baseline_that_is_not_there_is_made_if_asked(theirs: Suite) -> None:
 WAYS = ((), ("--gate-inconclusive=report",), ("--gate-update",), ("--gate=report",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "verdict", "ends"),
     [
@@ -154,6 +155,7 @@ def test_what_ends_a_run_follows_from_its_verdict_the_mode_and_what_is_let_throu
         refused(theirs.run(*GATED, *way), end, f"\n{verdict}: ".strip())
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_in_the_end_is_a_usage_error(theirs: Suite) -> None:
     saved(theirs)
     (theirs.folder / "more").mkdir()
@@ -170,6 +172,7 @@ def test_a_benchmark_that_no_test_declares_is_an_error_by_name(theirs: Suite) ->
     refused(theirs.run(*GATED), FAILED, f"not by a test that the gate knows: {names}")
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> None:
     saved(theirs)
     file = theirs.folder / "gate.json"

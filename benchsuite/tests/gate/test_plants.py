@@ -51,6 +51,7 @@ def some_requests(size: int = 12, prompt: tuple[int, ...] = PROMPT) -> list[Requ
     return [Request(0, prompt, SamplingParams(max_new_tokens=size))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 def test_rejected_proposals_change_no_token_and_are_the_asked_share(assemble: Make, share: float) -> None:
     """As many as are due, one of a step; the rest is due later, and nothing in a run that is not chosen."""
@@ -100,6 +101,7 @@ PARTS: dict[str, Callable[[Engine], tuple[Any, str]]] = {
 """The part of a step that each kind lengthens by a fraction of the step."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_fraction_of_a_step_is_wasted_in_one_part_from_the_second_step_of_a_chosen_run(
     assemble: Make, plant_clock: PlantClock, kind: str

@@ -22,6 +22,7 @@ def above(values: list[float]) -> int:
     return sum((a + b) / 2 > 0 for i, a in enumerate(values) for b in values[i:])
 
 
+@pytest.mark.slow
 @given(DISTINCT)
 def test_the_signed_rank_p_value_is_the_share_of_sign_patterns_at_least_as_extreme(values: list[int]) -> None:
     got = paired(values, 0.05)

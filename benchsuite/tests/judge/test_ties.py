@@ -63,6 +63,7 @@ def _lifted(logits: Tensor, token: int, lift: float) -> Tensor:
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lift", "tie", "reason"),
     [(1e-6, True, "both within the bound"), (1.0, False, "the other's logits lie 1"), (-1.0, False, "lie 1")],
@@ -82,6 +83,7 @@ def test_a_difference_is_a_tie_only_within_the_bound(
     assert found[0].index == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.9, 1.1])
 @pytest.mark.parametrize("lift", [1, -1], ids=["above", "below"])
 @pytest.mark.parametrize("arm", [0, 1], ids=["plain", "the other"])

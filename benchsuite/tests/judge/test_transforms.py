@@ -94,6 +94,7 @@ def test_a_sample_without_tokens_finds_no_temperature() -> None:
     assert nothing.heat_p == nothing.evenness == 1.0
 
 
+@pytest.mark.slow
 def test_the_factor_found_is_the_one_for_which_there_are_just_enough_tokens() -> None:
     sample = read_tokens([[_token("a", 0.5, 0.3, 0.15)] * 400])
     factor = sample.heat_found()

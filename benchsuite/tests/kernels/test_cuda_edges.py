@@ -24,6 +24,7 @@ def edged_cuda() -> Iterator[Cuda]:
         yield made
 
 
+@pytest.mark.slow
 def test_zeros_of_both_signs_tie_and_the_least_number_above_is_larger(edged_cuda: Cuda) -> None:
     least = 2.0**-149
     rows = [[0.0, -0.0], [-0.0, 0.0], [0.0, least], [-0.0, least], [-least, 0.0], [-least, -0.0], [0.0, -least]]

@@ -15,6 +15,7 @@ from specdec_kernels.reference import Reference
 ATTENTION = [case for case in CASES if case.op == "tree_attention"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     "case",

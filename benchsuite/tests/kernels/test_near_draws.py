@@ -76,6 +76,7 @@ def test_the_best_score_is_drawn_though_it_is_the_best_by_a_hair(name: str, size
         assert ops.sample(rows.logits[:, None], rows.keys[:, None])[:, 0].tolist() == rows.drawn.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_row_that_threads_share_is_decided_by_the_same_hair(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best token and the second stand in one part or in two."""

@@ -12,6 +12,7 @@ from specdec_kernels.reference import Reference
 ROWS, SLOTS = 120, 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [2, 3])
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("name", ["cpu", pytest.param("triton", marks=INTERPRETED), "cuda on the host"])

@@ -64,6 +64,7 @@ def _weight(kind: str, outputs: int, inputs: int) -> Tensor | Quantised:
     return whole.bfloat16() if kind == "bfloat16" else whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(outputs=st.integers(1, 40), groups=st.integers(1, 3), odd=st.integers(0, 31))
 def test_a_packed_matrix_holds_the_same_values(kind: str, outputs: int, groups: int, odd: int) -> None:

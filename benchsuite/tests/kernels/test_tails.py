@@ -14,6 +14,7 @@ from specdec_kernels import cpu
 OPS = sorted({case.op for case in TAILS})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(
     "level", ["auto", *(pytest.param(level, marks=pytest.mark.slow) for level in cpu.levels()[1:])]

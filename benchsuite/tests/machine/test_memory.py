@@ -35,6 +35,7 @@ def test_each_run_begins_its_own_peak_and_a_rows_peak_is_the_largest_of_its_runs
     assert row.info["peak_memory_bytes"] == 9
 
 
+@pytest.mark.slow
 def test_over_all_workloads_a_peak_is_the_largest_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = iter((5, 9, 7))  # of the first workload's runs; the second's are 1
     monkeypatch.setattr(memory, "used", lambda device: {"cuda_peak": next(peaks, 1)})

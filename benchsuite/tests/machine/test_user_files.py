@@ -122,6 +122,7 @@ def test_an_empty_file_of_yaml_has_no_options(tmp_path: Path) -> None:
     assert user_yaml(tmp_path / "file.yaml") == {}
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.binary(max_size=60))
 def test_bytes_of_any_kind_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:

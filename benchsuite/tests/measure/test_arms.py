@@ -57,6 +57,7 @@ def unmeasured_row(setting: Setting) -> Row:
     return make_rows(pools, arm, MACHINE, setting.workload, None, {})[arm]
 
 
+@pytest.mark.slow
 @given(SETTINGS, st.sampled_from(list(FIELDS)), st.data())
 def test_two_settings_that_differ_in_any_field_are_one_nowhere(
     values: dict[str, object], name: str, data: st.DataObject
@@ -76,6 +77,7 @@ def test_two_settings_that_differ_in_any_field_are_one_nowhere(
     assert unmeasured_row(one).info["setting"] != unmeasured_row(other).info["setting"]
 
 
+@pytest.mark.slow
 @given(SETTINGS, st.sampled_from([name for name in FIELDS if name not in SHOWN_OTHERWISE]), st.data())
 def test_a_section_says_every_value_in_which_it_differs_from_another(
     values: dict[str, object], name: str, data: st.DataObject

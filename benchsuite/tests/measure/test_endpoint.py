@@ -123,6 +123,7 @@ def test_tokens_come_with_the_piece_that_completes_their_text(
     assert [count for _, count in outcome.emissions[0]] == counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("logprobs", "ids"),
     [

@@ -147,6 +147,7 @@ def made_up_rows(
     return json.loads(strict_json(records)), machine, pools
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", ["plain", "chain"])
 @pytest.mark.parametrize("kinds", [("one",), ("one", "other")], ids=["one workload", "two"])
 @pytest.mark.parametrize("batch", [1, 4])

@@ -184,6 +184,7 @@ CHANGES = st.tuples(
 """A setting, the cell that is added (None: its cell is dropped), and the drafts whose outputs broke their contract."""
 
 
+@pytest.mark.slow
 @given(st.lists(CHANGES, max_size=6))
 def test_results_follow_from_the_cells_that_are_there_whatever_came_and_went(
     changes: list[tuple[Setting, dict[str, float] | None, set[str]]],

@@ -192,6 +192,7 @@ def test_prompt_lookup_draws_with_the_penalties_of_each_token_it_accepts(
         assert_same(judge, ours, peer_runner(text, judge.model), work, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", EVERY)
 def test_only_the_request_ends_an_output_and_says_how_it_is_drawn(text: str) -> None:
     model = cyclic()
@@ -371,6 +372,7 @@ def test_a_peer_says_in_which_dtype_and_how_it_runs(dtype: torch.dtype, name: st
     assert plain.described() == f"transformers {version} generate: static cache, sdpa attention, {name}, not compiled"
 
 
+@pytest.mark.slow
 def test_peers_compile_before_an_engine_records() -> None:
     """The recordings of torch.compile clear cuBLAS's workspaces, to which an engine's graphs would go on pointing."""
     arms = [Arm(SETTING), Arm(SETTING, draft="ngram", k=2), Arm(SETTING, peer="transformers")]

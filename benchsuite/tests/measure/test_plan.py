@@ -131,6 +131,7 @@ def test_a_search_begins_with_the_fewest_units_that_have_an_interval(workloads: 
     assert said == "precision 50 % reached: every interval is within it"
 
 
+@pytest.mark.slow
 def test_a_search_at_most_doubles_its_units_and_repeats_what_has_no_more() -> None:
     asked, said = asked_of([WIDE], 20, precision=0.0001)
     assert asked == [3, 6, 12, 20, 0], "a pass that narrows nothing is the last one"

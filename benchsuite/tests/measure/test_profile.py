@@ -7,11 +7,14 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from benchsuite.measure.profile import RANGES, ranges, trace
 from benchsuite.tests.rig import Make
 from specdec import Request, SamplingParams
 
 
+@pytest.mark.slow
 def test_every_step_is_a_range_that_holds_its_parts(assemble: Make, tmp_path: Path) -> None:
     engine = assemble().engine("ngram", "match", "fixed", 3)
     work = [Request(0, (1, 2, 3, 1, 2), SamplingParams(max_new_tokens=12))]

@@ -63,6 +63,7 @@ def a_second_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchsuite.machine.roofline.read_bandwidth", lambda device: 1e9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arms", "changed", "plan", "said"),
     [
@@ -86,6 +87,7 @@ def test_the_card_expects_what_short_runs_of_plain_and_of_the_peers_took(
     assert any("one forward took 1000.00 ms" in line for line in bench.card)
 
 
+@pytest.mark.slow
 def test_a_pass_reports_as_often_as_was_announced() -> None:
     chat, turns = (Arm(TINY.replaced(workload=name, max_new_tokens=2)) for name in ("chat", "multi_turn"))
     bench, told = prepared_bench(chat, turns, pairs=2), list[str]()
@@ -113,6 +115,7 @@ def test_a_workload_that_does_not_fit_is_refused_by_its_name_and_texts_that_end_
     assert not [line for line in prepared_bench(Arm(TINY)).card if "positions" in line]
 
 
+@pytest.mark.slow
 def test_a_setting_that_cannot_be_built_fails_its_own_rows_and_the_card_names_it() -> None:
     missing = Arm(TINY.replaced(target="nowhere/nothing"), draft="ngram", k=2)
     kept = list[Cell]()
@@ -160,6 +163,7 @@ class OddDraft(Draft):
         raise ValueError("odd")
 
 
+@pytest.mark.slow
 def test_a_plugin_that_raises_fails_its_own_row_and_plain_that_raises_every_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -195,6 +199,7 @@ def short_text(monkeypatch: pytest.MonkeyPatch) -> float:
     return weights.perplexity(catalog.load("tiny", torch.device("cpu"), torch.float32).model, FIXED)
 
 
+@pytest.mark.slow
 def test_a_judge_reads_every_output_and_the_fixed_text(short_text: float) -> None:
     bench = prepared_bench(NGRAM, judge="tiny")
     assert [line for line in bench.card if line.startswith("perplexity")] == [
@@ -220,6 +225,7 @@ def test_rounded_weights_are_set_beside_those_before_rounding(short_text: float)
     assert (stage.machine.dtype, stage.machine.weight_bytes) == ("int8", one.bytes)
 
 
+@pytest.mark.slow
 def test_a_precision_ends_a_search_after_the_fewest_units_of_all_workloads() -> None:
     kept = list[Cell]()
     arms = [Arm(TINY.replaced(workload=name, max_new_tokens=2)) for name in ("chat", "reasoning")]

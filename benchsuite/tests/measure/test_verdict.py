@@ -42,6 +42,7 @@ def row_with(verdict: SpeedVerdict, again: bool = False) -> Row:
     return replace(row, figures=replace(row.figures, speedup=speedup), verdict=verdict)
 
 
+@pytest.mark.slow
 @given(estimates(), estimates())
 def test_all_tables_have_the_same_mark(speed: Estimate, again: Estimate) -> None:
     verdict = SpeedVerdict(speed, noise_of(again))
@@ -61,6 +62,7 @@ def test_all_tables_have_the_same_mark(speed: Estimate, again: Estimate) -> None
     assert serving_tables(rows)[0].cells[2][2].text == shown
 
 
+@pytest.mark.slow
 @given(estimates(), estimates(), st.booleans())
 def test_the_heat_map_colours_what_can_be_distinguished_alone(speed: Estimate, noise: Estimate, again: bool) -> None:
     verdict = SpeedVerdict(speed, noise_of(noise))

@@ -240,6 +240,7 @@ def test_a_conversation_has_three_turns_and_other_kinds_one() -> None:
         assert turns == ({3} if kind == "multi_turn" else {1}), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "words"), workloads.LONG.items())
 def test_a_chronicle_repeats_no_sentence_much_and_no_long_piece(kind: str, words: int) -> None:
     """Every sentence tells a change: it comes back only where the same thing happens to the same people."""

@@ -350,7 +350,7 @@ def _play(played: Played, forwards: CountedForwards, steps: int) -> None:
 
 
 @pytest.mark.parametrize("seed", slow_after(1, range(4)))
-@pytest.mark.parametrize("text", slow_after(3, TEXTS))
+@pytest.mark.parametrize("text", slow_after(1, TEXTS))
 def test_what_a_draft_proposes_follows_from_the_text_whoevers_windows_were_verified(
     text: str, seed: int, tmp_path: Path
 ) -> None:
@@ -418,6 +418,7 @@ def test_what_was_read_as_a_proposal_and_accepted_is_not_read_again(accepted: in
         assert first_widths(build, accepted, roots, own=False) == accepted + 1 + roots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [200, 320])
 def test_a_model_padded_to_another_size_reads_the_last_id_it_has_and_proposes_what_both_have(
     size: int, tmp_path: Path
@@ -473,6 +474,7 @@ def test_of_a_trees_window_eagle_reads_a_path_which_is_no_longer_than_was_asked(
             assert forwards.widths == [width]
 
 
+@pytest.mark.slow
 def test_widths_are_the_children_of_each_node_of_a_depth() -> None:
     for widths, expected in (("3", [3]), ("3-2", [3, 6]), ("2-1-2", [2, 2, 4]), ("12-2", [12, 24])):
         played = Played(registered(f"tree(widths={widths})"), lent_env(k=40))

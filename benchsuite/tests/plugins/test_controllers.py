@@ -92,6 +92,7 @@ def constant(rate: float) -> Text:
     return rights
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=60),
     st.integers(1, 4),
@@ -136,6 +137,7 @@ def _contents(value: Any) -> Any:
     return {name: _contents(held) for name, held in vars(value).items()} if hasattr(value, "__dict__") else value
 
 
+@pytest.mark.slow
 def test_goodput_forgets_all_but_the_times_measured_when_it_was_built(
     assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

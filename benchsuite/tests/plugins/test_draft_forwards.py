@@ -41,6 +41,7 @@ def test_the_targets_first_tenth_drafts_where_no_model_and_no_layers_are_named()
     assert [first(30, layers) for layers in (1, 2, 30)] == [1, 2, 30]
 
 
+@pytest.mark.slow
 def test_a_draft_needs_as_many_positions_as_a_sequence_may_have(tmp_path: Path, assemble: Make) -> None:
     """As many are enough; the target's own layers are not asked, since the target has the same positions."""
     model = families.build_model("gpt2", seed=1)

@@ -146,6 +146,7 @@ def _plain(value: Any) -> str:
     return str(value["text"]) if isinstance(value, dict) else value or ""
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_changed_is_what_its_words_say() -> None:
     """The fuzzer's own answers are good ones, so that what it refuses is refused for the change."""
 
@@ -195,6 +196,7 @@ def test_many_changed_answers_are_read_for_what_they_say_or_refused(pytestconfig
     check()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.binary(max_size=300), st.booleans(), st.lists(st.integers(0, 300), max_size=5))
 def test_bytes_that_are_no_answer_are_refused(body: bytes, stream: bool, cuts: list[int]) -> None:

@@ -174,6 +174,7 @@ def test_wrong_options_of_transformers_are_refused_by_the_peers_name(text: str, 
         Registry().parse_peer(text)
 
 
+@pytest.mark.slow
 def test_an_assistant_has_four_proposals_and_the_targets_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def _windows(engine: Engine, asked: list[int], temperature: float = 0.0) -> list
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["eagle(head={eagle!r})", "eagle(head={eagle!r}, beam=2, depth=3)"])
 def test_entries_of_steps_without_proposals_are_the_same_computed_together_or_one_by_one(
     text: str, assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -165,6 +165,7 @@ class Watched:
 NUMBERS = "--epochs 2 --steps 4 --heads 2 --wide 16 --batch 5 --rate 0.5 --vocabulary 3 --seed 9"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 @pytest.mark.parametrize("log", [[], [{"epoch": 1}, {"epoch": 2}]], ids=["nothing", "two epochs"])
 def test_training_gets_what_was_given_and_leaves_a_record(

@@ -78,6 +78,7 @@ def test_counts_are_occurrences_where_they_are_in_reach(text: list[int]) -> None
         assert automaton.count[state] == occurrences(text, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", [1, 2, 7, 0], ids=["one token", "two", "seven", "no repetition"])
 def test_the_automaton_is_linear_in_its_text(period: int) -> None:
     """At most two states and three transitions a token, and inner loops that grow no faster than the text."""
@@ -146,6 +147,7 @@ def suffix_by_hand(
     return paths
 
 
+@pytest.mark.slow
 @example([[2, 1], [1]], [1, 3, 2, 1], 1.0, 0.0, 1, 1, 1)  # where ends of several texts are equal, nothing follows
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), max_size=2),

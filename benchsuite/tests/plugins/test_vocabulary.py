@@ -360,6 +360,7 @@ def saved_draft(loaded: Loaded, folder: Path) -> str:
     return repr(str(folder))
 
 
+@pytest.mark.slow
 def test_the_option_takes_a_draft_that_is_refused_without_it(tmp_path: Path, assemble: Make) -> None:
     path, made = saved_draft(shuffled("llama"), tmp_path), assemble()
     with pytest.raises(SpecdecError, match=r"another tokenizer: 2\d\d tokens differ.*vocabulary=intersection"):

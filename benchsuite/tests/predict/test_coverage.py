@@ -58,6 +58,7 @@ def test_the_bounds_of_this_file_find_intervals_that_are_a_fifth_too_narrow_or_t
             assert_held((errors <= half).tolist(), most=0.93)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 def test_the_interval_of_the_strategy_that_is_believed_the_best_holds_its_speedup(noise: float) -> None:
     """After none to eight rounds, in which plain decoding is as noisy as the strategies beside it, and the machine is

@@ -875,6 +875,7 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
     assert "<svg" in (folder / "predictions.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

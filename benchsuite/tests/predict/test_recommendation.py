@@ -60,6 +60,7 @@ def speedup_by_hand(trace: StepTrace, slope: float, draft: float) -> float:
     return trace.tokens / seconds
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 2)
 @given(st.floats(0, 1), st.floats(0, 0.5), st.floats(0, 0.3), st.floats(0.8, 1.25))
 def test_a_run_its_suggestion_and_the_advisor_name_the_k_that_is_the_fastest_by_hand(
@@ -89,6 +90,7 @@ def test_a_run_its_suggestion_and_the_advisor_name_the_k_that_is_the_fastest_by_
     assert [*arms][belief.best()] == fastest_k({other: exp(gain) for other, gain in gains.items()})
 
 
+@pytest.mark.slow
 @given(st.floats(0, 0.5), st.floats(0, 0.3))
 def test_the_fastest_k_of_a_map_is_that_of_leviathans_formula(slope: float, drafting: float) -> None:
     """And a run's own map, from its v(W), is the same map."""

@@ -81,6 +81,7 @@ def refined_by(*rounds: Any, refined: RefinedCosts | None = None) -> Costs:
     return refined.costs
 
 
+@pytest.mark.slow
 @given(st.floats(0.2, 5), st.floats(0.5, 2), st.floats(0.3, 3))
 def test_a_wrong_width_and_a_dear_draft_are_corrected_at_any_pace_of_the_machine(
     pace: float, wrong: float, dear: float

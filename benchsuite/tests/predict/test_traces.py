@@ -80,6 +80,7 @@ def tokens_per_step(traces: Sequence[StepTrace]) -> float:
     return sum(trace.tokens for trace in traces) / sum(len(trace.steps) for trace in traces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["ngram", "suffix", "hybrid", "eagle", "hybrid+eagle"])
 def test_runs_with_the_largest_k_tell_the_tokens_a_step_of_every_smaller_one(draft: str) -> None:
     """On the recorded texts within 5 % each (4.3 % is the most). Where steps were only cut, 27 % fewer were told of

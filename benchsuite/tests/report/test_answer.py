@@ -160,6 +160,7 @@ def seconds_of_six(speedup: float, noise: float = 0.0) -> list[float]:
     return [1 / (speedup * exp(x + noise * (-1) ** n)) for n, x in enumerate(SPREAD)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "said"),
     [

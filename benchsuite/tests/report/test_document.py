@@ -53,6 +53,7 @@ def test_a_terminals_table_has_at_most_a_hundred_columns_and_loses_no_word_but_o
     assert narrow or columns[0] == whole[0]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.text("ab1.0 <&", max_size=40), min_size=3, max_size=3), max_size=3),
     st.lists(st.text("ab <&", max_size=200)),

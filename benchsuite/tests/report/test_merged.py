@@ -94,6 +94,7 @@ def test_complete_parts_are_complete_together_if_they_hold_the_whole_matrix(
     assert any("shards that are missing" in line for line in found["card"]) is (len(held) < CELLS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", ["interrupted", "killed"])
 @pytest.mark.parametrize("parts", [((1, 1),), ((1, 2), (2, 2))], ids=["one", "two"])
 def test_a_merge_of_a_part_that_is_not_complete_is_not_complete_wherever_it_stands(

@@ -62,6 +62,7 @@ def claimed(reported: Results, **changed: dict[str, Any]) -> str:
     return answers(Results((replace(measured, cells=(), rows=(), pooled=tuple(rows)),)))[0]
 
 
+@pytest.mark.slow
 def test_the_answer_never_recommends_a_replayer(reported: Results) -> None:
     assert "oracle" not in claimed(reported)
 
@@ -86,6 +87,7 @@ def test_every_plot_of_a_run_has_data_and_lies_inside_its_frame(reported: Result
         assert len({text for _, text in drawn["y_ticks"]}) == len(drawn["y_ticks"])
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.floats(-1e6, 1e6, allow_nan=False).filter(lambda x: x == 0 or abs(x) > 1e-3), min_size=1),
     st.booleans(),

@@ -77,6 +77,7 @@ def test_the_commands_are_listed_and_one_must_be_named(
     assert "invalid choice: 'mend'" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["advise", "breakeven"])
 def test_help_shows_the_defaults_of_a_command_which_are_values_of_a_run(
     command: str, helped: Callable[..., str]

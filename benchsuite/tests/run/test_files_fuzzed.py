@@ -62,6 +62,7 @@ def lines(objects: list[Any]) -> bytes:
     return b"".join(json.dumps(one).encode() + b"\n" for one in objects)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.data())
 def test_result_files_of_other_benchmarks(data: st.DataObject, users_file: Path) -> None:
@@ -77,6 +78,7 @@ def test_result_files_of_other_benchmarks(data: st.DataObject, users_file: Path)
                 json.dumps(write_result(read, format_)[0], allow_nan=False, ensure_ascii=False).encode()
 
 
+@pytest.mark.slow
 @FUZZ
 @given(found=changed_json(WORKLOAD))
 def test_workloads(found: list[Any], users_file: Path) -> None:
@@ -86,6 +88,7 @@ def test_workloads(found: list[Any], users_file: Path) -> None:
         assert all(load_workload(str(users_file)).encode(tokenizer))
 
 
+@pytest.mark.slow
 @FUZZ
 @given(found=changed_json(REQUESTS))
 def test_files_of_requests(found: list[Any], users_file: Path) -> None:
@@ -95,6 +98,7 @@ def test_files_of_requests(found: list[Any], users_file: Path) -> None:
             job.request((1, 2), (0,), catalog.byte_tokenizer())
 
 
+@pytest.mark.slow
 @FUZZ
 @given(found=changed_json(BASELINE))
 def test_baselines_of_the_gate(found: dict[str, Any], users_file: Path) -> None:
@@ -181,6 +185,7 @@ CONFIG = {
 }
 
 
+@pytest.mark.slow
 @FUZZ
 @given(found=changed_json(CONFIG))
 def test_yaml_files_of_options(found: dict[str, Any], users_file: Path) -> None:
@@ -192,6 +197,7 @@ def test_yaml_files_of_options(found: dict[str, Any], users_file: Path) -> None:
 STARTS = {"plain": "serve --port {port}", "spec": {"command": ["serve", "--port", "8001"], "env": {"A": "1"}}}
 
 
+@pytest.mark.slow
 @FUZZ
 @given(found=changed_json(STARTS))
 def test_yaml_files_of_servers(found: dict[str, Any], users_file: Path) -> None:
@@ -200,6 +206,7 @@ def test_yaml_files_of_servers(found: dict[str, Any], users_file: Path) -> None:
         read_commands(users_file, parse_endpoints("plain=http://127.0.0.1:1,spec=http://127.0.0.1:2"))
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.data())
 def test_a_byte_changed_anywhere(data: st.DataObject, users_file: Path) -> None:

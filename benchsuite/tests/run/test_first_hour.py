@@ -41,6 +41,7 @@ def test_a_misspelled_name_is_refused_with_the_nearest(option: str) -> None:
         refuse_unknown_names(request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "mixed"), [("target", "tinny,tiny"), ("device", "cuba,cpu"), ("backend", "x,cpu")])
 def test_a_matrix_with_one_name_that_can_be_measured_goes_on(option: str, mixed: str) -> None:
     refuse_unknown_names(RunRequest.of(texts_of({option: mixed})))
@@ -77,6 +78,7 @@ def test_wrong_options_are_refused_before_torch_is_imported(cold: Run, tmp_path:
         assert "imported" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistyped", "nearest"),
     [
@@ -128,6 +130,7 @@ def test_a_log_begins_with_the_answer_and_a_quiet_one_says_where_the_rest_is(run
     assert re.search(r"^report: .*/kept/.*/report\.html$", found.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_estimate_on_the_card_has_the_peers_and_every_pair() -> None:
     def expected(pairs: int, *more: Arm) -> float:
         bench = Bench(MeasuringPlan(prompts=3, pairs=pairs))

@@ -83,6 +83,7 @@ PARTS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), PARTS, st.integers(1, 4)), min_size=1, max_size=4))
 def test_strategies_are_read_as_they_are_written_and_what_is_left_out_is_the_default(

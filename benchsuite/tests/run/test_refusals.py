@@ -126,6 +126,7 @@ def test_an_arm_that_cannot_run_is_refused_before_anything_is_measured(arm: Arm,
     assert not bench.rows
 
 
+@pytest.mark.slow
 def test_a_target_that_cannot_be_loaded_fails_its_own_rows_and_the_others_run() -> None:
     here, gone = Arm(SETTING), Arm(SETTING.replaced(target="tinny"))
     bench = Bench(MeasuringPlan(prompts=1))
@@ -150,6 +151,7 @@ def test_a_dtype_that_the_device_lacks_is_refused_with_those_it_has(monkeypatch:
         devices.pick_dtype("bfloat16", CPU)
 
 
+@pytest.mark.slow
 def test_a_draft_with_another_tokenizer_is_refused_with_an_example(tmp_path: Path, assemble: Make) -> None:
     loaded = catalog.load("tiny", CPU, torch.float32)
     loaded.model.save_pretrained(tmp_path)

@@ -74,6 +74,7 @@ TOGETHER = (
 """All options of a file, in groups that exclude nothing of themselves."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
 def test_one_text_is_one_value_on_the_command_line_in_the_ini_file_and_in_a_file(
     names: tuple[str, ...], pytester: pytest.Pytester

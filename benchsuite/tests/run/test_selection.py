@@ -147,6 +147,7 @@ def test_rows_without_their_device_are_skipped_and_a_selection_of_nothing_else_f
 RANKED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -177,6 +178,7 @@ def test_what_several_ranks_cannot_do_is_refused_before_any_model_is_loaded(
     assert done.stderr.rstrip().endswith("leave it out, or run without torchrun")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kernels", "decoding", "serving"])
 def test_benchmarks_that_know_no_ranks_are_refused_by_their_command(name: str, inside: Run) -> None:
     words = ("-m", "pytest", "--pyargs", f"benchsuite.test_{name}", "-m", name)

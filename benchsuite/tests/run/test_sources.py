@@ -116,6 +116,7 @@ def test_a_run_is_repeated_with_its_options_of_which_those_that_are_usual_are_no
     assert refused_source(tmp_path, repeat="none").startswith(none)
 
 
+@pytest.mark.slow
 def test_a_file_and_a_variable_choose_the_rows_of_a_run_and_the_command_line_wins(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "target: tiny\nworkload: [chat, reasoning]\nbatch: [1, 2]\ndraft: ngram\npeer: none\ntemperature: 0.7\n"

@@ -280,6 +280,7 @@ def only(*steps: Mapping[int, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     return tuple(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_rows_without_a_beam_have_no_part_in_a_search(family: str) -> None:
     """Of four beams only the last may go on, by two tokens: two rows below its own then hold none for a step."""

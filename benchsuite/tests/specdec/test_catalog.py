@@ -405,6 +405,7 @@ def edited(folder: Path, name: str, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("generation", "config", "letter", "ends"),
     [

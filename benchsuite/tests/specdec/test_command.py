@@ -84,6 +84,7 @@ def test_text_appears_as_it_is_generated(monkeypatch: pytest.MonkeyPatch) -> Non
     assert shown >= 10, "only a part of a character is held back"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["none", "oracle(0.8)"])
 def test_the_text_shown_is_that_of_the_json_without_the_stop_string(
     draft: str, capsys: pytest.CaptureFixture[str]

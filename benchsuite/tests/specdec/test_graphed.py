@@ -129,6 +129,7 @@ def test_a_recorded_step_is_not_replayed_for_one_of_the_same_shape_with_other_pr
     assert graphed.runtime.recorded == recorded
 
 
+@pytest.mark.slow
 def test_a_replay_whose_kind_ignores_filters_decodes_otherwise(
     assembled: Assembled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +181,7 @@ def _shared(assembly: Assembly, draft: str, policy: str, controller: str, later:
 @pytest.mark.parametrize(
     ("draft", "policy"),
     slow_after(
-        3,
+        1,
         [
             *(("garbage", "match"), ("draft_model", "match"), ("garbage", "rejection"), ("draft_model", "rejection")),
             *(("tree(beam=2, depth=2)", "match"), ("medusa", "match"), ("eagle", "match"), ("eagle", "rejection")),
@@ -202,6 +203,7 @@ def test_one_pool_of_memory_for_all_graphs_changes_nothing(
     assert pool.overwritten
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["match", "rejection"])
 def test_an_overwritten_result_of_an_earlier_graph_is_found(policy: str, assembled: Assembled) -> None:
     """The control: results of the graphs before, which a step still reads, are overwritten too."""

@@ -13,6 +13,7 @@ from specdec import Registry, SpecdecError, installed
 from specdec.installed import HOOKS, LOAD_PLUGINS, plugin_points, registered_names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HOOKS)
 def test_the_sources_of_our_plugins_tell_the_names_that_the_registry_has(kind: str) -> None:
     assert registered_names()[kind] == frozenset(Registry().names(kind))

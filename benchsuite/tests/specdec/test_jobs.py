@@ -266,6 +266,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_two_lines_have_one_fingerprint_only_if_they_decode_alike(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -68,6 +68,7 @@ def test_every_option_has_a_meaning_and_every_strategy_a_source(kind: str) -> No
         assert not missing, f"{kind} {name}: {missing} have no meaning"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), ALIASES.items())
 def test_a_name_that_stands_for_another_is_listed_as_such_and_builds_the_same(
     name: str, text: str, assemble: Make
@@ -151,6 +152,7 @@ def test_an_adapted_length_is_an_arm_of_its_own(pytester: pytest.Pytester) -> No
     assert found == {("adaptive(maximum=9)", 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -181,6 +183,7 @@ def lengths(pytester: pytest.Pytester, *options: str) -> list[tuple[str, int | N
     return [(arm.controller, arm.k) for arm in build_matrix(read_request(config)) if arm.draft]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

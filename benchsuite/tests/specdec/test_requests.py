@@ -248,6 +248,7 @@ def test_the_first_requests_run_before_all_prompts_are_tokenised(read: Any, asse
     assert sorted(early + late) == list(range(100))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_text_is_tokenised_once_and_as_the_command_does(raw: bool, read: Any) -> None:
     tokenizer, plain = Gate(), catalog.byte_tokenizer()
@@ -327,6 +328,7 @@ def test_an_out_file_cut_at_any_byte_is_gone_on_with(
         assert path.read_bytes() == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

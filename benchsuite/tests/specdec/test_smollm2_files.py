@@ -132,6 +132,7 @@ def test_a_copy_that_another_process_finished_first_is_as_good(
         smollm2.folder()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantised", [True, False])
 def test_the_weights_are_saved_in_float32_with_config_and_tokenizer_and_without_the_files_format(
     quantised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def _engine(draft: Watching, backend: str = "cpu") -> Engine:
 REQUESTS = [Request(0, (1, 2, 3, 4), SamplingParams(max_new_tokens=4))]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.skipif(Cpu().missing() is not None, reason="no compiled kernels")
 @pytest.mark.parametrize(("small", "torch_has"), [(True, 1), (False, THREADS)])

@@ -62,6 +62,7 @@ def shown(measured: Measured) -> Any:
     return {name: json.loads(text) for name, text in written.items() if name in ("benchmark.json", "ratios.json.gz")}
 
 
+@pytest.mark.slow
 def test_rows_of_cells_that_were_read_are_those_of_the_cells_that_were_measured(
     two_cells: Bench, tmp_path: Path
 ) -> None:
@@ -327,6 +328,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence_and_loses_nothing(run: Run, 
     assert len(repeatable(tmp_path / "out")) == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_begin_leaves_no_folder_that_a_later_one_would_go_on_with(
     inside: Run, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def widths_by_step(engine: Engine, asked: list[int], new: int, count: int = 1) -
     return [width for _, width, _ in noted.seen]
 
 
+@pytest.mark.slow
 def test_a_draft_model_reads_what_it_lacks_in_as_few_tokens_as_it_can(tmp_path: Path, assemble: Make) -> None:
     """One token at first, two after proposals that were all accepted, one more after each step without any; a
     second request in the row begins with one again."""
