@@ -7,7 +7,7 @@ Options with ``many`` accept comma lists; the product of these lists (but ``acro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -423,12 +423,14 @@ class Texts:
 
     ``given``: options that the command line, a file, a variable or a repeated run has set; the others have the text of
     the ini file or their default. ``folder``: where pytest was started; ``ini``: the ini file's own folder, or None.
+    ``written``: where a text stands that is not on the command line and is not the default.
     """
 
     texts: Mapping[str, str]
     given: frozenset[str]
     folder: Path
     ini: Path | None = None
+    written: Mapping[str, str] = field(default_factory=dict)
 
     def base(self, name: str) -> Path:
         """The folder that paths of an option are relative to: the ini file's where that file names them."""

@@ -6,6 +6,7 @@ Nothing else reads an option of ours. Of pytest and of its other plugins' option
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -189,21 +190,29 @@ def read_request(config: pytest.Config) -> RunRequest:
     Raises UsageError for what cannot be meant.
     """
     every = {one.name: ("specdec", one) for one in OPTIONS} | KNOWN
-    texts, given = dict[str, str](), set[str]()
+    texts, given, written = dict[str, str](), set[str](), dict[str, str]()
     for name, (group, option) in every.items():
         key = options.key_of(option.name, group)
         typed: Any = config.getoption(key)
         texts[name] = _of_ini(key, config.getini(key), option) if typed is None else str(typed)
         given |= set() if typed is None else {name}
+        if typed is None and texts[name] != option.default:
+            written[name] = f"the ini file {config.inipath}"
     mode = config.getoption("gate")
     texts |= {"gate": str(mode or config.getini("gate")), "gate-plant": str(config.getoption("gate_plant"))}
     given |= {"gate"} if mode else set()
     ini = config.inipath.parent if config.inipath else None
-    found = sources.with_sources(Texts(texts, frozenset(given), config.invocation_params.dir, ini), KNOWN)
+    found = sources.with_sources(Texts(texts, frozenset(given), config.invocation_params.dir, ini, written), KNOWN)
     try:
         return RunRequest.of(found)
     except (SpecdecError, GateError) as error:
-        raise pytest.UsageError(str(error)) from None
+        raise pytest.UsageError(f"{error}{_where(str(error), found.written)}") from None
+
+
+def _where(said: str, written: Mapping[str, str]) -> str:
+    """Where the options stand that a refusal names, if that is not the command line."""
+    named = [name for name in written if re.search(rf"--(specdec-)?{name}(?![\w-])", said)]
+    return "".join(f"; {name} stands in {written[name]}" for name in named)
 
 
 def _of_ini(key: str, value: Any, option: Option) -> str:

@@ -56,7 +56,7 @@ def with_sources(given: Texts, known: Known) -> Texts:
     that contradict each other.
     """
     sources = [*_file(given, known), *_repeated(given), *_variables()]
-    texts, chosen = dict(given.texts), set(given.given)
+    texts, chosen, written = dict(given.texts), set(given.given), dict(given.written)
     for name in known:
         said = {source.where: source.texts[name] for source in sources if name in source.texts}
         if not said or name in given.given:
@@ -68,7 +68,8 @@ def with_sources(given: Texts, known: Known) -> Texts:
         if text != texts[name] or any(name in source.texts and not source.whole for source in sources):
             texts[name] = text
             chosen.add(name)
-    return replace(given, texts=texts, given=frozenset(chosen))
+            written[name] = " and ".join(said)
+    return replace(given, texts=texts, given=frozenset(chosen), written=written)
 
 
 def _written(name: str) -> str:

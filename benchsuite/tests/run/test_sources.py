@@ -201,3 +201,16 @@ def test_a_dry_run_goes_through_everything_without_the_model_and_says_so(run: Ru
     real = run("-m", "pytest", *common, "--specdec-max-new-tokens", "4", "--specdec-results", "out", "--specdec-resume")
     assert real.returncode == 4
     assert "--specdec-dry-run: true there, false here" in real.stderr
+
+
+def test_a_refused_value_is_named_with_the_file_in_which_it_stands(inside: Run, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nspecdec_k = four\n")
+    (tmp_path / "run.yaml").write_text("batch: none\n")
+    of_ini, of_file = inside(*ONE).stderr, inside(*ONE, "--specdec-k=2", "--specdec-config=run.yaml").stderr
+    assert (
+        f"--specdec-k is 'four'; expected whole numbers, 0 or more, separated by commas; k stands in the ini file "
+        f"{tmp_path / 'pytest.ini'}" in of_ini
+    )
+    assert "--specdec-batch is 'none'" in of_file
+    assert "; batch stands in run.yaml" in of_file
+    assert "stands in" not in inside(*ONE, "--specdec-k=five").stderr
