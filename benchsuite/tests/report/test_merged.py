@@ -12,51 +12,17 @@ from typing import Any
 import pytest
 
 from benchsuite.__main__ import benchsuite_main
-from benchsuite.measure.arms import Arm
-from benchsuite.measure.cells import Cell
-from benchsuite.measure.paired import Series
-from benchsuite.measure.rows import Machine
-from benchsuite.measure.runners import Outcome
-from benchsuite.measure.units import Unit
 from benchsuite.measure.weights import Weights
 from benchsuite.report.merged import merge
 from benchsuite.store.journal import Journal, manifest
-from benchsuite.tests.rig import SETTING, slow_after
-from specdec import Request, SpecdecError
-
-CELLS = 4
-"""Cells of the matrix that is measured in parts."""
-
-Part = tuple[int, int]
-"""A part's number, and of how many."""
-
-
-def plain_cell(place: int) -> Cell:
-    """A cell of plain decoding alone."""
-    setting = SETTING.replaced(max_new_tokens=8 + place)
-    unit = Unit((Request(0, (1, 2), setting.params(())),), 0)
-    run = Outcome([(1, 2, 3)], 1.0, 0.5, 3, [[(0.5, 1), (1.0, 2)]], 3, 5.0)
-    series = Series(Arm(setting), "exact", units=[unit], outcomes=[run])
-    machine = Machine("tiny", "reference", "cpu", "float32", 1000, 10, 1e6, 77)
-    made = {"machine": "m", "host": "h", "commit": "c", "time": "2026-11-28T00:00:00+0000"}
-    return Cell(setting, "chat", machine, (), {Arm(setting): series}, {}, None, made, {}, place)
+from benchsuite.tests.report.made_parts import CELLS, Part, measured_part, plain_cell
+from benchsuite.tests.rig import slow_after
+from specdec import SpecdecError
 
 
 @pytest.fixture(scope="module")
 def matrix_said() -> dict[str, Any]:
     return manifest({"baseline": "plain", "target": "tiny"})
-
-
-def measured_part(root: Path, matrix_said: dict[str, Any], part: Part, ended: str) -> Path:
-    """The folder of a part that was measured to its end, was interrupted, or was killed: every n-th cell is its own."""
-    shard = "" if part == (1, 1) else f"{part[0]}/{part[1]}"
-    again = json.loads(json.dumps(matrix_said))
-    journal = Journal.begin(root / f"{part[0]}of{part[1]}", again | {"options": again["options"] | {"shard": shard}})
-    for place in range(part[0] - 1, CELLS, part[1]):
-        journal.keep(plain_cell(place))
-    if ended != "killed":
-        journal.finish({}, journal.measured(), ended == "whole")
-    return journal.folder
 
 
 def manifest_of_merge(folders: Sequence[Path], into: Path) -> dict[str, Any]:

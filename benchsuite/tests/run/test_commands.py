@@ -19,7 +19,7 @@ from benchsuite.report.foreign import foreign_document
 from benchsuite.report.renderers import terminal
 from benchsuite.run.names import refuse_unknown_names
 from benchsuite.store.journal import Journal, manifest
-from benchsuite.tests.report.test_merged import measured_part
+from benchsuite.tests.report.made_parts import measured_part
 from benchsuite.tests.rig import requested
 
 RECORDED = Path(__file__).parents[1] / "recorded"

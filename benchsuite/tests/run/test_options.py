@@ -19,7 +19,7 @@ from benchsuite.options import OPTIONS, Option, Texts
 from benchsuite.run.request import KNOWN, RunRequest, read_request, texts_of
 from benchsuite.run.sources import FIXED, with_sources
 from benchsuite.tests.rig import Run, requested
-from benchsuite.tests.run.test_request import written_text
+from benchsuite.tests.run.written_options import written_text
 from specdec import SamplingParams, SpecdecError
 from specdec_plugins.endpoints.named import Endpoint
 

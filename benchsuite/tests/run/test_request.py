@@ -13,53 +13,13 @@ from benchsuite.options import OPTIONS
 from benchsuite.run.matrix import build_matrix
 from benchsuite.run.request import KNOWN, RunRequest, read_request, request_of, texts_of
 from benchsuite.tests.rig import requested
+from benchsuite.tests.run.written_options import written_text
 from specdec import SpecdecError
 
 pytest_plugins = "pytester"
 
-WRITTEN = {
-    "arm": "ngram/match/fixed/2, fast=suffix",
-    "adaptive-k": "8",
-    "k": "2,4",
-    "endpoint": "plain=http://localhost:1",
-    "endpoint-start": "servers.yaml",
-    "endpoint-api": "chat",
-    "concurrency": "1,8",
-    "rate": "0.5",
-    "certify": "bfloat16",
-    "slo": "ttft=0.5",
-    "graphs": "off",
-    "batch": "1,4",
-    "temperature": "0,0.7",
-    "top-k": "0,40",
-    "top-p": "0.9",
-    "min-p": "0.1",
-    "presence-penalty": "-0.5",
-    "frequency-penalty": "1.5",
-    "repetition-penalty": "1.2",
-    "max-new-tokens": "7",
-    "seed": "3",
-    "prompts": "2",
-    "pairs": "5",
-    "precision": "2%",
-    "budget": "90s",
-    "timeout": "0",
-    "across": "dtype",
-    "shard": "2/3",
-    "detail": "rows",
-    "predict": "cached",
-    "results": "kept",
-}
-"""A text that is not the default, of every option that does not take any word."""
-
-
 STRATEGY = {"draft": "ngram", "policy": "match", "controller": "fixed", "k": "4", "adaptive_k": "8"}
 """What --specdec-arm says by itself."""
-
-
-def written_text(name: str) -> str:
-    option = next(one for one in OPTIONS if one.name == name)
-    return "true" if option.flag else WRITTEN.get(name, "something")
 
 
 APART = ("arm", "adaptive-k", "precision", "budget", "predict", "config", "repeat")

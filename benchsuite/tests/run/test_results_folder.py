@@ -15,7 +15,7 @@ from benchsuite.measure.measured import Measured
 from benchsuite.run.request import RunRequest, texts_of
 from benchsuite.run.results_folder import FOLDER, LINES, RunKeeper
 from benchsuite.store.journal import Journal, manifest
-from benchsuite.tests.report.test_merged import plain_cell
+from benchsuite.tests.report.made_parts import plain_cell
 
 CELLS = [plain_cell(place) for place in range(2)]
 ARMS = [Arm(cell.setting) for cell in CELLS]

@@ -152,7 +152,6 @@ def test_an_adapted_length_is_an_arm_of_its_own(pytester: pytest.Pytester) -> No
     assert found == {("adaptive(maximum=9)", 4)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -183,7 +182,6 @@ def lengths(pytester: pytest.Pytester, *options: str) -> list[tuple[str, int | N
     return [(arm.controller, arm.k) for arm in build_matrix(read_request(config)) if arm.draft]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
