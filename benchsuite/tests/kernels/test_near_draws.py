@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.conformance.models.tiny import registry
-from benchsuite.tests.rig import INTERPRETED, hashed_to, named_backend
+from benchsuite.tests.rig import INTERPRETED, INTERPRETS, hashed_to, named_backend
 from specdec import Request, SamplingParams, Window, sampling
 from specdec.ledger import stacked
 from specdec.ops import Ops
@@ -63,14 +63,20 @@ def whole_vectors(size: int) -> list[int]:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        *((name, size) for name in WITHOUT_TRITON for size in (2, 33, 64, 131)),
-        *(pytest.param("triton", size, marks=INTERPRETED) for size in (33, 131)),
-    ],
-)
+@pytest.mark.parametrize("size", [2, 33, 64, 131])
+@pytest.mark.parametrize("name", WITHOUT_TRITON)
 def test_the_best_score_is_drawn_though_it_is_the_best_by_a_hair(name: str, size: int) -> None:
+    drawn_by_a_hair(name, size)
+
+
+@pytest.mark.slow
+@INTERPRETS
+@pytest.mark.parametrize("size", [33, 131])
+def test_triton_draws_the_best_score_though_it_is_the_best_by_a_hair(size: int) -> None:
+    drawn_by_a_hair("triton", size)
+
+
+def drawn_by_a_hair(name: str, size: int) -> None:
     rows = decided_by_a_hair(size, whole_vectors(size))
     with named_backend(name) as ops:
         assert ops.sample(rows.logits[:, None], rows.keys[:, None])[:, 0].tolist() == rows.drawn.tolist()
