@@ -62,8 +62,8 @@ def with_sources(given: Texts, known: Known) -> Texts:
         if not said or name in given.given:
             continue
         if len(set(said.values())) > 1:
-            written = ", ".join(f"{text!r} in {where}" for where, text in said.items())
-            raise pytest.UsageError(f"{name} has two values: {written}; leave out one, or say --{_written(name)}=…")
+            both = ", ".join(f"{text!r} in {where}" for where, text in said.items())
+            raise pytest.UsageError(f"{name} has two values: {both}; leave out one, or say --{_written(name)}=…")
         text = next(iter(said.values()))
         if text != texts[name] or any(name in source.texts and not source.whole for source in sources):
             texts[name] = text
