@@ -530,6 +530,37 @@ def test_a_suggestion_has_the_costs_and_speedups_that_a_reader_can_work_out() ->
     assert lucky == "K = 4 cannot break even at batch 1; 1.00 of first proposals are accepted"
 
 
+def test_a_suggestion_is_the_same_on_a_machine_of_any_pace() -> None:
+    def paced(known: Costs, pace: float) -> Costs:
+        [drafts] = known.strategies.values()
+        steps = {
+            rows: {LENGTH: {made: pace * seconds for made, seconds in lengths[LENGTH].items()}}
+            for rows, lengths in drafts.steps.items()
+        }
+        forward = {point: pace * seconds for point, seconds in known.forward.items()}
+        plain = {point: pace * seconds for point, seconds in known.plain.items()}
+        return replace(known, forward=forward, plain=plain, strategies={NAME: replace(drafts, steps=steps)})
+
+    for steps, known, measured in (
+        ([Seen(8, 8, 1)] * 20, linear_costs(0.2), 2 / 2.76),
+        ([Seen(4, 4, 0)] * 40, linear_costs(), 1 / 1.48),
+        ([Seen(4, 4, 4)] * 8 + [Seen(0, 0, 0)], linear_costs(0.0, 0.5), 41 / 25),
+    ):
+        said = suggested(steps, known, measured)
+        assert [suggested(steps, paced(known, pace), measured) for pace in (0.25, 8.0)] == [said, said]
+
+
+def test_a_step_of_the_draft_takes_what_was_measured_for_its_proposals() -> None:
+    """None asked for, none found, some in between: each has a time of its own."""
+    drafts = DraftCosts({1: {LENGTH: {-1: 5.0, 0: 1.0, 4: 3.0}}}, {}, {})
+    assert [drafts.draft(1, LENGTH, made) for made in (-1, 0, 1, 2, 4)] == [5.0, 1.0, 1.5, 2.0, 3.0]
+
+
+def test_what_followed_one_accepted_proposal_is_taken_for_as_good_as_the_first_ones() -> None:
+    """Twenty steps of one proposal, all accepted: with four, the forty tokens take eight steps of five."""
+    assert StepTrace((Seen(1, 1, 1),) * 20).with_k(4).steps == (Seen(4, 4, 4),) * 8
+
+
 def test_a_recommendation_is_told_as_it_was_run_or_with_another_k() -> None:
     cell = cell_predicted(1.394, 1.5)
     assert str(Recommendation(cell, 2, 1.4849)) == "ngram with K = 2, 1.48x expected (1.39x as run)"

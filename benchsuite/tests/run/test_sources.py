@@ -203,6 +203,13 @@ def test_a_dry_run_goes_through_everything_without_the_model_and_says_so(run: Ru
     assert "--specdec-dry-run: true there, false here" in real.stderr
 
 
+def test_a_misspelled_option_of_a_file_gets_the_nearest_also_where_it_begins_as_on_the_command_line(
+    tmp_path: Path,
+) -> None:
+    for written in ("drft", "specdec-drft", "specdec_drft"):
+        assert refused_source(tmp_path, f"{written}: ngram").endswith("which is no option: did you mean 'draft'?")
+
+
 def test_a_refused_value_is_named_with_the_file_in_which_it_stands(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nspecdec_k = four\n")
     (tmp_path / "run.yaml").write_text("batch: none\n")
