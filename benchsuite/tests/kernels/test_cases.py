@@ -6,7 +6,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from benchsuite.conformance.guards.tape import result_tensors
 from benchsuite.conformance.models import families
 from benchsuite.conformance.ops import cases
 from benchsuite.conformance.ops.agreement import to
@@ -80,29 +80,18 @@ def test_every_parameter_is_on_in_one_row_of_a_case_and_off_in_another() -> None
         assert not all(on) or name == "eos", name
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from tensors_in(one)
-    elif is_dataclass(value):
-        yield from tensors_in([getattr(value, part.name) for part in fields(value)])
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_a_cases_numbers_follow_from_its_generator_alone(op: str) -> None:
     """The same seed gives the same arguments, whatever was drawn before; another seed gives others."""
     for case in (case for case in (*CASES, *SMALL) if case.op == op and "empty" not in case.name):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            again = [*tensors_in(case.make(Generator().manual_seed(7), case.dtypes[0]))]
-        for one, other in zip(tensors_in(given_to(case)), again, strict=True):
+            again = [*result_tensors(case.make(Generator().manual_seed(7), case.dtypes[0]))]
+        for one, other in zip(result_tensors(given_to(case)), again, strict=True):
             assert one.dtype == other.dtype
             assert one.stride() == other.stride()
             assert torch.allclose(one.double(), other.double(), rtol=0, atol=0, equal_nan=True), case.name
-        others = tensors_in(case.make(Generator().manual_seed(8), case.dtypes[0]))
+        others = result_tensors(case.make(Generator().manual_seed(8), case.dtypes[0]))
         drawn = [one for one, other in zip(again, others, strict=True) if not one.equal(other)]
         few = sum(one.numel() for one in again) < 16 or "equal-noise" in case.name
         assert drawn or few or case.name == "tie", case.name
@@ -561,7 +550,7 @@ def test_a_case_of_gaps_has_the_numbers_of_a_whole_one_and_other_strides() -> No
         "noise_keys",
     }
     for case in gaps:
-        for tensor in tensors_in(given_to(case)):
+        for tensor in result_tensors(given_to(case)):
             if tensor.numel() and tensor.is_floating_point():
                 assert tensor.stride(0) == 2 * tensor[0].numel() or tensor.shape[0] == 1
                 assert tensor[0].is_contiguous()
@@ -572,7 +561,7 @@ def test_a_case_of_gaps_has_the_numbers_of_a_whole_one_and_other_strides() -> No
 def test_numbers_in_float16_are_finite_as_in_the_other_dtypes() -> None:
     """Also those in cells that nobody sees, which are as large as a dtype has them."""
     for case in FLOAT16_CASES:
-        for tensor in tensors_in(case.make(Generator().manual_seed(7), torch.float16)):
+        for tensor in result_tensors(case.make(Generator().manual_seed(7), torch.float16)):
             assert tensor.dtype in (torch.float16, torch.bfloat16, torch.int64) or case.op in (
                 "linear",
                 "decoder_layers",
@@ -631,7 +620,7 @@ def test_arguments_on_another_device_or_in_another_dtype_lie_in_memory_as_they_d
         given = given_to(case)
         for dtype in (None, torch.float64):
             moved = to(given, device="cpu", dtype=dtype)
-            for one, other in zip(tensors_in(given), tensors_in(moved), strict=True):
+            for one, other in zip(result_tensors(given), result_tensors(moved), strict=True):
                 assert other.stride() == one.stride() or not one.numel()
                 assert other.dtype == (one.dtype if dtype is None or not one.is_floating_point() else dtype)
                 assert one.to(other.dtype).equal(other)
