@@ -77,7 +77,7 @@ def _public(row: Row, steps: bool) -> dict[str, Any]:
 
 def _steps(row: Row) -> Iterator[str]:
     """A line of JSON for each step of a row, with the row's name."""
-    return (json.dumps({"row": row.arm.id, **step}) for step in row.steps)
+    return (json.dumps({"row": row.arm.id, **step}, allow_nan=False) for step in row.steps)
 
 
 def _bars(pooled: Sequence[Row]) -> list[dict[str, Any]]:
