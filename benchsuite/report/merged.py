@@ -60,6 +60,6 @@ def _missing(parts: Sequence[Journal]) -> list[str]:
     texts = [text for part in parts if (text := part.said["options"]["shard"])]
     shards = [(int(number), int(count)) for number, count in (text.split("/") for text in texts)]
     of = lcm(*(count for _, count in shards))
-    numbers = [one for one in range(1, of + 1) if not any((one - number) % count == 0 for number, count in shards)]
-    missing = [f"{number}/{of}" for number in numbers] if shards else []
+    there = {one for number, count in shards for one in range(number, of + 1, count)}
+    missing = [f"{number}/{of}" for number in range(1, of + 1) if number not in there] if shards else []
     return [f"shards that are missing: {', '.join(missing)}"] if missing else []
