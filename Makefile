@@ -68,7 +68,7 @@ test: export OMP_NUM_THREADS = 1
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --specdec-target tiny --specdec-prompts 1 \
-		--specdec-workload chat,code_editing,rewriting \
+		--specdec-workload chat,rewriting \
 		--specdec-max-new-tokens 16 --specdec-pairs 2 --benchmark-quiet $(ARGS)
 
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)

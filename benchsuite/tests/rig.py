@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -118,6 +119,35 @@ def slow_after(count: int, values: Iterable[Any]) -> list[ParameterSet]:
         marks = [] if count >= 0 else [pytest.mark.slow]
         found.append(pytest.param(*param.values, marks=[*param.marks, *marks], id=param.id))
     return found
+
+
+def some_of(count: int, values: Iterable[Any]) -> list[ParameterSet]:
+    """Values as parameters, of which ``count``, evenly spread, run always and the others with --specdec-deep.
+
+    For cases of one law, which each of them holds. A tuple is a value for each name.
+    """
+    every = [*values]
+    found = list[ParameterSet]()
+    for index, value in enumerate(every):
+        given = value if isinstance(value, tuple) else (value,)
+        param = value if isinstance(value, ParameterSet) else pytest.param(*given)
+        chosen = index * count // len(every) != (index - 1) * count // len(every)
+        found.append(
+            pytest.param(*param.values, marks=[*param.marks, *([] if chosen else [pytest.mark.deep])], id=param.id)
+        )
+    return found
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, which is JSON: the first of pytest-xdist's workers makes it, the others read it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return make()
+    file = factory.getbasetemp().parent / f"{name}.json"
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            file.write_text(json.dumps(make()))
+    return json.loads(file.read_text())
 
 
 C = TypeVar("C", bound="type[Checks]")

@@ -191,6 +191,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
+@pytest.mark.slow
 def test_a_server_is_waited_for_while_it_loads_and_ends_with_what_it_started(port: int, tmp_path: Path) -> None:
     """It answers, in turn, that it is not there yet, that it has no such path, that it is busy, and nothing at all."""
     started = tmp_path / "started"

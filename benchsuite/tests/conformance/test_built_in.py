@@ -27,6 +27,12 @@ SAMPLED = "test_sampled_outputs_have_the_targets_distribution"
 """Of proposals that are certain, whatever they are, tests/conformance/test_exact_runs.py proves this."""
 
 SAME = "test_it_changes_no_output"
+"""tests/specdec/test_equality.py compares outputs of the same drafts with plain decoding's, at more K and batches."""
+
+FOLLOWS = "test_what_it_proposes_follows_from_the_text"
+"""tests/plugins/test_catching_up.py plays longer with the drafts that have a model."""
+
+OF_MODELS = (FAKE, REPLAYED, FOLLOWS, SAME)
 
 Q = "test_q_is_the_distribution_that_its_proposals_were_drawn_from"
 
@@ -45,7 +51,11 @@ TestNgramTree = slow(conformance.draft("ngram(n_min=1, branches=3)", trees=True)
 TestSuffix = slow(conformance.draft("suffix(min_match=1)", remembers=True), FAKE, REPLAYED, SAMPLED)
 TestSuffixAlone = slow(conformance.draft("suffix(min_match=1, earlier=False)"), FAKE, REPLAYED, SAMPLED)
 TestHybrid = slow(
-    conformance.draft("hybrid(sources='suffix(min_match=1, earlier=False), draft_model')", sampled=True), FAKE, REPLAYED
+    conformance.draft("hybrid(sources='suffix(min_match=1, earlier=False), draft_model')", sampled=True),
+    FAKE,
+    FOLLOWS,
+    SAME,
+    REPLAYED,
 )
 TestCustomClass = slow(
     conformance.draft(
@@ -59,15 +69,20 @@ TestCustomClassThatLearns = slow(
     FAKE,
     SAMPLED,
 )
-TestDraftModel = slow(conformance.draft("draft_model", sampled=True), FAKE, REPLAYED)
-TestTree = slow(conformance.draft("tree(beam=2, depth=3)", trees=True, k=6), FAKE, REPLAYED, SAMPLED)
-TestMedusa = slow(conformance.draft("medusa(head_init=random)", sampled=True, hidden=True), FAKE, REPLAYED)
+TestDraftModel = slow(conformance.draft("draft_model", sampled=True), *OF_MODELS)
+TestTree = slow(conformance.draft("tree(beam=2, depth=3)", trees=True, k=6), *OF_MODELS, SAMPLED)
+TestMedusa = slow(conformance.draft("medusa(head_init=random)", sampled=True, hidden=True), *OF_MODELS)
 TestMedusaTree = slow(
-    conformance.draft("medusa(head_init=random, beam=2)", trees=True, hidden=True, k=6), FAKE, REPLAYED, SAMPLED
+    conformance.draft("medusa(head_init=random, beam=2)", trees=True, hidden=True, k=6),
+    FAKE,
+    FOLLOWS,
+    SAME,
+    REPLAYED,
+    SAMPLED,
 )
-TestEagle = slow(conformance.draft("eagle(reset=False)", sampled=True, hidden=True), FAKE, REPLAYED)
+TestEagle = slow(conformance.draft("eagle(reset=False)", sampled=True, hidden=True), *OF_MODELS)
 TestEagleThatResets = slow(
-    conformance.draft("eagle", sampled=True, hidden=True, memoryless=False), FAKE, REPLAYED, SAMPLED, Q
+    conformance.draft("eagle", sampled=True, hidden=True, memoryless=False), *OF_MODELS, SAMPLED, Q
 )
 TestOracle = slow(conformance.draft("oracle(0.8)", replays=True), FAKE, REPLAYED)
 TestGarbage = slow(conformance.draft("garbage"), FAKE, REPLAYED, SAMPLED)

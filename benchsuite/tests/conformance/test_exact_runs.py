@@ -44,7 +44,8 @@ def test_an_output_has_the_targets_distribution(policy: str, certain: bool, dist
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "k"), [("rejection", 3), ("block", 3), ("tree_rejection", 3), ("tree_rejection", 4)]
+    ("policy", "k"),
+    [("rejection", 3), ("block", 3), ("tree_rejection", 3), pytest.param("tree_rejection", 4, marks=pytest.mark.deep)],
 )
 def test_an_output_of_longer_proposals_has_the_targets_distribution(policy: str, k: int) -> None:
     assert exact_runs.run_distance(built(policy), 2, chain(k), one(k + 1)) < 1e-12

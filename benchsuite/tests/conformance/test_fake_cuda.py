@@ -22,7 +22,7 @@ from benchsuite.conformance.guards import fake_cuda
 from benchsuite.conformance.guards.fake_cuda import FakeRun
 from benchsuite.conformance.guards.tape import shares_memory
 from benchsuite.conformance.models import families, tiny
-from benchsuite.tests.rig import POLICIES, pairs_in_turn, slow_after
+from benchsuite.tests.rig import POLICIES, pairs_in_turn, slow_after, some_of
 from benchsuite.workshop.gpu_day import stages
 from specdec import Context, Draft, SamplingParams, Window
 from specdec.devices import HostCopy
@@ -52,10 +52,10 @@ SEARCHES = ("suffix", "custom_class", "hybrid")
 
 
 def _pairs() -> Iterator[Any]:
-    """Each draft with a third of the policies that take its windows; with the others under --specdec-deep."""
+    """Each draft with one or two of the policies that take its windows; with the others under --specdec-deep."""
     fitting = [
         one
-        for one in pairs_in_turn(DRAFTS, POLICIES, groups=3)
+        for one in pairs_in_turn(DRAFTS, POLICIES, groups=6)
         if tiny.policy_named(one.values[1]).trees or "=2" not in one.values[0]
     ]
     for index, one in enumerate(sorted(fitting, key=lambda one: len(one.marks))):
@@ -65,9 +65,9 @@ def _pairs() -> Iterator[Any]:
 
 BATCHES = [
     *((draft, "tree_rejection", "gpu") for draft in DRAFTS),
-    *(("garbage", policy, "reference") for policy in POLICIES),
+    *some_of(3, [("garbage", policy, "reference") for policy in POLICIES]),
 ]
-"""Each draft once over the GPU's backends, and each policy once over the reference, which makes many more launches."""
+"""Each draft once over the GPU's backends, and policies over the reference, which makes many more launches."""
 
 
 def must_hold(found: FakeRun) -> None:
@@ -108,6 +108,7 @@ def test_requests_with_everything_on_are_admitted_without_waiting() -> None:
     must_hold(fake_cuda.fake_run("garbage", params=params, rows=2, steps=5, enters=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_after(1, ["smollm2", "qwen3", "gemma2", "gemma3", "gpt2", "mistral"]))
 def test_a_plain_step_of_each_family_can_be_replayed(family: str) -> None:
     must_hold(fake_cuda.fake_run(None, config=families.CONFIGS[family]()))
@@ -160,15 +161,21 @@ FEW = LAYERS // DEFAULT_SHARE + 1
 
 
 @cache
+def of_a_layer() -> Sequence[int]:
+    """What one more layer adds to the numbers of plain decoding."""
+    few, more = (launches(BUDGET[0][0], layers) for layers in (FEW, FEW + 1))
+    return [other - some for some, other in zip(few, more, strict=True)]
+
+
+@cache
 def of_all_layers(strategy: str) -> Sequence[int]:
-    """The numbers of a row of the table: those of few layers, and for each other layer what one more adds."""
-    few, more = launches(strategy, FEW), launches(strategy, FEW + 1)
-    return [some + (LAYERS - FEW) * (other - some) for some, other in zip(few, more, strict=True)]
+    """The numbers of a row of the table: those of few layers, and what each other layer adds."""
+    return [some + (LAYERS - FEW) * one for some, one in zip(launches(strategy, FEW), of_a_layer(), strict=True)]
 
 
 @pytest.mark.slow
-def test_each_layer_adds_the_same_launches() -> None:
-    strategy = BUDGET[0][0]
+@pytest.mark.parametrize("strategy", [BUDGET[0][0], pytest.param(BUDGET[-1][0], marks=pytest.mark.deep)])
+def test_each_layer_adds_the_same_launches_whatever_is_drafted(strategy: str) -> None:
     assert of_all_layers(strategy) == launches(strategy, LAYERS)
 
 
@@ -218,11 +225,13 @@ def test_the_draft_that_the_faults_are_put_into_is_sound() -> None:
     must_hold(run_with(lambda context, step: context.length))
 
 
+@pytest.mark.slow
 def test_a_number_that_is_read_is_refused() -> None:
     with pytest.raises(DataDependentOutputException):
         run_with(lambda context, step: context.length + context.length[0].item())
 
 
+@pytest.mark.slow
 def test_a_shape_that_follows_numbers_is_refused() -> None:
     with pytest.raises(DynamicOutputShapeException):
         run_with(lambda context, step: context.length[context.length > 3])

@@ -30,6 +30,7 @@ STRATEGIES = (
 """The kinds of drafts, each with another policy; the pairs are those of the fake CUDA's tests."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "policy"),
     slow_after(1, [*STRATEGIES[:2], *(pytest.param(*strategy, marks=pytest.mark.slow) for strategy in STRATEGIES[2:])]),

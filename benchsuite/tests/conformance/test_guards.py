@@ -329,6 +329,7 @@ def test_an_op_of_the_backends_of_a_name_is_their_own_kernel_on_the_fake_gpu(nam
     assert not log.faults
 
 
+@pytest.mark.slow
 @pytest.mark.fake_gpu
 def test_a_fake_run_says_of_each_step_its_requests_its_k_and_width_and_its_launches_by_part() -> None:
     """The first of two requests ends after three tokens; the other then has its row, and all the steps that follow."""
@@ -346,6 +347,7 @@ def test_a_fake_run_says_of_each_step_its_requests_its_k_and_width_and_its_launc
         assert sum(part.values()) == len(stream), "each launch is a microsecond of some part"
 
 
+@pytest.mark.slow
 @pytest.mark.fake_gpu
 def test_a_fake_run_that_is_told_nothing_more_is_of_one_request_in_four_equal_steps() -> None:
     run = fake_cuda.fake_run(None, backends="gpu")

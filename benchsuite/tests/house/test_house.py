@@ -77,6 +77,7 @@ def test_no_room_imports_a_test_or_a_conftest() -> None:
         assert not tests, f"{file.path.relative_to(ROOT)} imports {tests}"
 
 
+@pytest.mark.slow
 def test_a_public_name_is_defined_once() -> None:
     defined = defaultdict[str, list[str]](list)
     for file in project_files():
@@ -87,11 +88,13 @@ def test_a_public_name_is_defined_once() -> None:
     assert not twice
 
 
+@pytest.mark.slow
 def test_a_function_is_short_or_says_why_not() -> None:
     for file in project_files():
         assert not file.long, f"{file.path.relative_to(ROOT)}: {', '.join(file.long)}"
 
 
+@pytest.mark.slow
 def test_no_layout_is_forced_by_hand() -> None:
     mark = "fmt" + ": "
     for file in project_files():

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "benchsuite" / "tests"
 PINS = TESTS / "pins"
@@ -40,6 +42,7 @@ def reads_one(test: ast.FunctionDef, private: set[str]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_the_numbers_of_pins_and_of_tests_that_read_what_is_private_are_those_that_status_says() -> None:
     text = (ROOT / "docs" / "status.md").read_text(encoding="utf-8")
     [said] = re.findall(r"has (\d+) tests that restate the code; elsewhere (\d+) tests read a private attribute", text)

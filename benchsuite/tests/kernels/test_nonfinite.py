@@ -149,6 +149,7 @@ def _broken_in_the_first_row(of: Callable[..., Any], bad: float) -> Callable[...
     return broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "policy", "bad"),
     slow_after(

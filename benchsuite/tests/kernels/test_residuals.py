@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchsuite.tests.rig import INTERPRETED, named_backend
+from benchsuite.tests.rig import INTERPRETED, named_backend, pairs_in_turn
 from specdec import Window, sampling
 from specdec_kernels.reference import Reference
 
@@ -13,8 +13,7 @@ ROWS, SLOTS = 120, 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vocabulary", [2, 3])
-@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize(("certain", "vocabulary"), pairs_in_turn([False, True], [2, 3]))
 @pytest.mark.parametrize("name", ["cpu", pytest.param("triton", marks=INTERPRETED), "cuda on the host"])
 def test_what_follows_a_rejection_is_drawn_from_the_residual_of_its_own_row_and_column(
     name: str, certain: bool, vocabulary: int

@@ -146,6 +146,7 @@ def working(clock: HandClock, where: str) -> Callable[[Env], Draft]:
     return Working
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", slow_after(1, ["propose", "observe", "release"]))
 def test_work_in_any_call_of_a_step_is_drafting(where: str, clock: HandClock) -> None:
     bench = prepared(worker=working(clock, where))

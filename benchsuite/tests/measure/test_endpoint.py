@@ -73,6 +73,7 @@ ONE = [Request(0, PROMPT, SamplingParams(max_new_tokens=4))]
 ENDING = [Request(0, PROMPT, SamplingParams(max_new_tokens=8, eos=(256,)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draft", "k"), slow_after(1, [(None, 0), ("ngram", 4)]))
 def test_a_server_of_our_engine_has_our_tokens(draft: str | None, k: int, assemble: Make, runner_of: Build) -> None:
     build = assemble()

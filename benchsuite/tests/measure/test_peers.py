@@ -207,6 +207,7 @@ def test_only_the_request_ends_an_output_and_says_how_it_is_drawn(text: str) -> 
     assert sum(counts(ended)[0]) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", slow_after(1, EVERY))
 def test_sampling_repeats_itself_and_the_request_filters_it(text: str) -> None:
     peer = peer_runner(text, cyclic())

@@ -58,6 +58,7 @@ def test_it_decodes_plains_tokens_op_by_op(cell: Cell) -> None:
     assert ran == {"plain": "replayed", "plain again": "replayed", "plain eager": "eager", "garbage": "replayed"}
 
 
+@pytest.mark.slow
 def test_arms_of_two_runtimes_are_compared_only_if_that_is_asked_for(cell: Cell) -> None:
     reasons = {}
     for across in ("", "compile", "runtime"):

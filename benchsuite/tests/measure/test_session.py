@@ -106,6 +106,7 @@ def test_a_pass_reports_as_often_as_was_announced() -> None:
     assert replace(bench.plan, precision=0.5).chooses
 
 
+@pytest.mark.slow
 def test_a_workload_that_does_not_fit_is_refused_by_its_name_and_texts_that_end_with_the_model_are_said() -> None:
     long = Arm(TINY.replaced(workload="long_2k"), draft="ngram", k=2)
     with pytest.raises(SpecdecError, match="the workload long_2k does not fit tiny: the prompt .* more positions$"):

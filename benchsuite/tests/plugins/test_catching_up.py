@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from benchsuite.conformance.exact.enumerator import context
 from benchsuite.conformance.models import families, tiny
 from benchsuite.conformance.models.tiny import ask, prompts
-from benchsuite.tests.rig import Make, saved_head, slow_after
+from benchsuite.tests.rig import Make, pairs_in_turn, saved_head, slow_after, some_of
 from benchsuite.workshop.machines.renamed import BYTES, LETTERS, byte_level, own_copy, shuffled, shuffled_draft
 from specdec import Context, Draft, Env, Request, SamplingParams, SpecdecError, Verdict, Window, catalog
 from specdec.arena import Arena, KeptCells
@@ -349,8 +349,8 @@ def _play(played: Played, forwards: CountedForwards, steps: int) -> None:
     assert not arenas or played.draft.info() == {"draft_forwards": len(forwards.widths)}
 
 
-@pytest.mark.parametrize("seed", slow_after(1, range(4)))
-@pytest.mark.parametrize("text", slow_after(1, TEXTS))
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "seed"), pairs_in_turn(slow_after(1, TEXTS), range(4)))
 def test_what_a_draft_proposes_follows_from_the_text_whoevers_windows_were_verified(
     text: str, seed: int, tmp_path: Path
 ) -> None:
@@ -358,14 +358,13 @@ def test_what_a_draft_proposes_follows_from_the_text_whoevers_windows_were_verif
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("build", [bytes_draft, shuffled_draft])
+@pytest.mark.parametrize(("build", "seed"), pairs_in_turn([bytes_draft, shuffled_draft], range(4)))
 def test_a_draft_with_its_own_tokens_proposes_what_follows_from_the_text(build: Build, seed: int) -> None:
     play(build, seed=seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some_of(2, range(4)))
 def test_a_ring_that_overwrites_itself_is_continued_whole_or_not_at_all(seed: int) -> None:
     play(registered("draft_model"), "mistral", seed=seed)
 
@@ -405,6 +404,7 @@ def first_widths(build: Build, accepted: int, roots: int, own: bool) -> int:
     return forwards.widths[K]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("roots", slow_after(1, [3, 0, 1]))
 @pytest.mark.parametrize("accepted", [0, 2, K - 1, K])
 def test_what_was_read_as_a_proposal_and_accepted_is_not_read_again(accepted: int, roots: int) -> None:

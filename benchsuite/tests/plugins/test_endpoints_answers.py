@@ -336,6 +336,7 @@ def test_a_page_of_models_has_their_names() -> None:
     assert models_of('{"data": []}') == []
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(codec="utf-8")))
 def test_characters_that_json_cuts_in_two_are_joined_again(text: str) -> None:
     halves = [half.decode("utf-16-le", "surrogatepass") for half in _units(text)]

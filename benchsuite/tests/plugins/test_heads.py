@@ -102,6 +102,7 @@ class Teacher:
         return F.linear(state, self.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_after(1, ["eagle", "medusa"]))
 def test_a_head_drafts_as_it_was_trained(kind: str, assemble: Make, tmp_path: Path) -> None:
     """Every proposal of a ragged batch is the best token of the head unrolled over the whole text."""
@@ -164,6 +165,7 @@ def test_a_heads_tree_holds_likely_children_of_every_node_it_expands(kind: str, 
     assert depths == {1, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]))
 @pytest.mark.parametrize("policy", slow_after(1, ["match", "rejection", "block"]))
 def test_heads_change_no_output_that_is_promised(

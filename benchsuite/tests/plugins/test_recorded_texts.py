@@ -81,6 +81,7 @@ def speed(draft: str, text: str, rows: int, tokens: int, controller: Callable[[]
     return exp(-fmean(log(seconds_per_token(draft, batch, tokens, controller())) for batch in batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", slow_after(1, [1, 4]))
 @pytest.mark.parametrize("draft", slow_after(1, ["ngram", "suffix", "hybrid", "eagle", "hybrid+eagle"]))
 def test_goodput_misses_little_of_the_best_fixed_k_of_each_text(draft: str, rows: int) -> None:

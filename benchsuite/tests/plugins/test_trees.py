@@ -86,6 +86,7 @@ def test_a_tree_of_the_target_itself_is_kept_to_its_full_depth(
     assert kept == {2}
 
 
+@pytest.mark.slow
 def test_widths_say_how_many_children_a_node_has_at_each_depth(tmp_path: Path, assemble: Make) -> None:
     """3 + 6 + 6 nodes; the draft is the target, so each child is one of its parent's likeliest tokens."""
     engine = assemble("llama").engine(f"tree(model={save_target('llama', tmp_path)}, widths=3-2-1)", k=15)

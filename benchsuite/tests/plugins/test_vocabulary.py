@@ -95,6 +95,7 @@ def build(family: str = "llama", rows: int = 3, length: int = 192, **drafts: Cal
     return tiny.assembly(family, max_rows=rows, max_length=length, extra=extra)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]), ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("k", "rows"), slow_after(1, pairs_in_turn([1, 3, 7], [1, 3])))
 def test_under_match_every_output_is_plain_decodings(k: int, rows: int, temperature: float) -> None:
@@ -112,6 +113,7 @@ def test_greedy_outputs_are_plain_decodings_under_policies_that_draw(policy: str
     assert_same(Judge(made.target, range(40)), EngineSource(made.engine(None)), EngineSource(engine), requests())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "temperature"), slow_after(1, pairs_in_turn(["llama", "gemma3", "mistral", "gpt2"], [0.0, 1.0]))
 )

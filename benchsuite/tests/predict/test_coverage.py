@@ -26,7 +26,7 @@ from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.forecasts import Forecasts
 from benchsuite.predict.prediction import WRONG, PromptSizes, Replay
 from benchsuite.predict.traces import Seen, StepTrace
-from benchsuite.tests.rig import SETTING
+from benchsuite.tests.rig import SETTING, some_of
 from specdec import Request
 from specdec.calibration import Point
 from specdec.devices import Stopwatch
@@ -172,7 +172,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_of(3, CASES))
 def test_predictions_hold_speedups_of_which_both_sides_are_noisy(name: str) -> None:
     """Of cells, of halves of cells that are predicted from the other half, and of arms over all workloads."""
     case, rng = CASES[name], np.random.default_rng(8)
@@ -227,7 +227,16 @@ def _advised(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("noise", "budget"), [(0.0, 900.0), (0.2, 900.0), (0.1, 60.0), (0.1, 120.0)], ids=["exact", "noisy", "one", "two"]
+    ("noise", "budget"),
+    some_of(
+        2,
+        [
+            pytest.param(0.2, 900.0, id="noisy"),
+            pytest.param(0.0, 900.0, id="exact"),
+            pytest.param(0.1, 60.0, id="one"),
+            pytest.param(0.1, 120.0, id="two"),
+        ],
+    ),
 )
 def test_an_advice_holds_the_speedup_of_all_texts_though_its_budget_was_enough_for_one_or_two(
     noise: float, budget: float, monkeypatch: pytest.MonkeyPatch

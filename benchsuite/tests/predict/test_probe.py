@@ -249,6 +249,7 @@ def test_costs_of_a_run_are_measured_with_its_widest_engines_for_each_target(
     assert [one["known"] for one in measurings] == [None, None]
 
 
+@pytest.mark.slow
 def test_costs_are_kept_where_they_are_found_again_unless_they_are_to_be_measured_anew(
     two_targets: Any, measurings: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def sections_by_title(document: Document) -> dict[str, Any]:
     return {section.title: section for section in document.sections if section.parts}
 
 
+@pytest.mark.slow
 def test_kernels_are_shown_in_microseconds_and_the_reference_where_nothing_else_ran(kernel_bench: KernelBench) -> None:
     """Of the linear op the widths that a step has, of other ops every shape."""
     document = kernels.kernels_document(with_figures(kernel_bench, timings=TIMINGS), ["a card"])

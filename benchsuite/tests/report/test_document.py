@@ -35,6 +35,7 @@ def test_a_terminals_columns_begin_where_their_headers_begin_and_cells_stay_as_t
     assert len(rule) == sum(widest) + 2 * (len(HEADERS) - 1), "no column is wider than what it holds"
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.text("ab ", min_size=1, max_size=60), min_size=4, max_size=4), min_size=1, max_size=3),
     st.sampled_from([None, 28]),

@@ -67,6 +67,7 @@ def test_the_answer_never_recommends_a_replayer(reported: Results) -> None:
     assert "oracle" not in claimed(reported)
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_recommended_the_reason_of_each_strategy_is_given(reported: Results) -> None:
     worse: dict[str, Any] = {"not_comparable": "lengths"}
     assert claimed(reported, ngram=worse, garbage={"contract": "lossy"}) == (

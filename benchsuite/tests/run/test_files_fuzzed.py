@@ -117,7 +117,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@settings(FUZZ, max_examples=150)
+@settings(FUZZ, max_examples=75)
 @given(data=st.data())
 def test_folders_of_models_whose_configs_are_changed_are_run_or_refused(
     data: st.DataObject, model_folder: Path

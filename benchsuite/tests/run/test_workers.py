@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchsuite.run.matrix import build_matrix
 from benchsuite.run.speculation import ComparisonPlugin
 from benchsuite.run.workers import scheduling, split_cells
-from benchsuite.tests.rig import Run, requested
+from benchsuite.tests.rig import Run, requested, some_of
 
 ROWS = ("--specdec-target", "tiny", "--specdec-workload", "chat", "--specdec-prompts", "1", "--specdec-peer", "none")
 
@@ -37,10 +37,9 @@ def test_other(n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dist", ["load", "worksteal", "loadgroup", "loadfile", "loadscope"])
-def test_a_cell_is_measured_by_one_worker(dist: str, run: Run, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    if dist not in ("load", "worksteal") and not pytestconfig.getoption("specdec_deep"):
-        pytest.skip("a further way to distribute tests: --specdec-deep")
+@pytest.mark.parametrize("dist", some_of(1, ["worksteal", "load", "loadgroup", "loadfile", "loadscope"]))
+def test_a_cell_is_measured_by_one_worker(dist: str, run: Run, tmp_path: Path) -> None:
+    """By ``load`` the rows of test_other_plugins.py are measured too."""
     (tmp_path / "test_who.py").write_text(WHO)
     done = run(
         *("-m", "pytest", "test_who.py", "-n", "2", "--dist", dist, *ROWS, "--specdec-draft", "ngram,garbage"),

@@ -168,6 +168,7 @@ def test_a_shape_is_drawn_on_the_gpu_where_it_is_used_and_tiny_is_not(monkeypatc
     assert seeds == [5] * 3
 
 
+@pytest.mark.slow
 def test_a_folder_is_read_with_its_own_weights_and_tokenizer(tiny_folder: Path) -> None:
     tokenizer = catalog.byte_tokenizer()
     tokenizer.chat_template = "its own"

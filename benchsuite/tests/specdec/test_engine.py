@@ -97,6 +97,7 @@ def test_a_repeated_run_repeats_its_counters_and_tokens(assemble: Make) -> None:
     assert ([c.tokens for c in engine.run(work)], engine.stats.counters()) == first
 
 
+@pytest.mark.slow
 def test_the_last_row_moves_into_a_freed_place_and_its_bytes_are_counted(assemble: Make) -> None:
     build = assemble(max_rows=3)
     engine = build.engine("draft_model", k=2)

@@ -137,6 +137,7 @@ def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -
     assert_same(judge, source(build.engine(None, max_rows=1)), source(build.engine(None, max_rows=3)), work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     slow_after(
@@ -163,6 +164,7 @@ def test_rows_of_different_parameters_share_a_batch_on_tiny(assemble: Make) -> N
     assert_same(judge, source(build.engine(None, max_rows=1)), source(build.engine("oracle(0.8)", k=4)), work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_speculation_in_bfloat16_equals_plain_or_ties_on_tiny(device: str, assemble: Make) -> None:
     build = assemble("llama", dtype=torch.bfloat16, device=device)

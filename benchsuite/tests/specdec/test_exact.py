@@ -114,6 +114,7 @@ class OneRow(Reference):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", slow_after(1, [3, 2, 4, 5]))
 def test_a_backend_that_is_wrong_in_a_single_row_of_a_batch_is_refused_whichever_row_it_is(rows: int) -> None:
     """In one slot of windows of one width, for each width that is tried; batches of another size are not looked at."""

@@ -109,6 +109,7 @@ def _two_requests(processed: tuple[dict[str, Any], dict[str, Any]]) -> list[Requ
     return [Request(row, prompt, one) for row, (prompt, one) in enumerate(zip(tiny.prompts(2), params, strict=True))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("backwards", slow_after(1, [False, True]))
 @pytest.mark.parametrize("policy", slow_after(1, ["match", "rejection"]))
@@ -178,6 +179,7 @@ def _shared(assembly: Assembly, draft: str, policy: str, controller: str, later:
     return engine, pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "policy"),
     slow_after(

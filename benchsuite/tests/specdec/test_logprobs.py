@@ -60,6 +60,7 @@ def test_plain_logprobs_are_those_of_transformers_logits_and_scores(family: str,
             assert [float(distribution[i]) for i, _ in top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "kind"),
     slow_after(
@@ -83,6 +84,7 @@ def test_speculative_logprobs_equal_plain_within_the_bound_on_tiny(kind: str, dr
             assert chances(one) == pytest.approx(chances(two), abs=4 * bound * 1.3 / 0.8)
 
 
+@pytest.mark.slow
 def test_logprobs_are_in_the_steps_one_read_and_for_rows_that_ask(assemble: Make) -> None:
     build = assemble("llama", max_rows=3)
     asked = [None, 0, 3, None, 20, 1]

@@ -16,7 +16,7 @@ import torch
 from benchsuite.conformance.models import families
 from benchsuite.store.journal import Journal
 from benchsuite.tests import ranks_rig
-from benchsuite.tests.rig import Python, Run, child_variables
+from benchsuite.tests.rig import Python, Run, child_variables, made_once
 from specdec import SpecdecError
 from specdec.model import layers_of
 from specdec.ranks import GRACE, SILENCE, Life, Place, diverged, failed_alone
@@ -65,10 +65,16 @@ def ranked_outputs(
     """What each rank found in every case."""
     folder = tmp_path_factory.mktemp("cases")
     code = f"from benchsuite.tests.ranks_rig import *; ranked_cases({bool(pytestconfig.getoption('specdec_deep'))})"
-    done = python(("-c", code), folder, child_variables("", {}))
-    assert done.returncode == 0, done.stderr
-    assert [(folder / f"found{rank}.json").exists() for rank in (0, 1)] == [True, True], ranks_rig.rank_texts(folder)
-    return [json.loads((folder / f"found{rank}.json").read_text()) for rank in (0, 1)]
+
+    def make() -> list[dict[str, Any]]:
+        done = python(("-c", code), folder, child_variables("", {}))
+        assert done.returncode == 0, done.stderr
+        files = [folder / f"found{rank}.json" for rank in (0, 1)]
+        assert all(file.exists() for file in files), ranks_rig.rank_texts(folder)
+        return [json.loads(file.read_text()) for file in files]
+
+    found: list[dict[str, Any]] = made_once(tmp_path_factory, "ranked_outputs", make)
+    return found
 
 
 @pytest.fixture
@@ -154,7 +160,10 @@ def test_a_run_on_two_ranks_is_written_and_shown_once(two: Any, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("fault", "codes", "named"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", [1, -9], "rank 1 was killed: its process "),
+        # test_torchrun_with_a_killed_rank_fails_and_says_which kills one as well
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGKILL)", [1, -9], "rank 1 was killed: its process ", marks=pytest.mark.deep
+        ),
         ("raise RuntimeError('planted')", [1, 1], "rank 1 failed: ngram: RuntimeError: planted"),
         ("window.tokens[:, -1] = 7", [1, 1], "rank 1 diverged from rank 0, found at a step"),
     ],
@@ -281,6 +290,7 @@ def test_a_failed_rank_is_given_grace_until_this_one_is_where_it_failed() -> Non
     assert life.lost(1, failed, 4, 1.0 + GRACE) is None, "this rank is there too: they compare how they ended"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_parts_of_the_ranks_make_the_whole_matrices(ranks: int) -> None:
     whole = dict(families.build_model("llama").named_parameters())

@@ -235,6 +235,7 @@ class Gate:
         return self.inner(texts, **options)
 
 
+@pytest.mark.slow
 def test_the_first_requests_run_before_all_prompts_are_tokenised(read: Any, assemble: Make) -> None:
     tokenizer, found = Gate(open_calls=1), read(*some(100, tokens=1))
     engine = assemble(max_rows=4).engine(None)

@@ -144,6 +144,7 @@ def test_what_one_run_recorded_the_next_replays(recordable: Callable[[int], Asse
     assert len(runtime.kinds) == kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", slow_after(1, ["match", "rejection"]))
 @pytest.mark.parametrize("temperature", slow_after(1, [0.0, 0.9]))
 def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(

@@ -73,6 +73,7 @@ def test_a_stop_string_stops_at_the_token_that_completes_it(place: int, length: 
 TEXT = st.text(alphabet="ab€🎉", max_size=7)
 
 
+@pytest.mark.slow
 @given(TEXT, st.lists(TEXT.filter(bool), max_size=2), st.integers(1, 30), st.sampled_from([(), (97,), (98, 256)]))
 def test_a_watcher_ends_a_text_where_a_search_of_all_of_it_does(
     text: str, stop: list[str], limit: int, eos: tuple[int, ...]

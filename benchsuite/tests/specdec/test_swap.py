@@ -157,6 +157,7 @@ def test_codes_are_the_nearest_and_rounding_twice_changes_nothing(bits: int) -> 
     torch.testing.assert_close(again.dequantise(), once.dequantise())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]))
 @pytest.mark.parametrize("bits", slow_after(1, [None, *BITS.values()]))
 def test_speculation_on_the_ops_is_plain_decoding(bits: int | None, temperature: float) -> None:

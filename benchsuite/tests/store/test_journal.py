@@ -77,6 +77,7 @@ def test_rows_of_cells_that_were_read_are_those_of_the_cells_that_were_measured(
         assert one.contrasts == other.contrasts
 
 
+@pytest.mark.slow
 def test_a_folder_is_compared_by_the_ratios_of_its_rows_and_those_over_all_texts(
     two_cells: Bench, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import specdec_kernels
+from benchsuite.tests.rig import made_once
 from benchsuite.workshop.native.calls import KernelCall
 from benchsuite.workshop.native.cubin import CHIPS, Resources
 from specdec_kernels.cpu import cpu_compiler
@@ -61,7 +62,11 @@ def chips(pytestconfig: pytest.Config) -> Sequence[int]:
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory, chips: Sequence[int]) -> Sequence[Mapping[str, Any]]:
     """A window of each model on each chip."""
-    return compiled(tmp_path_factory.mktemp("ahead"), "--chips", ",".join(map(str, chips)))
+    folder = tmp_path_factory.mktemp("ahead")
+    found: Sequence[Mapping[str, Any]] = made_once(
+        tmp_path_factory, "ahead", lambda: compiled(folder, "--chips", ",".join(map(str, chips)))
+    )
+    return found
 
 
 def kernels_of_triton() -> set[str]:
@@ -143,11 +148,15 @@ def test_the_page_says_what_every_kernel_takes(few: Sequence[Mapping[str, Any]],
 
 
 @pytest.fixture(scope="module")
-def faults_found() -> Mapping[str, Mapping[str, Any]]:
+def faults_found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, Any]]:
     """What is said of each fault of ``ahead_rig``."""
-    done = child("-m", "benchsuite.tests.ahead_rig")
-    assert not done.returncode, done.stderr
-    found: Mapping[str, Mapping[str, Any]] = json.loads(done.stdout)
+
+    def make() -> Any:
+        done = child("-m", "benchsuite.tests.ahead_rig")
+        assert not done.returncode, done.stderr
+        return json.loads(done.stdout)
+
+    found: Mapping[str, Mapping[str, Any]] = made_once(tmp_path_factory, "ahead_faults", make)
     return found
 
 

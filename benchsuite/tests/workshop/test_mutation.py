@@ -326,6 +326,7 @@ long f(const std::vector<int>& v, int n) {
     assert _shown(native_mutants("a.cpp", source.encode())) == {("f", text) for text in expected}
 
 
+@pytest.mark.slow
 def test_every_group_has_files_and_every_file_one_group() -> None:
     files = checkout_files(ROOT) if (ROOT / ".git").exists() else [str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py")]
     assert grouped(files).keys() >= GROUPS.keys() - {"c++", "cuda"}
@@ -461,6 +462,7 @@ def test_a_process_that_fails_says_why_and_fails_the_whole(capfd: pytest.Capture
     assert "ValueError: planted" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_known_of_tests_is_read_when_the_time_is_over(toy: Path, tmp_path: Path) -> None:
     """Also after a file of which nothing is known."""
     copy, known = Copied(toy, checkout_files(toy), tmp_path / "copy"), "benchsuite/tests/test_toy.py"

@@ -156,6 +156,7 @@ def _attempts() -> int:
     return ran
 
 
+@pytest.mark.slow
 def test_shrinking_ends_after_the_time_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hypothesis reads its limit where the profile of these tests sets it."""
     assert conjecture.MAX_SHRINKING_SECONDS == 30
