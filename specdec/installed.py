@@ -6,6 +6,7 @@ import ast
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from itertools import groupby
@@ -43,46 +44,59 @@ def registered_names() -> dict[str, frozenset[str] | None]:
 
     Example: ``"ngram" in (registered_names()["draft"] or ())``
     """
-    trees = [_walked(point) for point in plugin_points()]
+    told = [_told_by(_source_of(point)) for point in plugin_points()]
     found: dict[str, frozenset[str] | None] = {}
     for kind, hook in HOOKS.items():
-        names = [None if nodes is None else _names_in(nodes, hook) for nodes in trees]
-        told = [one for one in names if one is not None]
-        found[kind] = frozenset[str]().union(*told) if len(told) == len(names) else None
+        names = [found_by for one in told if (found_by := one[hook]) is not None]
+        found[kind] = frozenset[str]().union(*names) if len(names) == len(told) else None
     return found
 
 
-def _walked(point: EntryPoint) -> list[ast.AST] | None:
-    """Every node in the source of a plugin's module, the module first; None if it is no module, or has no source that
-    can be read."""
+def _source_of(point: EntryPoint) -> str | None:
+    """The source of a plugin's module; None if it is no module, or has no source that can be read."""
     try:
         spec = None if point.attr else find_spec(point.module)
-        return [*ast.walk(ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8")))]
-    except (ImportError, OSError, ValueError, SyntaxError):
+        return Path((spec and spec.origin) or "").read_text(encoding="utf-8")
+    except (ImportError, OSError, ValueError):
         return None
 
 
-def _names_in(nodes: list[ast.AST], hook: str) -> set[str] | None:
-    """The names that a module's hook registers, none if it has no such hook; None if its source does not tell."""
-    imported = {
-        alias.asname or alias.name
-        for node in nodes
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
+@cache
+def _told_by(source: str | None) -> Mapping[str, frozenset[str] | None]:
+    """By each hook the names that it registers, none if a module has no such hook; None if its source does not tell."""
+    try:
+        module = ast.parse(source or "")
+    except (ValueError, SyntaxError):
+        source = None
+    if source is None:
+        return dict.fromkeys(HOOKS.values())
+    hooks = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    hidden = set[str]()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            hidden |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef) and node not in hooks:
+            hidden.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            hidden.add(node.id)
+    return {
+        hook: None if hidden & {"*", hook} else _registered_by([node for node in hooks if node.name == hook])
+        for hook in HOOKS.values()
     }
-    named = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == hook]
-    assigned = {one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    if imported & {"*", hook} or hook in assigned or not all(node in ast.iter_child_nodes(nodes[0]) for node in named):
-        return None
-    found: set[str] = set()
-    for node in named:
-        calls = [one for one in ast.walk(node) if isinstance(one, ast.Call) and _is_register(one.func)]
+
+
+def _registered_by(hooks: Iterable[ast.FunctionDef]) -> frozenset[str] | None:
+    """The literal names with which functions call ``register``; None if they do anything else with it."""
+    found = set[str]()
+    for hook in hooks:
+        nodes = [*ast.walk(hook)]
+        calls = [one for one in nodes if isinstance(one, ast.Call) and _is_register(one.func)]
         texts = [one.args[0].value for one in calls if one.args and isinstance(one.args[0], ast.Constant)]
-        uses = sum(_is_register(one) for one in ast.walk(node))
+        uses = sum(_is_register(one) for one in nodes)
         if uses != len(calls) or len(texts) != len(calls) or not all(isinstance(text, str) for text in texts):
             return None
         found |= {str(text) for text in texts}
-    return found
+    return frozenset(found)
 
 
 def _is_register(node: ast.AST) -> bool:

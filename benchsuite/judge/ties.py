@@ -92,10 +92,12 @@ def upper_limit(count: int, of: int, confidence: float = CONFIDENCE) -> float:
 
     Source: Clopper and Pearson, Biometrika 26 (1934). Example: ``upper_limit(0, 459)`` is 0.01
     """
+    few = torch.arange(count + 1, dtype=torch.float64)
     low, high = count / of, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if 1 - binomial_tails(of, middle)[count + 1] > 1 - confidence else (low, middle)
+        rare = float(_binomial(few, of, middle).sum()) <= 1 - confidence
+        low, high = (low, middle) if rare else (middle, high)
     return high
 
 
@@ -132,10 +134,15 @@ def _precision(dtype: torch.dtype) -> str:
 
 def binomial_tails(trials: int, chance: float) -> Tensor:
     """Return float64 [trials + 2]: the probability of at least so many events, of 0 … trials + 1."""
-    count = torch.arange(trials + 1, dtype=torch.float64)
-    law = torch.lgamma(count.new_tensor(trials + 1)) - torch.lgamma(count + 1) - torch.lgamma(trials - count + 1)
-    law += torch.xlogy(count, count.new_tensor(chance)) + torch.xlogy(trials - count, count.new_tensor(1 - chance))
-    return torch.nn.functional.pad(law.exp(), (0, 1)).flip(0).cumsum(0).flip(0)
+    each = _binomial(torch.arange(trials + 1, dtype=torch.float64), trials, chance)
+    return torch.nn.functional.pad(each, (0, 1)).flip(0).cumsum(0).flip(0)
+
+
+def _binomial(count: Tensor, trials: int, chance: float) -> Tensor:
+    """The probability of each ``count``, float64, of events in so many trials."""
+    ways = torch.lgamma(count.new_tensor(trials + 1)) - torch.lgamma(count + 1) - torch.lgamma(trials - count + 1)
+    hits, misses = count.new_tensor(chance), count.new_tensor(1 - chance)
+    return (ways + torch.xlogy(count, hits) + torch.xlogy(trials - count, misses)).exp()
 
 
 def surprise(logits: Tensor, tokens: Sequence[int]) -> float:

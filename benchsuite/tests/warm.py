@@ -188,6 +188,7 @@ def _serve() -> None:
     for module in MODULES:
         importlib.import_module(module)
     importlib.import_module("specdec.registry").Registry()  # imports the plugins
+    importlib.import_module("specdec.installed").registered_names()  # reads their sources
     hurry()
     importlib.import_module("cpuinfo").get_cpu_info()
     for package in REWRITTEN:
