@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from typing import Any
 
@@ -109,11 +110,13 @@ def test_a_revision_is_measured_beside_the_working_tree_in_an_order_kept_with_it
 def test_a_baseline_has_as_many_launches_as_are_asked_for(theirs: Suite) -> None:
     made = theirs.run("--gate-save=five.json", "--gate-launches=5")
     refused(made, OK, "gate: launch 5 of 5", "1 rows, 5 launches")
+    assert "plain benchmarks have no counters" not in made.stdout, "five launches are enough"
     [row] = json.loads((theirs.folder / "five.json").read_text())["rows"].values()
     assert len(row["launches"]) == 5
 
 
-def test_a_baseline_that_is_not_there_is_made_if_asked(theirs: Suite) -> None:
+def test_a_baseline_that_is_not_there_is_made_of_this_run_if_asked(theirs: Suite) -> None:
+    theirs.write(noise=0.1)  # a second launch would take 0.9 seconds
     made = theirs.run("--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
     file = theirs.folder / "new.json"
     assert made.returncode == OK
@@ -121,7 +124,38 @@ def test_a_baseline_that_is_not_there_is_made_if_asked(theirs: Suite) -> None:
         f"PASS: 1 rows at levels 0 against {file}: nothing was compared, the baseline is this run",
         f"made the baseline that was not there: {file}",
     ]
-    assert list(json.loads(file.read_text())["rows"]) == [ROW]
+    assert after_heading(made)[2].split() == [ROW, "0", "PASS"]
+    rows = json.loads(file.read_text())["rows"]
+    assert list(rows) == [ROW]
+    [launch] = rows[ROW]["launches"]
+    assert launch["times"]["seconds"]["seconds"] == [1.1]
+
+
+def test_no_baseline_is_made_of_a_run_that_lacks_a_row(theirs: Suite) -> None:
+    theirs.write(body="pass\n    benchmark.pedantic(work, rounds=5)\ndef test_other(benchmark):\n    assert 0")
+    done = theirs.run("--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
+    said = "ERROR at level 0, test_theirs.py::test_other: no baseline was made: its test failed"
+    refused(done, FAILED, said, "it was not compared: see what is said of the others and of the suite")
+    assert not (theirs.folder / "new.json").exists()
+
+
+BROKEN = """
+def pytest_runtest_teardown(item):
+    benchmarks = item.config._benchmarksession.benchmarks
+    if item.nodeid == "gate::suite":
+        del benchmarks[1:]
+    else:
+        benchmarks.append("no benchmark")
+"""
+"""A conftest of which the gate finds something that it cannot read."""
+
+
+def test_a_gate_that_breaks_fails_every_item_and_shows_where_once(theirs: Suite) -> None:
+    saved(theirs)
+    (theirs.folder / "conftest.py").write_text(BROKEN)
+    done = theirs.run(*GATED)
+    refused(done, FAILED, "ERROR at level 0, suite: the gate broke; its first item shows where", "2 failed")
+    assert len(re.findall("^E +AttributeError: ", done.stdout, re.MULTILINE)) == 1
 
 
 WAYS = ((), ("--gate-inconclusive=report",), ("--gate-update",), ("--gate=report",))
@@ -169,7 +203,8 @@ def test_a_benchmark_that_no_test_declares_is_an_error_by_name(theirs: Suite) ->
     hidden = "def test_{}(request):\n    request.getfixturevalue('benchmark').pedantic(print, rounds=3)\n"
     (theirs.folder / "test_hidden.py").write_text(hidden.format("z") + hidden.format("a"))
     names = "test_hidden.py::test_a, test_hidden.py::test_z"
-    refused(theirs.run(*GATED), FAILED, f"not by a test that the gate knows: {names}")
+    said = f"ERROR at level 0, suite: measured, but not by a test that the gate knows: {names}"
+    refused(theirs.run(*GATED), FAILED, said)
 
 
 @pytest.mark.slow
@@ -178,6 +213,7 @@ def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> Non
     file = theirs.folder / "gate.json"
     for body, mark, why in (
         ("assert 0", "", "its test failed"),
+        ("raise OSError", "@pytest.mark.xfail", "its test was skipped: test_theirs.py:16: OSError"),
         ("pytest.skip('no disk')", "", "its test was skipped: Skipped: no disk"),
     ):
         theirs.write(body=body, mark=mark)
@@ -206,6 +242,14 @@ def test_what_was_not_measured_is_an_error_with_its_reason(theirs: Suite) -> Non
 def test_a_marker_that_cannot_be_meant_is_refused(theirs: Suite, mark: str, sentence: str) -> None:
     theirs.write(mark=f"@pytest.mark.gate({mark})")
     refused(theirs.run("--gate=fail", "--gate-against=HEAD", "--collect-only"), USAGE, f"{ROW}: the marker", sentence)
+
+
+@pytest.mark.parametrize(
+    "mark", ["level=0", "level=1", "level=None, tolerance=1e-9", "tolerance=0.999", "level=2, tolerance=0.5", ""]
+)
+def test_a_marker_that_can_be_meant_is_taken(theirs: Suite, mark: str) -> None:
+    theirs.write(mark=f"@pytest.mark.gate({mark})")
+    assert theirs.run("--gate=fail", "--gate-against=HEAD", "--collect-only").returncode == OK
 
 
 @pytest.mark.slow

@@ -13,8 +13,10 @@ import torch
 
 from benchsuite.benches.decoding import bench as decoding
 from benchsuite.benches.kernels import timing
+from benchsuite.report.document import Document, Lines, Section
 from benchsuite.run.decoding import DecodingPlugin
 from benchsuite.run.kernels import KernelPlugin
+from benchsuite.run.target_plugin import TargetPlugin
 from benchsuite.tests.rig import Make, Run, requested
 from specdec import catalog
 
@@ -77,3 +79,77 @@ def test_each_target_has_an_item_for_each_test_and_nothing_is_written_where_noth
     done = inside(*words, *more, "--collect-only")
     assert "decoding: " not in done.stdout
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_a_target_is_loaded() -> None:
+    plugin = KernelPlugin(ALONE, requested(results="/dev/null/x"))
+    with pytest.raises(pytest.fail.Exception, match="^--specdec-target none: --specdec-results '/dev/null/x' cannot"):
+        plugin.bench("none")
+    assert not plugin.benches
+
+
+class MadeUpNumbers(TargetPlugin[list[int]]):
+    """A made-up benchmark, whose figures are some numbers; it is written unless one of them is 0."""
+
+    fixture = "figures"
+    title = "figures"
+
+    def build(self, name: str, loaded: object, target: object) -> list[int]:
+        return [len(name)]
+
+    def measured(self, bench: list[int]) -> bool:
+        return bool(bench)
+
+    def document(self, bench: list[int]) -> Document:
+        return Document("a title of its own", sections=[Section("sums", parts=[Lines([f"the sum is {sum(bench)}"])])])
+
+    def write(self, root: Path, bench: list[int], complete: bool) -> Path:
+        if 0 in bench:
+            raise OSError(28, "no space")
+        return root / f"{sum(bench)}-{complete}"
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_folder_of_a_target_that_cannot_be_written_fails_the_run_and_the_others_are_written(
+    status: int, tmp_path: Path
+) -> None:
+    """Of each target there are tables; nothing is written of one that has measured nothing."""
+    plugin = MadeUpNumbers(ALONE, requested(results=str(tmp_path / "kept")))
+    plugin.benches |= {"a": [1, 2], "b": [4, 0], "c": [], "d": [7]}
+    session: Any = SimpleNamespace(exitstatus=status)
+    plugin.pytest_sessionfinish(session, status)
+    root = tmp_path / "kept"
+    assert root.is_dir()
+    assert session.exitstatus == 1
+    shown: Any = Shown()
+    plugin.pytest_terminal_summary(shown)
+    sums = {name: sum(bench) for name, bench in plugin.benches.items()}
+    tables = [line for name, sum_ in sums.items() for line in (f"= figures: {name}, ", "sums", f"the sum is {sum_}")]
+    complete = status == 0
+    written = [f"results: {root / f'3-{complete}'}", f"the results could not be written to {root}: [Errno 28] no space"]
+    assert shown.lines == [*tables, *written, f"results: {root / f'7-{complete}'}"]
+
+
+def test_nothing_is_made_or_shown_where_nothing_was_measured(tmp_path: Path) -> None:
+    plugin, shown = MadeUpNumbers(ALONE, requested(results=str(tmp_path / "kept"))), Shown()
+    session: Any = SimpleNamespace(exitstatus=0)
+    plugin.pytest_sessionfinish(session, 0)
+    plugin.benches["a"] = []
+    plugin.pytest_sessionfinish(session, 0)
+    assert (session.exitstatus, plugin.outcomes, [*tmp_path.iterdir()]) == (0, [], [])
+    plugin.benches.clear()
+    plugin.pytest_terminal_summary(shown)
+    assert shown.lines == []
+
+
+class Shown:
+    """A terminal that keeps its lines, and of a section how it is drawn and its title."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def section(self, title: str, sep: str = "-") -> None:
+        self.lines.append(f"{sep} {title}")
+
+    def write_line(self, line: str) -> None:
+        self.lines += [line] if line else []

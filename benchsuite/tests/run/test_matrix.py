@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchsuite.measure.arms import Arm
+from benchsuite.measure.arms import Arm, arm_named
 from benchsuite.run.matrix import build_matrix, default_peers, endpoint_peers, named_strategies, settings_of
 from benchsuite.run.names import refuse_unknown_names, split_arms
 from benchsuite.tests.rig import requested
@@ -191,6 +191,22 @@ def test_peers_stand_beside_batches_of_one_unless_they_batch(device: str) -> Non
     assert names("none", "1") == []
     assert names("transformers,none", "1") == ["transformers"]
     assert names("transformers_prompt_lookup,auto", "1") == [PEERS[1], PEERS[0], *compiled]
+
+
+@pytest.mark.parametrize(("device", "recorded"), [("cuda", True), ("cuda:1", True), ("cpu", False), ("mps", False)])
+def test_where_steps_are_recorded_plain_decoding_runs_op_by_op_too_unless_all_do(device: str, recorded: bool) -> None:
+    for graphs, eager in (("auto", recorded), ("off", False)):
+        arms = build_matrix(requested(**{**ONE, "device": device}, draft="ngram", graphs=graphs))
+        assert [arm for arm in arms if not arm.draft] == [
+            Arm(arms[0].setting),
+            Arm(arms[0].setting, again=True),
+            *([Arm(arms[0].setting, eager=True)] if eager else []),
+        ]
+
+
+def test_the_baseline_by_itself_is_plain_decoding() -> None:
+    arms = build_matrix(requested(**ONE))
+    assert arm_named(requested().baseline, arms).plain
 
 
 def test_servers_are_peers_beside_the_others() -> None:

@@ -163,6 +163,13 @@ def test_a_value_of_the_ini_file_counts_as_given_where_it_is_not_the_default(pyt
     assert typed.gate is None
 
 
+def test_a_list_over_several_lines_of_an_ini_file_is_a_comma_list(pytester: pytest.Pytester) -> None:
+    """With commas at the ends of its lines or without."""
+    pytester.makeini("[pytest]\nspecdec_draft =\n  ngram,\n  oracle(0.8),\nspecdec_batch =\n  1\n  4\n")
+    found = read_request(pytester.parseconfig())
+    assert found.texts == requested(draft="ngram,oracle(0.8)", batch="1,4").texts
+
+
 def test_paths_are_relative_to_where_pytest_was_started_and_those_of_the_ini_file_to_its_folder(
     pytester: pytest.Pytester,
 ) -> None:

@@ -11,8 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchsuite.run.devices import DevicePlugin
+from benchsuite.run.matrix import build_matrix
+from benchsuite.run.ranks import RankedPlugin
 from benchsuite.run.shards import ShardPlugin
-from benchsuite.tests.rig import Run
+from benchsuite.tests.rig import Run, requested
+from specdec import SpecdecError
 from specdec.devices import why_absent
 
 TINY = ("--specdec-target=tiny", "--specdec-workload=chat", "--specdec-arm=garbage", "--specdec-peer=none")
@@ -144,6 +148,43 @@ def test_rows_without_their_device_are_skipped_and_a_selection_of_nothing_else_f
     assert "specdec-bench" not in none.stdout.replace("specdec-bench-", ""), "a project without our tests is its own"
 
 
+EXPRESSIONS = {
+    "": False,
+    "slow": False,
+    "not cuda": False,
+    "kernels and not mps and not  gpu": False,
+    "cuda": True,
+    "slow or mps": True,
+    "gpu and not cuda": True,
+}
+"""Selections by marker, and whether they select by device."""
+
+
+@given(
+    st.sampled_from([*EXPRESSIONS]),
+    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=4),
+    st.sampled_from([False, False, True]),
+    st.integers(0, 5),
+)
+def test_a_selection_by_device_fails_where_our_items_were_collected_and_none_of_them_ran(
+    expression: str, items: list[tuple[bool, bool]], listed: bool, status: int
+) -> None:
+    """Each item is ours or another's, and ran or did not, one after the other; a run that has failed stays as it is."""
+    config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=expression, collectonly=listed))
+    plugin = DevicePlugin(config)
+    row = SimpleNamespace(callspec=SimpleNamespace(params={"specdec_row": "a row"}))
+    made: list[Any] = [row if ours else SimpleNamespace() for ours, _ in items]
+    next(plugin.pytest_collection_modifyitems(made))
+    for item, (_, ran) in zip(made, items, strict=True):
+        if ran:
+            plugin.pytest_runtest_call(item)
+    session: Any = SimpleNamespace(exitstatus=status)
+    plugin.pytest_sessionfinish(session, status)
+    ours = [ran for mine, ran in items if mine]
+    fails = EXPRESSIONS[expression] and bool(ours) and not any(ours) and not listed and status in (0, 5)
+    assert session.exitstatus == (1 if fails else status)
+
+
 RANKED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
 
 
@@ -178,16 +219,63 @@ def test_what_several_ranks_cannot_do_is_refused_before_any_model_is_loaded(
     assert done.stderr.rstrip().endswith("leave it out, or run without torchrun")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["kernels", "decoding", "serving"])
-def test_benchmarks_that_know_no_ranks_are_refused_by_their_command(name: str, inside: Run) -> None:
-    words = ("-m", "pytest", "--pyargs", f"benchsuite.test_{name}", "-m", name)
-    done = inside(*words, **RANKED)
+OTHERS = """
+import pytest
+pytestmark = pytest.mark.skip
+def test_kernels(specdec_kernels): pass
+def test_decoding(specdec_decoding): pass
+def test_served(specdec_served): pass
+def test_certified(specdec_certificates): pass
+"""
+"""A test of each benchmark that knows no ranks; none would do anything."""
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("kernels", "pytest -m kernels"),
+        ("decoding", "pytest -m decoding"),
+        ("served", "pytest -m serving"),
+        ("certified", "pytest -m serving"),
+        pytest.param("served or decoding or certified", "pytest -m decoding and pytest -m serving", id="several"),
+    ],
+)
+def test_benchmarks_that_know_no_ranks_are_refused_by_their_command(
+    name: str, command: str, inside: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "test_others.py").write_text(OTHERS)
+    done = inside("-m", "pytest", "test_others.py", "-k", name, **RANKED)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    said = f"pytest -m {name} measures one process, and torchrun has started 2: run it without torchrun, or name "
+    said = f"ERROR: {command} measures one process, and torchrun has started 2: run it without torchrun, or name "
     assert said in done.stderr
-    alone = {"kernels": {"WORLD_SIZE": "2"}, "decoding": {**RANKED, "WORLD_SIZE": "1"}, "serving": RANKED}[name]
-    assert inside(*words, "--collect-only", **alone).returncode == 0
+
+
+@pytest.mark.parametrize("place", [{"WORLD_SIZE": "2"}, {"RANK": "0"}, {**RANKED, "WORLD_SIZE": "1"}, {}])
+def test_benchmarks_that_know_no_ranks_run_where_a_process_is_alone(
+    place: dict[str, str], inside: Run, tmp_path: Path
+) -> None:
+    """Half of torchrun's variables, or a run of one rank, are no run of several; what is only listed needs none."""
+    (tmp_path / "test_others.py").write_text(OTHERS)
+    listed = () if place else ("--collect-only",)
+    words = ("test_others.py", "--specdec-target=tiny", *listed)
+    done = inside("-m", "pytest", *words, **(place or RANKED))
+    assert done.returncode == 0, done.stderr
+    assert ("4 skipped" in done.stdout) == (not listed)
+
+
+@pytest.mark.parametrize("config", [{"numprocesses": 2}, {"workerinput": {}}], ids=["controller", "worker"])
+def test_the_workers_of_xdist_are_no_ranks(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller and a worker refuse it each; a run of one process begins, and is the first and only one."""
+    arms = build_matrix(requested(target="tiny", workload="chat", arm="garbage", peer="none"))
+    option = SimpleNamespace(numprocesses=config.get("numprocesses"))
+    given: Any = SimpleNamespace(option=option, **({} if option.numprocesses else config))
+    plugin = RankedPlugin(given, requested())
+    plugin.begin(arms, gated=False, abandon=print)
+    assert (plugin.ranks, plugin.first) == (None, True)
+    for name, text in RANKED.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(SpecdecError, match="^-n of pytest-xdist with 2 ranks: its workers would be ranks of the same "):
+        plugin.begin(arms, gated=False, abandon=print)
 
 
 def test_ranks_print_what_pytest_prints_where_a_run_has_no_rows(inside: Run, tmp_path: Path) -> None:

@@ -205,3 +205,5 @@ def test_a_text_that_is_no_path_here_stays_as_it_is(tmp_path: Path, monkeypatch:
     outside = tmp_path.parent / "elsewhere"
     outside.mkdir(exist_ok=True)
     assert values.with_paths(f"{outside}/", "--o") == str(outside)
+    (tmp_path / "link").symlink_to(tmp_path / "m")
+    assert values.with_paths("./link/", "--o") == "link", "a link is not what it points to"
