@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
         register(KernelPlugin(config, request), KERNELS)
         register(DecodingPlugin(config, request), DECODING)
         register(ServingPlugin(config, request), SERVING)
-        if request.gate and not hasattr(config, "workerinput"):
+        if request.gate:  # which refuses pytest-xdist before a worker begins
             from benchsuite.run.gate import GatePlugin
 
             register(GatePlugin(config, request.gate, lambda: comparison.bench, comparison.is_control), GATE)

@@ -17,19 +17,19 @@ DEVICE_MARKERS = ("cuda", "mps", "gpu")
 
 
 class DevicePlugin:
-    """Reads the devices that ``-m`` selects, and counts our items that were collected and that ran."""
+    """Reads the devices that ``-m`` selects, and sees whether items of ours were collected and ran."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         expression = config.option.markexpr or ""
         named = re.findall(r"\w+", re.sub(r"not\s+\w+", "", expression))
         self._kinds = [marker for marker in DEVICE_MARKERS if marker in named]
-        self._collected = self._ran = 0  # items of ours
+        self._collected = self._ran = False  # any item of ours
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        """Count our items before ``-m`` and ``-k`` deselect some."""
-        self._collected = sum(map(_is_ours, items))
+        """See whether there are items of ours, before ``-m`` and ``-k`` deselect some."""
+        self._collected = any(map(_is_ours, items))
         return (yield)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -44,8 +44,8 @@ class DevicePlugin:
                 pytest.skip("; ".join(reason for reason in reasons if reason))
 
     def pytest_runtest_call(self, item: pytest.Item) -> None:
-        """Count our items that ran."""
-        self._ran += _is_ours(item)
+        """See whether an item of ours ran."""
+        self._ran |= _is_ours(item)
 
     @property
     def _ran_nothing(self) -> bool:

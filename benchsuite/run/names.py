@@ -57,9 +57,11 @@ def _refuse_if_all_are(check: Callable[[str], object], names: Iterable[str]) -> 
 
 def _refuse_unregistered(known: Mapping[str, Collection[str] | None], kind: str, texts: Iterable[str]) -> None:
     names = known[kind]
-    for text in texts if names is not None else ():
+    if names is None:
+        return
+    choices = {*names, *EXTRA.get(kind, ())}
+    for text in texts:
         found = re.match(r"\s*(\w+)\s*(\(|$)", text)
-        choices = {*(names or ()), *EXTRA.get(kind, ())}
         if found and found[1] not in choices:
             raise unknown(kind, found[1], choices)
 

@@ -100,9 +100,9 @@ class RankedPlugin:
         self._refuse(arms, gated, place.ranks)
         kinds = sorted({kind_of(arm.setting.device) for arm in arms})
         self.ranks = join_ranks(place, kinds[0], abandon if place.rank == 0 else lambda reason: None)
-        order = crc32("\n".join(arm.id for arm in arms).encode())
+        order = crc32(repr([arm.id for arm in arms]).encode())
         shuffled = "the order of the rows: if a plugin such as pytest-randomly shuffles them, add -p no:randomly"
-        self.ranks.compare(shuffled, len(arms), 0, order)
+        self.ranks.compare(shuffled, len(arms), len(kinds), order)
         if not self.first:
             self._write_nothing()
 
@@ -129,8 +129,7 @@ class RankedPlugin:
                     f"--specdec-dtype {arm.setting.dtype}",
                     "weights are rounded in groups of inputs, which a cut would divide otherwise than one process does",
                 )
-            name = (arm.peer or CUT[0]).partition("(")[0].strip()
-            if name not in CUT:
+            if arm.peer and (name := arm.peer.partition("(")[0].strip()) not in CUT:
                 raise refused(
                     f"--specdec-peer {name}",
                     f"only {' and '.join(CUT)} run on a cut model (nothing that is compiled, and no other engine)",
@@ -147,11 +146,13 @@ class RankedPlugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Name the failures of other ranks than the first, whose reports nobody sees."""
-        if not self.first and self.ranks is not None and report.failed:
-            lines = report.longreprtext.strip().splitlines() or [report.when or ""]
-            print(f"rank {self.ranks.place.rank} failed: {report.nodeid}: {lines[-1]}", file=sys.__stderr__, flush=True)
+        if report.failed and not self.first:
+            assert self.ranks is not None
+            *_, last = str(report.when), *report.longreprtext.strip().splitlines()
+            print(f"rank {self.ranks.place.rank} failed: {report.nodeid}: {last}", file=sys.__stderr__, flush=True)
 
     def pytest_unconfigure(self) -> None:
         """Wait for the other ranks; rank 0 has written and shown everything."""
-        if self.ranks is not None and self._session is not None:
+        if self.ranks is not None:
+            assert self._session is not None  # rows were collected in it
             self.ranks.leave(int(self._session.exitstatus))

@@ -151,7 +151,7 @@ class ComparisonPlugin:
                 self._keeper.begin([*self.arms.values()])
         said = [be_deterministic(self.request.seed)] if self.request.deterministic else []
         bench = Bench(plan, self._abandon, self._keep)
-        bench.card += [*said, *self._keeper.repeated()]
+        bench.card.extend([*said, *self._keeper.repeated()])
         arms = self._keeper.go_on(bench, arms)
         with uncaptured(config), on_all_ranks("loading and building"):
             bench.prepare(arms)

@@ -58,7 +58,7 @@ class TargetPlugin(ABC, Generic[B]):
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make one item for each ``--specdec-target`` of every test that uses the fixture."""
         if self.fixture in metafunc.fixturenames:
-            metafunc.parametrize(self.fixture, self.request.target, indirect=True, scope="session")
+            metafunc.parametrize(self.fixture, self.request.target, indirect=True)
 
     def bench(self, name: str) -> B:
         """Return the benchmark of one target, built once; fails the test if the target cannot be loaded."""

@@ -26,7 +26,7 @@ def scheduling(config: Any, log: Any, cell_of_id: Callable[[str], str | None]) -
         def mark_test_complete(self, node: Any, item_index: int, duration: float) -> None:
             super().mark_test_complete(node, item_index, duration)
             unit = self._split_scope(self.registered_collections[node][item_index])
-            if all(self.assigned_work[node].get(unit, {"": False}).values()):
+            if all(self.assigned_work[node][unit].values()):
                 del self.assigned_work[node][unit]
 
     return CellScheduling(config, log)

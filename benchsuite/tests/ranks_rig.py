@@ -60,8 +60,8 @@ def forked(ranks: int, work: Callable[[], int]) -> list[int]:
 
 
 def ranked_pytest(*arguments: str) -> None:
-    """Print the exit codes of two ranks of ``pytest`` as JSON."""
-    print(json.dumps(forked(2, lambda: int(pytest.main(list(arguments))))))
+    """Print the exit codes of two ranks of ``pytest`` as JSON; ``$RANK`` in an argument is each one's number."""
+    print(json.dumps(forked(2, lambda: int(pytest.main(list(map(os.path.expandvars, arguments)))))))
 
 
 def under_torchrun(*arguments: str) -> None:

@@ -13,12 +13,14 @@ import torch
 
 from benchsuite.benches.decoding import bench as decoding
 from benchsuite.benches.kernels import timing
+from benchsuite.benches.kernels.caches import LENGTHS
 from benchsuite.report.document import Document, Lines, Section
 from benchsuite.run.decoding import DecodingPlugin
 from benchsuite.run.kernels import KernelPlugin
 from benchsuite.run.target_plugin import TargetPlugin
 from benchsuite.tests.rig import Make, Run, requested
-from specdec import catalog
+from benchsuite.tests.run.shown import Shown
+from specdec import catalog, devices
 
 ALONE: Any = SimpleNamespace()
 WORKER: Any = SimpleNamespace(workerinput={})
@@ -88,6 +90,20 @@ def test_a_folder_that_cannot_be_made_is_said_before_a_target_is_loaded() -> Non
     assert not plugin.benches
 
 
+@pytest.mark.parametrize(
+    ("made", "arena"),
+    [(KernelPlugin, f"1 rows of {max(LENGTHS)} tokens"), (DecodingPlugin, "16 rows of 256 tokens")],
+)
+def test_a_target_must_fit_the_memory_with_what_its_benchmark_keeps(
+    made: type[TargetPlugin[Any]], arena: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.load("tiny", torch.device("cpu"), torch.float32).model.save_pretrained(tmp_path)
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 1000)
+    said = re.escape(f"--specdec-target {tmp_path}: the model '{tmp_path}' with {arena} needs about ")
+    with pytest.raises(pytest.fail.Exception, match=f"^{said}"):
+        made(ALONE, requested()).bench(str(tmp_path))
+
+
 class MadeUpNumbers(TargetPlugin[list[int]]):
     """A made-up benchmark, whose figures are some numbers; it is written unless one of them is 0."""
 
@@ -140,16 +156,3 @@ def test_nothing_is_made_or_shown_where_nothing_was_measured(tmp_path: Path) -> 
     plugin.benches.clear()
     plugin.pytest_terminal_summary(shown)
     assert shown.lines == []
-
-
-class Shown:
-    """A terminal that keeps its lines, and of a section how it is drawn and its title."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def section(self, title: str, sep: str = "-") -> None:
-        self.lines.append(f"{sep} {title}")
-
-    def write_line(self, line: str) -> None:
-        self.lines += [line] if line else []

@@ -16,6 +16,7 @@ from benchsuite.run.matrix import build_matrix
 from benchsuite.run.ranks import RankedPlugin
 from benchsuite.run.shards import ShardPlugin
 from benchsuite.tests.rig import Run, requested
+from benchsuite.tests.run.shown import Shown
 from specdec import SpecdecError
 from specdec.devices import why_absent
 
@@ -90,6 +91,17 @@ def test_a_part_has_whole_settings_and_where_a_precision_chooses_all_their_kinds
     assert {("batch2" in name, "reasoning" in name) for name in odd} == {(False, False), (False, True)}
 
 
+def test_rows_are_listed_in_parts_and_a_device_selects_none_where_none_is_left(inside: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_rows.py").write_text(ROWS)
+    words = ("test_rows.py", *TINY)
+    rows = [f"test_row[tiny-chat-{name}]" for name in ("plain", "plain-again", "garbage-match-k4")]
+    assert items_of(inside, *words) == [*rows, "test_other"]
+    assert items_of(inside, *words, "--specdec-shard=2/2") == ["test_other"]
+    done = inside("-m", "pytest", *words, "-m", "cuda", "-k", "nothing")
+    assert done.returncode == 1
+    assert "-m 'cuda' selected by device and none of specdec-bench's tests ran: " in done.stdout
+
+
 @pytest.mark.slow
 def test_rows_are_marked_by_their_device_and_slow_unless_their_target_is_tiny(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "test_rows.py").write_text(ROWS)
@@ -148,41 +160,75 @@ def test_rows_without_their_device_are_skipped_and_a_selection_of_nothing_else_f
     assert "specdec-bench" not in none.stdout.replace("specdec-bench-", ""), "a project without our tests is its own"
 
 
-EXPRESSIONS = {
-    "": False,
-    "slow": False,
-    "not cuda": False,
-    "kernels and not mps and not  gpu": False,
-    "cuda": True,
-    "slow or mps": True,
-    "gpu and not cuda": True,
+EXPRESSIONS: dict[str, tuple[str, ...]] = {
+    "": (),
+    "slow": (),
+    "not cuda": (),
+    "kernels and not mps and not  gpu": (),
+    "cuda": ("cuda",),
+    "slow or mps": ("mps",),
+    "gpu and not cuda": ("cuda", "mps"),
+    "mps and cuda": ("cuda", "mps"),
 }
-"""Selections by marker, and whether they select by device."""
+"""Selections by marker, and the devices by which they select."""
+
+ITEMS = {
+    "our row": SimpleNamespace(callspec=SimpleNamespace(params={"specdec_row": "a row"})),
+    "our test": SimpleNamespace(module=SimpleNamespace(__name__="benchsuite.tests.run")),
+    "their test": SimpleNamespace(module=SimpleNamespace(__name__="benchsuites.tests"), callspec=SimpleNamespace()),
+    "their file": SimpleNamespace(module=None),
+    "their item": SimpleNamespace(),
+}
+"""Items of ours and of others."""
 
 
 @given(
     st.sampled_from([*EXPRESSIONS]),
-    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=4),
+    st.lists(st.tuples(st.sampled_from([*ITEMS]), st.booleans()), max_size=4),
     st.sampled_from([False, False, True]),
     st.integers(0, 5),
 )
 def test_a_selection_by_device_fails_where_our_items_were_collected_and_none_of_them_ran(
-    expression: str, items: list[tuple[bool, bool]], listed: bool, status: int
+    expression: str, items: list[tuple[str, bool]], listed: bool, status: int
 ) -> None:
     """Each item is ours or another's, and ran or did not, one after the other; a run that has failed stays as it is."""
     config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=expression, collectonly=listed))
     plugin = DevicePlugin(config)
-    row = SimpleNamespace(callspec=SimpleNamespace(params={"specdec_row": "a row"}))
-    made: list[Any] = [row if ours else SimpleNamespace() for ours, _ in items]
+    made: list[Any] = [ITEMS[kind] for kind, _ in items]
     next(plugin.pytest_collection_modifyitems(made))
     for item, (_, ran) in zip(made, items, strict=True):
         if ran:
             plugin.pytest_runtest_call(item)
     session: Any = SimpleNamespace(exitstatus=status)
     plugin.pytest_sessionfinish(session, status)
-    ours = [ran for mine, ran in items if mine]
-    fails = EXPRESSIONS[expression] and bool(ours) and not any(ours) and not listed and status in (0, 5)
-    assert session.exitstatus == (1 if fails else status)
+    ours = [ran for kind, ran in items if kind.startswith("our")]
+    nothing = bool(EXPRESSIONS[expression]) and bool(ours) and not any(ours) and not listed
+    assert session.exitstatus == (1 if nothing and status in (0, 5) else status)
+    shown: Any = Shown()
+    plugin.pytest_terminal_summary(shown)
+    absent = "; ".join(filter(None, map(why_absent, EXPRESSIONS[expression]))) or "none of those collected carries the "
+    said = f"-m {expression!r} selected by device and none of specdec-bench's tests ran: {absent}"
+    assert [line[: len(said)] for line in shown.lines] == (["- specdec-bench", said] if nothing else [])
+    assert [*shown.marked.values()] == ([{"red": True}] if nothing else [])
+
+
+@pytest.mark.parametrize("kind", [*ITEMS])
+@pytest.mark.parametrize(
+    "marks", [(), ("slow",), ("cuda",), ("mps", "slow"), ("gpu",), ("gpu", "cuda"), ("cuda", "mps")]
+)
+def test_an_item_of_ours_is_skipped_where_all_devices_are_missing_that_it_may_run_on(
+    kind: str, marks: tuple[str, ...]
+) -> None:
+    config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=""))
+    made: Any = SimpleNamespace(**vars(ITEMS[kind]), iter_markers=lambda: [SimpleNamespace(name=one) for one in marks])
+    devices = [name for name in ("cuda", "mps") if name in marks] or (["cuda", "mps"] if "gpu" in marks else [])
+    absent = [why_absent(device) for device in devices]
+    if kind.startswith("our") and absent and all(absent):
+        with pytest.raises(pytest.skip.Exception) as skipped:
+            DevicePlugin(config).pytest_runtest_setup(made)
+        assert skipped.value.msg == "; ".join(map(str, absent))
+    else:
+        DevicePlugin(config).pytest_runtest_setup(made)
 
 
 RANKED = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
@@ -231,20 +277,22 @@ def test_certified(specdec_certificates): pass
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
+    ("name", "rank", "command"),
     [
-        ("kernels", "pytest -m kernels"),
-        ("decoding", "pytest -m decoding"),
-        ("served", "pytest -m serving"),
-        ("certified", "pytest -m serving"),
-        pytest.param("served or decoding or certified", "pytest -m decoding and pytest -m serving", id="several"),
+        ("kernels", "0", "pytest -m kernels"),
+        ("decoding", "1", "pytest -m decoding"),
+        ("served", "2", "pytest -m serving"),
+        ("certified", "0", "pytest -m serving"),
+        pytest.param("served or decoding", "0", "pytest -m decoding and pytest -m serving", id="several"),
     ],
 )
 def test_benchmarks_that_know_no_ranks_are_refused_by_their_command(
-    name: str, command: str, inside: Run, tmp_path: Path
+    name: str, rank: str, command: str, inside: Run, tmp_path: Path
 ) -> None:
+    """Each rank says so; the first alone says what pytest does."""
     (tmp_path / "test_others.py").write_text(OTHERS)
-    done = inside("-m", "pytest", "test_others.py", "-k", name, **RANKED)
+    done = inside("-m", "pytest", "test_others.py", "-k", name, **{**RANKED, "RANK": rank})
+    assert ("= test session starts =" in done.stdout) == (rank == "0")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     said = f"ERROR: {command} measures one process, and torchrun has started 2: run it without torchrun, or name "
     assert said in done.stderr
@@ -257,10 +305,9 @@ def test_benchmarks_that_know_no_ranks_run_where_a_process_is_alone(
     """Half of torchrun's variables, or a run of one rank, are no run of several; what is only listed needs none."""
     (tmp_path / "test_others.py").write_text(OTHERS)
     listed = () if place else ("--collect-only",)
-    words = ("test_others.py", "--specdec-target=tiny", *listed)
-    done = inside("-m", "pytest", *words, **(place or RANKED))
+    done = inside("-m", "pytest", "test_others.py", *listed, **(place or RANKED))
     assert done.returncode == 0, done.stderr
-    assert ("4 skipped" in done.stdout) == (not listed)
+    assert ("6 skipped" in done.stdout) == (not listed), "kernels and decoding of both targets"
 
 
 @pytest.mark.parametrize("config", [{"numprocesses": 2}, {"workerinput": {}}], ids=["controller", "worker"])

@@ -85,6 +85,40 @@ def test_a_row_whose_target_cannot_be_loaded_fails_with_one_line_and_the_others_
     assert "Speedup over plain" not in done.stdout
 
 
+FULL = """
+from benchsuite.store.journal import Journal
+
+def full(self, cell):
+    raise OSError(28, "No space left on device")
+
+kept = Journal.keep
+
+def pytest_configure():
+    Journal.keep = full
+
+def pytest_unconfigure():
+    Journal.keep = kept
+"""
+"""A plugin on whose machine no cell can be written."""
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_a_run_after_its_first_cell_and_what_was_measured_is_shown_however_quiet_it_is(
+    inside: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    words = ("-m", "pytest", "-p", "full", "-p", "no:randomly", "-q", "--color=no", *SHORT, *FEW)
+    done = inside(*words, "--specdec-max-new-tokens=3,4", "--specdec-results=kept")
+    assert done.returncode == 1
+    [where] = (tmp_path / "kept").iterdir()
+    flat = " ".join(done.stdout.split())
+    assert f"Interrupted: the cell tiny-chat-max_new_tokens3 could not be written to {where}: No space left" in flat
+    assert f"the results could not be written to {where}: No space left on device; free space and go on" in flat
+    assert "1 passed" in done.stdout
+    assert "Speedup over plain" in done.stdout
+    assert "max_new_tokens4" not in done.stdout, "the second cell is not measured"
+
+
 @pytest.mark.slow
 def test_rows_are_measured_without_pytest_benchmark_and_nothing_is_loaded_where_it_skips_them(
     inside: Run, tmp_path: Path

@@ -52,10 +52,14 @@ def planted(self, context):
         {fault}
     return window
 
+def pytest_collection_modifyitems(items):
+    {collected}
+
 Comparison._run, Ngram.propose = planted_run, planted
 Goodput.next_k = lambda self, stats: 1 + 2 * int(os.environ["RANK"])
 """
-"""A plugin of pytest: in the second workload, ngram does something else on some ranks; goodput's clock is the rank."""
+"""A plugin of pytest: in the second workload, ngram does something else on some ranks; goodput's clock is the rank;
+something happens to the items that were collected."""
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +85,10 @@ def ranked_outputs(
 def two(run: Run, tmp_path: Path) -> Any:
     """Run pytest on two ranks, with a fault planted on some of them; returns their exit codes and texts."""
 
-    def call(*arguments: str, fault: str = "pass", ranks: str = "") -> tuple[list[int], list[str]]:
-        (tmp_path / "planted.py").write_text(PLANTED.format(fault=fault, ranks=ranks))
+    def call(
+        *arguments: str, fault: str = "pass", ranks: str = "", collected: str = "pass"
+    ) -> tuple[list[int], list[str]]:
+        (tmp_path / "planted.py").write_text(PLANTED.format(fault=fault, ranks=ranks, collected=collected))
         code = (
             f"from benchsuite.tests.ranks_rig import ranked_pytest; ranked_pytest(*{[*arguments, '-p', 'planted']!r})"
         )
@@ -142,7 +148,8 @@ def test_smollm2_over_two_ranks_emits_the_tokens_of_one_process(run: Run, tmp_pa
 def test_a_run_on_two_ranks_is_written_and_shown_once(two: Any, tmp_path: Path) -> None:
     arms = ("--specdec-arm", "oracle(0.8)/match/goodput/4,tree/match,ngram/match")
     more = ("--specdec-batch", "2", "--specdec-temperature", "0.8", "--junitxml", "out$RANK.xml")
-    codes, texts = two(*SHORT, *arms, *more, "--specdec-prompts", "2", *KEPT)
+    files = ("--benchmark-json", "out$RANK.json")
+    codes, texts = two(*SHORT, *arms, *more, *files, "--specdec-prompts", "2", *KEPT)
     assert codes == [0, 0], texts
     assert "10 passed" in texts[0]
     assert texts[1] == "", "rank 1 is quiet"
@@ -154,6 +161,8 @@ def test_a_run_on_two_ranks_is_written_and_shown_once(two: Any, tmp_path: Path) 
     assert all(cell.made["machine"].endswith(", 2 ranks over gloo") for cell in journal.cells())
     assert (tmp_path / "out0.xml").read_text().count("<testcase") == 10
     assert not (tmp_path / "out1.xml").exists()
+    assert len(json.loads((tmp_path / "out0.json").read_text())["benchmarks"]) == 10
+    assert not (tmp_path / "out1.json").exists() or not (tmp_path / "out1.json").read_bytes()
 
 
 @pytest.mark.slow
@@ -177,8 +186,13 @@ def test_a_failure_of_one_rank_ends_all_by_its_name_and_keeps_the_finished_rows(
     assert f"specdec-bench: {named}" in texts[0]
     assert "3 rows were finished; results: " in texts[0]
     assert [named in text for text in texts] == [True, codes[1] == 1]
+    assert ["rows were finished" in text for text in texts] == [True, False], "rank 0 alone shows what is there"
+    assert " Speculative decoding " in texts[0]
     [folder] = (tmp_path / "out").iterdir()
     assert len(list((folder / "cells").iterdir())) == 1
+    journal = Journal.load(folder)
+    assert not journal.said["complete"]
+    assert [line for line in journal.said["card"] if line.startswith(f"ended early: {named}")]
     assert len(json.loads((folder / "benchmark.json").read_text())["rows"]) == 3
 
 
@@ -197,11 +211,21 @@ def test_a_refusal_that_all_ranks_meet_fails_its_row_alone(two: Any) -> None:
     assert "1 failed, 5 passed" in texts[0]
     assert "ngram could not be measured: planted refusal" in texts[1]
     assert len(texts[1].splitlines()) == 1, "rank 1 says what failed and nothing else"
+    assert "rank 0 failed" not in texts[0], "pytest has said it"
+
+
+@pytest.mark.slow
+def test_ranks_whose_rows_are_in_another_order_end_before_they_measure(two: Any) -> None:
+    codes, texts = two(*NGRAM, collected="items[:] = items[:: 1 - 2 * int(os.environ['RANK'])]")
+    assert codes == [1, 1], texts
+    said = "rank 1 diverged from rank 0, found at the order of the rows: if a plugin such as pytest-randomly shuffles"
+    for text in texts:
+        assert said in text
 
 
 @pytest.mark.slow
 def test_torchrun_with_a_killed_rank_fails_and_says_which(run: Run, tmp_path: Path) -> None:
-    kill = PLANTED.format(fault="os.kill(os.getpid(), signal.SIGKILL)", ranks="1")
+    kill = PLANTED.format(fault="os.kill(os.getpid(), signal.SIGKILL)", ranks="1", collected="pass")
     (tmp_path / "planted.py").write_text(kill)
     code = f"from benchsuite.tests.ranks_rig import under_torchrun; under_torchrun(*{[*NGRAM, '-p', 'planted']!r})"
     done = run("-c", code, path=str(tmp_path))
