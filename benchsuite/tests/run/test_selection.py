@@ -91,11 +91,42 @@ def test_a_part_has_whole_settings_and_where_a_precision_chooses_all_their_kinds
     assert {("batch2" in name, "reasoning" in name) for name in odd} == {(False, False), (False, True)}
 
 
-def test_rows_are_listed_in_parts_and_a_device_selects_none_where_none_is_left(inside: Run, tmp_path: Path) -> None:
+MARKED = """
+def pytest_collection_finish(session):
+    for item in session.items:
+        mark = item.get_closest_marker("benchmark")
+        timed = mark and f"{mark.kwargs['group']}, {mark.kwargs['timer'].__name__}"
+        print(item.name, timed, sorted({one.name for one in item.iter_markers()} & {"slow", "cuda", "mps", "gpu"}))
+"""
+"""A conftest that prints how each item is timed and marked."""
+
+
+def test_rows_are_marked_wherever_they_stand_and_nothing_is_loaded_to_list_or_to_skip_them(
+    inside: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "conftest.py").write_text(MARKED)
+    (tmp_path / "test_rows.py").write_text("def test_first(): pass\ndef test_row(specdec_benchmark): pass\n")
+    words = ("-m", "pytest", "-p", "no:randomly", "test_rows.py", *TINY, "--specdec-target=tiny,smollm2-135m", "-s")
+    listed = inside(*words, "--specdec-device=cpu,cuda", "--specdec-graphs=off", "--collect-only")
+    found = [line for line in listed.stdout.splitlines() if line.startswith("test_")]
+    arms = ("plain", "plain-again", "garbage-match-k4")
+    assert found == [
+        "test_first None []",
+        *(
+            f"test_row[{target}-chat-{arm}{device}] {target} chat, replayed_seconds {sorted({*slow, *gpu})}"
+            for target, slow in (("tiny", ()), ("smollm2-135m", ("slow",)))
+            for device, gpu in (("-devicecpu", ()), ("-devicecuda", ("cuda", "gpu")))
+            for arm in arms
+        ),
+    ]
+    skipped = inside(*words, "--specdec-target=tiny", "--benchmark-skip")
+    assert "1 passed, 3 skipped" in skipped.stdout
+    assert all("- specdec-bench -" not in done.stdout for done in (listed, skipped)), "a card: something was loaded"
+
+
+def test_rows_are_dealt_to_parts_and_a_device_selects_none_where_none_is_left(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "test_rows.py").write_text(ROWS)
     words = ("test_rows.py", *TINY)
-    rows = [f"test_row[tiny-chat-{name}]" for name in ("plain", "plain-again", "garbage-match-k4")]
-    assert items_of(inside, *words) == [*rows, "test_other"]
     assert items_of(inside, *words, "--specdec-shard=2/2") == ["test_other"]
     done = inside("-m", "pytest", *words, "-m", "cuda", "-k", "nothing")
     assert done.returncode == 1
@@ -308,6 +339,28 @@ def test_benchmarks_that_know_no_ranks_run_where_a_process_is_alone(
     done = inside("-m", "pytest", "test_others.py", *listed, **(place or RANKED))
     assert done.returncode == 0, done.stderr
     assert ("6 skipped" in done.stdout) == (not listed), "kernels and decoding of both targets"
+
+
+@pytest.mark.parametrize(
+    ("failed", "text", "said"),
+    [
+        (True, "E  one\n\nE  two\n\n", "rank 3 failed: a.py::b: E  two\n"),
+        (True, " \n", "rank 3 failed: a.py::b: setup\n"),
+        (False, "E  one", ""),
+    ],
+)
+def test_a_rank_that_nobody_sees_says_what_failed_on_it(
+    failed: bool, text: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first rank leaves it to pytest."""
+    config: Any = SimpleNamespace()
+    plugin = RankedPlugin(config, requested())
+    report: Any = SimpleNamespace(failed=failed, longreprtext=text, when="setup", nodeid="a.py::b")
+    for first in (True, False):
+        ranks: Any = SimpleNamespace(first=first, place=SimpleNamespace(rank=3))
+        plugin.ranks = ranks
+        plugin.pytest_runtest_logreport(report)
+        assert capfd.readouterr() == ("", "" if first else said)
 
 
 @pytest.mark.parametrize("config", [{"numprocesses": 2}, {"workerinput": {}}], ids=["controller", "worker"])
