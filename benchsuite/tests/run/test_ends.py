@@ -219,3 +219,11 @@ def test_other_plugins_find_every_part_of_the_plugin_by_its_name(inside: Run, tm
     assert f"{[*PARTS]}\n" in whole.stdout
     less = inside("-m", "pytest", "test_theirs.py", "--collect-only", "-s", "-p", "no:specdec-serving")
     assert f"{[name for name in PARTS if name not in ('gate', 'serving')]}\n" in less.stdout
+
+
+def test_a_list_of_what_is_registered_ends_a_run_well_before_it_collects(inside: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_theirs.py").write_text("1 / 0\n")
+    done = inside("-m", "pytest", "test_theirs.py", "--specdec-list")
+    assert done.returncode == 0
+    assert "ngram" in done.stdout
+    assert "error" not in done.stdout.lower()
