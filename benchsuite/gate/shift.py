@@ -69,8 +69,8 @@ def _signed_ranks(n: int) -> tuple[float, ...]:
     """P(T <= t) of the signed rank statistic, t from 0 to n (n + 1) / 2."""
     counts = [1]
     for rank in range(1, n + 1):
-        longer = [*counts, *[0] * rank]
-        counts = [count + (longer[t - rank] if t >= rank else 0) for t, count in enumerate(longer)]
+        none = [0] * rank
+        counts = [left + taken for left, taken in zip([*counts, *none], [*none, *counts], strict=True)]
     return tuple(total / 2**n for total in accumulate(counts))
 
 
@@ -80,11 +80,10 @@ def _rank_sums(m: int, n: int) -> tuple[float, ...]:
     # counts[k][u]: the number of subsets of k of the ranks so far that have statistic u.
     counts = [[1] + [0] * (m * n)] + [[0] * (m * n + 1) for _ in range(n)]
     for rank in range(m + n):
-        for chosen in range(min(rank + 1, n), 0, -1):
-            add = rank - (chosen - 1)  # values of the other set below this one
-            if add <= m:
-                fewer = counts[chosen - 1]
-                counts[chosen] = [count + (fewer[u - add] if u >= add else 0) for u, count in enumerate(counts[chosen])]
+        for chosen in range(n, 0, -1):
+            more = [0] * (rank - chosen + 1)  # one for each value of the other set that is below this one
+            taken = [*more, *counts[chosen - 1]]
+            counts[chosen] = [left + one for left, one in zip(counts[chosen], taken, strict=False)]
     return tuple(total / comb(m + n, n) for total in accumulate(counts[n]))
 
 
