@@ -361,6 +361,10 @@ def test_a_run_shows_each_row_beside_its_prediction_and_keeps_it(
     said = json.loads(found.read_text())
     assert {cell["arm"] for cell in said["cells"]} == {"ngram/match/fixed/4", "oracle(0.8)/match/fixed/8"}
     assert all(cell["low"] < cell["predicted"] < cell["high"] for cell in said["cells"])
+    text = found.with_suffix(".txt").read_text()
+    assert [line for line in text.splitlines() if line not in shown] == [], "it is what the terminal shows"
+    assert text == text.strip() + "\n"
+    assert not text.startswith("Predicted and measured")
     (costs,) = (tmp_path / "cache" / "calibrations").glob("*.json")
     again = run(*arguments, "--specdec-predict", "cached", **no_costs)
     assert "measured just now: what was known of 2 strategies" in again.stdout

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchsuite.run.matrix import build_matrix
+from benchsuite.run.results_folder import DIST
 from benchsuite.run.speculation import ComparisonPlugin
 from benchsuite.run.workers import scheduling, split_cells
 from benchsuite.tests.rig import Run, requested, some_of
@@ -176,3 +177,49 @@ def test_workers_are_not_begun_where_the_rows_cannot_be_named_or_kept(inside: Ru
         assert done.returncode == pytest.ExitCode.USAGE_ERROR
         assert said in (done.stdout + done.stderr).replace(f"{tmp_path}/", "")
     assert not (tmp_path / "out").exists()
+
+
+def process_with_rows(config: dict[str, Any], **given: str) -> tuple[ComparisonPlugin, Any]:
+    """The plugin of a process with this configuration, and a session with an item for each row."""
+    option = SimpleNamespace(collectonly=False, verbose=0)
+    made: Any = SimpleNamespace(option=option, **config)
+    plugin, names = ComparisonPlugin(made, requested(**{**TINY, **given})), list[str]()
+
+    def parametrize(name: str, cases: list[Any], indirect: bool, ids: list[str]) -> None:
+        assert (name, indirect, [case.values for case in cases]) == ("specdec_row", True, [(one,) for one in ids])
+        names.extend(ids)
+
+    metafunc: Any = SimpleNamespace(fixturenames=["specdec_row"], parametrize=parametrize)
+    plugin.pytest_generate_tests(metafunc)
+    params = [SimpleNamespace(params={"specdec_row": name}) for name in names]
+    items = [SimpleNamespace(nodeid=f"a.py::test[{n}]", callspec=one) for n, one in enumerate(params)]
+    return plugin, SimpleNamespace(items=[SimpleNamespace(nodeid="a.py::test_other"), *items])
+
+
+TINY = {"target": "tiny", "workload": "chat", "arm": "garbage", "peer": "none", "device": "cpu"}
+
+
+def test_a_worker_measures_nothing_of_a_cell_that_others_measure_too() -> None:
+    plugin, session = process_with_rows({"workerinput": {DIST: "each"}})
+    plugin.pytest_collection_finish(session)
+    assert plugin.bench is None
+    with pytest.raises(pytest.fail.Exception) as failed:
+        plugin.row("tiny-chat-plain")
+    assert str(failed.value).startswith("pytest-xdist's --dist each sends rows of tiny-chat")
+    assert str(failed.value).endswith("at the same time; use --dist load, or leave out -n")
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        (True, "pytest-xdist's processes disturb each other's costs: leave out -n"),
+        (False, "costs of a target over several processes are not probed: run one process"),
+    ],
+)
+def test_costs_are_not_probed_where_several_processes_measure(worker: bool, said: str) -> None:
+    plugin, session = process_with_rows({"workerinput": {DIST: "load"}} if worker else {}, predict="fresh")
+    ranks: Any = None if worker else SimpleNamespace(first=True)
+    plugin.ranks_plugin.ranks = ranks
+    with pytest.raises(pytest.UsageError) as refused:
+        plugin.pytest_collection_finish(session)
+    assert str(refused.value) == f"--specdec-predict fresh: {said}, or --specdec-predict"
