@@ -69,7 +69,7 @@ PLAIN = "plain"
 """Stands for the draft of plain decoding, whose speedup is known."""
 
 OFFSET = 1.0
-"""Standard deviation of what all runs of a round have in common, which tells nothing of one against another."""
+"""Variance of what all runs of a round have in common, which tells nothing of one against another."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Belief:
 
     def __init__(self, candidates: Sequence[Candidate], rounds: Sequence[UnitRun], noise: float) -> None:
         drafts = [_draft(one.arm) for one in candidates]
-        prior = np.array([[SHARED**2 * (a == b != PLAIN) for b in drafts] for a in drafts], dtype=float)
+        prior = np.array([[SHARED**2 * (a == b != PLAIN) for b in drafts] for a in drafts])
         prior += np.diag([one.own**2 for one in candidates])
         self.means = np.array([fmean(one.predicted) for one in candidates])
         self.covariance = prior
@@ -122,8 +122,8 @@ class Belief:
         ]
         if seen:
             at = [place for place, _, _ in seen]
-            same = np.array([[a == b for _, b, _ in seen] for _, a, _ in seen], dtype=float)
-            whole = prior[np.ix_(at, at)] + OFFSET**2 * same + noise**2 * np.eye(len(seen))
+            same = np.array([[a == b for _, b, _ in seen] for _, a, _ in seen])
+            whole = prior[np.ix_(at, at)] + OFFSET * same + noise**2 * np.eye(len(seen))
             # What the rounds have in common has no known level: the machine's speed.
             level = fmean(value for _, _, value in seen)
             gain = np.linalg.solve(whole, prior[at]).T
@@ -313,8 +313,6 @@ class Advisor:
                     weights[text] += 1 / len(texts) / len(units)
                 for text in known:
                     weights[text] -= 1 / len(known) / len(units)
-        if not weights:
-            return 0.0, 0.0
         tokens = arm.setting.sampling.max_new_tokens
         alone = [
             replay.gains([trace.with_k(k)] * batch, PromptSizes((len(text),) * batch, tokens))[0]

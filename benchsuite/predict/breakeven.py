@@ -86,8 +86,9 @@ def map_of_windows(windows: Mapping[int, float], drafting: float = 0.0) -> list[
     """
     if 1 not in windows:
         return []
-    forward = {Point(1, 1, width): cost for width, cost in windows.items()}
-    costs = Costs({}, forward, {}, {Point(1, 1, 1): windows[1]}, {}, 0.0)
+    one = Point(1, 1, 1)
+    forward = {one._replace(width=width): cost for width, cost in windows.items()}
+    costs = Costs({}, forward, {}, {one: windows[1]}, {}, 0.0)
     return break_even_map(costs, drafting, [k for k in KS if 0 < k < max(windows)])
 
 

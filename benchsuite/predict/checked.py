@@ -137,23 +137,26 @@ class Accuracy:
 def units_of(series: Series, tokens: int) -> list[UnitTraces]:
     """Return the units of an arm; of several runs of a unit, the gains' mean and the first run's traces."""
     pairs: dict[tuple[Text, ...], list[tuple[Outcome, Outcome]]] = defaultdict(list)
-    found: dict[tuple[Text, ...], UnitTraces] = {}
+    first: dict[tuple[Text, ...], tuple[int, tuple[StepTrace, ...], bool]] = {}
     for unit, mine, theirs in zip(series.units, series.outcomes, series.plain, strict=False):
         made = tuple(traces_of(mine))
         if not mine.decoded or not theirs.decoded or not all(trace.steps for trace in made):
             continue
         texts = tuple(request.prompt for request in unit.requests)
         pairs[texts].append((mine, theirs))
-        sizes = PromptSizes(tuple(map(len, texts)), tokens)
-        found.setdefault(texts, UnitTraces(unit.number, texts, sizes, made, 0.0, mine.replays > 0))
+        first.setdefault(texts, (unit.number, made, mine.replays > 0))
     return [
-        replace(
-            one,
-            gain=fmean(log(theirs.seconds_per_token / mine.seconds_per_token) for mine, theirs in pairs[texts]),
-            whole_gain=fmean(log(theirs.wall_per_token / mine.wall_per_token) for mine, theirs in pairs[texts]),
-            plain_s=geometric_mean(theirs.seconds_per_token for _, theirs in pairs[texts]),
+        UnitTraces(
+            number,
+            texts,
+            PromptSizes(tuple(map(len, texts)), tokens),
+            made,
+            fmean(log(theirs.seconds_per_token / mine.seconds_per_token) for mine, theirs in pairs[texts]),
+            replays,
+            fmean(log(theirs.wall_per_token / mine.wall_per_token) for mine, theirs in pairs[texts]),
+            geometric_mean(theirs.seconds_per_token for _, theirs in pairs[texts]),
         )
-        for texts, one in found.items()
+        for texts, (number, made, replays) in first.items()
     ]
 
 

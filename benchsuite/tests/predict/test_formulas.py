@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, median, pvariance
@@ -21,11 +22,21 @@ from benchsuite.measure.rows import Machine
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.predict.advisor import CLOSE, SURE, Candidate
-from benchsuite.predict.breakeven import ACCEPTANCES, MapCheck, MapPoint, break_even_map, fastest_ks, map_json
-from benchsuite.predict.checked import Accuracy, CheckedCell, UnitTraces, check_cells
+from benchsuite.predict.breakeven import (
+    ACCEPTANCES,
+    MEASURED,
+    MapCheck,
+    MapPoint,
+    break_even_map,
+    fastest_ks,
+    map_json,
+    map_of_windows,
+)
+from benchsuite.predict.checked import Accuracy, CheckedCell, UnitTraces, check_cells, units_of
 from benchsuite.predict.contexts import ContextSlope, context_slope
 from benchsuite.predict.costs import VERSION_OF_COSTS, Costs, DraftCosts, costs_path, strategy_of
 from benchsuite.predict.forecasts import Forecasts
+from benchsuite.predict.ks import KS
 from benchsuite.predict.prediction import (
     DRAWS,
     PRIOR,
@@ -42,6 +53,7 @@ from benchsuite.predict.prediction import (
     predict,
     text_spread,
 )
+from benchsuite.predict.probe import WIDTHS_PROBED
 from benchsuite.predict.recommendation import PLAIN, Recommendation, recommended_by_text
 from benchsuite.predict.suggestions import suggestion
 from benchsuite.predict.traces import Seen, StepTrace, kept_by_depth, reached
@@ -215,6 +227,37 @@ def test_a_map_has_every_row_length_and_k_once_and_its_speeds_in_the_file() -> N
     assert fastest_ks([point, replace(point, k=3, speedups=(0.9, 1.1, 1.3, 1.2, 1.5))]) == {
         (1, LENGTH): [0, 2, 3, 2, 3]
     }
+
+
+def test_a_map_is_of_a_lookup_and_every_k_unless_told_otherwise_and_the_same_at_any_pace_of_the_machine() -> None:
+    known = linear_costs()
+    found = break_even_map(known)
+    assert [one.k for one in found] == [*KS[KS.index(0) + 1 :]]
+    for one in found:
+        assert one.speedups == tuple(constant_speed(known, rate, one.k, 1, LENGTH) for rate in ACCEPTANCES)
+        assert one.needed == needed_acceptance(known, one.k, 1, LENGTH)
+    slow = replace(
+        known,
+        forward={point: 4 * seconds for point, seconds in known.forward.items()},
+        plain={point: 4 * seconds for point, seconds in known.plain.items()},
+    )
+    assert break_even_map(slow, 0.25) == break_even_map(known, 0.25)
+    assert {(one.rows, one.length) for one in map_of_windows({1: 3.0, 5: 4.0})} == {(1, 1)}
+
+
+def test_what_is_tried_and_checked_is_spread_from_little_to_much() -> None:
+    """A speedup hardly bends between two K of which the larger is at most twice the smaller; the widest window has the
+    16 slots for which weights are read once. The checked cells are cells of the map, with its most and its fewest
+    accepted proposals but the very fewest, and beside each other in both few and many."""
+    assert KS[:3] == (0, 1, 2)
+    assert all(small < large <= 2 * small for small, large in pairwise(KS[1:]))
+    assert KS[-1] + 1 == WIDTHS_PROBED[-1] == 16
+    assert {rate for rate, _ in MEASURED} == {*ACCEPTANCES[1:]}
+    by_rate = {rate: [k for other, k in MEASURED if other == rate] for rate in ACCEPTANCES}
+    assert by_rate[0.4] == by_rate[0.8]
+    assert all(k in KS for _, k in MEASURED)
+    assert all(0 < rate < 1 for rate in ACCEPTANCES)
+    assert [*ACCEPTANCES] == sorted(ACCEPTANCES)
 
 
 # Slopes over context.
@@ -391,6 +434,11 @@ def test_each_unit_is_predicted_from_the_texts_of_all_others() -> None:
     assert found.part == 0
     assert found.prediction.ratio == pytest.approx(exp(fmean(gains))), "of each from three others is the mean of all"
     assert found.prediction.texts == 3
+    texts: dict[Text, StepTrace] = {(place,) * LENGTH: one for place, one in enumerate(TEXTS)}
+    targets = [
+        PredictedUnit(sizes, (text,), {other: kept for other, kept in texts.items() if other != text}) for text in texts
+    ]
+    assert found.prediction == predict(linear_costs(), NAME, targets, text_spread([gains]))
     assert found.measured == pytest.approx(exp(fmean(log(10 / (n + 1)) for n in range(4))))
     assert found.log_measured == pytest.approx(log(found.measured))
     assert found.residual == pytest.approx(log(found.measured) - fmean(gains))
@@ -438,6 +486,23 @@ def test_a_cell_without_other_texts_is_predicted_from_those_of_another_batch_or_
     assert check_cells([cell_at(TEN, [*enumerate(TEXTS)])], unknown) == []
 
 
+def test_units_without_a_token_or_a_step_on_either_side_are_left_out_alone() -> None:
+    """Of six runs the second has no token of the strategy, the third none of plain decoding, the fourth no step, and
+    plain decoding ran once more. The fifth replayed a proposal."""
+    asked = [Unit((Request(place, (place,) * LENGTH, TEN.params(())),), 10 + place) for place in range(6)]
+    ours = [ran_alone(unit, 2.0, text_kept(4, 4), replays=int(place == 4)) for place, unit in enumerate(asked)]
+    plain = [ran_alone(unit, 10.0, None) for unit in [*asked, asked[0]]]
+    ours[1], plain[2] = replace(ours[1], decoded=0), replace(plain[2], decoded=0)
+    ours[3] = replace(ours[3], stats=Stats(Stopwatch.recorded([0.0])))
+    found = units_of(Series(ARM, "exact", units=asked, outcomes=ours, plain=plain), 10)
+    assert [one.number for one in found] == [10, 14, 15]
+    assert [one.replays for one in found] == [False, True, False]
+    for one in found:
+        assert one.gain == pytest.approx(log(5))
+        assert one.whole_gain == pytest.approx(log(10.25 / 2.25))
+        assert one.plain_s == pytest.approx(1.0)
+
+
 def cell_predicted(measured: float, ratio: float, half: float | None = None) -> CheckedCell:
     """A cell with a prediction."""
     low, high = (None, None) if half is None else (ratio * exp(-half), ratio * exp(half))
@@ -470,7 +535,8 @@ def test_a_measured_speedup_is_inside_up_to_both_ends() -> None:
     said = Prediction(1.0, 0.5, 2.0, 1.0, 3)
     found = [CheckedCell(ARM, 0, measured, said).inside for measured in (0.49, 0.5, 1.0, 2.0, 2.01)]
     assert found == [False, True, True, True, False]
-    assert cell_predicted(1.0, 1.0).inside is None
+    for low, high in ((None, None), (None, 2.0), (0.5, None)):
+        assert CheckedCell(ARM, 0, 1.0, replace(said, low=low, high=high)).inside is None
 
 
 def test_an_arm_over_all_workloads_has_geometric_means_and_errors_of_costs_once() -> None:
