@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchsuite.machine import provenance
-from benchsuite.machine.files import write_file
+from benchsuite.machine.files import strict_json, write_file
 from benchsuite.measure.arms import Arm, Setting
 from specdec.cache import cache_root
 from specdec.calibration import Point, forward_seconds, interpolated
@@ -135,7 +135,7 @@ class Costs:
     def save(self, path: Path) -> None:
         """Write them to a file, replacing it in one go."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(_written_costs(self), indent=1).encode())
+        write_file(path, strict_json(_written_costs(self)).encode())
 
     @staticmethod
     def load(path: Path, identity: Mapping[str, str]) -> Costs:

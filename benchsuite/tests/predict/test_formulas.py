@@ -342,7 +342,11 @@ def test_a_step_costs_its_window_its_draft_and_the_rest() -> None:
     assert known.step(NAME, 1, LENGTH, 0, 0) == pytest.approx(1.0 + 0.01)
     half = known.cheaper(NAME, 0.5)
     assert half.strategies[NAME].draft(1, LENGTH, 16) == pytest.approx(0.16)
-    idle = linear_costs().with_strategies({NAME: DraftCosts({1: {LENGTH: {-1: 0.4, 0: 0.2, 1: 0.6}}}, {}, {})})
+    idle = linear_costs().with_strategies(
+        {NAME: DraftCosts({1: {LENGTH: {-1: 0.4, 0: 0.2, 1: 0.6}}}, {1: {0: 0.0}}, {})}
+    )
+    assert idle.step(NAME, 1, LENGTH, 0, 0) == pytest.approx(1.0 + 0.4)
+    assert idle.step(NAME, 1, LENGTH, 1, 0) == pytest.approx(1.0 + 0.2)
     kinds = idle.cheaper(NAME, 0.25).strategies[NAME].steps[1][LENGTH]
     assert kinds == pytest.approx({-1: 0.4, 0: 0.2, 1: 0.15})
 
@@ -558,7 +562,7 @@ def test_an_arm_over_all_workloads_has_geometric_means_and_errors_of_costs_once(
     assert arm.prediction.half == pytest.approx(sqrt(sum(texts) / 4 + shared**2))
     assert arm.prediction.low == pytest.approx(arm.prediction.ratio * exp(-(arm.prediction.half or 0)))
     assert [one.texts for one in every] == [6, 3]
-    assert arm.prediction.texts == 3
+    assert (arm.part, arm.prediction.texts) == (0, 3)
     assert len(arm.units) == 8
     assert found.said == ["said"]
     assert [cell.part for cell in found.halves] == [0, 1] * 3

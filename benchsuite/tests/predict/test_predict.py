@@ -124,6 +124,16 @@ def test_a_replay_costs_the_sum_of_its_steps() -> None:
     assert replay.plain(PromptSizes((100,), 7)) == pytest.approx(7 * 1.01)
 
 
+@pytest.mark.parametrize(("tokens", "made"), [(1, (4,)), (6, (4, 2)), (7, (4, 2, 1)), (8, (4, 2, 1, 4))])
+def test_a_replay_takes_the_steps_in_their_order_and_begins_again_after_the_last(
+    tokens: int, made: tuple[int, ...]
+) -> None:
+    """Steps of four, two and one proposals emit four, two and one tokens; a proposal costs 0.06 s, a step 1.01 s."""
+    trace = StepTrace((Seen(4, 4, 3), Seen(4, 2, 1), Seen(4, 1, 0)))
+    found = Replay(costs_by_formula(), NAME).decoding([trace], PromptSizes((100,), tokens))
+    assert found == pytest.approx(sum(1.01 + 0.06 * count for count in made))
+
+
 def test_a_batch_waits_for_its_longest_row_and_its_widest_window() -> None:
     """One row needs three steps, the other six: three steps of two rows, three of one. Widths are the larger of
     both."""
@@ -576,6 +586,7 @@ def test_a_tree_costs_what_its_own_windows_cost() -> None:
     with_tree = costs.with_strategies({"tree": tree})
     assert with_tree.verify(9, 1, 64) == pytest.approx(1.4)
     assert with_tree.verify(9, 1, 64, "tree") == pytest.approx(3.0)
+    assert with_tree.verify(2, 1, 64, "tree") == pytest.approx(1.5)
     assert with_tree.verify(1, 1, 64, "tree") == pytest.approx(1.0), "a single slot is no tree"
     steps = [with_tree.step(name, 1, 64, 8, 8) for name in (NAME, "tree")]
     assert steps[1] - steps[0] == pytest.approx(1.6)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from benchsuite.conformance.models.tiny import prompts
 from benchsuite.measure.arms import Arm
@@ -245,6 +246,7 @@ def test_costs_of_a_run_are_measured_with_its_widest_engines_for_each_target(
     assert measurings[1]["widths"] == {1: {"garbage/match/fixed": 7}}
     assert [len(text) for text in measurings[0]["texts"]] == [20, 90]
     assert measurings[0]["lengths"] == [20 + 12, 96 - 8], "the middles of the shortest and of the longest that has room"
+    assert {type(length) for length in measurings[0]["lengths"]} == {int}
     assert measurings[0]["params"] == BASE.params(())
     assert [one["known"] for one in measurings] == [None, None]
 
@@ -347,6 +349,33 @@ def test_a_stepped_run_counts_the_seconds_of_its_own_steps(assemble: Make, monke
     assert outcome.decode_s == run.decode_s
     assert outcome.wall_s == run.begun_s + run.decode_s
     assert run.decode_s / steps == run.decode_s // steps
+
+
+def test_what_a_device_has_still_to_do_belongs_to_the_prefill_or_the_step_that_asked_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device that works for three seconds on a prefill and for five on a step, after the call has returned."""
+    clock, queue = SimpleNamespace(now=1000.0), list[float]()
+
+    def wait(device: torch.device) -> None:
+        clock.now += sum(queue)
+        queue.clear()
+
+    monkeypatch.setattr("benchsuite.predict.interleave.time.perf_counter", lambda: clock.now)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    engine: Any = SimpleNamespace(
+        target=SimpleNamespace(device=torch.device("cuda")),
+        run=lambda asked: None,
+        submit=lambda asked: queue.append(3.0),
+        step=lambda: queue.append(5.0),
+    )
+    run = SteppedRun(engine, [])
+    run.begin()
+    assert (run.begun_s, run.decode_s) == (3.0, 0.0)
+    clock.now += 70.0  # the steps of others
+    run.step()
+    run.step()
+    assert (run.begun_s, run.decode_s) == (3.0, 10.0)
 
 
 def test_advice_is_asked_for_each_text_with_its_part_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

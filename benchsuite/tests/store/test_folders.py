@@ -26,7 +26,7 @@ from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import Machine
 from benchsuite.measure.weights import Weights
-from benchsuite.store.journal import COMPARED, Journal, differences, lines_of, manifest
+from benchsuite.store.journal import Journal, differences, lines_of, manifest
 from benchsuite.tests.rig import SETTING
 from specdec.errors import SpecdecError
 
@@ -224,11 +224,12 @@ def test_results_that_cannot_be_written_are_refused_with_another_folder_asked_fo
 
 
 def test_runs_differ_in_versions_of_what_decides_times_and_in_what_only_one_of_them_says() -> None:
-    before: dict[str, Any] = {"commit": "a", "versions": dict.fromkeys((*COMPARED, "numpy"), "1")}
-    for name in (*COMPARED, "numpy"):
+    deciding = ("torch", "transformers", "specdec-bench")
+    before: dict[str, Any] = {"commit": "a", "versions": dict.fromkeys((*deciding, "numpy"), "1")}
+    for name in (*deciding, "numpy"):
         now = {**before, "versions": {**before["versions"], name: "2"}}
         assert differences(before, now) == ([] if name == "numpy" else [f"{name}: 1 there, 2 here"])
-    assert {"torch", "transformers", "specdec-bench"} <= manifest({})["versions"].keys()
+    assert {*deciding} <= manifest_of({})["versions"].keys()
     assert differences({}, {}) == []
     assert differences({}, {"machine": {"cores": 0, "vectors": []}}) == ["cores: nothing there, 0 here", NONE_HERE]
     assert differences({"changes": ""}, {"options": {"k": "4"}}, but=["--specdec-k"]) == [
