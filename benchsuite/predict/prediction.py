@@ -43,7 +43,7 @@ class PromptSizes:
 class Prediction:
     """A predicted speedup over plain decoding, and the 90 % interval in which the measured one is expected.
 
-    ``end_to_end``: the same from prompt to last token. ``low`` and ``high`` are None where there is a single other
+    ``end_to_end``: the same from prompt to last token. ``low`` and ``high`` are None where a unit has a single other
     text. ``texts``: traces that it follows from.
     """
 
@@ -181,12 +181,10 @@ def _half_width(
     by_text: Sequence[Sequence[float]], texts: int, squares: float, spread: float | None, noise: float, units: int
 ) -> float | None:
     """Half the interval of the log; ``squares``: the sum of the squares of the texts' weights."""
-    own = text_spread(by_text)
-    if own is None and spread is None:
+    degrees, prior = texts - 1, PRIOR if spread is not None else 0.0
+    if not degrees + prior:
         return None
-    degrees = max(texts - 1, 0) if own is not None else 0
-    prior = PRIOR if spread is not None else 0.0
-    between = ((own or 0.0) * degrees + (spread or 0.0) * prior) / (degrees + prior)
+    between = ((text_spread(by_text) or 0.0) * degrees + (spread or 0.0) * prior) / (degrees + prior)
     return half_of_sum(between * squares, degrees + prior, 2 * noise**2 / units + WRONG**2)
 
 

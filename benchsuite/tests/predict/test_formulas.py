@@ -141,6 +141,7 @@ def test_a_single_other_text_has_no_interval_but_for_the_spread_of_other_workloa
     assert spread.widened(3.0).half == pytest.approx(3 * (spread.half or 0))
     assert spread.widened(3.0).low == pytest.approx(spread.ratio * exp(-3 * (spread.half or 0)))
     more = PredictedUnit(sizes, ((3,),), {(4,): text_kept(4), (5,): text_kept(0)})
+    assert predict(linear_costs(), NAME, [target, more]).half is None, "nor where one unit has but one"
     both = predict(linear_costs(), NAME, [target, more], spread=0.04)
     weights = 2 * 0.5**2 + 0.5**2 + 2 * 0.25**2
     assert both.half == pytest.approx(half_of_sum(0.04 * weights, PRIOR, WRONG**2)), "one text says nothing of a spread"
