@@ -106,7 +106,7 @@ def _different(before: Any, now: Any) -> Iterator[str]:
 
 
 def _close(one: Any, other: Any) -> bool:
-    return isinstance(one, float) and isinstance(other, float) and math.isclose(one, other, rel_tol=1e-9)
+    return isinstance(one, float) and isinstance(other, float) and math.isclose(one, other)
 
 
 def _short(value: Any) -> str:

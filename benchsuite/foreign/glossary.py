@@ -29,8 +29,8 @@ class OwnPlace:
 
     path: str
     unit: str
-    factor: float = 1
-    per: str = ""
+    factor: float
+    per: str
 
 
 @dataclass(frozen=True)

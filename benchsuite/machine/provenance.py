@@ -89,7 +89,7 @@ def _quota(root: Path) -> int | None:
     """The quota of this process's control group in whole processors, rounded up; None without one."""
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").partition("0::/")[2].partition("\n")[0]
-        most, period = (root / own.lstrip("/") / "cpu.max").read_text(encoding="utf-8").split()
+        most, period = (root / own / "cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
         return None
     return None if most == "max" else max(1, -(-int(most) // int(period)))

@@ -80,15 +80,14 @@ def _pooled(arm: Arm, cells: Sequence[CheckedCell]) -> CheckedCell:
     every = [cell.prediction for cell in cells]
     ratio = mean([one.log_ratio for one in every])
     halves = [one.half for one in every if one.half is not None]
-    low = high = None
+    half = None
     if len(halves) == len(every):
         known = WRONG * 1.645
         texts = sum(max(0.0, half**2 - known**2) for half in halves) / len(halves) ** 2
         half = sqrt(texts + known**2)
-        low, high = ratio * exp(-half), ratio * exp(half)
     measured = mean([cell.log_measured for cell in cells])
     whole = mean([one.log_end_to_end for one in every])
-    said = Prediction(ratio, low, high, whole, min(one.texts for one in every))
+    said = Prediction.around(ratio, half, whole, min(one.texts for one in every))
     return CheckedCell(arm, 0, measured, said, tuple(unit for cell in cells for unit in cell.units))
 
 

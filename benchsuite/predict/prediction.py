@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import exp, log, sqrt
 from statistics import fmean, variance
@@ -53,6 +53,12 @@ class Prediction:
     end_to_end: float
     texts: int
 
+    @staticmethod
+    def around(ratio: float, half: float | None, end_to_end: float, texts: int) -> Prediction:
+        """The prediction with ``half`` of the interval of ln(ratio) on either side; None for no interval."""
+        low, high = (None, None) if half is None else (ratio * exp(-half), ratio * exp(half))
+        return Prediction(ratio, low, high, end_to_end, texts)
+
     @property
     def log_ratio(self) -> float:
         """ln(ratio)."""
@@ -71,9 +77,7 @@ class Prediction:
     def widened(self, factor: float) -> Prediction:
         """The same with ``factor`` times the interval of ln(ratio)."""
         half = self.half
-        if half is None:
-            return self
-        return replace(self, low=self.ratio * exp(-factor * half), high=self.ratio * exp(factor * half))
+        return self if half is None else Prediction.around(self.ratio, factor * half, self.end_to_end, self.texts)
 
 
 class Replay:
@@ -155,10 +159,8 @@ def predict(costs: Costs, strategy: str, targets: Sequence[PredictedUnit], sprea
         for text in target.donors:
             weights[text] -= 1 / len(traces) / len(targets)
     texts = min(len(target.donors) for target in targets)
-    middle = fmean(decoding)
     half = _half_width(by_text, texts, sum(share**2 for share in weights.values()), spread, costs.noise, len(targets))
-    low, high = (None, None) if half is None else (exp(middle - half), exp(middle + half))
-    return Prediction(exp(middle), low, high, exp(fmean(whole)), texts)
+    return Prediction.around(exp(fmean(decoding)), half, exp(fmean(whole)), texts)
 
 
 def drawn_batches(traces: Sequence[StepTrace], size: int) -> list[list[StepTrace]]:

@@ -139,7 +139,7 @@ def measure_costs(
     forward = dict(known.forward) if known else {}
     for some, assembly in assemblies.items():
         widest = max([engine.max_window for engine in engines[some].values()], default=1)
-        widths = sorted({width for width in WIDTHS_PROBED if width < widest} | {1, widest})
+        widths = sorted({min(width, widest) for width in WIDTHS_PROBED} | {widest})
         assembly.calibration.measure([some], lengths, widths)
         alone = assembly.calibration.seconds.items()
         forward = {point: seconds for point, seconds in alone if point.length in lengths} | forward

@@ -32,7 +32,7 @@ def suggestion(cell: CheckedCell, costs: Costs) -> str:
         instead = f"K = {best.k} would give {best.expected:.2f}x" if best.k else "plain decoding is faster, 1.00x"
         return f"a window of {widest + 1} costs {wide:.2f} forwards at batch {rows}: {instead}, not {now:.2f}x"
     proposing = [step.proposed for step in steps if step.asked]
-    drafting = costs.strategies[name].draft(rows, length, round(fmean(proposing))) if proposing else 0.0
+    drafting = costs.strategies[name].draft(rows, length, round(fmean(proposing)))
     if half >= WORTH * now:
         return (
             f"drafting costs {drafting / forward:.2f} of a forward: a draft half as expensive would give {half:.2f}x, "

@@ -69,6 +69,8 @@ def test_a_row_that_fails_is_told_with_both_speeds_and_the_first_line_of_its_fai
     assert (found.kind, found.before, found.now, found.ratio) == ("not comparable", 2.0, 3.0, None)
     assert one_change(works, Figures(None)).kind == one_change(Figures(None), works).kind == "no speed"
     assert one_change(Figures(None), works).now == 2.0
+    counted = one_change(Figures(None, counted={"tau": 1.0}), replace(works, counted={"tau": 2.0}))
+    assert (counted.kind, counted.also, counted.changed) == ("no speed", "tau 1 → 2", True)
     assert one_change(works, Figures(None)).before == 2.0
 
 

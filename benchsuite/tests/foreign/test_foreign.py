@@ -100,6 +100,15 @@ def test_theirs_to_ours_to_theirs_keeps_every_figure_that_has_a_place(format_: s
     assert (len(lost) > 0) == (format_ == "guidellm")
 
 
+def test_the_unit_of_what_was_read_was_read_too() -> None:
+    content = raw("aiperf") | {"other": {"unit": "ms", "avg": 1.0}}
+    left = read_result(content).runs[0].left
+    assert [path for path in left if path.endswith(".unit") and path.startswith(("other", "request_latency"))] == [
+        "other.unit"
+    ]
+    assert "request_latency.unit" not in left
+
+
 def test_what_was_not_read_is_listed_whole() -> None:
     found = recorded("vllm").runs[0]
     assert set(found.left) == {
@@ -202,6 +211,7 @@ def test_a_time_of_nothing_measured_is_no_time_in_any_format(format_: str) -> No
     assert found.runs[0].figures.keys() == {"requests", "failed_requests", "duration_s", "output_tokens"}
     assert "0 is no time" in "".join(found.notes)
     assert read_result({**DEAD, "median_ttft_ms": 20.0}).runs[0].figures["ttft_ms"] == 20
+    assert read_result({**DEAD, "duration": 0}).runs[0].figures["duration_s"] == 0, "no latency"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -489,13 +499,14 @@ def test_a_word_has_a_place_in_each_format_that_keeps_it_with_its_unit_and_what_
     made = placed_word("e2e_s", "s", "sent to last token", "median_ms ms", "latency.p50", "a.b min")
     assert (made.name, made.unit, made.meaning) == ("e2e_s", "s", "sent to last token")
     assert made.places == {
-        "vllm": OwnPlace("median_ms", "ms", 1000),
-        "aiperf": OwnPlace("latency.p50", "s", 1),
-        "guidellm": OwnPlace("a.b", "min", 0.0166666666667),
+        "vllm": OwnPlace("median_ms", "ms", 1000, ""),
+        "aiperf": OwnPlace("latency.p50", "s", 1, ""),
+        "guidellm": OwnPlace("a.b", "min", 0.0166666666667, ""),
     }
     shares = placed_word("kept", "tokens", "kept", "rates /counters.num_drafts").places
     assert shares == {"vllm": OwnPlace("rates", "ratio", 1, "counters.num_drafts")}
-    assert placed_word("share", "ratio", "a share", aiperf="x.avg %").places == {"aiperf": OwnPlace("x.avg", "%", 100)}
+    percent = placed_word("share", "ratio", "a share", aiperf="x.avg %").places
+    assert percent == {"aiperf": OwnPlace("x.avg", "%", 100, "")}
 
 
 def test_a_file_that_is_written_has_the_marks_of_its_format_and_the_units_of_its_metrics() -> None:

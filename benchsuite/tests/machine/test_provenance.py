@@ -44,7 +44,7 @@ def test_a_control_groups_quota_is_what_a_process_may_use(
 ) -> None:
     (tmp_path / group).mkdir(parents=True, exist_ok=True)
     (tmp_path / group / "cpu.max").write_text(quota)
-    (tmp_path / "own").write_text(f"12:cpu:/other\n0::/{group}\n")
+    (tmp_path / "own").write_text(f"12:cpu:/other\n0::/{group}\n1:name=odd:/more\n")
     places = {"/sys/fs/cgroup": tmp_path, "/proc/self/cgroup": tmp_path / "own"}
     monkeypatch.setattr(provenance, "Path", lambda text: places[text])
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8 - process)), raising=False)
@@ -115,6 +115,20 @@ def test_a_commit_has_a_mark_if_tracked_files_differ(tmp_path: Path, monkeypatch
     assert provenance.environment()["PATH"] == os.environ["PATH"]
     (tmp_path / "a").write_text("2")
     assert provenance.commit(tmp_path) == f"{head}+"
+
+
+def test_a_copy_without_a_git_folder_has_the_commit_of_a_variable_and_no_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "Path", lambda file: tmp_path / "a" / "b" / "c")
+    for said, found in (("abc", "abc"), ("", None)):
+        monkeypatch.setenv("SPECDEC_COMMIT", said)
+        assert (provenance.own_commit(), provenance.own_changes()) == (found, None)
+    monkeypatch.delenv("SPECDEC_COMMIT")
+    assert provenance.own_commit() is None
+    monkeypatch.setenv("SPECDEC_COMMIT", "abc")
+    (tmp_path / ".git").mkdir()
+    assert provenance.own_commit() is None, "a folder of git says it itself, and this one has none"
 
 
 SMI = """#!/bin/sh

@@ -62,6 +62,18 @@ def test_the_arithmetic_is_the_operations_of_a_product_over_its_seconds(probes: 
     assert {(tuple(one.shape), one.dtype) for one in products} == {((6, 6), torch.bfloat16)}
 
 
+def test_probes_are_larger_where_the_device_is_faster_and_fill_no_memory() -> None:
+    """Powers of two, for which kernels are tuned; a GPU reads 2 GiB, and a product of the host takes at least a
+    millisecond at 2 TFLOP/s. The suite's own tests let the host read less than a run does."""
+    sizes, sides = [*roofline.PROBE_BYTES.values()], [*roofline.SIDE.values()]
+    assert [*roofline.PROBE_BYTES] == [*roofline.SIDE] == ["cpu", "mps", "cuda"]
+    for values in (sizes, sides):
+        assert values == sorted({*values})
+        assert all(value & (value - 1) == 0 for value in values)
+    assert 2 * sides[0] ** 3 > 2e12 * 1e-3
+    assert sizes[-1] == 2 * 1024**3
+
+
 def test_a_fraction_is_that_of_the_limit_which_is_nearer() -> None:
     peak = Peak(bandwidth=100.0, arithmetic=1000.0)
     assert peak.fraction(moved=50, operations=100, took=1.0) == 0.5

@@ -74,10 +74,9 @@ def test_json_that_cannot_be_meant_is_refused(text: str, says: str, tmp_path: Pa
     [
         *((word, word) for word in ("off", "on", "yes", "NO", "08", "0x10", "1e-3", "1_000", "12:30", "2024-13-45")),
         *((word, word) for word in ("2024-01-01", ".5", "+1", ".inf", ".nan", "=", "<<")),
-        ("true", True),
-        ("False", False),
-        ("~", None),
-        ("", None),
+        *((word, True) for word in ("true", "True", "TRUE")),
+        *((word, False) for word in ("false", "False", "FALSE")),
+        *((word, None) for word in ("null", "Null", "NULL", "~", "")),
         ('"true"', "true"),
         ("[1, 08, off]", ["1", "08", "off"]),
         ("\n  - a\n  - b: 1", ["a", {"b": "1"}]),

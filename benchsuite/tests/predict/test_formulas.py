@@ -253,6 +253,9 @@ def test_what_is_tried_and_checked_is_spread_from_little_to_much() -> None:
     assert KS[:3] == (0, 1, 2)
     assert all(small < large <= 2 * small for small, large in pairwise(KS[1:]))
     assert KS[-1] + 1 == WIDTHS_PROBED[-1] == 16
+    assert WIDTHS_PROBED[:2] == (1, 2)
+    assert all(width - 1 in KS for width in WIDTHS_PROBED)
+    assert all(small < large <= 2 * small - 1 for small, large in pairwise(WIDTHS_PROBED[1:]))
     assert {rate for rate, _ in MEASURED} == {*ACCEPTANCES[1:]}
     by_rate = {rate: [k for other, k in MEASURED if other == rate] for rate in ACCEPTANCES}
     assert by_rate[0.4] == by_rate[0.8]
@@ -601,6 +604,14 @@ def test_a_suggestion_has_the_costs_and_speedups_that_a_reader_can_work_out() ->
     assert lucky == "K = 4 cannot break even at batch 1; 1.00 of first proposals are accepted"
 
 
+def test_a_suggestion_is_of_costs_in_the_middle_of_the_answer() -> None:
+    """Of 40 tokens after 64: a slot more takes 0.2 forwards at the answer's beginning, and 0.4 at its end."""
+    slopes = {LENGTH: 0.2, LENGTH + 40: 0.4}
+    forward = {Point(1, at, width): 1 + slope * (width - 1) for at, slope in slopes.items() for width in (1, 17)}
+    said = suggested([Seen(8, 8, 1)] * 20, replace(linear_costs(), forward=forward), 0.5)
+    assert said.startswith("a window of 9 costs 3.40 forwards at batch 1: K = 1 would give ")
+
+
 def test_a_suggestion_is_the_same_on_a_machine_of_any_pace() -> None:
     def paced(known: Costs, pace: float) -> Costs:
         [drafts] = known.strategies.values()
@@ -630,6 +641,13 @@ def test_a_step_of_the_draft_takes_what_was_measured_for_its_proposals() -> None
 def test_what_followed_one_accepted_proposal_is_taken_for_as_good_as_the_first_ones() -> None:
     """Twenty steps of one proposal, all accepted: with four, the forty tokens take eight steps of five."""
     assert StepTrace((Seen(1, 1, 1),) * 20).with_k(4).steps == (Seen(4, 4, 4),) * 8
+
+
+def test_a_step_proposes_no_more_than_its_text_has_room_for_or_than_is_known_to_follow() -> None:
+    """After two accepted proposals the text ends, or nothing was asked for: no more than these are told."""
+    assert StepTrace((Seen(2, 2, 2),)).with_k(8).steps == (Seen(8, 2, 2),)
+    silent = StepTrace((Seen(1, 1, 1), Seen(0, 0, 0), Seen(0, 0, 0)))
+    assert silent.with_k(4).steps == (Seen(4, 2, 2), Seen(0, 0, 0))
 
 
 def test_a_recommendation_is_told_as_it_was_run_or_with_another_k() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -113,9 +114,85 @@ def test_parts_of_steps_are_booked_by_rows_length_and_proposals_and_told_as_medi
     assert tree.steps == {2: found.steps[2]}
     assert tree.admit == {64: 0.0}
     assert Probed().noise == 0.0
+    probed.book("silent", run_of([(1, 0, 0, 2.0)], {}, branches=False, chosen=False), 1, 8)
+    silent = probed.strategy("silent")
+    assert silent.steps == {1: {8: {-1: 2.0}}}
+    assert silent.rest == {1: {0: pytest.approx(200.0)}}
 
 
 NAME = "garbage/match/fixed"
+TEXTS = [(n,) * 8 for n in range(1, 8)]
+
+
+@pytest.fixture
+def asked_of_engines(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Request]]:
+    """The requests that engines were given of more tokens than those of a warm-up."""
+    found, submit = list[Sequence[Request]](), Engine.submit
+
+    def seen(engine: Engine, requests: Sequence[Request]) -> None:
+        if requests[0].params.max_new_tokens > 3:
+            found.append(requests)
+        submit(engine, requests)
+
+    monkeypatch.setattr(Engine, "submit", seen)
+    return found
+
+
+def test_a_probe_takes_two_turns_of_texts_that_go_on_where_the_row_before_began(
+    assemble: Make, asked_of_engines: list[Sequence[Request]]
+) -> None:
+    """Of two rows, 24 tokens of context and a strategy with up to two proposals; a calibration of other contexts is
+    left to who made it. What is known already is not measured again, and its age stays."""
+    build = assemble(max_rows=2, max_length=48)
+    build.calibration.measure([1], [7], [1])
+    engines = {2: {NAME: build.engine("garbage", k=2, max_rows=2)}}
+    controller, params = engines[2][NAME].controller, SamplingParams(max_new_tokens=99, eos=(0,))
+    found = measure_costs({2: build}, engines, TEXTS, [24], params, {"a": "1"})
+    assert engines[2][NAME].controller is controller
+    every = [request for one in asked_of_engines for request in one]
+    assert {request.params for request in every} == {replace(params, max_new_tokens=16, eos=())}
+    told = [[[token - 1 for token in request.prompt[::8]] for request in one] for one in asked_of_engines]
+    assert told == [[[0, 1], [1, 2]]] * 2 + [[[2, 3], [3, 4]]] * 2, "plain decoding and the draft, in each turn"
+    assert {len(request.prompt) for request in every} == {16}
+    assert found.forward.keys() == {Point(2, 24, width) for width in (1, 2, 3)}
+    assert found.plain.keys() == {Point(2, 24, 1)}
+    own = found.strategies[NAME]
+    assert {*own.steps[2][24]} == {-1, 1, 2}
+    assert own.admit.keys() == found.prefill.keys() == {24}
+    assert found.identity == {"a": "1"}
+    assert abs(time.time() - found.made) < 600
+    assert found.noise > 0
+
+    assert measure_costs({2: build}, engines, TEXTS, [24], params, {}, known=found) is found
+    elsewhere = Point(9, 9, 9)
+    older = replace(
+        found,
+        made=7.0,
+        forward={**found.forward, elsewhere: 5.0},
+        plain={**found.plain, elsewhere: 6.0},
+        prefill={**found.prefill, 9: 8.0},
+    )
+    more = {2: {**engines[2], "ngram/match/fixed": build.engine("ngram", k=1, max_rows=2)}}
+    again = measure_costs({2: build}, more, TEXTS, [24], params, {"a": "1"}, known=older)
+    assert again.strategies.keys() == more[2].keys()
+    assert again.strategies[NAME] == own
+    assert (again.forward[elsewhere], again.plain[elsewhere], again.prefill[9], again.made) == (5.0, 6.0, 8.0, 7.0)
+
+
+def test_a_probe_without_strategies_measures_plain_decoding_of_at_least_one_token_of_a_prompt(
+    assemble: Make, asked_of_engines: list[Sequence[Request]]
+) -> None:
+    """Half of what is decoded, eight tokens, would leave nothing of a context of eight. Rows that ``known`` lacks are
+    measured though no strategy is missing."""
+    build, params = assemble(max_rows=1, max_length=48), SamplingParams(max_new_tokens=99)
+    found = measure_costs({1: build}, {1: {}}, TEXTS, [8], params, {})
+    assert [len(one[0].prompt) for one in asked_of_engines] == [1, 1]
+    assert found.forward.keys() == found.plain.keys() == {Point(1, 8, 1)}
+    assert found.strategies == {}
+    other = replace(found, plain={Point(2, 8, 1): 1.0})
+    assert measure_costs({1: build}, {1: {}}, TEXTS, [8], params, {}, known=other).plain.keys() == {
+        Point(rows, 8, 1) for rows in (1, 2)
+    }
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import exp, log
 
 import pytest
@@ -88,6 +89,15 @@ def test_a_run_its_suggestion_and_the_advisor_name_the_k_that_is_the_fastest_by_
     gains = {other: log(expected_speedup(run, known, other)) if other else 0.0 for other in arms}
     belief = Belief([Candidate(arms[other], [gains[other]], OWN) for other in arms], [], 0.04)
     assert [*arms][belief.best()] == fastest_k({other: exp(gain) for other, gain in gains.items()})
+
+
+def test_every_k_below_the_widest_is_as_much_faster_as_its_replay_and_plain_decoding_is_one() -> None:
+    trace, slope, draft, luck = _trace(0.6, 40), 0.1, 0.05, 1.25
+    run = _cell(trace, luck * speedup_by_hand(trace, slope, draft))
+    by_hand = {k: luck * speedup_by_hand(trace.with_k(k), slope, draft) for k in KS if 0 < k < WIDEST}
+    assert speedups_by_k(run, _costs(slope, draft)) == pytest.approx({0: 1.0} | by_hand)
+    tree = _cell(replace(trace, branched=True), run.measured)
+    assert speedups_by_k(tree, _costs(slope, draft)) == {0: 1.0}
 
 
 @pytest.mark.slow

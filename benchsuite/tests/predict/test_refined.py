@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchsuite.measure.arms import Arm
@@ -81,7 +82,7 @@ def refined_by(*rounds: Any, refined: RefinedCosts | None = None) -> Costs:
     return refined.costs
 
 
-@pytest.mark.slow
+@settings(max_examples=5)
 @given(st.floats(0.2, 5), st.floats(0.5, 2), st.floats(0.3, 3))
 def test_a_wrong_width_and_a_dear_draft_are_corrected_at_any_pace_of_the_machine(
     pace: float, wrong: float, dear: float
@@ -147,5 +148,8 @@ def test_what_a_draft_takes_is_held_against_what_was_expected_of_it_at_the_pace_
     free = made_run([MadeStep(ROWS, 3, 2, PartTimes(1.3, 0.0, 0.1))] * 9)
     found = refined_by({PLAIN: plain_run(9, pace=2.0), ARM: free})
     assert found.strategies == costs().strategies
+    lookup = {NAME: DraftCosts({ROWS: {100: {0: 0.0, 8: 0.0}}}, {ROWS: {0: 0.0}}, {})}
+    free_by_the_probe = RefinedCosts(replace(costs(), strategies=lookup), ROWS)
+    assert refined_by({ARM: made_run(steps(9, 3))}, refined=free_by_the_probe).strategies == lookup
     idle = made_run([MadeStep(ROWS, 1, 0, PartTimes(1.1, 5.0, 0.1))] * 9)
     assert refined_by({ARM: idle}).strategies == costs().strategies

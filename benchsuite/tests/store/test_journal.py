@@ -175,6 +175,12 @@ def test_to_go_on_with_another_run_is_refused_by_the_name_of_what_differs(tmp_pa
     Journal.begin(tmp_path / "run", manifest(OPTIONS))
     with pytest.raises(SpecdecError, match=r"(?s)one table would mix two runs.*--specdec-target: tiny there, x here"):
         Journal.resume(tmp_path, "x", manifest({**OPTIONS, "target": "x"}))
+    with pytest.raises(SpecdecError) as refused:
+        Journal.resume(tmp_path, "x", manifest({**OPTIONS, "target": "x", "shard": "1/2"}))
+    assert str(refused.value).splitlines()[1:3] == [
+        "  --specdec-target: tiny there, x here",
+        "  --specdec-shard: nothing there, 1/2 here",
+    ]
     assert Journal.resume(tmp_path, "x", manifest(OPTIONS)).folder == tmp_path / "run"
 
 
