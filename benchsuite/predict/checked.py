@@ -187,8 +187,7 @@ def check_cells(cells: Iterable[Cell], costs: Mapping[Setting, Costs], parts: in
             others = [
                 unit
                 for other in known
-                if replace(other, setting=replace(other.setting, batch=without.setting.batch)) == without
-                and other != without
+                if other != without
                 for unit in known[other].get(replace(arm, setting=replace(arm.setting, batch=other.setting.batch)), [])
             ]
             found += list(_checked(arm, units, others, costs[without.setting], parts, spread))

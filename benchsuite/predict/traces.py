@@ -73,7 +73,7 @@ def _share_of_later(steps: Sequence[Seen]) -> float:
     """The share of the proposals after an accepted one that were accepted; without any, of the first proposals."""
     later = [(min(step.accepted + 1, step.proposed) - 1, step.accepted - 1) for step in steps if step.accepted]
     if not any(tried for tried, _ in later):
-        later = [(1, min(step.accepted, 1)) for step in steps if step.proposed]
+        later = [(1, step.accepted) for step in steps if step.proposed]
     return sum(kept for _, kept in later) / max(1, sum(tried for tried, _ in later))
 
 

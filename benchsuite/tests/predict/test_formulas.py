@@ -56,7 +56,7 @@ from benchsuite.predict.prediction import (
 from benchsuite.predict.probe import WIDTHS_PROBED
 from benchsuite.predict.recommendation import PLAIN, Recommendation, recommended_by_text
 from benchsuite.predict.suggestions import suggestion
-from benchsuite.predict.traces import Seen, StepTrace, kept_by_depth, reached
+from benchsuite.predict.traces import Seen, StepTrace, kept_by_depth, reached, traces_of
 from benchsuite.tests.rig import SETTING
 from specdec import Request, SpecdecError
 from specdec.calibration import Point
@@ -473,6 +473,14 @@ def test_halves_of_a_cell_are_predicted_from_each_other_and_units_of_one_number_
     assert [[unit.number for unit in one.units] for one in halves] == [[0, 0, 2, 2], [1, 1, 3, 3]]
     assert [one.prediction.log_ratio for one in halves] == pytest.approx([fmean(odd), fmean(even)])
     assert [one.prediction.texts for one in halves] == [4, 4]
+    texts = {(place,) * LENGTH: kept for place, (_, kept) in enumerate(numbered)}
+    donors = [{text: texts[text] for text in [*texts] if (text[0] // 2) % 2 == part} for part in (1, 0)]
+    for half, mine in zip(halves, reversed(donors), strict=True):
+        theirs = next(one for one in donors if one != mine)
+        targets = [PredictedUnit(sizes, (text,), theirs) for text in mine]
+        twin = predict(linear_costs(), NAME, targets, text_spread([gains]))
+        assert half.prediction.half == pytest.approx(twin.half, rel=1e-12)
+        assert (twin.half or 0) > 1.1 * 1.645 * WRONG, "texts differ"
     [whole] = check_cells([cell_at(TEN, numbered)], KNOWN)
     assert whole.prediction.texts == 6, "the other unit of its number is no other text"
 
@@ -657,6 +665,35 @@ def test_a_recommendation_is_told_as_it_was_run_or_with_another_k() -> None:
     assert (str(PLAIN), PLAIN.k, PLAIN.expected) == ("plain decoding", None, 1.0)
 
 
+def test_rows_of_steps_are_those_of_live_requests_of_which_the_last_takes_the_place_of_one_that_ended() -> None:
+    """Four requests of one, no, four and three tokens: the first ends at once, and the last has its row from then on.
+    One step of the third was a tree, of four proposals three deep."""
+    rows = [
+        [RowStep(2, 2, 0, 1), RowStep(4, 3, 1, 2), RowStep(2, 2, 0, 1)],
+        [RowStep(2, 2, 1, 2), RowStep(1, 1, 0, 1)],
+        [RowStep(1, 1, 0, 1)],
+    ]
+    steps = [replace(Step.of(tuple(each), 5, Marks(*range(10))), k=k) for each, k in zip(rows, (4, 4, 2), strict=True)]
+    tokens: list[tuple[int, ...]] = [(7,), (), (7,) * 4, (7,) * 3]
+    stats = Stats(Stopwatch.recorded([0.0] * 10), steps=steps)
+    outcome = Outcome(tokens, 1.0, 1.0, 8, [], None, LENGTH, stats)
+    expected = [
+        StepTrace((Seen(4, 2, 0),)),
+        StepTrace(()),
+        StepTrace((Seen(4, 4, 1), Seen(4, 1, 0), Seen(2, 1, 0)), branched=True),
+        StepTrace((Seen(4, 2, 0), Seen(4, 2, 1))),
+    ]
+    assert traces_of(outcome) == expected
+    asked = replace(stats, chosen=[3, 5, 0])
+    assert [[seen.asked for seen in one.steps] for one in traces_of(replace(outcome, stats=asked))] == [
+        [3],
+        [],
+        [3, 5, 0],
+        [3, 5],
+    ]
+    assert traces_of(replace(outcome, stats=None)) == []
+
+
 def test_shares_by_depth_count_the_steps_that_asked_for_proposals() -> None:
     texts = [StepTrace((Seen(4, 4, 2), Seen(0, 0, 0), Seen(4, 1, 1))), StepTrace((Seen(2, 0, 0), Seen(2, 2, 0)))]
     assert kept_by_depth(texts, 3) == [0.5, 0.25, 0.0]
@@ -664,6 +701,7 @@ def test_shares_by_depth_count_the_steps_that_asked_for_proposals() -> None:
     idle = [StepTrace((Seen(0, 0, 0),))]
     assert kept_by_depth(idle, 2) == [0.0, 0.0]
     assert reached([], 1) == ([0.0], [0.0])
+    assert reached([StepTrace((Seen(4, 3, 2),))], 4) == ([1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0])
     assert kept_by_depth(texts, 0) == []
 
 

@@ -537,6 +537,13 @@ def test_an_odd_prompt_on_which_a_strategy_is_as_slow_as_predicted_says_nothing_
     assert after.best() == before.best() == 1
 
 
+def test_one_candidate_is_the_best_and_the_chances_of_all_are_one_together() -> None:
+    found = Belief(candidates({"a/4": [1.1], "a/2": [1.05], "b/4": [1.0]}), [], 0.03)
+    chances = [found.chance(place, 1.0) for place in range(4)]
+    assert sum(chances) == pytest.approx(1.0)
+    assert all(0 < chance < found.chance(place, 0.9) for place, chance in enumerate(chances))
+
+
 def test_plain_decoding_is_a_candidate_whose_speedup_is_known() -> None:
     """Everything is slower than plain: it is the best, with a speedup of 1 and no deviation."""
     found = Belief(candidates({"a/4": [0.9], "b/4": [0.8]}), [ran(0, 50, plain=1, a_4=0.85, b_4=0.8)], 0.03)
