@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -113,8 +114,16 @@ def test_a_commit_has_a_mark_if_tracked_files_differ(tmp_path: Path, monkeypatch
     assert provenance.commit(tmp_path) == head
     assert "GIT_DIR" not in provenance.environment()
     assert provenance.environment()["PATH"] == os.environ["PATH"]
-    (tmp_path / "a").write_text("2")
-    assert provenance.commit(tmp_path) == f"{head}+"
+    monkeypatch.setattr(provenance, "Path", lambda file: tmp_path / "of" / "this" / "file")
+    changes = [provenance.own_changes()]
+    for text in ("2", "3", "2", "1"):
+        (tmp_path / "a").write_text(text)
+        assert provenance.own_commit() == provenance.commit(tmp_path) == head + "+" * (text != "1")
+        changes.append(provenance.own_changes())
+    none, two, three, again, back = changes
+    assert none is back is None
+    assert two == again != three
+    assert all(re.fullmatch("[0-9a-f]{12}", str(one)) for one in (two, three))
 
 
 def test_a_copy_without_a_git_folder_has_the_commit_of_a_variable_and_no_changes(

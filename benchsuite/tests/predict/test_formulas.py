@@ -376,7 +376,7 @@ def test_an_age_is_told_in_the_largest_unit_that_it_fills(seconds: float, said: 
 def test_a_file_of_costs_has_every_figure_and_a_place_of_its_own(tmp_path: Path) -> None:
     known = linear_costs(noise=0.03, release=0.7, forward={Point(2, 9, 5): 1.5, Point(1, 8, 2): 2.5})
     known = replace(known, identity={"b": "2", "a": "1"}, made=77.0)
-    file = tmp_path / "new" / "costs.json"
+    file = tmp_path / "new" / "deeper" / "costs.json"
     known.save(file)
     assert Costs.load(file, {"a": "1", "b": "2"}) == known
     said = json.loads(file.read_text())

@@ -19,7 +19,8 @@ from benchsuite.measure.arms import Arm
 from benchsuite.measure.runners import EngineRunner
 from benchsuite.predict import commands
 from benchsuite.predict.advisor import Advice
-from benchsuite.predict.commands import advice_on
+from benchsuite.predict.breakeven import MapCheck, break_even_map, oracle_arms
+from benchsuite.predict.commands import advice_on, map_of
 from benchsuite.predict.costs import Costs, DraftCosts, costs_identity, costs_path, strategy_of
 from benchsuite.predict.forecasts import costs_of
 from benchsuite.predict.interleave import SteppedRun, run_in_turn
@@ -344,6 +345,8 @@ def test_costs_are_kept_where_they_are_found_again_unless_they_are_to_be_measure
         assert said.startswith(f"costs of tiny and 1 strategies: {path}")
         assert ("; measured just now: what was known of 2 strategies" in said) is (known is not None)
         costs.save(path)
+    costs_of(two_targets, "cached", [Arm(PAIR, "suffix", k=4)])
+    assert measurings[-1]["widths"] == {1: {}, 2: {"suffix/match/fixed": 5}}
     foreign = replace(costs, identity={**costs.identity, "machine": "another"})
     foreign.save(tmp_path / "theirs.json")
     with pytest.raises(SpecdecError, match="were made elsewhere: machine 'another', here"):
@@ -359,6 +362,9 @@ def test_what_costs_depend_on_tells_targets_apart_by_their_weights(assemble: Mak
     assert found["target"] == "tiny"
     assert found["dtype"] == "float32"
     assert costs_identity(SETTING.replaced(dtype="auto"), one) == found, "what it is, not what was asked for"
+    parts = {name: getattr(one, name) for name in ("model", "device", "dtype", "ops")}
+    quantised: Any = SimpleNamespace(**parts, bits=8)
+    assert costs_identity(SETTING.replaced(dtype="int8"), quantised) == {**found, "dtype": "int8"}
     twin = assemble().target
     assert costs_identity(SETTING, twin) == found
     smallest = min(twin.model.parameters(), key=lambda parameter: parameter.numel())
@@ -494,3 +500,28 @@ def test_advice_is_asked_for_each_text_with_its_part_of_the_time_that_is_left(mo
         }
         assert {arm.setting.workload for arm in arms} == {text}
         assert {strategy_of(arm).split("/")[1] for arm in arms} == {"match"}
+
+
+def test_a_map_is_of_costs_that_were_measured_beside_its_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both batches of a text, whose oracles are built before anything is measured."""
+    told, point = list[Any](), {Point(1, 9, 1): 1.0, Point(1, 9, 17): 2.0}
+    costs = Costs({}, point, {}, {Point(1, 9, 1): 1.0}, {}, 0.0, made=0.0)
+    checks = [MapCheck(1, 9, 2, 0.4, 0.5, 1.6, 1.7)]
+
+    class Bench:
+        def __init__(self, plan: Any) -> None:
+            told.append(plan.prompts)
+
+        def prepare(self, arms: Sequence[Arm]) -> None:
+            told.append([*arms])
+
+    def checked(bench: Any, arms: Sequence[Arm]) -> Any:
+        assert isinstance(bench, Bench)
+        told.append([*arms])
+        return costs, checks
+
+    monkeypatch.setattr(commands, "Bench", Bench)
+    monkeypatch.setattr(commands, "checked_map", checked)
+    settings = [SETTING, SETTING.replaced(batch=2)]
+    assert map_of(settings, 5, 0.25) == (costs, break_even_map(costs, 0.25), checks)
+    assert told == [5, oracle_arms(settings), oracle_arms(settings)]
