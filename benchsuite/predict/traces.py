@@ -43,7 +43,7 @@ class StepTrace:
 
         Example: ``StepTrace((Seen(8, 8, 8), Seen(8, 8, 2))).with_k(5)`` has accepted 5 and 5 of five proposals.
         """
-        return self if self.branched and k else StepTrace(tuple(_steps_with(self.steps, k)), self.branched and k > 0)
+        return self if self.branched and k else StepTrace(tuple(_steps_with(self.steps, k)))
 
 
 class _Token(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import exp, log, sqrt
 from pathlib import Path
-from statistics import fmean, median, pvariance
+from statistics import fmean, median, pvariance, variance
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ def test_a_variance_without_an_estimate_has_the_interval_of_a_normal_distributio
     assert half_of_sum(1e-12, 1.0, 0.01) == pytest.approx(0.16449, abs=1e-5)
 
 
-@pytest.mark.parametrize("spread", [None, 0.3])
+@pytest.mark.parametrize("spread", [None, 0.0, 0.3])
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_the_interval_of_a_cell_adds_texts_noise_and_the_mistakes_of_costs(spread: float | None, noise: float) -> None:
     """Three units, of two texts that are predicted from three others: the weights of five texts and their squares."""
@@ -128,6 +128,16 @@ def test_the_interval_of_a_cell_adds_texts_noise_and_the_mistakes_of_costs(sprea
     assert found.half == pytest.approx(half)
     assert found.low == pytest.approx(exp(fmean(gains) - half))
     assert found.texts == 3
+
+
+def test_texts_of_a_batch_differ_as_much_as_batches_of_one_text_each_do() -> None:
+    """Two texts that are predicted from three others: by hand, with both rows of the same text."""
+    known, sizes = linear_costs(), PromptSizes((LENGTH, LENGTH), 20)
+    donors: dict[Text, StepTrace] = {(10 + n,): text_kept(*kept) for n, kept in enumerate(([4], [1], [2, 0]))}
+    found = predict(known, NAME, [PredictedUnit(sizes, ((1,), (2,)), donors)])
+    alone = [Replay(known, NAME).gains([one, one], sizes)[0] for one in donors.values()]
+    squares = 2 * (1 / 2) ** 2 + 3 * (1 / 3) ** 2
+    assert found.half == pytest.approx(half_of_sum(variance(alone) * squares, 2, WRONG**2))
 
 
 def test_a_single_other_text_has_no_interval_but_for_the_spread_of_other_workloads() -> None:

@@ -40,12 +40,18 @@ class CountedAsks(Controller):
     """A controller that counts how often it was asked."""
 
     max_k = 6
-    asked = 0
+
+    def __init__(self) -> None:
+        self.asked, self.forgot = 0, 0
 
     def next_k(self, stats: Stats) -> int:
         """One."""
         self.asked += 1
         return 1
+
+    def forget(self) -> None:
+        """Counted too: how many had been asked for."""
+        self.forgot = self.asked
 
 
 def test_a_cycle_asks_for_every_k_as_often_and_lets_the_controller_choose_all_the_same() -> None:
@@ -116,6 +122,8 @@ def test_parts_of_steps_are_booked_by_rows_length_and_proposals_and_told_as_medi
     assert tree.admit == {64: 0.0}
     assert Probed().noise == 0.0
     probed.book("silent", run_of([(1, 0, 0, 2.0)], {}, branches=False, chosen=False), 1, 8)
+    probed.book("single", run_of([(1, 1, 1, 3.0)], {}, branches=False), 1, 8)
+    assert probed.strategy("single").rest == {1: {1: pytest.approx(300.0)}}
     silent = probed.strategy("silent")
     assert silent.steps == {1: {8: {-1: 2.0}}}
     assert silent.rest == {1: {0: pytest.approx(200.0)}}
@@ -147,9 +155,11 @@ def test_a_probe_takes_two_turns_of_texts_that_go_on_where_the_row_before_began(
     build = assemble(max_rows=2, max_length=48)
     build.calibration.measure([1], [7], [1])
     engines = {2: {NAME: build.engine("garbage", k=2, max_rows=2)}}
-    controller, params = engines[2][NAME].controller, SamplingParams(max_new_tokens=99, eos=(0,))
+    controller, params = CountedAsks(), SamplingParams(max_new_tokens=99, eos=(0,))
+    controller.max_k, engines[2][NAME].controller = 2, controller
     found = measure_costs({2: build}, engines, TEXTS, [24], params, {"a": "1"})
     assert engines[2][NAME].controller is controller
+    assert controller.forgot == controller.asked > 0
     every = [request for one in asked_of_engines for request in one]
     assert {request.params for request in every} == {replace(params, max_new_tokens=16, eos=())}
     told = [[[token - 1 for token in request.prompt[::8]] for request in one] for one in asked_of_engines]
