@@ -659,6 +659,10 @@ def test_a_step_of_the_draft_takes_what_was_measured_for_its_proposals() -> None
 def test_what_followed_one_accepted_proposal_is_taken_for_as_good_as_the_first_ones() -> None:
     """Twenty steps of one proposal, all accepted: with four, the forty tokens take eight steps of five."""
     assert StepTrace((Seen(1, 1, 1),) * 20).with_k(4).steps == (Seen(4, 4, 4),) * 8
+    of_two = StepTrace((Seen(2, 2, 2), Seen(4, 4, 1)))
+    assert of_two.with_k(4).steps == (Seen(4, 4, 4),), "one of two later proposals, though three more were made"
+    one_later = StepTrace((Seen(2, 2, 2), Seen(1, 1, 1), Seen(1, 1, 1)))
+    assert one_later.with_k(8).steps == (Seen(8, 6, 6),), "the only later proposal was accepted: all are"
 
 
 def test_a_step_proposes_no_more_than_its_text_has_room_for_or_than_is_known_to_follow() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,6 +258,12 @@ def test_a_folder_of_a_job_says_what_it_was_and_has_the_digests_of_its_files(tmp
     other = write_folder(tmp_path / "new", "job", {}, [], 7, complete=False)
     assert other != folder
     assert json.loads((other / files.MANIFEST).read_text())["complete"] is False
+
+
+def test_folders_of_one_second_are_numbered_from_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "time", SimpleNamespace(strftime=lambda form: time.strftime(form, time.gmtime(0))))
+    found = [files.new_folder(tmp_path / "new", "job").name for _ in range(3)]
+    assert found == ["19700101-000000-job", "19700101-000000-job-2", "19700101-000000-job-3"]
 
 
 def test_the_same_text_is_compressed_to_the_same_bytes(tmp_path: Path) -> None:
