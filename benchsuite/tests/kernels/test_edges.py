@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchsuite.conformance.models.tiny import registry
 from benchsuite.conformance.ops.agreement import disagreement
-from benchsuite.conformance.ops.cases import EVERY_TAIL, Case, _attention, _layers, _process
+from benchsuite.conformance.ops.cases import Case, _attention, _layers, _process, every_tail
 from specdec import Request, SamplingParams, Window
 from specdec.ledger import stacked
 from specdec.ops import Ops
@@ -85,7 +85,7 @@ AT_BLOCKS = [
     Case("decoder_layers", "rows-200", _layers(20, 10, hidden=48, inner=32)),
     # More than 256 numbers of a row are shared by threads part by part.
     *(Case("decoder_layers", f"inner-{n}", _layers(1, 3, hidden=32, inner=n)) for n in (255, 256, 257, 300, 513)),
-    *(case for case in EVERY_TAIL if case.op == "decoder_layers" and case.name in ("tail-1", "tail-7", "tail-15")),
+    *(case for case in every_tail() if case.op == "decoder_layers" and case.name in ("tail-1", "tail-7", "tail-15")),
     # Minus infinity beside few logits: top-k of more tokens than are possible.
     *(Case("process", f"top-k-{k}", _process(2, 2, 40, {"top_k": (k,), "temperature": (1.0,)})) for k in (39, 40, 41)),
 ]

@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 
 from benchsuite.conformance.ops.agreement import disagreement
-from benchsuite.conformance.ops.cases import CASES, EVERY_TAIL
+from benchsuite.conformance.ops.cases import CASES, every_tail
 from specdec.ops import Ops
 from specdec_kernels import build, cpu
 from specdec_kernels.reference import Reference
@@ -109,7 +109,7 @@ def _run(level: str) -> list[str]:
     found = []
     for threads in (1, 3):
         with patch.object(cpu, "kernel_threads", lambda threads=threads: threads):
-            for case in (case for case in (*CASES, *EVERY_TAIL) if case.op in cpu.SIGNATURES):
+            for case in (case for case in (*CASES, *every_tail()) if case.op in cpu.SIGNATURES):
                 for dtype in case.dtypes:
                     wrong = disagreement(ops, case, dtype)
                     found += [f"{case.op}, {case.name}, {dtype}, {threads} threads: {wrong}"] if wrong else []
