@@ -101,7 +101,7 @@ def _append(width: int, start: int, size: int = 8) -> Make:
 def _compact(source: list[int], target: list[int]) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         keys, values = (_arena(g, dtype, 3, 20, 8) for _ in range(2))
-        cells = [(torch.tensor([[0], [5]]) + torch.tensor(at, dtype=torch.int64)) % 20 for at in (source, target)]
+        cells = [(torch.tensor([[0], [5]]) + torch.tensor(at)) % 20 for at in (source, target)]
         return keys, values, *cells
 
     return make
