@@ -33,6 +33,10 @@ def _random(g: Generator, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, generator=g).to(dtype)
 
 
+def _happens(g: Generator, chance: float, *shape: int) -> Tensor:
+    return torch.full(shape, chance).bernoulli(generator=g).bool()
+
+
 def _linear(
     rows: int,
     outputs: int,
@@ -121,7 +125,7 @@ def _attention(
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         query = _random(g, dtype, batch, width, heads[0], size).transpose(1, 2)
         keys, values = (_random(g, dtype, batch + 2, heads[1], length + 9, size)[1:-1, :, :length] for _ in range(2))
-        visible = torch.rand(batch, 1, width, length, generator=g) < seen
+        visible = _happens(g, seen, batch, 1, width, length)
         visible[..., torch.randint(length, (), generator=g)] = True
         ends = None if used is None else torch.tensor(used)
         if ends is not None:
@@ -143,9 +147,9 @@ def _keys(g: Generator, *shape: int) -> Tensor:
 def _sample(rows: int, width: int, vocabulary: int, noise: bool = True, spread: float = 4.0, left: float = 1.0) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         logits = _random(g, dtype, rows, width, vocabulary + 3)[..., :vocabulary] * spread
-        dropped = torch.rand(logits.shape, generator=g) >= left
-        dropped[..., vocabulary // 2] = False
-        return logits.masked_fill(dropped, float("-inf")), _keys(g, rows, width) if noise else None
+        possible = _happens(g, left, *logits.shape)
+        possible[..., vocabulary // 2] = True
+        return logits.masked_fill(~possible, float("-inf")), _keys(g, rows, width) if noise else None
 
     return make
 
@@ -259,9 +263,9 @@ def _rejection(
 ) -> Make:
     def make(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
         logits = _random(g, dtype, rows, width, vocabulary) * 1.5
-        dropped = torch.rand(logits.shape, generator=g) >= left
-        dropped[..., 0] = False
-        distribution = logits.masked_fill(dropped, float("-inf")).softmax(dim=-1)
+        possible = _happens(g, left, *logits.shape)
+        possible[..., 0] = True
+        distribution = logits.masked_fill(~possible, float("-inf")).softmax(dim=-1)
         near = (logits + _random(g, dtype, *logits.shape)).softmax(dim=-1)
         draft = {"near": near, "equal": distribution, "broken": near}.get(q or "")
         tokens, parents, valid = _window(g, rows, width, vocabulary, tree)

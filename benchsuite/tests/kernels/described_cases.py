@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ MANY = 500
 """Numbers of which a spread or a share is told."""
 
 
-@cache
 def given_to(case: Case) -> tuple[Any, ...]:
     """A case's arguments in its first dtype; nothing may write to them."""
     return case.make(Generator().manual_seed(7), case.dtypes[0])
@@ -211,7 +209,6 @@ WORDS: dict[str, Callable[..., Words]] = {
 """For each op what tells its arguments."""
 
 
-@cache
 def words_of(case: Case) -> str:
     """A case's arguments in words. Example: ``5×37×83, int8, bias``."""
     return ", ".join(word for word in WORDS[case.op](*given_to(case)) if word)

@@ -449,7 +449,7 @@ def check_noise_keys(dtype: torch.dtype, stream: Tensor, position: Tensor, draw:
     rows, width = position.shape
     assert stream.shape == (rows,)
     assert int(position.min()) >= 0
-    assert int(position.max()) < 2**31
+    assert 2**30 < int(position.max()) < 2**31
     assert position.stride() in ((0, 2), (2 * width, 2))
     assert isinstance(draw, int) or torch.broadcast_shapes(draw.shape, position.shape) == position.shape
     assert isinstance(draw, int) or draw.numel() in (rows, width)
@@ -618,8 +618,10 @@ def test_the_ops_on_vocabularies_meet_one_token_the_tiny_targets_and_more_than_a
 
 
 def test_a_window_of_every_width_is_a_chain_or_a_tree_as_the_case_says() -> None:
-    for case in OURS:
+    ops = {"emit", "kv_plan", "verify_prefix", "rejection_sample", "block_sample", "tree_sample"}
+    for case in (case for case in OURS if case.op in ops):
         windows = [one for one in given_to(case) if isinstance(one, Window)]
+        assert windows
         for window in windows:
             assert branches(window) == ("tree" in words_of(case))
             if not branches(window):
