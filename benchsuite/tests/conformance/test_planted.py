@@ -59,6 +59,7 @@ def quick_first(planted: Sequence[tuple[Any, ...]], at: int) -> list[Any]:
     for case in planted:
         check = case[at]
         slow = check in seen or any(part in check for part in LONG)
+        slow = slow and case[0] is not Echo  # which is found in half a second
         seen.add(check)
         marked.append(pytest.param(*case, marks=[pytest.mark.slow] if slow else []))
     return marked
@@ -805,6 +806,7 @@ class Numbered(Fixed):
 
 
 CONTROLLERS: list[tuple[ControllerFactory, bool, str, str]] = [
+    (Hoarder, False, "after_forget", "planted forgets.*K 4 by a new controller, 3 after a run"),
     (Fixed, False, "is_what_it_claims", "has deterministic=False.*deterministic=True"),
     (Beyond, True, "within_its_bounds", "K 5 at step 0, max_k 4"),
     (Halves, True, "within_its_bounds", "K 2.5 at step 0"),
@@ -812,13 +814,12 @@ CONTROLLERS: list[tuple[ControllerFactory, bool, str, str]] = [
     (Clock, True, "repeats", "has deterministic=True"),
     (Hoarder, True, "repeats", "K 4 in the first run, 3 in the second, after forget"),
     (Numbered, True, "repeats", "K . in the first run, . in a new engine"),
-    (Hoarder, False, "after_forget", "planted forgets.*K 4 by a new controller, 3 after a run"),
     (Keeper, False, "after_forget", "planted forgets"),
     (Experimental, True, "changes_no_output", "changes no output"),
 ]
 
 
-@pytest.mark.parametrize(("fault", "deterministic", "check", "message"), slow_after(4, CONTROLLERS), ids=name_of)
+@pytest.mark.parametrize(("fault", "deterministic", "check", "message"), slow_after(5, CONTROLLERS), ids=name_of)
 def test_a_faulty_controller_is_found(fault: ControllerFactory, deterministic: bool, check: str, message: str) -> None:
     kit = conformance.controller("planted", deterministic=deterministic, factory=fault)
     said = next(failures(kit, only=check), None)
