@@ -342,8 +342,8 @@ def _turns(module: nn.Module) -> bool:
     function = getattr(native, "__globals__", {}).get("apply_rotary_pos_emb")
     if function is None or "apply_rotary_pos_emb" not in native.__code__.co_names:
         return False
-    query, keys = torch.linspace(-1, 1, 24).view(1, 2, 3, 4), torch.linspace(-2, 1, 12).view(1, 1, 3, 4)
-    cos, sin = torch.linspace(-1, 1, 12).view(1, 3, 4), torch.linspace(1, -1, 12).view(1, 3, 4)
+    query, keys = torch.arange(24.0).view(1, 2, 3, 4), torch.arange(12.0).view(1, 1, 3, 4)
+    cos, sin = torch.arange(12.0).view(1, 3, 4), torch.arange(12.0, 24.0).view(1, 3, 4)
     try:
         got = function(query, keys, cos, sin)
     except (RuntimeError, TypeError, ValueError):
@@ -367,7 +367,7 @@ def _norm_offset(module: nn.Module) -> float | None:
     weight = getattr(module, "weight", None)
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not _eps(module):
         return None
-    x = torch.linspace(-1, 2, weight.numel(), device=weight.device).to(weight.dtype)[None]
+    x = torch.arange(weight.numel(), device=weight.device).cos().to(weight.dtype)[None]  # of both signs
     wide = x.float()
     unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _eps(module))
     got = module(x).float()

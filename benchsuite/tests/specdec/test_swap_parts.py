@@ -309,6 +309,24 @@ def test_a_model_is_on_the_ops_if_another_backend_than_the_reference_takes_one_o
     assert (ops.ran()[op, "quick"] > 0) == (op in PER_LAYER)
 
 
+@pytest.mark.parametrize("op", PER_LAYER)
+def test_a_backend_that_takes_an_op_of_a_single_row_of_whole_vectors_alone_is_found(op: str) -> None:
+    """As a step of one request is; of a product also its weights are whole."""
+
+    class Narrow(Reference):
+        name, priority = "narrow", 1
+
+        def takes(self, name: str, *tensors: Any) -> bool:
+            x, *weights = tensors if name == "linear" else (tensors[0],)
+            sizes = [x.shape[-1], *(size for weight in weights for size in weight.shape)]
+            return name == op and x.numel() == x.shape[-1] and not any(size % 16 for size in sizes)
+
+    model = families.build_model("llama")
+    made = Swap(model, Ops([Narrow(), Reference()]))
+    made.put_in()
+    assert any("forward" in module.__dict__ for module in model.modules())
+
+
 def test_the_head_of_a_model_in_half_precision_is_replaced_also_where_the_reference_is_alone() -> None:
     model: Any = families.build_model("llama", dtype=torch.bfloat16)
     swap = Swap(model, registry().backend("reference"))
