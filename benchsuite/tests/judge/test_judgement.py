@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
+from benchsuite.conformance.models import families
 from benchsuite.judge.judgement import Judgement, OutputJudge, together
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
@@ -54,6 +57,20 @@ def test_another_tokenizers_outputs_are_read_as_text(reader: OutputJudge) -> Non
         for tokenizer in (catalog.byte_tokenizer(), other)
     )
     assert reader.judge([theirs], other) == reader.judge([mine], catalog.byte_tokenizer())  # type: ignore[list-item]
+
+
+def test_a_judge_whose_tokenizer_begins_every_text_with_a_token_reads_the_text_alone(tmp_path: Path) -> None:
+    tokenizer, other = catalog.byte_tokenizer(), catalog.byte_tokenizer()
+    first = str(tokenizer.eos_token)
+    template = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, tokenizer.eos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = template
+    assert tokenizer.encode("ab")[1:] == other.encode("ab")
+    families.build_model("llama").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    other.add_tokens(["<|more|>"])
+    judge = OutputJudge(str(tmp_path), torch.device("cpu"))
+    prompt, output = (tuple(catalog.byte_tokenizer().encode(text)) for text in ("a prompt", " and more"))
+    assert judge.judge([(prompt, output)], other) == judge.surprise(prompt, output)
 
 
 def test_what_the_judge_cannot_read_is_refused_with_both_lengths(reader: OutputJudge) -> None:
