@@ -463,7 +463,7 @@ CASES = [
     Case("tree_attention", "maximal", _attention(1, 64, 128)),
     Case("tree_attention", "softcap", _attention(1, 3, 48, softcap=2.0)),
     Case("tree_attention", "used", _attention(4, 3, 600, used=(1, 256, 257, 600))),
-    Case("tree_attention", "garbage", _attention(2, 2, 70, garbage=1e30, seen=0.1)),
+    Case("tree_attention", "garbage", _attention(2, 2, 70, garbage=10.0**30, seen=0.1)),
     *(Case("decoder_layers", f"{b}x{w}", _layers(b, w)) for b, w in ((1, 1), (1, 9), (3, 5), (2, 33))),
     *(Case("decoder_layers", kind, _layers(1, 4, kind)) for kind in ("int8", "int4", "bfloat16")),
     Case("decoder_layers", "bias", _layers(2, 3, bias=True)),
