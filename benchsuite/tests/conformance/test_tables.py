@@ -1,4 +1,4 @@
-"""The kit's tables: their shares, what a target of tables sees, and how far a policy's outputs are from it."""
+"""The kit's tables: what a target of tables sees, how far a policy's outputs are from it, and the keys of a run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from specdec import Context, Engine, Purpose, Request, SamplingParams, Verdict, 
 from specdec_kernels.reference import Reference
 from specdec_plugins.policies.match import Match
 from specdec_plugins.policies.rejection import Rejection
-
-HISTORIES: list[History] = [(), (0,), (1,), (0, 1), (1, 0), (0, 1, 1), *((0,) * n for n in range(2, 60))]
 
 
 class FirstKept(Match):
@@ -68,29 +66,6 @@ class Forgetful(Reference):
         self._calls += 1
         if self._calls != self._lost:
             super().kv_append(*given)
-
-
-@pytest.mark.parametrize(("vocabulary", "parts"), [(2, 16), (3, 16), (4, 16), (3, 7)])
-@pytest.mark.parametrize("zeros", [False, True])
-def test_a_table_has_distinct_shares_of_one_in_whole_parts(vocabulary: int, parts: int, zeros: bool) -> None:
-    """And some are nothing if and only if that is asked for."""
-    more: dict[str, Any] = {} if parts == 16 else {"parts": parts}
-    table = random_table("a", vocabulary, zeros=zeros, **more) if zeros else random_table("a", vocabulary, **more)
-    found = [table(history) for history in HISTORIES]
-    for shares in found:
-        whole = [share * parts for share in shares]
-        assert len({*shares}) == len(shares) == vocabulary
-        assert sum(whole) == parts
-        assert all(part == int(part) >= 0 for part in whole)
-    assert any(0.0 in shares for shares in found) == zeros
-
-
-def test_a_tables_shares_follow_from_its_seed_and_the_history_alone() -> None:
-    again, other = random_table("a", 4), random_table("b", 4)
-    first = [random_table("a", 4)(history) for history in HISTORIES]
-    assert [again(history) for history in reversed(HISTORIES)] == first[::-1]
-    assert sum(other(history) != shares for history, shares in zip(HISTORIES, first, strict=True)) > 50
-    assert len({*first}) > 30
 
 
 def engine_of_tables(ops: Reference, asked: list[History], k: int = 2) -> tuple[Engine, Tabular]:
@@ -146,13 +121,6 @@ def test_a_first_token_that_is_kept_as_it_was_drawn_is_as_far_off_as_the_draft_i
     kept: Any = FirstKept(None)  # type: ignore[arg-type]
     assert run_distance(kept, 3, chain(1), one(2), **named) == pytest.approx(apart, abs=1e-12)
     assert apart > 0.1
-
-
-def test_prompts_fit_the_smallest_vocabulary_and_differ_in_length() -> None:
-    assert sorted(map(len, PROMPTS)) == [1, 2, 3]
-    assert {token for prompt in PROMPTS for token in prompt} == {0, 1}
-    assert all({*prompt} == {0, 1} for prompt in PROMPTS if len(prompt) > 1)
-    assert len({prompt[-1] for prompt in PROMPTS}) == 2, "what comes after the one is not what comes after the other"
 
 
 @pytest.mark.parametrize("zeros", [False, True])
