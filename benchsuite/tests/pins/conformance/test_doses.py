@@ -336,11 +336,8 @@ UNDECODED = (
 """Parts of the names of checks that ask for the same, whatever the outputs are: their engines decode nothing here."""
 
 LONG = (
-    "follows_from_the_text",
-    "q_is_the_distribution",
-    "sampled_outputs_have",
-    "a tree: its_windows",
-    "closing_frees",
+    *("a draft that draws: what_it_proposes", "a tree: what_it_proposes", "a tree: its_windows"),
+    *("q_is_the_distribution", "sampled_outputs_have", "closing_frees"),
 )
 """Parts of the names of checks that take longest."""
 
