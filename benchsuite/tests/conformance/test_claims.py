@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
 from benchsuite.judge import fidelity
 from benchsuite.tests.rig import Make
-from specdec import Request, SamplingParams
+from specdec import Engine, Request, SamplingParams
 from specdec_plugins.drafts.garbage import Garbage
 
 TEXT = tuple(range(100, 130))
@@ -119,6 +122,78 @@ def test_at_most_so_many_windows_spread_over_all_are_proposed_again(
     step = -(-count // 24)
     assert places == [*range(0, count, step)]
     assert len(places) <= kit.windows == 24
+
+
+@pytest.mark.parametrize(("policy", "chosen"), [("coupled", "match"), ("uncoupled", "rejection")])
+@pytest.mark.parametrize("remembers", [False, True])
+def test_windows_are_proposed_again_under_the_same_policy_alone_in_an_engine(
+    policy: str, chosen: str, remembers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft that remembers is asked for one request, so that no other has ended before."""
+    kit, asked, seen = conformance.draft("garbage", remembers=remembers), list[Any](), made_window(6, (7, 8))
+
+    def again(engine: Any, window: Proposal) -> Proposal:
+        asked.append((type(engine.policy).__name__.lower(), engine.max_rows, engine.controller.max_k))
+        return window
+
+    monkeypatch.setattr(kit, "records", lambda self, *given: asked.append(given) or [seen])
+    monkeypatch.setattr(drafts, "proposed_from_scratch", again)
+    kit().test_what_it_proposes_follows_from_the_text(drafts.SAMPLED, policy)
+    assert asked == [(chosen, drafts.SAMPLED, *((1, 1) if remembers else (3, 6))), (chosen, 1, kit.k)]
+
+
+def seeds_and_ids(work: Sequence[Request], length: int) -> None:
+    """Requests are of the six prompts with seeds and ids of their own, and else as the kit samples."""
+    assert len({request.id for request in work}) == len(work)
+    seeds = Counter(request.params.seed for request in work)
+    assert {*seeds.values()} == {6}
+    assert len({(request.params.seed, request.prompt) for request in work}) == len(work)
+    assert {request.params for request in work} == {
+        replace(drafts.SAMPLED, seed=seed, max_new_tokens=length) for seed in seeds
+    }
+
+
+@pytest.mark.parametrize("repeats", [16, 3])
+def test_q_is_tested_with_as_many_seeds_of_each_prompt_as_there_are_repeats(
+    repeats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit, asked = conformance.draft("garbage", sampled=True, k=3), list[Any]()
+    monkeypatch.setattr(kit, "repeats", repeats if repeats < 16 else kit.repeats)
+    monkeypatch.setattr(drafts, "proposals", lambda engine, work: asked.append((engine, work)) or [])
+    monkeypatch.setattr(fidelity, "evenness", lambda bins: float(not any(bins)))
+    kit().test_q_is_the_distribution_that_its_proposals_were_drawn_from()
+    [(engine, work)] = asked
+    seeds_and_ids(work, 48)
+    assert len(work) == 6 * repeats
+    assert (type(engine.policy).__name__, engine.controller.max_k) == ("Rejection", 3)
+    assert engine.max_rows > 24, "steps are what takes time"
+
+
+def test_outputs_of_three_thousand_tokens_are_held_to_the_targets_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/proof.md has it; every bin of every output is counted."""
+    kit, asked, counted = conformance.draft("garbage", k=3), list[Any](), list[int]()
+
+    def run(engine: Any, work: Sequence[Request]) -> list[Any]:
+        asked.append((engine, work))
+        return [SimpleNamespace(request=one, tokens=(one.id,) * one.params.max_new_tokens) for one in work]
+
+    def examined(judge: object, request: Request, tokens: tuple[int, ...], again: tuple[int, ...]) -> Any:
+        assert tokens == again == (request.id,) * request.params.max_new_tokens
+        return SimpleNamespace(bins=[request.id, *[1] * (fidelity.BINS - 1)])
+
+    monkeypatch.setattr(Engine, "run", run)
+    monkeypatch.setattr(fidelity, "examine", examined)
+    monkeypatch.setattr(fidelity, "evenness", lambda bins: counted.extend(bins) or 1.0)
+    kit().test_sampled_outputs_have_the_targets_distribution()
+    [(engine, work)] = asked
+    seeds_and_ids(work, 125)
+    assert sum(request.params.max_new_tokens for request in work) == 3000
+    assert counted == [sum(request.id for request in work), *[len(work)] * (fidelity.BINS - 1)]
+    assert (type(engine.policy).__name__, engine.controller.max_k) == ("Rejection", 3)
+    assert engine.max_rows == len(work), "steps are what takes time"
+    monkeypatch.setattr(fidelity, "evenness", lambda bins: fidelity.FALSE_ALARM / 2)
+    with pytest.raises(Failed, match="garbage under rejection have the target's distribution"):
+        kit().test_sampled_outputs_have_the_targets_distribution()
 
 
 @pytest.mark.parametrize(("wrong", "fails"), [(0, False), (1, False), (2, True)])
