@@ -136,7 +136,11 @@ def test_windows_are_proposed_again_under_the_same_policy_alone_in_an_engine(
         asked.append((type(engine.policy).__name__.lower(), engine.max_rows, engine.controller.max_k))
         return window
 
-    monkeypatch.setattr(kit, "records", lambda self, *given: asked.append(given) or [seen])
+    def records(kit: object, *given: Any) -> list[Proposal]:
+        asked.append(given)
+        return [seen]
+
+    monkeypatch.setattr(kit, "records", records)
     monkeypatch.setattr(drafts, "proposed_from_scratch", again)
     kit().test_what_it_proposes_follows_from_the_text(drafts.SAMPLED, policy)
     assert asked == [(chosen, drafts.SAMPLED, *((1, 1) if remembers else (3, 6))), (chosen, 1, kit.k)]
@@ -158,8 +162,13 @@ def test_q_is_tested_with_as_many_seeds_of_each_prompt_as_there_are_repeats(
     repeats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit, asked = conformance.draft("garbage", sampled=True, k=3), list[Any]()
+
+    def noted(*given: Any) -> list[Proposal]:
+        asked.append(given)
+        return []
+
     monkeypatch.setattr(kit, "repeats", repeats if repeats < 16 else kit.repeats)
-    monkeypatch.setattr(drafts, "proposals", lambda engine, work: asked.append((engine, work)) or [])
+    monkeypatch.setattr(drafts, "proposals", noted)
     monkeypatch.setattr(fidelity, "evenness", lambda bins: float(not any(bins)))
     kit().test_q_is_the_distribution_that_its_proposals_were_drawn_from()
     [(engine, work)] = asked
@@ -183,7 +192,12 @@ def test_outputs_of_three_thousand_tokens_are_held_to_the_targets_distribution(m
 
     monkeypatch.setattr(Engine, "run", run)
     monkeypatch.setattr(fidelity, "examine", examined)
-    monkeypatch.setattr(fidelity, "evenness", lambda bins: counted.extend(bins) or 1.0)
+
+    def even(bins: list[int]) -> float:
+        counted.extend(bins)
+        return 1.0
+
+    monkeypatch.setattr(fidelity, "evenness", even)
     kit().test_sampled_outputs_have_the_targets_distribution()
     [(engine, work)] = asked
     seeds_and_ids(work, 125)

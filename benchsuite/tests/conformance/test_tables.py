@@ -130,7 +130,7 @@ def test_with_zeros_both_tables_have_impossible_tokens_and_a_certain_draft_tells
 ) -> None:
     policy = Looking()
     seed = next(n for n in range(99) if 0.0 in random_table(("q", n), 3, zeros=True)(PROMPTS[0]))
-    named = {name: True for name, value in {"zeros": zeros, "certain": certain}.items() if value}
+    named: dict[str, Any] = {name: True for name, value in {"zeros": zeros, "certain": certain}.items() if value}
     assert run_distance(policy, 3, chain(1), one(2), seed=seed, **named) < 1e-12
     assert (policy.least_p == 0) == zeros
     assert policy.told != certain
