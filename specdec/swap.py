@@ -51,12 +51,14 @@ class Swap:
         self._matrices: dict[nn.Module, tuple[Weight, Tensor | None]] = {}  # by the first part
         self._codes: dict[int, Quantised | Packed] = {}  # by the id of a parameter
         self._parameters = list(model.parameters())
+        first = next(model.parameters())
+        self._sample = first.new_zeros(1, 1)
         self._packs, self.unpacked = self._room(model)
         self._head = model.get_output_embeddings()
         with torch.no_grad():
-            if bits is not None or _accelerates(ops, self._parameters[0]):
+            if bits is not None or _accelerates(ops, first):
                 self._find(model)
-            elif is_half(self._parameters[0].dtype):
+            elif is_half(first.dtype):
                 self._forwards.append((self._head, self._product([self._head])))
 
     def put_in(self, layers: bool = True) -> None:
@@ -91,9 +93,9 @@ class Swap:
         """Whether every product and the whole layers are in place and run on threads of a backend's own."""
         if not self._layers or any("forward" not in module.__dict__ for module, _ in self._layers):
             return False
-        ops, x = self.ops, self._parameters[0].new_zeros(1, 1, 1)
+        ops = self.ops
         assert isinstance(ops, Ops)
-        return all(ops.pick("linear", x, weight).own_threads for weight, _ in self._matrices.values())
+        return all(ops.pick("linear", self._sample, weight).own_threads for weight, _ in self._matrices.values())
 
     @property
     def weight_bytes(self) -> int:
@@ -120,7 +122,7 @@ class Swap:
     def _room(self, model: PreTrainedModel) -> tuple[bool, str | None]:
         """Whether copies of the products' weights fit the memory, and a line that says it if they do not."""
         weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-        sample = self._parameters[0].new_zeros(1, 1)
+        sample = self._sample
         needed = sum(weight.numel() * weight.element_size() for weight in weights) * 5 // 4  # and room for an arena
         if self.bits is not None or self.ops.pack(sample) is sample or needed <= available_bytes(sample.device):
             return True, None

@@ -99,6 +99,20 @@ def test_an_observe_that_is_not_told_whose_the_window_was_is_refused_by_name() -
             type("New", (Draft,), {"observe": other})
 
 
+def test_the_keywords_of_a_drafts_class_reach_its_other_bases() -> None:
+    class Registered:
+        given: Any = None
+
+        def __init_subclass__(cls, **given: Any) -> None:
+            super().__init_subclass__()
+            Registered.given = given
+
+    type("Both", (Draft, Registered), {}, name="mine")
+    assert Registered.given == {"name": "mine"}
+    with pytest.raises(TypeError):
+        type("Alone", (Draft,), {}, name="mine")
+
+
 def test_policies_and_controllers_that_declare_nothing_claim_nothing() -> None:
     class Plain(Policy):
         def contract(self, params: SamplingParams) -> Any:
