@@ -17,7 +17,6 @@ from benchsuite.tests.faulty_engines import ENGINES, Born, Cached, Fickle
 from specdec import Generation, Peer, Request
 from specdec_plugins.engines.transformers import Transformers
 
-
 LONG = {(Fickle, "nothing_is_kept"), (Born, "greedy_runs_repeat"), (Cached, "nothing_is_kept")}
 """Faults that take a second to be found."""
 
