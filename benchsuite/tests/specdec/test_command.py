@@ -7,6 +7,8 @@ import itertools
 import json
 import re
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from rich.control import strip_control_codes
 
 from benchsuite.run.request import texts_of
 from benchsuite.tests.rig import Run
-from specdec import Engine, SamplingParams
+from specdec import Completion, Engine, SamplingParams
 from specdec.__main__ import main
 
 
@@ -219,3 +221,73 @@ def test_logprobs_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     for token in json.loads(capsys.readouterr().out)["tokens"]:
         assert [token["id"], token["logprobs"]["raw"]] == token["logprobs"]["top_raw"][0], "greedy takes the likeliest"
         assert len(token["logprobs"]["top_processed"]) == 3
+
+
+def test_the_metrics_of_a_run_are_worked_out_from_its_completion(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, run, engines = list[Completion](), Engine.run, list[Engine]()
+
+    def noted(engine: Engine, requests: Any) -> Any:
+        engines.append(engine)
+        found = run(engine, requests)
+        done.extend(found)
+        return found
+
+    monkeypatch.setattr(Engine, "run", noted)
+    assert main(["one two", "--target", "tiny", "--draft", "ngram(n_min=1)", "--max-new-tokens", "9", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["metrics"]
+    [one], stats = done, engines[0].stats
+    decoding = one.times[8] - one.prefill_s
+    assert found == {
+        "tokens_per_s": pytest.approx(9 / decoding, rel=1e-12),
+        "ttft_ms": pytest.approx(one.times[0] * 1000, rel=1e-12),
+        "tau": stats.tau,
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "acceptance_rate": stats.acceptance_rate,
+        "contract": "exact",
+    }
+    assert one.times[7] < one.times[8]
+
+
+def test_a_file_of_requests_is_summed_up_in_a_line_and_run_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a"}\n{"prompt": "b c"}\n')
+    arguments = ["--requests", str(source), "--out", str(out), "--target", "tiny", "--max-new-tokens", "4"]
+    clock = itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: float(next(clock)))
+        assert main(arguments) == 0
+    said = capsys.readouterr().out
+    found = re.fullmatch(rf"2 requests, 8 tokens, (\d+\.\d) tok/s: {re.escape(str(out))}\n", said)
+    assert found, said
+    assert 0.0 < float(found[1]) < 8, "each reading of the clock is a second after the one before"
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(one["index"] for one in results) == [0, 1]
+    assert all(len(one["tokens"]) == 4 for one in results)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"2 requests (2 of them earlier): {out}\n"
+    with source.open("a") as file:
+        file.write('{"prompt": "d"}\n')
+    assert main([*arguments, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert len(out.read_text().splitlines()) == 3
+
+
+def test_with_colours_tokens_have_no_brackets_and_numbers_no_colours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert main(["one two", "--target", "tiny", "--draft", "garbage", "--max-new-tokens", "9"]) == 0
+    *lines, summary = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert any("\x1b[" in line for line in lines)
+    counted = [strip_control_codes(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in lines]
+    kinds = [line.split()[0] for line in counted if re.match(r" *\S+ +\d+  drawn", line)]
+    assert kinds
+    assert all(kind.isalpha() for kind in kinds)
+    assert "tok/s" in summary or "acceptance" in summary
+    assert "\x1b[" not in summary
