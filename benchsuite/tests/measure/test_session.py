@@ -200,7 +200,6 @@ def short_text(monkeypatch: pytest.MonkeyPatch) -> float:
     return weights.perplexity(catalog.load("tiny", torch.device("cpu"), torch.float32).model, FIXED)
 
 
-@pytest.mark.slow
 def test_a_judge_reads_every_output_and_the_fixed_text(short_text: float) -> None:
     bench = prepared_bench(NGRAM, judge="tiny")
     assert [line for line in bench.card if line.startswith("perplexity")] == [
