@@ -19,6 +19,7 @@ from benchsuite.conformance.replayed import must_replay
 from specdec import Engine, Request, SamplingParams
 from specdec_kernels.build import BuildError
 from specdec_kernels.reference import Reference
+from specdec_plugins.controllers.fixed import Fixed
 
 STRATEGY = "ngram under match, K = 3"
 
@@ -174,3 +175,53 @@ def test_a_backend_that_errs_or_runs_what_it_does_not_claim_is_told_by_the_op(
         check(op)
     for line, part in zip(str(failed.value).strip("\n").split("\n"), told, strict=True):
         assert part in line
+
+
+class Tired(Fixed):
+    """Asks for one proposal less after each three steps, and forgets nothing."""
+
+    def __init__(self, env: Any, k: int = 4) -> None:
+        super().__init__(env, k)
+        self.asked = itertools.count()
+
+    def next_k(self, stats: Any) -> int:
+        return self.max_k - next(self.asked) // 3
+
+
+class Eager(Fixed):
+    """Asks for one proposal less than the controller before it."""
+
+    made = itertools.count()
+
+    def __init__(self, env: Any, k: int = 4) -> None:
+        super().__init__(env, k)
+        self.number = next(Eager.made)
+
+    def next_k(self, stats: Any) -> int:
+        return self.max_k - self.number
+
+
+@pytest.mark.parametrize(
+    ("controller", "told"),
+    [
+        (Fixed, None),
+        (Tired, "K 4 in the first run, 3 in the second, after forget()"),
+        (Eager, "K 4 in the first run, 3 in a new engine"),
+    ],
+)
+def test_a_controller_that_asks_otherwise_in_a_later_run_or_engine_is_told_by_both(
+    controller: type[Fixed], told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(engine: Engine, work: Sequence[Request]) -> None:
+        for _ in range(3):
+            engine.controller.next_k(engine.stats)
+
+    monkeypatch.setattr(Engine, "run", run)
+    kit = conformance.controller("planted", factory=controller)()
+    if told is None:
+        kit.test_it_repeats_where_claimed("garbage")
+        return
+    with pytest.raises(Failed) as failed:
+        kit.test_it_repeats_where_claimed("garbage")
+    assert f"measured: {told}\n" in str(failed.value)
+    assert str(failed.value).endswith("step 0 of requests by garbage")
