@@ -179,7 +179,7 @@ def test_a_backend_that_errs_or_runs_what_it_does_not_claim_is_told_by_the_op(
         assert part in line
 
 
-class Tired(Fixed):
+class LessAgain(Fixed):
     """Asks for one proposal less after each three steps, and forgets nothing."""
 
     def __init__(self, env: Any, k: int = 4) -> None:
@@ -190,14 +190,14 @@ class Tired(Fixed):
         return self.max_k - next(self.asked) // 3
 
 
-class Eager(Fixed):
+class LessEach(Fixed):
     """Asks for one proposal less than the controller before it."""
 
     made = itertools.count()
 
     def __init__(self, env: Any, k: int = 4) -> None:
         super().__init__(env, k)
-        self.number = next(Eager.made)
+        self.number = next(LessEach.made)
 
     def next_k(self, stats: Any) -> int:
         return self.max_k - self.number
@@ -207,8 +207,8 @@ class Eager(Fixed):
     ("controller", "told"),
     [
         (Fixed, None),
-        (Tired, "K 4 in the first run, 3 in the second, after forget()"),
-        (Eager, "K 4 in the first run, 3 in a new engine"),
+        (LessAgain, "K 4 in the first run, 3 in the second, after forget()"),
+        (LessEach, "K 4 in the first run, 3 in a new engine"),
     ],
 )
 def test_a_controller_that_asks_otherwise_in_a_later_run_or_engine_is_told_by_both(
