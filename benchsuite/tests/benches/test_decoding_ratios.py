@@ -194,6 +194,7 @@ def test_a_page_says_how_large_the_work_is() -> None:
     assert f"`--specdec-pairs` rounds ({ROUNDS}, the fewest that have an interval)" in page
 
 
+@pytest.mark.slow
 def test_every_row_of_a_family_is_of_its_arms_and_of_a_figure_that_they_have() -> None:
     """Whatever rows the assembly has: a batch of eight is one."""
     assembly = small_assembly(128)
@@ -220,6 +221,7 @@ def test_every_row_of_a_family_is_of_its_arms_and_of_a_figure_that_they_have() -
             assert "_per_" not in row.figure or row.unit == row.figure.replace("_per_", "/")
 
 
+@pytest.mark.slow
 def test_a_batch_and_a_queue_run_eight_rows_over_an_assembly_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward takes a second however many rows it has: eight outputs of six tokens take six, and one by one 48."""
     clock, assembly = SaidTime(monkeypatch), small_assembly(128)
@@ -278,6 +280,7 @@ def small_assembly(limit: int, max_rows: int = 1) -> Assembly:
     return Assembly(Registry(), target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "first"), [(64, 28), pytest.param(37, 1, marks=pytest.mark.slow)])
 def test_a_conversation_fits_a_target_with_few_positions(
     limit: int, first: int, monkeypatch: pytest.MonkeyPatch
@@ -347,6 +350,7 @@ def test_the_share_of_a_step_is_what_passes_outside_the_forwards(
     assert sample.work == (8 * 32, 8 * 24)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_full_step_is_refused(bench: DecodingBench) -> None:
     engine: Engine = bench.assembly.engine("oracle(0.8)", k=K)
     with pytest.raises(SpecdecError, match="no step had 8 rows with 4 proposals each; give the outputs more tokens"):

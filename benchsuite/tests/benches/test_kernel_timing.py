@@ -199,6 +199,7 @@ def test_a_curve_is_in_units_of_its_first_row_and_of_torchs(put_clock: Callable[
         assert curve.v == {width: s / curve.seconds[1] for width, s in curve.seconds.items()}
 
 
+@pytest.mark.slow
 def test_the_whole_model_is_timed_over_the_same_tokens_everywhere(put_clock: Callable[..., PlantedClock]) -> None:
     fast, said = Partial("fast", "linear"), list[tuple[list[int], int]]()
     target = small(Ops([fast, Reference()]))

@@ -47,6 +47,7 @@ def greedy(draw: st.DrawFn) -> GreedyEvidence:
     )
 
 
+@pytest.mark.slow
 @given(greedy(), st.sampled_from(["wrong", "unjudged", "asked", "unread"]))
 def test_more_of_what_speaks_against_a_server_never_makes_its_verdict_better(found: GreedyEvidence, worse: str) -> None:
     assume(worse != "unread" or found.unread < found.both)
@@ -54,6 +55,7 @@ def test_more_of_what_speaks_against_a_server_never_makes_its_verdict_better(fou
     assert FROM_BEST.index(more.state) >= FROM_BEST.index(found.state)
 
 
+@pytest.mark.slow
 @given(greedy())
 def test_a_certificate_is_given_where_all_was_answered_and_judged_and_a_change_would_be_found(
     found: GreedyEvidence,
@@ -64,6 +66,7 @@ def test_a_certificate_is_given_where_all_was_answered_and_judged_and_a_change_w
     assert (found.state == "bug") == (found.wrong > 0)
 
 
+@pytest.mark.slow
 @given(greedy())
 def test_the_sentence_begins_with_the_verdict_and_has_each_number_that_decides(found: GreedyEvidence) -> None:
     first = Certificate("spec", found, ("a detail",)).lines[0]

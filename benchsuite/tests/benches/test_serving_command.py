@@ -77,6 +77,7 @@ def test_two_servers_stand_in_one_table(
     assert SECRET not in kept + done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_without_an_endpoint_nothing_runs_and_a_line_says_how(inside: Run) -> None:
     done = inside(*SERVE, "-rs", "-v")
     assert done.returncode == 0

@@ -99,6 +99,7 @@ def test_each_endpoint_is_answered_by_its_own_server(servers: ServersInTurn, por
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_at_once_is_refused_with_its_last_words(port: int) -> None:
     command = shlex.join([sys.executable, "-c", "import sys; sys.exit('no such model')"])
     servers = ServersInTurn({"plain": command}, patience_s=60)
@@ -106,6 +107,7 @@ def test_a_server_that_ends_at_once_is_refused_with_its_last_words(port: int) ->
         servers.connect(Endpoint("plain", f"http://127.0.0.1:{port}"))
 
 
+@pytest.mark.slow
 def test_a_server_that_was_left_at_the_address_is_not_measured_as_another(servers: ServersInTurn, port: int) -> None:
     plain = Endpoint("plain", f"http://127.0.0.1:{port}")
     servers.connect(plain)

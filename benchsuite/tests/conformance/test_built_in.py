@@ -29,6 +29,8 @@ SAMPLED = "test_sampled_outputs_have_the_targets_distribution"
 SAME = "test_it_changes_no_output"
 """tests/specdec/test_equality.py compares outputs of the same drafts with plain decoding's, at more K and batches."""
 
+AGREES = "test_an_op_agrees_with_the_reference_and_runs_where_claimed"
+
 FOLLOWS = "test_what_it_proposes_follows_from_the_text"
 """tests/plugins/test_catching_up.py plays longer with the drafts that have a model."""
 
@@ -126,11 +128,14 @@ TestAdaptive = slow(conformance.controller("adaptive(window=2)"))
 TestGoodput = slow(conformance.controller("goodput(maximum=4)", deterministic=False))
 
 TestReference = slow_checks(
-    conformance.backend("reference", ops=sorted({*OPS} - {"decoder_layers", "block_sample", "tree_sample"})), SAME
+    conformance.backend("reference", ops=sorted({*OPS} - {"decoder_layers", "block_sample", "tree_sample"})),
+    SAME,
+    AGREES,
 )
 TestCpu = slow_checks(
     conformance.backend(
         "cpu", ops=sorted({*OPS} - {"accept", "noise_keys", "block_sample", "tree_sample", "emit", "kv_plan"})
     ),
     SAME,
+    AGREES,
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from benchsuite import conformance
 from benchsuite.conformance.claims import failures
 from benchsuite.tests.faulty_engines import ENGINES, Born, Cached, Fickle
+from benchsuite.tests.rig import slow_after
 from specdec import Generation, Peer, Request
 from specdec_plugins.engines.transformers import Transformers
 
@@ -23,7 +24,7 @@ LONG = {(Fickle, "nothing_is_kept"), (Born, "greedy_runs_repeat"), (Cached, "not
 
 @pytest.mark.parametrize(
     ("fault", "check", "message"),
-    [pytest.param(*case, marks=[pytest.mark.slow] if case[:2] in LONG else []) for case in ENGINES],
+    slow_after(8, [pytest.param(*case, marks=[pytest.mark.slow] if case[:2] in LONG else []) for case in ENGINES]),
 )
 def test_a_planted_fault_is_found_by_its_check(fault: type[Transformers], check: str, message: str) -> None:
     checks = conformance.engine("planted", factory=fault, refuses=["cache=sttic"])

@@ -92,6 +92,7 @@ def test_an_output_has_the_processed_distribution(policy: str, kind: str, distan
     assert distance(policy, 3, chain(1), one(2, **PROCESSORS[kind])) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "kind"), slow_after(3, pairs_in_turn(POLICIES, [*STATEFUL])))
 def test_a_processor_sees_the_tokens_before_each_slot_of_a_chain(policy: str, kind: str, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3, **STATEFUL[kind])) < 1e-12
@@ -118,6 +119,7 @@ def test_rows_of_a_batch_have_processors_of_their_own(policy: str, distance: Dis
     assert distance(policy, 2, chain(1), requests, rows=2) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", slow_after(1, POLICIES))
 def test_an_output_that_may_end_early_has_the_targets_distribution(policy: str, distance: Distance) -> None:
     assert distance(policy, 2, chain(2), one(3, eos=(1,))) < 1e-12
@@ -147,6 +149,7 @@ def test_rows_of_a_batch_are_independent(policy: str, distance: Distance) -> Non
     assert distance(policy, 2, chain(1), requests, rows=2) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("policy", slow_after(1, POLICIES))
 def test_a_draft_without_a_distribution_in_one_row_leaves_the_distribution_of_both(

@@ -82,6 +82,7 @@ def test_a_copy_that_waits_is_found_on_mps() -> None:
     assert any("a copy from cpu to mps that waits" in fault for fault in found.faults)
 
 
+@pytest.mark.slow
 def test_a_number_that_is_read_is_refused_on_mps() -> None:
     with pytest.raises(DataDependentOutputException):
         run_on_mps(lambda context: context.length[0].item())

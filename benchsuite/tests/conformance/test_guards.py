@@ -162,6 +162,7 @@ def compiler_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list
     return commands
 
 
+@pytest.mark.slow
 def test_a_snippet_is_compiled_once_for_its_text_and_what_it_is_made_for(
     compiler_calls: list[list[str]], tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def test_two_seeds_and_two_requests_share_no_noise(policy: str) -> None:
         assert in_common(built, shape) == {"another seed": 0, "another request": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", slow_after(1, ["rejection", "block", "tree_rejection", "match"]))
 def test_a_chain_as_models_draw_it_leaves_the_distribution_the_targets(policy: str) -> None:
     """Proposals come from ``Chain``, which draws for every draft that is a model; noise of its own is in the key."""
@@ -167,6 +168,7 @@ def test_what_a_lossy_policy_draws_after_its_last_proposal_is_plain_decodings_dr
     assert torch.equal(*tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["rejection", "block", "tree_rejection"])
 def test_the_noise_of_a_row_does_not_depend_on_the_rows_beside_it(policy: str) -> None:
     """Requests of different lengths, a batch of four and one by one: the same tokens."""

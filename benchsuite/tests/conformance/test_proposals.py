@@ -20,6 +20,7 @@ from specdec.model import PREFILL_CHUNK
 PROMPT = tuple(b"one two one two one two one two ")
 
 
+@pytest.mark.slow
 def test_each_step_is_asked_with_the_k_of_its_number_and_never_more_than_the_largest(assemble: Make) -> None:
     steps: list[int] = []
 

@@ -212,6 +212,7 @@ def test_a_layer_has_the_pins_that_this_environment_does_not_have(
     assert pip.wanted == [sorted(f"{package}=={pinned}" for package, pinned in differs.items())]
 
 
+@pytest.mark.slow
 def test_a_layer_is_made_once_for_the_same_packages_whoever_makes_it(theirs: Suite, pip: _Pip) -> None:
     first = _layer(theirs, "b==2\na==1")
     assert (pip.wanted, str(first)) == ([["a==1", "b==2"]], "a 1, b 2")

@@ -336,6 +336,7 @@ def test_too_few_launches_for_any_verdict_are_refused() -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_anchor_of_few_launches_or_of_another_machine_is_refused() -> None:
     rules = replace(RULES, anchor=Path("a.json"))
     here = figures.machine(None)

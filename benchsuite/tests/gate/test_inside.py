@@ -115,6 +115,7 @@ def test_a_baseline_has_as_many_launches_as_are_asked_for(theirs: Suite) -> None
     assert len(row["launches"]) == 5
 
 
+@pytest.mark.slow
 def test_a_baseline_that_is_not_there_is_made_of_this_run_if_asked(theirs: Suite) -> None:
     theirs.write(noise=0.1)  # a second launch would take 0.9 seconds
     made = theirs.run("--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
@@ -131,6 +132,7 @@ def test_a_baseline_that_is_not_there_is_made_of_this_run_if_asked(theirs: Suite
     assert launch["times"]["seconds"]["seconds"] == [1.1]
 
 
+@pytest.mark.slow
 def test_no_baseline_is_made_of_a_run_that_lacks_a_row(theirs: Suite) -> None:
     theirs.write(body="pass\n    benchmark.pedantic(work, rounds=5)\ndef test_other(benchmark):\n    assert 0")
     done = theirs.run("--gate=fail", "--gate-against=new.json", "--gate-on-missing=save")
@@ -150,6 +152,7 @@ def pytest_runtest_teardown(item):
 """A conftest of which the gate finds something that it cannot read."""
 
 
+@pytest.mark.slow
 def test_a_gate_that_breaks_fails_every_item_and_shows_where_once(theirs: Suite) -> None:
     saved(theirs)
     (theirs.folder / "conftest.py").write_text(BROKEN)
@@ -198,6 +201,7 @@ def test_a_file_that_cannot_be_written_in_the_end_is_a_usage_error(theirs: Suite
     refused(done, USAGE, "ERROR: ", "No such file or directory", "v.json")
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_no_test_declares_is_an_error_by_name(theirs: Suite) -> None:
     saved(theirs)
     hidden = "def test_{}(request):\n    request.getfixturevalue('benchmark').pedantic(print, rounds=3)\n"

@@ -34,6 +34,7 @@ def test_the_signed_rank_p_value_is_the_share_of_sign_patterns_at_least_as_extre
     assert got.p_less == pytest.approx(sum(p <= above(list(values)) for p in patterns) / len(patterns))
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=9, unique=True), st.data())
 def test_the_rank_sum_p_value_is_the_share_of_splits_at_least_as_extreme(
     values: list[int], data: st.DataObject
@@ -71,6 +72,7 @@ def test_five_pairs_that_agree_show_one_in_thirty_two_and_no_more() -> None:
     assert paired([0.05, 0.06, 0.07, 0.05, 0.06], 1 / 33).low == -math.inf
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=6), st.sampled_from([1 / 32, 0.01, 0.1, 0.5]))
 def test_bounds_are_averages_of_pairs_as_many_from_the_ends_as_the_level_allows(
     values: list[int], level: float
@@ -89,6 +91,7 @@ def test_bounds_are_averages_of_pairs_as_many_from_the_ends_as_the_level_allows(
     assert got.p_less == sum(one >= sum(a < 0 for a in averages) for one in sums) / len(sums)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(-9, 9), min_size=1, max_size=4),
     st.lists(st.integers(-9, 9), min_size=1, max_size=4),

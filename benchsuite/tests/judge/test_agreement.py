@@ -19,6 +19,7 @@ from specdec import Generation, Peer, Request, SpecdecError
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=12).map(tuple)
 
 
+@pytest.mark.slow
 @given(tokens, tokens)
 def test_an_agreement_counts_the_tokens_before_the_first_difference(
     expected: tuple[int, ...], got: tuple[int, ...]

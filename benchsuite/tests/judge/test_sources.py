@@ -70,6 +70,7 @@ def windows_of(source: EngineSource) -> list[tuple[int, int]]:
     return [(step.width, step.proposed) for step in source.engine.stats.steps]
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_the_windows_that_were_run(moved: Assembly) -> None:
     source, work = EngineSource(moved.engine("garbage", controller="restless")), requests(count=2)
     output = source.tokens(work)[1]

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchsuite.conformance.models.tiny import registry
 from benchsuite.conformance.ops.agreement import disagreement, packed, run_op, to
 from benchsuite.conformance.ops.cases import CASES, Case
-from benchsuite.tests.rig import INTERPRETED, Run
+from benchsuite.tests.rig import INTERPRETED, Run, slow_after
 from specdec import Registry, SpecdecError
 from specdec.interfaces import OPS
 from specdec.messages import Verdict
@@ -132,7 +132,7 @@ def _spoil(tensor: Tensor) -> None:
         last.copy_(spoilt)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", slow_after(6, OPS))
 def test_a_backend_that_is_broken_in_one_value_is_caught(op: str) -> None:
     cases = [case for case in CASES if case.op == op and "empty" not in case.name]
     caught = [case.name for case in cases if disagreement(Broken(op), case, torch.float32)]

@@ -617,6 +617,7 @@ def test_the_ops_on_vocabularies_meet_one_token_the_tiny_targets_and_more_than_a
         assert any(size % 2 for size in sizes if size > 4096), "no whole vector"
 
 
+@pytest.mark.slow
 def test_a_window_of_every_width_is_a_chain_or_a_tree_as_the_case_says() -> None:
     ops = {"emit", "kv_plan", "verify_prefix", "rejection_sample", "block_sample", "tree_sample"}
     for case in (case for case in OURS if case.op in ops):

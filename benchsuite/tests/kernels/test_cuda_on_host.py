@@ -15,6 +15,7 @@ from torch import Tensor
 from benchsuite.conformance.guards.fake_cuda import PROCESSORS
 from benchsuite.conformance.ops.agreement import disagreement
 from benchsuite.conformance.ops.cases import CASES, FLOAT16_CASES, LAUNCHED, TAILS, Case
+from benchsuite.tests.rig import slow_after
 from benchsuite.workshop.native.cuda_on_host import _Here, cuda_on_host, host_library, host_source, launched
 from benchsuite.workshop.native.guarded import Guarded
 from specdec import Window
@@ -48,7 +49,7 @@ def _cases(op: str) -> list[Case]:
     return list(small) if op in ("rms_norm", "silu_mul") else found
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", slow_after(3, OPS))
 def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(cuda_backend: Cuda, op: str) -> None:
     ops = Ops([cuda_backend, Reference()])
     for case in _cases(op):

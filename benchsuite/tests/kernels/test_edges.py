@@ -91,6 +91,7 @@ AT_BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_sizes_past_a_block_agree_with_the_reference(level: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,7 @@ def test_a_gpus_wide_product_of_halves_is_one_call_that_gives_float32(monkeypatc
     torch.testing.assert_close(got.as_subclass(Tensor), x.float() @ weight.float().t())
 
 
+@pytest.mark.slow
 @INTERPRETS
 def test_a_parent_that_does_not_lie_before_its_child_ends_the_walk() -> None:
     """A window's padding may hold anything: slot 1 is its own parent, slot 2 has a later one, slot 3 follows slot 2."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.conformance.models.tiny import registry
-from benchsuite.tests.rig import INTERPRETED, INTERPRETS, hashed_to, named_backend
+from benchsuite.tests.rig import INTERPRETED, INTERPRETS, hashed_to, named_backend, slow_after
 from specdec import Request, SamplingParams, Window, sampling
 from specdec.ledger import stacked
 from specdec.ops import Ops
@@ -63,7 +63,7 @@ def whole_vectors(size: int) -> list[int]:
     )
 
 
-@pytest.mark.parametrize("size", [2, 33, 64, 131])
+@pytest.mark.parametrize("size", slow_after(1, [2, 33, 64, 131]))
 @pytest.mark.parametrize("name", WITHOUT_TRITON)
 def test_the_best_score_is_drawn_though_it_is_the_best_by_a_hair(name: str, size: int) -> None:
     drawn_by_a_hair(name, size)
@@ -122,7 +122,7 @@ def _after(ops: Ops, rows: Hairs, ended: str) -> Tensor:
 
 
 @pytest.mark.parametrize("ended", ["all kept", "a certain one rejected", "a drawn one rejected"])
-@pytest.mark.parametrize("name", WITHOUT_TRITON)
+@pytest.mark.parametrize("name", slow_after(1, WITHOUT_TRITON))
 def test_what_follows_a_window_is_decided_by_a_hair_too(name: str, ended: str) -> None:
     """Of a token's probability, not of its logit: of what a proposal left of it."""
     rows = decided_by_a_hair(67, whole_vectors(67))

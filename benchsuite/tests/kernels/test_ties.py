@@ -53,6 +53,7 @@ def test_a_coin_that_equals_the_probability_is_not_accepted(name: str) -> None:
         assert ops.accept(coins.nextafter(torch.tensor(2.0)), keys).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*BACKENDS, "cuda on the host"])
 def test_a_coin_that_equals_p_over_q_rejects_a_proposal(name: str) -> None:
     """Whether proposals are certain or drawn with q = 1/2; with the next number above, all are kept."""

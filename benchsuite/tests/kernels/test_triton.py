@@ -180,9 +180,9 @@ def lanes_watched(monkeypatch: pytest.MonkeyPatch) -> _Watch:
 def _cases() -> Iterator[Any]:
     quick = [*SMALL, *BOUNDS, *(case for case in CASES if case.name in QUICK.get(case.op, ()))]
     begun = Counter[str]()
-    for case in quick:  # the first three of each op are in a quick run
+    for case in quick:  # the first of each op is in a quick run
         begun[case.op] += 1
-        marks = [pytest.mark.slow] if begun[case.op] > 3 else []
+        marks = [pytest.mark.slow] if begun[case.op] > 1 else []
         yield pytest.param(case, case.dtypes, id=f"{case.op}-{case.name}", marks=marks)
     longer = (case for case in CASES if case.name in LONGER.get(case.op, ()))
     for index, case in enumerate(longer):

@@ -44,6 +44,7 @@ def test_nothing_of_a_group_is_left(leader: str, child: str, patience: float) ->
         assert output.read() == b"", "a process that lives holds the other side"
 
 
+@pytest.mark.slow
 def test_a_leader_that_does_not_listen_is_killed_after_the_patience() -> None:
     process, output = begun(f"{DEAF}; print('deaf', flush=True); signal.pause()", CHILD.format("pass"), lines=2)
     end_group(process, 0.1)

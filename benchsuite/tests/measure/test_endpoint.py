@@ -146,6 +146,7 @@ def test_log_probabilities_name_the_tokens_of_a_text(
         assert runner_of(server.url).run(ONE).tokens == [ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("usage", [4, 5, None])
 def test_the_end_token_is_there_whether_or_not_the_server_counts_it(usage: int | None, runner_of: Build) -> None:
     with FaultyServer(script(streamed("ab", "cd", usage=usage, reason="stop"), usage=usage)) as server:

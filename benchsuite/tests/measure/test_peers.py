@@ -158,6 +158,7 @@ def test_a_peer_or_an_option_that_does_not_exist_is_refused_with_the_choices(tex
         parse_peer(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_after(2, families.CONFIGS))
 def test_a_static_cache_and_prompt_lookup_change_no_token_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family)
@@ -309,6 +310,7 @@ def test_a_forward_past_the_end_of_the_output_emits_nothing() -> None:
     assert (outcome.forwards or 0) == (usual.forwards or 0) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -327,6 +329,7 @@ def test_the_cache_is_the_one_asked_for(text: str, kind: type) -> None:
     assert seen == {kind}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", slow_after(1, EVERY))
 def test_logits_are_those_from_which_each_token_was_drawn(text: str) -> None:
     model = cyclic()

@@ -75,6 +75,7 @@ def test_a_condition_that_does_not_exist_is_refused_with_the_choices() -> None:
         known_conditions(["compile", "runtme"])
 
 
+@pytest.mark.slow
 def test_a_cell_keeps_the_row_and_one_made_before_there_was_any_is_read(cell: Cell) -> None:
     written = json.loads(json.dumps(to_json(cell)))
     assert list(from_json(written).series) == list(cell.series)

@@ -200,6 +200,7 @@ def short_text(monkeypatch: pytest.MonkeyPatch) -> float:
     return weights.perplexity(catalog.load("tiny", torch.device("cpu"), torch.float32).model, FIXED)
 
 
+@pytest.mark.slow
 def test_a_judge_reads_every_output_and_the_fixed_text(short_text: float) -> None:
     bench = prepared_bench(NGRAM, judge="tiny")
     assert [line for line in bench.card if line.startswith("perplexity")] == [
@@ -211,6 +212,7 @@ def test_a_judge_reads_every_output_and_the_fixed_text(short_text: float) -> Non
     assert (bench.said, bench.weights) == ([], [])
 
 
+@pytest.mark.slow
 def test_rounded_weights_are_set_beside_those_before_rounding(short_text: float) -> None:
     bench = prepared_bench(Arm(TINY.replaced(dtype="int8")))
     [one] = bench.weights
@@ -264,6 +266,7 @@ def test_a_trace_is_written_for_each_of_our_arms_but_plain_again(
     assert (closed, bench.said) == (["transformers"], [])
 
 
+@pytest.mark.slow
 def test_in_a_dry_run_random_proposals_stand_for_a_draft_that_does_not_fit_the_tiny_model() -> None:
     foreign = Arm(TINY, draft="draft_model(model=nowhere)", k=2)
     with pytest.raises(SpecdecError, match="nowhere"):

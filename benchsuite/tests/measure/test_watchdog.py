@@ -51,6 +51,7 @@ def left() -> tuple[Any, ...]:
     return signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL), threading.enumerate()
 
 
+@pytest.mark.slow
 @needs_alarm
 @pytest.mark.parametrize("hang", [loop, lock, wait])
 def test_python_code_that_hangs_is_ended_and_its_place_named(hang: Callable[[], None]) -> None:
@@ -174,6 +175,7 @@ def test_outside_the_main_thread_a_late_run_is_no_result(monkeypatch: pytest.Mon
     assert left() == before
 
 
+@pytest.mark.slow
 @needs_alarm
 def test_an_alarm_at_any_instruction_of_entry_or_exit_leaves_nothing_behind(handler: Callable[..., None]) -> None:
     """The alarm rings at the first traced instruction of the two, then at the second, until there is none left."""

@@ -207,6 +207,7 @@ def test_the_longest_prompt_of_single_turns_is_exact() -> None:
     assert text.longest(tokenizer, 64) == max(map(len, text.encode(tokenizer)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tokenizer", slow_after(1, [bytewise(True), bytewise(False), merging()]), ids=["bytes", "text", "merges"]
 )

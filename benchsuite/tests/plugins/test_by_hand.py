@@ -77,6 +77,7 @@ def judged_windows(engine: Engine, work: list[Request], ks: list[int], judge: An
     assert engine.max_rows == 1 or engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: it is not covered"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alpha", "reset", "most"), slow_after(1, [(0.5, True, 0), (3.0, True, 2), (3.0, False, 0), (0.0, False, 1)])
 )
@@ -104,6 +105,7 @@ def test_eagle_without_weights_extrapolates_the_last_difference_of_hidden_states
     assert max(depths) == (most or K)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", slow_after(1, ["tie", "copy", "random"]))
 def test_untrained_heads_add_silu_of_a_product_and_read_tokens_with_the_head_that_they_were_given(
     init: str, assemble: Make
@@ -131,6 +133,7 @@ def test_untrained_heads_add_silu_of_a_product_and_read_tokens_with_the_head_tha
     assert depths == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "top_p"), slow_after(1, [(1.0, 1.0), (0.5, 1.0), (2.0, 0.6), (1.0, 0.05)]))
 def test_heads_draw_from_their_warped_distribution_which_is_q(temperature: float, top_p: float, assemble: Make) -> None:
     """Divided by the temperature; of that, the likeliest tokens whose likelier ones have a mass below ``top_p``."""
@@ -162,6 +165,7 @@ def test_garbage_is_the_noise_of_the_drafts_own_purpose_at_each_place(assemble: 
     judged_windows(engine, requests(SamplingParams(max_new_tokens=12), count=5), [K, 0, 1], judge)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", slow_after(1, [0.0, 0.4, 1.0]))
 def test_the_oracle_is_right_where_a_coin_of_its_seed_request_and_place_is_below_its_rate(
     rate: float, assemble: Make

@@ -441,6 +441,7 @@ def test_a_model_padded_to_another_size_reads_the_last_id_it_has_and_proposes_wh
         played.follow(Window.chain(window.tokens[:, 0], other, torch.tensor([2])), [[0, 1, 2]], own=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", slow_after(1, [44, 3, 43, 70]))
 def test_a_row_proposes_while_its_text_and_one_more_window_fit_the_draft(begun: int) -> None:
     """48 positions and windows of five slots. A row that is longer grows on in silence beside one that proposes."""
@@ -484,6 +485,7 @@ def test_widths_are_the_children_of_each_node_of_a_depth() -> None:
         assert len(depth) == 1 + sum(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [[0] * 99, [2, 0] * 50])
 def test_eagles_row_that_ended_leaves_no_prompt_and_no_step_behind(
     asked: list[int], tmp_path: Path, assemble: Make

@@ -173,6 +173,7 @@ def test_goodput_knows_that_a_draft_also_costs_time_in_steps_without_proposals(g
     assert goodput.speeds()[0] == pytest.approx(1 / 2.02)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=40))
 def test_adaptive_has_nothing_to_forget(steps: list[tuple[int, int]]) -> None:
     """K follows from the run alone: a controller that saw each step as it came asks for what a new one asks."""
@@ -280,6 +281,7 @@ def test_fixed_asks_for_k_whatever_happens(k: int) -> None:
         simulation.step(k, kept, offered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", slow_after(1, [0.5, 0.0, 0.1, 0.3, 0.7, 0.9, 0.98]))
 def test_goodput_loses_little_to_the_best_fixed_k(rate: float, goodput: Goodput) -> None:
     """1,000 simulated steps, seeded: within 5 % of the best fixed K of 0 … 12, found afterwards."""
@@ -342,6 +344,7 @@ def test_a_controller_refuses_what_its_rule_cannot_use(text: str, assemble: Make
         assemble().engine("ngram", controller=text)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.floats(0.5, 2.0)), min_size=1, max_size=30),
     st.floats(0.1, 10.0),

@@ -237,6 +237,7 @@ def test_an_engine_says_how_long_its_factories_took(assemble: Make, monkeypatch:
     assert combined.set_up_seconds == {"controller": 3.0, "draft": 6.0}
 
 
+@pytest.mark.slow
 def test_garbage_is_accepted_about_never(assemble: Make) -> None:
     engine = assemble(max_rows=2).engine("garbage", k=4)
     engine.run(requests(SamplingParams(max_new_tokens=60)))

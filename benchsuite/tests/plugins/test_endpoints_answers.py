@@ -369,6 +369,7 @@ EVENTS = [
 ]
 
 
+@pytest.mark.slow
 @given(
     end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
     space=st.sampled_from([b"", b" "]),

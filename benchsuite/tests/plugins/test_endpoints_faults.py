@@ -223,6 +223,7 @@ def test_streams_share_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(came)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "behind",
     [Fault((b"",), hangs=True), Fault((b"data: {not json\n\n",)), Fault((b"data: x\n\n",), resets=True)],
@@ -446,6 +447,7 @@ def test_echo_scores_the_text_of_a_prompt(assemble: Make) -> None:
         assert [name for name, _ in one.top] == [name for name, _ in other.top]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bugs", "kind"), [(Bugs(no_end=True), "cut_off"), (Bugs(usage=3), "usage")], ids=["no_end", "usage"]
 )

@@ -337,6 +337,7 @@ def test_ours_to_theirs_to_ours_is_the_identity(said: Speculation, source: str) 
     assert replace(again, source=said.source, notes=()) == said
 
 
+@pytest.mark.slow
 @given(spoken(), st.sampled_from([name for name in server_metrics.NAMES if name.endswith("body")]))
 def test_what_a_body_has_a_name_for_comes_back_and_the_rest_is_listed(said: Speculation, source: str) -> None:
     again = server_metrics.read_body(server_metrics.write_body(said, source))

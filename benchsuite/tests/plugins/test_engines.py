@@ -378,6 +378,7 @@ def test_an_assistant_with_the_same_weights_changes_no_token_and_is_right(tmp_pa
     assert max(count for request in outcome.emissions for _, count in request) == 4
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_a_target_with_the_weights_that_were_written() -> None:
     model, loaded = families.build_model("llama"), catalog.load(str(kit_target()), torch.device("cpu"), torch.float32)
     ids = torch.tensor([tiny.prompts(1)[0]])

@@ -194,6 +194,7 @@ def test_max_draft_limits_the_proposals_of_a_step(more: str, assemble: Make, tmp
     assert max(widths) == 3
 
 
+@pytest.mark.slow
 def test_a_head_of_another_target_is_refused(assemble: Make, tmp_path: Path) -> None:
     path = saved_head("eagle", assemble("llama"), tmp_path)
     with pytest.raises(SpecdecError, match="was trained for another target"):

@@ -61,6 +61,7 @@ def test_the_automaton_knows_exactly_the_substrings_and_what_follows_them(severa
     assert found == known
 
 
+@pytest.mark.slow
 @given(texts)
 def test_the_longest_match_is_the_longest_suffix_that_something_follows(text: list[int]) -> None:
     automaton, state = grown(text)
@@ -69,6 +70,7 @@ def test_the_longest_match_is_the_longest_suffix_that_something_follows(text: li
     assert match == by_hand
 
 
+@pytest.mark.slow
 @given(texts)
 def test_counts_are_occurrences_where_they_are_in_reach(text: list[int]) -> None:
     automaton, _ = grown(text)
@@ -110,6 +112,7 @@ def ngram_by_hand(text: list[int], n_max: int, n_min: int, most: int, limit: int
     return []
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=14), st.integers(1, 4), st.integers(1, 4), limits, limits)
 def test_ngram_is_a_search_for_the_latest_occurrence_of_the_longest_end(
     text: list[int], n_min: int, more: int, most: int, limit: int
@@ -203,6 +206,7 @@ def _work(ids: range) -> list[Request]:
     return [Request(i, prompts(1)[0], SamplingParams(max_new_tokens=40)) for i in ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "learns"),
     slow_after(
@@ -248,6 +252,7 @@ def test_hybrid_adds_what_its_sources_count(assemble: Make) -> None:
     assert engine.stats.counts["suffix_indexed_tokens"] == 2 * fed
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=12), st.permutations(range(3)), limits)
 def test_hybrid_proposes_what_the_first_of_its_sources_finds(text: list[int], order: list[int], limit: int) -> None:
     """Three lookups in any order, which know different texts; the row has room for ``limit`` proposals, or for none."""

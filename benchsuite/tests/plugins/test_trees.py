@@ -42,6 +42,7 @@ def test_the_first_good_child_takes_its_parents_choice(good: list[int], width: i
     assert window.prefer(torch.tensor([good]).bool(), torch.tensor([[1, 2, 3, 4, 0]])).tolist() == [expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3", "mistral", "gpt2"]))
 def test_every_node_of_a_models_tree_is_a_likely_child_of_its_parent(
     family: str, tmp_path: Path, assemble: Make
@@ -67,6 +68,7 @@ def test_every_node_of_a_models_tree_is_a_likely_child_of_its_parent(
     assert engine.stats.counts["kv_rows_moved_bytes"] > 0, "no row moved: the case is not covered"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", slow_after(1, [0.0, 1.0]))
 def test_a_tree_of_the_target_itself_is_kept_to_its_full_depth(
     temperature: float, tmp_path: Path, assemble: Make

@@ -99,6 +99,7 @@ def replayed(proposer: Any, steps: Steps, rows: int, seed: int) -> int:
     return returns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draft",
     slow_after(
@@ -117,6 +118,7 @@ def test_a_lookup_in_vllm_proposes_what_it_proposes_in_the_engine(draft: str, as
     assert min(returns) > 0
 
 
+@pytest.mark.slow
 def test_a_lookup_that_learns_counts_each_token_once_and_learns_what_it_learns_in_the_engine(assemble: Make) -> None:
     """One request after another, so that both are told of the same tokens in the same order."""
     engine = assemble().engine("suffix(min_match=1)", k=K)
@@ -132,6 +134,7 @@ def test_a_lookup_that_learns_counts_each_token_once_and_learns_what_it_learns_i
     assert proposer._draft.info()["suffix_indexed_tokens"] == engine.stats.counts["suffix_indexed_tokens"]
 
 
+@pytest.mark.slow
 def test_each_row_is_admitted_and_released_in_a_place_of_its_own(
     monkeypatch: pytest.MonkeyPatch, assemble: Make
 ) -> None:
@@ -258,6 +261,7 @@ def witness() -> type[Witness]:
     return Witness
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", slow_after(1, [1, 3]))
 def test_a_class_is_told_of_each_token_once_and_of_its_whole_text_at_every_call(
     rows: int, witness: type[Witness], assemble: Make
@@ -305,6 +309,7 @@ def test_fewer_tokens_than_k_may_be_asked_of_a_class(assemble: Make) -> None:
     assert max(len(ids) for request in steps.values() for _, ids, _ in request) == 2
 
 
+@pytest.mark.slow
 def test_a_class_may_be_named_as_vllm_names_it(assemble: Make) -> None:
     text = custom("TheirLookup").replace(":", ".")
     counters = []

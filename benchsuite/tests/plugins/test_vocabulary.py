@@ -142,6 +142,7 @@ def test_tokens_that_the_draft_lacks_cost_only_proposals() -> None:
     assert 0.25 < engine.stats.acceptance_rate < 1.0
 
 
+@pytest.mark.slow
 def test_accepted_proposals_are_not_processed_again() -> None:
     """Where everything is accepted, the first window of a step is the last proposal and the bonus token."""
     made = build(other=lambda env: TranslatedDraft(env, shuffled("llama")))

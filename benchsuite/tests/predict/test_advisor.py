@@ -159,6 +159,7 @@ def fixed(setting: Setting, drafts: str, ks: Sequence[int]) -> list[Arm]:
 Patch = Callable[[str, object], None]
 
 
+@pytest.mark.slow
 def test_texts_are_traced_with_the_largest_k_of_each_draft_and_the_rest_is_predicted(patch: Patch) -> None:
     """Draft a is right with a chance of 0.9, b with 0.3: it is a with the largest K, as every text's replay says."""
     world = AdvisorsWorld(patch, {"a": 0.9, "b": 0.3})
@@ -194,6 +195,7 @@ def test_texts_are_traced_with_the_largest_k_of_each_draft_and_the_rest_is_predi
     assert 0.0 <= advice.sure <= 1.0
 
 
+@pytest.mark.slow
 def test_strategies_that_are_alike_run_beside_each_other_and_fewer_of_them_each_time(patch: Patch) -> None:
     """Nine drafts that guess alike: at most six run at once, then half as many, each round on the next unit."""
     world = AdvisorsWorld(patch, dict.fromkeys("abcdefghi", 0.7))

@@ -147,6 +147,7 @@ def asked_of_engines(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Request]]
     return found
 
 
+@pytest.mark.slow
 def test_a_probe_takes_two_turns_of_texts_that_go_on_where_the_row_before_began(
     assemble: Make, asked_of_engines: list[Sequence[Request]]
 ) -> None:
@@ -363,6 +364,7 @@ def test_costs_are_kept_where_they_are_found_again_unless_they_are_to_be_measure
         costs_of(two_targets, str(tmp_path / "theirs.json"))
 
 
+@pytest.mark.slow
 def test_what_costs_depend_on_tells_targets_apart_by_their_weights(assemble: Make) -> None:
     one = assemble().target
     found = costs_identity(SETTING, one)

@@ -30,6 +30,7 @@ def test_a_trace_with_another_k_emits_the_same_text_with_at_most_k_proposals(tra
     assert all(0 <= step.accepted <= step.proposed <= step.asked <= k for step in found.steps)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12))
 def test_a_trace_with_its_own_k_is_itself(drawn: list[tuple[int, int]]) -> None:
     trace = StepTrace(tuple(Seen(6, max(pair), min(pair)) for pair in drawn))

@@ -101,6 +101,7 @@ def test_the_widths_of_both_tables_are_those_that_steps_have_and_some_wider_ones
     assert [row["shape"] for row in texts_of_table(every)] == kernels.curves_table([]).headers[3:] == widths
 
 
+@pytest.mark.slow
 def test_curves_are_shown_over_one_row_and_drawn_inside_their_frame(kernel_bench: KernelBench) -> None:
     """In milliseconds at one row; a point above four is drawn at four, one wider than 32 is not drawn."""
     found = sections_by_title(kernels.kernels_document(with_figures(kernel_bench, curves=CURVES), []))

@@ -22,6 +22,7 @@ def shown_lines(*parts: Part) -> list[str]:
     return section_lines(Section(parts=parts))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=4))
 def test_a_terminals_columns_begin_where_their_headers_begin_and_cells_stay_as_they_are(
     rows: list[tuple[str, str, str]],
@@ -69,6 +70,7 @@ def test_every_renderer_shows_every_cell_and_every_line(rows: list[list[str]], l
         )  # longer ones may be cut by a terminal's columns
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.text("a|\\\n`", max_size=6), min_size=2, max_size=2), min_size=1, max_size=3))
 def test_a_row_of_markdown_has_as_many_cells_as_its_header_whatever_is_in_them(rows: list[list[str]]) -> None:
     _, *lines = markdown(Document("t", [Section(parts=[Table(("x|y", "z"), rows)])])).strip().split("\n\n")
@@ -162,6 +164,7 @@ def test_a_page_has_what_holds_something_and_opens_what_is_no_detail() -> None:
     assert re.findall("<li>(one|two|three|four|five|six)</li>", html) == ["one", "two", "three", "four", "five", "six"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["a", "word", "co-operate-with-every-other", "x" * 30, "y" * 130]), max_size=40))
 def test_a_long_sentence_goes_on_below_with_an_indent_and_no_word_is_cut(words: list[str]) -> None:
     first, *others = wrapped([" ".join(words)]) or [""]

@@ -77,6 +77,7 @@ def test_a_merge_of_a_part_that_is_not_complete_is_not_complete_wherever_it_stan
         assert Journal.load(root / "merged").said["complete"] is False
 
 
+@pytest.mark.slow
 def test_a_merge_of_a_merge_is_as_complete_as_that_is(matrix_said: dict[str, Any], tmp_path: Path) -> None:
     folders = [measured_part(tmp_path, matrix_said, part, "whole") for part in ((1, 2), (2, 2))]
     assert manifest_of_merge(folders, tmp_path / "both")["complete"] is True

@@ -76,6 +76,7 @@ def test_where_nothing_can_be_recommended_the_reason_of_each_strategy_is_given(r
     )
 
 
+@pytest.mark.slow
 def test_every_plot_of_a_run_has_data_and_lies_inside_its_frame(reported: Results) -> None:
     plots = pictures.pictures(reported.settings[0])
     assert len(plots) == 5
@@ -138,6 +139,7 @@ def test_the_page_is_alone_small_and_names_are_whole(reported: Results) -> None:
     assert json.loads(files["benchmark.json"])["rows"]
 
 
+@pytest.mark.slow
 def test_a_runs_predictions_stand_in_its_report_and_beside_it(reported: Results) -> None:
     row = {"label": "suffix <1>", "workload": "chat", "batch": 1, "measured": 1.5, "predicted": 1.25, "low": 1.0}
     row |= {"high": 1.6, "arm": "suffix/match/fixed/4", "lever": "a window of 5 costs 1.40 forwards"}
@@ -168,6 +170,7 @@ def test_texts_of_arms_are_escaped() -> None:
         assert "<title>&lt;script&gt;: 2</title>" in drawn
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1))
 def test_a_scale_of_ratios_holds_every_value_and_equal_ratios_are_equally_far(values: list[float]) -> None:
     scale = Scale.of_ratios(values, 0, 100)

@@ -17,6 +17,7 @@ from benchsuite.report.renderers import page, picture
 VALUES = st.lists(st.floats(-1e5, 1e5).map(lambda value: round(value, 2)), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @given(VALUES, st.booleans(), st.booleans())
 def test_ticks_are_equally_far_round_and_no_more_than_the_values_need(
     values: list[float], zero: bool, whole: bool

@@ -70,6 +70,7 @@ def test_a_target_that_cannot_be_loaded_fails_its_tests_in_a_line_and_the_others
     assert sum("torch" in line for line in made["machine"]["card"]) == 1
 
 
+@pytest.mark.slow
 def test_each_target_has_an_item_for_each_test_and_nothing_is_written_where_nothing_was_measured(
     inside: Run, tmp_path: Path
 ) -> None:

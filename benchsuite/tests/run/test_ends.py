@@ -59,6 +59,7 @@ def end_of_workers(
     return session, shown, Journal.load(Path(nodes[0].workerinput[FOLDER]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "verbose", "isatty"), [(0, 0, False), (1, 0, True), (0, -1, True)])
 def test_the_controller_writes_and_shows_what_its_workers_have_measured(
     status: int, verbose: int, isatty: bool, tmp_path: Path
@@ -133,6 +134,7 @@ def test_a_finding_fails_a_run_by_its_verdict_unless_it_is_let_through(
     assert made.blocks(Finding("a row", 0, verdict, "said")) == (fails and mode != "report")
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.sampled_from(["fail", "report", "off"]),
@@ -211,6 +213,7 @@ def pytest_collection_finish(session):
 """
 
 
+@pytest.mark.slow
 def test_other_plugins_find_every_part_of_the_plugin_by_its_name(inside: Run, tmp_path: Path) -> None:
     """The gate is there where it is asked for, and any part may be left out."""
     (tmp_path / "conftest.py").write_text(CONFTEST)

@@ -137,6 +137,7 @@ def test_a_worker_keeps_cells_in_the_folder_of_the_run_and_returns_its_lines(tmp
     assert keeper_of(tmp_path / "alone", alone).journal is not None
 
 
+@pytest.mark.slow
 def test_a_repeated_run_says_that_it_is_the_same_or_what_differs(tmp_path: Path) -> None:
     kept_run(tmp_path)
     folder = folder_of_run(tmp_path)

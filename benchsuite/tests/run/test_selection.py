@@ -101,6 +101,7 @@ def pytest_collection_finish(session):
 """A conftest that prints how each item is timed and marked."""
 
 
+@pytest.mark.slow
 def test_rows_are_marked_wherever_they_stand_and_nothing_is_loaded_to_list_or_to_skip_them(
     inside: Run, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_rows_are_marked_wherever_they_stand_and_nothing_is_loaded_to_list_or_to
     assert all("- specdec-bench -" not in done.stdout for done in (listed, skipped)), "a card: something was loaded"
 
 
+@pytest.mark.slow
 def test_rows_are_dealt_to_parts_and_a_device_selects_none_where_none_is_left(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "test_rows.py").write_text(ROWS)
     words = ("test_rows.py", *TINY)
@@ -213,6 +215,7 @@ ITEMS = {
 """Items of ours and of others."""
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([*EXPRESSIONS]),
     st.lists(st.tuples(st.sampled_from([*ITEMS]), st.booleans()), max_size=4),
@@ -378,6 +381,7 @@ def test_the_workers_of_xdist_are_no_ranks(config: dict[str, Any], monkeypatch: 
         plugin.begin(arms, gated=False, abandon=print)
 
 
+@pytest.mark.slow
 def test_ranks_print_what_pytest_prints_where_a_run_has_no_rows(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "test_theirs.py").write_text("def test_theirs(): pass\n")
     for rank in ("0", "1"):

@@ -210,6 +210,7 @@ def test_a_misspelled_option_of_a_file_gets_the_nearest_also_where_it_begins_as_
         assert refused_source(tmp_path, f"{written}: ngram").endswith("which is no option: did you mean 'draft'?")
 
 
+@pytest.mark.slow
 def test_a_refused_value_is_named_with_the_file_in_which_it_stands(inside: Run, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nspecdec_k = four\n")
     (tmp_path / "run.yaml").write_text("batch: none\n")

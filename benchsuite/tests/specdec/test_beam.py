@@ -117,6 +117,7 @@ def ends(family: str) -> tuple[int, ...]:
     return found[0].tokens[5], found[2].tokens[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", EARLY, ids=["at_the_heuristic", "when_full", "never"])
 @pytest.mark.parametrize("family", slow_after(1, FAMILIES))
 def test_texts_and_scores_are_those_of_transformers_generate(family: str, early: Any) -> None:
@@ -134,6 +135,7 @@ def test_texts_and_scores_are_those_of_transformers_generate(family: str, early:
     assert "eos" in reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", EARLY, ids=["at_the_heuristic", "when_full", "never"])
 @pytest.mark.parametrize("penalty", slow_after(1, [0.0, 1.0]))
 def test_two_beams_are_transformers_two_beams_on_every_prompt(penalty: float, early: Any) -> None:
@@ -143,6 +145,7 @@ def test_two_beams_are_transformers_two_beams_on_every_prompt(penalty: float, ea
         assert_equal(beam_search.run([asked], beams)[0], generate(models("llama")[1], asked, beams), asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("returned", [1, 2, 3])
 def test_the_returned_texts_are_the_best_of_the_beams(returned: int) -> None:
     asked, all_of_them = request(ends("qwen2")), search("qwen2").run([request(ends("qwen2"))], Beams(4, 4))[0]

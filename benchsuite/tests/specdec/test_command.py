@@ -205,6 +205,7 @@ def test_beams_are_printed_best_first_without_the_bad_word(capsys: pytest.Captur
     assert all(banned not in one["tokens"] for one in json.loads(capsys.readouterr().out)["beams"])
 
 
+@pytest.mark.slow
 def test_a_bad_word_given_as_text_is_not_emitted(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["one two", "--target", "tiny", "--max-new-tokens", "40", "--temperature", "1", "--json"]
 

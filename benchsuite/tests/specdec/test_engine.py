@@ -221,6 +221,7 @@ def test_no_proposal_reaches_past_the_budget(assemble: Make) -> None:
     assert [step.proposed for step in engine.stats.steps] == [6, 1]
 
 
+@pytest.mark.slow
 def test_a_model_at_its_last_position_stops_with_length(assemble: Make) -> None:
     build = assemble("gpt2", max_length=2000)
     request = Request(0, prompts(1)[0] * 13, SamplingParams(max_new_tokens=400))
@@ -230,6 +231,7 @@ def test_a_model_at_its_last_position_stops_with_length(assemble: Make) -> None:
     assert done.tokens == build.plain(request)
 
 
+@pytest.mark.slow
 def test_zero_proposals_is_plain_decoding(assemble: Make) -> None:
     build = assemble()
     engine = build.engine("ngram", k=0)
@@ -331,6 +333,7 @@ def test_each_part_of_a_window_that_does_not_fit_is_refused_and_shown(part: str,
     assert f"q {tuple(wrong.q.shape)}" in said
 
 
+@pytest.mark.slow
 def test_an_engine_runs_again_after_a_run_that_failed(assemble: Make) -> None:
     build = assemble()
     engine = build.engine("ngram", k=2)
@@ -361,6 +364,7 @@ def test_hidden_states_come_for_every_target_forward(device: str, assemble: Make
     torch.testing.assert_close(torch.cat(seen), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_requests_that_come_while_others_run_get_the_same_tokens(assemble: Make) -> None:
     build = assemble(max_rows=2)
     work = [Request(i, p, SamplingParams(max_new_tokens=9 + i, temperature=i % 2)) for i, p in enumerate(prompts(4))]

@@ -134,6 +134,7 @@ def test_the_first_of_tokens_with_equal_rows_is_emitted_at_every_width(backend: 
         assert (accepted == 0) == (draft == "twin(every=1)"), "a twin that is not the first is accepted nowhere"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "kind", "draft"), slow_after(1, pairs_in_turn(HEADS[:2], TWINS)))
 @pytest.mark.parametrize("beside", [{"logit_bias": {0: 0.0}}, {"temperature": 0.8}], ids=["biased", "sampled"])
 def test_a_request_beside_them_that_is_processed_does_not_change_which_of_equals_are_emitted(

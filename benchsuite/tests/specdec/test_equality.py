@@ -105,6 +105,7 @@ def test_greedy_chains_and_trees_equal_plain_under_every_exact_policy_on_tiny(fa
         assert_plain(family, 3, other, requests(GREEDY))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", slow_after(3, [*CHAINS, *TREES]))
 @pytest.mark.parametrize("controller", [pytest.param("adaptive(window=2)", marks=pytest.mark.slow), "goodput"])
 def test_a_length_that_changes_changes_no_token_on_tiny(draft: str, controller: str) -> None:
@@ -129,6 +130,7 @@ def test_match_emits_plain_tokens_for_any_k_batch_and_order_on_tiny(
         assert_plain("llama", 4, other, requests(params, count=6)[::order], device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_after(1, ["mistral", "gemma3", "gpt2"]))
 def test_a_ragged_batch_equals_one_by_one_on_tiny(family: str, assemble: Make) -> None:
     build = assemble(family, max_rows=3)
@@ -156,6 +158,7 @@ def test_filtered_sampling_is_the_same_under_speculation_on_tiny(params: Samplin
     assert_same(judge, source(build.engine(None)), source(build.engine("draft_model", k=3)), requests(params))
 
 
+@pytest.mark.slow
 def test_rows_of_different_parameters_share_a_batch_on_tiny(assemble: Make) -> None:
     build = assemble("llama", max_rows=4)
     judge = Judge(build.target, range(40))
@@ -181,6 +184,7 @@ def test_where_every_layer_slides_output_runs_past_the_span_on_tiny(assemble: Ma
     assert_same(judge, source(build.engine(None)), source(build.engine("oracle(0.8)", k=4)), work)
 
 
+@pytest.mark.slow
 def test_a_draft_that_was_not_asked_for_some_steps_catches_up_on_tiny(assemble: Make) -> None:
     build = assemble("llama", max_rows=2)
     plain = build.engine(None)

@@ -128,6 +128,7 @@ def test_a_backend_that_is_wrong_in_a_single_row_of_a_batch_is_refused_whichever
     require_exact(target, rows, width=7)
 
 
+@pytest.mark.slow
 def test_an_engine_of_more_rows_is_proved_anew_and_refused_for_its_last_row() -> None:
     planted = OneRow()
     build = _assembly(families.build_model("llama"), _chain(planted), 1, None)
@@ -345,6 +346,7 @@ def _least_seconds(target: ArenaModel) -> list[float]:
     return [min(seen) for seen in times]
 
 
+@pytest.mark.slow
 def test_a_proof_tries_single_tokens_and_windows_of_2_5_16_and_its_own_width_in_all_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,6 +107,7 @@ class Last(Draft):
         return Window.chain(context.pending, context.pending[:, None].expand(-1, k), context.max_proposals.clamp(max=k))
 
 
+@pytest.mark.slow
 def test_specdec_register_drafts() -> None:
     def register_last(register: Any) -> None:
         register("last_two", "last(times=2)")  # an alias may come before what it stands for
@@ -155,6 +156,7 @@ class Alternating(Controller):
         return self.high * (self.calls % 2)
 
 
+@pytest.mark.slow
 def test_specdec_register_controllers() -> None:
     def register_alternating(register: Any) -> None:
         register("alternating", Alternating)

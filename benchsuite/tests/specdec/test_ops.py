@@ -45,6 +45,7 @@ def test_verify_prefix_follows_the_choices(
     assert verdict.next.tolist() == [following]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**31), st.integers(1, 9), st.integers(1, 4))
 def test_verify_prefix_is_the_walk_it_describes(seed: int, size: int, rows: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -74,6 +74,7 @@ def test_a_prompt_of_any_number_of_chunks_leaves_what_the_unmodified_model_compu
     compared_drafts(target, LENGTHS, max_length=64, chunk=CHUNK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3", "mistral", "gpt2"]))
 def test_a_prompt_of_several_real_chunks_is_continued_as_the_unmodified_model_does(family: str, assemble: Make) -> None:
     """Full and sliding layers, absolute and rotary positions; prompts of a chunk and one token up to 500 tokens."""
@@ -133,6 +134,7 @@ def prefilled(engine: Engine, pair: list[Request]) -> list[Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_after(1, DRAFTS))
 def test_what_a_draft_keeps_of_a_prompt_does_not_depend_on_its_chunks_or_on_who_was_there_before(
     name: str, assemble: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -131,6 +131,7 @@ def test_ragged_rows_with_any_mix_of_processors_equal_plain_on_tiny(draft: str, 
     assert_same(judge, plain, speculating(draft, k, rows), list(work), expected(work))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind"), slow_after(2, [*pairs_in_turn(FAMILIES, [*EACH]), *pairs_in_turn(OTHERS, [*EACH])])
 )

@@ -179,6 +179,7 @@ def test_where_everything_is_forbidden_nothing_is() -> None:
     torch.testing.assert_close(found, logits)
 
 
+@pytest.mark.slow
 @given(size=st.integers(1, 7), data=st.data())
 def test_a_window_s_paths_are_the_proposals_on_the_way_to_each_slot(size: int, data: st.DataObject) -> None:
     parents = data.draw(parents_of(size))

@@ -164,6 +164,7 @@ def completed(
         return {job.index: done for job, done in run_jobs(engine, prompts, (256,), grouped=grouped)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouped", slow_after(1, [True, False]))
 def test_outputs_are_plains_whatever_ran_before_or_beside(grouped: bool, read: Any, assemble: Make) -> None:
     build = assemble(max_rows=3)
@@ -177,6 +178,7 @@ def test_outputs_are_plains_whatever_ran_before_or_beside(grouped: bool, read: A
     assert {index: done[index].tokens for index in late} == {index: end.tokens for index, end in late.items()}
 
 
+@pytest.mark.slow
 def test_the_longest_go_first_which_reads_fewer_cells_and_keeps_few_waiting(read: Any, assemble: Make) -> None:
     build = assemble(max_rows=2)
     found = read(*({"prompt": "ab" * (1 if n % 2 else 30), "max_new_tokens": 4 + 20 * (n % 2 == 0)} for n in range(8)))
@@ -270,6 +272,7 @@ def test_a_text_is_tokenised_once_and_as_the_command_does(raw: bool, read: Any) 
     assert taken[301][1] == (9,)
 
 
+@pytest.mark.slow
 def test_the_longest_of_a_file_is_known_after_few_prompts_are_tokenised(read: Any) -> None:
     tokenizer = Gate()
     lines = [{"prompt": "a" * (10 * number), "max_new_tokens": 50} for number in range(1, 300)]

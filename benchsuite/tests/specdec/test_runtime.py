@@ -162,6 +162,7 @@ def test_after_a_warm_up_nothing_is_recorded_and_nothing_decoded_otherwise(
     assert _engine_kinds(engine) == kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "temperature", "drawn"), slow_after(1, [("rejection", 0.9, 1), ("rejection", 0.0, 0), ("match", 0.9, 0)])
 )
@@ -301,6 +302,7 @@ def test_kinds_tell_longer_lists_of_end_tokens_and_words_at_one_address_apart() 
     assert len(set(kinds)) == len(kinds)
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_be_recorded_runs_op_by_op_and_is_named(recordable: Callable[[int], Assembly]) -> None:
     engine, plain = recordable(1).engine("ngram", k=2), recordable(1).engine("ngram", k=2)
     assert isinstance(engine.ops, Ops)

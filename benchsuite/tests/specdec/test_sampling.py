@@ -65,6 +65,7 @@ def test_gumbel_max_draws_from_the_softmax(skew: float) -> None:
     assert (statistic > 41.9) is (skew > 0), f"chi-square {statistic:.1f} over 7 degrees of freedom"
 
 
+@pytest.mark.slow
 def test_noise_stays_in_its_range_and_uniforms_below_one() -> None:
     keys = mix(torch.arange(4000))
     noise = gumbel(keys, 500)

@@ -95,6 +95,7 @@ def test_a_watcher_ends_a_text_where_a_search_of_all_of_it_does(
             break
 
 
+@pytest.mark.slow
 def test_a_row_that_stops_does_not_disturb_the_others(assemble: Make) -> None:
     build = assemble(max_rows=3)
     work = [Request(i, p, SamplingParams(max_new_tokens=25)) for i, p in enumerate(prompts(3))]
@@ -125,6 +126,7 @@ def test_a_stop_string_of_characters_of_any_size_is_seen_at_its_last_byte(sign: 
 WORDS = ("[UNK]", "hello", "x", ".", "y", ",", "n't")
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=8), st.sampled_from(["x.", " .", "x .", "y,", "n't", " n", ". y"])
 )

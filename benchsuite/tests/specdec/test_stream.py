@@ -95,6 +95,7 @@ def test_the_pieces_together_are_the_whole_text_cut_at_the_stop(name: str, data:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=TEXTS)
 @example("👩‍🚀 日本語 é")
@@ -128,6 +129,7 @@ def test_special_tokens_are_not_shown_and_may_be_part_of_a_stop_string() -> None
     assert shown_text(tokenizer, tokens, "stop", ("\n<|end|>",)) == "abc"
 
 
+@pytest.mark.slow
 def test_a_token_costs_the_same_after_ten_thousand_others(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = catalog.byte_tokenizer()
     stream, longest, decode = TextStream(tokenizer, ("END",)), 0, tokenizer.decode
@@ -158,6 +160,7 @@ def work(count: int = 4, tokens: int = 12, **params: Any) -> list[Request]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", slow_after(1, [None, "oracle(0.8)", "draft_model"]))
 def test_a_stream_gives_the_tokens_kinds_and_reasons_of_a_run(draft: str | None, assemble: Make) -> None:
     build = assemble(max_rows=2)
@@ -250,6 +253,7 @@ def calls_of(engine: Engine) -> dict[str, list[int]]:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "draft"), slow_after(1, pairs_in_turn([0, 2, 4], ["oracle(0.8)", "suffix", "eagle"]))
 )

@@ -81,6 +81,7 @@ def test_only_the_tokens_after_the_common_beginning_are_prefilled(family: str, a
     assert not engine.kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parted", [0, 4])
 @pytest.mark.parametrize("family", slow_after(1, ["llama", "gemma3"]))
 def test_a_draft_goes_on_with_its_own_keys_and_values(family: str, parted: int, tmp_path: Path, assemble: Make) -> None:

@@ -102,6 +102,7 @@ def test_a_folder_is_compared_by_the_ratios_of_its_rows_and_those_over_all_texts
         read_side(str(tmp_path / "empty"))
 
 
+@pytest.mark.slow
 def test_contrasts_are_those_of_all_strategies_that_did_not_fail_both_ways(two_cells: Bench) -> None:
     [results] = two_cells.results().settings
     found = {(one.label, other.label): speed.ratio for (one, other), speed in results.contrasts.items()}

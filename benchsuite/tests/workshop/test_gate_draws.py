@@ -75,12 +75,14 @@ def test_alike_sides_raise_no_alarm_and_a_slowdown_is_found_in_its_part(tmp_path
     assert len(values["quiet"]["A"]["tiny-chat-ngram-match-k4"]) == COUNT
 
 
+@pytest.mark.slow
 def test_what_is_not_slower_is_not_found(tmp_path: Path) -> None:
     _write(tmp_path, {"parts": (0.0,) * 3})
     text, _ = report(tmp_path, COUNT)
     assert [_lines(text, level, SIDES["parts"].what)[0][3] for level in ("1", "2")] == ["0.0%", "0.0%"]
 
 
+@pytest.mark.slow
 def test_launches_of_one_hour_are_said_to_be(tmp_path: Path) -> None:
     _write(tmp_path, {"parts": (0.0,) * 3}, hourly=COUNT)
     text, _ = report(tmp_path, COUNT)

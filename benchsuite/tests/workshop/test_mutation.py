@@ -386,6 +386,7 @@ def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:
         read_equivalents(tmp_path / "list.toml")
 
 
+@pytest.mark.slow
 def test_every_entry_of_our_list_is_of_lines_that_the_code_has() -> None:
     """That each fits a mutant takes half a minute: the command looks at it, and ``--specdec-deep``."""
     entries = read_equivalents(LIST)

@@ -335,12 +335,6 @@ UNDECODED = (
 )
 """Parts of the names of checks that ask for the same, whatever the outputs are: their engines decode nothing here."""
 
-LONG = (
-    *("a draft that draws: what_it_proposes", "a tree: what_it_proposes", "a tree: its_windows"),
-    *("q_is_the_distribution", "sampled_outputs_have", "closing_frees"),
-)
-"""Parts of the names of checks that take longest."""
-
 
 def same_outputs(engine: Engine, work: Sequence[Request]) -> list[Any]:
     """The same output for the same request by every engine."""
@@ -367,20 +361,15 @@ def dose(name: str, check: str, patch: pytest.MonkeyPatch) -> tuple[str, str]:
     return f"{text.count(chr(10))} {len(book.asked)} {tokens[0]}+{tokens[1]} {zlib.crc32(text.encode()):08x}", text
 
 
-def slow_if_long(name: str, check: str) -> Any:
-    """A check of a kit as a parameter."""
-    long = any(part in f"{name}: {check}" for part in LONG)
-    return pytest.param(name, check, marks=[pytest.mark.slow] if long else [], id=f"{name}: {check}")
-
-
 def checks_of(name: str) -> list[str]:
     """The names of the checks of a kit that are looked at."""
     kit, pattern = KITS[name]
     return [check.removeprefix("test_") for check in dir(kit) if re.match(rf"test_.*({pattern})", check)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_outputs_kept")
-@pytest.mark.parametrize(("name", "check"), [slow_if_long(name, check) for name in KITS for check in checks_of(name)])
+@pytest.mark.parametrize(("name", "check"), [(name, check) for name in KITS for check in checks_of(name)])
 def test_each_check_of_the_kit_runs_as_much_as_is_written_down(
     name: str, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

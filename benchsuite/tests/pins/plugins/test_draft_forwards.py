@@ -68,6 +68,7 @@ def test_a_draft_model_reads_what_it_lacks_in_as_few_tokens_as_it_can(tmp_path: 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["tree(model={path}, beam=2, depth=3)", "tree(model={path}, widths=2-1)"])
 def test_a_trees_model_reads_the_nodes_again_at_each_depth(text: str, tmp_path: Path, assemble: Make) -> None:
     """The window of a depth has all nodes that were expanded before, so two more at each."""

@@ -80,6 +80,7 @@ def _read_in_decoding(engine: Engine, draft: Any) -> tuple[int, int]:
     return reading.bytes, calls["logits"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "policy"),
     slow_after(

@@ -71,6 +71,7 @@ def test_a_row_of_another_length_or_of_other_tokens_is_another_request(told: _To
         assert changes[1][3] == tuple(text[:-new])
 
 
+@pytest.mark.slow
 def test_texts_and_lengths_are_kept_as_whole_numbers(told: _Told) -> None:
     told.step(([1, 2, 3], 1))
     assert (told.proposer._history.dtype, told.proposer._lengths.dtype) == ("int64", "int64")
