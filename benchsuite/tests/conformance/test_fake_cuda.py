@@ -168,22 +168,22 @@ def of_a_layer() -> Sequence[int]:
 
 
 @cache
-def of_all_layers(strategy: str) -> Sequence[int]:
+def of_layers(strategy: str, layers: int = LAYERS) -> Sequence[int]:
     """The numbers of a row of the table: those of few layers, and what each other layer adds."""
-    return [some + (LAYERS - FEW) * one for some, one in zip(launches(strategy, FEW), of_a_layer(), strict=True)]
+    return [some + (layers - FEW) * one for some, one in zip(launches(strategy, FEW), of_a_layer(), strict=True)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [BUDGET[0][0], pytest.param(BUDGET[-1][0], marks=pytest.mark.deep)])
+@pytest.mark.parametrize("strategy", [BUDGET[0][0], BUDGET[-1][0]])
 def test_each_layer_adds_the_same_launches_whatever_is_drafted(strategy: str) -> None:
-    assert of_all_layers(strategy) == launches(strategy, LAYERS)
+    assert of_layers(strategy, FEW + 5) == launches(strategy, FEW + 5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", BUDGET, ids=lambda row: row[0])
 def test_a_step_of_smollm2_stays_within_its_budget_of_launches(row: Sequence[str]) -> None:
     """``-s`` prints the rows of the table in docs/kernels.md."""
-    made = of_all_layers(row[0])
+    made = of_layers(row[0])
     print("|", " | ".join([row[0], *map(str, made)]), "|")
     for count, budget in zip(made, row[1:], strict=True):
         assert 0.95 * int(budget) <= count <= int(budget), "a budget that is not used up allows what it should refuse"

@@ -32,7 +32,7 @@ def test_timed(benchmark):
 """A user's own file: a property, rows of the matrix, and a benchmark of another kind."""
 
 BESIDE = {
-    "all at once": ("-n", "2", "--cov=specdec", "--hypothesis-seed=1", "--benchmark-disable"),
+    "all at once": ("-n", "2", "--dist", "worksteal", "--cov=specdec", "--hypothesis-seed=1", "--benchmark-disable"),
     "in one process": (
         *("-p", "randomly", "-p", "no:xdist", "--randomly-seed=3", "--cov=specdec", "--cov-report=term"),
         *("--hypothesis-show-statistics", "--hypothesis-seed=1"),

@@ -17,7 +17,7 @@ from benchsuite.run.matrix import build_matrix
 from benchsuite.run.results_folder import DIST
 from benchsuite.run.speculation import ComparisonPlugin
 from benchsuite.run.workers import scheduling, split_cells
-from benchsuite.tests.rig import Run, requested, some_of
+from benchsuite.tests.rig import Run, requested
 
 ROWS = ("--specdec-target", "tiny", "--specdec-workload", "chat", "--specdec-prompts", "1", "--specdec-peer", "none")
 
@@ -38,9 +38,10 @@ def test_other(n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dist", some_of(1, ["worksteal", "load", "loadgroup", "loadfile", "loadscope"]))
+@pytest.mark.deep
+@pytest.mark.parametrize("dist", ["worksteal", "load", "loadgroup", "loadfile", "loadscope"])
 def test_a_cell_is_measured_by_one_worker(dist: str, run: Run, tmp_path: Path) -> None:
-    """By ``load`` the rows of test_other_plugins.py are measured too."""
+    """By ``worksteal`` the rows of test_other_plugins.py are measured too."""
     (tmp_path / "test_who.py").write_text(WHO)
     done = run(
         *("-m", "pytest", "test_who.py", "-n", "2", "--dist", dist, *ROWS, "--specdec-draft", "ngram,garbage"),

@@ -127,7 +127,7 @@ def _accepted(backend: str, kind: str, draft: str, params: Sequence[SamplingPara
     return accepted
 
 
-@pytest.mark.parametrize(("backend", "kind", "draft"), slow_after(3, pairs_in_turn(HEADS, DRAFTS, groups=2)))
+@pytest.mark.parametrize(("backend", "kind", "draft"), slow_after(3, pairs_in_turn(HEADS, DRAFTS, groups=4)))
 def test_the_first_of_tokens_with_equal_rows_is_emitted_at_every_width(backend: str, kind: str, draft: str) -> None:
     accepted = _accepted(backend, kind, draft, [SamplingParams(max_new_tokens=14)] * 3, range(9))
     if draft in TWINS:

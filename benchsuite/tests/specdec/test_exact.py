@@ -21,7 +21,7 @@ from benchsuite.measure import workloads
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
-from benchsuite.tests.rig import SETTING, loaded_smollm2, slow_after
+from benchsuite.tests.rig import SETTING, loaded_smollm2, slow_after, some_of
 from specdec import Request, SamplingParams, SpecdecError, catalog
 from specdec.arena import Arena
 from specdec.assembly import Assembly
@@ -211,7 +211,7 @@ def test_tokens_of_a_tiny_model_are_the_same_at_every_width(name: str, bits: int
 
 
 @pytest.mark.slow
-@EACH
+@pytest.mark.parametrize(("name", "bits"), some_of(2, KINDS))
 def test_tokens_of_smollm2_are_the_same_at_every_width(name: str, bits: int | None) -> None:
     loaded, shared = loaded_smollm2(getattr(torch, name))
     model = deepcopy(shared.twin()) if bits else shared.twin()  # weights are rounded in place
