@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
 
@@ -27,6 +28,12 @@ GIVEN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"draft": ("env",), "policy": ("env",), "controller": ("env",), "backend": (), "peer": ("env",)}
 )
 """Of each kind, the arguments that the engine gives its factories."""
+
+
+TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {int: ((int,), "a whole number"), float: ((int, float), "a number"), bool: ((bool,), "True or False")}
+)
+"""Of each type that an option is annotated with, the types of the values that it takes, and words for them."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,18 @@ class Entry:
     @property
     def meanings(self) -> dict[str, str]:
         """The meaning of each option: the text in its annotation, ``Annotated[int, "longest run …"]``."""
-        function = self.factory.__init__ if inspect.isclass(self.factory) else self.factory
-        try:
-            hints = get_type_hints(function, include_extras=True)
-        except NameError:  # a name that only a type checker imports: shown as not described
-            hints = {}
+        hints = _hints(self.factory)
         notes = {name: getattr(hints.get(name), "__metadata__", ()) for name in self.options}
         return {name: next((note for note in found if isinstance(note, str)), "") for name, found in notes.items()}
+
+    def expected(self, option: str, value: object) -> str:
+        """What an option takes, if ``value`` is of another type than its annotation says; else empty.
+
+        Annotations that are no number, truth or text are not judged.
+        """
+        hint = _hints(self.factory).get(option)
+        types, words = TYPES.get(getattr(hint, "__origin__", hint), ((type(value),), ""))
+        return "" if type(value) in types else words
 
     @property
     def summary(self) -> str:
@@ -301,6 +313,11 @@ class Registry:
 
     def _build(self, kind: str, text: str, base: type[T], *given: object, **own: object) -> T:
         entry, options = self.parse(kind, text)
+        for name, value in options.items():
+            if expected := entry.expected(name, value):
+                raise SpecdecError(
+                    f"{name} of the {kind} {text!r} is {value!r}; expected {expected}; its options: {entry.described}"
+                )
         try:
             built = entry.factory(*given, **{**entry.preset, **own, **options})
         except (TypeError, ValueError, AttributeError) as error:
@@ -328,6 +345,15 @@ def _installed() -> dict[str, object]:
                 f"{type(error).__name__}: {error}; mend or uninstall it"
             ) from error
     return found
+
+
+@cache
+def _hints(factory: Factory) -> Mapping[str, Any]:
+    """The annotations of a factory's parameters; empty if they cannot be evaluated: a type checker's imports, say."""
+    try:
+        return get_type_hints(factory.__init__ if inspect.isclass(factory) else factory, include_extras=True)
+    except RAISED:
+        return {}
 
 
 def _literal(text: str) -> Any:

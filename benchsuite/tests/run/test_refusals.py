@@ -103,9 +103,9 @@ def test_a_peer_is_one_arm_however_it_is_written_and_its_id_has_its_options() ->
         (Arm(SETTING, draft="draft_model(layers=0)", k=2), "layers is 0; the target has 2, expected 1 to 1"),
         (
             Arm(SETTING, draft="oracle(high)", k=4),
-            r"'oracle\(high\)' of oracle could not be built: .*options: rate",
+            r"rate of the draft 'oracle\(high\)' is 'high'; expected a number; its options: rate",
         ),
-        (Arm(SETTING, draft="ngram(n_max=2.5)", k=4), "could not be built: .*its options: n_max=4"),
+        (Arm(SETTING, draft="ngram(n_max=2.5)", k=4), "is 2.5; expected a whole number; its options: n_max=4"),
         (Arm(SETTING.replaced(device="cpu:x")), "the device 'cpu:x' cannot be used"),
         (Arm(SETTING.replaced(workload="poetry")), "unknown workload 'poetry'; choices: chat"),
         (Arm(SETTING.replaced(workload="none.jsonl")), "none.jsonl cannot be read: No such file"),

@@ -281,7 +281,7 @@ class StepsController(Controller):
 
     k_option: str | None = "most"
 
-    def __init__(self, env: object, speed: int = 3, most: Any = 4) -> None:
+    def __init__(self, env: object, speed: Any = 3, most: Any = 4) -> None:
         self.given = env, speed, most
 
     @property
@@ -532,3 +532,51 @@ def test_a_plugin_that_cannot_be_imported_is_named_with_its_package(monkeypatch:
         assert str(refused.value) == (
             f"the plugin 'a' (module:thing) of {said} cannot be imported: KeyError: 'x'; mend or uninstall it"
         )
+
+
+class TypedController(Controller):
+    """Has an option of each kind of annotation."""
+
+    def __init__(
+        self,
+        env: object,
+        count: Annotated[int, "so many"] = 1,
+        share: float = 0.5,
+        sure: bool = False,
+        name: str = "a",
+        most: int | None = None,
+    ) -> None:
+        self.given = count, share, sure, name, most
+
+    @property
+    def max_k(self) -> int:
+        return 1
+
+    def next_k(self, stats: object) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("count=many", "count of the controller 'typed(count=many)' is 'many'; expected a whole number; its options: "),
+        ("count=2.0", "is 2.0; expected a whole number"),
+        ("count=True", "is True; expected a whole number"),
+        ("share=half", "is 'half'; expected a number"),
+        ("share=None", "is None; expected a number"),
+        ("sure=1", "is 1; expected True or False"),
+        ("sure=yes", "is 'yes'; expected True or False"),
+        ("count=2, share=1, sure=True, name=3, most=many", None),
+        ("count=-2, share=1e9, name=None, most=1.5", None),
+    ],
+)
+def test_a_value_of_another_type_than_its_option_is_refused_with_what_was_expected(text: str, said: str | None) -> None:
+    """An option that may be a text or of several types is the factory's own to judge."""
+    known = Registry({"mine": registers(controller={"typed": TypedController})})
+    env: Any = None
+    if said is None:
+        known.controller(f"typed({text})", env)
+        return
+    with pytest.raises(SpecdecError) as refused:
+        known.controller(f"typed({text})", env)
+    assert said in str(refused.value)
