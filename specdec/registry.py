@@ -209,7 +209,7 @@ class Registry:
             options[key] = _literal(value.strip())
         return entry, options
 
-    def listing(self, width: int = 120) -> str:
+    def listing(self, width: int = 100) -> str:
         """Everything that is registered: for each kind the names with summary, options, defaults and source."""
         lines: list[str] = []
         for kind in HOOKS:
