@@ -85,7 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if request.gate:  # which refuses pytest-xdist before a worker begins
             from benchsuite.run.gate import GatePlugin
 
-            register(GatePlugin(config, request.gate, lambda: comparison.bench, comparison.is_control), GATE)
+            gate = GatePlugin(config, request.gate, lambda: comparison.bench, lambda name: comparison.arms[name])
+            register(gate, GATE)
     except GateError as error:
         raise pytest.UsageError(str(error)) from None
 

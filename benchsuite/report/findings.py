@@ -10,6 +10,9 @@ from benchsuite.gate.trial import SUITE
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.report.document import Lines, Section, Table
 
+NAMED = 4
+"""Rows that a sentence names one by one."""
+
 
 def findings_section(findings: Sequence[Finding], title: str = "") -> Section:
     """Return a table with a line for each finding (row, level, figure, verdict, change, bounds, changed part).
@@ -37,8 +40,11 @@ def finding_sentence(finding: Finding) -> str:
     return f"{finding.verdict} at level {finding.level}, {finding.row}: {finding.message}{where}"
 
 
-def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = True) -> str:
-    """The run's verdict in words and the next action; ``compared`` is False if the run only made a baseline."""
+def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = True, ungated: Sequence[str] = ()) -> str:
+    """The run's verdict in words and the next action; ``compared`` is False if the run only made a baseline.
+
+    ``ungated``: the rows that were measured and not compared.
+    """
     overall = worst(finding.verdict for finding in findings)
     rows, levels = {f.row for f in findings} - {SUITE}, sorted({f.level for f in findings})
     against = f"against {rules.file or rules.base or 'itself'}"
@@ -63,7 +69,16 @@ def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = Tru
         tells = "tells" if overall == GateVerdict.PASS else "does not reliably tell"
         action = f"this machine {tells} a slowdown of {2 * rules.tolerance:.1%} from none"
     shown = "" if rules.mode == "fail" else " (--gate=report: nothing fails)"
-    return f"{scope}: {action}{shown}"
+    return f"{scope}: {action}{shown}{not_gated(ungated)}"
+
+
+def not_gated(rows: Sequence[str]) -> str:
+    """Return "; not gated: …" with the rows of peers that were measured and are compared with nothing; empty if none.
+
+    Example: ``not_gated(["tiny-chat-transformers"])``
+    """
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    return f"; not gated (peers): {', '.join(rows[:NAMED])}{more}" if rows else ""
 
 
 def _bounds(finding: Finding) -> str:

@@ -21,6 +21,7 @@ from benchsuite.report import exports, findings, renderers
 from benchsuite.run.capture import uncaptured
 
 if TYPE_CHECKING:
+    from benchsuite.measure.arms import Arm
     from benchsuite.measure.session import Bench
 
 BenchOf = Callable[[], "Bench | None"]
@@ -29,12 +30,12 @@ BenchOf = Callable[[], "Bench | None"]
 class GatePlugin:
     """The plugin object, registered if ``--gate`` or ``--gate-save`` is given.
 
-    ``bench`` returns the Bench that measured our rows, or None. ``peer`` returns whether a row name belongs to an
-    outside reference, which is used as a control and is not gated.
+    ``bench`` returns the Bench that measured our rows, or None; ``arm_of`` the arm of a row's name. Plain decoding once
+    more and peers are controls and are not gated; the verdict names the peers.
     """
 
-    def __init__(self, config: pytest.Config, given: Rules, bench: BenchOf, peer: Callable[[str], bool]) -> None:
-        self.config, self.rules, self._bench, self._peer = config, given, bench, peer
+    def __init__(self, config: pytest.Config, given: Rules, bench: BenchOf, arm_of: Callable[[str], Arm]) -> None:
+        self.config, self.rules, self._bench, self._arm_of = config, given, bench, arm_of
         rules.refuse_what_disables(config)
         self.baseline = Record.load(given.file) if given.file and given.file.exists() else None
         self.anchor = Record.load(given.anchor) if given.anchor else None
@@ -44,6 +45,7 @@ class GatePlugin:
             refuse_unfit_anchor(given, self.anchor)
         self.limits: dict[str, Limit] = {}
         self.wanted: dict[str, str | None] = {}  # the reason why a row was not measured, or None
+        self.ungated: list[str] = []  # rows of peers
         self._known: set[str] = set()  # ids of tests that declare the benchmark fixture
         self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
@@ -71,7 +73,9 @@ class GatePlugin:
         for item in items:
             if "benchmark" in getattr(item, "fixturenames", ()):
                 self._known.add(item.nodeid)
-            name = self._row(item)
+            measured, name = _measured_row(item), self._row(item)
+            if measured is not None and self._arm_of(measured).peer and measured not in self.ungated:
+                self.ungated.append(measured)
             if name is not None:
                 self.wanted[name] = "its test did not run"
                 limit = _limit(item)
@@ -123,10 +127,9 @@ class GatePlugin:
 
     def _row(self, item: pytest.Item) -> str | None:
         """The name of the gated row that an item measures, or None."""
-        params = getattr(getattr(item, "callspec", None), "params", {})
-        if "specdec_row" in params:
-            name = str(params["specdec_row"])
-            return None if self._peer(name) else name
+        name = _measured_row(item)
+        if name is not None:
+            return None if self._arm_of(name).control else name
         return item.nodeid if "benchmark" in getattr(item, "fixturenames", ()) else None
 
     def judge(self) -> list[Finding]:
@@ -256,7 +259,8 @@ class GatePlugin:
                 self._print(f"launch {number + 2} of {more + 1}")
                 record = record.joined([self._launcher().measure()])
             record.save(self.rules.save)
-            self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches")
+            left_out = findings.not_gated(self.ungated)
+            self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches{left_out}")
             if more + 1 < rules.NEEDED and any(row.digest is None for row in record.rows.values()):
                 self.wrote.append(
                     "plain benchmarks have no counters: against a file they can be gated only with --gate-dedicated, "
@@ -279,10 +283,16 @@ class GatePlugin:
             for line in renderers.section_lines(findings.findings_section(self.findings)):
                 terminalreporter.write_line(line)
             overall = worst(finding.verdict for finding in self.findings)
-            sentence = findings.run_sentence(self.findings, self.rules, self.compared)
+            sentence = findings.run_sentence(self.findings, self.rules, self.compared, self.ungated)
             terminalreporter.write_line(f"\n{overall}: {sentence}", bold=True)
         for line in self.wrote:
             terminalreporter.write_line(line)
+
+
+def _measured_row(item: pytest.Item) -> str | None:
+    """The name of the row of the matrix that an item measures, or None."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return str(params["specdec_row"]) if "specdec_row" in params else None
 
 
 class GateItem(pytest.Item):

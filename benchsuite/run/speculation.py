@@ -56,10 +56,6 @@ class ComparisonPlugin:
         self._unpredicted = ""
         self._split = ""  # why a worker of pytest-xdist measures nothing
 
-    def is_control(self, name: str) -> bool:
-        """Whether the row of that name is an outside reference, or plain decoding once more."""
-        return self.arms[name].control
-
     def cell_of(self, item: pytest.Item) -> str | None:
         """The name of what is measured at once for the row of an item; None if the item has none."""
         name = row_of(item)

@@ -138,6 +138,14 @@ def test_a_run_that_made_its_baseline_compared_nothing() -> None:
     )
 
 
+def test_what_was_measured_and_not_gated_is_named_whatever_the_verdict() -> None:
+    """An engine of one's own that had become three times slower was in no word of "PASS: nothing got worse"."""
+    for verdict in (PASS, REGRESSED, ERROR):
+        said = run_sentence([finding_of(verdict)], RULES)
+        assert run_sentence([finding_of(verdict)], RULES, ungated=["a", "b"]) == f"{said}; not gated (peers): a, b"
+    assert run_sentence([finding_of(PASS)], RULES, ungated=list("abcdef")).endswith("(peers): a, b, c, d and 2 more")
+
+
 @pytest.mark.parametrize(
     ("change", "value"), [(0.0, 1.0), (0.123456, 1.12346), (0.1234549, 1.12345), (-0.5, 0.5), (1e-6, 1.0)]
 )

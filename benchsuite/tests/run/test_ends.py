@@ -24,7 +24,7 @@ from benchsuite.run.speculation import ComparisonPlugin
 from benchsuite.store.journal import Journal
 from benchsuite.tests.gate_rig import PLAIN_RULES
 from benchsuite.tests.report.made_parts import plain_cell
-from benchsuite.tests.rig import Run, requested
+from benchsuite.tests.rig import SETTING, Run, requested
 from benchsuite.tests.run.shown import Shown
 
 ROWS = {"target": "tiny", "workload": "chat", "arm": "garbage", "peer": "none", "device": "cpu"}
@@ -112,7 +112,7 @@ def gate_of(listed: bool = False, **more: Any) -> GatePlugin:
         invocation_params=SimpleNamespace(dir=Path()),
     )
     rules = Rules(**{**PLAIN_RULES, "file": None, "base": "c0ffee", **more})
-    return GatePlugin(config, rules, lambda: None, lambda name: False)
+    return GatePlugin(config, rules, lambda: None, lambda name: Arm(SETTING, draft="ngram"))
 
 
 VERDICTS = st.sampled_from([*GateVerdict])
