@@ -11,9 +11,8 @@ from benchsuite.measure.runners import Outcome
 UNLIKE = 0.25
 """The largest share of tokens by which the lengths of two arms' outputs may differ."""
 
-LONGEST_PERIOD = 8
 SHORTEST_LOOP = 12
-"""Tokens: the longest period of a loop, and the shortest half of an output in which one is looked for."""
+"""Tokens of the shortest half of an output in which a loop is looked for."""
 
 
 def why_not(ours: Sequence[Series], base: Sequence[Series], across: Collection[str] = ()) -> str | None:
@@ -33,13 +32,12 @@ def why_not(ours: Sequence[Series], base: Sequence[Series], across: Collection[s
 
 
 def loops(tokens: Tokens) -> bool:
-    """Whether the second half of an output repeats one piece of at most ``LONGEST_PERIOD`` tokens at least three times.
+    """Whether the second half of an output repeats one piece, of any length, at least three times.
 
     Example: ``loops((7,) * 10 + (1, 2) * 6)`` is true; an output of fewer than 23 tokens is never called a loop.
     """
     half = tokens[len(tokens) // 2 :]
-    longest = min(LONGEST_PERIOD, len(half) // 3)
-    return len(half) >= SHORTEST_LOOP and any(half[p:] == half[:-p] for p in range(1, longest + 1))
+    return len(half) >= SHORTEST_LOOP and any(half[p:] == half[:-p] for p in range(1, len(half) // 3 + 1))
 
 
 def _backend(ours: Sequence[Outcome], base: Sequence[Outcome]) -> str | None:
@@ -72,5 +70,5 @@ def _loops(base: Sequence[Outcome]) -> str | None:
     outputs = [tokens for outcome in base for tokens in outcome.tokens]
     looping = sum(map(loops, outputs))
     if outputs and 2 * looping >= len(outputs):
-        return f"loops: {looping} of {len(outputs)} outputs repeat a few tokens to their end, which any lookup guesses"
+        return f"loops: {looping} of {len(outputs)} outputs repeat one piece to their end, which any lookup guesses"
     return None

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchsuite.measure import guards
 from benchsuite.measure.arms import Arm
@@ -48,9 +50,9 @@ def test_runs_that_differ_in_nothing_are_comparable() -> None:
     [
         ((7,) * 23, True),  # its second half, the longer one, is the shortest that is looked at
         ((7,) * 22, False),
-        (PIECE * 6, True),  # the longest piece, three times
+        (PIECE * 6, True),
         (STRAIGHT[:10] + PIECE * 2 + PIECE[:7], False),  # not quite three times
-        ((*PIECE, 7) * 6, False),  # a longer piece
+        ((*PIECE, 7) * 6, True),
         ((1, 2, 3, 4, 5) * 4 + (1, 2, 3, 4), False),  # five tokens, and 2.4 times in the half
         ((1, 2, 3, 4) * 6, True),
         (STRAIGHT + (8,) * 19 + (9,), False),  # the loop has ended
@@ -58,16 +60,25 @@ def test_runs_that_differ_in_nothing_are_comparable() -> None:
         (STRAIGHT + (8,) * 20, True),
     ],
 )
-def test_a_loop_is_a_short_piece_that_fills_the_second_half_at_least_three_times(
+def test_a_loop_is_a_piece_that_fills_the_second_half_at_least_three_times(
     tokens: tuple[int, ...], looks: bool
 ) -> None:
     assert guards.loops(tokens) is looks
 
 
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 30), st.integers(1, 200))
+def test_a_loop_is_found_whatever_the_length_of_its_piece(piece: list[int], begin: int, length: int) -> None:
+    """A list item that was written again and again was no loop: pieces of up to eight tokens were sought."""
+    tokens = (*range(100, 100 + begin), *(piece * 200)[:length])
+    half = tokens[len(tokens) // 2 :]
+    repeated = [n for n in range(1, len(half)) if 3 * n <= len(half) and half == (half[:n] * len(half))[: len(half)]]
+    assert guards.loops(tokens) == (len(half) >= 12 and bool(repeated))
+
+
 def test_half_of_the_baselines_outputs_in_a_loop_are_enough_and_the_arms_own_do_not_count() -> None:
     loop, text = (7,) * 24, (*STRAIGHT, 1, 2, 3, 4)
     assert why(series(text, text), series(text, loop)) == (
-        "loops: 1 of 2 outputs repeat a few tokens to their end, which any lookup guesses"
+        "loops: 1 of 2 outputs repeat one piece to their end, which any lookup guesses"
     )
     assert why(series(loop, loop, loop), series(text, text, loop)) is None
     assert why(series(loop), series(text)) is None
