@@ -59,7 +59,7 @@ def test_a_trained_head_reaches_its_acceptance_length_on_chat(draft: str, least:
     ("chain", "tree"),
     [
         ("eagle(head=trained)", "eagle(head=trained, beam=4, depth=4)"),
-        ("medusa(head_init=trained)", "medusa(head_init=trained, beam=4)"),
+        pytest.param("medusa(head_init=trained)", "medusa(head_init=trained, beam=4)", marks=pytest.mark.deep),
     ],
     ids=["eagle", "medusa"],
 )

@@ -161,12 +161,12 @@ class SimulatedRun(NamedTuple):
 
 
 CASES = {
-    "noise as large as the costs' mistakes": SimulatedRun(300),
+    "noise as large as the costs' mistakes": SimulatedRun(200),
     "little noise": SimulatedRun(300, noise=0.01),
     "so much noise that nothing else counts": SimulatedRun(300, noise=0.5),
-    "two units of each of three workloads": SimulatedRun(250, workloads=("chat", "reasoning", "code_editing"), units=2),
+    "two units of each of three workloads": SimulatedRun(170, workloads=("chat", "reasoning", "code_editing"), units=2),
     "ten strategies, whose costs are worse than assumed": SimulatedRun(
-        50, drafts="abcdefghij", units=4, wrong=2 * WRONG
+        35, drafts="abcdefghij", units=4, wrong=2 * WRONG
     ),
 }
 
@@ -244,4 +244,4 @@ def test_an_advice_holds_the_speedup_of_all_texts_though_its_budget_was_enough_f
     """Of five texts; 900 seconds are enough for all. What is wrong in predictions and in runs, of plain decoding too,
     has the standard deviations that the advisor assumes."""
     rng = np.random.default_rng(2)
-    assert_held([_advised(rng, monkeypatch.setattr, noise, budget, 5) for _ in range(120)], most=0.97, nearly=0.02)
+    assert_held([_advised(rng, monkeypatch.setattr, noise, budget, 5) for _ in range(80)], most=0.97, nearly=0.02)

@@ -17,15 +17,15 @@ pytestmark = [
 ]
 
 
-def compiling(module: str) -> subprocess.CompletedProcess[str]:
+def compiling(module: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run a module where Triton does not interpret."""
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    words = [sys.executable, "-m", module]
+    words = [sys.executable, "-m", module, *options]
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
-def test_no_strategy_launches_a_kernel_first_in_a_capture() -> None:
-    done = compiling("benchsuite.workshop.native.first_launches")
+def test_no_strategy_launches_a_kernel_first_in_a_capture(deep: bool) -> None:
+    done = compiling("benchsuite.workshop.native.first_launches", *(["--every"] if deep else []))
     assert done.returncode == 0, done.stderr or done.stdout
     found = json.loads(done.stdout)
     assert not any(found.values())

@@ -5,7 +5,8 @@ and alignment (its *specialisation*). Here the Triton backend's methods run on C
 launch's specialisation is noted, and the reference gives the results. ``Again`` records as CUDA does: it calls a part a
 second time, over the tensors that are kept, and undoes what that wrote. It cannot run with ``TRITON_INTERPRET``.
 
-``python -m benchsuite.workshop.native.first_launches`` prints in JSON what each strategy first launched in a capture.
+``python -m benchsuite.workshop.native.first_launches`` prints in JSON what each strategy first launched in a capture,
+over half of the pairs of parameters and batches: each of both for every strategy. ``--every`` takes all pairs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import product
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -168,10 +170,10 @@ def first_launches_main() -> int:
     if os.environ.get("TRITON_INTERPRET", "0") == "1":
         print("TRITON_INTERPRET=1 makes kernels into Python; unset it", file=sys.stderr)
         return 2
-    found = {}
-    for rows, dtype in ((1, torch.bfloat16), (2, torch.float32)):
-        for draft, policy in STRATEGIES:
-            for number, params in enumerate(PARAMS):
+    found, batches = {}, ((1, torch.bfloat16), (2, torch.float32))
+    for turn, (draft, policy) in enumerate(STRATEGIES):
+        for (place, (rows, dtype)), (number, params) in product(enumerate(batches), enumerate(PARAMS)):
+            if (turn + place + number) % 2 == 0 or "--every" in sys.argv[1:]:
                 name = f"{draft} {policy}, parameters {number}, {rows} rows, {str(dtype).removeprefix('torch.')}"
                 found[name] = first_launches(draft, policy, params, rows, dtype)
     print(json.dumps(found, indent=1))
