@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import json
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +115,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-@cache
 def _loader() -> type[yaml.SafeLoader]:
     """YAML's safe loader with true, false and null alone: YAML 1.1 reads off, 08 and 12:30 as something else."""
     import re

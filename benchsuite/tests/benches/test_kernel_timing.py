@@ -21,6 +21,8 @@ from benchsuite.benches.kernels import caches
 from benchsuite.benches.kernels.caches import ArenaCache, Cache, Meter, TransformersCache, measure_caches
 from benchsuite.benches.kernels.timing import Curve, KernelBench
 from benchsuite.machine import clock, roofline
+from specdec.arena import Arena
+from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
 from specdec.packed import Weight
@@ -235,7 +237,17 @@ def test_the_whole_model_is_timed_over_the_same_tokens_everywhere(put_clock: Cal
         return units[what] * (width + 1) * ((3.0, 1.0, 2.0, 9.0)[number])
 
     put_clock(measured)
-    found = bench.model_curves((1, 3))
+    plan, widths = Arena.plan, list[tuple[list[int], int]]()
+
+    def planned(self: Arena, window: Window, *given: Any) -> Any:
+        widths.append((window.width.tolist(), window.tokens.shape[1]))
+        return plan(self, window, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Arena, "plan", planned)
+        found = bench.model_curves((1, 3))
+    assert all(width == [slots] for width, slots in widths), "every slot is a token"
+    assert {slots for _, slots in widths} >= {1, 3}
     middles = {what: {width: unit * (width + 1) * 2.0 for width in (1, 3)} for what, unit in units.items()}
     assert {curve.what: curve.seconds for curve in found} == middles
     assert {curve.what: curve.of_torch for curve in found} == {what: unit / 2 for what, unit in units.items()}

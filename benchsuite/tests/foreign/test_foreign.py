@@ -221,6 +221,8 @@ def test_a_file_with_a_result_a_line_has_a_run_for_each(end: str, tmp_path: Path
     file = tmp_path / "runs.json"
     file.write_bytes(b"\xef\xbb\xbf" + end.join(map(json.dumps, lines)).encode())
     assert [one.name for one in read_file(file).runs] == ["first", "second 2", "second 3"]
+    file.write_text("\n".join(json.dumps(raw("aiperf") | {"schema_version": one}) for one in ("1.4", "9.0")))
+    assert read_file(file).version == "1.4", "the first result's"
     file.write_text(json.dumps(lines[0]) + '\n{"completed": 20, ')
     with pytest.raises(SpecdecError, match=r"runs\.json is no JSON \(result 2: "):
         read_file(file)

@@ -83,15 +83,17 @@ def drawn_by_a_hair(name: str, size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_that_threads_share_is_decided_by_the_same_hair(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best token and the second stand in one part or in two."""
+@pytest.mark.parametrize(("threads", "together"), [(1, 1), (2, 1), (3, 1), (3, 2), (5, 3)])
+def test_rows_that_threads_share_are_decided_by_the_same_hair(
+    threads: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best token and the second stand in one part or in two; fewer rows than threads are cut into parts."""
     size = 5001
     monkeypatch.setattr(cpu, "kernel_threads", lambda: threads)
     rows = decided_by_a_hair(size, [0, 1663, 1664, 1680, 2499, 2512, 3344, size - 1])
     ops = registry().backend("cpu")
-    for key, logits, drawn in zip(*rows, strict=True):
-        assert int(ops.sample(logits[None, None], key[None, None])) == drawn
+    for keys, logits, drawn in zip(*(part.split(together) for part in rows), strict=True):
+        assert ops.sample(logits[:, None], keys[:, None])[:, 0].tolist() == drawn.tolist()
 
 
 def _after(ops: Ops, rows: Hairs, ended: str) -> Tensor:

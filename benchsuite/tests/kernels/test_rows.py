@@ -86,7 +86,7 @@ def test_copies_of_floats_are_left_out_when_asked_but_codes_are_packed() -> None
     weight: Weight = torch.randn(20, 64)
     assert ops.pack(weight) is weight
     assert isinstance(ops.pack(Quantised.of(torch.randn(20, 64), 8)), Packed)
-    with pytest.raises(SpecdecError, match="pack is 'no'; expected True or False"):
+    with pytest.raises(SpecdecError, match="'no'; expected True or False"):
         registry().backend("cpu(pack=no)")
 
 
