@@ -11,7 +11,7 @@ from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.report.document import Lines, Section, Table
 
 NAMED = 4
-"""Rows that a sentence names one by one."""
+"""Peers that a sentence names one by one."""
 
 
 def findings_section(findings: Sequence[Finding], title: str = "") -> Section:
@@ -43,7 +43,7 @@ def finding_sentence(finding: Finding) -> str:
 def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = True, ungated: Sequence[str] = ()) -> str:
     """The run's verdict in words and the next action; ``compared`` is False if the run only made a baseline.
 
-    ``ungated``: the rows that were measured and not compared.
+    ``ungated``: the peers that were measured and not compared.
     """
     overall = worst(finding.verdict for finding in findings)
     rows, levels = {f.row for f in findings} - {SUITE}, sorted({f.level for f in findings})
@@ -72,13 +72,13 @@ def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = Tru
     return f"{scope}: {action}{shown}{not_gated(ungated)}"
 
 
-def not_gated(rows: Sequence[str]) -> str:
-    """Return "; not gated: …" with the rows of peers that were measured and are compared with nothing; empty if none.
+def not_gated(peers: Sequence[str]) -> str:
+    """Return "; not gated (peers): …" with what was measured and is compared with nothing; empty if there is nothing.
 
-    Example: ``not_gated(["tiny-chat-transformers"])``
+    Example: ``not_gated(["transformers"])``
     """
-    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
-    return f"; not gated (peers): {', '.join(rows[:NAMED])}{more}" if rows else ""
+    more = f" and {len(peers) - NAMED} more" if len(peers) > NAMED else ""
+    return f"; not gated (peers): {', '.join(peers[:NAMED])}{more}" if peers else ""
 
 
 def _bounds(finding: Finding) -> str:

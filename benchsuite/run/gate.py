@@ -45,7 +45,7 @@ class GatePlugin:
             refuse_unfit_anchor(given, self.anchor)
         self.limits: dict[str, Limit] = {}
         self.wanted: dict[str, str | None] = {}  # the reason why a row was not measured, or None
-        self.ungated: list[str] = []  # rows of peers
+        self.ungated: list[str] = []  # the peers that are measured
         self._known: set[str] = set()  # ids of tests that declare the benchmark fixture
         self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
@@ -74,8 +74,9 @@ class GatePlugin:
             if "benchmark" in getattr(item, "fixturenames", ()):
                 self._known.add(item.nodeid)
             measured, name = _measured_row(item), self._row(item)
-            if measured is not None and self._arm_of(measured).peer and measured not in self.ungated:
-                self.ungated.append(measured)
+            arm = self._arm_of(measured) if measured is not None else None
+            if arm is not None and arm.peer and arm.label not in self.ungated:
+                self.ungated.append(arm.label)
             if name is not None:
                 self.wanted[name] = "its test did not run"
                 limit = _limit(item)
