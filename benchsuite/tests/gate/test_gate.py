@@ -100,7 +100,7 @@ def test_counters_of_our_rows_gate_exactly_and_a_hundredth_less_acceptance_is_ca
         OK,
         "PASS",
         "at levels 0",
-        "not gated (peers): tiny-chat-transformers-max_new_tokens48",
+        "not gated (peers): transformers",
     )
     assert {tuple(row) for row in json.loads((tmp_path / "a.json").read_text()).values()} == {("fails-level-0",)}
     assert {one["value"] for one in json.loads((tmp_path / "b.json").read_text())} == {1.0}
