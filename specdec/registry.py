@@ -71,7 +71,7 @@ class Entry:
     def expected(self, option: str, value: object) -> str:
         """What an option takes, if ``value`` is of another type than its annotation says; else empty.
 
-        Annotations that are no number, truth or text are not judged.
+        Annotations other than ``int``, ``float`` and ``bool`` are not judged.
         """
         hint = _hints(self.factory).get(option)
         types, words = TYPES.get(getattr(hint, "__origin__", hint), ((type(value),), ""))

@@ -69,7 +69,7 @@ PLAIN = "plain"
 """Stands for the draft of plain decoding, whose speedup is known."""
 
 OFFSET = 1.0
-"""Variance of what all runs of a round have in common, which tells nothing of one against another."""
+"""Variance of what all runs of a round have in common, which says nothing of one run against another."""
 
 
 @dataclass(frozen=True)

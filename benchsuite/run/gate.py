@@ -19,6 +19,7 @@ from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, ref
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.report import exports, findings, renderers
 from benchsuite.run.capture import uncaptured
+from benchsuite.run.speculation import row_of
 
 if TYPE_CHECKING:
     from benchsuite.measure.arms import Arm
@@ -73,7 +74,7 @@ class GatePlugin:
         for item in items:
             if "benchmark" in getattr(item, "fixturenames", ()):
                 self._known.add(item.nodeid)
-            measured, name = _measured_row(item), self._row(item)
+            measured, name = row_of(item), self._row(item)
             arm = self._arm_of(measured) if measured is not None else None
             if arm is not None and arm.peer and arm.label not in self.ungated:
                 self.ungated.append(arm.label)
@@ -128,7 +129,7 @@ class GatePlugin:
 
     def _row(self, item: pytest.Item) -> str | None:
         """The name of the gated row that an item measures, or None."""
-        name = _measured_row(item)
+        name = row_of(item)
         if name is not None:
             return None if self._arm_of(name).control else name
         return item.nodeid if "benchmark" in getattr(item, "fixturenames", ()) else None
@@ -288,12 +289,6 @@ class GatePlugin:
             terminalreporter.write_line(f"\n{overall}: {sentence}", bold=True)
         for line in self.wrote:
             terminalreporter.write_line(line)
-
-
-def _measured_row(item: pytest.Item) -> str | None:
-    """The name of the row of the matrix that an item measures, or None."""
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    return str(params["specdec_row"]) if "specdec_row" in params else None
 
 
 class GateItem(pytest.Item):
