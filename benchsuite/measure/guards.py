@@ -36,8 +36,23 @@ def loops(tokens: Tokens) -> bool:
 
     Example: ``loops((7,) * 10 + (1, 2) * 6)`` is true; an output of fewer than 23 tokens is never called a loop.
     """
-    half = tokens[len(tokens) // 2 :]
-    return len(half) >= SHORTEST_LOOP and any(half[p:] == half[:-p] for p in range(1, len(half) // 3 + 1))
+    return len(tokens) - len(tokens) // 2 >= SHORTEST_LOOP and repeats_a_piece(tokens)
+
+
+def repeats_a_piece(output: Sequence[object]) -> bool:
+    """Whether the second half of an output, its tokens or its text, repeats one piece at least three times, however
+    short it is.
+
+    Example: ``repeats_a_piece("no: " + "ab" * 4)`` is true.
+    """
+    half = output[len(output) // 2 :]
+    return any(half[p:] == half[:-p] for p in range(1, len(half) // 3 + 1))
+
+
+def unlike(lengths: Sequence[tuple[int, int]]) -> str | None:
+    """Return by how much the lengths of pairs of outputs differ, in a clause, if it is too much; else None."""
+    apart = sum(abs(a - b) for a, b in lengths) / max(sum(map(max, lengths)), 1)
+    return f"lengths: its outputs and the baseline's differ by {apart:.0%} of their tokens" if apart > UNLIKE else None
 
 
 def _backend(ours: Sequence[Outcome], base: Sequence[Outcome]) -> str | None:
@@ -60,10 +75,7 @@ def _lengths(ours: Sequence[Outcome], base: Sequence[Outcome]) -> str | None:
     pairs = [
         (len(a), len(b)) for o, p in zip(ours, base, strict=False) for a, b in zip(o.tokens, p.tokens, strict=False)
     ]
-    apart = sum(abs(a - b) for a, b in pairs) / max(sum(max(pair) for pair in pairs), 1)
-    if apart > UNLIKE:
-        return f"lengths: its outputs and the baseline's differ by {apart:.0%} of their tokens"
-    return None
+    return unlike(pairs)
 
 
 def _loops(base: Sequence[Outcome]) -> str | None:

@@ -45,8 +45,8 @@ def _ms(value: float | None) -> str:
 
 
 def _speeds(row: EndpointFigures, again: EndpointFigures | None, first: bool) -> list[str]:
-    whole = SpeedVerdict(row.speed, noise_of(again.speed if again else None), baseline=first)
-    decoding = SpeedVerdict(row.decoding, noise_of(again.decoding if again else None), baseline=first)
+    whole = SpeedVerdict(row.speed, noise_of(again.speed if again else None), row.reason, first)
+    decoding = SpeedVerdict(row.decoding, noise_of(again.decoding if again else None), row.reason, first)
     answered = row.asked - sum(row.failed.values())
     return [
         row.endpoint,
@@ -73,6 +73,15 @@ def endpoint_notes(rows: Sequence[EndpointFigures]) -> list[str]:
                 f"{row.endpoint}: prompts that it had answered before were decoded {row.learns:.2f} times as fast: it "
                 "keeps what requests teach; speeds are those of its first round"
             )
+        if row.empty or row.looping:
+            poor = {"without a text": row.empty, "one piece again and again to the end": row.looping}
+            of_kinds = ", ".join(f"{count} {kind}" for kind, count in poor.items() if count)
+            answered = row.asked - sum(row.failed.values())
+            lines.append(
+                f"{row.endpoint}: of {answered} answers {of_kinds}: these keep no limit and count for no speed"
+            )
+        if row.reason:
+            lines.append(f"{row.endpoint}: !: not comparable: {row.reason}")
         if row.why:
             lines.append(f"{row.endpoint}: INCONCLUSIVE: {row.why}; nothing is said of its speed")
     return lines

@@ -52,8 +52,8 @@ class MadeUpServer:
 class MadeUpClient(Client):
     """Asks a server of this process."""
 
-    def __init__(self, endpoint: Endpoint, server: MadeUpServer) -> None:
-        super().__init__(endpoint)
+    def __init__(self, endpoint: Endpoint, server: MadeUpServer, refused: set[str]) -> None:
+        super().__init__(endpoint, refused=refused)
         self.server = server
 
     async def __aenter__(self) -> Self:
@@ -103,7 +103,8 @@ class MadeUpServers(ServersInTurn):
             self.running = endpoint.name
             self.starts[endpoint.name] = self.starts.get(endpoint.name, 0) + 1
             self.servers[endpoint.name].heard.append("start")
-        return MadeUpClient(endpoint, self.servers[endpoint.name])
+        refused = self.refused.setdefault(endpoint.name, set())
+        return MadeUpClient(endpoint, self.servers[endpoint.name], refused)
 
     def close(self) -> None:
         """Nothing was started."""

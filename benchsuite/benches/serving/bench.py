@@ -15,7 +15,7 @@ from benchsuite.benches.serving.load import Sent, Traffic, send
 from benchsuite.benches.serving.restarts import ServersInTurn
 from benchsuite.benches.serving.self_reported import SelfReported, page_now, self_reported_of
 from benchsuite.measure.workloads import Workload
-from specdec_plugins.endpoints.client import Ask, Client
+from specdec_plugins.endpoints.client import NEUTRAL, Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure
 
@@ -101,6 +101,11 @@ class ServingBench:
             await client.health()
             await self._warm(client)
             await self._checked(client)
+            left = [name for name in NEUTRAL if name in client.refused]
+            if left:
+                self.said.append(
+                    f"{client.endpoint.name} refuses requests with {', '.join(left)}: its own defaults of these hold"
+                )
 
     async def _warm(self, client: Client) -> None:
         """Have a server read every prompt."""
@@ -220,11 +225,14 @@ class ServingBench:
         return endpoint_figures(self.blocks.get(load, []), self.names, workloads, self.plan.slo)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that was asked and answered, and the figures. No API key is part of it."""
+        """Everything that was asked and answered, the fields that servers refused, and the figures. No API key is part
+        of it."""
         ask = {name: value for name, value in vars(self.plan.ask).items() if name not in ("prompt", "extra")}
+        sampling = dict(NEUTRAL) | ask | dict(self.plan.ask.extra)
         return {
             "endpoints": [{"name": one.name, "url": one.url, "model": one.model} for one in self.plan.endpoints],
-            "asked": ask | dict(self.plan.ask.extra),
+            "asked": sampling,
+            "refused_fields": {name: sorted(fields) for name, fields in self.servers.refused.items() if fields},
             "prompts": [{"workload": label, "text": text} for label, text in self.plan.prompts],
             "certificates": [one.as_json() for one in self.certificates or ()],
             "loads": [

@@ -10,6 +10,7 @@ from math import log
 from statistics import fmean, median
 
 from benchsuite.benches.serving.load import Sent
+from benchsuite.measure.guards import SHORTEST_LOOP, repeats_a_piece, unlike
 from benchsuite.measure.interval import Estimate, estimate
 from specdec_plugins.endpoints.replies import Reply
 
@@ -29,14 +30,31 @@ class Slo:
     e2e: float | None = None
 
     def keeps(self, reply: Reply, late: float = 0.0) -> bool:
-        """Whether an answer keeps every limit; one of a single piece has no time per further token.
+        """Whether an answer is one, and is known to keep every limit; a single token has no further one to wait for.
 
         ``late``: seconds after it was due at which its request was sent; they count as waiting.
         """
-        first = ttft_of(reply)
-        found = {"ttft": None if first is None else first + late, "tpot": tpot_of(reply), "e2e": reply.seconds + late}
-        limits = {name: getattr(self, name) for name in found}
-        return all(limit is None or found[name] is None or found[name] <= limit for name, limit in limits.items())
+        if empty(reply) or looping(reply):
+            return False
+        first, each = ttft_of(reply), 0.0 if reply.counted == 1 else tpot_of(reply)
+        waited = None if first is None else first + late
+        found = ((self.ttft, waited), (self.tpot, each), (self.e2e, reply.seconds + late))
+        return all(limit is None or (value is not None and value <= limit) for limit, value in found)
+
+
+def empty(reply: Reply) -> bool:
+    """Whether an answer has no text but blanks: a raw prompt to a model of chats may get such a one."""
+    return not reply.text.strip()
+
+
+def looping(reply: Reply) -> bool:
+    """Whether an answer repeats one piece to its end, which any lookup guesses.
+
+    Its text is looked at, since the tokens of a timed answer are not named; how many they are decides whether it is
+    long enough, and four characters stand for one where that is not known.
+    """
+    tokens = len(reply.text) // 4 if reply.counted is None else reply.counted
+    return tokens - tokens // 2 >= SHORTEST_LOOP and repeats_a_piece(reply.text)
 
 
 def ttft_of(reply: Reply) -> float | None:
@@ -121,7 +139,9 @@ class EndpointFigures:
     time. ``goodput``: requests a second that keep the limits, and their share of all
     that were asked. ``rate``: requests sent a second. ``speed``, ``decoding``: over the first endpoint, from sending to
     the last byte and after the first piece. ``learns``: how many times as fast it decoded prompts that it had answered
-    before, if that is certain; speeds are then those of the first round. ``why``: why there is no speed.
+    before, if that is certain; speeds are then those of the first round. ``why``: why there is no speed. ``empty`` and
+    ``looping``: answers without a text and those that repeat one piece to their end, which keep no limit and have no
+    part in speeds. ``reason``: why a speed cannot be compared.
     """
 
     endpoint: str
@@ -140,6 +160,9 @@ class EndpointFigures:
     decoding: Estimate | None
     learns: float | None = None
     why: str = ""
+    empty: int = 0
+    looping: int = 0
+    reason: str | None = None
 
 
 def endpoint_figures(
@@ -175,6 +198,8 @@ def _figures(
     if slo and seconds:
         kept = sum(slo.keeps(reply, late) for reply, late in answers)
         goodput = kept / seconds, kept / len(sent)
+    pairs = _pairs(mine, base)
+    lengths = [(a.counted, b.counted) for _, a, b in pairs if a.counted is not None and b.counted is not None]
     return EndpointFigures(
         name,
         len(sent),
@@ -188,10 +213,13 @@ def _figures(
         sum(known) / seconds if enough and seconds and len(known) == len(counted) else None,
         goodput,
         len(sent) / seconds if seconds else 0.0,
-        _speed(mine, base, workloads, whole_per_token) if enough else None,
-        _speed(mine, base, workloads, tpot_of) if enough else None,
+        _speed(pairs, workloads, whole_per_token) if enough else None,
+        _speed(pairs, workloads, tpot_of) if enough else None,
         learns,
         why,
+        sum(map(empty, answered)),
+        sum(map(looping, answered)),
+        unlike(lengths),
     )
 
 
@@ -199,7 +227,7 @@ def _learns(mine: Sequence[ServedBlock], workloads: Sequence[str]) -> float | No
     """How many times as fast prompts were decoded that the server had answered before; None if it may be chance."""
     first = [block for block in mine if block.round == 0]
     later = [replace(block, round=0) for block in mine if block.round > 0]
-    found = _speed(later, first, workloads, tpot_of)
+    found = _speed(_pairs(later, first), workloads, tpot_of)
     return found.ratio if found and found.low is not None and found.low > LEARNT else None
 
 
@@ -211,22 +239,26 @@ def _three(seconds: Sequence[float]) -> tuple[float | None, float | None, float 
     return median(seconds) * 1e3, p90 and p90 * 1e3, p99 and p99 * 1e3
 
 
+def _pairs(mine: Sequence[ServedBlock], base: Sequence[ServedBlock]) -> list[tuple[int, Reply, Reply]]:
+    """Prompts with both answers to them of a round; without answers that were tried again, are empty or loop."""
+    theirs = {(block.round, one.prompt): one.reply for block in base for one in block.sent}
+    both = [(one.prompt, one.reply, theirs.get((block.round, one.prompt))) for block in mine for one in block.sent]
+    return [(prompt, ours, its) for prompt, ours, its in both if ours and its and _timed(ours) and _timed(its)]
+
+
+def _timed(reply: Reply) -> bool:
+    return reply.attempts == 1 and not empty(reply) and not looping(reply)
+
+
 def _speed(
-    mine: Sequence[ServedBlock],
-    base: Sequence[ServedBlock],
-    workloads: Sequence[str],
-    cost: Callable[[Reply], float | None],
+    pairs: Sequence[tuple[int, Reply, Reply]], workloads: Sequence[str], cost: Callable[[Reply], float | None]
 ) -> Estimate | None:
     """The speed over the baseline's, by a cost of a reply; None without a pair."""
     logs: dict[int, list[float]] = defaultdict(list)
-    theirs = {(block.round, one.prompt): one for block in base for one in block.sent}
-    for block in mine:
-        for one in block.sent:
-            other = theirs.get((block.round, one.prompt))
-            if one.reply and other and other.reply and one.reply.attempts == other.reply.attempts == 1:
-                ours, its = cost(one.reply), cost(other.reply)
-                if ours and its:
-                    logs[one.prompt].append(log(its / ours))
+    for prompt, reply, other in pairs:
+        ours, its = cost(reply), cost(other)
+        if ours and its:
+            logs[prompt].append(log(its / ours))
     units: dict[str, list[float]] = defaultdict(list)
     for prompt, values in sorted(logs.items()):
         units[workloads[prompt]].append(fmean(values))

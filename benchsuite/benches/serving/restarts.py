@@ -75,7 +75,8 @@ class ServersInTurn:
     first.
 
     ``commands``: by the endpoints' names; an endpoint without one is taken to run. What a server prints goes to a file
-    of its own, whose last lines a message shows. ``starts`` counts how often each was started.
+    of its own, whose last lines a message shows. ``starts`` counts how often each was started; ``refused``: fields
+    of requests that each refuses.
 
     Example: ``with ServersInTurn({"plain": "vllm serve m"}) as servers: async with servers.connect(endpoint) as client:
     …``
@@ -84,6 +85,7 @@ class ServersInTurn:
     def __init__(self, commands: Mapping[str, str], patience_s: float = PATIENCE_S) -> None:
         self.commands, self.patience_s = commands, patience_s
         self.starts: dict[str, int] = {}
+        self.refused: dict[str, set[str]] = {}  # by the endpoints' names
         self._running: dict[str, tuple[str, subprocess.Popen[bytes], IO[bytes]]] = {}  # by address
 
     def connect(self, endpoint: Endpoint) -> Client:
@@ -91,7 +93,7 @@ class ServersInTurn:
         if endpoint.name in self.commands and self._name_at(endpoint.url) != endpoint.name:
             self._end(endpoint.url)
             self._start(endpoint)
-        return Client(endpoint)
+        return Client(endpoint, refused=self.refused.setdefault(endpoint.name, set()))
 
     def close(self) -> None:
         """End every server that was started."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import pairwise
 from math import exp, log, prod
 
@@ -294,7 +295,9 @@ def test_every_figure_of_a_row_is_worked_out_again_from_its_requests(
     known = said and span > 0 and None not in counts
     assert row.tokens_per_s == (pytest.approx(sum(map(int, filter(None, counts))) / span) if known else None)
     assert row.rate == (pytest.approx(len(sent) / span) if span else 0)
-    kept = [one for one, found in answered if limit is not None and found.seconds + one.late_s <= limit]
+    full = [(one, found) for one, found in answered if found.text]
+    assert (row.empty, row.looping) == (len(answered) - len(full), 0)
+    kept = [one for one, found in full if limit is not None and found.seconds + one.late_s <= limit]
     shares = pytest.approx((len(kept) / span, len(kept) / len(sent))) if span and limit is not None else None
     assert row.goodput == shares
     own = any(found.counted for _, found in once)
@@ -384,17 +387,81 @@ def test_goodput_counts_requests_that_keep_every_limit_over_all_that_were_asked(
     assert row.goodput == (0.5, 0.5)
 
 
-def test_a_limit_is_kept_by_what_lies_on_it_and_by_what_has_no_such_time() -> None:
+def test_a_limit_is_kept_by_what_lies_on_it_and_by_a_single_token_that_has_no_further_one() -> None:
     """TTFT 0.5 s, 0.25 s a token, 1.0 s to the end; sent late, the first and the last are later, and no token is."""
-    one, empty = reply(1.0, [(0.5, 1), (1.0, 2)], 3), reply(1.0, [], None)
+    one, single = reply(1.0, [(0.5, 1), (1.0, 2)], 3), reply(1.0, [(0.5, 1)], 1)
     for limits in (Slo(), Slo(ttft=0.5), Slo(tpot=0.25), Slo(e2e=1.0), Slo(0.5, 0.25, 1.0)):
         assert limits.keeps(one)
     for limits in (Slo(ttft=0.49), Slo(tpot=0.24), Slo(e2e=0.99), Slo(9.0, 9.0, 0.99), Slo(9.0, 0.24, 9.0)):
         assert not limits.keeps(one)
-    assert Slo(0.5, 0.25, 1.0).keeps(empty), "without a piece there is no first one to wait for"
+    assert Slo(0.5, 0.25, 1.0).keeps(single)
     assert Slo(0.75, 0.25, 1.25).keeps(one, 0.25)
     assert not Slo(ttft=0.74).keeps(one, 0.25)
     assert not Slo(e2e=1.24).keeps(one, 0.25)
+
+
+def test_what_is_not_known_keeps_no_limit() -> None:
+    """A server that streams nothing had a goodput of 100 % at a limit of a microsecond a token."""
+    whole, unknown = reply(1.0, [(1.0, 8)], 8), reply(1.0, [(0.5, None), (1.0, None)], None)
+    for one in (whole, unknown):
+        assert not Slo(tpot=1e-6).keeps(one)
+        assert not Slo(tpot=9.0).keeps(one)
+        assert Slo(ttft=9.0, e2e=9.0).keeps(one)
+
+
+LOOP = reply(0.5, [(0.25, 8), (0.5, 15)], 23)
+POOR = {
+    "no piece": reply(1.0, [], 0),
+    "blanks": replace(reply(0.5, [(0.25, 1), (0.5, 1)], 2), text=" \n"),
+    "a loop": replace(LOOP, text="so: " + "a-" * 32),
+    "a loop of unknown length": replace(LOOP, text="so: " + "a-" * 48, completion_tokens=None),
+}
+RICH = {
+    "a loop of too few tokens": replace(LOOP, text="so: " + "a-" * 32, completion_tokens=22),
+    "a text that was a loop": replace(LOOP, text="a-" * 32 + "and so on"),
+}
+
+
+@pytest.mark.parametrize("one", POOR.values(), ids=POOR)
+def test_an_answer_without_a_text_or_in_a_loop_keeps_no_limit_and_counts_for_no_speed(one: Reply) -> None:
+    """ "14.89x", exit code 0, for a server that repeated one piece: the first prompt alone is compared, 2 to 1."""
+    text = reply(2.0, [(1.0, 1), (2.0, 4)], 5)
+    fast = reply(1.0, [(0.5, 1), (1.0, 4)], 5)
+    for ours, base in (([fast, one], [text, text]), ([fast, fast], [text, one])):
+        blocks = [
+            ServedBlock(name, 0, tuple(sent_with(n, found) for n, found in enumerate(found)))
+            for name, found in (("plain", base), ("spec", ours))
+        ]
+        rows = endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 2, Slo())
+        assert [row.speed and row.speed.ratio for row in rows] == [1, pytest.approx(2)]
+        assert [row.decoding and row.decoding.ratio for row in rows] == [1, pytest.approx(2)]
+        assert [row.empty + row.looping for row in rows] == [int(one in base), int(one in ours)]
+        assert [row.goodput and row.goodput[1] for row in rows] == [0.5 if one in some else 1 for some in (base, ours)]
+
+
+@pytest.mark.parametrize("one", RICH.values(), ids=RICH)
+def test_a_short_repetition_or_one_that_ended_is_a_text(one: Reply) -> None:
+    assert Slo().keeps(one)
+    [row] = endpoint_figures([ServedBlock("a", 0, (sent_with(0, one),))], ["a"], ["chat"], None)
+    assert (row.empty, row.looping) == (0, 0)
+
+
+@pytest.mark.parametrize(("lengths", "compared"), [((8, 8), True), ((4, 8), True), ((3, 8), False), ((12, 5), False)])
+def test_outputs_of_other_lengths_are_not_compared_and_longer_ones_do_not_make_up_for_shorter_ones(
+    lengths: tuple[int, int], compared: bool
+) -> None:
+    """Eight tokens to each of two prompts; 12 and 5 are 17 of 16 in all, and differ by 7 of 20."""
+    base = [reply(2.0, [(1.0, 1), (2.0, 7)], 8)] * 2
+    ours = [reply(1.0, [(0.5, 1), (1.0, count - 1)], count) for count in lengths]
+    blocks = [
+        ServedBlock(name, 0, tuple(sent_with(n, one) for n, one in enumerate(found)))
+        for name, found in (("plain", base), ("spec", ours))
+    ]
+    plain, spec = endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 2, None)
+    assert plain.reason is None
+    apart = sum(abs(8 - count) for count in lengths) / sum(max(8, count) for count in lengths)
+    said = f"lengths: its outputs and the baseline's differ by {apart:.0%} of their tokens"
+    assert spec.reason == (None if compared else said)
 
 
 def test_every_number_of_a_request_is_a_load_and_none_is_refused() -> None:

@@ -13,7 +13,7 @@ from benchsuite.benches.serving.figures import Slo
 from benchsuite.benches.serving.load import Traffic
 from benchsuite.benches.serving.self_reported import SelfReported, self_reported_of
 from benchsuite.tests.made_up_servers import MadeUpServer, MadeUpServers, made_up_reply
-from specdec_plugins.endpoints.client import Ask
+from specdec_plugins.endpoints.client import NEUTRAL, Ask
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
 from specdec_plugins.endpoints.server_metrics import Speculation, write_page
@@ -121,6 +121,14 @@ def test_a_server_is_named_that_leaves_out_log_probabilities_and_not_one_that_gi
     bench, _ = benchmark(answer, counting)
     bench.prepare()
     assert bench.said == ["e1 gives no log-probabilities: its usage is taken at its word"]
+
+
+def test_a_server_is_named_that_refuses_fields_since_its_own_defaults_of_these_hold() -> None:
+    bench, _ = benchmark(counting, counting)
+    bench.servers.refused["e1"] = {"min_p", "top_k", "continuous_usage_stats"}
+    bench.prepare()
+    assert bench.said[-1] == "e1 refuses requests with top_k, min_p: its own defaults of these hold"
+    assert not any("refuses" in line for line in bench.said[:-1])
 
 
 def test_all_endpoints_of_a_round_get_the_prompts_in_one_order_and_each_second_round_is_turned_round() -> None:
@@ -324,6 +332,7 @@ def test_the_file_of_a_run_has_all_that_was_asked_and_answered() -> None:
         return made_up_reply("ab", tokens if ask.max_tokens > 1 else (), 2, body={"id": str(ask.prompt)})
 
     bench, _ = benchmark(answer, slo=Slo(e2e=2.0))
+    bench.servers.refused["e0"] = {"min_p"}
     bench.measure(ONE)
     [certificate] = ServingBench(
         replace(bench.plan, endpoints=(*bench.plan.endpoints, Endpoint("e1", "http://e1"))),
@@ -337,7 +346,7 @@ def test_the_file_of_a_run_has_all_that_was_asked_and_answered() -> None:
         "asked": {
             "max_tokens": 8,
             "temperature": 0.0,
-            "top_p": 1.0,
+            **NEUTRAL,
             "seed": None,
             "logprobs": None,
             "stop": ("!",),
@@ -346,6 +355,7 @@ def test_the_file_of_a_run_has_all_that_was_asked_and_answered() -> None:
             "echo": False,
             "cache_prompt": False,
         },
+        "refused_fields": {"e0": ["min_p"]},
         "prompts": [{"workload": label, "text": text} for label, text in PROMPTS],
         "certificates": [
             {"endpoint": "e1", "state": "inconclusive", "lines": list(certificate.lines)},

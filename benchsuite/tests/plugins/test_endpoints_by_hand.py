@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from specdec_plugins.endpoints import client as module
-from specdec_plugins.endpoints.client import Ask, Client
+from specdec_plugins.endpoints.client import NEUTRAL, Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure
 
@@ -38,7 +39,7 @@ def client(**limits: Any) -> Client:
     ],
 )
 def test_a_request_has_these_names_and_no_others(ask: Ask, changed: dict[str, Any]) -> None:
-    usual = {"model": "m", "max_tokens": 4, "temperature": 0.0, "stream": True, "prompt": "a"}
+    usual = {"model": "m", "max_tokens": 4, "temperature": 0.0, "stream": True, "prompt": "a", **NEUTRAL}
     assert ask.body("m") == {**usual, **changed}
 
 
@@ -52,7 +53,99 @@ def test_a_chat_request_has_one_users_message_and_its_own_way_to_ask_for_log_pro
         "messages": [{"role": "user", "content": "a"}],
         "logprobs": True,
         "top_logprobs": 3,
+        **NEUTRAL,
     }
+
+
+@pytest.mark.parametrize(
+    "name", ["top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "repeat_penalty"]
+)
+def test_a_request_says_what_it_does_not_set_since_a_server_has_defaults_of_its_own(name: str) -> None:
+    """Issue of llama.cpp, which samples with top_k 40, top_p 0.95 and min_p 0.05 where a request says nothing."""
+    assert name in Ask("a", 4, 1.0).body("m")
+    assert name not in Ask("a", 4, 1.0).body("m", without={name})
+
+
+class RefusingFields:
+    """A server that refuses the fields ``names``, one a message or ``at_once``."""
+
+    def __init__(self, *names: str, at_once: bool = False) -> None:
+        self.names, self.at_once = names, at_once
+        self.bodies: list[dict[str, Any]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        self.bodies.append(body)
+        sent = [name for name in self.names if name in body or name in body.get("stream_options", {})]
+        if sent:
+            return httpx.Response(400, text=f"not permitted: {', '.join(sent if self.at_once else sent[:1])}")
+        choice = {"index": 0, "text": "b", "finish_reason": "length"}
+        return httpx.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+
+    def asked(self, *asks: Ask) -> set[str]:
+        """The fields that are known to be refused after these requests."""
+        refused: set[str] = set()
+
+        async def run() -> None:
+            transport = httpx.MockTransport(self)
+            async with Client(Endpoint("spec", "http://here", "m"), refused=refused, transport=transport) as found:
+                for ask in asks:
+                    await found.complete(ask)
+
+        asyncio.run(run())
+        return refused
+
+
+@pytest.mark.parametrize(
+    ("server", "tries"),
+    [
+        (RefusingFields(), 1),
+        (RefusingFields("top_k"), 2),
+        (RefusingFields("top_k", "min_p", "xtc_probability"), 4),
+        (RefusingFields("top_k", "min_p", "xtc_probability", at_once=True), 2),
+        (RefusingFields("top_k", "continuous_usage_stats"), 3),
+    ],
+    ids=["none", "one", "one after the other", "at once", "a wish of streams too"],
+)
+def test_a_field_that_a_server_refuses_is_left_out_of_this_request_and_of_all_later_ones(
+    server: RefusingFields, tries: int
+) -> None:
+    refused = server.asked(Ask("a", 1), Ask("b", 1))
+    assert refused == set(server.names)
+    assert [body["prompt"] for body in server.bodies] == ["a"] * tries + ["b"]
+    assert NEUTRAL.keys() - refused <= server.bodies[-1].keys(), "nothing else is left out"
+
+
+def test_a_field_is_refused_by_its_whole_name() -> None:
+    server = RefusingFields("top_k", "my_top_p")
+    assert server.asked(Ask("a", 1, extra={"my_own": 1})) == {"top_k"}
+    with pytest.raises(EndpointFailure, match="not permitted: my_top_p"):
+        server.asked(Ask("a", 1, extra={"my_top_p": 1}))
+
+
+@pytest.mark.parametrize("ask", [Ask("a", 1, 1.0, 0.9), Ask("a", 1, extra={"top_p": 0.9})], ids=["set", "extra"])
+def test_a_value_that_was_asked_for_is_never_left_out(ask: Ask) -> None:
+    server = RefusingFields("top_p", "min_p")
+    with pytest.raises(EndpointFailure, match="not permitted: top_p"):
+        server.asked(ask)
+    assert [body["top_p"] for body in server.bodies] == [0.9]
+
+
+def test_a_request_that_fails_without_a_field_too_fails_with_its_last_message_and_nothing_is_learnt_of_fields() -> None:
+    def failing(request: httpx.Request) -> httpx.Response:
+        named = "min_p" in json.loads(request.content)
+        return httpx.Response(400, text="no min_p in this version" if named else "no model")
+
+    refused: set[str] = set()
+
+    async def run() -> None:
+        transport = httpx.MockTransport(failing)
+        async with Client(Endpoint("spec", "http://here", "m"), refused=refused, transport=transport) as found:
+            await found.complete(Ask("a", 1))
+
+    with pytest.raises(EndpointFailure, match="no model"):
+        asyncio.run(run())
+    assert not refused
 
 
 STATUSES = {

@@ -262,13 +262,32 @@ def test_below_the_tables_of_endpoints_stands_what_failed_was_retried_learnt_or_
             "bad", asked=9, failed={"refused": 2, "timeout": 1}, retried=3, learns=1.234, why="3 of 9 at once"
         ),
         served_figures("again", asked=4, retried=1),
+        served_figures("poor", asked=9, failed={"reset": 2}, empty=1, looping=3, reason="lengths: apart"),
+        served_figures("loops", asked=9, looping=2),
     ]
     learnt = "bad: prompts that it had answered before were decoded 1.23 times as fast: it keeps what requests teach"
-    failed, learns, why, retried = serving.endpoint_notes(rows)
+    failed, learns, why, retried, *poor = serving.endpoint_notes(rows)
     assert failed == "bad: of 9 requests 2 refused, 1 timeout, 3 answered after a retry, not timed"
     assert learns.startswith(learnt)
     assert why == "bad: INCONCLUSIVE: 3 of 9 at once; nothing is said of its speed"
     assert retried == "again: of 4 requests 1 answered after a retry, not timed"
+    less = "these keep no limit and count for no speed"
+    assert poor == [
+        "poor: of 9 requests 2 reset",
+        f"poor: of 7 answers 1 without a text, 3 one piece again and again to the end: {less}",
+        "poor: !: not comparable: lengths: apart",
+        f"loops: of 9 answers 2 one piece again and again to the end: {less}",
+    ]
+
+
+def test_a_served_speed_that_cannot_be_compared_is_marked() -> None:
+    speed = Estimate(2.0, 1.9, 2.1, 8, "t")
+    rows = [
+        served_figures("a", speed=speed, decoding=speed),
+        served_figures("b", speed=speed, decoding=speed, reason="lengths: apart"),
+    ]
+    shown = texts_of_table(serving.serving_tables(rows)[0])[1]
+    assert (shown["speed"], shown["decoding"]) == ("2.00x!", "2.00x!")
 
 
 def answer(prompt: int, seconds: float) -> Sent:

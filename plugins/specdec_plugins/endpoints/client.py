@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import email.utils
 import random
+import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from specdec.errors import SpecdecError, unknown
@@ -38,6 +40,30 @@ KEPT_S = 2.0
 BEHIND_S = 0.1
 """Longest time for what a server sends behind the end of a stream."""
 
+EACH_PIECE = "continuous_usage_stats"
+"""The option of a stream that has every piece say how many tokens there are so far: vLLM's and SGLang's."""
+
+NEUTRAL: Mapping[str, float] = MappingProxyType(
+    {
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "repeat_penalty": 1.0,
+        "xtc_probability": 0.0,
+        "dry_multiplier": 0.0,
+    }
+)
+"""Fields of sampling, each with the value that changes nothing.
+
+Every request says them: a server gives a field that is left out a default of its own (vLLM that of
+generation_config.json, llama.cpp top_k 40, top_p 0.95 and min_p 0.05). Source: vLLM and SGLang, sampling parameters;
+ggml-org/llama.cpp, tools/server/README.md, from which ``typical_p`` and ``repeat_penalty`` on are.
+"""
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -61,9 +87,14 @@ class Ask:
     echo: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def body(self, model: str, each: bool = True) -> dict[str, Any]:
-        """The JSON of the request. ``each``: every piece of a stream is to say how many tokens there are so far, which
-        vLLM and SGLang do; others pass over the wish, or refuse it."""
+    @property
+    def optional(self) -> frozenset[str]:
+        """The names that a server need not take: what they say is a default's value, or a wish."""
+        set_here = {*self.extra, *(["top_p"] if self.top_p != NEUTRAL["top_p"] else [])}
+        return frozenset((NEUTRAL.keys() - set_here) | ({EACH_PIECE} if self.stream else set()))
+
+    def body(self, model: str, without: Collection[str] = ()) -> dict[str, Any]:
+        """The JSON of the request, without some of its ``optional`` names."""
         found: dict[str, Any] = {
             "model": model,
             "max_tokens": self.max_tokens,
@@ -76,8 +107,8 @@ class Ask:
             found["messages"] = [{"role": "user", "content": self.prompt}]
         else:
             found["prompt"] = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
-        if self.top_p != 1:
-            found["top_p"] = self.top_p
+        sampling = {**NEUTRAL, "top_p": self.top_p}
+        found |= {name: value for name, value in sampling.items() if name not in without}
         if self.seed is not None:
             found["seed"] = self.seed
         if self.stop:
@@ -85,7 +116,9 @@ class Ask:
         if self.echo:
             found["echo"] = True
         if self.stream:
-            found["stream_options"] = {"include_usage": True} | ({"continuous_usage_stats": True} if each else {})
+            found["stream_options"] = {"include_usage": True} | (
+                {EACH_PIECE: True} if EACH_PIECE not in without else {}
+            )
         if self.logprobs is not None:
             found |= {"logprobs": True, "top_logprobs": self.logprobs} if self.chat else {"logprobs": self.logprobs}
         return found | dict(self.extra)
@@ -94,8 +127,9 @@ class Ask:
 class Client:
     """Asks one endpoint, over connections that are kept. Its methods are coroutines.
 
-    ``sleep`` and ``dice`` are for tests: waits between tries, and their jitter. ``transport`` is httpx's; None is the
-    network.
+    ``refused``: names of optional fields that the server is known to refuse, which several clients of a server may
+    share; added to in place. ``sleep`` and ``dice`` are for tests: waits between tries, and their jitter.
+    ``transport`` is httpx's; None is the network.
 
     Example: ``async with Client(endpoint) as client: reply = await client.complete(Ask("Once", 16))``
     """
@@ -104,6 +138,7 @@ class Client:
         self,
         endpoint: Endpoint,
         *,
+        refused: set[str] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         dice: random.Random | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -113,7 +148,7 @@ class Client:
         http = _httpx()
         self._errors = http
         self._model: str | None = endpoint.model
-        self._each = True  # until the server refuses to count the tokens of each piece
+        self.refused = set() if refused is None else refused
         headers = {"Accept-Encoding": "identity"}  # a compressed stream comes in other pieces than the server's
         if endpoint.key:
             headers["Authorization"] = f"Bearer {endpoint.key}"
@@ -174,24 +209,24 @@ class Client:
         model = await self._served()
         path = "/v1/chat/completions" if ask.chat else "/v1/completions"
 
-        async def asked(each: bool) -> tuple[Any, int]:
+        async def asked(without: Collection[str]) -> tuple[Any, int]:
             async def once() -> Reply:
                 async with asyncio.timeout(self.endpoint.total_s):
-                    return await self._answered(path, ask.body(model, each), ask)
+                    return await self._answered(path, ask.body(model, without), ask)
 
             return await self._tried(once)
 
-        each = self._each
-        try:
-            reply, attempts = await asked(each)
-        except EndpointFailure as failure:
-            if not each or not any(name in str(failure) for name in ("continuous_usage_stats", "stream_options")):
-                raise
+        without = frozenset(self.refused)
+        while True:
             try:
-                reply, attempts = await asked(False)
-            except EndpointFailure:
-                raise failure from None  # something else was refused
-            self._each = False
+                reply, attempts = await asked(without)
+                break
+            except EndpointFailure as failure:
+                fewer = without | _named_in(failure, ask.optional)
+                if fewer == without:
+                    raise  # what is left was not refused, or not by its name
+                without = fewer
+        self.refused |= without
         return Reply(**{**vars(reply), "attempts": attempts})
 
     async def _served(self) -> str:
@@ -326,6 +361,15 @@ class Client:
                         if size > MOST_BYTES:
                             break
         return reader.reply(seconds)
+
+
+def _named_in(failure: EndpointFailure, optional: frozenset[str]) -> frozenset[str]:
+    """Those of the optional names that a refusal names, so that the request may be sent again without them."""
+    if failure.begun:
+        return frozenset()
+    said = str(failure)
+    of_streams = {EACH_PIECE} & optional if "stream_options" in said else set()
+    return frozenset({name for name in optional if re.search(rf"\b{name}\b", said)} | of_streams)
 
 
 def _is_of_tls(error: BaseException | None) -> bool:
