@@ -25,7 +25,8 @@ class RowFigures:
     speedups are relative to. ``speedup``, with a 95 % interval from ``speedup_low`` to ``speedup_high``: over all
     ``units``, which are prompts or batches. ``verdict``: ``SpeedVerdict.label``, or ``FAILED``. ``marks``: what must be
     known of the speedup, ``learns``, ``replays``, ``one prompt``. ``not_comparable``: why it may not be compared.
-    ``e2e_s``: the median from prompt to last token; ``e2e_speedup``: of that time, per token.
+    ``e2e_s``: the median from prompt to last token; ``e2e_speedup``, with its interval from ``e2e_low`` to
+    ``e2e_high``: of that time, per token.
 
     Acceptance. ``tau``: emitted tokens / target forwards of a row. ``mean_acceptance_length``: 1 + accepted / drafts.
     ``acceptance_rate``: accepted / proposed, and ``acceptance_by_position`` the same at each depth, from 1.
@@ -70,6 +71,8 @@ class RowFigures:
     not_comparable: str | None = None
     e2e_s: float | None = None
     e2e_speedup: float | None = None
+    e2e_low: float | None = None
+    e2e_high: float | None = None
     tau: float | None = None
     mean_acceptance_length: float | None = None
     acceptance_rate: float | None = None

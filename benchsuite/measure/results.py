@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,7 +10,8 @@ from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.paired import Series
-from benchsuite.measure.rows import Pool, Row, Text, compared_with, decoding, make_rows
+from benchsuite.measure.rows import Pool, Row, Text, compared_with, decoding, end_to_end, make_rows
+from benchsuite.measure.runners import Outcome
 from benchsuite.measure.weights import Weights
 
 
@@ -29,6 +30,14 @@ class SettingResults:
     @cached_property
     def contrasts(self) -> Mapping[tuple[Arm, Arm], Estimate]:
         """The speed of each strategy over each other's, over all workloads; failed ones apart."""
+        return self._contrasts(decoding)
+
+    @cached_property
+    def whole_contrasts(self) -> Mapping[tuple[Arm, Arm], Estimate]:
+        """The same from prompt to last token."""
+        return self._contrasts(end_to_end)
+
+    def _contrasts(self, cost: Callable[[Outcome], float]) -> dict[tuple[Arm, Arm], Estimate]:
         pools = {
             arm: pool
             for arm, pool in pools_of(self.cells).items()
@@ -37,7 +46,7 @@ class SettingResults:
         found = {}
         for one, ours in pools.items():
             for other, base in pools.items():
-                speed = compared_with(ours, base, decoding) if one != other else None
+                speed = compared_with(ours, base, cost) if one != other else None
                 if speed is not None:
                     found[one, other] = speed
         return found

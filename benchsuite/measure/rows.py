@@ -61,7 +61,8 @@ class Row:
 
     ``ratios`` are the paired speedups of the ``n`` independent units, by workload; ``rounds`` are seconds per token of
     each pass over the units. ``method`` says how the interval was made. ``measured`` has a record of every
-    run, ``steps`` of every step. ``verdict``: what may be said of the speedup.
+    run, ``steps`` of every step. ``verdict``: what may be said of the speedup; ``whole``: of that from the prompt to
+    the last token.
     """
 
     arm: Arm
@@ -76,6 +77,7 @@ class Row:
     measured: list[dict[str, Any]]
     steps: list[dict[str, Any]]
     verdict: SpeedVerdict
+    whole: SpeedVerdict
 
     @property
     def info(self) -> dict[str, Any]:
@@ -136,8 +138,7 @@ def make_rows(
     """
     plain = next(pool for arm, pool in pools.items() if arm.plain)
     again = next((pool for arm, pool in pools.items() if arm.again), {})
-    same = compared_with(again, plain, decoding)
-    noise = noise_of(same)
+    noise = tuple(noise_of(compared_with(again, plain, cost)) for cost in (decoding, end_to_end))
     base = baseline, pools[baseline]
     return {
         arm: _row(arm, pool, plain, base, noise, across, machine, workload, text, set_up.get(arm))
@@ -150,7 +151,7 @@ def _row(
     pool: Pool,
     plain: Pool,
     base: tuple[Arm, Pool],
-    noise: float,
+    noise: tuple[float, ...],
     across: Collection[str],
     machine: Machine,
     workload: str,
@@ -176,7 +177,8 @@ def _row(
     decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards or 0 for o in outcomes)
     if arm.peer and forwards and all(o.forwards is not None for o in outcomes):
         figures = replace(figures, tau=decoded / forwards)
-    ratios, method, verdict = dict[str, list[float]](), "", SpeedVerdict(None, noise, baseline=arm == base[0])
+    ratios, method = dict[str, list[float]](), ""
+    verdict, whole = (SpeedVerdict(None, one, baseline=arm == base[0]) for one in noise)
     if not failures and decoded:
         others = [outcome for series in plain.values() for outcome in series.outcomes]
         figures = _with_latency(_with_speed(figures, outcomes, others, every[0], machine), outcomes)
@@ -184,8 +186,10 @@ def _row(
         found = contrast(pool, base[1], decoding)
         ratios = {name: [exp(value) for value in values] for name, values in found.items()}
         speed = estimate(found) if found else None
-        verdict = replace(verdict, speed=speed, reason=guards.why_not(every, list(base[1].values()), across))
-        figures = _with_speedup(figures, pool, base[1], found, verdict)
+        reason = guards.why_not(every, list(base[1].values()), across)
+        verdict = replace(verdict, speed=speed, reason=reason)
+        whole = replace(whole, speed=compared_with(pool, base[1], end_to_end), reason=reason)
+        figures = _with_speedup(figures, pool, found, verdict, whole.speed)
         method = speed.method if speed else ""
     return Row(
         arm,
@@ -200,6 +204,7 @@ def _row(
         _run_records(pool),
         steps,
         verdict,
+        whole,
     )
 
 
@@ -234,10 +239,10 @@ def _memory(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 def _with_speedup(
-    figures: RowFigures, pool: Pool, base: Pool, found: dict[str, list[float]], verdict: SpeedVerdict
+    figures: RowFigures, pool: Pool, found: dict[str, list[float]], verdict: SpeedVerdict, whole: Estimate | None
 ) -> RowFigures:
-    """The figures with the speedup over the baseline, its interval, and what must be known of it."""
-    speed, whole = verdict.speed, compared_with(pool, base, end_to_end)
+    """The figures with both speedups over the baseline, their intervals, and what must be known of them."""
+    speed = verdict.speed
     every = list(pool.values())
     named = {
         "learns": any(series.learns or series.learnt for series in every),
@@ -254,6 +259,8 @@ def _with_speedup(
         not_comparable=verdict.reason,
         e2e_s=median(outcome.wall_s for series in every for outcome in series.outcomes),
         e2e_speedup=whole.ratio if whole else None,
+        e2e_low=whole.low if whole else None,
+        e2e_high=whole.high if whole else None,
     )
 
 

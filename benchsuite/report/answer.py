@@ -17,8 +17,9 @@ PROMISES = {"exact": "lossless", "distribution": "of the target's own distributi
 def answers(results: Results) -> list[str]:
     """Return a sentence for each measured setting, apart from its workload; it says which if there are several.
 
-    A strategy is chosen by its speedup over all workloads, among those whose outputs kept an exact contract or the
-    target's distribution, whose speeds can be compared, and that do not replay plain's own output.
+    A strategy is chosen by its speedup from prompt to last token over all workloads, among those that are measurably
+    faster both so and while decoding (work that is moved into the prefill gains nothing), whose outputs kept an exact
+    contract or the target's distribution, whose speeds can be compared, and that do not replay plain's own output.
     """
     if results.dry:
         return ["This was a dry run: every model was a tiny one with random weights, and no figure means anything."]
@@ -38,26 +39,51 @@ def _answer(one: SettingResults) -> str:
     if not fit:
         reasons = Counter(map(_unfit, drafted))
         return "nothing can be recommended: " + ", ".join(f"{n} {why}" for why, n in reasons.items()) + f", {over}."
-    best = max(fit, key=lambda row: row.figures.speedup or 0.0)
+    best = max(fit, key=lambda row: row.figures.e2e_speedup or 0.0)
     if best.figures.speedup_low is None:
         few = f"one prompt {over} is" if best.n == 1 else f"{best.n} prompts {over} are"
         return f"no strategy can be recommended yet: {few} too few for an interval; measure more."
-    if best.figures.verdict != "faster":
-        return f"use plain decoding: no strategy was measurably faster {over}."
-    name = tables.full_name(best)
+    good = [row for row in fit if row.verdict.label == row.whole.label == "faster"]
+    if not good:
+        return f"use plain decoding: {_not_faster(fit)} {over}."
+    best = max(good, key=lambda row: row.figures.e2e_speedup or 0.0)
     each = [
         row.figures.speedup
         for row in one.rows
         if row.arm.strategy == best.arm.strategy and row.figures.speedup is not None
     ]
     slowest = f", {min(each):.2f}x on the workload that suits it least" if len(each) > 1 else ""
-    level = _level_with(best, fit, one)
-    promise = PROMISES[best.figures.contract]
-    interval = f"{best.figures.speedup_low:.2f} to {best.figures.speedup_high:.2f}"
     return (
-        f"use {name}: {best.figures.speedup:.2f}x as fast as {best.figures.baseline} ({interval}) {over}, {promise}"
-        f"{slowest}{level}."
+        f"use {tables.full_name(best)}: {_with_interval(best.verdict)} as fast as {best.figures.baseline} {over}"
+        f"{slowest}, {_with_interval(best.whole)} from prompt to last token, {PROMISES[best.figures.contract]}"
+        f"{_learnt(best)}{_level_with(best, good, one)}."
     )
+
+
+def _with_interval(verdict: SpeedVerdict) -> str:
+    """Example: ``1.50x (1.36 to 1.65)``"""
+    assert verdict.speed
+    assert verdict.interval
+    return "{:.2f}x ({:.2f} to {:.2f})".format(verdict.speed.ratio, *verdict.interval)
+
+
+def _not_faster(fit: Sequence[Row]) -> str:
+    """What no strategy does; where one decodes faster and takes as long all the same, which one."""
+    best = max(fit, key=lambda row: row.figures.speedup or 0.0)
+    if best.verdict.label != "faster":
+        return "no strategy was measurably faster"
+    return (
+        f"no strategy was measurably faster from prompt to last token ({tables.full_name(best)}: "
+        f"{_with_interval(best.whole)}, {_with_interval(best.verdict)} without its prefill)"
+    )
+
+
+def _learnt(best: Row) -> str:
+    """From how many prompts a draft had learnt at most when it was timed: it forgets before every workload."""
+    if "learns" not in (best.figures.marks or ()):
+        return ""
+    most = (max(map(len, best.ratios.values())) - 1) * best.figures.batch
+    return f"; it learns from ended requests, here from up to {most} before the one that was timed"
 
 
 def usable(row: Row) -> bool:
@@ -83,8 +109,8 @@ def _level_with(best: Row, fit: Sequence[Row], one: SettingResults) -> str:
     """The strategies that cannot be distinguished from the best one: the largest of several speedups is partly luck."""
     level = []
     for row in fit:
-        over = one.contrasts.get((best.arm, row.arm))
-        verdict = SpeedVerdict(over, best.verdict.noise)
+        over = one.whole_contrasts.get((best.arm, row.arm))
+        verdict = SpeedVerdict(over, best.whole.noise)
         if row is not best and verdict.label in ("~", "slower"):
             level.append(tables.full_name(row))
     if not level:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from benchsuite.machine.files import strict_json
 from benchsuite.measure.arms import Arm
@@ -214,34 +215,40 @@ def speeds(row: dict[str, Any], plain: dict[str, Any], base: dict[str, Any], mac
         + run["draft_bytes"]
         for run in row["runs"]
     )
-    count = sum(map(len, units.values()))
-    low = high = None
-    if count >= 6 and len(units) == 1:
-        [values] = units.values()
-        half = STUDENT_95[count - 1] * values[:, 0].std(ddof=1) / np.sqrt(count)
-        low, high = np.exp(middle - half), np.exp(middle + half)
-    elif count >= 6:
-        # Two workloads: docs/measuring.md has the formula.
-        parts = [values[:, 0].var(ddof=1) / len(values) for values in units.values()]
-        even = [1 / len(values) for values in units.values()]
-        freedom = [len(values) - 1 for values in units.values()]
-        degrees = 2 / sum(
-            ((p / (sum(parts) or 1)) ** 2 + (e / sum(even)) ** 2) / f
-            for p, e, f in zip(parts, even, freedom, strict=True)
-        )
-        half = student_by_search(degrees) * np.sqrt(sum(parts)) / len(units)
-        low, high = np.exp(middle - half), np.exp(middle + half)
+    (low, high), (whole_low, whole_high) = (
+        ends_of_interval([values[:, n] for values in units.values()]) for n in (0, 1)
+    )
     return {
         "tokens_per_s": total(row["runs"], "decoded") / total(row["runs"], "decode_s"),
         "plain_tokens_per_s": total(plain["runs"], "decoded") / total(plain["runs"], "decode_s"),
         "speedup": np.exp(middle),
         "speedup_low": low,
         "speedup_high": high,
-        "units": count,
+        "units": sum(map(len, units.values())),
         "e2e_s": np.median([run["wall_s"] for run in row["runs"]]),
         "e2e_speedup": np.exp(whole),
+        "e2e_low": whole_low,
+        "e2e_high": whole_high,
         "mbu": moved / total(row["runs"], "decode_s") / machine.bandwidth,
     }
+
+
+def ends_of_interval(units: list[NDArray[np.float64]]) -> tuple[float | None, float | None]:
+    """Both ends of the interval of a mean over workloads: docs/measuring.md has the formula."""
+    count, middle = sum(map(len, units)), np.mean([values.mean() for values in units])
+    if count < 6:
+        return None, None
+    if len(units) == 1:
+        half = STUDENT_95[count - 1] * units[0].std(ddof=1) / np.sqrt(count)
+        return np.exp(middle - half), np.exp(middle + half)
+    parts = [values.var(ddof=1) / len(values) for values in units]
+    even = [1 / len(values) for values in units]
+    freedom = [len(values) - 1 for values in units]
+    degrees = 2 / sum(
+        ((p / (sum(parts) or 1)) ** 2 + (e / sum(even)) ** 2) / f for p, e, f in zip(parts, even, freedom, strict=True)
+    )
+    half = student_by_search(degrees) * np.sqrt(sum(parts)) / len(units)
+    return np.exp(middle - half), np.exp(middle + half)
 
 
 @cache

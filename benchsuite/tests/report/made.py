@@ -41,11 +41,13 @@ def made_row(
     """The row of an arm over its workload, or over all of them if its setting has none.
 
     ``speedup`` lies in an interval from it / (1 + ``half``) to it * (1 + ``half``), or in none. ``given``: fields of a
-    row and of its figures by their names.
+    row and of its figures by their names; ``e2e_speedup`` is the same as the speedup unless it is given.
     """
-    low, high = (None, None) if speedup is None or half is None else (speedup / (1 + half), speedup * (1 + half))
-    speed = None if speedup is None else Estimate(speedup, low, high, 8, "by hand")
-    verdict = SpeedVerdict(speed, noise, reason, baseline=arm.plain)
+    verdict, whole = (
+        SpeedVerdict(_made_speed(ratio, half), noise, reason, baseline=arm.plain)
+        for ratio in (speedup, given.get("e2e_speedup", speedup))
+    )
+    speed = verdict.speed
     workload = arm.setting.workload or "all"
     row: dict[str, Any] = {"ratios": {workload: [speedup] * 3} if speedup else {}, "rounds": (1.0,), "text": None}
     row |= {"target": "tiny", "failure": failure, "method": "by hand", "ties": (), "measured": [], "steps": []}
@@ -54,10 +56,18 @@ def made_row(
         **{"setting": arm.setting.id, "backend": "reference", "device": "cpu", "dtype": "float32"},
         **{"draft": arm.peer or arm.draft, "batch": arm.setting.batch, "workload": workload, "baseline": "plain"},
         **{"peak_memory_bytes": 0, "contract": "exact", "sampling": arm.setting.sampling, "not_comparable": reason},
-        **{"speedup": speedup, "speedup_low": low, "speedup_high": high},
+        **{"speedup": speedup, "speedup_low": speed and speed.low, "speedup_high": speed and speed.high},
+        **{"e2e_speedup": whole.speed and whole.speed.ratio},
         "verdict": "FAILED" if failure else verdict.label,
     }
-    return Row(arm, RowFigures(**figures | given), verdict=verdict, **row)
+    return Row(arm, RowFigures(**figures | given), verdict=verdict, whole=whole, **row)
+
+
+def _made_speed(ratio: float | None, half: float | None) -> Estimate | None:
+    if ratio is None:
+        return None
+    low, high = (None, None) if half is None else (ratio / (1 + half), ratio * (1 + half))
+    return Estimate(ratio, low, high, 8, "by hand")
 
 
 def everywhere(arm: Arm) -> Arm:

@@ -50,7 +50,8 @@ def test_the_fastest_strategy_is_named_with_its_speedup_its_interval_and_its_pro
     pooled = [BASE, faster(SECOND, 1.25), faster(BEST, 1.5, contract=contract, baseline="ours"), faster(PEER, 9.0)]
     found = sentence_of(pooled)
     assert found.startswith(
-        f"On this machine use ngram, match 4: 1.50x as fast as ours (1.36 to 1.65) over one workload, {promise}"
+        "On this machine use ngram, match 4: 1.50x (1.36 to 1.65) as fast as ours over one workload, "
+        f"1.50x (1.36 to 1.65) from prompt to last token, {promise}"
     )
     assert "workload that suits it least" not in found
 
@@ -63,9 +64,10 @@ def test_over_several_workloads_the_least_of_its_speedups_is_told_too() -> None:
         made_row(SECOND, 0.5),
         made_row(replace(BEST, setting=SETTING.replaced(workload="kind 9"))),
     ]
-    said = "over 3 workloads, lossless, 1.12x on the workload that suits it least."
+    whole = "1.50x (1.36 to 1.65) from prompt to last token, lossless."
+    said = f"over 3 workloads, 1.12x on the workload that suits it least, {whole}"
     assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows).endswith(said)
-    assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows[:1]).endswith("over 3 workloads, lossless.")
+    assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows[:1]).endswith(f"over 3 workloads, {whole}")
     assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows[:2]).endswith(said)
 
 
@@ -181,10 +183,35 @@ def test_strategies_that_may_be_as_fast_as_the_best_are_named(names: Sequence[st
     arms |= {Arm(SETTING, name, k=1): seconds_of_six(1.98, 0.05) for name in names}
     [found] = answers(run_of_cells(made_cell(SETTING, arms)).results())
     over = estimate({"chat": [log(2.0) + x for x in SPREAD]})
-    assert found == (
-        f"On this machine use ngram, match 4: {over.ratio:.2f}x as fast as plain ({over.low:.2f} to {over.high:.2f}) "
-        f"over one workload, lossless{said}."
+    decoding = f"{over.ratio:.2f}x ({over.low:.2f} to {over.high:.2f})"
+    assert found.startswith(f"On this machine use ngram, match 4: {decoding} as fast as plain over one workload, ")
+    assert found.endswith(f" from prompt to last token, lossless{said}.")
+
+
+def test_a_draft_that_decodes_the_answer_in_its_prefill_is_not_recommended() -> None:
+    """6.01 times as fast while decoding and 0.94 times from prompt to last token, as a draft was that decoded the
+    answer with the target in ``admit``: an honest one is recommended beside it, and plain decoding without one."""
+    cheat = faster(SECOND, 6.01, e2e_speedup=0.94)
+    assert "use ngram, match 4: 1.50x" in sentence_of([BASE, cheat, faster(BEST, 1.5, e2e_speedup=1.25)])
+    assert sentence_of([BASE, cheat]) == (
+        "On this machine use plain decoding: no strategy was measurably faster from prompt to last token (trees: 0.94x "
+        "(0.85 to 1.03), 6.01x (5.46 to 6.61) without its prefill) over one workload."
     )
+
+
+def test_of_two_strategies_that_is_recommended_which_is_faster_from_prompt_to_last_token() -> None:
+    """A draft that decodes a part of the answer in its prefill."""
+    half = faster(SECOND, 3.0, 0.01, e2e_speedup=1.1)
+    found = sentence_of([BASE, half, faster(BEST, 1.5, e2e_speedup=1.25)])
+    assert "use ngram, match 4: 1.50x (1.36 to 1.65) as fast as plain over one workload, 1.25x (1.14 to 1.38) " in found
+
+
+def test_a_strategy_that_learns_is_said_to_and_from_how_many_prompts() -> None:
+    """Of two workloads with two and five prompts it forgets the first before the second."""
+    ratios = {"chat": [1.5] * 2, "code": [1.5] * 5}
+    row = made_row(everywhere(BEST), 1.5, 0.1, ratios=ratios, marks=("learns",))
+    said = "lossless; it learns from ended requests, here from up to 4 before the one that was timed."
+    assert sentence_of([BASE, row]).endswith(said)
 
 
 def test_a_strategy_that_is_faster_where_both_ran_is_named_though_its_figure_is_smaller() -> None:
