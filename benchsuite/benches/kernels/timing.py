@@ -154,7 +154,7 @@ class KernelBench:
         """Measure v(W) of the whole model: on its backends, on the reference, and in transformers with its cache."""
         forwards: dict[str, Callable[[int], Callable[[], object]]] = {
             f"model, {self.target.ops.name}": _over_arena(self.target, max(widths)),
-            "model, transformers": _over_cache(self.target),
+            "model, transformers": _over_cache(self.target, max(widths)),
         }
         if self.target.ops.name != "reference":
             slow = ArenaModel(self.target.twin(), self.backends[-1])
@@ -197,10 +197,10 @@ def _over_arena(model: ArenaModel, widest: int) -> Callable[[int], Callable[[], 
     return make
 
 
-def _over_cache(target: ArenaModel) -> Callable[[int], Callable[[], object]]:
+def _over_cache(target: ArenaModel, widest: int) -> Callable[[int], Callable[[], object]]:
     model = target.twin()
     cache = DynamicCache(config=model.config)
-    tokens = torch.arange(CONTEXT + max(WIDTHS), device=target.device)[None] % target.vocabulary
+    tokens = torch.arange(CONTEXT + widest, device=target.device)[None] % target.vocabulary
     model(tokens[:, :CONTEXT], past_key_values=cache)
 
     def make(width: int) -> Callable[[], object]:

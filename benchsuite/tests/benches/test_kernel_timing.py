@@ -201,11 +201,11 @@ def test_a_curve_is_in_units_of_its_first_row_and_of_torchs(put_clock: Callable[
         assert curve.v == {width: s / curve.seconds[1] for width, s in curve.seconds.items()}
 
 
-@pytest.mark.slow
 def test_the_whole_model_is_timed_over_the_same_tokens_everywhere(put_clock: Callable[..., PlantedClock]) -> None:
-    fast, said = Partial("fast", "linear"), list[tuple[list[int], int]]()
-    target = small(Ops([fast, Reference()]))
-    ids = torch.arange(128 + 32)[None] % target.vocabulary
+    fast, next_best = Partial("fast", "linear"), Partial("next", "linear")
+    said = list[tuple[list[int], int]]()
+    target = small(Ops([fast, next_best, Reference()]), layers=1)
+    ids = torch.arange(128 + 100)[None] % target.vocabulary
     expected = target.twin()(ids).logits
 
     def seen(module: object, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
@@ -240,18 +240,20 @@ def test_the_whole_model_is_timed_over_the_same_tokens_everywhere(put_clock: Cal
     plan, widths = Arena.plan, list[tuple[list[int], int]]()
 
     def planned(self: Arena, window: Window, *given: Any) -> Any:
+        assert len(self.committed) == 1, "one row"
         widths.append((window.width.tolist(), window.tokens.shape[1]))
         return plan(self, window, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Arena, "plan", planned)
-        found = bench.model_curves((1, 3))
+        found = bench.model_curves((1, 100))  # more rows than the documented curve has
     assert all(width == [slots] for width, slots in widths), "every slot is a token"
-    assert {slots for _, slots in widths} >= {1, 3}
-    middles = {what: {width: unit * (width + 1) * 2.0 for width in (1, 3)} for what, unit in units.items()}
+    assert {slots for _, slots in widths} >= {1, 100}
+    middles = {what: {width: unit * (width + 1) * 2.0 for width in (1, 100)} for what, unit in units.items()}
     assert {curve.what: curve.seconds for curve in found} == middles
     assert {curve.what: curve.of_torch for curve in found} == {what: unit / 2 for what, unit in units.items()}
     assert said[0] == (ids[0, :128].tolist(), 0)
+    assert next_best.products == 0, "a fallback that has no turn of its own"
     assert bench.curves == found
     bench.model_curves((1,))
     assert len(bench.curves) == 2 * len(found)
@@ -261,7 +263,7 @@ def test_the_whole_model_is_timed_over_the_same_tokens_everywhere(put_clock: Cal
 
 def test_on_cuda_flex_attention_is_set_beside_the_chain(put_clock: Callable[..., PlantedClock]) -> None:
     put_clock(lambda call, number: 1.0)
-    target = copy.copy(small(Ops([FAST, Reference()])))
+    target = copy.copy(small(Ops([FAST, ODD, Reference()])))
     bench = KernelBench("small", target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roofline.Peak, "of", lambda device, dtype: bench.peak)
@@ -269,6 +271,7 @@ def test_on_cuda_flex_attention_is_set_beside_the_chain(put_clock: Callable[...,
         found = KernelBench("small", target).backends
     assert [[backend.name for backend in ops.chain] for ops in found] == [
         ["fast", "reference"],
+        ["odd", "reference"],
         ["flex", "reference"],
         ["reference"],
     ]
@@ -323,10 +326,11 @@ MAKERS: dict[str, Callable[[ArenaModel, int], Cache]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "layers"), [(torch.float32, 1), (torch.bfloat16, 2)])
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_round_of_a_cache_appends_attends_and_forgets_a_window(name: str, dtype: torch.dtype) -> None:
-    length, width, target = 9, 5, ArenaModel(small(Ops([Reference()])).twin().to(dtype), Ops([Reference()]))
+def test_a_round_of_a_cache_appends_attends_and_forgets_a_window(name: str, dtype: torch.dtype, layers: int) -> None:
+    length, width = 9, 5
+    target = ArenaModel(small(Ops([Reference()]), layers).twin().to(dtype), Ops([Reference()]))
     cache: Any = MAKERS[name](target, length)
     assert cache.name == name
     assert [tuple(one.shape) for one in (cache.query, cache.keys, cache.values)] == [
@@ -338,7 +342,7 @@ def test_a_round_of_a_cache_appends_attends_and_forgets_a_window(name: str, dtyp
         assert length_of(cache) == length
         cache.append()
         seen = cache.attend()
-        assert len(seen) == 2
+        assert len(seen) == layers
         for layer, got in enumerate(seen):
             keys, values = (one[:, :, : length + width].float() for one in cached_states(cache, layer))
             assert torch.equal(keys[:, :, length:], cache.keys.float())

@@ -27,6 +27,7 @@ from specdec.model import ArenaModel
 from specdec.packed import Weight
 from specdec.quantised import GROUP, Quantised
 from specdec.request import SamplingParams
+from specdec.sampling import Purpose
 from specdec_kernels.reference import Reference
 
 OPS = Registry().backend("reference")
@@ -141,11 +142,26 @@ def test_logits_are_processed_with_the_documented_parameters_each_of_which_is_us
     bias = [value for _, value in every.bias]
     filters = every.temperature, every.top_k, every.top_p, every.min_p
     penalties = every.repetition_penalty, every.frequency_penalty, every.presence_penalty
-    given = [*filters, *penalties, *bias, every.min_new_tokens]
+    adjusted = [work.calls[0][1].adjustments for work in timed_work("process") if work.shape.endswith(" every")]
+    prompts = {number for one in adjusted for number in one.length.tolist()}
+    given = [*prompts, *filters, *penalties, *bias, every.min_new_tokens]
     assert [float(number) for number in re.findall(r"\d+(?:\.\d+)?", text[0])] == given
     named = [*every.eos, *(token for token, _ in every.bias), *itertools.chain(*every.bad_words)]
     assert sorted(named) == list(range(len(named))), "no token is named twice"
     assert {len(word) for word in every.bad_words} == {1, 2}
+
+
+def test_logits_are_processed_along_the_paths_of_their_windows_where_the_text_counts() -> None:
+    for work in timed_work("process"):
+        [(logits, given, paths)] = work.calls
+        assert [f"{letter}={size}" for letter, size in zip("BWV", logits.shape, strict=True)] == work.shape.split()[:3]
+        assert (paths is None) == (given.adjustments is None) == work.shape.endswith(" temperature")
+
+
+def test_a_window_that_is_planned_ends_with_the_last_cell() -> None:
+    for work in timed_work("kv_plan"):
+        [(window, committed, _, capacity, look, _, _)] = work.calls
+        assert (committed + window.width).tolist() == [capacity] == [look]
 
 
 def chained(rows: int, width: int) -> list[tuple[int, ...]]:
@@ -375,6 +391,57 @@ def test_a_sampler_reads_target_and_draft_at_one_slot_of_each_row(op: str) -> No
         assert work.moved == 2 * rows * vocabulary * (4 + 4)
         [(distribution, window, *_)] = work.calls
         assert all(torch.allclose(law.sum(dim=-1), torch.ones(())) for law in (distribution, window.q))
+
+
+def bytes_of(op: str, shape: str, one: Target) -> int:
+    """The bytes that an op has to read and to write, by the text of its shape and the sizes of the model.
+
+    Floats are of the model's dtype, but logits, probabilities and laws of four bytes; tokens, keys and places of eight.
+    """
+    n, size = [int(number) for number in re.findall(r"\d+", shape)], one.dtype.itemsize
+    hidden, inner, q, kv, d = one.hidden, one.inner, one.heads, one.heads_kv, one.head_dim
+    rows, last = n[0], n[-1]
+    law = 4 * last  # bytes of one slot's logits, or of one law over the vocabulary
+    adjusted = shape.endswith(" every")
+    counted: dict[str, Callable[[], int]] = {
+        "rms_norm": lambda: size * (rows * hidden + hidden + rows * hidden),
+        "rotary": lambda: size * (rows * (q + kv) * d + 2 * rows * d + rows * (q + kv) * d),  # cosine and sine beside
+        "silu_mul": lambda: size * (rows * inner + rows * inner + rows * inner),
+        "decoder_layers": lambda: (
+            size * ((q + kv + kv) * d * hidden + q * d * hidden + 3 * inner * hidden)
+            + size * (last * kv * d + last * kv * d)
+        ),
+        "kv_append": lambda: size * 2 * (rows * kv * d + rows * kv * d),  # keys and values, from here to there
+        "kv_compact": lambda: size * 2 * (rows * kv * d + rows * kv * d),
+        "tree_attention": lambda: size * (rows * q * d + last * kv * d + last * kv * d + rows * q * d),
+        "process": lambda: rows * n[1] * law + rows * n[1] * law + adjusted * rows * (law + law + last),
+        "sample": lambda: rows * n[1] * law,
+        "accept": lambda: rows * last * 4 + rows * last * 8,
+        "verify_prefix": lambda: 8 * rows * (last + 1) * len(("tokens", "parents", "choices", "path")),
+        "emit": lambda: 8 * rows * last * len(("tokens", "parents", "path", "text", "emitted")),
+        "kv_plan": lambda: size * rows * last,
+        "noise_keys": lambda: 8 * rows * last * len(("position", *Purpose)),
+        **dict.fromkeys(ROWS_OF_TWO, lambda: rows * 2 * (law + law)),  # target's and draft's, twice
+    }
+    return counted[op]()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("op", [op for op in NAMES if op != "linear"])
+def test_the_bytes_of_an_op_are_those_of_what_it_reads_and_writes(op: str, dtype: torch.dtype) -> None:
+    for work in timed_work(op, dtype):
+        assert work.moved == bytes_of(op, work.shape, target(dtype)), work.shape
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_bytes_of_products_are_those_of_codes_and_scales_and_both_ends(dtype: torch.dtype) -> None:
+    shapes = [tuple(matrix.shape) for matrix in target(dtype).matrices]
+    bits = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
+    scales = {"int8": sum(n * 4 for n, _ in shapes), "int4": sum(n * k // GROUP * (4 + 4) for n, k in shapes)}
+    for work in timed_work("linear", dtype):
+        end = 2 if work.kind == "bfloat16" else dtype.itemsize
+        weights = sum(n * k for n, k in shapes) * bits[work.kind] // 8 + scales.get(work.kind, 0)
+        assert work.moved == weights + end * int(work.shape[2:]) * sum(n + k for n, k in shapes)
 
 
 @pytest.mark.parametrize("op", ["linear", "decoder_layers"])
