@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchsuite.benches.decoding import batches
+from benchsuite.benches.decoding import batches, steps
 from benchsuite.benches.decoding.batches import batches_family, different_requests, emitted
 from benchsuite.benches.decoding.bench import FAMILIES, LONGEST_ROW, ROUNDS, DecodingBench
 from benchsuite.benches.decoding.conversations import ANSWER, FIRST, QUESTION, conversations_family
@@ -24,9 +25,10 @@ from benchsuite.benches.decoding.steps import BUDGET, DRAFT, K, eight, params_of
 from benchsuite.conformance.models import families
 from benchsuite.report import decoding
 from benchsuite.report.renderers import terminal
-from specdec import Engine, Registry, Request, SamplingParams, SpecdecError, catalog
+from specdec import Registry, Request, SamplingParams, SpecdecError, catalog
 from specdec.assembly import Assembly
 from specdec.jobs import Job
+from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec_kernels.reference import Reference
 
@@ -184,7 +186,9 @@ def test_a_page_says_how_large_the_work_is() -> None:
     batch = different_requests(TEXT)
     lengths = [len(one.prompt) for one in batch]
     [budget] = {one.params.max_new_tokens for one in batch}
-    assert f"in which {rows} rows propose {K} tokens each (`{DRAFT}`)" in page
+    greedy = params_of_arms(258, ())["greedy"]
+    [each] = {len(one.prompt) for one in eight(TEXT, greedy)} | {greedy.max_new_tokens}
+    assert f"in which {rows} rows propose {K} tokens each (`{DRAFT}`; prompts and outputs of {each} tokens)" in page
     assert f"{len(ragged_jobs(TEXT))} requests through {rows} rows" in page
     assert "eight different prompts of 8 to 56 tokens, 64 tokens of output each" in page
     assert (len(batch), budget) == (8, 64)
@@ -194,9 +198,7 @@ def test_a_page_says_how_large_the_work_is() -> None:
     assert f"`--specdec-pairs` rounds ({ROUNDS}, the fewest that have an interval)" in page
 
 
-@pytest.mark.slow
-def test_every_row_of_a_family_is_of_its_arms_and_of_a_figure_that_they_have() -> None:
-    """Whatever rows the assembly has: a batch of eight is one."""
+def test_every_row_of_a_family_is_of_its_arms_and_of_a_figure_that_its_unit_is_of() -> None:
     assembly = small_assembly(128)
     made = {
         "steps": steps_family(assembly, TEXT, (256,)),
@@ -205,32 +207,68 @@ def test_every_row_of_a_family_is_of_its_arms_and_of_a_figure_that_they_have() -
         "turns": conversations_family(assembly, TEXT),
     }
     assert list(made) == list(FAMILIES)
-    few = eight(TEXT, SamplingParams(max_new_tokens=8))[:2]
-    samples = {
-        "steps": stepped(assembly.engine("garbage", k=K, max_rows=2), few),
-        "batches": emitted(assembly.engine(None), few),
-        "queues": made["queues"].arms["ragged"](),
-        "turns": made["turns"].arms["second turn, anew"](),
-    }
     for name, family in made.items():
         assert {row.arm for row in family.rows} | {row.over for row in family.rows} == set(family.arms)
-        assert {row.figure for row in family.rows} == set(samples[name].figures)
+        assert len({(row.arm, row.over, row.figure) for row in family.rows}) == len(family.rows)
         assert family.legend[0].startswith(f"{name}: ")
         for row in family.rows:
             assert row.unit.startswith("%") == row.figure.endswith("_share"), "a share is kept as a fraction"
             assert "_per_" not in row.figure or row.unit == row.figure.replace("_per_", "/")
+            assert row.unit.startswith("ms ") == row.figure.endswith("_ms")
 
 
-@pytest.mark.slow
-def test_a_batch_and_a_queue_run_eight_rows_over_an_assembly_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward takes a second however many rows it has: eight outputs of six tokens take six, and one by one 48."""
+def test_the_arms_of_steps_run_eight_rows_of_four_proposals_over_an_assembly_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or no step would be full."""
+    monkeypatch.setattr(steps, "BUDGET", 5)
     clock, assembly = SaidTime(monkeypatch), small_assembly(128)
     clock.tick_with(monkeypatch, assembly.target, "forward", 1.0)
+    family = steps_family(assembly, TEXT, (256,))
+    sample = family.arms["greedy"]()
+    assert sample.work == (8 * 32, 8 * 5)
+    assert set(sample.figures) == {row.figure for row in family.rows}
+
+
+def test_arms_of_a_batch_run_eight_rows_at_once_and_the_others_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever rows the assembly has. A forward that none of a batch has is of an oracle's own run."""
+    monkeypatch.setattr(batches, "BUDGET", 2)
+    clock, assembly = SaidTime(monkeypatch), small_assembly(128, max_rows=3)
+    rows: set[int] = set()
+
+    def forward(arena: Any, window: Window, *rest: Any) -> float:
+        rows.add(len(window.width))
+        return 1.0
+
+    clock.tick_with(monkeypatch, assembly.target, "forward", forward)
+    for name, arm in batches_family(assembly, TEXT).arms.items():
+        rows.clear()
+        assert arm().work[1] == 8 * 2
+        assert max(rows) == (8 if "batch" in name else 1), name
+
+
+def test_a_queue_runs_eight_rows_over_an_assembly_of_one_in_the_order_that_its_arm_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A forward takes a second however many rows it has: eight outputs of six tokens take six, and one by one 48."""
+    clock, assembly = SaidTime(monkeypatch), small_assembly(128)
+    read: list[int] = []
+
+    def reading(arena: Any, tokens: torch.Tensor, *rest: Any) -> float:
+        read.append(tokens.shape[1] + 1)  # the last token of a prompt is the first step's
+        return 0.0
+
+    clock.tick_with(monkeypatch, assembly.target, "forward", 1.0)
+    clock.tick_with(monkeypatch, assembly.target, "extend", reading)
     queue = queues_family(assembly, TEXT, 8).arms["equal"]()
     assert queue.work == (8 * 16, 8 * 6)
     assert 8 * 6 / queue.figures["tokens_per_s"] <= 6 + 8
-    batch = batches_family(assembly, TEXT).arms["one batch"]()
-    assert 8 * 64 / batch.figures["tokens_per_s"] <= 64 + 8
+    family, jobs = queues_family(assembly, TEXT, 10), ragged_jobs(TEXT, 10)
+    longest_first = sorted(jobs, key=lambda job: len(job.prompt) + job.params.max_new_tokens, reverse=True)
+    for arm, expected in (("ragged", jobs), ("ragged, grouped", longest_first)):
+        read.clear()
+        family.arms[arm]()
+        assert read == [len(job.prompt) for job in expected], arm
 
 
 @pytest.mark.slow
@@ -280,21 +318,39 @@ def small_assembly(limit: int, max_rows: int = 1) -> Assembly:
     return Assembly(Registry(), target, catalog.byte_tokenizer(), max_rows=max_rows, max_length=limit)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("limit", "first"), [(64, 28), pytest.param(37, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("limit", "first"), [(37, 1), pytest.param(64, 28, marks=pytest.mark.slow)])
 def test_a_conversation_fits_a_target_with_few_positions(
     limit: int, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token that is read takes a second: of a turn that is kept those of the question and the last before them."""
     clock, assembly = SaidTime(monkeypatch), small_assembly(limit)
-    clock.tick_with(monkeypatch, assembly.target, "extend", lambda arena, tokens, *rest: float(tokens.shape[1]))
+    read: list[int] = []
+
+    def reading(arena: Any, tokens: torch.Tensor, *rest: Any) -> float:
+        assert len(arena.committed) == 1, "one row"
+        read.extend(tokens[0].tolist())
+        return float(tokens.shape[1])
+
+    clock.tick_with(monkeypatch, assembly.target, "extend", reading)
     clock.tick_with(monkeypatch, assembly.target, "forward", 1.0)
     family = conversations_family(assembly, TEXT)
     assert f"turns: a conversation of {first + 32} tokens, 16 of them" in family.legend[0]
-    kept, again = alternated(family, rounds=1)
-    assert kept.work == again.work == (first + 32, 4)
-    assert kept.ours == ((QUESTION + 1) * 1e3,)
-    assert kept.base == again.base == again.ours == ((first + 32) * 1e3,)
+    kept = family.arms["second turn, kept"]()
+    read.clear()
+    anew = family.arms["second turn, anew"]()
+    assert kept.work == anew.work == (first + 32, 4)
+    assert kept.figures == {"first_ms": (QUESTION + 1) * 1e3}
+    assert anew.figures == {"first_ms": (first + 32) * 1e3}
+    assert read[:first] + read[first + ANSWER :] == list(cut(TEXT, 0, first + QUESTION - 1)), "the text goes on"
+
+
+def test_a_first_turn_is_as_long_as_the_positions_of_the_target_leave_it() -> None:
+    """The answer, the question and the second answer take 36 of them; 1,000 tokens at most come before the last."""
+    assembly = small_assembly(37)
+    for limit in (37, 38, 100, 1003, 1004, 1005, None):
+        assembly.target.limit = limit
+        tokens = min(limit or 1004, 1004) - 4
+        assert f" {tokens:,} tokens, {QUESTION} of them " in conversations_family(assembly, TEXT).legend[0]
 
 
 def test_no_processor_keeps_a_request_from_its_whole_budget(bench: DecodingBench) -> None:
@@ -332,52 +388,53 @@ class SaidTime:
         monkeypatch.setattr(owner, name, timed)
 
 
-@pytest.mark.slow
-def test_the_share_of_a_step_is_what_passes_outside_the_forwards(
-    bench: DecodingBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = bench.assembly.engine("oracle(0.8)", k=K)
-    work = eight(bench.text, SamplingParams(max_new_tokens=24))
-    stepped(engine, work)
+def test_the_share_of_a_step_is_what_passes_outside_the_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of seven tokens three are of full steps; the four after them, with fewer proposals, take much longer."""
+    assembly = small_assembly(128)
+    engine = assembly.engine("garbage", k=K, max_rows=8)
+    work = eight(TEXT, SamplingParams(max_new_tokens=7))
     clock = SaidTime(monkeypatch)
+
+    def as_full(seconds: float) -> Callable[..., float]:
+        return lambda arena, window, *rest: seconds if window.width.tolist() == [1 + K] * 8 else 100 * seconds
+
     assert engine.draft is not None
-    clock.tick_with(monkeypatch, bench.target, "forward", 6.0)
+    clock.tick_with(monkeypatch, assembly.target, "forward", as_full(6.0))
     clock.tick_with(monkeypatch, engine.draft, "propose", 1.0)
     clock.tick_with(monkeypatch, engine.policy, "accept", 2.0)
     clock.tick_with(monkeypatch, engine, "read", 1.0)
     sample = stepped(engine, work)
     assert sample.figures == {"rest_share": pytest.approx(0.3), "step_ms": pytest.approx(10_000)}
-    assert sample.work == (8 * 32, 8 * 24)
+    assert sample.work == (8 * 32, 8 * 7)
 
 
-@pytest.mark.slow
-def test_a_run_without_a_full_step_is_refused(bench: DecodingBench) -> None:
-    engine: Engine = bench.assembly.engine("oracle(0.8)", k=K)
+def test_a_run_without_a_full_step_is_refused() -> None:
+    engine = small_assembly(128).engine("garbage", k=K, max_rows=8)
     with pytest.raises(SpecdecError, match="no step had 8 rows with 4 proposals each; give the outputs more tokens"):
-        stepped(engine, eight(bench.text, SamplingParams(max_new_tokens=4)))
+        stepped(engine, eight(TEXT, SamplingParams(max_new_tokens=4)))
 
 
 @pytest.mark.slow
-def test_queues_see_the_cells_that_grouping_saves(bench: DecodingBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_see_the_cells_that_grouping_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a forward costs what its longest row has, grouping must pay, and a second run is the first."""
-    clock = SaidTime(monkeypatch)
-    clock.tick_with(monkeypatch, bench.target, "forward", lambda arena, window, live, longest: float(longest))
-    rows = {row.contrast.arm: row for row in alternated(queues_family(bench.assembly, bench.text, 40), rounds=1)}
+    clock, assembly = SaidTime(monkeypatch), small_assembly(128)
+    clock.tick_with(monkeypatch, assembly.target, "forward", lambda arena, window, live, longest: float(longest))
+    rows = {row.contrast.arm: row for row in alternated(queues_family(assembly, TEXT, 24), rounds=1)}
     assert rows["ragged, grouped"].each[0] > 1.05
     assert rows["ragged again"].each == [1.0]
     assert rows["ragged"].each[0] < 1
-    assert {row.work for row in rows.values()} == {(40 * 16, 40 * 6)}
+    assert {row.work for row in rows.values()} == {(24 * 16, 24 * 6)}
 
 
 @pytest.mark.slow
 def test_a_batch_is_as_many_times_as_fast_as_it_has_rows_where_a_forward_costs_what_one_row_costs(
-    bench: DecodingBench, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    budget = 20
+    budget = 12
     monkeypatch.setattr(batches, "BUDGET", budget)
-    clock = SaidTime(monkeypatch)
-    clock.tick_with(monkeypatch, bench.target, "forward", 1.0)
-    rows = {row.contrast.arm: row for row in alternated(batches_family(bench.assembly, bench.text), rounds=1)}
+    clock, assembly = SaidTime(monkeypatch), small_assembly(128)
+    clock.tick_with(monkeypatch, assembly.target, "forward", 1.0)
+    rows = {row.contrast.arm: row for row in alternated(batches_family(assembly, TEXT), rounds=1)}
     assert rows["one batch"].each == [8.0]
     assert rows["one by one again"].each == [1.0]
     assert 2 < rows["one by one, drafts"].each[0] < 5, "an oracle of 0.8 with four proposals"

@@ -265,6 +265,14 @@ def test_the_layer_and_the_attention_that_are_timed_are_the_models() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+def test_a_layer_is_timed_in_the_dtype_of_the_model_alone(dtype: torch.dtype) -> None:
+    for work in timed_work("decoder_layers", dtype):
+        given = [one.dtype for one in result_tensors(work.calls) if one.is_floating_point()]
+        assert {*given} == {dtype}
+        assert work.kind == str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
 def test_every_matrix_is_multiplied_once_with_an_input_of_the_kind_of_its_sums(dtype: torch.dtype) -> None:
     for work in timed_work("linear", dtype):
         given = torch.bfloat16 if work.kind == "bfloat16" else dtype
