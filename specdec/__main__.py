@@ -311,7 +311,6 @@ def _show(engine: Engine, request: Request) -> None:
 
     def write(text: str, style: str = "") -> None:
         console.print(Text(text, style), end="", soft_wrap=True)
-        console.file.flush()
 
     with closing(engine.stream([request])) as tokens:
         for kind, run in groupby((token for token in tokens if token.text), key=lambda token: token.kind):

@@ -152,6 +152,27 @@ def test_a_hybrids_model_has_room_for_its_own_most_and_the_lookups_for_all() -> 
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([[1, 2], [3]], [[4]], [[1, 2]]),
+        ([], [[4], [5, 6]], [[4]]),
+        ([], [[7]], [[7]]),
+        ([], [], []),
+    ],
+)
+@pytest.mark.parametrize("within", [False, True])
+def test_a_hybrid_looks_up_one_chain_at_most_the_first_lookups_likeliest(
+    first: Any, second: Any, expected: Any, within: bool
+) -> None:
+    """Also of lookups that find several; within another hybrid, too."""
+    draft: Any = hybrid_of(*(Noting(finds=[finds], looks_up=True) for finds in (first, second)))
+    draft = hybrid_of(draft) if within else draft
+    assert [list(path) for path in draft.look_up(rows_with([5]), 0)] == expected
+    window = draft.propose(rows_with([5]))
+    assert window.tokens[0, 1 : int(window.width[0])].tolist() == [token for path in expected for token in path]
+
+
+@pytest.mark.parametrize(
     ("found", "room", "whole"),
     [
         ([[], []], [3, 3], True),

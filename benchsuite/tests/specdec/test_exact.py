@@ -26,7 +26,7 @@ from specdec import Request, SamplingParams, SpecdecError, catalog
 from specdec.arena import Arena
 from specdec.assembly import Assembly
 from specdec.exact import require_exact
-from specdec.interfaces import Backend
+from specdec.interfaces import OPS, Backend
 from specdec.messages import Window
 from specdec.model import ArenaModel
 from specdec.ops import Ops
@@ -167,6 +167,26 @@ def test_four_parts_that_promise_nothing_are_named_and_the_others_counted() -> N
     assert len(named.split(", ")) == 4
     assert int(more) + 4 >= len(products) > 4
     assert ops in named or "torch's own product in" in named
+
+
+class Silent(Reference):
+    """The reference's ops under a name of its own; of those in ``about`` it promises nothing."""
+
+    name = "silent"
+
+    def __init__(self, about: Sequence[str]) -> None:
+        self.row_invariant = frozenset(OPS) - frozenset(about)
+
+    def takes(self, op: str, *tensors: Weight) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("count", "more"), [(4, ""), (5, " and 1 more")])
+def test_parts_beyond_the_fourth_that_promise_nothing_are_counted(count: int, more: str) -> None:
+    about = ["kv_append", "kv_plan", "linear", "rms_norm", "rotary", "silu_mul"][:count]
+    named = ", ".join(f"the op {op} on the backend silent" for op in about[:4])
+    with pytest.raises(SpecdecError, match=rf"^the result of {named}{more} may depend on the width"):
+        require_exact(ArenaModel(families.build_model("llama"), Ops([Silent(about)])))
 
 
 def test_a_draft_that_proposes_trees_is_refused_by_name() -> None:

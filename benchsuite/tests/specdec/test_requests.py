@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import random
+import re
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -466,6 +469,23 @@ def test_a_bar_shows_the_requests_done_and_the_speed_to_a_terminal_alone(
         assert " tok/s" in terminal.getvalue()
     else:
         assert terminal.getvalue() == ""
+
+
+def test_the_bars_speed_is_the_tokens_over_the_seconds_since_the_first_request_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a clock that says a millisecond more at every look: the line on standard output counts from a look earlier
+    to one later."""
+    terminal, clock = Terminal(is_terminal=True), itertools.count(5_000)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 1000)
+    source = write(tmp_path / "in.jsonl", *some(3, tokens=2))
+    assert main(["--requests", str(source), "--out", str(tmp_path / "out"), "--target", "tiny"]) == 0
+    *_, last = re.findall(r"(\d+\.\d) tok/s", terminal.getvalue())
+    [(tokens, whole)] = re.findall(r", (\d+) tokens, (\d+\.\d) tok/s", capsys.readouterr().out)
+    looks = round(1000 * int(tokens) / float(whole))
+    assert last == f"{1000 * int(tokens) / (looks - 2):.1f}"
 
 
 def test_a_full_disk_is_a_refusal_that_says_how_to_go_on(read: Any, assemble: Make, tmp_path: Path) -> None:

@@ -355,8 +355,14 @@ def test_products_of_one_input_are_computed_once_and_not_kept_for_the_next() -> 
 
 def memory(layout: str, whole: np.ndarray[Any, Any]) -> list[Tensor]:
     """q, k and v, 32, 16 and 16 rows of ``whole``, in memory of this layout."""
-    tensor = torch.from_numpy(whole)
+    tensor, behind = torch.from_numpy(whole), np.concatenate([whole, whole])
     return {
+        "behind others": list(torch.from_numpy(behind)[64:].split([32, 16, 16])),
+        "behind others, of other owners": [
+            torch.from_numpy(behind[:96])[64:],
+            torch.from_numpy(behind[96:112]),
+            torch.from_numpy(behind[112:]),
+        ],
         "side by side": [tensor[:32], tensor[32:48], tensor[48:]],
         "of other owners": [torch.from_numpy(part) for part in (whole[:32], whole[32:48], whole[48:])],
         "one apart": [tensor[:32], tensor[32:48].clone(), tensor[48:]],
@@ -365,8 +371,16 @@ def memory(layout: str, whole: np.ndarray[Any, Any]) -> list[Tensor]:
     }[layout]
 
 
+IN_PLACE = ("side by side", "behind others")
+"""The layouts in which one storage has all three in their order."""
+
+
 @pytest.mark.parametrize(
-    "layout", ["side by side", "of other owners", "one apart", "in another order", "the first by columns"]
+    "layout",
+    [
+        *(*IN_PLACE, "of other owners", "behind others, of other owners"),
+        *("one apart", "in another order", "the first by columns"),
+    ],
 )
 def test_matrices_become_one_wherever_they_lie_and_stay_the_models_own(layout: str) -> None:
     model, ops = families.build_model("llama"), compiled_ops()
@@ -379,7 +393,7 @@ def test_matrices_become_one_wherever_they_lie_and_stay_the_models_own(layout: s
     first = parts[0].weight.data_ptr()
     Swap(model, ops)
     assert all(torch.equal(part.weight, one) for part, one in zip(parts, wanted, strict=True))
-    assert (parts[0].weight.data_ptr() == first) == (layout == "side by side"), "what lies right is not moved"
+    assert (parts[0].weight.data_ptr() == first) == (layout in IN_PLACE), "what lies right is not moved"
     for part, after in pairwise(parts):
         assert after.weight.data_ptr() == part.weight.data_ptr() + part.weight.nbytes
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.conformance.models.tiny import assembly
-from specdec import Context, Draft, Engine, Request, SamplingParams, Verdict, Window
+from specdec import Context, Draft, Engine, Request, SamplingParams, Verdict, Window, engine
 from specdec.threads import kernel_threads, one_torch_thread
 from specdec_kernels.cpu import Cpu
 from specdec_plugins.policies.match import Match
@@ -89,18 +89,50 @@ def test_forwards_and_the_policys_ops_wake_no_thread_of_torch(monkeypatch: pytes
 
     monkeypatch.setattr(Cpu, "decoder_layers", watched(layers))
     monkeypatch.setattr(Match, "accept", watched(accept))
-    engine = _engine(Watching(True))
+    watched_engine = _engine(Watching(True))
     seen.clear()  # the model was tried when it was loaded
-    engine.run(REQUESTS)
+    watched_engine.run(REQUESTS)
     assert set(seen) == {("decoder_layers", 1), ("accept", 1)}
+
+
+class Seeing(Match):
+    """The policy match, which records the threads of torch."""
+
+    def __init__(self, env: Any, seen: set[int]) -> None:
+        super().__init__(env)
+        self.seen = seen
+
+    def accept(self, logits: Tensor, window: Window, context: Context) -> Verdict:
+        self.seen.add(torch.get_num_threads())
+        return super().accept(logits, window, context)
+
+
+def _torch_has(backend: str) -> tuple[set[int], set[int]]:
+    """The threads of torch that a draft and a policy see in a run of three tokens."""
+    draft, seen = Watching(True), set[int]()
+    extra = (("draft", "watching", lambda env: draft), ("policy", "seeing", lambda env: Seeing(env, seen)))
+    build = assembly(backend=backend, extra=extra)
+    build.engine("watching", policy="seeing", k=2).run([Request(0, (1, 2), SamplingParams(max_new_tokens=3))])
+    return {torch_has for _, torch_has, _ in draft.seen}, seen
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 def test_a_target_that_torch_computes_keeps_torchs_threads() -> None:
-    draft = Watching(True)
-    _engine(draft, backend="reference").run(REQUESTS)
-    assert {torch_has for _, torch_has, _ in draft.seen} == {THREADS}
+    assert _torch_has("reference") == ({THREADS}, {THREADS})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.skipif(Cpu().missing() is not None, reason="no compiled kernels")
+@pytest.mark.parametrize(("most", "torch_has"), [(3 * 258, 1), (3 * 258 - 1, THREADS)])
+def test_a_policy_has_one_thread_of_torch_up_to_so_many_logits(
+    most: int, torch_has: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step has the logits of the pending token and of two proposals, each over 258 tokens."""
+    monkeypatch.setattr(engine, "SMALL", most)
+    draft, policy = _torch_has("cpu")
+    assert (draft, max(policy)) == ({1}, torch_has)
 
 
 @pytest.mark.usefixtures("two_threads")
