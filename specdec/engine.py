@@ -139,8 +139,8 @@ class Engine:
         if self._lockstep:
             self._lockstep.over()
         if self.draft:
-            for name, count in self.draft.info().items():
-                self.stats.counts[name] += count - self._draft_before.get(name, 0)
+            self.stats.counts.update(self.draft.info())
+            self.stats.counts.subtract(self._draft_before)
         self.stats.ops = self.ops.ran() - self._ops_before
         return [self.finished[request.id] for request in requests]
 

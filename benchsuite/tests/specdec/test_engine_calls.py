@@ -13,6 +13,7 @@ from torch import Tensor
 from benchsuite.tests.rig import Make
 from specdec import Context, Draft, Engine, Request, SamplingParams, Verdict, Window
 from specdec.arena import Arena, KeptCells, LayerShape
+from specdec.devices import HostCopy
 from specdec.queue import KeptText
 from specdec_kernels.reference import Reference
 
@@ -68,6 +69,33 @@ def _engine(assemble: Make, draft: Draft, rows: int, k: int = 3) -> Engine:
 
 def _request(number: int, prompt: tuple[int, ...], tokens: int, **more: Any) -> Request:
     return Request(number, prompt, SamplingParams(max_new_tokens=tokens), **more)
+
+
+class _Copying(HostCopy):
+    """Writes down every tensor whose copy begins and that is read."""
+
+    told: list[tuple[Any, ...]]
+
+    def start(self, tensor: Tensor) -> None:
+        self.told.append(("start", tensor))
+        super().start(tensor)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        self.told.append(("read", tensor))
+        return super().of(tensor)
+
+
+def test_what_a_step_reads_is_on_its_way_to_the_host_while_the_draft_observes(
+    assemble: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = _Telling(hidden=False, proposes=True)
+    _Copying.told = draft.told
+    monkeypatch.setattr("specdec.engine.HostCopy", _Copying)
+    engine = _engine(assemble, draft, 1)
+    engine.run([_request(0, (5, 6), 6)])
+    steps = [call for call in draft.told if call[0] in ("start", "observe", "read")]
+    assert [name for name, *_ in steps] == ["start", "observe", "read"] * len(engine.stats.steps)
+    assert all(begun[1] is read[1] for begun, read in zip(steps[::3], steps[2::3], strict=True))
 
 
 @pytest.mark.parametrize("hidden", [False, True])
