@@ -456,6 +456,22 @@ def test_a_folder_whose_config_makes_no_model_is_refused_by_its_name(change: dic
         catalog.load(str(tiny_folder), CPU, torch.float32, rows=1, max_length=64)
 
 
+def test_a_model_of_more_than_ten_thousand_layers_is_refused_before_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = catalog.tiny_config()
+    config.num_hidden_layers = 10_001
+    with pytest.raises(SpecdecError, match=r"^the model 'deep' has 10,001 layers, expected 10,000 at most; correct"):
+        catalog.sizes("deep", config, torch.float32)
+    monkeypatch.setattr(catalog, "MOST_LAYERS", 3)
+    for layers in (1, 3):
+        config.num_hidden_layers = layers
+        assert catalog.sizes("deep", config, torch.float32)[1] == layers * 2 * 2 * 16 * 4
+    config.num_hidden_layers = 4
+    with pytest.raises(SpecdecError, match="has 4 layers, expected 3 at most"):
+        catalog.sizes("deep", config, torch.float32)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", "null", '{"a": NaN}', "\x00"])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_a_folder_with_a_file_that_is_none_is_refused_by_its_name(name: str, content: str, tiny_folder: Path) -> None:

@@ -189,6 +189,8 @@ def test_a_warm_up_takes_every_window_of_every_batch_over_rows_of_one_token(
             assert float(window.q.max()) == float(window.q.min())
         return verify(steps, window, context)
 
+    waits: list[int] = []
+    monkeypatch.setattr("specdec.engine.synchronize", lambda device: waits.append(len(taken)))
     monkeypatch.setattr(engine, "_verify", watched)
     clock = iter([100.0, 103.0])
     real = time.perf_counter
@@ -196,6 +198,7 @@ def test_a_warm_up_takes_every_window_of_every_batch_over_rows_of_one_token(
     assert engine.warm_up(SamplingParams(temperature=temperature)) == 3.0
     widths = [(1, False), (2, False), (3, False)] + [(2, True), (3, True)] * drawn
     assert sorted(taken) == sorted((rows, *each) for rows in (1, 2) for each in widths)
+    assert waits == [0, len(taken)], "what the device did before is not counted, and what it does is"
     assert not engine.rows.live
     assert engine.stats is not before
     assert engine.stats.counts.keys() == {"allocations"}
