@@ -151,6 +151,17 @@ def test_a_hybrids_model_has_room_for_its_own_most_and_the_lookups_for_all() -> 
     assert default.calls[0][1].max_proposals.tolist() == [4, 4, 4]
 
 
+def test_a_hybrids_model_finds_its_room_in_the_same_place_at_every_step() -> None:
+    """A part that the model has recorded reads it there again."""
+    model = Noting(finds=[[7]] * 3)
+    draft = hybrid_of(Noting(finds=[[], [], []], looks_up=True), model)
+    for room in ([9, 4, 5], [1, 2, 3]):
+        draft.propose(rows_with(room))
+    first, second = (asked.max_proposals for _, asked in model.calls)
+    assert first.data_ptr() == second.data_ptr()
+    assert second.tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
