@@ -169,7 +169,7 @@ def test_four_parts_that_promise_nothing_are_named_and_the_others_counted() -> N
     assert ops in named or "torch's own product in" in named
 
 
-class Silent(Reference):
+class SilentBackend(Reference):
     """The reference's ops under a name of its own; of those in ``about`` it promises nothing."""
 
     name = "silent"
@@ -186,7 +186,7 @@ def test_parts_beyond_the_fourth_that_promise_nothing_are_counted(count: int, mo
     about = ["kv_append", "kv_plan", "linear", "rms_norm", "rotary", "silu_mul"][:count]
     named = ", ".join(f"the op {op} on the backend silent" for op in about[:4])
     with pytest.raises(SpecdecError, match=rf"^the result of {named}{more} may depend on the width"):
-        require_exact(ArenaModel(families.build_model("llama"), Ops([Silent(about)])))
+        require_exact(ArenaModel(families.build_model("llama"), Ops([SilentBackend(about)])))
 
 
 def test_a_draft_that_proposes_trees_is_refused_by_name() -> None:
