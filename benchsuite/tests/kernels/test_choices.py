@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -74,6 +77,19 @@ def test_a_level_needs_all_of_its_instruction_sets(monkeypatch: pytest.MonkeyPat
         found = {name: name not in absent for name in every}
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found, raising=False)
         assert cpu.levels.__wrapped__() == tuple(there)
+
+
+@pytest.mark.parametrize("level", cpu.LEVELS)
+def test_torch_and_the_compiler_know_every_instruction_set_of_a_level(level: str) -> None:
+    """A name that torch does not know would rule a level out everywhere, and one flag less would slow it down."""
+    compiler, needed = cpu.cpu_compiler(), cpu.LEVELS[level]
+    if platform.machine() != "x86_64" or compiler is None or not hasattr(torch.cpu, "get_capabilities"):
+        pytest.skip("instruction sets of x86 are asked for by torch's names and the compiler's")
+    assert needed.keys() <= torch.cpu.get_capabilities().keys()
+    command = [compiler, *(f"-m{flag}" for flag in needed.values()), "-dM", "-E", "-x", "c++", os.devnull]
+    macros = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sets = {name.replace("_", "").replace("fma3", "fma").upper() for name in needed}
+    assert {f"__{name}__" for name in sets} <= set(macros.split())
 
 
 def test_the_cpus_compiler_is_the_one_that_is_asked_for_else_the_first_on_the_path(

@@ -236,3 +236,17 @@ def test_a_slot_that_sees_no_cell_gives_zeros_and_a_hidden_key_may_be_anything(l
     torch.testing.assert_close(got[0, 1], values[0, :, -1].expand(2, -1))
     weights = (query[0, :, 2] @ keys[0, 0, 1:].t() * 0.5).softmax(dim=-1)
     torch.testing.assert_close(got[0, 2], weights @ values[0, 0, 1:])
+
+
+@pytest.mark.parametrize("length", [5, 300])
+@INTERPRETS
+def test_a_gpus_attention_adds_a_finite_mask_to_the_capped_scores(length: int) -> None:
+    """Whether one program reads all cells or two share them; every third cell is hidden from a slot in turn."""
+    query, (keys, values) = _random(1, 2, 3, 8), _random(2, 1, 1, length, 8, seed=6)
+    mask = 2 * _random(1, 1, 3, length, seed=7)
+    mask[..., (torch.arange(3)[:, None] + torch.arange(length)) % 3 == 0] = -torch.inf
+    for softcap in (None, 1.5):
+        scores = query @ keys.transpose(2, 3) * 0.7
+        scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+        got = Triton().tree_attention(query, keys, values, mask, 0.7, softcap)
+        torch.testing.assert_close(got, ((scores + mask).softmax(dim=-1) @ values).transpose(1, 2))

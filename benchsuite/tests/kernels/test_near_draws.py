@@ -3,6 +3,7 @@ filter beside a sum of probabilities. Keys are made so that a chosen token has t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,6 +159,43 @@ def test_a_coin_accepts_what_is_above_it_and_nothing_at_or_below_it(name: str, s
         kept = (target / q).numpy() > coins.numpy()
         assert taken.tolist() == kept.tolist()
         assert (verdict.num_accepted == 1).tolist() == kept.tolist()
+
+
+def _block_bounds(p: Tensor, q: Tensor, tokens: list[int]) -> list[float]:
+    """h of each prefix of a chain, from the definition: Sun et al. 2403.10444, algorithm 2."""
+    kept, bounds = 1.0, [1.0]
+    for slot, token in enumerate(tokens):
+        kept = min(1.0, kept * float(p[slot, token] / q[slot, token]))
+        left = float((kept * p[slot + 1] - q[slot + 1]).clamp(min=0).sum()) if slot + 1 < len(tokens) else 0.0
+        bounds.append(left / (left + 1 - kept) if slot + 1 < len(tokens) else kept)
+    return bounds
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("name", ["reference", pytest.param("triton", marks=INTERPRETS)])
+def test_block_verification_keeps_the_longest_prefix_whose_coin_is_below_its_bound(name: str, certain: bool) -> None:
+    """Of a longer prefix the coin is above the bound by a hair, of a shorter one it is 0."""
+    g, (count, size), step = torch.Generator().manual_seed(5), (3, 4), 2**-20
+    p = torch.rand(2, count + 1, size, generator=g).softmax(dim=2)
+    q = torch.rand(2, count, size, generator=g).softmax(dim=2)
+    tokens = (q / p[:, :-1]).topk(2, dim=2).indices[..., 1]  # so that no prefix survives for certain
+    q = torch.zeros_like(q).scatter(2, tokens[:, :, None], 1.0) if certain else q
+    rows, coins, expected = [], [], []
+    for row in range(2):
+        bounds = _block_bounds(p[row].double(), q[row].double(), tokens[row].tolist())
+        assert all(step < bound < 1 - step for bound in bounds[1:])
+        for slot in range(1, count + 1):
+            for side in (-1, 1):
+                rows.append(row)
+                beside = bounds[slot] + side * step
+                coins.append([0.0] * slot + [beside] + [bound + step for bound in bounds[slot + 1 :]])
+                expected.append(slot if side < 0 else slot - 1)
+    keys = torch.tensor([[hashed_to(int(coin * 2**24) << 8, 0) for coin in row] for row in coins])
+    window = Window.chain(torch.zeros(len(rows), dtype=torch.int64), tokens[rows], torch.full((len(rows),), count))
+    window = window if certain else replace(window, q=q[rows])
+    with named_backend(name) as ops:
+        verdict = ops.block_sample(p[rows], window, keys, keys, keys)
+    assert verdict.num_accepted.tolist() == expected
 
 
 SIZE = 150

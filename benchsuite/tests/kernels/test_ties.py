@@ -136,15 +136,17 @@ def test_top_p_keeps_the_first_of_equal_logits(name: str) -> None:
     assert kept[0, 0].isfinite().nonzero()[:, 0].tolist() == list(range(91))
 
 
-def test_threads_that_share_a_row_take_the_first_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_share_rows_take_the_first_of_equals_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rows than threads are cut into parts, of which each row has its own."""
     ops = registry().backend("cpu")
     if ops.chain[0].name != "cpu":
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(cpu, "kernel_threads", lambda: 3)
-    for places in ([100, 2000, 4900], [1700, 4000], [4999, 5000], [0, 5000]):
-        logits = torch.zeros(1, 1, 5001).index_fill(2, torch.tensor(places), 2.0**30)
-        for key in (None, torch.tensor([[7]])):
-            assert ops.sample(logits, key).tolist() == [[places[0]]]
+    ties = ([100, 2000, 4900], [1700, 4000], [4999, 5000], [0, 5000])
+    logits = torch.stack([torch.zeros(1, 5001).index_fill(1, torch.tensor(places), 2.0**30) for places in ties])
+    for chosen in ([0], [1], [2], [3], [0, 1], [2, 0], [1, 3], [3, 2]):
+        for key in (None, torch.full((len(chosen), 1), 7)):
+            assert ops.sample(logits[chosen], key).tolist() == [[ties[row][0]] for row in chosen]
 
 
 def test_a_greedy_draft_proposes_the_first_of_equal_logits() -> None:

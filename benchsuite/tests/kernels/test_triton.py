@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -43,6 +42,20 @@ QUICK = {
 }
 """Of the cases of all backends those that the interpreter runs in a tenth of a second."""
 
+DEAR = {
+    "rotary": ("small-shared",),
+    "silu_mul": ("axes",),
+    "decoder_layers": ("small-int8", "small-int4"),
+    "tree_attention": ("small-17", "gaps", "softcap", "garbage"),
+    "rejection_sample": ("small-equal-1", "small-near-0.2", "small-broken-1", "full", "gaps"),
+    "block_sample": ("small-equal-1", "small-near-0.2", "small-broken-1", "gaps"),
+    "tree_sample": ("small-equal-1", "small-near-0.2", "gaps"),
+    "sample": ("5001", "four-axes", "filtered"),
+    "verify_prefix": ("tree-32x16",),
+    "noise_keys": ("many",),
+}
+"""Of these and the small ones those that take longest and hold least that no other does: no quick run has them."""
+
 LONGER = {
     "linear": ("int8-rows-77", "int4-rows-77", "int8-tail", "int4-tail", "wide-int8", "wide-int4"),
     "rms_norm": ("odd", "whole", "gemma", "strided"),
@@ -81,6 +94,11 @@ def _noise_of_a_draw(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
     return cases._keys(g, 3), torch.randint(2**31, (3, 5), generator=g), 7
 
 
+def _cells_of_seven(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    _, _, source, target = cases._compact([0, 2, 5], [0, 1, 2])(g, dtype)
+    return *(cases._random(g, dtype, 2, 3, 20, 7) for _ in range(2)), source, target
+
+
 BOUNDS = [
     Case("rms_norm", "axes", lambda g, d: (_in_four_axes(g, d), cases._random(g, d, 9), 1e-5, 0.5), ONE),
     Case("silu_mul", "axes", lambda g, d: (_in_four_axes(g, d), _in_four_axes(g, d)), ONE),
@@ -94,6 +112,7 @@ BOUNDS = [
     Case("kv_plan", "span-1", cases._plan(4, span=1, capacity=9, look=9, tree=True), ONE),
     Case("kv_plan", "limit-1", cases._plan(3, capacity=24, look=20, limit=1), ONE),
     Case("kv_compact", "one", cases._compact([3], [0]), ONE),
+    Case("kv_compact", "seven", _cells_of_seven, ONE),
     Case("rejection_sample", "full", cases._rejection(12, 3, 9, "near"), ONE),
 ]
 """Sizes at which a launch gets one more block, arguments that no other case has, layouts of every number of axes."""
@@ -179,10 +198,8 @@ def lanes_watched(monkeypatch: pytest.MonkeyPatch) -> _Watch:
 
 def _cases() -> Iterator[Any]:
     quick = [*SMALL, *BOUNDS, *(case for case in CASES if case.name in QUICK.get(case.op, ()))]
-    begun = Counter[str]()
-    for case in quick:  # the first of each op is in a quick run
-        begun[case.op] += 1
-        marks = [pytest.mark.slow] if begun[case.op] > 1 else []
+    for case in quick:
+        marks = [pytest.mark.slow] if case.name in DEAR.get(case.op, ()) else []
         yield pytest.param(case, case.dtypes, id=f"{case.op}-{case.name}", marks=marks)
     longer = (case for case in CASES if case.name in LONGER.get(case.op, ()))
     for index, case in enumerate(longer):
@@ -205,9 +222,9 @@ def test_an_op_agrees_with_the_reference_and_uses_nothing_outside(
     assert {event[1] for event in lanes_watched.events if event[0] == "dot"} <= {"INPUT_PRECISION.IEEE"}
 
 
-@pytest.mark.parametrize("named", [QUICK, LONGER], ids=["quick", "longer"])
+@pytest.mark.parametrize("named", [QUICK, LONGER, DEAR], ids=["quick", "longer", "dear"])
 def test_every_name_of_these_tables_is_that_of_a_case(named: dict[str, tuple[str, ...]]) -> None:
-    there = {(case.op, case.name) for case in CASES}
+    there = {(case.op, case.name) for case in (*CASES, *SMALL, *BOUNDS)}
     assert {(op, name) for op, names in named.items() for name in names} <= there
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from benchsuite.tests.rig import INTERPRETED
+from benchsuite.tests.rig import INTERPRETS
 from specdec import Verdict, Window, sampling
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
 
-pytestmark = [*INTERPRETED]
+pytestmark = INTERPRETS
 
 triton = pytest.importorskip("triton")
 tl = import_module("triton.language")
@@ -78,6 +78,7 @@ def _judged(op: str, p: Tensor, q: Tensor | None, tokens: Tensor, width: Tensor)
     return verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", RULES)
 @pytest.mark.parametrize("vocabulary", [5, 4100])
 def test_after_a_rejection_that_leaves_nothing_the_draw_is_from_p_in_any_number_of_parts(
@@ -94,6 +95,7 @@ def test_after_a_rejection_that_leaves_nothing_the_draw_is_from_p_in_any_number_
     assert set(verdict.next[rejected].tolist()) == {1, vocabulary - 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", RULES)
 def test_what_is_left_of_p_in_one_part_alone_is_drawn(op: str) -> None:
     vocabulary, only = 4100, 4098
@@ -107,8 +109,14 @@ def test_what_is_left_of_p_in_one_part_alone_is_drawn(op: str) -> None:
     assert verdict.next.tolist() == [only] * 4
 
 
-@pytest.mark.parametrize("op", RULES)
-@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize(
+    ("op", "certain"),
+    [
+        pytest.param(op, certain, marks=[pytest.mark.slow] * ((op, certain) != ("block_sample", False)))
+        for op in RULES
+        for certain in (False, True)
+    ],
+)
 def test_windows_of_every_width_are_judged_as_the_reference_does(op: str, certain: bool) -> None:
     """Three tokens and many rows: proposals are often equal, likely and kept; a row has one to five slots."""
     rows, size = 15, 5
@@ -125,6 +133,7 @@ def test_windows_of_every_width_are_judged_as_the_reference_does(op: str, certai
     assert bool((accepted == width - 1)[width > 1].any())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", RULES)
 def test_a_window_of_one_or_two_slots_is_judged(op: str) -> None:
     p = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])

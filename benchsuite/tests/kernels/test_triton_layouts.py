@@ -11,12 +11,12 @@ from torch import Generator, Tensor
 
 from benchsuite.conformance.ops.agreement import disagreement
 from benchsuite.conformance.ops.cases import CASES, ONE, SMALL, Case
-from benchsuite.tests.rig import INTERPRETED
+from benchsuite.tests.rig import INTERPRETS
 from specdec.ops import Ops
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
 
-pytestmark = [*INTERPRETED]
+pytestmark = INTERPRETS
 
 
 def _scattered(value: Any) -> Any:
@@ -67,7 +67,17 @@ def _moved(case: Case) -> Case:
     return Case(case.op, case.name, made, ONE)
 
 
-@pytest.mark.parametrize("case", MOVED, ids=lambda case: f"{case.op}-{case.name}")
+DEAR = ("rotary", "decoder_layers", "tree_attention", "rejection_sample", "block_sample", "tree_sample")
+QUICK = ("small-5", "small-near-1")
+"""Of the ops that an interpreter is slow at, the cases of a quick run; of others all are."""
+
+
+def _marked(case: Case) -> Any:
+    marks = [pytest.mark.slow] if case.op in DEAR and case.name not in QUICK else []
+    return pytest.param(case, id=f"{case.op}-{case.name}", marks=marks)
+
+
+@pytest.mark.parametrize("case", [*map(_marked, MOVED)])
 def test_an_op_reads_every_operand_by_its_own_strides(case: Case) -> None:
     ops = Ops([Triton(), Reference()])
     assert disagreement(ops, _moved(case), torch.float32) is None
