@@ -19,6 +19,7 @@ from specdec.decoder import Cells
 from specdec.ledger import stacked
 from specdec.ops import Ops
 from specdec_kernels import reference
+from specdec_kernels.flex import Flex
 from specdec_kernels.reference import Reference
 from specdec_kernels.triton import Triton
 
@@ -238,15 +239,22 @@ def test_a_slot_that_sees_no_cell_gives_zeros_and_a_hidden_key_may_be_anything(l
     torch.testing.assert_close(got[0, 2], weights @ values[0, 0, 1:])
 
 
-@pytest.mark.parametrize("length", [5, 300])
-@INTERPRETS
-def test_a_gpus_attention_adds_a_finite_mask_to_the_capped_scores(length: int) -> None:
-    """Whether one program reads all cells or two share them; every third cell is hidden from a slot in turn."""
-    query, (keys, values) = _random(1, 2, 3, 8), _random(2, 1, 1, length, 8, seed=6)
-    mask = 2 * _random(1, 1, 3, length, seed=7)
-    mask[..., (torch.arange(3)[:, None] + torch.arange(length)) % 3 == 0] = -torch.inf
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    ("name", "width", "length"),
+    [
+        *(pytest.param("triton", 3, length, marks=INTERPRETS) for length in (5, 300)),
+        *(pytest.param("flex", width, 5, marks=pytest.mark.slow) for width in (1, 3)),
+    ],
+)
+def test_a_gpus_attention_adds_a_finite_mask_to_the_capped_scores(name: str, width: int, length: int) -> None:
+    """One mask for two rows, whether one program reads all cells or two share them; a slot does not see every third."""
+    ops = Flex(compiled=False) if name == "flex" else Triton()
+    query, (keys, values) = _random(2, 2, width, 8), _random(2, 2, 1, length, 8, seed=6)
+    mask = 2 * _random(1, 1, width, length, seed=7)
+    mask[..., (torch.arange(width)[:, None] + torch.arange(length)) % 3 == 0] = -torch.inf
     for softcap in (None, 1.5):
         scores = query @ keys.transpose(2, 3) * 0.7
         scores = scores if softcap is None else softcap * (scores / softcap).tanh()
-        got = Triton().tree_attention(query, keys, values, mask, 0.7, softcap)
+        got = ops.tree_attention(query, keys, values, mask, 0.7, softcap)
         torch.testing.assert_close(got, ((scores + mask).softmax(dim=-1) @ values).transpose(1, 2))

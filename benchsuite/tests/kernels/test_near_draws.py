@@ -198,6 +198,58 @@ def test_block_verification_keeps_the_longest_prefix_whose_coin_is_below_its_bou
     assert verdict.num_accepted.tolist() == expected
 
 
+def _tree_ratios(p: Tensor, q: Tensor) -> list[float]:
+    """p(x) / q(x) of the siblings 0, 1, …, each of what the elder ones left: Miao et al. 2305.09781, algorithm 2."""
+    ratios = []
+    for token, drawn_from in enumerate(q):
+        ratios.append(float(p[token] / drawn_from[token]))
+        p = (p - drawn_from).clamp(min=0)
+        p = p / p.sum()
+    return ratios
+
+
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("name", ["reference", pytest.param("triton", marks=INTERPRETS)])
+def test_a_sibling_is_kept_if_its_coin_is_below_what_the_elder_ones_left_of_it(name: str, certain: bool) -> None:
+    """Of the elder one the coin is above its ratio by a hair, of the younger ones it is the largest."""
+    p, step, largest = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.1, 0.05]), 2**-20, 1 - 2**-24
+    q = torch.tensor([[0.5, 0.1, 0.1, 0.1, 0.1, 0.1], [0.05, 0.75, 0.05, 0.05, 0.05, 0.05]])
+    q = torch.eye(2, 6) if certain else q
+    ratios = _tree_ratios(p.double(), q.double())
+    assert ratios == pytest.approx([0.3, 0.25 / 0.7] if certain else [0.6, 0.8])
+    # The last pair has the coin 0 beside a ratio of 0.
+    coins = [[ratios[0] - step, largest], [ratios[0] + step, ratios[1] - step], [ratios[0] + step, ratios[1] + step]]
+    keys = torch.tensor([[hashed_to(int(c * 2**24) << 8, 0) for c in (0.0, *row)] for row in (*coins, [0.0, 0.0])])
+    ruled_out = torch.tensor([0.0, 0.0, 0.5, 0.5, 0.0, 0.0])
+    own = torch.stack([p, p, p, ruled_out])[:, None].expand(-1, 3, -1)
+    zeros = torch.zeros(4, dtype=torch.int64)
+    tokens, parents = torch.tensor([[9, 0, 1]]).expand(4, 3), torch.tensor([[-1, 0, 0]]).expand(4, 3)
+    window = Window(tokens, parents, zeros + 3, None if certain else q.expand(4, 2, 6))
+    with named_backend(name) as ops:
+        verdict = ops.tree_sample(own.contiguous(), window, keys, keys, keys)
+    assert verdict.path.tolist() == [[0, 1, -1], [0, 2, -1], [0, -1, -1], [0, -1, -1]]
+    assert verdict.num_accepted.tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["reference", pytest.param("triton", marks=INTERPRETS)])
+def test_the_root_stays_though_every_coin_is_the_largest(name: str) -> None:
+    """A certain proposal's rest is rounded on the way to the root's own bound, which is 1; of q = 2 p nothing is left,
+    and the draw is from p."""
+    rare, keys = 3 * 2.0**-24, torch.full((1, 2), hashed_to((2**24 - 1) << 8, 0))
+    half = torch.tensor([0.0, 0.25, 0.75])
+    zero = torch.zeros(1, dtype=torch.int64)
+    for p, proposed, q, left in (
+        (torch.tensor([1 - rare, rare]), 0, None, {1}),
+        (half, 1, 2 * half.expand(1, 1, 3), {1, 2}),
+    ):
+        window = Window.chain(zero, zero[:, None] + proposed, zero + 1, q)
+        with named_backend(name) as ops:
+            for judge in (ops.rejection_sample, ops.block_sample, ops.tree_sample):
+                verdict = judge(p.expand(1, 2, -1).contiguous(), window, keys, keys, keys)
+                assert (verdict.path.tolist(), int(verdict.num_accepted)) == ([[0, -1]], 0)
+                assert int(verdict.next) in left
+
+
 SIZE = 150
 
 

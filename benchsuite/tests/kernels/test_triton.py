@@ -99,12 +99,17 @@ def _cells_of_seven(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
     return *(cases._random(g, dtype, 2, 3, 20, 7) for _ in range(2)), source, target
 
 
+def _impossible(g: Generator, dtype: torch.dtype) -> tuple[Any, ...]:
+    return torch.full((1, 1, 4 * 4096 + 1), -torch.inf), None
+
+
 BOUNDS = [
     Case("rms_norm", "axes", lambda g, d: (_in_four_axes(g, d), cases._random(g, d, 9), 1e-5, 0.5), ONE),
     Case("silu_mul", "axes", lambda g, d: (_in_four_axes(g, d), _in_four_axes(g, d)), ONE),
     Case("silu_mul", "block-more", cases._silu(1, 1025), ONE),
     Case("sample", "two-axes", _rows_of_one, ONE),
     Case("sample", "four-axes", _rows_of_rows, ONE),
+    Case("sample", "five-parts-impossible", _impossible, ONE),
     Case("accept", "block-more", cases._coins(257, 1), ONE),
     Case("noise_keys", "a-draw", _noise_of_a_draw, ONE),
     Case("noise_keys", "block-more", cases._noise(27, 19), ONE),
