@@ -87,6 +87,22 @@ def test_rows_that_share_angles_are_turned_as_with_some_of_their_own(cpu_kernels
     assert whole(angles).equal(whole(tuple(angle.expand(len(x), -1, -1).contiguous() for angle in angles)))
 
 
+def test_biases_that_were_made_wide_stay_while_their_layer_does(cpu_kernels: Ops) -> None:
+    """C++ has their addresses: whoever is given memory that was freed too early would write over them."""
+    case = next(case for case in CASES if (case.op, case.name) == ("decoder_layers", "bias"))
+    x, layers, turn, at = case.make(Generator().manual_seed(7), HALF)
+    layers = [layer.packed(cpu_kernels) for layer in layers]
+
+    def whole() -> Tensor:
+        return cpu_kernels.decoder_layers(x, layers, turn, at)
+
+    first = whole()
+    sizes = {bias.numel() for layer in layers for bias in (layer.qkv_bias, layer.out_bias, layer.gate_up_bias)}
+    others = [torch.full((size,), torch.nan) for size in sizes for _ in range(50)]
+    assert whole().equal(first)
+    assert len(others) == 50 * len(sizes)
+
+
 @pytest.mark.parametrize("name", ["reference", "cpu"])
 def test_logits_that_lie_slot_by_slot_are_processed_row_by_row(name: str) -> None:
     ops = registry().backend(name)
