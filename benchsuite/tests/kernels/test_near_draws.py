@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.conformance.models.tiny import registry
+from benchsuite.conformance.ops.agreement import run_op
 from benchsuite.tests.rig import INTERPRETED, INTERPRETS, hashed_to, named_backend, slow_after
 from specdec import Request, SamplingParams, Window, sampling
 from specdec.ledger import stacked
@@ -248,6 +249,24 @@ def test_the_root_stays_though_every_coin_is_the_largest(name: str) -> None:
                 verdict = judge(p.expand(1, 2, -1).contiguous(), window, keys, keys, keys)
                 assert (verdict.path.tolist(), int(verdict.num_accepted)) == ([[0, -1]], 0)
                 assert int(verdict.next) in left
+
+
+@pytest.mark.parametrize("op", ["rejection_sample", "block_sample", "tree_sample"])
+@pytest.mark.parametrize("name", ["reference", pytest.param("triton", marks=INTERPRETS)])
+def test_the_draw_after_a_rejection_is_from_what_is_left_at_its_slot(name: str, op: str) -> None:
+    """Slot k proposes token k, of which p has 0.9 and q all, so that token 4 + k is left; row k rejects that of slot k,
+    and the last row none."""
+    slots = torch.arange(4)
+    p = (0.9 * torch.eye(8)[slots] + 0.1 * torch.eye(8)[slots + 4]).expand(4, 4, 8).contiguous()
+    p[:, 3] = torch.eye(8)[7]
+    window = Window.chain(slots * 0, slots[:3].expand(4, 3), slots * 0 + 3, torch.eye(8)[:3].expand(4, 3, 8))
+    never, always = hashed_to((2**24 - 1) << 8, 0), hashed_to(0, 0)
+    coins = torch.where(slots < slots[:, None], always, never)
+    if op != "rejection_sample":  # of which a coin lies at its own proposal, not one before
+        coins = coins.roll(1, dims=1)
+    with named_backend(name) as ops:
+        verdict = run_op(ops, op, (p, window, coins, coins, coins))
+    assert [part.tolist() for part in verdict[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 SIZE = 150

@@ -109,14 +109,9 @@ def test_what_is_left_of_p_in_one_part_alone_is_drawn(op: str) -> None:
     assert verdict.next.tolist() == [only] * 4
 
 
-@pytest.mark.parametrize(
-    ("op", "certain"),
-    [
-        pytest.param(op, certain, marks=[pytest.mark.slow] * ((op, certain) != ("block_sample", False)))
-        for op in RULES
-        for certain in (False, True)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("op", RULES)
+@pytest.mark.parametrize("certain", [False, True])
 def test_windows_of_every_width_are_judged_as_the_reference_does(op: str, certain: bool) -> None:
     """Three tokens and many rows: proposals are often equal, likely and kept; a row has one to five slots."""
     rows, size = 15, 5
