@@ -138,7 +138,7 @@ class Described:
     """The addresses of a layer's weights, for C++, and the tensors that must live as long."""
 
     def __init__(self, layer: DecoderWeights) -> None:
-        self._kept: list[tuple[Packed, Tensor | None]] = []
+        self._kept: list[Tensor] = []
         self.layer = Layer(
             self._matrix(layer.qkv, layer.qkv_bias),
             self._matrix(layer.out, layer.out_bias),
@@ -160,7 +160,7 @@ class Described:
         assert isinstance(weight, Packed)
         outputs, inputs = weight.shape
         wide = None if bias is None else bias.float().contiguous()
-        self._kept.append((weight, wide))
+        self._kept += [weight.data] if wide is None else [weight.data, wide]
         pointers = [None if t is None else t.data_ptr() for t in (weight.data, weight.scale, wide)]
         return Matrix(*pointers, CODE[weight.data.dtype], inputs, outputs)
 
