@@ -142,6 +142,7 @@ def test_files_and_revisions_of_files_are_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     baseline(tmp_path / "gate.json", 1.0)
+    baseline(tmp_path / "with:colon.json", 1.0)
     for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
         subprocess.run(["git", *words], check=True)
     (tmp_path / "gate.json").unlink()
@@ -149,6 +150,7 @@ def test_files_and_revisions_of_files_are_read(
     assert benchsuite_main(["compare", "HEAD:gate.json", "gate.json", "--html", "c.html", "--markdown", "c.md"]) == 0
     shown = capsys.readouterr().out
     assert "1 rows: 1 slower" in shown
+    assert read_side("HEAD:with:colon.json").rows == read_side("with:colon.json").rows
     assert "0.900" in shown
     assert "0.900" in (tmp_path / "c.html").read_text()
     assert "| -  | tiny-chat-ngram |" in (tmp_path / "c.md").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import exp
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +85,15 @@ def test_a_row_that_fails_is_told_with_both_speeds_and_the_first_line_of_its_fai
         (Figures(1.0, None, 1.01), Figures(1.1, 1.09, 1.11), "too few units"),
         (Figures(1.0, 0.99, 1.01), Figures(1.1, 1.09, None), "too few units"),
         (Figures(1.0, 0.99, None), Figures(1.1, None, 1.11), "too few units"),
+        (Figures(1.0, 1.0, 1.0), Figures(2.0, 1.0, 4.0), "within noise"),
+        (Figures(2.0, 1.0, 4.0), Figures(1.0, 1.0, 1.0), "within noise"),
+        (Figures(1.0, 0.99, 1.01, noise=log(2)), Figures(2.0, 1.99, 2.01), "within noise"),
     ],
 )
 def test_a_change_is_one_if_its_interval_and_the_noise_of_plain_decoding_say_so(
     before: Figures, now: Figures, kind: str
 ) -> None:
-    """ln 1.1 is 0.095; noises of 0.08 and 0.06 together are 0.1, of 0.07 and 0.06 together 0.092."""
+    """ln 1.1 is 0.095; noises of 0.08 and 0.06 together are 0.1, of 0.07 and 0.06 together 0.092. A bound is inside."""
     found = one_change(before, now)
     assert (found.kind, found.ratio) == (kind, pytest.approx(now.speedup / before.speedup))  # type: ignore[operator]
 
@@ -112,6 +115,8 @@ def test_units_are_paired_only_where_both_runs_have_the_same_ones() -> None:
         (1.0, 1.0 + 1e-12, ""),
         (1.0, 1.0 + 1e-8, "x 1 → 1"),
         (None, 7, "x none → 7"),
+        (None, 2.5, "x none → 2.5"),
+        (2.5, "a", "x 2.5 → a"),
         ("0" * 20, "1" * 21, f"x {'0' * 20} → {'1' * 19}…"),
         (4, 4.0, ""),
         (3, 4.0, "x 3 → 4"),
@@ -182,11 +187,12 @@ def test_rows_of_pytest_benchmark_are_named_by_their_parameters_and_plains_are_l
             "a", draft="plain again", speedup_low=exp(-0.2), speedup_high=exp(0.1)
         ),
         "test_speculation[b-again]": benchmark_row("b", draft="plain again", speedup_low=None, speedup_high=None),
+        "test_speculation[late[0]]": benchmark_row("a", draft="last"),
     }
     beside = {"commit_info": {"id": "c"}, "datetime": "then", "machine_info": {"cpu": {"brand_raw": "X"}}}
     found = file_of_benchmarks(tmp_path / "b.json", rows, **beside)
     assert found.title == f"{tmp_path / 'b.json'}: commit c, X, then"
-    assert [*found.rows] == ["a-ngram", "alone", "a-again", "b-again"]
+    assert [*found.rows] == ["a-ngram", "alone", "a-again", "b-again", "late[0]"]
     row = found.rows["a-ngram"]
     assert (row.speedup, row.low, row.high, row.logs, row.failure) == (1.5, 1.4, 1.6, {}, None)
     assert row.counted == {"tau": 2.0, "acceptance_rate": 0.5, "emitted_digest": "d"}

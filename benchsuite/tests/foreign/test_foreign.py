@@ -60,6 +60,8 @@ def test_both_programs_counted_what_the_server_sent(format_: str) -> None:
     assert figures["acceptance_histogram"] == {"0": 12, "1": 6, "2": 12, "3": 12}
     assert figures["acceptance_rate"] == pytest.approx(11 / 21)
     assert figures["mean_acceptance_length"] == pytest.approx(1 + 11 / 7)
+    counts = [figures[word.name] for word in WORDS if word.unit in COUNTED and word.name in figures]
+    assert {type(one) for one in counts} == {int, dict}, "whole numbers stay whole"
 
 
 def test_figures_come_in_our_units() -> None:
@@ -107,6 +109,14 @@ def test_the_unit_of_what_was_read_was_read_too() -> None:
         "other.unit"
     ]
     assert "request_latency.unit" not in left
+
+
+def test_a_unit_that_only_aiperf_would_say_is_none_in_another_programs_file() -> None:
+    content = {
+        "benchmarks": [{"duration": 1.5, "metrics": {"unit": "fortnights", "request_totals": {"successful": 2}}}]
+    }
+    [run] = read_result(content).runs
+    assert (run.figures, run.left) == ({"duration_s": 1.5, "requests": 2}, ("metrics.unit",))
 
 
 def test_what_was_not_read_is_listed_whole() -> None:
@@ -390,12 +400,18 @@ def test_units_convert_there_and_back_and_never_into_another_kind() -> None:
             there, back = unit_factor(ours, theirs), unit_factor(theirs, ours)
             assert (there is None) == (back is None)
             assert there is None or back is None or there * back == pytest.approx(1)
-    assert unit_factor("s", "ms") == 1000
-    assert unit_factor("ms", "%") is None
-    assert unit_factor("ms", "tokens") is None
+    for unit, count in {"ns": 10**9, "us": 10**6, "ms": 1000, "sec": 1, "s": 1}.items():
+        assert unit_factor("s", unit) == count
+        assert unit_factor("min", unit) == pytest.approx(60 * count)
+    assert unit_factor("ratio", "%") == 100
+    kinds = ("ns", "us", "ms", "sec", "s", "min"), ("%", "ratio"), ("tokens",), ("requests",)
+    for one in kinds:
+        for other in kinds:
+            assert {(unit_factor(a, b) is None) for a in one for b in other} == {one != other}
 
 
 ANSWERED = {"completed": 2, "total_output_tokens": 20}
+RATES = "spec_decode_per_position_acceptance_rates"
 
 
 @pytest.mark.parametrize(
@@ -443,6 +459,11 @@ def test_blanks_before_a_result_say_nothing(text: str, tmp_path: Path) -> None:
         ),
         ({}, "has nothing; expected"),
         ([], "has list; expected .*, or a server's /metrics page"),
+        *(
+            ({"benchmarks": odd}, "has benchmarks; expected a result file")
+            for odd in ([], {}, {"a": 1}, 3, [3], [None])
+        ),
+        ({**ANSWERED, "spec_decode_num_drafts": 1, RATES: [1 + 1.5e-6]}, "gives no whole numbers"),
         ({**ANSWERED, "spec_decode_per_position_acceptance_rates": 0.5}, "holds shares of counters.num_drafts, which"),
         ({"rows": [{"acceptance_histogram": [1, 2]}]}, "acceptance_histogram is .1, 2.; expected a finite number"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import runpy
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+import cpuinfo
 import psutil
 import pytest
 import torch
@@ -19,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from benchsuite.gate.figures import machine
 from benchsuite.machine import provenance
+from specdec_kernels import cuda
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
@@ -35,7 +38,7 @@ def test_a_process_that_may_use_one_processor_is_another_machine() -> None:
     assert machine(None) == before
 
 
-@pytest.mark.parametrize("group", ["", "user.slice/a"])
+@pytest.mark.parametrize("group", ["", "user.slice/a", "a/0::/b"])
 @pytest.mark.parametrize(
     ("quota", "allowed"),
     [("max 100000", 8), ("100000 100000", 1), ("150000 100000", 2), ("10000 100000", 1), ("900000 100000", 8), ("", 8)],
@@ -188,3 +191,40 @@ def test_a_gpu_is_asked_by_its_uuid_for_its_driver_its_clocks_and_its_limit(
     for name, value in zip(("driver", "clocks", "memory", "limit"), known, strict=True):
         assert f"{name} {value}" in line
     assert provenance.device_name(torch.device("cuda")) == "NVIDIA H100"
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["sse", "avx2"], ["sve", "asimd"], ["amx_tile", "avx512_bf16", "avx512f", "avx"]]
+)
+def test_a_processor_is_told_by_its_brand_and_by_what_it_has_of_the_instruction_sets_that_round_otherwise(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A made-up processor, asked by a module that has asked none yet."""
+    said = {"flags": flags, "brand_raw": "A processor"}
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: said)
+    monkeypatch.setattr(platform, "processor", lambda: "a family")
+    monkeypatch.setattr(platform, "machine", lambda: "an architecture")
+    asked = runpy.run_path(str(provenance.__file__))
+    known = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+    assert asked["vectors"]() == [name for name in known if name in flags]
+    assert asked["processor"]() == "A processor"
+    said.clear()
+    asked = runpy.run_path(str(provenance.__file__))
+    assert (asked["vectors"](), asked["processor"]()) == ([], "a family")
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    assert asked["processor"]() == "an architecture"
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"), [("Cuda tools, release 13.0, V13.0.48", "13.0"), ("odd", None), (None, None)]
+)
+def test_the_release_of_a_cuda_compiler_is_what_it_prints_and_none_without_one(
+    printed: str | None, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "nvcc"
+    compiler.write_text(f'#!/bin/sh\n[ "$*" = --version ] && echo "{printed}"\n')
+    compiler.chmod(0o755)
+    made = SimpleNamespace(name="NVIDIA H100", major=9, minor=0, total_memory=80 * 2**30, uuid="12ab")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: made)
+    monkeypatch.setattr(cuda, "cuda_compiler", lambda: str(compiler) if printed else None)
+    assert runpy.run_path(str(provenance.__file__))["accelerator"](0)["nvcc"] == said

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,8 +20,8 @@ from typing import Any
 import pytest
 
 from benchsuite.gate.figures import machine
-from benchsuite.machine import files
-from benchsuite.machine.files import runs, strict_json, write_file, write_files, write_folder
+from benchsuite.machine import files, provenance
+from benchsuite.machine.files import FolderLock, runs, strict_json, write_file, write_files, write_folder
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.measured import Measured
@@ -76,6 +77,11 @@ def test_the_machine_of_a_run_is_that_of_a_baseline(monkeypatch: pytest.MonkeyPa
     assert {**found, "device": None, "system": platform.system()} == machine(None)
     monkeypatch.setattr("benchsuite.store.journal.joined_ranks", lambda: "two ranks")
     assert manifest({})["machine"] == {**found, "ranks": "two ranks"}
+    gpus = [{"name": "A", "bytes": 1}, {"name": "B", "bytes": 2}]
+    monkeypatch.setattr(provenance, "accelerators", lambda: gpus)
+    said = manifest({})
+    assert said["machine"] == {**found, "ranks": "two ranks", "gpus": ["A", "B"]}
+    assert said["accelerators"] == gpus
 
 
 def test_cells_are_read_in_the_order_of_the_matrix_and_their_files_have_no_time(tmp_path: Path) -> None:
@@ -232,6 +238,7 @@ def test_runs_differ_in_versions_of_what_decides_times_and_in_what_only_one_of_t
         assert differences(before, now) == ([] if name == "numpy" else [f"{name}: 1 there, 2 here"])
     assert {*deciding} <= manifest_of({})["versions"].keys()
     assert differences({}, {}) == []
+    assert differences({"machine": {"vectors": ["a", "b"]}}, {}) == ["vectors: a b there, nothing here"]
     assert differences({}, {"machine": {"cores": 0, "vectors": []}}) == ["cores: nothing there, 0 here", NONE_HERE]
     assert differences({"changes": ""}, {"options": {"k": "4"}}, but=["--specdec-k"]) == [
         "changes that are not committed: nothing there, nothing here"
@@ -264,6 +271,29 @@ def test_folders_of_one_second_are_numbered_from_two(tmp_path: Path, monkeypatch
     monkeypatch.setattr(files, "time", SimpleNamespace(strftime=lambda form: time.strftime(form, time.gmtime(0))))
     found = [files.new_folder(tmp_path / "new", "job").name for _ in range(3)]
     assert found == ["19700101-000000-job", "19700101-000000-job-2", "19700101-000000-job-3"]
+
+
+def test_who_is_refused_a_folder_is_told_which_process_has_it(tmp_path: Path) -> None:
+    """Also where a process that was killed has left a longer name of itself, and where none is written yet."""
+    (tmp_path / ".running").write_text("process 77 of a machine with a name that is longer than that of this one" * 9)
+    lock = FolderLock(tmp_path)
+    mine = f"process {os.getpid()} of {platform.node()}"
+    with pytest.raises(SpecdecError, match=f"^{re.escape(f'{mine} is writing its results into {tmp_path}: wait')}"):
+        FolderLock(tmp_path)
+    (tmp_path / ".running").write_text("")
+    with pytest.raises(SpecdecError, match="^another process is writing its results into"):
+        FolderLock(tmp_path)
+    (tmp_path / ".running").unlink()
+    lock.release()
+    FolderLock(tmp_path).release()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_what_cannot_be_put_in_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_file(tmp_path / "a", b"content")
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
 
 
 def test_the_same_text_is_compressed_to_the_same_bytes(tmp_path: Path) -> None:
