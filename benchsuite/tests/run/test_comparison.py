@@ -1,0 +1,306 @@
+"""The part of the plugin that compares strategies, in runs of which nothing is measured: items, plan, card, ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchsuite.measure import session as measuring
+from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.cells import Cell
+from benchsuite.measure.plan import MeasuringPlan
+from benchsuite.report.renderers import wrapped
+from benchsuite.report.replay import replayed_seconds
+from benchsuite.run.request import RunRequest, texts_of
+from benchsuite.run.results_folder import DIST, FOLDER
+from benchsuite.run.speculation import ComparisonPlugin
+from benchsuite.store.journal import Journal, manifest
+from benchsuite.tests.report.made_parts import plain_cell
+from benchsuite.tests.run.shown import Shown
+from specdec import SpecdecError
+
+ROWS = {"target": "tiny", "workload": "chat", "arm": "garbage", "peer": "none", "device": "cpu", "graphs": "off"}
+"""Three rows: plain decoding, plain decoding again, and a strategy."""
+
+LONG = "a line that is longer than a terminal " * 4
+
+
+class MadeUpBench:
+    """Stands for the bench of a run: it keeps what it is asked for and measures nothing.
+
+    ``refuses``: what cannot be prepared or measured.
+    """
+
+    refuses = ""
+
+    def __init__(self, plan: MeasuringPlan, abandon: Callable[[str], None], keep: Callable[[Cell], None]) -> None:
+        self.plan, self.keep = plan, keep
+        self.card: list[str] = []
+        self.said: list[str] = []
+        self.weights: list[Any] = []
+        self.cells: dict[Setting, Cell] = {}
+        self.prepared: list[Arm] = []
+        self.traced: list[tuple[Setting, Path]] = []
+        self.rows: list[Any] = []
+        self.ticks = 3
+
+    def add(self, cell: Cell) -> None:
+        """Take a cell that was there."""
+        self.cells[cell.setting] = cell
+
+    def prepare(self, arms: list[Arm]) -> None:
+        """Keep the arms, and write a card."""
+        if self.refuses:
+            raise SpecdecError(self.refuses)
+        self.card += ["a card", LONG]
+        self.prepared = arms
+
+    def row(self, arm: Arm, tick: Callable[[str], None]) -> Arm:
+        """The arm itself, in place of its row."""
+        if self.refuses:
+            raise SpecdecError(self.refuses)
+        return arm
+
+    def trace(self, setting: Setting, folder: Path) -> None:
+        """Keep where a trace is to be."""
+        self.traced.append((setting, folder))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every bench is made up."""
+    monkeypatch.setattr(measuring, "Bench", MadeUpBench)
+
+
+class MadeUpItem:
+    """An item of pytest: of a row by its name, or of none."""
+
+    def __init__(self, name: str | None) -> None:
+        self.nodeid = f"test_rows.py::test_row[{name}]"
+        self.marks: list[Any] = []
+        if name is not None:
+            self.callspec = SimpleNamespace(params={"specdec_row": name})
+
+    def add_marker(self, mark: Any) -> None:
+        """Keep a mark."""
+        self.marks.append(mark)
+
+
+class MadeUpRun:
+    """A run of pytest with these options, whose rows are parametrized; ``worker``: what pytest-xdist gave it."""
+
+    def __init__(self, folder: Path, worker: dict[str, str] | None = None, **given: str) -> None:
+        self.shown, self.cases = Shown(), dict[str, list[str]]()
+        self.has = {"benchmark"}
+        self.option = SimpleNamespace(collectonly=False, verbose=0)
+        plugins = {"terminalreporter": self.shown}
+        manager = SimpleNamespace(hasplugin=lambda name: name in self.has, get_plugin=plugins.get)
+        config: Any = SimpleNamespace(option=self.option, pluginmanager=manager)
+        if worker is not None:
+            config.workerinput, config.workeroutput = worker, {}
+        self.plugin = ComparisonPlugin(config, RunRequest.of(texts_of({**ROWS, **given}, folder)))
+        self.parametrize("specdec_row")
+        self.items: list[Any] = [MadeUpItem(name) for name in self.plugin.arms]
+        self.session: Any = SimpleNamespace(items=self.items, shouldstop="", exitstatus=0)
+
+    def parametrize(self, *fixtures: str) -> None:
+        """Collect a test that uses these fixtures."""
+
+        def parametrized(fixture: str, cases: Sequence[Any], indirect: bool, ids: Sequence[str]) -> None:
+            assert (fixture, indirect) == ("specdec_row", True)
+            assert [case.values for case in cases] == [(name,) for name in ids]
+            self.cases |= {name: [mark.name for mark in case.marks] for name, case in zip(ids, cases, strict=True)}
+
+        made: Any = SimpleNamespace(fixturenames=fixtures, parametrize=parametrized)
+        self.plugin.pytest_generate_tests(made)
+
+    def begin(self) -> Any:
+        """End the collection; returns the bench, if there is one."""
+        self.plugin.pytest_collection_finish(self.session)
+        return self.plugin.bench
+
+
+def test_a_test_of_rows_has_an_item_for_each_arm_marked_by_its_device_and_slow_unless_its_target_is_tiny(
+    tmp_path: Path,
+) -> None:
+    run = MadeUpRun(tmp_path, target="tiny,smollm2-135m", device="cpu,cuda:1,mps")
+    names = ("plain", "plain-again", "garbage-match-k4")
+    expected = {
+        f"{target}-chat-{name}-device{device}": [*gpu, *slow]
+        for target, slow in (("tiny", []), ("smollm2-135m", ["slow"]))
+        for device, gpu in (("cpu", []), ("cuda:1", ["cuda", "gpu"]), ("mps", ["mps", "gpu"]))
+        for name in names
+    }
+    assert run.cases == expected
+    run.cases.clear()
+    run.parametrize("tmp_path")
+    assert run.cases == {}
+
+
+def test_rows_are_timed_by_the_replayed_clock_in_groups_of_their_target_and_text(tmp_path: Path) -> None:
+    run = MadeUpRun(tmp_path, workload="chat,reasoning")
+    other = MadeUpItem(None)
+    run.items.insert(2, other)
+    next(run.plugin.pytest_collection_modifyitems(run.items))
+    assert other.marks == []
+    del run.items[2]
+    found = [[(mark.name, mark.kwargs) for mark in item.marks] for item in run.items]
+    groups = [f"tiny {kind}" for kind in ("chat", "reasoning") for _ in range(3)]
+    assert found == [[("benchmark", {"timer": replayed_seconds, "group": group})] for group in groups]
+    without = MadeUpRun(tmp_path)
+    without.has.clear()
+    next(without.plugin.pytest_collection_modifyitems(without.items))
+    assert [item.marks for item in without.items] == [[], [], []]
+
+
+def test_nothing_is_loaded_where_no_row_is_asked_for_or_to_be_run_and_a_wrong_option_ends_the_collection(
+    tmp_path: Path,
+) -> None:
+    for option in ("collectonly", "benchmark_skip"):
+        run = MadeUpRun(tmp_path)
+        setattr(run.option, option, True)
+        assert run.begin() is None
+    run = MadeUpRun(tmp_path)
+    run.session.items = [MadeUpItem(None)]
+    assert run.begin() is None
+    wrong = MadeUpRun(tmp_path, arm="garbge")
+    assert wrong.cases == {}
+    next(wrong.plugin.pytest_collection_modifyitems([MadeUpItem("a row")]))  # type: ignore[list-item]
+    assert wrong.plugin.cell_of(MadeUpItem("a row")) is None  # type: ignore[arg-type]
+    with pytest.raises(pytest.UsageError, match="^unknown draft 'garbge'; did you mean 'garbage'"):
+        wrong.begin()
+
+
+@pytest.mark.parametrize(
+    ("given", "plan"),
+    [
+        ({}, MeasuringPlan(timeout=600.0, graphs=False)),
+        (
+            {
+                **{"prompts": "2", "pairs": "3", "timeout": "90", "baseline": "garbage", "judge": "tiny"},
+                **{"debug": "true", "graphs": "auto", "across": "dtype,runtime", "exact": "true"},
+            },
+            MeasuringPlan(
+                prompts=2,
+                pairs=3,
+                timeout=90.0,
+                baseline="garbage",
+                judge="tiny",
+                debug=True,
+                exact=True,
+                across=("dtype", "runtime"),
+            ),
+        ),
+        (
+            {"precision": "2%", "budget": "5", "dry_run": "true", "timeout": "0"},
+            MeasuringPlan(prompts=1, precision=0.02, budget=5.0, dry=True, graphs=False),
+        ),
+        ({"dry_run": "true", "prompts": "4"}, MeasuringPlan(prompts=4, dry=True, timeout=600.0, graphs=False)),
+        (
+            {"gate_save": "new.json", "gate_pairs": "7"},
+            MeasuringPlan(least=7, timeout=600.0, graphs=False),
+        ),
+    ],
+    ids=["nothing", "fixed", "chosen", "dry", "saved"],
+)
+def test_a_comparison_is_planned_as_its_request_says(
+    given: dict[str, str], plan: MeasuringPlan, tmp_path: Path
+) -> None:
+    assert MadeUpRun(tmp_path, **given).begin().plan == plan
+
+
+def test_the_rows_that_are_left_are_prepared_once_and_the_card_is_shown_unless_the_run_is_quiet(tmp_path: Path) -> None:
+    for verbose, lines in ((0, ["- specdec-bench", *wrapped(["a card", LONG])]), (-1, [])):
+        run = MadeUpRun(tmp_path)
+        run.option.verbose = verbose
+        run.session.items = [run.items[2], MadeUpItem(None), run.items[0], run.items[2]]
+        bench = run.begin()
+        assert [arm.id for arm in bench.prepared] == [
+            "tiny-chat-garbage-match-k4-devicecpu",
+            "tiny-chat-plain-devicecpu",
+        ]
+        assert run.shown.lines == lines
+
+
+def test_a_run_that_cannot_be_prepared_is_refused_and_leaves_no_folder_but_that_of_its_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MadeUpBench, "refuses", "no room")
+    with pytest.raises(pytest.UsageError, match="^no room$"):
+        MadeUpRun(tmp_path, results="kept").begin()
+    assert [*(tmp_path / "kept").iterdir()] == []
+    with pytest.raises(pytest.UsageError, match="^no room$"):
+        MadeUpRun(tmp_path).begin()
+    folder = Journal.begin_in(tmp_path / "kept", "tiny", manifest({})).folder
+    with pytest.raises(pytest.UsageError, match="^no room$"):
+        MadeUpRun(tmp_path, worker={FOLDER: str(folder), DIST: "load"}, results="kept").begin()
+    assert folder.is_dir()
+
+
+def test_a_row_that_cannot_be_measured_fails_its_test_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = MadeUpRun(tmp_path)
+    run.begin()
+    [name, *_] = run.plugin.arms
+    row: Any = run.plugin.row(name)
+    assert row == run.plugin.arms[name]
+    monkeypatch.setattr(MadeUpBench, "refuses", "no distribution")
+    with pytest.raises(pytest.fail.Exception) as failed:
+        run.plugin.row(name)
+    assert (failed.value.msg, failed.value.pytrace) == (f"{name}: no distribution", False)
+
+
+def test_a_worker_measures_nothing_where_the_rows_of_a_cell_are_dealt_to_several(tmp_path: Path) -> None:
+    run = MadeUpRun(tmp_path, worker={DIST: "each"})
+    assert run.begin() is None
+    with pytest.raises(pytest.fail.Exception) as failed:
+        run.plugin.row("a row")
+    said = "pytest-xdist's --dist each sends rows of tiny-chat-devicecpu to several workers, "
+    assert str(failed.value.msg).startswith(said)
+    assert not failed.value.pytrace
+    assert MadeUpRun(tmp_path, worker={DIST: "load"}).begin() is not None
+
+
+def test_a_prediction_is_refused_where_costs_would_be_disturbed(tmp_path: Path) -> None:
+    assert MadeUpRun(tmp_path, predict="cached").begin() is not None
+    with pytest.raises(pytest.UsageError, match="^--specdec-predict fresh: pytest-xdist's processes disturb .*, or --"):
+        MadeUpRun(tmp_path, worker={DIST: "load"}, predict="fresh").begin()
+    assert MadeUpRun(tmp_path, worker={DIST: "load"}).begin() is not None
+    ranked = MadeUpRun(tmp_path, predict="cached")
+    ranks: Any = SimpleNamespace(first=True)
+    ranked.plugin.ranks_plugin.ranks = ranks
+    with pytest.raises(pytest.UsageError, match="^--specdec-predict cached: costs of a target over several processes"):
+        ranked.begin()
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+@pytest.mark.parametrize("profile", ["", "true"])
+def test_a_cell_is_kept_and_traced_if_asked_and_a_disk_that_is_full_ends_the_run_of_every_rank(
+    profile: str, ranked: bool, tmp_path: Path
+) -> None:
+    run = MadeUpRun(tmp_path, results="kept", profile=profile)
+    bench, ended = run.begin(), list[str]()
+    if ranked:
+        ranks: Any = SimpleNamespace(first=True, end=ended.append)
+        run.plugin.ranks_plugin.ranks = ranks
+    cell = replace(plain_cell(0), setting=bench.prepared[0].setting)
+    [folder] = (tmp_path / "kept").iterdir()
+    bench.keep(cell)
+    assert len([*(folder / "cells").iterdir()]) == 1
+    assert bench.traced == ([(cell.setting, folder / "traces")] if profile else [])
+    assert (run.session.shouldstop, ended) == ("", [])
+    for file in (folder / "cells").iterdir():
+        file.unlink()
+    (folder / "cells").rmdir()
+    (folder / "cells").touch()
+    bench.keep(cell)
+    said = f"the cell {cell.setting.id} could not be written to {folder}: "
+    assert run.session.shouldstop.startswith(said)
+    assert ended == ([run.session.shouldstop] if ranked else [])
+    assert len(bench.traced) == bool(profile), "what is not written is not traced"
