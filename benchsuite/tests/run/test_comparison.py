@@ -94,7 +94,7 @@ class MadeUpItem:
 class MadeUpRun:
     """A run of pytest with these options, whose rows are parametrized; ``worker``: what pytest-xdist gave it."""
 
-    def __init__(self, folder: Path, worker: dict[str, str] | None = None, **given: str) -> None:
+    def __init__(self, folder: Path, worker: dict[str, str] | None = None, /, **given: str) -> None:
         self.shown, self.cases = Shown(), dict[str, list[str]]()
         self.has = {"benchmark"}
         self.option = SimpleNamespace(collectonly=False, verbose=0)
@@ -238,7 +238,7 @@ def test_a_run_that_cannot_be_prepared_is_refused_and_leaves_no_folder_but_that_
         MadeUpRun(tmp_path).begin()
     folder = Journal.begin_in(tmp_path / "kept", "tiny", manifest({})).folder
     with pytest.raises(pytest.UsageError, match="^no room$"):
-        MadeUpRun(tmp_path, worker={FOLDER: str(folder), DIST: "load"}, results="kept").begin()
+        MadeUpRun(tmp_path, {FOLDER: str(folder), DIST: "load"}, results="kept").begin()
     assert folder.is_dir()
 
 
@@ -254,29 +254,6 @@ def test_a_row_that_cannot_be_measured_fails_its_test_in_one_line(
     with pytest.raises(pytest.fail.Exception) as failed:
         run.plugin.row(name)
     assert (failed.value.msg, failed.value.pytrace) == (f"{name}: no distribution", False)
-
-
-def test_a_worker_measures_nothing_where_the_rows_of_a_cell_are_dealt_to_several(tmp_path: Path) -> None:
-    run = MadeUpRun(tmp_path, worker={DIST: "each"})
-    assert run.begin() is None
-    with pytest.raises(pytest.fail.Exception) as failed:
-        run.plugin.row("a row")
-    said = "pytest-xdist's --dist each sends rows of tiny-chat-devicecpu to several workers, "
-    assert str(failed.value.msg).startswith(said)
-    assert not failed.value.pytrace
-    assert MadeUpRun(tmp_path, worker={DIST: "load"}).begin() is not None
-
-
-def test_a_prediction_is_refused_where_costs_would_be_disturbed(tmp_path: Path) -> None:
-    assert MadeUpRun(tmp_path, predict="cached").begin() is not None
-    with pytest.raises(pytest.UsageError, match="^--specdec-predict fresh: pytest-xdist's processes disturb .*, or --"):
-        MadeUpRun(tmp_path, worker={DIST: "load"}, predict="fresh").begin()
-    assert MadeUpRun(tmp_path, worker={DIST: "load"}).begin() is not None
-    ranked = MadeUpRun(tmp_path, predict="cached")
-    ranks: Any = SimpleNamespace(first=True)
-    ranked.plugin.ranks_plugin.ranks = ranks
-    with pytest.raises(pytest.UsageError, match="^--specdec-predict cached: costs of a target over several processes"):
-        ranked.begin()
 
 
 @pytest.mark.parametrize("ranked", [False, True])
