@@ -213,6 +213,8 @@ def test_a_baseline_that_is_not_there_is_made_of_a_run_that_lacks_no_row(
         }
         assert not file.exists()
         assert verdicts["verdict"] == "ERROR"
+        assert run.gate.trial is not None
+        assert [*run.gate.trial.head.rows] == [BOTH[0]], "what failed is not measured"
         assert run.terminal.lines[-2:] == wrote
         return
     assert said == {BOTH[0]: "", BOTH[1]: "", SUITE: ""}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,12 @@ import pytest
 from benchsuite.measure import session as measuring
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
+from benchsuite.measure.measured import Measured
 from benchsuite.measure.plan import MeasuringPlan
-from benchsuite.report.renderers import wrapped
+from benchsuite.report.renderers import WIDTH, section_lines, wrapped
 from benchsuite.report.replay import replayed_seconds
+from benchsuite.report.speculation import speculation_document
+from benchsuite.run.cluster import run_shard
 from benchsuite.run.request import RunRequest, texts_of
 from benchsuite.run.results_folder import DIST, FOLDER
 from benchsuite.run.speculation import ComparisonPlugin
@@ -24,13 +29,15 @@ from benchsuite.tests.report.made_parts import plain_cell
 from benchsuite.tests.run.shown import Shown
 from specdec import SpecdecError
 
+pytest_plugins = "pytester"
+
 ROWS = {"target": "tiny", "workload": "chat", "arm": "garbage", "peer": "none", "device": "cpu", "graphs": "off"}
 """Three rows: plain decoding, plain decoding again, and a strategy."""
 
 LONG = "a line that is longer than a terminal " * 4
 
 
-class MadeUpBench:
+class MadeUpBench(Measured):
     """Stands for the bench of a run: it keeps what it is asked for and measures nothing.
 
     ``refuses``: what cannot be prepared or measured.
@@ -39,19 +46,16 @@ class MadeUpBench:
     refuses = ""
 
     def __init__(self, plan: MeasuringPlan, abandon: Callable[[str], None], keep: Callable[[Cell], None]) -> None:
+        super().__init__(plan.baseline, plan.dry, plan.across)
         self.plan, self.keep = plan, keep
-        self.card: list[str] = []
-        self.said: list[str] = []
-        self.weights: list[Any] = []
-        self.cells: dict[Setting, Cell] = {}
         self.prepared: list[Arm] = []
         self.traced: list[tuple[Setting, Path]] = []
-        self.rows: list[Any] = []
         self.ticks = 3
+        self.closed = False
 
-    def add(self, cell: Cell) -> None:
-        """Take a cell that was there."""
-        self.cells[cell.setting] = cell
+    def close(self) -> None:
+        """Keep that it was closed."""
+        self.closed = True
 
     def prepare(self, arms: list[Arm]) -> None:
         """Keep the arms, and write a card."""
@@ -281,3 +285,97 @@ def test_a_cell_is_kept_and_traced_if_asked_and_a_disk_that_is_full_ends_the_run
     assert run.session.shouldstop.startswith(said)
     assert ended == ([run.session.shouldstop] if ranked else [])
     assert len(bench.traced) == bool(profile), "what is not written is not traced"
+
+
+@pytest.mark.parametrize(("verbose", "isatty"), [(0, False), (1, True), (-1, False), (-1, True)])
+def test_the_answer_is_at_the_top_of_a_log_and_at_the_bottom_of_a_terminal_and_alone_where_a_run_is_quiet(
+    verbose: int, isatty: bool, tmp_path: Path
+) -> None:
+    run = MadeUpRun(tmp_path)
+    run.option.verbose = verbose
+    bench = run.begin()
+    before, shown = Shown(), Shown(isatty)
+    run.plugin.pytest_terminal_summary(before)
+    assert before.lines == [], "nothing was measured"
+    bench.add(replace(plain_cell(0), setting=bench.prepared[0].setting))
+    run.plugin.pytest_sessionfinish(run.session, 0)
+    assert (bench.closed, run.session.exitstatus) == (True, 0)
+    run.plugin.pytest_terminal_summary(shown)
+    document = speculation_document(bench.results())
+    answer, tables = wrapped(document.lead), list[str]()
+    for section in document.sections:
+        lines = [line for line in section_lines(section, titled=False) if line]
+        tables += [f" {section.title} ".center(WIDTH, "-"), *lines] if lines and not section.detail else []
+    assert len(tables) > 9
+    if verbose < 0:
+        tables = []
+        answer.append("tables: without -q, or in the report of --specdec-results FOLDER")
+    assert shown.lines == ["= Speculative decoding", *([*tables, *answer] if isatty else [*answer, *tables])]
+
+
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_run_ends_with_the_files_of_its_cells_or_fails_where_they_find_no_room(
+    status: int, room: bool, tmp_path: Path
+) -> None:
+    """A cell that could not be written is written at the end, if there is room then; what is full is shown."""
+    run = MadeUpRun(tmp_path, results="kept")
+    run.option.verbose = -1
+    bench = run.begin()
+    [folder] = (tmp_path / "kept").iterdir()
+    cell = replace(plain_cell(0), setting=bench.prepared[0].setting)
+    bench.add(cell)
+    (folder / "cells").rmdir()
+    (folder / "cells").touch()
+    bench.keep(cell)
+    if room:
+        (folder / "cells").unlink()
+    run.session.exitstatus = status
+    run.plugin.pytest_sessionfinish(run.session, status)
+    run.plugin.pytest_terminal_summary(run.shown)
+    assert run.session.exitstatus == (status if room else 1)
+    if room:
+        assert [one.setting for one in Journal.load(folder).cells()] == [cell.setting]
+        assert Journal.load(folder).said["complete"] == (status == 0)
+        assert run.shown.lines[-2:] == [f"results: {folder}", f"report: {folder / 'report.html'}"]
+    else:
+        assert run.shown.lines[-1].startswith(f"the results could not be written to {folder}: ")
+        assert any(line.startswith("Speedup over plain") for line in run.shown.lines), "though the run is quiet"
+
+
+def test_a_part_of_a_job_is_a_run_of_its_shard_that_goes_on_in_its_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[list[str]]()
+
+    def run(command: list[str], check: bool) -> SimpleNamespace:
+        ran.append(command)
+        return SimpleNamespace(returncode=3)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert run_shard(["-k", "one"], "2/3", "there") == 3
+    kept = ["--specdec-results", "there", "--specdec-resume", "--specdec-shard", "2/3"]
+    assert ran == [[sys.executable, "-m", "pytest", "-k", "one", *kept]]
+
+
+PARTS = {
+    "comparison": "ComparisonPlugin",
+    "devices": "DevicePlugin",
+    "kernels": "KernelPlugin",
+    "gate": "GatePlugin",
+    "decoding": "DecodingPlugin",
+    "shards": "ShardPlugin",
+    "ranks": "RankedPlugin",
+    "serving": "ServingPlugin",
+}
+"""The parts of the plugin by the names under which other plugins find them."""
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_parts_of_the_plugin_are_registered_by_their_names_and_the_gate_where_it_is_asked_for(
+    gated: bool, pytester: pytest.Pytester
+) -> None:
+    config = pytester.parseconfigure("-p", "benchmark", *(["--gate-save=new.json"] if gated else []))
+    parts = {name: config.pluginmanager.get_plugin(f"specdec-{name}") for name in PARTS}
+    found = {name: type(part).__name__ for name, part in parts.items() if part is not None}
+    assert found == {name: kind for name, kind in PARTS.items() if gated or name != "gate"}
+    marked = {line.partition(":")[0].partition("(")[0] for line in config.getini("markers")}
+    assert marked >= {"cuda", "mps", "gpu", "kernels", "decoding", "serving", "museum", "gate", "fake_gpu", "slow"}
