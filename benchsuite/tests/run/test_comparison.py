@@ -68,6 +68,7 @@ class MadeUpBench(Measured):
         """The arm itself, in place of its row."""
         if self.refuses:
             raise SpecdecError(self.refuses)
+        tick(arm.strategy)
         return arm
 
     def trace(self, setting: Setting, folder: Path) -> None:
@@ -244,6 +245,23 @@ def test_a_run_that_cannot_be_prepared_is_refused_and_leaves_no_folder_but_that_
     with pytest.raises(pytest.UsageError, match="^no room$"):
         MadeUpRun(tmp_path, {FOLDER: str(folder), DIST: "load"}, results="kept").begin()
     assert folder.is_dir()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_runs_are_counted_in_one_bar_on_the_terminal_of_the_first_rank_until_the_end(
+    first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = MadeUpRun(tmp_path)
+    run.begin()
+    ranks: Any = SimpleNamespace(first=first)
+    run.plugin.ranks_plugin.ranks = ranks
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for name in run.plugin.arms:
+        run.plugin.row(name)
+    run.plugin.pytest_sessionfinish(run.session, 0)
+    said = capsys.readouterr().err
+    assert (said.count("| 0/3 ["), "runs" in said) == (int(first), first)
+    assert said.endswith("\r") == first, "the bar is gone"
 
 
 def test_a_row_that_cannot_be_measured_fails_its_test_in_one_line(

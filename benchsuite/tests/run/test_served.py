@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from benchsuite.benches.serving import bench as serving
+from benchsuite.benches.serving import local_judge
 from benchsuite.benches.serving.bench import ServingBench, ServingPlan, prompts_of
 from benchsuite.benches.serving.certificate import Certificate, UnsteadyPlain
+from benchsuite.benches.serving.certified import Read
 from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, Slo
 from benchsuite.benches.serving.load import Sent, Traffic
+from benchsuite.benches.serving.restarts import ServersInTurn
 from benchsuite.measure.workloads import load_workload
 from benchsuite.report.renderers import terminal
 from benchsuite.report.serving import serving_document
@@ -34,6 +37,12 @@ class UnaskedBench(ServingBench):
 
     refuses = ""
 
+    def __init__(
+        self, plan: ServingPlan, keep: Callable[[ServingBench], None], servers: ServersInTurn, read: Read | None
+    ) -> None:
+        super().__init__(plan, keep, servers, read)
+        self.keep, self.reader = keep, read
+
     def prepare(self) -> None:
         """Ask nobody."""
         if self.refuses:
@@ -44,7 +53,7 @@ class UnaskedBench(ServingBench):
         reply = Reply("xy", (), (Chunk(0.5, "x", 2), Chunk(1.0, "y", 2)), 1.0, 3, 4, "length", 1, {})
         sent = tuple(Sent(n, 0.0, 1.0, reply) for n in range(len(self.plan.prompts)))
         self.blocks[load] = [ServedBlock(name, 0, sent) for name in self.names]
-        self._keep(self)
+        self.keep(self)
         return self.figures(load)
 
     def certify(self, dtype: str) -> list[Certificate]:
@@ -179,6 +188,17 @@ def test_commands_of_servers_are_those_of_their_file_and_one_address_may_have_se
     found = MadeUpRun(tmp_path, endpoint=one, endpoint_start="start.yaml").begin()
     assert found.servers.commands == {"near": "serve near", "far": "serve far"}
     assert MadeUpRun(tmp_path).begin().servers.commands == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "reads"),
+    [({"certify_by": "tiny"}, True), ({}, False), ({"certify_by": "tiny", "certify": "off"}, False)],
+)
+def test_outputs_are_read_by_a_local_judge_where_one_is_named_and_they_are_compared(
+    given: dict[str, str], reads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_judge, "LocalJudge", lambda name: SimpleNamespace(read=f"read by {name}"))
+    assert MadeUpRun(tmp_path, **given).begin().reader == ("read by tiny" if reads else None)
 
 
 @pytest.mark.parametrize("status", [0, 1])

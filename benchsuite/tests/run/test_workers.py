@@ -139,7 +139,6 @@ def test_rows_of_a_cell_are_sent_to_one_worker_and_what_is_done_is_forgotten(
         assert len({found[name] for name, one in cell_of.items() if one == cell}) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["", "2%"])
 def test_the_controller_knows_a_row_by_its_name_among_the_parameters_of_a_test(precision: str) -> None:
     """Of two names that fit it is the longer one; where a precision chooses, all kinds of text are measured at once."""
