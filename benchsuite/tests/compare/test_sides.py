@@ -14,6 +14,9 @@ from benchsuite.compare.changes import MARKS, Change, changes, summary
 from benchsuite.compare.sides import SHARED, ComparedSide, Figures, read_side
 from benchsuite.gate.record import DECODE, FIRST, FigureTimes, GatedRow, Launch, Record
 from benchsuite.measure.figures import KEYS
+from benchsuite.store.journal import Journal, manifest
+from benchsuite.tests.report.made import AGAIN, NGRAM, PLAIN, made_cell
+from benchsuite.tests.rig import SETTING
 from specdec.errors import SpecdecError
 
 
@@ -217,3 +220,27 @@ def test_a_file_is_refused_by_what_it_holds(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(SpecdecError, match=says):
             read_side(str(file))
+
+
+def test_a_folder_has_a_row_for_each_text_and_one_over_all_with_the_logs_of_their_ratios(tmp_path: Path) -> None:
+    """By hand: plain takes a second for each of three prompts, and against itself two percent more or less."""
+    other = SETTING.replaced(workload="code")
+    seconds = {"chat": [0.5, 0.25, 0.5], "code": [2.0, 1.0, 0.5]}
+    journal = Journal.begin(tmp_path / "run", manifest({"baseline": "plain", "target": "tiny"}))
+    for place, setting in enumerate((SETTING, other)):
+        times = {PLAIN: [1.0] * 3, AGAIN: [1.0, 1.02, 0.98], NGRAM: seconds[setting.workload]}
+        journal.keep(replace(made_cell(setting, times), place=place))
+    found = read_side(str(tmp_path))
+    assert (found.name, found.made) == (str(tmp_path), journal.said)
+    names = {kind: replace(NGRAM, setting=SETTING.replaced(workload=kind)).id for kind in ("chat", "code", "all")}
+    assert {name for name in found.rows if "again" not in name} == {*names.values()}, "plain is what they are over"
+    logs = {kind: [log(1 / one) for one in each] for kind, each in seconds.items()}
+    for kind, expected in (("chat", ["chat"]), ("code", ["code"]), ("all", ["chat", "code"])):
+        row = found.rows[names[kind]]
+        assert row.logs == {one: pytest.approx(logs[one]) for one in expected}
+        assert row.failure is None
+        mean = sum(sum(logs[one]) / 3 for one in expected) / len(expected)
+        assert row.speedup == pytest.approx(exp(mean))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SpecdecError, match="empty holds no results; expected a folder of results"):
+        read_side(str(tmp_path / "empty"))

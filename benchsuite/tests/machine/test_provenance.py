@@ -9,7 +9,8 @@ import runpy
 import subprocess
 import sys
 from datetime import datetime, timedelta
-from importlib.metadata import version
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -228,3 +229,14 @@ def test_the_release_of_a_cuda_compiler_is_what_it_prints_and_none_without_one(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: made)
     monkeypatch.setattr(cuda, "cuda_compiler", lambda: str(compiler) if printed else None)
     assert runpy.run_path(str(provenance.__file__))["accelerator"](0)["nvcc"] == said
+
+
+def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(package: str) -> str:
+        if package == "numpy":
+            raise PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(metadata, "version", lacking)
+    versions = runpy.run_path(str(provenance.__file__))["origin"](None)["versions"]
+    assert (versions["numpy"], versions["torch"]) == (None, "1.0")

@@ -115,8 +115,9 @@ def made_cell(
     arms = {Arm(**{**vars(arm), "setting": setting}): times for arm, times in seconds.items()}
     series = dict[Arm, Series]()
     plain = [made_outcome(one, [RowStep(0, 0, 0, 1)] * 10) for one in seconds[PLAIN]]
+    every = [Unit((Request(n, (n, 2), setting.params(())),), n) for n in range(max(map(len, arms.values())))]
     for arm, times in arms.items():
-        units = [Unit((Request(n, (n, 2), setting.params(())),), n) for n in range(len(times))]
+        units = every[: len(times)]
         steps = STEPS if arm.draft else None if arm.peer else [RowStep(0, 0, 0, 1)] * 10
         outcomes = [made_outcome(one, steps) for one in times]
         series[arm] = Series(
