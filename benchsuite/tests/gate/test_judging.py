@@ -232,7 +232,7 @@ def test_a_baseline_that_is_not_there_is_made_of_a_run_that_lacks_no_row(
     assert [one["verdict"] for one in verdicts["findings"]] == ["PASS", "PASS"]
 
 
-def saved_baseline(request: pytest.FixtureRequest, folder: Path, names: tuple[str, ...], launches: int = 1) -> Path:
+def baseline_file(request: pytest.FixtureRequest, folder: Path, names: tuple[str, ...], launches: int = 1) -> Path:
     """A baseline of these benchmarks, of so many launches."""
     folder.mkdir(exist_ok=True)
     file = folder / "base.json"
@@ -264,7 +264,7 @@ def test_a_baseline_that_is_saved_says_how_many_rows_and_launches_it_has_and_wha
     assert run.items == run.tests
 
 
-def judged(run: MadeUpRun) -> Mapping[str, Any]:
+def verdicts_shown(run: MadeUpRun) -> Mapping[str, Any]:
     """The findings of a run whose tests pass, by their rows."""
     run.pass_all()
     return {finding.row: (finding.verdict, finding.message) for finding in run.gate.judge()}
@@ -277,10 +277,10 @@ def test_what_cannot_be_compared_is_no_baseline_and_a_launch_is_asked_as_this_ru
     """A benchmark has no counters, which are all that can be compared of one launch. Other options of the gate are left
     out of its launches, and the environment's are added."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'a b'")
-    file = saved_baseline(request, tmp_path / "base", BOTH[:1])
+    file = baseline_file(request, tmp_path / "base", BOTH[:1])
     before = file.read_text()
     run = MadeUpRun(request, tmp_path, [made_item(BOTH[0])], [result_of(BOTH[0], 9.0)], file=file, update=update)
-    found = judged(run)
+    found = verdicts_shown(run)
     assert found[BOTH[0]][0] == GateVerdict.ERROR
     assert file.read_text() == before
     assert run.end() == 1
@@ -292,7 +292,7 @@ def test_what_cannot_be_compared_is_no_baseline_and_a_launch_is_asked_as_this_ru
     run.config.args_source = pytest.Config.ArgsSource.TESTPATHS
     again = MadeUpRun(request, tmp_path, [made_item(BOTH[0])], [], file=file)
     again.config.args_source = pytest.Config.ArgsSource.TESTPATHS
-    assert judged(again)[SUITE][1].startswith("nothing was measured, so nothing is shown")
+    assert verdicts_shown(again)[SUITE][1].startswith("nothing was measured, so nothing is shown")
     assert again.gate.trial is not None
     assert again.gate.trial.launcher.names == ()
 
@@ -303,7 +303,7 @@ def test_a_benchmark_that_no_test_declares_is_an_error_of_the_suite_by_its_name(
     results = [result_of(BOTH[0]), result_of("test_z.py::z"), result_of("test_a.py::hidden"), None]
     run = MadeUpRun(request, tmp_path, [made_item(BOTH[0])], results, base="c0ffee")
     said = "measured, but not by a test that the gate knows: test_a.py::hidden, test_z.py::z"
-    assert judged(run) == {SUITE: (GateVerdict.ERROR, said)}
+    assert verdicts_shown(run) == {SUITE: (GateVerdict.ERROR, said)}
     assert run.gate.judge() is run.gate.findings, "it judges once"
     assert run.end() == 1
 
@@ -325,7 +325,7 @@ def test_a_baseline_of_another_machine_is_refused_by_its_file_and_what_differs(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """Only its counters may be compared, if that is wished for; an anchor has as many launches as a level takes."""
-    file = saved_baseline(request, tmp_path / "base", BOTH[:1], NEEDED)
+    file = baseline_file(request, tmp_path / "base", BOTH[:1], NEEDED)
     content = json.loads(file.read_text())
     content["made"]["machine"]["processor"] = "another"
     file.write_text(json.dumps(content))
@@ -334,7 +334,7 @@ def test_a_baseline_of_another_machine_is_refused_by_its_file_and_what_differs(
         MadeUpRun(request, tmp_path, [], [], file=file)
     assert MadeUpRun(request, tmp_path, [], [], file=file, on_mismatch="counters").gate.levels == (0,)
     assert MadeUpRun(request, tmp_path, [], [], file=file, on_mismatch="ignore").gate.levels == (0, 1)
-    short = saved_baseline(request, tmp_path / "short", BOTH[:1])
+    short = baseline_file(request, tmp_path / "short", BOTH[:1])
     assert MadeUpRun(request, tmp_path, [], [], file=short).gate.levels == (0,)
     with pytest.raises(GateError, match="^--gate-anchor .* holds 1 launches of a row and takes 5"):
         MadeUpRun(request, tmp_path, [], [], base="c0ffee", anchor=short)
