@@ -96,7 +96,7 @@ class MadeUpItem:
         self.marks.append(mark)
 
 
-class MadeUpRun:
+class MadeUpComparison:
     """A run of pytest with these options, whose rows are parametrized; ``worker``: what pytest-xdist gave it."""
 
     def __init__(self, folder: Path, worker: dict[str, str] | None = None, /, **given: str) -> None:
@@ -133,7 +133,7 @@ class MadeUpRun:
 def test_a_test_of_rows_has_an_item_for_each_arm_marked_by_its_device_and_slow_unless_its_target_is_tiny(
     tmp_path: Path,
 ) -> None:
-    run = MadeUpRun(tmp_path, target="tiny,smollm2-135m", device="cpu,cuda:1,mps")
+    run = MadeUpComparison(tmp_path, target="tiny,smollm2-135m", device="cpu,cuda:1,mps")
     names = ("plain", "plain-again", "garbage-match-k4")
     expected = {
         f"{target}-chat-{name}-device{device}": [*gpu, *slow]
@@ -148,7 +148,7 @@ def test_a_test_of_rows_has_an_item_for_each_arm_marked_by_its_device_and_slow_u
 
 
 def test_rows_are_timed_by_the_replayed_clock_in_groups_of_their_target_and_text(tmp_path: Path) -> None:
-    run = MadeUpRun(tmp_path, workload="chat,reasoning")
+    run = MadeUpComparison(tmp_path, workload="chat,reasoning")
     other = MadeUpItem(None)
     run.items.insert(2, other)
     next(run.plugin.pytest_collection_modifyitems(run.items))
@@ -157,7 +157,7 @@ def test_rows_are_timed_by_the_replayed_clock_in_groups_of_their_target_and_text
     found = [[(mark.name, mark.kwargs) for mark in item.marks] for item in run.items]
     groups = [f"tiny {kind}" for kind in ("chat", "reasoning") for _ in range(3)]
     assert found == [[("benchmark", {"timer": replayed_seconds, "group": group})] for group in groups]
-    without = MadeUpRun(tmp_path)
+    without = MadeUpComparison(tmp_path)
     without.has.clear()
     next(without.plugin.pytest_collection_modifyitems(without.items))
     assert [item.marks for item in without.items] == [[], [], []]
@@ -167,13 +167,13 @@ def test_nothing_is_loaded_where_no_row_is_asked_for_or_to_be_run_and_a_wrong_op
     tmp_path: Path,
 ) -> None:
     for option in ("collectonly", "benchmark_skip"):
-        run = MadeUpRun(tmp_path)
+        run = MadeUpComparison(tmp_path)
         setattr(run.option, option, True)
         assert run.begin() is None
-    run = MadeUpRun(tmp_path)
+    run = MadeUpComparison(tmp_path)
     run.session.items = [MadeUpItem(None)]
     assert run.begin() is None
-    wrong = MadeUpRun(tmp_path, arm="garbge")
+    wrong = MadeUpComparison(tmp_path, arm="garbge")
     assert wrong.cases == {}
     next(wrong.plugin.pytest_collection_modifyitems([MadeUpItem("a row")]))  # type: ignore[list-item]
     assert wrong.plugin.cell_of(MadeUpItem("a row")) is None  # type: ignore[arg-type]
@@ -216,12 +216,12 @@ def test_nothing_is_loaded_where_no_row_is_asked_for_or_to_be_run_and_a_wrong_op
 def test_a_comparison_is_planned_as_its_request_says(
     given: dict[str, str], plan: MeasuringPlan, tmp_path: Path
 ) -> None:
-    assert MadeUpRun(tmp_path, **given).begin().plan == plan
+    assert MadeUpComparison(tmp_path, **given).begin().plan == plan
 
 
 def test_the_rows_that_are_left_are_prepared_once_and_the_card_is_shown_unless_the_run_is_quiet(tmp_path: Path) -> None:
     for verbose, lines in ((0, ["- specdec-bench", *wrapped(["a card", LONG])]), (-1, [])):
-        run = MadeUpRun(tmp_path)
+        run = MadeUpComparison(tmp_path)
         run.option.verbose = verbose
         run.session.items = [run.items[2], MadeUpItem(None), run.items[0], run.items[2]]
         bench = run.begin()
@@ -237,13 +237,13 @@ def test_a_run_that_cannot_be_prepared_is_refused_and_leaves_no_folder_but_that_
 ) -> None:
     monkeypatch.setattr(MadeUpBench, "refuses", "no room")
     with pytest.raises(pytest.UsageError, match="^no room$"):
-        MadeUpRun(tmp_path, results="kept").begin()
+        MadeUpComparison(tmp_path, results="kept").begin()
     assert [*(tmp_path / "kept").iterdir()] == []
     with pytest.raises(pytest.UsageError, match="^no room$"):
-        MadeUpRun(tmp_path).begin()
+        MadeUpComparison(tmp_path).begin()
     folder = Journal.begin_in(tmp_path / "kept", "tiny", manifest({})).folder
     with pytest.raises(pytest.UsageError, match="^no room$"):
-        MadeUpRun(tmp_path, {FOLDER: str(folder), DIST: "load"}, results="kept").begin()
+        MadeUpComparison(tmp_path, {FOLDER: str(folder), DIST: "load"}, results="kept").begin()
     assert folder.is_dir()
 
 
@@ -251,7 +251,7 @@ def test_a_run_that_cannot_be_prepared_is_refused_and_leaves_no_folder_but_that_
 def test_runs_are_counted_in_one_bar_on_the_terminal_of_the_first_rank_until_the_end(
     first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = MadeUpRun(tmp_path)
+    run = MadeUpComparison(tmp_path)
     run.begin()
     ranks: Any = SimpleNamespace(first=first)
     run.plugin.ranks_plugin.ranks = ranks
@@ -267,7 +267,7 @@ def test_runs_are_counted_in_one_bar_on_the_terminal_of_the_first_rank_until_the
 def test_a_row_that_cannot_be_measured_fails_its_test_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = MadeUpRun(tmp_path)
+    run = MadeUpComparison(tmp_path)
     run.begin()
     [name, *_] = run.plugin.arms
     row: Any = run.plugin.row(name)
@@ -283,7 +283,7 @@ def test_a_row_that_cannot_be_measured_fails_its_test_in_one_line(
 def test_a_cell_is_kept_and_traced_if_asked_and_a_disk_that_is_full_ends_the_run_of_every_rank(
     profile: str, ranked: bool, tmp_path: Path
 ) -> None:
-    run = MadeUpRun(tmp_path, results="kept", profile=profile)
+    run = MadeUpComparison(tmp_path, results="kept", profile=profile)
     bench, ended = run.begin(), list[str]()
     if ranked:
         ranks: Any = SimpleNamespace(first=True, end=ended.append)
@@ -309,7 +309,7 @@ def test_a_cell_is_kept_and_traced_if_asked_and_a_disk_that_is_full_ends_the_run
 def test_the_answer_is_at_the_top_of_a_log_and_at_the_bottom_of_a_terminal_and_alone_where_a_run_is_quiet(
     verbose: int, isatty: bool, tmp_path: Path
 ) -> None:
-    run = MadeUpRun(tmp_path)
+    run = MadeUpComparison(tmp_path)
     run.option.verbose = verbose
     bench = run.begin()
     before, shown = Shown(), Shown(isatty)
@@ -337,7 +337,7 @@ def test_a_run_ends_with_the_files_of_its_cells_or_fails_where_they_find_no_room
     status: int, room: bool, tmp_path: Path
 ) -> None:
     """A cell that could not be written is written at the end, if there is room then; what is full is shown."""
-    run = MadeUpRun(tmp_path, results="kept")
+    run = MadeUpComparison(tmp_path, results="kept")
     run.option.verbose = -1
     bench = run.begin()
     [folder] = (tmp_path / "kept").iterdir()

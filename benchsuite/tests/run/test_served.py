@@ -68,7 +68,7 @@ def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "ServingBench", UnaskedBench)
 
 
-class MadeUpRun:
+class MadeUpServing:
     """A run of pytest over servers with these options, which has collected a test of each kind."""
 
     def __init__(self, folder: Path, /, **given: str) -> None:
@@ -106,11 +106,11 @@ class MadeUpRun:
 
 
 def test_a_test_of_servers_has_an_item_for_each_load_and_without_a_server_one_that_is_skipped(tmp_path: Path) -> None:
-    run = MadeUpRun(tmp_path, concurrency="1,4", rate="2.5")
+    run = MadeUpServing(tmp_path, concurrency="1,4", rate="2.5")
     assert run.cases == [Traffic(concurrency=1).id, Traffic(concurrency=4).id, Traffic(rate=2.5).id]
     run.parametrize("specdec_row")
     assert len(run.cases) == 3
-    none = MadeUpRun(tmp_path, endpoint="")
+    none = MadeUpServing(tmp_path, endpoint="")
     [skipped] = none.cases
     [mark] = skipped.marks
     assert (skipped.values, mark.name) == (("none",), "skip")
@@ -121,7 +121,7 @@ def test_a_test_of_servers_has_an_item_for_each_load_and_without_a_server_one_th
 
 @pytest.mark.parametrize("left", [["specdec_served"], ["specdec_certificates"], ["specdec_row"], []])
 def test_servers_are_asked_where_a_test_of_theirs_is_to_run(left: list[str], tmp_path: Path) -> None:
-    run = MadeUpRun(tmp_path)
+    run = MadeUpServing(tmp_path)
     run.session.items = [SimpleNamespace(fixturenames=(name,)) for name in left]
     assert (run.begin() is not None) == (left in (["specdec_served"], ["specdec_certificates"]))
     run.config.option.collectonly = True
@@ -149,7 +149,7 @@ def test_servers_are_asked_where_a_test_of_theirs_is_to_run(left: list[str], tmp
 )
 def test_servers_are_asked_what_the_request_says(given: dict[str, str], plan: ServingPlan, tmp_path: Path) -> None:
     """The first prompts of each kind of text; no answer, and no silence in one, is longer than a run's limit."""
-    found = MadeUpRun(tmp_path, **given).begin().plan
+    found = MadeUpServing(tmp_path, **given).begin().plan
     usual = [Endpoint("near", "http://localhost:1"), Endpoint("far", "http://localhost:2")]
     total = float(given["timeout"]) or usual[0].total_s
     ends = tuple(Endpoint(one.name, one.url, total_s=total, read_s=min(usual[0].read_s, total)) for one in usual)
@@ -173,7 +173,7 @@ def test_what_cannot_be_asked_is_refused_and_leaves_the_folder_to_others(
     given: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(UnaskedBench, "refuses", "nobody is there")
-    run = MadeUpRun(tmp_path, results="kept", **given)
+    run = MadeUpServing(tmp_path, results="kept", **given)
     with pytest.raises(pytest.UsageError) as refused:
         run.begin()
     assert str(refused.value).startswith(said)
@@ -185,9 +185,9 @@ def test_what_cannot_be_asked_is_refused_and_leaves_the_folder_to_others(
 def test_commands_of_servers_are_those_of_their_file_and_one_address_may_have_several(tmp_path: Path) -> None:
     (tmp_path / "start.yaml").write_text("near: serve near\nfar: serve far\n")
     one = "near=http://localhost:1, far=http://localhost:1"
-    found = MadeUpRun(tmp_path, endpoint=one, endpoint_start="start.yaml").begin()
+    found = MadeUpServing(tmp_path, endpoint=one, endpoint_start="start.yaml").begin()
     assert found.servers.commands == {"near": "serve near", "far": "serve far"}
-    assert MadeUpRun(tmp_path).begin().servers.commands == {}
+    assert MadeUpServing(tmp_path).begin().servers.commands == {}
 
 
 @pytest.mark.parametrize(
@@ -198,15 +198,15 @@ def test_outputs_are_read_by_a_local_judge_where_one_is_named_and_they_are_compa
     given: dict[str, str], reads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_judge, "LocalJudge", lambda name: SimpleNamespace(read=f"read by {name}"))
-    assert MadeUpRun(tmp_path, **given).begin().reader == ("read by tiny" if reads else None)
+    assert MadeUpServing(tmp_path, **given).begin().reader == ("read by tiny" if reads else None)
 
 
 @pytest.mark.parametrize("status", [0, 1])
 def test_what_is_measured_is_kept_block_by_block_and_in_the_end_in_a_folder(status: int, tmp_path: Path) -> None:
-    run = MadeUpRun(tmp_path, results="kept", concurrency="2")
+    run = MadeUpServing(tmp_path, results="kept", concurrency="2")
     bench = run.begin()
     with pytest.raises(pytest.UsageError, match="is writing its results into"):
-        MadeUpRun(tmp_path, results="kept").begin()
+        MadeUpServing(tmp_path, results="kept").begin()
     partial = tmp_path / "kept" / "serving-partial.json"
     assert not partial.exists()
     rows = run.plugin.figures(Traffic(concurrency=2).id)
@@ -217,14 +217,14 @@ def test_what_is_measured_is_kept_block_by_block_and_in_the_end_in_a_folder(stat
     assert shown[0] == "= endpoints"
     assert shown[1:] == [*filter(None, terminal(serving_document(bench), titled=False)), f"results: {folder}"]
     assert json.loads((folder / "MANIFEST.json").read_text())["complete"] is (status == 0)
-    assert MadeUpRun(tmp_path, results="kept").begin() is not None, "the folder is free again"
+    assert MadeUpServing(tmp_path, results="kept").begin() is not None, "the folder is free again"
 
 
 def test_results_that_cannot_be_written_fail_the_run_with_a_line_and_what_is_kept_stays(tmp_path: Path) -> None:
     """Of a server with a name that is too long for a folder; without a folder nothing is written."""
     long = f"{'n' * 250}=http://localhost:1"
     for results, code in (("kept", 1), ("", 0)):
-        run = MadeUpRun(tmp_path, results=results, concurrency="2", endpoint=long)
+        run = MadeUpServing(tmp_path, results=results, concurrency="2", endpoint=long)
         run.begin()
         run.plugin.figures(Traffic(concurrency=2).id)
         *_, last = run.end()
@@ -247,7 +247,7 @@ def test_results_that_cannot_be_written_fail_the_run_with_a_line_and_what_is_kep
 def test_outputs_are_compared_where_there_are_two_servers_at_a_temperature_of_which_something_is_known(
     given: dict[str, str], reason: str, tmp_path: Path
 ) -> None:
-    run = MadeUpRun(tmp_path, **given)
+    run = MadeUpServing(tmp_path, **given)
     run.begin()
     if reason:
         with pytest.raises(pytest.skip.Exception) as skipped:
