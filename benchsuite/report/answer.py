@@ -39,14 +39,14 @@ def _answer(one: SettingResults) -> str:
     if not fit:
         reasons = Counter(map(_unfit, drafted))
         return "nothing can be recommended: " + ", ".join(f"{n} {why}" for why, n in reasons.items()) + f", {over}."
-    best = max(fit, key=lambda row: row.figures.e2e_speedup or 0.0)
+    best = max(fit, key=lambda row: _ratio(row.whole))
     if best.figures.speedup_low is None:
         few = f"one prompt {over} is" if best.n == 1 else f"{best.n} prompts {over} are"
         return f"no strategy can be recommended yet: {few} too few for an interval; measure more."
     good = [row for row in fit if row.verdict.label == row.whole.label == "faster"]
     if not good:
         return f"use plain decoding: {_not_faster(fit)} {over}."
-    best = max(good, key=lambda row: row.figures.e2e_speedup or 0.0)
+    best = max(good, key=lambda row: _ratio(row.whole))
     each = [
         row.figures.speedup
         for row in one.rows
@@ -60,6 +60,12 @@ def _answer(one: SettingResults) -> str:
     )
 
 
+def _ratio(verdict: SpeedVerdict) -> float:
+    """The speedup; a strategy that may be recommended has one."""
+    assert verdict.speed
+    return verdict.speed.ratio
+
+
 def _with_interval(verdict: SpeedVerdict) -> str:
     """Example: ``1.50x (1.36 to 1.65)``"""
     assert verdict.speed
@@ -69,7 +75,7 @@ def _with_interval(verdict: SpeedVerdict) -> str:
 
 def _not_faster(fit: Sequence[Row]) -> str:
     """What no strategy does; where one decodes faster and takes as long all the same, which one."""
-    best = max(fit, key=lambda row: row.figures.speedup or 0.0)
+    best = max(fit, key=lambda row: _ratio(row.verdict))
     if best.verdict.label != "faster":
         return "no strategy was measurably faster"
     return (

@@ -75,6 +75,14 @@ def test_a_loop_is_found_whatever_the_length_of_its_piece(piece: list[int], begi
     assert guards.loops(tokens) == (len(half) >= 12 and bool(repeated))
 
 
+@pytest.mark.parametrize(
+    ("text", "looks"), [("so aaa", True), ("so aa", False), ("aaaab", False), ("on: ababab", False)]
+)
+def test_a_text_may_repeat_a_piece_however_short_it_is(text: str, looks: bool) -> None:
+    """Three letters are the shortest half that can hold a piece three times; five letters hold no pair three times."""
+    assert guards.repeats_a_piece(text) is looks
+
+
 def test_half_of_the_baselines_outputs_in_a_loop_are_enough_and_the_arms_own_do_not_count() -> None:
     loop, text = (7,) * 24, (*STRAIGHT, 1, 2, 3, 4)
     assert why(series(text, text), series(text, loop)) == (
