@@ -14,6 +14,7 @@ from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, Slo
 from benchsuite.benches.serving.load import Sent, Traffic, send
 from benchsuite.benches.serving.restarts import ServersInTurn
 from benchsuite.benches.serving.self_reported import SelfReported, page_now, self_reported_of
+from benchsuite.benches.serving.timed_texts import TimedText
 from benchsuite.measure.workloads import Workload
 from specdec_plugins.endpoints.client import NEUTRAL, Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
@@ -203,15 +204,24 @@ class ServingBench:
             self._keep(self)
 
     def certify(self, dtype: str) -> list[Certificate]:
-        """Compare the outputs of every endpoint with the first one's, once; nothing is timed. See
-        ``certified.certify``."""
+        """Compare the outputs of every endpoint with the first one's, once, and those that were timed with these;
+        nothing is timed. See ``certified.certify``."""
         if self.certificates is None:
             self.prepare()
             prompts = [text for _, text in self.plan.prompts]
             connect, plan = self.servers.connect, self.plan
-            self.certificates = certify(plan.endpoints, prompts, plan.ask, dtype, connect, self._read)
+            self.certificates = certify(plan.endpoints, prompts, plan.ask, dtype, connect, self._read, self._timed())
             self._keep(self)
         return self.certificates
+
+    def _timed(self) -> dict[str, list[TimedText]]:
+        """Every text that was timed, by the names of the endpoints."""
+        found: dict[str, list[TimedText]] = {endpoint.name: [] for endpoint in self.plan.endpoints}
+        for load, blocks in self.blocks.items():
+            for block in blocks:
+                texts = [TimedText(one.prompt, load.label, one.reply.text) for one in block.sent if one.reply]
+                found[block.endpoint.removesuffix(AGAIN)] += texts
+        return found
 
     def _page(self, endpoint: Endpoint) -> str | None:
         """An endpoint's counters; None of one that is started in turn, whose counters begin anew each time."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from benchsuite.benches.serving.timed_texts import TimedEvidence, asked_for
 from benchsuite.judge import logprob_ties
 from benchsuite.judge.fidelity import FALSE_ALARM
 from benchsuite.judge.transforms import FALSE_ALARM_OF_HEAT
@@ -36,7 +37,7 @@ class GreedyEvidence:
     those without an answer. ``tokens``: judged; ``wrong``: those that are a bug; ``ties``: that rounding explains, of
     the ``near`` places where it can; ``unjudged``: differences that are neither. ``one_in``: the N for which one
     changed token in N is found with 99 %; None if none is. ``unread``: outputs that the judge could not read token by
-    token; ``unreadable``: the server of which it could read none.
+    token; ``unreadable``: the server of which it could read none. ``timed``: of its texts that were timed.
     """
 
     reader: Reader
@@ -52,15 +53,16 @@ class GreedyEvidence:
     one_in: float | None = None
     unread: int = 0
     unreadable: str | None = None
+    timed: TimedEvidence = field(kw_only=True)
 
     @property
     def state(self) -> State:
         """What follows for the server. A bug is one whatever else is missing; no answer is no evidence."""
         if not self.both or self.unreadable:
             return "inconclusive"
-        if self.wrong or self.surplus:
+        if self.wrong or self.surplus or self.timed.wrong:
             return "bug"
-        if self.unjudged or (self.unread and self.equal < self.both):
+        if self.unjudged or self.timed.unjudged or (self.unread and self.equal < self.both):
             return "differs, not judged"
         found = self.reader == "none" or self.one_in is not None
         return "certified" if found and self.both == self.asked else "inconclusive"
@@ -87,11 +89,15 @@ class GreedyEvidence:
         decisive = {
             f"{self.wrong} tokens are not {owner}": self.wrong,
             f"{self.ties} of {self.near} places where a tie can be are ties, a coin would make half": self.surplus,
+            f"{self.timed.wrong} timed texts are not its certified ones": self.timed.wrong,
             f"{self.unjudged} differences not judged": self.unjudged,
+            f"{self.timed.unjudged} timed texts are not its certified ones, which was not judged": self.timed.unjudged,
             f"{self.unread} texts could not be read": self.unread and self.equal < self.both,
             missing: self.both < self.asked,
         }
-        return "; ".join([*(clause for clause, true in decisive.items() if true), outputs, self._power])
+        return "; ".join(
+            [*(clause for clause, true in decisive.items() if true), outputs, self._power, self.timed.text]
+        )
 
     @property
     def _power(self) -> str:
@@ -107,7 +113,7 @@ class GreedyEvidence:
 
 @dataclass(frozen=True)
 class SampledEvidence:
-    """Sampled outputs read under plain's lists by ``judge``.
+    """Sampled outputs, of at most ``most`` tokens each, read under plain's lists by ``judge``.
 
     ``even`` and ``heat``: p-values of the transforms and of the log-probabilities, each times the ways to leave out
     ``left`` of ``asked`` outputs. ``factor``: that of the temperature that is found with 99 %, None if none up to 4 is;
@@ -123,6 +129,7 @@ class SampledEvidence:
     factor: float | None = None
     needs: tuple[float, float] | None = None
     failures: tuple[str, ...] = ()
+    most: int = field(kw_only=True)
 
     @property
     def state(self) -> State:
@@ -153,6 +160,7 @@ class SampledEvidence:
         if self.left:
             missing = f"{self.left} of {self.asked} outputs are missing{_kinds(self.failures)}"
             parts.append(f"{missing}, or {self.judge} reads them as other tokens")
+        parts.append(asked_for(self.most))
         if self.state == "bug":
             parts.insert(0, "not plain's distribution")
         elif self.left:

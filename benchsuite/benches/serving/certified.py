@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import comb
+from types import MappingProxyType
 
 from benchsuite.benches.serving.certificate import Certificate, GreedyEvidence, SampledEvidence, UnsteadyPlain
+from benchsuite.benches.serving.timed_texts import TimedEvidence, TimedText, timed_evidence
 from benchsuite.judge import logprob_ties
 from benchsuite.judge.logprob_ties import Bound, ServedDifference
 from benchsuite.judge.transforms import read_tokens
@@ -71,6 +73,7 @@ def certify(
     dtype: str = "unknown",
     connect: Connect = Client,
     read: Read | None = None,
+    timed: Mapping[str, Sequence[TimedText]] = MappingProxyType({}),
 ) -> list[Certificate]:
     """Ask all endpoints for all prompts, with log-probabilities, and certify each by the first one.
 
@@ -78,6 +81,7 @@ def certify(
     ValueError for another temperature or ``top_p``: servers differ in whether their log-probabilities are those before
     or after these.
     ``read``: reads outputs in the plain server's place, such as a local model with the same weights (``LocalJudge``).
+    ``timed``: greedy texts that were timed, by the endpoints' names; they must be the certified ones.
     """
     if ask.temperature not in (0, 1):
         raise ValueError(f"got temperature {ask.temperature:g}; a certificate needs 0 or 1")
@@ -90,15 +94,23 @@ def certify(
         return [_sampled(connect, reading, plain.name, other, asks) for other in others]
     first = ask_all(connect, plain, asks)
     if read is not None:
-        return [_read_locally(read, plain, first, one, ask_all(connect, one, asks), asks, dtype) for one in others]
+        return [
+            _read_locally(read, plain, first, one, ask_all(connect, one, asks), asks, dtype, timed.get(one.name, ()))
+            for one in others
+        ]
     second = ask_all(connect, plain, asks, OTHER_BATCH)
     pairs = [(one.tokens, two.tokens) for one, two in zip(first.replies, second.replies, strict=True) if one and two]
     bound = logprob_ties.bound_of(pairs, dtype)
     own = [found for n, pair in enumerate(pairs) if (found := logprob_ties.compare_outputs(n, *pair, bound))]
-    unlike = [one for one in own if one.kind == "bug"]
-    if unlike:
-        return [Certificate(one.name, UnsteadyPlain(plain.name), (str(unlike[0]),)) for one in others]
-    return [_greedy(connect, other.name, first, ask_all(connect, other, asks), bound, plain, asks) for other in others]
+    unlike = [str(one) for one in own if one.kind == "bug"]
+    known = {n: (reply, reply.tokens) for n, reply in enumerate(first.replies) if reply}
+    of_plain, lines = timed_evidence(timed.get(plain.name, ()), known, bound, ask.max_tokens)
+    if unlike or of_plain.wrong:
+        return [Certificate(one.name, UnsteadyPlain(plain.name), (*unlike, *lines)[:1]) for one in others]
+    return [
+        _greedy(connect, one.name, first, ask_all(connect, one, asks), bound, plain, asks, timed.get(one.name, ()))
+        for one in others
+    ]
 
 
 def _asks(ask: Ask, prompts: Sequence[str]) -> list[Ask]:
@@ -121,10 +133,13 @@ def _greedy(
     bound: Bound,
     server: Endpoint,
     asks: Sequence[Ask],
+    timed: Sequence[TimedText],
 ) -> Certificate:
     both = _both(plain, other)
+    known, most = {n: (b, b.tokens) for n, _, b in both}, asks[0].max_tokens
     if not any(a.tokens for _, a, _ in both) or not any(b.tokens for _, _, b in both):
-        return _texts_alone(name, both, plain, other)
+        return _texts_alone(name, both, plain, other, timed_evidence(timed, known, None, most))
+    of_timed, apart = timed_evidence(timed, known, bound, most)
     differences = [found for n, a, b in both if (found := _compared(n, a, b, bound))]
     scored = list[ServedDifference]()
     judged = list[Sequence[Token]]()
@@ -153,6 +168,7 @@ def _greedy(
         near=logprob_ties.near_ties(judged, bound)[0],
         unjudged=len(kinds["not judged"]),
         one_in=logprob_ties.smallest_rate(judged, bound),
+        timed=of_timed,
     )
     details = [f"{one}; the prompt: {prompts[one.prompt][-60:]!r}" for of_kind in kinds.values() for one in of_kind[:3]]
     if drifted:
@@ -161,7 +177,7 @@ def _greedy(
             f"{len(drifted)} lists of equal texts are further apart than the bound, by up to {nats:.3g} nats at prompt "
             f"{prompt}, token {place}: the tokens agree and the probabilities do not; see the cache after a rollback"
         )
-    return Certificate(name, evidence, (str(bound), *details))
+    return Certificate(name, evidence, (str(bound), *details, *apart))
 
 
 def _both(plain: ServedAnswers, other: ServedAnswers) -> list[tuple[int, Reply, Reply]]:
@@ -191,12 +207,14 @@ def _read_locally(
     other: ServedAnswers,
     asks: Sequence[Ask],
     dtype: str,
+    timed: Sequence[TimedText],
 ) -> Certificate:
     """Judge outputs by a reader; plain's own show how far honest tokens lie from the reader's likeliest."""
     both, failures = _both(plain, other), (*plain.failures, *other.failures)
     of_plain = [tokens for n, a, _ in both if (tokens := read(asks[n], a))]
     of_other = {n: tokens for n, _, b in both if (tokens := read(asks[n], b))}
-    evidence = GreedyEvidence("judge", len(asks), len(both), sum(a.text == b.text for _, a, b in both), failures)
+    equal, nothing = sum(a.text == b.text for _, a, b in both), TimedEvidence(asks[0].max_tokens)
+    evidence = GreedyEvidence("judge", len(asks), len(both), equal, failures, timed=nothing)
     if not of_plain or not of_other:
         return Certificate(endpoint.name, replace(evidence, unreadable=(endpoint if of_plain else server).name))
     apart = [token.top[0][1] - (token.logprob or 0.0) for tokens in of_plain for token in tokens]
@@ -204,8 +222,10 @@ def _read_locally(
     bound = Bound(min(logprob_ties.MOST, max(max(apart), floor)), max(apart) / 2, len(apart), floor)
     every = [one for n, tokens in of_other.items() for one in logprob_ties.score_outputs(n, tokens, tokens, bound)]
     bugs = [one for one in every if one.kind == "bug"]
+    of_timed, lines = timed_evidence(timed, {n: (b, of_other.get(n, ())) for n, _, b in both}, bound, nothing.most)
     evidence = replace(
         evidence,
+        timed=of_timed,
         tokens=sum(map(len, of_other.values())),
         wrong=len(bugs),
         one_in=logprob_ties.smallest_rate([*of_other.values()], bound),
@@ -215,18 +235,24 @@ def _read_locally(
         f"a token within {bound.nats:.3g} nats of the judge's likeliest may be chosen: plain's own lie up to "
         f"{max(apart):.2g} from it"
     )
-    return Certificate(endpoint.name, evidence, (near, *map(str, bugs[:3])))
+    return Certificate(endpoint.name, evidence, (near, *map(str, bugs[:3]), *lines))
 
 
 def _texts_alone(
-    name: str, both: Sequence[tuple[int, Reply, Reply]], plain: ServedAnswers, other: ServedAnswers
+    name: str,
+    both: Sequence[tuple[int, Reply, Reply]],
+    plain: ServedAnswers,
+    other: ServedAnswers,
+    timed: tuple[TimedEvidence, list[str]],
 ) -> Certificate:
     differ = [n for n, a, b in both if a.text != b.text]
     failures = (*plain.failures, *other.failures)
     equal = len(both) - len(differ)
-    evidence = GreedyEvidence("none", len(plain.replies), len(both), equal, failures, unjudged=len(differ))
+    evidence = GreedyEvidence(
+        "none", len(plain.replies), len(both), equal, failures, unjudged=len(differ), timed=timed[0]
+    )
     which = f"the texts of prompts {', '.join(map(str, differ))} are not plain's"
-    return Certificate(name, evidence, (which,) if differ else ())
+    return Certificate(name, evidence, (*((which,) if differ else ()), *timed[1]))
 
 
 def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
@@ -276,7 +302,9 @@ def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks:
     read = [reading(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
     sample = read_tokens([tokens for tokens in read if tokens])
     left = len(asks) - sum(map(bool, read))
-    evidence = SampledEvidence(judge, len(asks), left, sample.tokens, failures=answers.failures)
+    evidence = SampledEvidence(
+        judge, len(asks), left, sample.tokens, failures=answers.failures, most=asks[0].max_tokens
+    )
     if sample.tokens:
         ways = comb(len(asks), left)
         evidence = replace(

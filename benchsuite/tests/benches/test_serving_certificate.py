@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import nextafter
 
 import pytest
@@ -18,11 +19,16 @@ from benchsuite.benches.serving.certificate import (
     UnsteadyPlain,
 )
 from benchsuite.benches.serving.certified import certify
+from benchsuite.benches.serving.timed_texts import TimedEvidence
 from benchsuite.judge.fidelity import FALSE_ALARM
 from benchsuite.judge.transforms import FALSE_ALARM_OF_HEAT
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
+
+greedy_of_eight = partial(GreedyEvidence, timed=TimedEvidence(8))
+sampled_of_eight = partial(SampledEvidence, most=8)
+"""Evidence of answers of at most eight tokens, of which none was timed."""
 
 FROM_BEST: tuple[State, ...] = ("certified", "inconclusive", "differs, not judged", "bug")
 
@@ -32,7 +38,7 @@ SMALL = st.integers(0, 3)
 @st.composite
 def greedy(draw: st.DrawFn) -> GreedyEvidence:
     both = draw(st.integers(1, 5))
-    return GreedyEvidence(
+    return greedy_of_eight(
         draw(st.sampled_from(["plain", "judge", "none"])),
         both + draw(SMALL),
         both,
@@ -83,16 +89,16 @@ def test_the_sentence_begins_with_the_verdict_and_has_each_number_that_decides(f
 def test_a_sampled_verdict_is_a_bug_by_its_p_values_alone(
     even: float, heat: float, left: int, factor: float | None
 ) -> None:
-    found = SampledEvidence("plain", 9, left, 500, even, heat, factor, (900.0, 300.0))
+    found = sampled_of_eight("plain", 9, left, 500, even, heat, factor, (900.0, 300.0))
     likely = replace(found, even=1.0, heat=1.0)
     assert likely.state == ("certified" if factor and not left else "inconclusive")
     assert found.state in (likely.state, "bug")
     assert replace(found, even=0.0).state == replace(found, heat=0.0).state == "bug"
 
 
-ANSWERED = GreedyEvidence("plain", 4, 4, 4, tokens=1200, one_in=261.4)
+ANSWERED = greedy_of_eight("plain", 4, 4, 4, tokens=1200, one_in=261.4)
 READ = replace(ANSWERED, reader="judge")
-ALONE = GreedyEvidence("none", 4, 4, 4)
+ALONE = greedy_of_eight("none", 4, 4, 4)
 POWER = "one changed token in 261 is found with 99 %"
 SILENT = "no log-probabilities were given"
 
@@ -150,10 +156,10 @@ SILENT = "no log-probabilities were given"
             "ties, 1,200 tokens judged; " + POWER,
         ),
         (
-            GreedyEvidence("plain", 2, 0, failures=("refused",)),
+            greedy_of_eight("plain", 2, 0, failures=("refused",)),
             "INCONCLUSIVE: 2 of 2 prompts were not answered by both (refused)",
         ),
-        (GreedyEvidence("plain", 2, 0, wrong=1), "INCONCLUSIVE: 2 of 2 prompts were not answered by both"),
+        (greedy_of_eight("plain", 2, 0, wrong=1), "INCONCLUSIVE: 2 of 2 prompts were not answered by both"),
         (replace(READ, unreadable="base"), "INCONCLUSIVE: no text of base can be read token by token"),
         (
             UnsteadyPlain("base"),
@@ -165,19 +171,22 @@ def test_a_certificate_is_a_sentence_of_its_verdict_and_its_numbers(
     found: GreedyEvidence | UnsteadyPlain, sentence: str
 ) -> None:
     one = Certificate("spec", found, ("a detail",))
+    if isinstance(found, GreedyEvidence) and found.both and not found.unreadable:
+        asked = "asked for one at a time, whole and with log-probabilities, at most 8 tokens each"
+        sentence += f"; {asked}; no timed text was compared"
     assert one.lines == (f"spec: {sentence}", "a detail")
     assert one.as_json() == {"endpoint": "spec", "state": found.state, "lines": [f"spec: {sentence}", "a detail"]}
     assert NAMES[found.state] == sentence.partition(":")[0]
 
 
 def test_what_was_not_counted_is_none_and_what_was_not_tested_is_no_suspicion() -> None:
-    found = GreedyEvidence("plain", 2, 2)
+    found = greedy_of_eight("plain", 2, 2)
     assert not any((found.equal, found.tokens, found.wrong, found.ties, found.near, found.unjudged, found.unread))
-    sampled = SampledEvidence("plain", 2, 2, 0)
+    sampled = sampled_of_eight("plain", 2, 2, 0)
     assert sampled.even == sampled.heat == 1, "a p-value"
 
 
-SAMPLED = SampledEvidence("base", 9, 0, 1500, 0.25, 0.5, 1.234, (5210.4, 1498.6))
+SAMPLED = sampled_of_eight("base", 9, 0, 1500, 0.25, 0.5, 1.234, (5210.4, 1498.6))
 TESTED = "1,500 tokens under base's list: transforms p=0.25, log-probabilities p=0.5"
 NEEDED = "1.1 times needs 5,210 tokens, 1.2 times 1,499 tokens"
 FOUND = "a temperature 1.23 times as high is found with 99 %"
@@ -204,14 +213,15 @@ NOTHING = "no factor of the temperature up to 4 is found with 99 %"
             "2 of 9 outputs are missing, or base reads them as other tokens",
         ),
         (
-            SampledEvidence("base", 9, 9, 0),
+            sampled_of_eight("base", 9, 9, 0),
             "INCONCLUSIVE: base cannot read a text with log-probabilities (echo), or splits it into other tokens; "
             "nothing is known of the distribution",
         ),
     ],
 )
 def test_a_certificate_of_samples_is_a_sentence_as_well(found: SampledEvidence, sentence: str) -> None:
-    assert Certificate("spec", found).lines == (f"spec: {sentence}",)
+    asked = "; asked for one at a time, whole and with log-probabilities, at most 8 tokens each" if found.needs else ""
+    assert Certificate("spec", found).lines == (f"spec: {sentence}{asked}",)
 
 
 def test_a_p_value_as_small_as_false_alarms_are_allowed_to_be_is_no_bug() -> None:

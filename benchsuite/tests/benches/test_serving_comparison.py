@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import comb, log
 from string import ascii_lowercase
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from benchsuite.benches.serving.certificate import Certificate, GreedyEvidence, SampledEvidence, UnsteadyPlain
 from benchsuite.benches.serving.certified import Read, certify, echoed
+from benchsuite.benches.serving.timed_texts import TimedEvidence
 from benchsuite.judge.transforms import read_tokens
 from benchsuite.tests.made_up_servers import MadeUpServer, MadeUpServers, made_up_reply
 from specdec_plugins.endpoints.client import Ask
@@ -23,6 +25,10 @@ from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
 
 BASE, SPEC = Endpoint("base", "http://x"), Endpoint("spec", "http://y")
+greedy_of_six = partial(GreedyEvidence, timed=TimedEvidence(6))
+sampled_of_six = partial(SampledEvidence, most=6)
+"""Evidence of answers of at most six tokens, of which none was timed."""
+
 PROMPTS = ("p:", "q:", "r:", "s:")
 
 Top = tuple[tuple[str, float], ...]
@@ -113,7 +119,7 @@ def test_with_echo_every_token_is_judged_and_without_it_those_up_to_a_first_diff
     """Of four prompts: equal, a tie with a bug behind it, a bug, and a text without log-probabilities."""
     spec = speaking(OTHERWISE, gaps=NEAR, silent=["s:"])
     [whole] = certified(speaking(gaps=NEAR), spec)
-    assert whole.evidence == GreedyEvidence(
+    assert whole.evidence == greedy_of_six(
         "plain", 4, 4, 2, tokens=3 * 6, wrong=2, ties=1, near=1, one_in=one_in(3 * 6 - 1)
     )
     bound, *lines = whole.details
@@ -124,7 +130,7 @@ def test_with_echo_every_token_is_judged_and_without_it_those_up_to_a_first_diff
     assert lines[2] == "prompt 1, token 2: plain 'e', here 'Y': tie, 0.004 nats; the prompt: 'q:'"
 
     [first] = certified(speaking(gaps=NEAR, echoes=False), spec)
-    assert first.evidence == GreedyEvidence(
+    assert first.evidence == greedy_of_six(
         "plain", 4, 4, 2, tokens=6 + 3 + 1, wrong=1, ties=1, near=1, one_in=one_in(6 + 3 + 1 - 1)
     )
 
@@ -149,13 +155,13 @@ def test_a_text_without_log_probabilities_is_compared_as_a_text() -> None:
         [alone] = certified(plain, spec)
         assert alone == Certificate(
             "spec",
-            GreedyEvidence("none", 4, 4, 2, unjudged=2),
+            greedy_of_six("none", 4, 4, 2, unjudged=2),
             ("the texts of prompts 1, 2 are not plain's",),
         )
     [same] = certified(speaking(silent=PROMPTS), speaking(silent=PROMPTS, fails=["r:"]))
-    assert same == Certificate("spec", GreedyEvidence("none", 4, 3, 3, ("refused_request",)))
+    assert same == Certificate("spec", greedy_of_six("none", 4, 3, 3, ("refused_request",)))
     [none] = certified(speaking(fails=PROMPTS), speaking())
-    assert none.evidence == GreedyEvidence("none", 4, 0, 0, ("refused_request",) * 4)
+    assert none.evidence == greedy_of_six("none", 4, 0, 0, ("refused_request",) * 4)
 
 
 def test_an_empty_output_is_no_text_without_log_probabilities() -> None:
@@ -167,7 +173,7 @@ def test_an_empty_output_is_no_text_without_log_probabilities() -> None:
 
 def test_prompts_that_one_server_leaves_unanswered_are_left_out_and_counted() -> None:
     [found] = certified(speaking(fails=["p:"]), speaking(fails=["q:"]))
-    assert found.evidence == GreedyEvidence(
+    assert found.evidence == greedy_of_six(
         "plain", 4, 2, 2, ("refused_request", "refused_request"), 12, one_in=one_in(12)
     )
 
@@ -283,7 +289,7 @@ def test_a_judge_excuses_what_is_as_near_to_its_likeliest_as_plains_own_tokens()
     plain, spec = speaking({"p:": "Ydefgh"}), speaking({"q:": "cYefgh", "r:": "cdYfgh"})
     for _ in range(2):
         [found] = certified(plain, spec, read=judging(gaps))
-        assert found.evidence == GreedyEvidence("judge", 4, 4, 1, tokens=24, wrong=1, one_in=one_in(24 - 2))
+        assert found.evidence == greedy_of_six("judge", 4, 4, 1, tokens=24, wrong=1, one_in=one_in(24 - 2))
         near, line = found.details
         assert (
             near == "a token within 0.3 nats of the judge's likeliest may be chosen: plain's own lie up to 0.3 from it"
@@ -313,7 +319,7 @@ def test_a_judge_says_what_it_could_not_read_and_of_whom_it_could_read_nothing()
     prompts = [f"{n}:" for n in range(5)]
     plain, spec = speaking(), speaking(dict.fromkeys(prompts[:4], "Ydefgh") | {prompts[4]: "unread"})
     [found] = certified(plain, spec, prompts=prompts, read=judging({}, ["unread"]))
-    assert found.evidence == GreedyEvidence("judge", 5, 5, 0, tokens=24, wrong=4, unread=1, one_in=one_in(24))
+    assert found.evidence == greedy_of_six("judge", 5, 5, 0, tokens=24, wrong=4, unread=1, one_in=one_in(24))
     assert len(found.details) == 1 + 3
     for unread, name in (
         (["cdefgh"], "base"),
@@ -321,7 +327,7 @@ def test_a_judge_says_what_it_could_not_read_and_of_whom_it_could_read_nothing()
         (["cdefgh", "Ydefgh", "unread"], "base"),
     ):
         [nothing] = certified(plain, spec, prompts=prompts, read=judging({}, unread))
-        assert nothing == Certificate("spec", GreedyEvidence("judge", 5, 5, 0, unreadable=name))
+        assert nothing == Certificate("spec", greedy_of_six("judge", 5, 5, 0, unreadable=name))
 
 
 def sampled_text(rare: int) -> str:
@@ -349,7 +355,7 @@ def test_p_values_of_samples_are_multiplied_by_the_ways_to_leave_so_many_out(rar
     assert not plain.asked, "the reader stands in its place"
     sample = read_tokens([sampled_lists(text) for text in list(said.values())[: 8 - lost]])
     ways = comb(8, lost)
-    assert found.evidence == SampledEvidence(
+    assert found.evidence == sampled_of_six(
         "base",
         8,
         lost,
@@ -368,7 +374,7 @@ def test_samples_are_read_by_plain_unless_a_reader_is_given() -> None:
     assert isinstance(found.evidence, SampledEvidence)
     assert (found.evidence.left, found.evidence.tokens) == (0, 24)
     [none] = certified(speaking(echoes=False), speaking(), temperature=1.0)
-    assert none.evidence == SampledEvidence("base", 4, 4, 0)
+    assert none.evidence == sampled_of_six("base", 4, 4, 0)
 
 
 def reading(server: MadeUpServer, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:

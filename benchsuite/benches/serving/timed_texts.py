@@ -1,0 +1,156 @@
+"""Texts that were timed, beside those that a certificate is of: a server may answer otherwise when it is not watched.
+
+Certified answers are asked for whole, one at a time and with log-probabilities; timed ones are streamed, several at
+once, and without. A server that speculates rightly in one way only is certified for that way alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchsuite.judge.logprob_ties import Bound, Kind
+from specdec_plugins.endpoints.replies import Reply, Token
+
+LONGEST = 16
+"""Characters of the longest token that is thought of."""
+
+
+def asked_for(most: int) -> str:
+    """Return how certified outputs, of at most so many tokens, are asked for."""
+    return f"asked for one at a time, whole and with log-probabilities, at most {most} tokens each"
+
+
+@dataclass(frozen=True)
+class TimedText:
+    """What an endpoint answered to the prompt at a place, under a load (``4 at once``), while it was timed."""
+
+    prompt: int
+    load: str
+    text: str
+
+
+@dataclass(frozen=True)
+class TimedEvidence:
+    """How many ``texts`` were timed under ``loads``, and how many of them are no certified text of the same server.
+
+    ``most``: tokens of an answer that were asked for. ``ties``: texts that part from the certified one where two tokens
+    may change places; ``wrong``: where they may not; ``unjudged``: where nothing is known.
+    """
+
+    most: int
+    loads: tuple[str, ...] = ()
+    texts: int = 0
+    ties: int = 0
+    wrong: int = 0
+    unjudged: int = 0
+
+    @property
+    def equal(self) -> int:
+        """Texts that are certified ones to the letter."""
+        return self.texts - self.ties - self.wrong - self.unjudged
+
+    @property
+    def text(self) -> str:
+        """How the certified texts were asked for, the numbers of the timed ones, and how these were asked for."""
+        if not self.texts:
+            return f"{asked_for(self.most)}; no timed text was compared"
+        ties = f", {self.ties} part from them at a tie" if self.ties else ""
+        ways = f"{', '.join(self.loads)}; streamed, without log-probabilities"
+        return f"{asked_for(self.most)}; {self.equal} of {self.texts} timed texts ({ways}) are the same{ties}"
+
+
+def timed_evidence(
+    timed: Sequence[TimedText], certified: Mapping[int, tuple[Reply, Sequence[Token]]], bound: Bound | None, most: int
+) -> tuple[TimedEvidence, list[str]]:
+    """Compare timed texts with the certified ones of the same server; return the numbers, and a line for each kind.
+
+    ``certified``: by the places of prompts, the reply and its tokens with the lists that judge them; ``bound``: how far
+    apart two tokens of a list may be that change places, None where no list judges; ``most``: tokens of an answer.
+    """
+    kinds = Counter[Kind | None]()
+    first: dict[Kind, TimedText] = {}
+    for one in timed:
+        kind = _kind_of(one, certified, bound)
+        kinds[kind] += 1
+        if kind in ("bug", "not judged"):
+            first.setdefault(kind, one)
+    loads = tuple(dict.fromkeys(one.load for one in timed))
+    found = TimedEvidence(most, loads, len(timed), kinds["tie"], kinds["bug"], kinds["not judged"])
+    lines = [
+        f"prompt {one.prompt}, timed with {one.load}: {one.text[:60]!r}, certified: "
+        f"{certified[one.prompt][0].text[:60]!r}"
+        for one in first.values()
+        if one.prompt in certified
+    ]
+    return found, lines
+
+
+def _kind_of(
+    one: TimedText, certified: Mapping[int, tuple[Reply, Sequence[Token]]], bound: Bound | None
+) -> Kind | None:
+    """What a text is beside the certified one; None for the same."""
+    if one.prompt not in certified:
+        return "not judged"
+    reply, tokens = certified[one.prompt]
+    if _bare(one.text) == _bare(reply.text):
+        return None
+    return "not judged" if bound is None else compare_text(tokens, reply.text, one.text, bound)
+
+
+def _bare(text: str) -> str:
+    """A text without what one way of asking has at its ends and another has not: blanks, a part of a character."""
+    return text.rstrip("\N{REPLACEMENT CHARACTER}").strip()
+
+
+def compare_text(tokens: Sequence[Token], own: str, text: str, bound: Bound) -> Kind:
+    """Return how a text, of unknown tokens, parts from an output of the text ``own``, whose ``tokens`` have lists.
+
+    A tie: another token of a list, within the bound, begins what follows instead, at the place where the texts part or
+    at one so little before it that a token may reach over it. A bug: no token that could is nearer than ``bound.sure``.
+    Not judged otherwise, and where the tokens do not spell their text.
+
+    Example: ``compare_text([Token("a", top=(("a", -0.6), ("b", -0.7)))], "a", "b", bound)`` is ``"tie"``.
+    """
+    pieces = [_shown(token.text) for token in tokens]
+    spelt = "".join(pieces)
+    begin = spelt[: len(spelt) - len(spelt.lstrip())]
+    if not spelt.startswith(begin + _bare(own)):
+        return "not judged"
+    # One way of asking may have the blanks at the beginning, and another not.
+    kinds = {_parting(tokens, pieces, one, bound) for one in (text, begin + text.lstrip())}
+    return "tie" if "tie" in kinds else "not judged" if "not judged" in kinds else "bug"
+
+
+def _parting(tokens: Sequence[Token], pieces: Sequence[str], text: str, bound: Bound) -> Kind:
+    """What the lists say at the place where a text parts from the pieces, and at those little before it."""
+    at, places = 0, list[tuple[int, Token, str]]()
+    for token, piece in zip(tokens, pieces, strict=True):
+        places.append((at, token, piece))
+        if not text.startswith(piece, at):
+            break
+        at += len(piece)
+    else:
+        return "not judged"  # it goes on where the other ended, and nothing says how near that was
+    kinds = {_otherwise(token, piece, text[start:], bound) for start, token, piece in places if at - start <= LONGEST}
+    return "tie" if "tie" in kinds else "not judged" if "not judged" in kinds else "bug"
+
+
+def _otherwise(token: Token, piece: str, rest: str, bound: Bound) -> Kind:
+    """Whether a list allows that another token than its own begins the ``rest`` of a text: ``bug`` if it does not."""
+    if len(token.top) < 2 or "\N{REPLACEMENT CHARACTER}" in piece:
+        return "not judged"
+    best = token.top[0][1]
+    others = [(name, best - chance) for listed, chance in token.top if (name := _shown(listed)) and name != piece]
+    fitting = [gap for name, gap in others if rest.startswith(name)]
+    if any(gap <= bound.nats for gap in fitting):
+        return "tie"
+    below = best - token.top[-1][1]  # a token that the list lacks is as far at least
+    near = [*(fitting if rest else (gap for _, gap in others)), below]  # an end token has no text
+    return "not judged" if min(near) <= bound.sure else "bug"
+
+
+def _shown(name: str) -> str:
+    """The text of a token that may be given by its name in a vocabulary."""
+    return name.replace("\u0120", " ").replace("\u2581", " ").replace("\u010a", "\n")
