@@ -452,7 +452,7 @@ def test_outputs_of_other_lengths_are_not_compared_and_longer_ones_do_not_make_u
 ) -> None:
     """Eight tokens to each of two prompts; 12 and 5 are 17 of 16 in all, and differ by 7 of 20."""
     base = [reply(2.0, [(1.0, 1), (2.0, 7)], 8)] * 2
-    ours = [reply(1.0, [(0.5, 1), (1.0, count - 1)], count) for count in lengths]
+    ours = [replace(reply(1.0, [(0.5, 1), (1.0, count - 1)], count), text=f"{count} others") for count in lengths]
     blocks = [
         ServedBlock(name, 0, tuple(sent_with(n, one) for n, one in enumerate(found)))
         for name, found in (("plain", base), ("spec", ours))
@@ -462,6 +462,19 @@ def test_outputs_of_other_lengths_are_not_compared_and_longer_ones_do_not_make_u
     apart = sum(abs(8 - count) for count in lengths) / sum(max(8, count) for count in lengths)
     said = f"lengths: its outputs and the baseline's differ by {apart:.0%} of their tokens"
     assert spec.reason == (None if compared else said)
+
+
+@pytest.mark.parametrize(("counted", "compared"), [(8, True), (7, True), (9, True), (10, False), (16, False)])
+def test_a_text_that_two_servers_count_otherwise_has_no_speed_to_compare(counted: int, compared: bool) -> None:
+    """A usage that was doubled in streams alone gained 1.31x; the end token may be counted or not."""
+    pieces = [(1.0, 1), (2.0, 7)]
+    blocks = [
+        ServedBlock(name, 0, tuple(sent_with(n, reply(2.0, [*pieces], count)) for n, count in enumerate(counts)))
+        for name, counts in (("plain", (8,) * 9), ("spec", (8,) * 8 + (counted,)))
+    ]
+    plain, spec = endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 9, None)
+    said = f"counts: 'xx' is {counted} tokens by its usage, 8 by the baseline's"
+    assert (plain.reason, spec.reason) == (None, None if compared else said)
 
 
 def test_every_number_of_a_request_is_a_load_and_none_is_refused() -> None:
