@@ -95,7 +95,7 @@ def _notes(bench: ServingBench, load: Traffic) -> list[str]:
 
 def _size(bench: ServingBench, load: Traffic) -> str:
     rounds = len({block.round for block in bench.blocks[load]})
-    return f"{len(bench.plan.prompts)} prompts in {rounds} rounds, at most {bench.plan.ask.max_tokens} tokens each"
+    return f"{len(bench.plan.places(load))} prompts in {rounds} rounds, at most {bench.plan.ask.max_tokens} tokens each"
 
 
 def serving_document(bench: ServingBench) -> Document:

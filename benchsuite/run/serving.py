@@ -112,12 +112,14 @@ class ServingPlugin:
         if total := request.timeout:
             endpoints = tuple(replace(one, total_s=total, read_s=min(one.read_s, total)) for one in endpoints)
         names = [name for text in request.workload for name in workload_names(text)]
-        prompts = prompts_of([load_workload(name).first(request.prompts) for name in names])
+        loads = tuple(self._loads.values())
+        most = request.prompts and request.prompts * len(loads)
+        prompts = prompts_of([load_workload(name).first(most) for name in names])
         heat, tokens = self._one("temperature"), int(self._one("max_new_tokens"))
         # A sampled run with one seed would be the same text in every round; servers differ in what they do with it.
         ask = Ask("", tokens, heat, chat=request.endpoint_api == "chat", seed=request.seed if heat else None)
         slo = Slo(**request.slo) if request.slo else None
-        return ServingPlan(endpoints, prompts, ask, request.pairs or 1, slo, request.seed)
+        return ServingPlan(endpoints, prompts, ask, request.pairs or 1, slo, request.seed, loads)
 
     def _one(self, name: str) -> float:
         """The value of a parameter of sampling; SpecdecError for several."""

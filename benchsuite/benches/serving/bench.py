@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from benchsuite.benches.serving.restarts import ServersInTurn
 from benchsuite.benches.serving.self_reported import SelfReported, page_now, self_reported_of
 from benchsuite.benches.serving.timed_texts import TimedText
 from benchsuite.measure.workloads import Workload
+from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.client import NEUTRAL, Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure
@@ -33,7 +35,8 @@ class ServingPlan:
     """What is asked, and how often.
 
     ``prompts``: each with its workload's name, all different. ``ask``: every request but its prompt. ``rounds``: how
-    often all prompts go to all endpoints. ``seed``: of the order and of arrivals.
+    often all prompts of a load go to all endpoints. ``seed``: of the order and of arrivals. ``loads``: those that share
+    the prompts out; without any, each has all of them.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -42,6 +45,31 @@ class ServingPlan:
     rounds: int = 1
     slo: Slo | None = None
     seed: int = 0
+    loads: tuple[Traffic, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts = Counter(label for label, _ in self.prompts)
+        few = [f"{label} has {count}" for label, count in counts.items() if count < len(self.loads)]
+        if few:
+            raise SpecdecError(
+                f"{len(self.loads)} loads need as many different prompts of each workload, since a server may learn "
+                f"from what it has answered; {', '.join(few)}: name a workload with more (--specdec-workload), or "
+                "measure fewer loads in a run"
+            )
+
+    def places(self, load: Traffic) -> list[int]:
+        """The places of a load's prompts: no other load has them, and each has as many of every workload, or one more.
+
+        What a server learnt under one load tells it nothing of another's answers.
+        """
+        if load not in self.loads:
+            return list(range(len(self.prompts)))
+        seen, found = Counter[str](), []
+        for place, (label, _) in enumerate(self.prompts):
+            if seen[label] % len(self.loads) == self.loads.index(load):
+                found.append(place)
+            seen[label] += 1
+        return found
 
 
 def prompts_of(workloads: Sequence[Workload]) -> tuple[tuple[str, str], ...]:
@@ -183,7 +211,7 @@ class ServingBench:
 
     def _block(self, load: Traffic, turn: int, name: str, blocks: list[ServedBlock]) -> None:
         endpoint = next(one for one in self.plan.endpoints if name in (one.name, one.name + AGAIN))
-        places = list(range(len(self.plan.prompts)))
+        places = self.plan.places(load)
         random.Random(self.plan.seed + turn).shuffle(places)  # the same for all endpoints of a round
         asks = [(place, self._asked(self.plan.prompts[place][1])) for place in places]
         sent: list[Sent] = []

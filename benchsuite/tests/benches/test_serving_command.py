@@ -56,9 +56,9 @@ def test_two_servers_stand_in_one_table(
             *("--specdec-slo", "ttft=60", "--specdec-results", str(tmp_path / "kept")),
         )
         assert done.returncode == 0, done.stdout
-        # Four prompts, three loads, the first server twice; before the timing each prompt once, and one to check usage.
-        assert plain.asked == 4 * 3 * 2 + 5
-        assert spec.asked == 4 * 3 + 5
+        # Four prompts in each of three loads, the first server twice; before the timing each once, and one for usage.
+        assert plain.asked == 4 * 3 * 2 + 4 * 3 + 1
+        assert spec.asked == 4 * 3 + 4 * 3 + 1
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith(("1 at once", "2 at once", "1000 a second"))]
     for name in ("plain", "plain again", "spec"):

@@ -7,12 +7,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchsuite.benches.serving.bench import AGAIN, CHECK, ServingBench, ServingPlan
 from benchsuite.benches.serving.figures import Slo
 from benchsuite.benches.serving.load import Traffic
 from benchsuite.benches.serving.self_reported import SelfReported, self_reported_of
 from benchsuite.tests.made_up_servers import MadeUpServer, MadeUpServers, made_up_reply
+from specdec import SpecdecError
 from specdec_plugins.endpoints.client import NEUTRAL, Ask
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
@@ -129,6 +132,42 @@ def test_a_server_is_named_that_refuses_fields_since_its_own_defaults_of_these_h
     bench.prepare()
     assert bench.said[-1] == "e1 refuses requests with top_k, min_p: its own defaults of these hold"
     assert not any("refuses" in line for line in bench.said[:-1])
+
+
+@given(st.lists(st.sampled_from(["chat", "code"]), min_size=1, max_size=40), st.integers(1, 3))
+def test_loads_share_the_prompts_of_every_workload_out(labels: list[str], count: int) -> None:
+    """No prompt has two loads, every one has one, and of each workload no load has two more than another."""
+    loads = tuple(Traffic(concurrency=n + 1) for n in range(count))
+    prompts = tuple((label, f"text {n}") for n, label in enumerate(labels))
+    if any(labels.count(label) < count for label in set(labels)):
+        with pytest.raises(SpecdecError, match=rf"^{count} loads need as many different prompts of each workload"):
+            ServingPlan((Endpoint("a", "http://a"),), prompts, Ask("", 4), loads=loads)
+        return
+    plan = ServingPlan((Endpoint("a", "http://a"),), prompts, Ask("", 4), loads=loads)
+    shares = [plan.places(load) for load in loads]
+    assert sorted(place for share in shares for place in share) == [*range(len(labels))]
+    for label in set(labels):
+        counts = [sum(labels[place] == label for place in share) for share in shares]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_server_that_learns_has_seen_no_answer_of_a_later_load() -> None:
+    """A suffix server emitted 1.04 tokens a forward with one request at once and 8.00 with four, of the same texts."""
+    known = set[str]()
+
+    def answer(ask: Ask) -> Reply:
+        pieces = 1 if ask.prompt in known else ask.max_tokens
+        if ask.stream and ask.max_tokens > 1:
+            known.add(str(ask.prompt))
+        return made_up_reply("a" * pieces, (), ask.max_tokens)
+
+    bench, _ = benchmark(counting, answer)
+    loads = (ONE, Traffic(concurrency=4))
+    bench.plan = replace(bench.plan, prompts=tuple(("chat", f"text {n}") for n in range(6)), loads=loads)
+    for load in loads:
+        bench.measure(load)
+        [block] = [block for block in bench.blocks[load] if block.endpoint == "e1"]
+        assert [len(one.reply.text) for one in block.sent if one.reply] == [8] * 3
 
 
 def test_all_endpoints_of_a_round_get_the_prompts_in_one_order_and_each_second_round_is_turned_round() -> None:

@@ -123,7 +123,7 @@ def test_without_log_probabilities_a_timed_text_that_differs_is_not_judged() -> 
     assert "6 timed texts are not its certified ones, which was not judged" in found.lines[0]
 
 
-def listed(text: str, *top: tuple[str, float]) -> Token:
+def token_with(text: str, *top: tuple[str, float]) -> Token:
     return Token(text, None, top[0][1] if top else None, top)
 
 
@@ -142,33 +142,39 @@ FAR = (("x", -9.0), ("y", -9.5))
     ],
 )
 def test_a_text_is_judged_by_the_lists_of_the_places_where_it_parts(text: str, kind: str) -> None:
-    tokens = [listed("a", ("a", -0.5), ("an", -0.505)), listed(" cat", (" cat", -0.5), (" big", -0.505), ("q", -9.0))]
+    tokens = [
+        token_with("a", ("a", -0.5), ("an", -0.505)),
+        token_with(" cat", (" cat", -0.5), (" big", -0.505), ("q", -9.0)),
+    ]
     if kind == "bug":
-        tokens = [listed("a", ("a", -0.5), *FAR), listed(" cat", (" cat", -0.5), *FAR)]
+        tokens = [token_with("a", ("a", -0.5), *FAR), token_with(" cat", (" cat", -0.5), *FAR)]
     if text == "a bird":
-        tokens[1] = listed(" cat", (" cat", -0.5), (" c", -0.505))
+        tokens[1] = token_with(" cat", (" cat", -0.5), (" c", -0.505))
     assert compare_text(tokens, "a cat", text, BOUND) == kind
 
 
 def test_a_token_that_reaches_over_the_place_where_texts_part_excuses_it() -> None:
     """The output said "in" and "to"; the text says "inside" by one token, which is as likely as "in" in its place."""
     tokens = [
-        listed("in", ("in", -0.5), ("inside", -0.505), ("q", -9.0)),
-        listed("to", ("to", -0.1), *FAR),
+        token_with("in", ("in", -0.5), ("inside", -0.505), ("q", -9.0)),
+        token_with("to", ("to", -0.1), *FAR),
     ]
     assert compare_text(tokens, "into", "inside", BOUND) == "tie"
     far = [replace(tokens[0], top=(("in", -0.5), ("inside", -3.0))), tokens[1]]
     assert compare_text(far, "into", "inside", BOUND) == "bug"
-    long = [listed("in", ("in", -0.5), ("inside", -0.505)), *[listed("abcd", ("abcd", -0.1), *FAR)] * 4]
+    long = [token_with("in", ("in", -0.5), ("inside", -0.505)), *[token_with("abcd", ("abcd", -0.1), *FAR)] * 4]
     assert compare_text([*long, tokens[1]], "in" + "abcd" * 4 + "to", "in" + "abcd" * 4 + "no", BOUND) == "bug"
 
 
 @pytest.mark.parametrize(
     ("tokens", "own"),
     [
-        ([listed("a"), listed("b", ("b", -0.1), *FAR)], "ab"),  # a place without a list
-        ([listed("a", ("a", -0.1), *FAR), listed("\ufffd", ("\ufffd", -0.1), *FAR)], "aé"),  # a part of a character
-        ([listed("a", ("a", -0.1), *FAR)], "another"),  # the tokens do not spell the text
+        ([token_with("a"), token_with("b", ("b", -0.1), *FAR)], "ab"),  # a place without a list
+        (
+            [token_with("a", ("a", -0.1), *FAR), token_with("\ufffd", ("\ufffd", -0.1), *FAR)],
+            "aé",
+        ),  # a part of a character
+        ([token_with("a", ("a", -0.1), *FAR)], "another"),  # the tokens do not spell the text
         ([], "ab"),
     ],
 )
@@ -182,9 +188,9 @@ def test_a_text_that_takes_the_second_likeliest_token_is_a_tie_or_a_bug_by_its_d
 ) -> None:
     """Names of vocabularies (\u0120 for a blank) are read as text, and blanks at the ends do not matter."""
     place, near = data.draw(st.integers(0, len(words) - 1)), data.draw(st.booleans())
-    tokens = [listed(word, (word, -0.1), ("Q", -4.0), ("R", -9.0)) for word in words]
+    tokens = [token_with(word, (word, -0.1), ("Q", -4.0), ("R", -9.0)) for word in words]
     gap = 0.009 if near else 0.011
-    tokens[place] = listed(words[place], (words[place], -0.1), ("Q", -0.1 - gap), ("R", -9.0))
+    tokens[place] = token_with(words[place], (words[place], -0.1), ("Q", -0.1 - gap), ("R", -9.0))
     own = "".join(words).replace("\u0120", " ").strip()
     said = "".join([*words[:place], "Q", *words[place + 1 :]]).replace("\u0120", " ")
     assert compare_text(tokens, own, said, BOUND) == ("tie" if near else "bug")

@@ -154,7 +154,14 @@ def test_servers_are_asked_what_the_request_says(given: dict[str, str], plan: Se
     total = float(given["timeout"]) or usual[0].total_s
     ends = tuple(Endpoint(one.name, one.url, total_s=total, read_s=min(usual[0].read_s, total)) for one in usual)
     texts = prompts_of([load_workload(name).first(int(given.get("prompts", 1))) for name in ("chat", "reasoning")])
-    assert found == ServingPlan(ends, texts, plan.ask, plan.rounds, plan.slo, plan.seed)
+    assert found == ServingPlan(ends, texts, plan.ask, plan.rounds, plan.slo, plan.seed, (Traffic(1),))
+
+
+def test_every_load_has_as_many_prompts_as_are_asked_for(tmp_path: Path) -> None:
+    loads = (Traffic(concurrency=1), Traffic(concurrency=4))
+    plan = MadeUpServing(tmp_path, concurrency="1,4", prompts="2", workload="chat").begin().plan
+    assert plan.loads == loads
+    assert [len(plan.places(load)) for load in loads] == [2, 2]
 
 
 @pytest.mark.parametrize(
