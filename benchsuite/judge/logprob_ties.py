@@ -16,9 +16,13 @@ from typing import Literal
 from benchsuite.judge.fidelity import SURE
 from specdec_plugins.endpoints.replies import Token
 
-FLOORS = {"float32": 0.01, "bfloat16": 0.5, "float16": 0.1, "unknown": 0.5}
+FLOORS = {"float32": 0.01, "bfloat16": 0.5, "float16": 0.1, "unknown": 0.01}
 """Nats within which two tokens may change places though plain agrees with itself to the bit: a window of another width
 is another sum. A logit from 32 to 64 has steps of 0.25 in bfloat16 and 0.03 in float16, and two may err by one each."""
+
+DOUBT = {"unknown": 0.5}
+"""Nats up to which a difference is not judged where the servers' precision is not known: it may be rounding, and it may
+be a server that takes the second likeliest token on purpose."""
 
 MOST = 1.0
 """Nats that the bound never exceeds, however much plain disagrees with itself: a factor of e between two tokens."""
@@ -32,23 +36,27 @@ Kind = Literal["tie", "bug", "not judged"]
 @dataclass(frozen=True)
 class Bound:
     """``nats``: how far apart two tokens may be for a tie. ``seen``: the largest disagreement of plain with itself,
-    over ``compared`` log-probabilities; ``floor``: what is allowed without any."""
+    over ``compared`` log-probabilities; ``floor``: what is allowed without any; ``doubt``: what is not judged."""
 
     nats: float
     seen: float
     compared: int
     floor: float
+    doubt: float = 0.0
 
     @property
     def sure(self) -> float:
-        """How far apart two tokens are that plain's own disagreement cannot turn, in nats: beyond it is a bug.
+        """How far apart two tokens are that rounding cannot turn, in nats: beyond it is a bug.
 
-        It is more than ``nats`` where these are cut to ``MOST``: what lies between is neither excused nor accused.
+        It is more than ``nats`` where these are cut to ``MOST``, and where the precision is not known: what lies
+        between is neither excused nor accused.
         """
-        return max(self.nats, 2 * self.seen)
+        return max(self.nats, 2 * self.seen, self.doubt)
 
     def __str__(self) -> str:
-        cut = f", cut to {MOST:g}; up to {self.sure:.3g} is not judged" if self.sure > self.nats else ""
+        cut = f", cut to {MOST:g}" if 2 * self.seen > self.nats else ""
+        cut += f"; up to {self.sure:.3g} is not judged" if self.sure > self.nats else ""
+        cut += ": name the servers' precision (--specdec-certify)" if self.sure == self.doubt > self.nats else ""
         return (
             f"two tokens within {self.nats:.3g} nats may change places: twice the largest disagreement of plain with "
             f"itself, {self.seen:.2g} over {self.compared:,} log-probabilities, and at least {self.floor:g}{cut}"
@@ -107,7 +115,7 @@ def bound_of(pairs: Sequence[tuple[Sequence[Token], Sequence[Token]]], dtype: st
             compared += len(apart)
             worst = max([worst, *apart])
     floor = FLOORS[dtype]
-    return Bound(min(MOST, max(2 * worst, floor)), worst, compared, floor)
+    return Bound(min(MOST, max(2 * worst, floor)), worst, compared, floor, DOUBT.get(dtype, 0.0))
 
 
 def _apart(one: Token, other: Token) -> list[float]:
@@ -129,7 +137,7 @@ def drifts(plain: Sequence[Token], other: Sequence[Token], bound: Bound) -> list
     """
     shared = range(min(parting(plain, other) + 1, len(plain), len(other)))
     found = [(place, max([0.0, *_apart(plain[place], other[place])])) for place in shared]
-    return [(place, nats) for place, nats in found if nats > bound.nats]
+    return [(place, nats) for place, nats in found if nats > bound.sure]
 
 
 def compare_outputs(

@@ -82,7 +82,9 @@ class GreedyEvidence:
             return f"no text of {self.unreadable} can be read token by token"
         outputs = f"{self.equal} of {self.both} {'texts' if self.reader == 'none' else 'outputs'} are plain's"
         if self.reader == "plain":
-            outputs += f", {self.ties} ties, {self.tokens:,} tokens judged"
+            apart = self.wrong + self.ties + self.unjudged
+            share = f" ({apart / self.tokens:.1%})" if apart and self.tokens else ""
+            outputs = f"{apart} of {self.tokens:,} judged tokens differ{share}, {self.ties} ties; {outputs}"
         elif self.reader == "judge":
             outputs += f", {self.both - self.unread} read by the local judge, {self.tokens:,} tokens"
         owner = "the judge's" if self.reader == "judge" else "plain's"

@@ -218,16 +218,17 @@ def _read_locally(
     if not of_plain or not of_other:
         return Certificate(endpoint.name, replace(evidence, unreadable=(endpoint if of_plain else server).name))
     apart = [token.top[0][1] - (token.logprob or 0.0) for tokens in of_plain for token in tokens]
-    floor = logprob_ties.FLOORS[dtype]
-    bound = Bound(min(logprob_ties.MOST, max(max(apart), floor)), max(apart) / 2, len(apart), floor)
+    floor, doubt = logprob_ties.FLOORS[dtype], logprob_ties.DOUBT.get(dtype, 0.0)
+    bound = Bound(min(logprob_ties.MOST, max(max(apart), floor)), max(apart) / 2, len(apart), floor, doubt)
     every = [one for n, tokens in of_other.items() for one in logprob_ties.score_outputs(n, tokens, tokens, bound)]
-    bugs = [one for one in every if one.kind == "bug"]
+    bugs, doubtful = ([one for one in every if one.kind == kind] for kind in ("bug", "not judged"))
     of_timed, lines = timed_evidence(timed, {n: (b, of_other.get(n, ())) for n, _, b in both}, bound, nothing.most)
     evidence = replace(
         evidence,
         timed=of_timed,
         tokens=sum(map(len, of_other.values())),
         wrong=len(bugs),
+        unjudged=len(doubtful),
         one_in=logprob_ties.smallest_rate([*of_other.values()], bound),
         unread=len(both) - len(of_other),
     )
@@ -235,7 +236,7 @@ def _read_locally(
         f"a token within {bound.nats:.3g} nats of the judge's likeliest may be chosen: plain's own lie up to "
         f"{max(apart):.2g} from it"
     )
-    return Certificate(endpoint.name, evidence, (near, *map(str, bugs[:3]), *lines))
+    return Certificate(endpoint.name, evidence, (near, *map(str, [*bugs, *doubtful][:3]), *lines))
 
 
 def _texts_alone(

@@ -106,16 +106,17 @@ SILENT = "no log-probabilities were given"
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (ANSWERED, f"certified: 4 of 4 outputs are plain's, 0 ties, 1,200 tokens judged; {POWER}"),
+        (ANSWERED, f"certified: 0 of 1,200 judged tokens differ, 0 ties; 4 of 4 outputs are plain's; {POWER}"),
         (READ, f"certified: 4 of 4 outputs are plain's, 4 read by the local judge, 1,200 tokens; {POWER}"),
         (ALONE, f"certified: 4 of 4 texts are plain's; {SILENT}"),
         (
             replace(ANSWERED, one_in=None),
-            "INCONCLUSIVE: 4 of 4 outputs are plain's, 0 ties, 1,200 tokens judged; nothing would be found",
+            "INCONCLUSIVE: 0 of 1,200 judged tokens differ, 0 ties; 4 of 4 outputs are plain's; nothing would be found",
         ),
         (
             replace(ANSWERED, equal=2, wrong=3, ties=2, near=9),
-            "FAILED: 3 tokens are not plain's; 2 of 4 outputs are plain's, 2 ties, 1,200 tokens judged; " + POWER,
+            "FAILED: 3 tokens are not plain's; 5 of 1,200 judged tokens differ (0.4%), 2 ties; 2 of 4 outputs are "
+            "plain's; " + POWER,
         ),
         (
             replace(READ, equal=1, wrong=3),
@@ -124,13 +125,13 @@ SILENT = "no log-probabilities were given"
         ),
         (
             replace(ANSWERED, equal=0, ties=40, near=44),
-            "FAILED: 40 of 44 places where a tie can be are ties, a coin would make half; 0 of 4 outputs are plain's, "
-            "40 ties, 1,200 tokens judged; " + POWER,
+            "FAILED: 40 of 44 places where a tie can be are ties, a coin would make half; 40 of 1,200 judged tokens "
+            "differ (3.3%), 40 ties; 0 of 4 outputs are plain's; " + POWER,
         ),
         (
             replace(ANSWERED, equal=3, unjudged=1),
-            "differs, not judged: 1 differences not judged; 3 of 4 outputs are plain's, 0 ties, 1,200 tokens judged; "
-            + POWER,
+            "differs, not judged: 1 differences not judged; 1 of 1,200 judged tokens differ (0.1%), 0 ties; 3 of 4 "
+            "outputs are plain's; " + POWER,
         ),
         (
             replace(ALONE, equal=3, unjudged=1),
@@ -152,8 +153,8 @@ SILENT = "no log-probabilities were given"
         ),
         (
             replace(ANSWERED, asked=7, failures=("timeout", "reset", "timeout")),
-            "INCONCLUSIVE: 3 of 7 prompts were not answered by both (reset, timeout); 4 of 4 outputs are plain's, 0 "
-            "ties, 1,200 tokens judged; " + POWER,
+            "INCONCLUSIVE: 3 of 7 prompts were not answered by both (reset, timeout); 0 of 1,200 judged tokens differ, "
+            "0 ties; 4 of 4 outputs are plain's; " + POWER,
         ),
         (
             greedy_of_eight("plain", 2, 0, failures=("refused",)),
