@@ -141,6 +141,14 @@ class SampledEvidence:
         return "certified" if self.tokens and not self.left and self.factor is not None else "inconclusive"
 
     @property
+    def numbers(self) -> str:
+        """The tokens that were read, and the p-values."""
+        return (
+            f"{self.tokens:,} tokens under {self.judge}'s lists of the likeliest (all others are one class): "
+            f"transforms p={self.even:.2g}, log-probabilities p={self.heat:.2g}"
+        )
+
+    @property
     def text(self) -> str:
         """The numbers, those that decide first."""
         if self.needs is None:
@@ -154,8 +162,7 @@ class SampledEvidence:
             else f"a temperature {self.factor:.2f} times as high"
         )
         parts = [
-            f"{self.tokens:,} tokens under {self.judge}'s list: transforms p={self.even:.2g}, log-probabilities "
-            f"p={self.heat:.2g}",
+            self.numbers,
             f"{finds} is found with 99 %",
             f"1.1 times needs {self.needs[0]:,.0f} tokens, 1.2 times {self.needs[1]:,.0f} tokens",
         ]
@@ -190,12 +197,34 @@ class UnsteadyPlain:
 
 
 @dataclass(frozen=True)
+class PlainOfItsOwn:
+    """The sampled outputs of the plain server ``plain`` are not of the distribution that they are read under: ``own``
+    has their numbers. A server may have filters of its own, or say other log-probabilities than it samples from."""
+
+    plain: str
+    own: SampledEvidence
+
+    @property
+    def state(self) -> State:
+        """Always inconclusive."""
+        return "inconclusive"
+
+    @property
+    def text(self) -> str:
+        """Why nothing was compared."""
+        return (
+            f"{self.plain} itself, without a draft, samples otherwise than {self.own.judge} says, so that nothing can "
+            f"be compared with it (filters or defaults of its own?): {self.own.numbers}"
+        )
+
+
+@dataclass(frozen=True)
 class Certificate:
     """What is known of one endpoint's outputs beside the plain endpoint's. ``details``: of its differences, a line
     each."""
 
     endpoint: str
-    evidence: GreedyEvidence | SampledEvidence | UnsteadyPlain
+    evidence: GreedyEvidence | SampledEvidence | UnsteadyPlain | PlainOfItsOwn
     details: tuple[str, ...] = ()
 
     @property

@@ -9,7 +9,13 @@ from functools import partial
 from math import comb
 from types import MappingProxyType
 
-from benchsuite.benches.serving.certificate import Certificate, GreedyEvidence, SampledEvidence, UnsteadyPlain
+from benchsuite.benches.serving.certificate import (
+    Certificate,
+    GreedyEvidence,
+    PlainOfItsOwn,
+    SampledEvidence,
+    UnsteadyPlain,
+)
 from benchsuite.benches.serving.timed_texts import TimedEvidence, TimedText, timed_evidence
 from benchsuite.judge import logprob_ties
 from benchsuite.judge.logprob_ties import Bound, ServedDifference
@@ -20,6 +26,9 @@ from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
 
 LIST = 5
 """Likeliest tokens asked for at each place: the most that the OpenAI API gives of completions."""
+
+LOCAL = "the local judge"
+"""The name of a local model that reads in the plain server's place."""
 
 OTHER_BATCH = 4
 """Requests at once in plain's second run, whose batches are others than those of one at a time."""
@@ -90,8 +99,11 @@ def certify(
     plain, *others = endpoints
     asks = _asks(ask, prompts)
     if ask.temperature:
-        reading = read or partial(echoed, connect, plain)
-        return [_sampled(connect, reading, plain.name, other, asks) for other in others]
+        reading, judge = (read, LOCAL) if read else (partial(echoed, connect, plain), plain.name)
+        control = _sampled(connect, reading, judge, plain, asks)
+        if control.state == "bug":
+            return [Certificate(one.name, PlainOfItsOwn(plain.name, control)) for one in others]
+        return [Certificate(one.name, _sampled(connect, reading, judge, one, asks)) for one in others]
     first = ask_all(connect, plain, asks)
     if read is not None:
         return [
@@ -293,8 +305,8 @@ def _ids_of(connect: Connect, server: Endpoint, ask: Ask) -> tuple[int, ...] | N
     return tuple(number for number in ids if number is not None) if ids and None not in ids else None
 
 
-def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks: Sequence[Ask]) -> Certificate:
-    """Read an endpoint's sampled outputs under the plain one's lists.
+def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks: Sequence[Ask]) -> SampledEvidence:
+    """Read an endpoint's sampled outputs under the lists of the judge; the plain server's own are the control.
 
     Which outputs can be read may depend on their tokens. The p-values are therefore multiplied by the number of ways in
     which so many could have been left out (Boole's inequality), and outputs that nobody read are not certified.
@@ -315,4 +327,4 @@ def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks:
             factor=sample.heat_found(),
             needs=(sample.tokens_for(1.1), sample.tokens_for(1.2)),
         )
-    return Certificate(other.name, evidence)
+    return evidence

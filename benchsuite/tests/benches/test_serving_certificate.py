@@ -188,7 +188,8 @@ def test_what_was_not_counted_is_none_and_what_was_not_tested_is_no_suspicion() 
 
 
 SAMPLED = sampled_of_eight("base", 9, 0, 1500, 0.25, 0.5, 1.234, (5210.4, 1498.6))
-TESTED = "1,500 tokens under base's list: transforms p=0.25, log-probabilities p=0.5"
+READ_BY = "1,500 tokens under base's lists of the likeliest (all others are one class)"
+TESTED = f"{READ_BY}: transforms p=0.25, log-probabilities p=0.5"
 NEEDED = "1.1 times needs 5,210 tokens, 1.2 times 1,499 tokens"
 FOUND = "a temperature 1.23 times as high is found with 99 %"
 NOTHING = "no factor of the temperature up to 4 is found with 99 %"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from math import exp, log, sqrt
@@ -483,11 +484,12 @@ def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypa
         return ServedAnswers((reply,) * len(asks))
 
     monkeypatch.setattr("benchsuite.benches.serving.certified.ask_all", answered)
-    outputs = iter(read)
+    outputs = itertools.cycle(read)  # of the control, and of the other
     monkeypatch.setattr("benchsuite.benches.serving.certified.echoed", lambda *_: next(outputs))
     endpoints = [Endpoint("plain", "http://x"), Endpoint("spec", "http://y")]
     [found] = certify(endpoints, [str(n) for n in range(400)], Ask("", 64, temperature=1.0))
     assert found.state == "inconclusive", found.lines
+    assert isinstance(found.evidence, SampledEvidence)
 
 
 @pytest.mark.slow

@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 
-from benchsuite.benches.serving.certificate import Certificate, GreedyEvidence, SampledEvidence, UnsteadyPlain
+from benchsuite.benches.serving.certificate import (
+    Certificate,
+    GreedyEvidence,
+    PlainOfItsOwn,
+    SampledEvidence,
+    UnsteadyPlain,
+)
 from benchsuite.benches.serving.certified import Read, certify, echoed
 from benchsuite.benches.serving.timed_texts import TimedEvidence
 from benchsuite.judge.transforms import read_tokens
@@ -379,13 +385,13 @@ def test_p_values_of_samples_are_multiplied_by_the_ways_to_leave_so_many_out(rar
     def read(ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
         return None if reply.text == unread else sampled_lists(reply.text)
 
-    plain = speaking()
+    plain = speaking({prompt: sampled_text(5) for prompt in said})
     [found] = certified(plain, spec, prompts=list(said), read=read, temperature=1.0)
-    assert not plain.asked, "the reader stands in its place"
+    assert len(plain.asked) == 8, "for the control; the reader reads in its place"
     sample = read_tokens([sampled_lists(text) for text in list(said.values())[: 8 - lost]])
     ways = comb(8, lost)
     assert found.evidence == sampled_of_six(
-        "base",
+        "the local judge",
         8,
         lost,
         30 * (8 - lost),
@@ -396,6 +402,20 @@ def test_p_values_of_samples_are_multiplied_by_the_ways_to_leave_so_many_out(rar
         ("refused_request",) if lost else (),
     )
     assert found.state == state
+
+
+def test_a_plain_server_that_samples_otherwise_than_it_says_is_named_and_judges_nobody() -> None:
+    """A llama-server without any speculation was called a bug: it samples with filters of its own."""
+    said = {f"{n}:": sampled_text(0) for n in range(8)}
+    reading: Read = lambda ask, reply: sampled_lists(reply.text)  # noqa: E731
+    [found] = certified(speaking(said), speaking(said), prompts=list(said), read=reading, temperature=1.0)
+    assert isinstance(found.evidence, PlainOfItsOwn)
+    assert found.state == "inconclusive"
+    assert found.lines[0].startswith(
+        "spec: INCONCLUSIVE: base itself, without a draft, samples otherwise than the local judge says, so that "
+        "nothing can be compared with it"
+    )
+    assert "240 tokens under the local judge's lists of the likeliest" in found.lines[0]
 
 
 def test_samples_are_read_by_plain_unless_a_reader_is_given() -> None:
