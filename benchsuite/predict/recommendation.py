@@ -9,6 +9,7 @@ from math import exp
 from statistics import fmean
 
 from benchsuite.measure.arms import Setting
+from benchsuite.measure.interval import FEWEST, estimate
 from benchsuite.predict.checked import CheckedCell
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.ks import KS
@@ -22,11 +23,16 @@ WORTH = 1.03
 @dataclass(frozen=True)
 class Recommendation:
     """What to use. ``k``: the K that is expected to be the fastest, None for the strategy as it was run; ``expected``:
-    the speedup over plain. ``cell`` is None for plain decoding."""
+    the speedup over plain. ``cell`` is None for plain decoding.
+
+    ``level``: what was run and cannot be distinguished from it, since the largest of several speedups is partly luck;
+    None where the units are too few to tell.
+    """
 
     cell: CheckedCell | None
     k: int | None
     expected: float
+    level: tuple[str, ...] | None = ()
 
     def __str__(self) -> str:
         """Example: ``eagle with K = 2, 1.48x expected (1.39x as run)``"""
@@ -34,8 +40,17 @@ class Recommendation:
             return "plain decoding"
         name, ran = self.cell.arm.label, f"{self.cell.measured:.2f}x"
         if self.k is None:
-            return f"{name} as run, {ran}"
+            return f"{name} as run, {ran}{self._level}"
         return f"{name} with K = {self.k}, {self.expected:.2f}x expected ({ran} as run)"
+
+    @property
+    def _level(self) -> str:
+        """What follows a speedup of what was run."""
+        if self.level is None:
+            assert self.cell
+            units = len(self.cell.units)
+            return f"; {'one unit is' if units == 1 else f'{units} units are'} too few to tell it from others"
+        return f"; not distinguishable from {', '.join(self.level)}" if self.level else ""
 
 
 PLAIN = Recommendation(None, None, 1.0)
@@ -78,7 +93,8 @@ def recommended(cells: Sequence[CheckedCell], costs: Costs) -> Recommendation:
 
     Example: ``recommended([cell], costs).k``
     """
-    best = max([PLAIN, *(Recommendation(cell, None, cell.measured) for cell in cells)], key=lambda one: one.expected)
+    ran = [Recommendation(cell, None, cell.measured, _level_with(cell, cells)) for cell in cells]
+    best = max([PLAIN, *ran], key=lambda one: one.expected)
     others = [PLAIN]
     for cell in cells:
         speedups = speedups_by_k(cell, costs)
@@ -86,6 +102,21 @@ def recommended(cells: Sequence[CheckedCell], costs: Costs) -> Recommendation:
             others.append(Recommendation(cell, k, speedups[k]))
     other = max(others, key=lambda one: one.expected)
     return other if other.expected > WORTH * best.expected else best
+
+
+def _level_with(best: CheckedCell, cells: Sequence[CheckedCell]) -> tuple[str, ...] | None:
+    """What is not measurably slower than a cell, unit by unit: other cells of its text, and plain decoding."""
+    if len(best.units) < FEWEST:
+        return None
+    gains = {unit.number: unit.gain for unit in best.units}
+    others = {cell.arm.label: {unit.number: unit.gain for unit in cell.units} for cell in cells if cell is not best}
+    others["plain decoding"] = dict.fromkeys(gains, 0.0)
+    level = []
+    for name, theirs in others.items():
+        over = estimate({"": [gain - theirs[number] for number, gain in gains.items() if number in theirs] or [0.0]})
+        if over.low is None or over.low <= 1:
+            level.append(name)
+    return tuple(level)
 
 
 def recommended_by_text(cells: Sequence[CheckedCell], costs: Costs) -> dict[Setting, Recommendation]:

@@ -59,7 +59,8 @@ def forecast_section(found: Mapping[str, Any]) -> Section:
             Lines([*LEGEND, *found["said"]]),
             Lines(
                 [
-                    "the fastest of this run, text by text; a K that was not run is expected from the steps that were:",
+                    "the fastest of this run, text by text, and what cannot be distinguished from it; a K that was not "
+                    "run is expected from the steps that were:",
                     *found["advice"],
                     "to search further: python -m benchsuite advise --workload TEXT --batch 1,4 --minutes 2",
                 ]

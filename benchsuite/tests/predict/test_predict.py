@@ -761,7 +761,9 @@ def test_of_each_text_the_fastest_row_a_better_k_or_plain_is_recommended_and_nev
     [(setting, found)] = recommended_by_text([slow], costs).items()
     assert (setting, str(found)) == (SETTING, "plain decoding")
     oracle = cell("oracle", 3.0, [Seen(8, 8, 8)])
-    assert str(recommended_by_text([slow, fast, oracle], costs)[SETTING]) == "fast as run, 1.40x"
+    assert str(recommended_by_text([slow, fast, oracle], costs)[SETTING]) == (
+        "fast as run, 1.40x; one unit is too few to tell it from others"
+    )
     assert recommended_by_text([oracle], costs) == {}
     # Eight proposals a step of which one is kept: a window of two costs 1.2 forwards where one of nine costs 2.6.
     better = recommended_by_text([fast, cell("wide", 1.0, [Seen(8, 8, 1)] * 9)], costs)[SETTING]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
 
@@ -98,6 +99,44 @@ def test_every_k_below_the_widest_is_as_much_faster_as_its_replay_and_plain_deco
     assert speedups_by_k(run, _costs(slope, draft)) == pytest.approx({0: 1.0} | by_hand)
     tree = _cell(replace(trace, branched=True), run.measured)
     assert speedups_by_k(tree, _costs(slope, draft)) == {0: 1.0}
+
+
+def _cell_of_units(name: str, gains: Sequence[float]) -> CheckedCell:
+    """A cell whose units have these logs of their speedups; a tree, which has no other K."""
+    units = tuple(
+        UnitTraces(n, ((n,),), PromptSizes((64,), 2), (StepTrace((Seen(2, 2, 1),), branched=True),), gain)
+        for n, gain in enumerate(gains)
+    )
+    measured = exp(sum(gains) / len(gains))
+    return CheckedCell(Arm(SETTING, name, k=2), 0, measured, Prediction(measured, None, None, measured, 1), units)
+
+
+WAVE = (0.02, -0.03, 0.01, -0.02, 0.03, -0.01)
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"slower": [0.3 + x for x in WAVE]}, ""),
+        ({"noisy": [0.38 + 9 * x for x in WAVE]}, "; not distinguishable from noisy"),
+        (
+            {"noisy": [0.38 + 9 * x for x in WAVE], "slower": [0.3 + x for x in WAVE], "too": [0.395] * 6},
+            "; not distinguishable from noisy, too",
+        ),
+    ],
+)
+def test_the_fastest_row_of_a_text_names_those_that_may_be_as_fast(others: dict[str, list[float]], said: str) -> None:
+    """The best of nine rows over three prompts was 5 to 8 % too fast. Rows of equal noise are compared unit by unit."""
+    cells = [_cell_of_units("best", [0.4 + x for x in WAVE])]
+    cells += [_cell_of_units(name, gains) for name, gains in others.items()]
+    assert str(recommended(cells, _costs(0.1, 0.1))) == f"best as run, 1.49x{said}"
+
+
+def test_a_row_that_is_no_faster_than_plain_for_sure_says_so_and_few_prompts_tell_nothing() -> None:
+    unsure = _cell_of_units("best", [0.04 + 9 * x for x in WAVE])
+    assert str(recommended([unsure], _costs(0.1, 0.1))) == "best as run, 1.04x; not distinguishable from plain decoding"
+    few = _cell_of_units("best", [0.5, 0.6, 0.7, 0.5, 0.6])
+    assert str(recommended([few], _costs(0.1, 0.1))).endswith("; 5 units are too few to tell it from others")
 
 
 @pytest.mark.slow
