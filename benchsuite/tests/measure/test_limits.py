@@ -209,7 +209,8 @@ def test_up_to_a_million_units_are_looked_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_constants_of_certificates_are_the_documented_ones() -> None:
-    assert logprob_ties.FLOORS == {"float32": 0.01, "bfloat16": 0.5, "float16": 0.1, "unknown": 0.5}
+    assert logprob_ties.FLOORS == {"float32": 0.01, "bfloat16": 0.5, "float16": 0.1, "unknown": 0.01}
+    assert logprob_ties.DOUBT == {"unknown": 0.5}
     assert (logprob_ties.MOST, logprob_ties.UNLIKELY) == (1.0, 1e-6)
 
 
