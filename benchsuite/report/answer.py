@@ -55,7 +55,7 @@ def _answer(one: SettingResults) -> str:
     slowest = f", {min(each):.2f}x on the workload that suits it least" if len(each) > 1 else ""
     return (
         f"use {tables.full_name(best)}: {_with_interval(best.verdict)} as fast as {best.figures.baseline} {over}"
-        f"{slowest}, {_with_interval(best.whole)} from prompt to last token, {PROMISES[best.figures.contract]}"
+        f"{slowest}, {_with_interval(best.whole)} from prompt to last token, {_promise(best)}"
         f"{_learnt(best)}{_level_with(best, good, one)}."
     )
 
@@ -82,6 +82,12 @@ def _not_faster(fit: Sequence[Row]) -> str:
         f"no strategy was measurably faster from prompt to last token ({tables.full_name(best)}: "
         f"{_with_interval(best.whole)}, {_with_interval(best.verdict)} without its prefill)"
     )
+
+
+def _promise(best: Row) -> str:
+    """What a row promises, and over how many tokens it was seen to keep that."""
+    tokens = (best.figures.counters or {}).get("num_emitted_tokens")
+    return PROMISES[best.figures.contract] + (f" over {tokens:,} tokens" if tokens else "")
 
 
 def _learnt(best: Row) -> str:

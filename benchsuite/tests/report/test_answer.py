@@ -185,7 +185,7 @@ def test_strategies_that_may_be_as_fast_as_the_best_are_named(names: Sequence[st
     over = estimate({"chat": [log(2.0) + x for x in SPREAD]})
     decoding = f"{over.ratio:.2f}x ({over.low:.2f} to {over.high:.2f})"
     assert found.startswith(f"On this machine use ngram, match 4: {decoding} as fast as plain over one workload, ")
-    assert found.endswith(f" from prompt to last token, lossless{said}.")
+    assert found.endswith(f" from prompt to last token, lossless over 60 tokens{said}."), "ten of each of six prompts"
 
 
 def test_a_draft_that_decodes_the_answer_in_its_prefill_is_not_recommended() -> None:
@@ -204,6 +204,12 @@ def test_of_two_strategies_that_is_recommended_which_is_faster_from_prompt_to_la
     half = faster(SECOND, 3.0, 0.01, e2e_speedup=1.1)
     found = sentence_of([BASE, half, faster(BEST, 1.5, e2e_speedup=1.25)])
     assert "use ngram, match 4: 1.50x (1.36 to 1.65) as fast as plain over one workload, 1.25x (1.14 to 1.38) " in found
+
+
+@pytest.mark.parametrize(("count", "said"), [(None, "lossless."), (1536, "lossless over 1,536 tokens.")])
+def test_a_promise_says_over_how_many_tokens_it_was_kept(count: int | None, said: str) -> None:
+    counters = None if count is None else {"num_emitted_tokens": count}
+    assert sentence_of([BASE, faster(BEST, 1.5, counters=counters)]).endswith(said)
 
 
 def test_a_strategy_that_learns_is_said_to_and_from_how_many_prompts() -> None:
@@ -238,4 +244,4 @@ def test_a_difference_within_the_noise_of_plain_against_itself_distinguishes_not
     [quiet] = answers(run_of_cells(made_cell(SETTING, arms)).results())
     [loud] = answers(run_of_cells(made_cell(SETTING, arms | again)).results())
     assert "not distinguishable" not in quiet
-    assert loud.endswith("lossless; not distinguishable from slow, match 1.")
+    assert loud.endswith("lossless over 60 tokens; not distinguishable from slow, match 1.")
