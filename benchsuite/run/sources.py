@@ -100,7 +100,7 @@ def _text(file: str, name: str, value: Any, option: Option) -> str:
         if isinstance(value, list) and option.many and value and all(map(_plain, value)):
             return ",".join(map(str, value))
         if _plain(value):
-            return str(value).lower() if option.flag else str(value)
+            return str(value)
     shown = json.dumps(value, default=str).replace('"', "")
     raise pytest.UsageError(f"--specdec-config {file!r}: {name} is {shown}; expected {expected}")
 

@@ -281,3 +281,14 @@ def test_in_a_dry_run_random_proposals_stand_for_a_draft_that_does_not_fit_the_t
     assert any(line.startswith("dry run: tiny would read 0.00 GiB of weights") for line in bench.card)
     with pytest.raises(SpecdecError, match="k|rate"):
         prepared_bench(Arm(TINY, draft="oracle(rate=7)", k=2), dry=True)
+
+
+@pytest.mark.slow
+def test_in_a_dry_run_no_target_is_loaded_but_the_tiny_one_by_us_or_by_a_peer(tmp_path: Path) -> None:
+    """A folder with a config and no weights, which is refused otherwise."""
+    catalog.read_config("tiny").save_pretrained(tmp_path)
+    bare = TINY.replaced(target=str(tmp_path))
+    bench = prepared_bench(Arm(bare), Arm(bare, peer="transformers"), dry=True)
+    assert all(row.figures.speedup for row in all_rows(bench).values())
+    with pytest.raises(SpecdecError, match=tmp_path.name):
+        prepared_bench(Arm(bare))

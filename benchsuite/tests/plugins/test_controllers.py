@@ -48,11 +48,11 @@ def _timed(simulation: Simulation) -> Any:
 class Simulation:
     """Steps of one row whose times follow v(W) = 1 + slope (W - 1) and a draft cost; no clock is read.
 
-    The draft costs ``cost`` a proposal and, in every step, ``observe``.
+    The draft costs ``cost`` a proposal and, in every step, ``observe``. Everything takes ``slower`` times as long.
     """
 
-    def __init__(self, slope: float = 0.03, cost: float = 0.02, observe: float = 0.0) -> None:
-        self.slope, self.cost, self.observe = slope, cost, observe
+    def __init__(self, slope: float = 0.03, cost: float = 0.02, observe: float = 0.0, slower: float = 1.0) -> None:
+        self.slope, self.cost, self.observe, self.slower = slope, cost, observe, slower
         self.stats = Stats(Stopwatch(torch.device("cpu")), batch=1, lengths=(50,))
         self.now = 0.0
 
@@ -66,7 +66,7 @@ class Simulation:
         propose, forward = 0.001 + self.cost * k if k else 0.0, self.forward(width)
         parts = (0.0, 0.0, 0.0, propose, forward, 0.01, 0.0, 0.0, self.observe, 0.01)
         each = [RowStep(offered, offered, kept, kept + 1) for offered, kept in rows]
-        self.now = book_step(self.stats, self.now, parts, each, width)
+        self.now = book_step(self.stats, self.now, [self.slower * part for part in parts], each, width)
 
     def forward(self, width: int) -> float:
         """Seconds of the target's forward over so many slots."""
@@ -453,6 +453,22 @@ def test_goodput_takes_the_fastest_k_and_probes_the_next_as_seldom_as_its_loss_a
     nothing = Goodput(_timed(Simulation()), maximum=0)
     monkeypatch.setattr(nothing, "speeds", list)
     assert nothing._choose() == 0
+
+
+@pytest.mark.parametrize("slower", [0.25, 1.0, 8.0])
+def test_on_a_machine_that_is_slower_for_everything_goodput_expects_the_same_of_every_k(slower: float) -> None:
+    """Speeds are at the calibrated pace: the draft's time and the rest are brought to it as the forwards are."""
+    asked, expected = [], []
+    for simulation in (Simulation(observe=0.5), Simulation(observe=0.5, slower=slower)):
+        controller = Goodput(_timed(Simulation()), maximum=4)
+        for kept in (2, 0, 1, 4, 0, 3):
+            k = controller.next_k(simulation.stats)
+            asked.append(k)
+            simulation.step(k, min(k, kept), k)
+        controller.next_k(simulation.stats)
+        expected.append(controller.speeds())
+    assert asked[:6] == asked[6:]
+    assert expected[0] == pytest.approx(expected[1])
 
 
 class Told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,6 +147,34 @@ def test_a_request_that_fails_without_a_field_too_fails_with_its_last_message_an
     with pytest.raises(EndpointFailure, match="no model"):
         asyncio.run(run())
     assert not refused
+
+
+class PiecewiseStream(httpx.AsyncByteStream):
+    """An answer in pieces, which notes those that were read."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces, self.read = pieces, list[bytes]()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            self.read.append(piece)
+            yield piece
+
+
+def test_what_follows_the_end_of_a_stream_is_read_since_the_connection_would_be_closed_otherwise() -> None:
+    choice = {"index": 0, "text": "b", "finish_reason": "length"}
+    said = [{"choices": [choice]}, {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}]
+    events = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in said) + b"data: [DONE]\n\n"
+    stream = PiecewiseStream(events, b": so long\n\n", b": and thanks\n\n")
+
+    async def run() -> None:
+        answer = httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=stream)
+        transport = httpx.MockTransport(lambda request: answer)
+        async with Client(Endpoint("spec", "http://here", "m"), transport=transport) as found:
+            assert (await found.complete(Ask("a", 1))).text == "b"
+
+    asyncio.run(run())
+    assert stream.read == [*stream.pieces]
 
 
 STATUSES = {

@@ -9,6 +9,7 @@ import pytest
 
 from benchsuite.benches.serving.bench import ServingPlan, prompts_of
 from benchsuite.benches.serving.figures import Slo
+from benchsuite.benches.serving.load import Traffic
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.workloads import load_workload
 from benchsuite.tests.our_server import OurServer
@@ -118,5 +119,5 @@ def test_servers_are_asked_what_the_options_say(
     total = {"30": 30.0, "0": usual.total_s}.get(said.get("timeout", ""), 600.0)
     endpoint = Endpoint("near", server.url, "ours", total_s=total, read_s=min(usual.read_s, total))
     texts = prompts_of([load_workload(name).first(int(said["prompts"])) for name in ("chat", "reasoning")])
-    expected = ServingPlan((endpoint,), texts, plan.ask, plan.rounds, plan.slo, plan.seed)
+    expected = ServingPlan((endpoint,), texts, plan.ask, plan.rounds, plan.slo, plan.seed, (Traffic(1),))
     assert found == repr(expected)

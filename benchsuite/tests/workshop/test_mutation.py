@@ -12,7 +12,7 @@ from benchsuite.workshop.mutation import forks, runner
 from benchsuite.workshop.mutation.changes import changed_lines
 from benchsuite.workshop.mutation.copied import Copied, checkout_files, sources_digest
 from benchsuite.workshop.mutation.equivalent import LIST, Equivalent, StaleEntry, excused, read_equivalents
-from benchsuite.workshop.mutation.groups import GROUPS, group_of, grouped
+from benchsuite.workshop.mutation.groups import GROUPS, ROOMS, group_of, grouped
 from benchsuite.workshop.mutation.mutants import Mutation
 from benchsuite.workshop.mutation.native_mutants import native_mutants
 from benchsuite.workshop.mutation.python_mutants import python_mutants
@@ -377,6 +377,21 @@ def test_an_equivalent_mutant_is_counted_apart_and_a_stale_one_is_refused() -> N
     table = rates_table([Tried("engine", made[0], EXCUSED), Tried("engine", made[2], KILLED)], {"engine": 2})
     assert [cell.text for cell in table.cells[0]][:5] == ["engine", "2", "2", "1", "1"]
     assert table.cells[0][-1].text == "100 % (2 to 100)", "one of one: the equivalent one is not among them"
+
+
+def test_rooms_count_what_was_drawn_from_all_their_groups_and_every_group_has_one_room() -> None:
+    assert sorted(group for groups in ROOMS.values() for group in groups) == sorted(GROUPS)
+    made = _toys(6)
+    tried = [Tried(group, made[n], KILLED) for n, group in enumerate(("engine", "engine", "specdec", "gate"))]
+    table = rates_table(
+        [*tried, Tried("specdec", made[4], SURVIVED)], {"engine": 7, "specdec": 5, "gate": 3}, rooms=True
+    )
+    assert [[cell.text for cell in row][:3] for row in table.cells] == [
+        ["specdec", "12", "4"],
+        ["gate", "3", "1"],
+        ["all", "15", "5"],
+    ]
+    assert [row[-1].text.partition(" (")[0] for row in table.cells] == ["75 %", "100 %", "80 %"]
 
 
 def test_an_entry_without_a_reason_is_refused(tmp_path: Path) -> None:

@@ -197,7 +197,8 @@ def _report(
     (given.report / "report.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
     for each in survivors(tried):
         print(f"\n{each.verdict}: {each.mutant.diff((root / each.mutant.file).read_bytes())}", end="")
-    print("\n".join(["", *section_lines(Section(parts=[rates_table(tried, population)])), ""]))
+    tables = [rates_table(tried, population, rooms=True), rates_table(tried, population)]
+    print("\n".join(["", *section_lines(Section(parts=tables)), ""]))
     if len(tried) < size:
         print(f"{size - len(tried)} of {size} drawn mutants were left for lack of time; the same command goes on")
     print(f"report: {given.report / 'report.md'}")

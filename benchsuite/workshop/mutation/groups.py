@@ -40,6 +40,22 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Names of groups and patterns of their files; a file belongs to the first group that has it."""
 
 
+ROOMS: dict[str, tuple[str, ...]] = {
+    "specdec": ("engine", "specdec"),
+    "plugins": ("policies", "controllers", "peers", "drafts"),
+    "kernels": ("kernels", "cuda", "c++"),
+    "measure, judge": ("figures", "ties", "measure"),
+    "conformance": ("kit",),
+    "gate": ("gate",),
+    "run": ("run",),
+    "predict": ("predict",),
+    "report": ("report",),
+    "benches": ("serving", "decoding", "timing"),
+    "store, machine, compare, foreign": ("kept",),
+}
+"""The folders of the project, and the groups of each: what is drawn evenly from groups is counted by room as well."""
+
+
 def group_of(file: str) -> str | None:
     """Return the name of a file's group, None if nothing in it is mutated. ``file`` is relative to the checkout."""
     path = Path("/", file)  # a relative pattern would match from the right: benchsuite/tests/specdec/ as well

@@ -9,13 +9,14 @@ from typing import Any
 from benchsuite.judge.ties import upper_limit
 from benchsuite.report.document import Code, Document, Lines, Part, Section, Table
 from benchsuite.report.renderers import markdown
+from benchsuite.workshop.mutation.groups import ROOMS
 from benchsuite.workshop.mutation.runner import EXCUSED, KILLED, LATE, MISSED, SURVIVED, Tried
 
 SIDE = 0.975
 """The confidence of each end of a two-sided 95 % interval."""
 
 COLUMNS = (EXCUSED, KILLED, LATE, SURVIVED, MISSED)
-HEADERS = ("group", "mutants", "drawn", *COLUMNS, "killed of those")
+HEADERS = ("mutants", "drawn", *COLUMNS, "killed of those")
 
 
 def kill_rate(killed: int, of: int) -> tuple[float, float, float]:
@@ -44,15 +45,18 @@ def kills(tried: Sequence[Tried]) -> tuple[int, int]:
     return sum(each.verdict in (KILLED, LATE) for each in judged), len(judged)
 
 
-def rates_table(tried: Sequence[Tried], population: Mapping[str, int]) -> Table:
-    """Return a line for every group and one for all: they count what was drawn, whatever the groups' sizes."""
+def rates_table(tried: Sequence[Tried], population: Mapping[str, int], rooms: bool = False) -> Table:
+    """Return a line for every group, or every room, and one for all: they count what was drawn, whatever the sizes."""
+    parts: dict[str, tuple[str, ...]] = {group: (group,) for group in population}
+    if rooms:
+        parts = {room: groups for room, groups in ROOMS.items() if population.keys() & {*groups}}
     rows: list[tuple[Any, ...]] = []
-    for group in [*population, "all"]:
-        mine = [each for each in tried if group in (each.group, "all")]
+    for name, groups in [*parts.items(), ("all", tuple(population))]:
+        mine = [each for each in tried if each.group in groups]
         counts = [sum(each.verdict == verdict for each in mine) for verdict in COLUMNS]
-        size = population.get(group, sum(population.values()))
-        rows.append((group, size, len(mine), *counts, shown_rate(*kills(mine))))
-    return Table(HEADERS, rows)
+        size = sum(population.get(group, 0) for group in groups)
+        rows.append((name, size, len(mine), *counts, shown_rate(*kills(mine))))
+    return Table(("room" if rooms else "group", *HEADERS), rows)
 
 
 def survivors(tried: Sequence[Tried]) -> list[Tried]:
@@ -83,7 +87,7 @@ def mutation_report(tried: Sequence[Tried], population: Mapping[str, int], origi
         if each.verdict == EXCUSED
     ]
     sections = [
-        Section(parts=[Lines([origin]), rates_table(tried, population)]),
+        Section(parts=[Lines([origin]), rates_table(tried, population, rooms=True), rates_table(tried, population)]),
         Section("Survivors", lived),
         Section("Equivalent", [Lines(excused)] if excused else []),
     ]
