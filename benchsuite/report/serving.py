@@ -26,6 +26,11 @@ COLUMNS = (
 )
 """Meanings of the columns."""
 
+RAW = (
+    "prompts were sent raw; a model of chats may answer these with nothing: --specdec-endpoint-api chat sends messages"
+)
+"""What is said below answers without a text."""
+
 SPEEDS = ["endpoint", "ok", "speed", "interval", "decoding", "tok/s", "req/s", "goodput"]
 REQUESTS = ["endpoint", *(part for name in ("TTFT", "TPOT", "e2e") for part in (f"{name} 50", "90", "99"))]
 PIECES = ["endpoint", *(part for name in ("gap", "token") for part in (f"{name} 50", "90", "99"))]
@@ -89,8 +94,10 @@ def endpoint_notes(rows: Sequence[EndpointFigures]) -> list[str]:
 
 def _notes(bench: ServingBench, load: Traffic) -> list[str]:
     """Lines below a load's tables: failures, what is inconclusive, and what the servers say of themselves."""
+    rows = bench.figures(load)
     said = [line for name, one in bench.self_reported.get(load, {}).items() for line in one.lines(name)]
-    return [*endpoint_notes(bench.figures(load)), *said]
+    raw = any(row.empty for row in rows) and not bench.plan.ask.chat
+    return [*endpoint_notes(rows), *([RAW] if raw else []), *said]
 
 
 def _size(bench: ServingBench, load: Traffic) -> str:

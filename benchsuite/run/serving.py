@@ -5,6 +5,7 @@ Imports no torch and no httpx until an item runs.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,13 @@ class ServingPlugin:
 
         self._loads = {load.id: load for load in loads_of(self.request.concurrency or (), self.request.rate)}
         metafunc.parametrize(self.fixture, list(self._loads), indirect=True)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Put tests of certificates behind all others, however other plugins order them: a certificate is of the texts
+        that were timed."""
+        yield
+        items.sort(key=lambda item: CERTIFICATES in getattr(item, "fixturenames", ()))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Build the plan and ask every endpoint for its health. UsageError, before any test runs, if that fails."""

@@ -312,6 +312,21 @@ def serving_bench() -> ServingBench:
     return bench
 
 
+@pytest.mark.parametrize(("chat", "text", "told"), [(False, "", True), (False, "xy", False), (True, "", False)])
+def test_below_empty_answers_to_raw_prompts_stands_how_a_model_of_chats_is_asked(
+    chat: bool, text: str, told: bool
+) -> None:
+    bench = serving_bench()
+    bench.plan = replace(bench.plan, ask=Ask("", 8, chat=chat))
+    for load, blocks in bench.blocks.items():
+        bench.blocks[load] = [
+            replace(one, sent=tuple(replace(s, reply=s.reply and replace(s.reply, text=text)) for s in one.sent))
+            for one in blocks
+        ]
+    lines = lines_shown(serving.serving_document(bench))
+    assert any("--specdec-endpoint-api chat" in line for line in lines) is told
+
+
 def test_each_load_has_a_section_with_its_size_and_what_servers_say_of_themselves() -> None:
     bench = serving_bench()
     document = serving.serving_document(bench)

@@ -119,6 +119,19 @@ def test_a_test_of_servers_has_an_item_for_each_load_and_without_a_server_one_th
     assert none.begin() is None
 
 
+def test_certificates_come_after_all_that_is_timed_however_another_plugin_orders_tests(tmp_path: Path) -> None:
+    """pytest-randomly shuffles them; a certificate is of the texts that were timed."""
+    run = MadeUpServing(tmp_path)
+    certificates, *others = names = [("specdec_certificates",), ("specdec_served",), (), ("specdec_served", "other")]
+    items: list[Any] = [SimpleNamespace(fixturenames=name) for name in names]
+    ordering = run.plugin.pytest_collection_modifyitems(items)
+    next(ordering)
+    items.sort(key=lambda item: item.fixturenames != certificates)
+    with pytest.raises(StopIteration):
+        next(ordering)
+    assert [item.fixturenames for item in items] == [*others, certificates]
+
+
 @pytest.mark.parametrize("left", [["specdec_served"], ["specdec_certificates"], ["specdec_row"], []])
 def test_servers_are_asked_where_a_test_of_theirs_is_to_run(left: list[str], tmp_path: Path) -> None:
     run = MadeUpServing(tmp_path)
