@@ -44,13 +44,13 @@ def test_an_output_of_another_arithmetic_never_breaks_a_contract() -> None:
 
 
 class _Two(Peer):
-    """Decodes a batch: the first token of each after 0.1 and 0.2 s, the rest half a second later."""
+    """Decodes a batch: the first token of each after 0.1 and 0.2 s, the rest ``gap`` seconds later."""
 
     batches = True
 
-    def __init__(self, wrong: bool = False) -> None:
+    def __init__(self, wrong: bool = False, gap: float = 0.5) -> None:
         self.calls: list[int] = []
-        self.wrong = wrong
+        self.wrong, self.gap = wrong, gap
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         self.calls.append(len(requests))
@@ -59,7 +59,7 @@ class _Two(Peer):
             begin, count = 0.1 * (place + 1), request.params.max_new_tokens
             found = tuple(range(count))
             later = count - 1 + self.wrong
-            made.append(Generation(found, ((begin, 1), (begin + 0.5, later)), begin + 0.5, 1))
+            made.append(Generation(found, ((begin, 1), (begin + self.gap, later)), begin + self.gap, 1))
         return made
 
     def described(self) -> str:
@@ -76,6 +76,15 @@ def test_a_batch_decodes_from_the_moment_when_all_its_rows_have_begun() -> None:
     assert outcome.decode_s == pytest.approx(0.5)
     assert outcome.decoded == sum(lengths) - 2
     assert outcome.forwards == 2
+
+
+@pytest.mark.parametrize(("gap", "rows"), [(0.1, 2), (0.05, 1)])
+def test_what_is_emitted_when_the_last_row_begins_is_decoded_and_what_was_before_is_not(gap: float, rows: int) -> None:
+    """The first row has its rest at 0.2 s, when the second begins, or at 0.15 s."""
+    work = requests(count=2)
+    outcome = PeerRunner(Arm(SETTING, peer="llama_cpp"), _Two(gap=gap)).run(work)
+    assert outcome.decoded == sum(request.params.max_new_tokens - 1 for request in work[2 - rows :])
+    assert outcome.decode_s == pytest.approx(gap)
 
 
 def test_a_peer_whose_emissions_are_not_its_tokens_is_refused() -> None:

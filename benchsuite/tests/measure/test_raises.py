@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.tests.rig import SETTING, pairs_in_turn
+from specdec import catalog
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.drafts.suffix import Suffix
 from specdec_plugins.engines.transformers_prompt_lookup import TransformersPromptLookup
@@ -93,3 +96,39 @@ def test_a_judge_that_raises_costs_no_row(monkeypatch: pytest.MonkeyPatch) -> No
     rows = measured_rows(bench, OTHERS)
     assert [row.failure for row in rows.values()] == [None] * 3
     assert sum("was not judged: no sentence of ours" in line for line in bench.said) == len(bench.results().rows)
+
+
+@pytest.mark.slow
+def test_an_arm_that_failed_behind_its_first_prompt_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first output is there; a figure of it would be of another work than the other rows'."""
+    run, seen = TransformersPromptLookup.generate, set[object]()
+
+    def generate(self: TransformersPromptLookup, requests: Any) -> Any:
+        seen.update(request.prompt for request in requests)
+        if len(seen) > 1:
+            raise Odd
+        return run(self, requests)
+
+    monkeypatch.setattr(TransformersPromptLookup, "generate", generate)
+    bench = Bench(MeasuringPlan(prompts=2, judge="tiny"))
+    rows = measured_rows(bench, [*OTHERS, LOOKUP])
+    assert rows[LOOKUP].info["failed"] == "crashed"
+    assert len(seen) == 2
+    assert [rows[arm].info["judged_perplexity"] is None for arm in (*OTHERS, LOOKUP)] == [False] * 3 + [True]
+
+
+@pytest.mark.slow
+def test_a_peer_is_told_of_the_tiny_target_in_a_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = list[str]()
+    begin = TransformersPromptLookup.__init__
+
+    @functools.wraps(begin)
+    def noted(self: TransformersPromptLookup, env: Any, *more: Any, **named: Any) -> None:
+        told.append(env.target)
+        begin(self, env, *more, **named)
+
+    monkeypatch.setattr(TransformersPromptLookup, "__init__", noted)
+    catalog.read_config("tiny").save_pretrained(tmp_path)
+    bare = replace(LOOKUP, setting=LOOKUP.setting.replaced(target=str(tmp_path)))
+    Bench(MeasuringPlan(prompts=1, dry=True)).prepare([bare])
+    assert told == ["tiny"]
