@@ -59,6 +59,15 @@ def test_another_tokenizers_outputs_are_read_as_text(reader: OutputJudge) -> Non
     assert reader.judge([theirs], other) == reader.judge([mine], catalog.byte_tokenizer())  # type: ignore[list-item]
 
 
+def test_another_tokenizers_end_token_is_no_text_to_the_judge(reader: OutputJudge) -> None:
+    other = catalog.byte_tokenizer()
+    other.add_tokens(["<|more|>"])
+    text = tuple(other.encode(" and its answer"))
+    prompt = tuple(other.encode("a prompt"))
+    assert other.eos_token_id is not None
+    assert reader.judge([(prompt, (*text, other.eos_token_id))], other) == reader.judge([(prompt, text)], other)
+
+
 def test_a_judge_whose_tokenizer_begins_every_text_with_a_token_reads_the_text_alone(tmp_path: Path) -> None:
     tokenizer, other = catalog.byte_tokenizer(), catalog.byte_tokenizer()
     first = str(tokenizer.eos_token)
