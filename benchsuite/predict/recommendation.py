@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from statistics import fmean
 
@@ -93,8 +93,9 @@ def recommended(cells: Sequence[CheckedCell], costs: Costs) -> Recommendation:
 
     Example: ``recommended([cell], costs).k``
     """
-    ran = [Recommendation(cell, None, cell.measured, _level_with(cell, cells)) for cell in cells]
-    best = max([PLAIN, *ran], key=lambda one: one.expected)
+    best = max([PLAIN, *(Recommendation(cell, None, cell.measured) for cell in cells)], key=lambda one: one.expected)
+    if best.cell is not None:
+        best = replace(best, level=_level_with(best.cell, cells))
     others = [PLAIN]
     for cell in cells:
         speedups = speedups_by_k(cell, costs)
@@ -109,10 +110,9 @@ def _level_with(best: CheckedCell, cells: Sequence[CheckedCell]) -> tuple[str, .
     if len(best.units) < FEWEST:
         return None
     gains = {unit.number: unit.gain for unit in best.units}
-    others = {cell.arm.label: {unit.number: unit.gain for unit in cell.units} for cell in cells if cell is not best}
-    others["plain decoding"] = dict.fromkeys(gains, 0.0)
+    others = [(cell.arm.label, {unit.number: unit.gain for unit in cell.units}) for cell in cells if cell is not best]
     level = []
-    for name, theirs in others.items():
+    for name, theirs in [*others, ("plain decoding", dict.fromkeys(gains, 0.0))]:
         over = estimate({"": [gain - theirs[number] for number, gain in gains.items() if number in theirs] or [0.0]})
         if over.low is None or over.low <= 1:
             level.append(name)

@@ -56,7 +56,7 @@ def _answer(one: SettingResults) -> str:
     return (
         f"use {tables.full_name(best)}: {_with_interval(best.verdict)} as fast as {best.figures.baseline} {over}"
         f"{slowest}, {_with_interval(best.whole)} from prompt to last token, {_promise(best)}"
-        f"{_learnt(best)}{_level_with(best, good, one)}."
+        f"{_learnt(best)}{_level_with(best, fit, one)}."
     )
 
 

@@ -132,6 +132,15 @@ def test_the_fastest_row_of_a_text_names_those_that_may_be_as_fast(others: dict[
     assert str(recommended(cells, _costs(0.1, 0.1))) == f"best as run, 1.49x{said}"
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_rows_of_one_name_each_is_compared(turned: bool) -> None:
+    """A draft that was run with two K: one is slower in every prompt, the other may be as fast."""
+    slower, noisy = (_cell_of_units("same", gains) for gains in ([0.3 + x for x in WAVE], [0.38 + 9 * x for x in WAVE]))
+    noisy = replace(noisy, arm=replace(noisy.arm, k=4))
+    cells = [_cell_of_units("best", [0.4 + x for x in WAVE]), *([noisy, slower] if turned else [slower, noisy])]
+    assert str(recommended(cells, _costs(0.1, 0.1))).endswith("; not distinguishable from same")
+
+
 def test_a_row_that_is_no_faster_than_plain_for_sure_says_so_and_few_prompts_tell_nothing() -> None:
     unsure = _cell_of_units("best", [0.04 + 9 * x for x in WAVE])
     assert str(recommended([unsure], _costs(0.1, 0.1))) == "best as run, 1.04x; not distinguishable from plain decoding"

@@ -220,6 +220,14 @@ def test_a_strategy_that_learns_is_said_to_and_from_how_many_prompts() -> None:
     assert sentence_of([BASE, row]).endswith(said)
 
 
+def test_a_strategy_that_is_not_faster_than_plain_for_sure_may_still_be_as_fast_as_the_best() -> None:
+    """Its speedup of 1.9 has an interval that holds 1: its prompts are between 0.3 and 12 times as fast."""
+    arms = {PLAIN: [1.0] * 6, BEST: seconds_of_six(2.0), SECOND: seconds_of_six(1.9, 1.8)}
+    [found] = answers(run_of_cells(made_cell(SETTING, arms)).results())
+    assert found.startswith("On this machine use ngram, match 4: ")
+    assert found.endswith("; not distinguishable from trees.")
+
+
 def test_a_strategy_that_is_faster_where_both_ran_is_named_though_its_figure_is_smaller() -> None:
     """On chat it is the faster one; the other was also run on code, where all are faster."""
     other = SETTING.replaced(workload="code")
