@@ -114,8 +114,16 @@ def bound_of(pairs: Sequence[tuple[Sequence[Token], Sequence[Token]]], dtype: st
             apart = _apart(one[place], other[place])
             compared += len(apart)
             worst = max([worst, *apart])
+    return bound_from(worst, compared, dtype)
+
+
+def bound_from(seen: float, compared: int, dtype: str) -> Bound:
+    """Return the bound of a disagreement of ``seen`` nats over ``compared`` log-probabilities.
+
+    Example: ``bound_from(0.25, 9, "float32").nats`` is 0.5
+    """
     floor = FLOORS[dtype]
-    return Bound(min(MOST, max(2 * worst, floor)), worst, compared, floor, DOUBT.get(dtype, 0.0))
+    return Bound(min(MOST, max(2 * seen, floor)), seen, compared, floor, DOUBT.get(dtype, 0.0))
 
 
 def _apart(one: Token, other: Token) -> list[float]:

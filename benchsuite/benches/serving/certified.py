@@ -230,8 +230,7 @@ def _read_locally(
     if not of_plain or not of_other:
         return Certificate(endpoint.name, replace(evidence, unreadable=(endpoint if of_plain else server).name))
     apart = [token.top[0][1] - (token.logprob or 0.0) for tokens in of_plain for token in tokens]
-    floor, doubt = logprob_ties.FLOORS[dtype], logprob_ties.DOUBT.get(dtype, 0.0)
-    bound = Bound(min(logprob_ties.MOST, max(max(apart), floor)), max(apart) / 2, len(apart), floor, doubt)
+    bound = logprob_ties.bound_from(max(apart) / 2, len(apart), dtype)
     every = [one for n, tokens in of_other.items() for one in logprob_ties.score_outputs(n, tokens, tokens, bound)]
     bugs, doubtful = ([one for one in every if one.kind == kind] for kind in ("bug", "not judged"))
     of_timed, lines = timed_evidence(timed, {n: (b, of_other.get(n, ())) for n, _, b in both}, bound, nothing.most)

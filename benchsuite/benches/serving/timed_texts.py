@@ -1,13 +1,13 @@
 """Texts that were timed, beside those that a certificate is of: a server may answer otherwise when it is not watched.
 
-Certified answers are asked for whole, one at a time and with log-probabilities; timed ones are streamed, several at
-once, and without. A server that speculates rightly in one way only is certified for that way alone.
+Requests for certified answers are sent one at a time, not streamed, with log-probabilities; timed requests are
+streamed, several at once, without. A server may be lossless in the first way alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchsuite.judge.logprob_ties import Bound, Kind
@@ -15,6 +15,9 @@ from specdec_plugins.endpoints.replies import Reply, Token
 
 LONGEST = 16
 """Characters of the longest token that is thought of."""
+
+MILD: tuple[Kind, ...] = ("tie", "not judged", "bug")
+"""From what excuses a difference to what proves it."""
 
 
 def asked_for(most: int) -> str:
@@ -119,8 +122,11 @@ def compare_text(tokens: Sequence[Token], own: str, text: str, bound: Bound) -> 
     if not spelt.startswith(begin + _bare(own)):
         return "not judged"
     # One way of asking may have the blanks at the beginning, and another not.
-    kinds = {_parting(tokens, pieces, one, bound) for one in (text, begin + text.lstrip())}
-    return "tie" if "tie" in kinds else "not judged" if "not judged" in kinds else "bug"
+    return _mildest(_parting(tokens, pieces, one, bound) for one in (text, begin + text.lstrip()))
+
+
+def _mildest(kinds: Iterable[Kind]) -> Kind:
+    return min(kinds, key=MILD.index)
 
 
 def _parting(tokens: Sequence[Token], pieces: Sequence[str], text: str, bound: Bound) -> Kind:
@@ -133,8 +139,8 @@ def _parting(tokens: Sequence[Token], pieces: Sequence[str], text: str, bound: B
         at += len(piece)
     else:
         return "not judged"  # it goes on where the other ended, and nothing says how near that was
-    kinds = {_otherwise(token, piece, text[start:], bound) for start, token, piece in places if at - start <= LONGEST}
-    return "tie" if "tie" in kinds else "not judged" if "not judged" in kinds else "bug"
+    near = [place for place in places if at - place[0] <= LONGEST]
+    return _mildest(_otherwise(token, piece, text[start:], bound) for start, token, piece in near)
 
 
 def _otherwise(token: Token, piece: str, rest: str, bound: Bound) -> Kind:
