@@ -60,7 +60,7 @@ class ServingPlan:
     def places(self, load: Traffic) -> list[int]:
         """The places of a load's prompts: no other load has them, and each has as many of every workload, or one more.
 
-        What a server learnt under one load tells it nothing of another's answers.
+        A server that learns from its answers has therefore seen no answer of another load.
         """
         if load not in self.loads:
             return list(range(len(self.prompts)))

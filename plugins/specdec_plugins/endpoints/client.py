@@ -60,8 +60,9 @@ NEUTRAL: Mapping[str, float] = MappingProxyType(
 """Fields of sampling, each with the value that changes nothing.
 
 Every request says them: a server gives a field that is left out a default of its own (vLLM that of
-generation_config.json, llama.cpp top_k 40, top_p 0.95 and min_p 0.05). Source: vLLM and SGLang, sampling parameters;
-ggml-org/llama.cpp, tools/server/README.md, from which ``typical_p`` and ``repeat_penalty`` on are.
+generation_config.json, llama.cpp top_k 40, top_p 0.95 and min_p 0.05). Sources: vLLM's and SGLang's sampling
+parameters; ggml-org/llama.cpp, tools/server/README.md, for ``typical_p``, ``repeat_penalty``, ``xtc_probability`` and
+``dry_multiplier``.
 """
 
 
