@@ -65,7 +65,8 @@ class Generation:
 
     ``tokens``: the output, its end token included; ``emissions``: for tokens that arrived together, the seconds since
     ``generate`` was called and their number, in order; ``seconds``: until the output was whole, at least the last
-    emission's; ``forwards``: of the target after the one that gave the first emission, None if the engine does not say.
+    emission's; ``forwards``: of the target after the one that gave the first emission, None if the engine does not say;
+    ``warm``: the prompt may have been in a cache of the engine's, so that nothing is known of the time to read it.
 
     Example: ``Generation((5, 6, 7), ((0.2, 1), (0.3, 2)), 0.3, 1)``
     """
@@ -74,6 +75,7 @@ class Generation:
     emissions: tuple[tuple[float, int], ...]
     seconds: float
     forwards: int | None = None
+    warm: bool = False
 
 
 class Peer(ABC):
@@ -111,7 +113,7 @@ class Peer(ABC):
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Decode requests, one unless the class ``batches``, and time each from this call; in request order.
 
-        Nothing is kept of a request: the same prompt later has no shorter prefill.
+        Nothing is kept of a request: the same prompt later has no shorter prefill, or the generation is ``warm``.
         """
 
     def warm_up(self, first: Request) -> None:

@@ -161,6 +161,7 @@ def _series(series: Series, places: Mapping[int, int]) -> dict[str, Any]:
                 "unit": places[id(unit)],
                 "tokens": [list(tokens) for tokens in outcome.tokens],
                 "emissions": outcome.emissions,
+                "warm": outcome.warm,
                 **{name: getattr(outcome, name) for name in TIMES},
                 "stats": outcome.stats and _stats(outcome.stats),
             }
@@ -218,6 +219,7 @@ def _outcome(run: Mapping[str, Any]) -> Outcome:
         tokens=[tuple(tokens) for tokens in run["tokens"]],
         emissions=[[(at, count) for at, count in request] for request in run["emissions"]],
         stats=run["stats"] and _read_stats(run["stats"]),
+        warm=run.get("warm", False),  # older cells lack it
         **{name: run[name] for name in TIMES},
     )
 

@@ -24,7 +24,8 @@ class RowFigures:
     Speed. ``tokens_per_s``: decoded per second of decoding, prefill excluded. ``baseline``: the label of the arm that
     speedups are relative to. ``speedup``, with a 95 % interval from ``speedup_low`` to ``speedup_high``: over all
     ``units``, which are prompts or batches. ``verdict``: ``SpeedVerdict.label``, or ``FAILED``. ``marks``: what must be
-    known of the speedup, ``learns``, ``replays``, ``one prompt``. ``not_comparable``: why it may not be compared.
+    known of the speedup, ``learns``, ``replays``, ``one prompt``, or of all times from the prompt on, ``warm``.
+    ``not_comparable``: why it may not be compared.
     ``e2e_s``: the median from prompt to last token; ``e2e_speedup``, with its interval from ``e2e_low`` to
     ``e2e_high``: of that time, per token.
 

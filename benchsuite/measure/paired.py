@@ -146,15 +146,22 @@ def agreements(every: Sequence[Series]) -> str | None:
     return (plain.summary + (f"; with {name} {own.summary}" if own.runs else "")) if plain.runs else None
 
 
-def logs(ours: Series, base: Series, cost: Callable[[Outcome], float]) -> list[float]:
-    """Return ln(cost of base / cost of ours) for each independent unit that both ran, as a mean over its runs.
+Cost = Callable[[Outcome], float | None]
+"""The cost of a run that decoded something, in seconds per token; None where it is not known."""
+
+
+def logs(ours: Series, base: Series, cost: Cost) -> list[float]:
+    """Return ln(cost of base / cost of ours) for each independent unit of which both are known, as a mean over its
+    runs.
 
     Example: ``logs(series, plain, lambda outcome: outcome.seconds_per_token)``
     """
     found: dict[int, list[float]] = defaultdict(list)
     for unit, mine, theirs in zip(ours.units, ours.outcomes, base.outcomes, strict=False):
         if mine.decoded and theirs.decoded:
-            found[unit.number].append(log(cost(theirs) / cost(mine)))
+            one, other = cost(theirs), cost(mine)
+            if one is not None and other is not None:
+                found[unit.number].append(log(one / other))
     return [sum(values) / len(values) for values in found.values()]
 
 

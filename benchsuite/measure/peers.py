@@ -104,6 +104,7 @@ class PeerRunner:
             [list(one.emissions) for one in made],
             None if None in forwards else sum(count or 0 for count in forwards),
             mean_length(requests, tokens),
+            warm=any(one.warm for one in made),
         )
 
     def _check(self, requests: Sequence[Request], done: Sequence[Generation]) -> None:

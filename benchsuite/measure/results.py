@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.interval import Estimate
-from benchsuite.measure.paired import Series
+from benchsuite.measure.paired import Cost, Series
 from benchsuite.measure.rows import Pool, Row, Text, compared_with, decoding, end_to_end, make_rows
-from benchsuite.measure.runners import Outcome
 from benchsuite.measure.weights import Weights
 
 
@@ -34,10 +33,10 @@ class SettingResults:
 
     @cached_property
     def whole_contrasts(self) -> Mapping[tuple[Arm, Arm], Estimate]:
-        """The same from prompt to last token."""
+        """The same from prompt to last token; without those whose prompts may have been in a cache."""
         return self._contrasts(end_to_end)
 
-    def _contrasts(self, cost: Callable[[Outcome], float]) -> dict[tuple[Arm, Arm], Estimate]:
+    def _contrasts(self, cost: Cost) -> dict[tuple[Arm, Arm], Estimate]:
         pools = {
             arm: pool
             for arm, pool in pools_of(self.cells).items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import mean, median, quantiles
@@ -16,7 +16,7 @@ from benchsuite.measure import guards
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.figures import RowFigures
 from benchsuite.measure.interval import Estimate, estimate
-from benchsuite.measure.paired import Series, broken, checked, logs
+from benchsuite.measure.paired import Cost, Series, broken, checked, logs
 from benchsuite.measure.parts import PARTS, with_parts
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.verdict import SpeedVerdict, noise_of
@@ -98,13 +98,13 @@ def text_of(plain: Series, judge: Judge) -> Text | None:
     return Text(mean(copy_rate(*pair) for pair in pairs), mean(judge.entropy(*pair) for pair in pairs))
 
 
-def contrast(ours: Pool, base: Pool, cost: Callable[[Outcome], float]) -> dict[str, list[float]]:
+def contrast(ours: Pool, base: Pool, cost: Cost) -> dict[str, list[float]]:
     """Return ln(cost of base / cost of ours) of every independent unit, by workload."""
     found = {name: logs(series, base[name], cost) for name, series in ours.items() if name in base}
     return {name: values for name, values in found.items() if values}
 
 
-def compared_with(ours: Pool, base: Pool, cost: Callable[[Outcome], float]) -> Estimate | None:
+def compared_with(ours: Pool, base: Pool, cost: Cost) -> Estimate | None:
     """Return the speed of one arm over another's, over all their workloads; None if they share no unit."""
     found = contrast(ours, base, cost)
     return estimate(found) if found else None
@@ -115,9 +115,9 @@ def decoding(outcome: Outcome) -> float:
     return outcome.seconds_per_token
 
 
-def end_to_end(outcome: Outcome) -> float:
-    """Seconds from prompt to last token, per token."""
-    return outcome.wall_per_token
+def end_to_end(outcome: Outcome) -> float | None:
+    """Seconds from prompt to last token, per token; None where the prompt may have been in a cache."""
+    return None if outcome.warm else outcome.wall_per_token
 
 
 def make_rows(
@@ -244,10 +244,13 @@ def _with_speedup(
     """The figures with both speedups over the baseline, their intervals, and what must be known of them."""
     speed = verdict.speed
     every = list(pool.values())
+    outcomes = [outcome for series in every for outcome in series.outcomes]
+    cold = [outcome.wall_s for outcome in outcomes if not outcome.warm]
     named = {
         "learns": any(series.learns or series.learnt for series in every),
-        "replays": any(outcome.replays > 0 for series in every for outcome in series.outcomes),
+        "replays": any(outcome.replays > 0 for outcome in outcomes),
         "one prompt": speed is not None and hinges(found, speed),
+        "warm": any(outcome.warm for outcome in outcomes),
     }
     return replace(
         figures,
@@ -257,7 +260,7 @@ def _with_speedup(
         units=speed.units if speed else 0,
         marks=tuple(name for name, given in named.items() if given),
         not_comparable=verdict.reason,
-        e2e_s=median(outcome.wall_s for series in every for outcome in series.outcomes),
+        e2e_s=median(cold) if cold else None,
         e2e_speedup=whole.ratio if whole else None,
         e2e_low=whole.low if whole else None,
         e2e_high=whole.high if whole else None,
@@ -445,8 +448,8 @@ def _with_latency(figures: RowFigures, outcomes: Sequence[Outcome]) -> RowFigure
     cuts = [1e3 * cut for cut in quantiles(gaps, n=100, method="inclusive")] if len(gaps) > 1 else None
     return replace(
         figures,
-        ttft_ms=median(first) * 1e3,
-        ttft_draft_ms=median(o.draft_prefill_s for o in outcomes) * 1e3,
+        ttft_ms=median(first) * 1e3 if first else None,
+        ttft_draft_ms=median(o.draft_prefill_s for o in outcomes) * 1e3 if first else None,
         tpot_ms=median(later) * 1e3 if later else None,
         itl_p50_ms=cuts[49] if cuts else None,
         itl_p90_ms=cuts[89] if cuts else None,

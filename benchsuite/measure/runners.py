@@ -37,7 +37,8 @@ class Outcome:
     each, None if a peer does not say; ``draft_bytes`` are the weights that the draft's forwards read. ``replays``
     counts how often the strategy has asked for plain's output since it was built: an answer may have been kept.
     ``forgetting_s``, part of ``wall_s``, are the seconds in which draft and controller forgot before the run.
-    ``memory``: ``machine.memory.used`` after it. ``stats`` is None for a peer.
+    ``memory``: ``machine.memory.used`` after it. ``warm``: a peer may have had a prompt in a cache, so that nothing is
+    known of the time to the first token and from prompt to last token. ``stats`` is None for a peer.
     """
 
     tokens: list[Tokens]
@@ -52,6 +53,7 @@ class Outcome:
     replays: int = 0
     forgetting_s: float = 0.0
     memory: Mapping[str, int] = field(default_factory=dict)
+    warm: bool = False
 
     @property
     def emitted(self) -> int:
@@ -70,8 +72,8 @@ class Outcome:
 
     @property
     def ttft_s(self) -> list[float]:
-        """Seconds to the first token, of each request."""
-        return [request[0][0] for request in self.emissions if request]
+        """Seconds to the first token, of each request; empty if the run is ``warm``."""
+        return [] if self.warm else [request[0][0] for request in self.emissions if request]
 
     @property
     def tpot_s(self) -> list[float]:

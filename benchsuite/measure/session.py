@@ -265,7 +265,8 @@ class Bench(Measured):
         outcome = self._seconds[key]
         if outcome is None:
             return None
-        once = outcome.ttft_s[0] + (most - 1) * (outcome.tpot_s[0] if outcome.tpot_s else outcome.ttft_s[0])
+        first = outcome.emissions[0][0][0]
+        once = first + (most - 1) * (outcome.tpot_s[0] if outcome.tpot_s else first)
         one_by_one = isinstance(runner, PeerRunner) and not runner.peer.batches
         return once * (setting.batch if one_by_one else 1)
 

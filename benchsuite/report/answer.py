@@ -114,6 +114,8 @@ def _unfit(row: Row) -> str:
         return "promised no contract that keeps the target's outputs"
     if figures.speedup is None or figures.not_comparable is not None:
         return "could not be compared with plain"
+    if row.whole.speed is None:
+        return "could not be compared with the baseline from prompt to last token"
     return ""
 
 

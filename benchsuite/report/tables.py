@@ -71,7 +71,7 @@ def _interval(row: Row) -> str:
 
 
 def _verdict(row: Row) -> str:
-    marks = [mark for mark in row.figures.marks or () if mark != "one prompt"]
+    marks = [mark for mark in row.figures.marks or () if mark in ("learns", "replays")]
     return (row.figures.verdict or "too few") + (f" ({', '.join(marks)})" if marks else "")
 
 
@@ -309,6 +309,8 @@ def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
             lines.append(f"{name}: not comparable: {reason}")
         if row in pooled and "one prompt" in (row.figures.marks or ()):
             lines.append(f"{name}: one prompt makes more than half of its speedup")
+        if row in pooled and "warm" in (row.figures.marks or ()):
+            lines.append(f"{name}: its prompts may have been in its cache: it has no TTFT, and no e2e")
     lines += [f"{row.arm.id}: {tie}" for row in rows for tie in row.ties]
     return lines
 

@@ -40,7 +40,9 @@ STATS = Stats(
     counts=Counter(num_emitted_tokens=3),
     ops=Counter({("linear", "cpu"): 5, ("sample", "reference"): 2}),
 )
-RUN = Outcome([(1, 2), (3,)], 2.5, 1.5, 3, [[(0.5, 1), (1.0, 1)], [(0.75, 1)]], 4, 5.5, STATS, 6, 7, 0.25, {"rss": 8})
+RUN = Outcome(
+    [(1, 2), (3,)], 2.5, 1.5, 3, [[(0.5, 1), (1.0, 1)], [(0.75, 1)]], 4, 5.5, STATS, 6, 7, 0.25, {"rss": 8}, warm=True
+)
 DIFFERENCE = Difference(2, 3, (4, 5), (1.5, -math.inf), None, (math.nan, 2.5), 0.125, True, "inf is a word here")
 SERIES = Series(
     Arm(ODD, "eagle", "block", "goodput", 7, None, False, False, "mine"),
@@ -153,9 +155,12 @@ def test_cells_that_were_written_before_a_field_was_there_have_what_it_was() -> 
     for arm in written["arms"]:
         for name in ("eager", "engine", "agreed", "referred"):
             del arm[name]
+        for run in arm["runs"]:
+            del run["warm"]
     read = {one.arm.label: one for one in from_json(written).series.values()}
     assert (read["vllm"].engine, read["mine"].engine) == ("transformers", "")
     assert read["mine"].agreed == read["mine"].referred == Agreement()
+    assert not any(run.warm for run in read["mine"].outcomes)
 
 
 def test_a_file_of_another_version_is_refused() -> None:

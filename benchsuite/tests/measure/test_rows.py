@@ -66,6 +66,21 @@ def test_a_speedup_that_one_prompt_makes_is_marked() -> None:
     assert _row(*_sped(*[1.01, 1.02, 1.0, 1.03, 1.01, 1.02, 9.0])).info["marks"] == ["one prompt"]
 
 
+def test_a_peer_whose_prompts_were_in_a_cache_has_no_time_from_the_prompt_on() -> None:
+    """Neither its own nor one beside it, whichever of the two is the baseline; speeds of decoding stay."""
+    ours, plain = _sped(*FASTER)
+    cached = replace(ours, outcomes=[replace(run, warm=True, wall_s=run.wall_s / 9) for run in ours.outcomes])
+    named = ("ttft_ms", "ttft_draft_ms", "e2e_s", "e2e_speedup", "e2e_low", "e2e_high")
+    cold, warm = _row(ours, plain), _row(cached, plain)
+    assert None not in [cold.info[name] for name in named]
+    assert [warm.info[name] for name in named] == [None] * 6
+    assert (warm.whole.speed, warm.verdict, warm.info["tpot_ms"]) == (None, cold.verdict, cold.info["tpot_ms"])
+    assert (cold.info["marks"], warm.info["marks"]) == ([], ["warm"])
+    turned = make_rows({BASE: {"chat": plain}, PEER: {"chat": cached}}, PEER, HERE, "chat", None, {})[BASE]
+    assert (turned.whole.speed, turned.info["marks"]) == (None, [])
+    assert turned.info["speedup"] == pytest.approx(1 / warm.info["speedup"])
+
+
 @pytest.mark.parametrize("named", ["learns", "learnt"])
 def test_a_draft_that_learns_or_has_learnt_is_marked(named: str) -> None:
     ours, plain = _sped(2.0)

@@ -199,6 +199,15 @@ def test_a_draft_that_decodes_the_answer_in_its_prefill_is_not_recommended() -> 
     )
 
 
+def test_beside_a_baseline_whose_prompts_were_cached_nothing_is_recommended() -> None:
+    """Its time from prompt to last token is no measure of theirs."""
+    found = sentence_of([BASE, faster(BEST, 1.5, e2e_speedup=None)])
+    assert found == (
+        "On this machine nothing can be recommended: 1 could not be compared with the baseline from prompt to last "
+        "token, over one workload."
+    )
+
+
 def test_of_two_strategies_that_is_recommended_which_is_faster_from_prompt_to_last_token() -> None:
     """A draft that decodes a part of the answer in its prefill."""
     half = faster(SECOND, 3.0, 0.01, e2e_speedup=1.1)

@@ -41,7 +41,7 @@ class EndpointPeer(Peer):
     log-probabilities, which name the tokens of every answer of the same text; those of another text are its text in the
     target's tokens, if they are as many as ``usage`` says. vLLM and llama.cpp are asked to pass by their cache of
     prompts; any other server (``server=other``) is asked for one token of a new prompt first, so that every timed
-    prompt is in its cache, if it has one.
+    prompt is in its cache, if it has one, and its time to the first token is no figure.
 
     A token's time is that of the piece of the stream which completes its text.
 
@@ -95,7 +95,7 @@ class EndpointPeer(Peer):
     def _one(self, request: Request) -> Generation:
         prompt = tuple(request.prompt)
         new = prompt not in self._known
-        if new and not COLD[self._server]:
+        if new and self._warm:
             self._asked(request, 1, stream=False)
         for _ in range(FIRST_TRIES):
             reply = self._asked(request, stream=True)
@@ -108,7 +108,12 @@ class EndpointPeer(Peer):
         if new:  # afterwards: a server that learns from its answers has not seen this one when it is first timed
             self._known[prompt] = self._named(request)
         tokens = self._tokens(request, reply)
-        return Generation(tokens, self._emissions(tokens, reply), reply.seconds)
+        return Generation(tokens, self._emissions(tokens, reply), reply.seconds, warm=self._warm)
+
+    @property
+    def _warm(self) -> bool:
+        """Whether the server cannot be asked to pass by its cache of prompts."""
+        return not COLD[self._server]
 
     def _asked(self, request: Request, most: int | None = None, **more: Any) -> Reply:
         """Ask for an answer, of ``most`` tokens where it need not be whole."""
@@ -201,7 +206,7 @@ class EndpointPeer(Peer):
         """Address, model, how prompts are sent, and whether they are in the server's cache."""
         model = f", model {self._endpoint.model}" if self._endpoint.model else ""
         sent = "text" if self._text else "token ids"
-        warm = "prompts may be in its cache" if self._server == "other" else "its prompt cache passed by"
+        warm = "prompts may be in its cache" if self._warm else "its prompt cache passed by"
         return f"endpoint {self._endpoint.name} at {self._endpoint.url}{model}: prompts sent as {sent}, {warm}"
 
     def close(self) -> None:
