@@ -14,9 +14,9 @@ import pytest
 from benchsuite.machine.files import FolderLock
 
 if TYPE_CHECKING:
+    from benchsuite.benches.serving.asked import Read
     from benchsuite.benches.serving.bench import ServingBench, ServingPlan
     from benchsuite.benches.serving.certificate import Certificate
-    from benchsuite.benches.serving.certified import Read
     from benchsuite.benches.serving.figures import EndpointFigures
     from benchsuite.benches.serving.load import Traffic
     from benchsuite.benches.serving.restarts import ServersInTurn

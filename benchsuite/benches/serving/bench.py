@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from benchsuite.benches.serving.asked import Read
 from benchsuite.benches.serving.certificate import Certificate
-from benchsuite.benches.serving.certified import Read, certify
+from benchsuite.benches.serving.certified import certify
 from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, Slo, endpoint_figures
 from benchsuite.benches.serving.load import Sent, Traffic, send
 from benchsuite.benches.serving.restarts import ServersInTurn

@@ -2,77 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from math import comb
 from types import MappingProxyType
 
+from benchsuite.benches.serving.asked import LIST, Connect, Read, ServedAnswers, ask_all
 from benchsuite.benches.serving.certificate import (
     Certificate,
     GreedyEvidence,
     PlainOfItsOwn,
-    SampledEvidence,
     UnsteadyPlain,
 )
+from benchsuite.benches.serving.echoes import echoed
+from benchsuite.benches.serving.sampled import sampled_evidence
 from benchsuite.benches.serving.timed_texts import TimedEvidence, TimedText, timed_evidence
 from benchsuite.judge import logprob_ties
 from benchsuite.judge.logprob_ties import Bound, ServedDifference
-from benchsuite.judge.transforms import read_tokens
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
-from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
-
-LIST = 5
-"""Likeliest tokens asked for at each place: the most that the OpenAI API gives of completions."""
+from specdec_plugins.endpoints.replies import Reply, Token
 
 LOCAL = "the local judge"
 """The name of a local model that reads in the plain server's place."""
 
 OTHER_BATCH = 4
 """Requests at once in plain's second run, whose batches are others than those of one at a time."""
-
-
-@dataclass(frozen=True)
-class ServedAnswers:
-    """The answers of one endpoint, by the place of their prompts; None where one failed. ``failures`` by kind."""
-
-    replies: tuple[Reply | None, ...]
-    failures: tuple[str, ...] = ()
-
-
-Read = Callable[[Ask, Reply], tuple[Token, ...] | None]
-"""Reads an output: its tokens with the likeliest ones at their places, or None where that cannot be told."""
-
-Connect = Callable[[Endpoint], Client]
-"""Makes a client of an endpoint; what is started only when it is asked is started then."""
-
-
-def ask_all(connect: Connect, endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
-    """Ask for every answer, so many at once; nothing is timed."""
-    return asyncio.run(_asked_all(connect(endpoint), asks, at_once))
-
-
-async def _asked_all(opened: Client, asks: Sequence[Ask], at_once: int) -> ServedAnswers:
-    gate, failed = asyncio.Semaphore(at_once), list[str]()
-    async with opened as client:
-
-        async def one(ask: Ask) -> Reply | None:
-            async with gate:
-                try:
-                    reply = await client.complete(ask)
-                    return replace(reply, tokens=tuple(_cut(token) for token in reply.tokens))
-                except EndpointFailure as failure:
-                    failed.append(failure.kind)
-                    return None
-
-        return ServedAnswers(tuple(await asyncio.gather(*map(one, asks))), tuple(failed))
-
-
-def _cut(token: Token) -> Token:
-    """The token with the likeliest ones alone: some servers add a drawn one that is not among them."""
-    return replace(token, top=token.top[:LIST])
 
 
 def certify(
@@ -100,10 +55,10 @@ def certify(
     asks = _asks(ask, prompts)
     if ask.temperature:
         reading, judge = (read, LOCAL) if read else (partial(echoed, connect, plain), plain.name)
-        control = _sampled(connect, reading, judge, plain, asks)
+        control = sampled_evidence(connect, reading, judge, plain, asks)
         if control.state == "bug":
             return [Certificate(one.name, PlainOfItsOwn(plain.name, control)) for one in others]
-        return [Certificate(one.name, _sampled(connect, reading, judge, one, asks)) for one in others]
+        return [Certificate(one.name, sampled_evidence(connect, reading, judge, one, asks)) for one in others]
     first = ask_all(connect, plain, asks)
     if read is not None:
         return [
@@ -265,65 +220,3 @@ def _texts_alone(
     )
     which = f"the texts of prompts {', '.join(map(str, differ))} are not plain's"
     return Certificate(name, evidence, (*((which,) if differ else ()), *timed[1]))
-
-
-def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
-    """Return an output's tokens with the server's lists at their places, by ``echo``; None where it has no such thing.
-
-    Where servers name tokens by numbers, prompt and output are sent as these; else as text, and None is returned if
-    that is other tokens than were generated, whose places would be others'.
-    """
-    if ask.chat or not reply.tokens:
-        return None
-    reading = replace(ask, max_tokens=1, echo=True, temperature=0.0, stop=())
-    ids = [token.id for token in reply.tokens]
-    before = None if None in ids else _ids_of(connect, server, reading)
-    prompt: str | tuple[int, ...]
-    if before is not None:
-        prompt = (*before, *(number for number in ids if number is not None))
-    elif isinstance(ask.prompt, str):
-        prompt = ask.prompt + reply.text
-    else:
-        return None
-    [found] = ask_all(connect, server, [replace(reading, prompt=prompt)]).replies
-    if found is None:
-        return None
-    # The answer has one generated token behind the echoed ones.
-    tokens = found.tokens[:-1]
-    mine = tokens[len(tokens) - len(reply.tokens) :]
-    fits = len(tokens) > len(reply.tokens) and logprob_ties.parting(mine, reply.tokens) == len(mine)
-    return tuple(mine) if fits else None
-
-
-def _ids_of(connect: Connect, server: Endpoint, ask: Ask) -> tuple[int, ...] | None:
-    """The numbers of the prompt's tokens, as the server echoes them; None where it does not say them."""
-    if not isinstance(ask.prompt, str):
-        return ask.prompt
-    [found] = ask_all(connect, server, [ask]).replies
-    ids = [token.id for token in found.tokens[:-1]] if found else []
-    return tuple(number for number in ids if number is not None) if ids and None not in ids else None
-
-
-def _sampled(connect: Connect, reading: Read, judge: str, other: Endpoint, asks: Sequence[Ask]) -> SampledEvidence:
-    """Read an endpoint's sampled outputs under the lists of the judge; the plain server's own are the control.
-
-    Which outputs can be read may depend on their tokens. The p-values are therefore multiplied by the number of ways in
-    which so many could have been left out (Boole's inequality), and outputs that nobody read are not certified.
-    """
-    answers = ask_all(connect, other, asks)
-    read = [reading(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
-    sample = read_tokens([tokens for tokens in read if tokens])
-    left = len(asks) - sum(map(bool, read))
-    evidence = SampledEvidence(
-        judge, len(asks), left, sample.tokens, failures=answers.failures, most=asks[0].max_tokens
-    )
-    if sample.tokens:
-        ways = comb(len(asks), left)
-        evidence = replace(
-            evidence,
-            even=min(1.0, sample.evenness * ways),
-            heat=min(1.0, sample.heat_p * ways),
-            factor=sample.heat_found(),
-            needs=(sample.tokens_for(1.1), sample.tokens_for(1.2)),
-        )
-    return evidence

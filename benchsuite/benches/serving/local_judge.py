@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchsuite.benches.serving.certified import LIST
+from benchsuite.benches.serving.asked import LIST
 from specdec import catalog
 from specdec.characters import decoded
 from specdec_plugins.endpoints.client import Ask

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchsuite.benches.serving.asked import Connect, ServedAnswers
 from benchsuite.benches.serving.certificate import Certificate, GreedyEvidence, SampledEvidence
-from benchsuite.benches.serving.certified import Connect, ServedAnswers, certify, echoed
+from benchsuite.benches.serving.certified import certify
+from benchsuite.benches.serving.echoes import echoed
 from benchsuite.benches.serving.local_judge import LocalJudge
 from benchsuite.judge.fidelity import FALSE_ALARM
 from benchsuite.judge.logprob_ties import (
@@ -483,7 +485,7 @@ def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypa
     def answered(connect: Connect, endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:
         return ServedAnswers((reply,) * len(asks))
 
-    monkeypatch.setattr("benchsuite.benches.serving.certified.ask_all", answered)
+    monkeypatch.setattr("benchsuite.benches.serving.sampled.ask_all", answered)
     outputs = itertools.cycle(read)  # of the control, and of the other
     monkeypatch.setattr("benchsuite.benches.serving.certified.echoed", lambda *_: next(outputs))
     endpoints = [Endpoint("plain", "http://x"), Endpoint("spec", "http://y")]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchsuite.benches.serving.asked import Read
 from benchsuite.benches.serving.certificate import (
     Certificate,
     GreedyEvidence,
@@ -23,7 +24,8 @@ from benchsuite.benches.serving.certificate import (
     SampledEvidence,
     UnsteadyPlain,
 )
-from benchsuite.benches.serving.certified import Read, certify, echoed
+from benchsuite.benches.serving.certified import certify
+from benchsuite.benches.serving.echoes import echoed
 from benchsuite.benches.serving.timed_texts import TimedEvidence
 from benchsuite.judge.transforms import read_tokens
 from benchsuite.tests.made_up_servers import MadeUpServer, MadeUpServers, made_up_reply

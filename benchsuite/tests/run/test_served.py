@@ -12,9 +12,9 @@ import pytest
 
 from benchsuite.benches.serving import bench as serving
 from benchsuite.benches.serving import local_judge
+from benchsuite.benches.serving.asked import Read
 from benchsuite.benches.serving.bench import ServingBench, ServingPlan, prompts_of
 from benchsuite.benches.serving.certificate import Certificate, UnsteadyPlain
-from benchsuite.benches.serving.certified import Read
 from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, Slo
 from benchsuite.benches.serving.load import Sent, Traffic
 from benchsuite.benches.serving.restarts import ServersInTurn

@@ -1,0 +1,48 @@
+"""Outputs as the plain server reads them: its own log-probabilities at their places, by ``echo``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchsuite.benches.serving.asked import Connect, ask_all
+from benchsuite.judge import logprob_ties
+from specdec_plugins.endpoints.client import Ask
+from specdec_plugins.endpoints.named import Endpoint
+from specdec_plugins.endpoints.replies import Reply, Token
+
+
+def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
+    """Return an output's tokens with the server's lists at their places, by ``echo``; None where it has no such thing.
+
+    Where servers name tokens by numbers, prompt and output are sent as these; else as text, and None is returned if
+    that is other tokens than were generated, whose places would be others'.
+    """
+    if ask.chat or not reply.tokens:
+        return None
+    reading = replace(ask, max_tokens=1, echo=True, temperature=0.0, stop=())
+    ids = [token.id for token in reply.tokens]
+    before = None if None in ids else _ids_of(connect, server, reading)
+    prompt: str | tuple[int, ...]
+    if before is not None:
+        prompt = (*before, *(number for number in ids if number is not None))
+    elif isinstance(ask.prompt, str):
+        prompt = ask.prompt + reply.text
+    else:
+        return None
+    [found] = ask_all(connect, server, [replace(reading, prompt=prompt)]).replies
+    if found is None:
+        return None
+    # The answer has one generated token behind the echoed ones.
+    tokens = found.tokens[:-1]
+    mine = tokens[len(tokens) - len(reply.tokens) :]
+    fits = len(tokens) > len(reply.tokens) and logprob_ties.parting(mine, reply.tokens) == len(mine)
+    return tuple(mine) if fits else None
+
+
+def _ids_of(connect: Connect, server: Endpoint, ask: Ask) -> tuple[int, ...] | None:
+    """The numbers of the prompt's tokens, as the server echoes them; None where it does not say them."""
+    if not isinstance(ask.prompt, str):
+        return ask.prompt
+    [found] = ask_all(connect, server, [ask]).replies
+    ids = [token.id for token in found.tokens[:-1]] if found else []
+    return tuple(number for number in ids if number is not None) if ids and None not in ids else None

@@ -1,0 +1,40 @@
+"""Sampled outputs of one endpoint, read under the lists of a judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import comb
+
+from benchsuite.benches.serving.asked import Connect, Read, ask_all
+from benchsuite.benches.serving.certificate import SampledEvidence
+from benchsuite.judge.transforms import read_tokens
+from specdec_plugins.endpoints.client import Ask
+from specdec_plugins.endpoints.named import Endpoint
+
+
+def sampled_evidence(
+    connect: Connect, reading: Read, judge: str, other: Endpoint, asks: Sequence[Ask]
+) -> SampledEvidence:
+    """Read an endpoint's sampled outputs under the lists of the judge; the plain server's own are the control.
+
+    Which outputs can be read may depend on their tokens. The p-values are therefore multiplied by the number of ways in
+    which so many could have been left out (Boole's inequality), and outputs that nobody read are not certified.
+    """
+    answers = ask_all(connect, other, asks)
+    read = [reading(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
+    sample = read_tokens([tokens for tokens in read if tokens])
+    left = len(asks) - sum(map(bool, read))
+    evidence = SampledEvidence(
+        judge, len(asks), left, sample.tokens, failures=answers.failures, most=asks[0].max_tokens
+    )
+    if sample.tokens:
+        ways = comb(len(asks), left)
+        evidence = replace(
+            evidence,
+            even=min(1.0, sample.evenness * ways),
+            heat=min(1.0, sample.heat_p * ways),
+            factor=sample.heat_found(),
+            needs=(sample.tokens_for(1.1), sample.tokens_for(1.2)),
+        )
+    return evidence
