@@ -1,11 +1,12 @@
 """Sampled outputs judged by a plain server's log-probabilities: do the tokens follow its distribution?
 
 Two tests over the same tokens, each given the text before it. Probability integral transforms, whose counts in equal
-bins are even if the tokens follow the distribution: they see any change of shape. And the likelihood of the tokens at
-other temperatures over that at plain's: it sees a temperature with fewer tokens. Given what came before, each transform
-is uniform and each ratio has the expectation 1, so that tokens of one text may be taken together; the product of the
-ratios is a martingale, and by Ville's inequality exceeds 1/p with a probability of at most p, whatever the lists and
-however few the tokens. A central limit would not do: in peaked lists three rare tokens are six standard deviations.
+bins are even if the tokens follow the distribution: they see any change of shape. And the likelihood of the tokens
+under named alternatives (another temperature, a filter, tokens replaced by any) over that under plain's lists: it sees
+these with fewer tokens. Given what came before, each transform is uniform and each ratio has the expectation 1, so that
+tokens of one text may be taken together; the product of the ratios is a martingale, and by Ville's inequality exceeds
+1/p with a probability of at most p, whatever the lists and however few the tokens. A central limit would not do: in
+peaked lists three rare tokens are six standard deviations.
 
 Sources: Rosenblatt 1952 (the transform); Ville 1939 (the inequality); Ramdas, Gruenwald, Vovk and Shafer,
 arXiv 2210.01948 (mixtures of such ratios as tests).
@@ -23,12 +24,25 @@ from benchsuite.judge.fidelity import BINS, evenness
 from benchsuite.judge.logprob_ties import unclear
 from specdec_plugins.endpoints.replies import Token
 
-FALSE_ALARM_OF_HEAT = 1e-6
-"""How often tokens of the plain server itself fail the test of the temperature; that of the bins has
+FALSE_ALARM_OF_RATIOS = 1e-6
+"""How often tokens of the plain server itself fail the test of the alternatives; that of the bins has
 ``FALSE_ALARM``."""
 
 HEATS = tuple(side for factor in (1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 3.0) for side in (factor, 1 / factor))
-"""Factors of the temperature whose likelihoods are mixed, each with the same weight."""
+"""Factors of the temperature that are alternatives."""
+
+TOP_PS, MIN_PS = (0.8, 0.9, 0.95, 0.98), (0.02, 0.05, 0.1)
+"""Filters that are alternatives: servers have such defaults."""
+
+PASSING = 0.001
+"""The share of tokens that a filter lets through: a single one that plain's rounded list has outside proves nothing."""
+
+REPLACED, NAMES_AT_MOST = (0.01, 0.03, 0.1), 2**18
+"""Shares of tokens that any token replaces, as alternatives; and no fewer tokens than a vocabulary has, of which each
+is then as likely."""
+
+ALTERNATIVES = len(HEATS) + len(TOP_PS) + len(MIN_PS) + len(REPLACED)
+"""How many likelihoods are mixed, each with the same weight."""
 
 LEAST_REST = 1e-6
 """What lies outside of a list is taken to be no less likely: the lists' own rounding hides anything smaller."""
@@ -41,9 +55,9 @@ HOTTEST = 4.0
 class ServedSample:
     """Tokens read under plain's lists.
 
-    ``bins`` counts transforms; ``surplus`` is the sum of log p less its expectation; ``ratios`` has, for each of
-    ``HEATS``, the log of the tokens' likelihood at that temperature over that at plain's. ``lists`` has the
-    probabilities of each token's list and that of everything else.
+    ``bins`` counts transforms; ``surplus`` is the sum of log p less its expectation; ``ratios`` has, for each
+    alternative, the log of the tokens' likelihood under it over that under plain's lists: ``HEATS``, ``TOP_PS``,
+    ``MIN_PS``, ``REPLACED``. ``lists`` has the probabilities of each token's list and that of everything else.
     """
 
     bins: tuple[int, ...]
@@ -62,8 +76,8 @@ class ServedSample:
         return evenness(self.bins)
 
     @property
-    def heat_p(self) -> float:
-        """The p-value of the temperature, at most: one over the mean of the likelihood ratios."""
+    def ratio_p(self) -> float:
+        """The p-value of the alternatives, at most: one over the mean of the likelihood ratios."""
         most = max(self.ratios)
         return min(1.0, exp(-most) * len(self.ratios) / sum(exp(one - most) for one in self.ratios))
 
@@ -96,7 +110,7 @@ class ServedSample:
             for pair, row, mean in zip(hot, ratios, means, strict=True)
         )
         # The sum over n tokens is about normal: n gain/N - z sqrt(n wide/N) must reach the threshold.
-        threshold = log(len(HEATS) / FALSE_ALARM_OF_HEAT)
+        threshold = log(ALTERNATIVES / FALSE_ALARM_OF_RATIOS)
         reach = NormalDist().inv_cdf(probability) * sqrt(wide)
         return self.tokens * ((reach + sqrt(reach**2 + 4 * gain * threshold)) / (2 * gain)) ** 2
 
@@ -117,7 +131,7 @@ def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0, most: int = 5
     ``SamplingParams.logprobs``: "up to logprobs+1 elements"), and a list must not depend on what was drawn.
     """
     dice = random.Random(seed)
-    bins, surplus, ratios = [0] * BINS, 0.0, [0.0] * len(HEATS)
+    bins, surplus, ratios = [0] * BINS, 0.0, [0.0] * ALTERNATIVES
     lists: list[tuple[float, ...]] = []
     for token in (token for output in outputs for token in output if token.top):
         top = token.top[:most]
@@ -131,8 +145,9 @@ def read_tokens(outputs: Sequence[Sequence[Token]], seed: int = 0, most: int = 5
         share = min(sum(chances[:place]) + dice.random() * chances[place], 1 - 1e-12)
         bins[int(share * BINS)] += 1
         surplus += log(chances[place]) - sum(chance * log(chance) for chance in chances)
-        for n, factor in enumerate(HEATS):
-            ratios[n] += log(_heated(chances, factor)[place] / chances[place])
+        own = exp(token.logprob) if place == len(top) and token.logprob is not None else None
+        for n, ratio in enumerate(_alternatives(chances, place, own)):
+            ratios[n] += log(ratio)
         lists.append(tuple(chances))
     return ServedSample(tuple(bins), surplus, tuple(ratios), tuple(lists))
 
@@ -142,3 +157,42 @@ def _heated(chances: Sequence[float], factor: float) -> list[float]:
     powers = [chance ** (1 / factor) for chance in chances]
     whole = sum(powers)
     return [power / whole for power in powers]
+
+
+def _alternatives(chances: Sequence[float], place: int, own: float | None) -> list[float]:
+    """The likelihood of the token at ``place`` under each alternative, over its own. The expectation of each, for
+    tokens of these ``chances``, is 1, or less for ``REPLACED``. ``own``: the probability of a token that is not
+    listed."""
+    heated = [_heated(chances, factor)[place] / chances[place] for factor in HEATS]
+    kept = [_until(chances, most) for most in TOP_PS] + [_above(chances, least) for least in MIN_PS]
+    filtered = [1.0 if count is None else _passing(sum(chances[:count]), place < count) for count in kept]
+    # Any token: a listed one has one name of so many; all that are not listed have the others.
+    strange = 1 / NAMES_AT_MOST
+    if place < len(chances) - 1:
+        rate = strange / chances[place]
+    elif own is not None:
+        rate = strange / max(own, 1e-18)
+    else:
+        rate = (1 - (len(chances) - 1) * strange) / chances[place]
+    return heated + filtered + [1 - share + share * rate for share in REPLACED]
+
+
+def _until(chances: Sequence[float], most: float) -> int | None:
+    """How many of the likeliest tokens a ``top_p`` keeps; None where it may keep some that are not listed."""
+    total = 0.0
+    for count, chance in enumerate(chances[:-1], 1):
+        total += chance
+        if total >= most:
+            return count
+    return None
+
+
+def _above(chances: Sequence[float], least: float) -> int | None:
+    """How many of the likeliest tokens a ``min_p`` keeps; None where it may keep some that are not listed."""
+    count = sum(chance >= least * chances[0] for chance in chances[:-1])
+    return count if count < len(chances) - 1 else None
+
+
+def _passing(kept: float, inside: bool) -> float:
+    """The likelihood of a token where a filter keeps a mass and lets a share of all through, over plain's."""
+    return PASSING + (1 - PASSING) / kept if inside else PASSING

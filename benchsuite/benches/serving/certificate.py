@@ -9,7 +9,7 @@ from typing import Any, Literal
 from benchsuite.benches.serving.timed_texts import TimedEvidence, asked_for
 from benchsuite.judge import logprob_ties
 from benchsuite.judge.fidelity import FALSE_ALARM
-from benchsuite.judge.transforms import FALSE_ALARM_OF_HEAT
+from benchsuite.judge.transforms import FALSE_ALARM_OF_RATIOS
 
 State = Literal["certified", "bug", "differs, not judged", "inconclusive"]
 
@@ -117,7 +117,7 @@ class GreedyEvidence:
 class SampledEvidence:
     """Sampled outputs, of at most ``most`` tokens each, read under plain's lists by ``judge``.
 
-    ``even`` and ``heat``: p-values of the transforms and of the log-probabilities, each times the ways to leave out
+    ``even`` and ``ratios``: p-values of the transforms and of the alternatives, each times the ways to leave out
     ``left`` of ``asked`` outputs. ``factor``: that of the temperature that is found with 99 %, None if none up to 4 is;
     ``needs``: the tokens which 1.1 and 1.2 times the temperature need.
     """
@@ -127,7 +127,7 @@ class SampledEvidence:
     left: int
     tokens: int
     even: float = 1.0
-    heat: float = 1.0
+    ratios: float = 1.0
     factor: float | None = None
     needs: tuple[float, float] | None = None
     failures: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ class SampledEvidence:
     @property
     def state(self) -> State:
         """What follows for the server."""
-        if self.even < FALSE_ALARM or self.heat < FALSE_ALARM_OF_HEAT:
+        if self.even < FALSE_ALARM or self.ratios < FALSE_ALARM_OF_RATIOS:
             return "bug"
         return "certified" if self.tokens and not self.left and self.factor is not None else "inconclusive"
 
@@ -144,8 +144,8 @@ class SampledEvidence:
     def numbers(self) -> str:
         """The tokens that were read, and the p-values."""
         return (
-            f"{self.tokens:,} tokens under {self.judge}'s lists of the likeliest (all others are one class): "
-            f"transforms p={self.even:.2g}, log-probabilities p={self.heat:.2g}"
+            f"{self.tokens:,} tokens under {self.judge}'s lists of the likeliest (all others by their own "
+            f"log-probability): transforms p={self.even:.2g}, alternatives p={self.ratios:.2g}"
         )
 
     @property

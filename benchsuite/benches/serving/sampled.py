@@ -33,7 +33,7 @@ def sampled_evidence(
         evidence = replace(
             evidence,
             even=min(1.0, sample.evenness * ways),
-            heat=min(1.0, sample.heat_p * ways),
+            ratios=min(1.0, sample.ratio_p * ways),
             factor=sample.heat_found(),
             needs=(sample.tokens_for(1.1), sample.tokens_for(1.2)),
         )

@@ -21,7 +21,7 @@ from benchsuite.benches.serving.certificate import (
 from benchsuite.benches.serving.certified import certify
 from benchsuite.benches.serving.timed_texts import TimedEvidence
 from benchsuite.judge.fidelity import FALSE_ALARM
-from benchsuite.judge.transforms import FALSE_ALARM_OF_HEAT
+from benchsuite.judge.transforms import FALSE_ALARM_OF_RATIOS
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
@@ -90,10 +90,10 @@ def test_a_sampled_verdict_is_a_bug_by_its_p_values_alone(
     even: float, heat: float, left: int, factor: float | None
 ) -> None:
     found = sampled_of_eight("plain", 9, left, 500, even, heat, factor, (900.0, 300.0))
-    likely = replace(found, even=1.0, heat=1.0)
+    likely = replace(found, even=1.0, ratios=1.0)
     assert likely.state == ("certified" if factor and not left else "inconclusive")
     assert found.state in (likely.state, "bug")
-    assert replace(found, even=0.0).state == replace(found, heat=0.0).state == "bug"
+    assert replace(found, even=0.0).state == replace(found, ratios=0.0).state == "bug"
 
 
 ANSWERED = greedy_of_eight("plain", 4, 4, 4, tokens=1200, one_in=261.4)
@@ -184,12 +184,12 @@ def test_what_was_not_counted_is_none_and_what_was_not_tested_is_no_suspicion() 
     found = greedy_of_eight("plain", 2, 2)
     assert not any((found.equal, found.tokens, found.wrong, found.ties, found.near, found.unjudged, found.unread))
     sampled = sampled_of_eight("plain", 2, 2, 0)
-    assert sampled.even == sampled.heat == 1, "a p-value"
+    assert sampled.even == sampled.ratios == 1, "a p-value"
 
 
 SAMPLED = sampled_of_eight("base", 9, 0, 1500, 0.25, 0.5, 1.234, (5210.4, 1498.6))
-READ_BY = "1,500 tokens under base's lists of the likeliest (all others are one class)"
-TESTED = f"{READ_BY}: transforms p=0.25, log-probabilities p=0.5"
+READ_BY = "1,500 tokens under base's lists of the likeliest (all others by their own log-probability)"
+TESTED = f"{READ_BY}: transforms p=0.25, alternatives p=0.5"
 NEEDED = "1.1 times needs 5,210 tokens, 1.2 times 1,499 tokens"
 FOUND = "a temperature 1.23 times as high is found with 99 %"
 NOTHING = "no factor of the temperature up to 4 is found with 99 %"
@@ -205,7 +205,7 @@ NOTHING = "no factor of the temperature up to 4 is found with 99 %"
             f"FAILED: not plain's distribution; {TESTED.replace('0.25', '1e-09')}; {FOUND}; {NEEDED}",
         ),
         (
-            replace(SAMPLED, heat=1e-9, left=2, failures=("reset",)),
+            replace(SAMPLED, ratios=1e-9, left=2, failures=("reset",)),
             f"FAILED: not plain's distribution; {TESTED.replace('0.5', '1e-09')}; {FOUND}; {NEEDED}; "
             "2 of 9 outputs are missing (reset), or base reads them as other tokens",
         ),
@@ -227,9 +227,9 @@ def test_a_certificate_of_samples_is_a_sentence_as_well(found: SampledEvidence, 
 
 
 def test_a_p_value_as_small_as_false_alarms_are_allowed_to_be_is_no_bug() -> None:
-    assert replace(SAMPLED, even=FALSE_ALARM, heat=FALSE_ALARM_OF_HEAT).state == "certified"
+    assert replace(SAMPLED, even=FALSE_ALARM, ratios=FALSE_ALARM_OF_RATIOS).state == "certified"
     assert replace(SAMPLED, even=nextafter(FALSE_ALARM, 0)).state == "bug"
-    assert replace(SAMPLED, heat=nextafter(FALSE_ALARM_OF_HEAT, 0)).state == "bug"
+    assert replace(SAMPLED, ratios=nextafter(FALSE_ALARM_OF_RATIOS, 0)).state == "bug"
     assert replace(SAMPLED, tokens=0).state == "inconclusive"
 
 

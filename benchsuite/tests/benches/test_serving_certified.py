@@ -32,7 +32,7 @@ from benchsuite.judge.logprob_ties import (
     tokens_needed,
     too_many_ties,
 )
-from benchsuite.judge.transforms import FALSE_ALARM_OF_HEAT, HEATS, read_tokens
+from benchsuite.judge.transforms import ALTERNATIVES, FALSE_ALARM_OF_RATIOS, HEATS, read_tokens
 from benchsuite.tests.our_server import Bugs, OurServer
 from benchsuite.tests.rig import Make
 from specdec.errors import SpecdecError
@@ -247,29 +247,29 @@ def test_honest_samples_are_not_suspected() -> None:
     assert min(one.evenness for one in samples) >= FALSE_ALARM
     for level in (0.5, 0.1, 0.02):
         most = 200 * level + 5 * sqrt(200 * level * (1 - level))
-        assert sum(one.heat_p < level for one in samples) <= most
-    assert min(one.heat_p for one in samples) >= FALSE_ALARM_OF_HEAT
+        assert sum(one.ratio_p < level for one in samples) <= most
+    assert min(one.ratio_p for one in samples) >= FALSE_ALARM_OF_RATIOS
 
 
 def test_rare_tokens_of_peaked_lists_are_not_suspected() -> None:
     """Three rare tokens of 300 are six standard deviations and come once in 300 samples: no normal law."""
     lists = (("a", log(0.999)), ("b", log(0.001)))
     common, rare = Token("a", None, None, lists), Token("b", None, None, lists)
-    assert read_tokens([[common] * 297 + [rare] * 3]).heat_p > 1e-3
-    assert read_tokens([[common] * 200 + [rare] * 100]).heat_p < FALSE_ALARM_OF_HEAT
+    assert read_tokens([[common] * 297 + [rare] * 3]).ratio_p > 1e-3
+    assert read_tokens([[common] * 200 + [rare] * 100]).ratio_p < FALSE_ALARM_OF_RATIOS
 
 
-def test_the_likelihood_ratio_of_every_temperature_has_the_expectation_one() -> None:
+def test_the_likelihood_ratio_of_every_alternative_has_the_expectation_one() -> None:
     """The law that the false alarm rests on, summed over a list and its rest."""
     chances = [0.6, 0.25, 0.1, 0.05]
     top = tuple((str(n), log(chance)) for n, chance in enumerate(chances[:3]))
     samples = [read_tokens([[Token(str(n), None, None, top)]]) for n in range(4)]
     ratios = [sample.ratios for sample in samples]
     assert sum(p * one.surplus for p, one in zip(chances, samples, strict=True)) == pytest.approx(0), "as expected"
-    assert len(ratios[0]) == len(HEATS) == len(set(HEATS))
+    assert len(ratios[0]) == ALTERNATIVES
     hot = HEATS.index(2.0)
     assert ratios[3][hot] > 0 > ratios[0][hot], "rare tokens speak for a higher temperature"
-    for n in range(len(HEATS)):
+    for n in range(ALTERNATIVES):
         assert sum(p * exp(row[n]) for p, row in zip(chances, ratios, strict=True)) == pytest.approx(1)
 
 
@@ -280,9 +280,9 @@ def test_another_temperature_is_found_with_the_stated_tokens(heat: float) -> Non
     otherwise)."""
     dice = random.Random(9)
     needed = int(read_tokens([world(dice, 1.0, 4000)]).tokens_for(heat))
-    found = [read_tokens([world(dice, heat, needed)], n).heat_p < FALSE_ALARM_OF_HEAT for n in range(20)]
+    found = [read_tokens([world(dice, heat, needed)], n).ratio_p < FALSE_ALARM_OF_RATIOS for n in range(20)]
     assert sum(found) >= 17, (sum(found), needed)
-    short = [read_tokens([world(dice, heat, needed // 8)], n).heat_p < FALSE_ALARM_OF_HEAT for n in range(20)]
+    short = [read_tokens([world(dice, heat, needed // 8)], n).ratio_p < FALSE_ALARM_OF_RATIOS for n in range(20)]
     assert sum(short) < 10, "the number is not far too large"
 
 
@@ -298,7 +298,7 @@ def test_the_stated_tokens_reach_the_threshold_with_their_probability(probabilit
     mean = sum(h * one for h, one in zip(hot, ratios, strict=True))
     variance = sum(h * (one - mean) ** 2 for h, one in zip(hot, ratios, strict=True))
     reached = needed * mean - NormalDist().inv_cdf(probability) * sqrt(needed * variance)
-    assert reached == pytest.approx(log(len(HEATS) / FALSE_ALARM_OF_HEAT))
+    assert reached == pytest.approx(log(ALTERNATIVES / FALSE_ALARM_OF_RATIOS))
 
 
 def test_five_entries_of_a_list_are_read_unless_said_otherwise() -> None:
@@ -380,7 +380,7 @@ def test_equal_short_outputs_of_different_requests_all_count() -> None:
     outputs = [[Token(dice.choices("abcz", [90, 7, 2, 1])[0], None, None, top) for _ in range(2)] for _ in range(500)]
     sample = read_tokens(outputs)
     assert sample.tokens == 1000
-    assert min(sample.heat_p, sample.evenness) > 1e-3
+    assert min(sample.ratio_p, sample.evenness) > 1e-3
 
 
 def test_lists_with_parts_of_characters_are_left_out_whatever_was_drawn() -> None:
@@ -397,7 +397,7 @@ def test_lists_with_parts_of_characters_are_left_out_whatever_was_drawn() -> Non
 def test_a_drawn_token_that_a_server_appends_to_its_list_is_one_of_the_rest() -> None:
     top = (("a", log(0.5)), ("b", log(0.2)))
     appended = Token("z", None, log(0.1), (*top, ("z", log(0.1))))
-    assert read_tokens([[appended]], most=2) == read_tokens([[Token("z", None, None, top)]], most=2)
+    assert read_tokens([[appended]], most=2) == read_tokens([[Token("z", None, log(0.1), top)]], most=2)
 
 
 def test_a_token_outside_of_the_list_is_one_of_the_rest() -> None:
@@ -479,7 +479,7 @@ def test_outputs_left_out_for_their_tokens_do_not_fail_an_honest_server(monkeypa
     for _ in range(400):
         texts = dice.choices("abcz", [70, 20, 8, 2], k=64)
         read.append(None if "z" in texts else tuple(Token(text, None, None, top) for text in texts))
-    assert read_tokens([one for one in read if one]).heat_p < FALSE_ALARM_OF_HEAT, "this sample would fail"
+    assert read_tokens([one for one in read if one]).ratio_p < FALSE_ALARM_OF_RATIOS, "this sample would fail"
     reply = Reply("x", (), (), 0.0, None, None, None, 1, {})
 
     def answered(connect: Connect, endpoint: Endpoint, asks: Sequence[Ask], at_once: int = 1) -> ServedAnswers:

@@ -398,7 +398,7 @@ def test_p_values_of_samples_are_multiplied_by_the_ways_to_leave_so_many_out(rar
         lost,
         30 * (8 - lost),
         min(1.0, sample.evenness * ways),
-        min(1.0, sample.heat_p * ways),
+        min(1.0, sample.ratio_p * ways),
         sample.heat_found(),
         (sample.tokens_for(1.1), sample.tokens_for(1.2)),
         ("refused_request",) if lost else (),

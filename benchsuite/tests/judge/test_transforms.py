@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -20,9 +20,62 @@ def _token(text: str, *chances: float) -> Token:
     return Token(text, None, None, tuple(("abcdefg"[n], math.log(chance)) for n, chance in enumerate(chances)))
 
 
+def _filtered(chances: list[float], place: int, kept: list[bool], whole: bool) -> float:
+    """A token's likelihood where a filter keeps these of a list, and lets a thousandth through, over that without; 1
+    where it may keep some that are not listed."""
+    mass = sum(chance for chance, one in zip(chances, kept, strict=False) if one)
+    return 0.001 + 0.999 * (place < len(kept) and kept[place]) / mass if whole else 1.0
+
+
+def _written_out(chances: list[float], place: int) -> list[float]:
+    """The likelihood ratio of every alternative, of a list with a rest."""
+    heated, listed, size = [], chances[:-1], 2**18
+    for factor in FACTORS:
+        powers = [math.exp(math.log(p) / factor) for p in chances]
+        heated.append(powers[place] / sum(powers) / chances[place])
+    nuclei = []
+    for most in (0.8, 0.9, 0.95, 0.98):
+        before = [sum(listed[:n]) < most for n in range(len(listed))]  # a nucleus ends with the token that fills it
+        nuclei.append(_filtered(chances, place, before, sum(listed) >= most))
+    floors = []
+    for least in (0.02, 0.05, 0.1):
+        above = [p >= least * listed[0] for p in listed]
+        floors.append(_filtered(chances, place, above, not above[-1]))
+    uniform = [1 / size] * len(listed) + [1 - len(listed) / size]
+    return (
+        heated + nuclei + floors + [1 - share + share * uniform[place] / chances[place] for share in (0.01, 0.03, 0.1)]
+    )
+
+
+def test_a_token_that_is_not_listed_is_judged_by_its_own_log_probability() -> None:
+    """Eight tokens of a hundred replaced by any: with the rest as one class their transforms were even (p = 0.71)."""
+    dice, listed = random.Random(1), (0.4, 0.2, 0.15, 0.1, 0.05)
+    honest = [_token("abcde"[place], *listed) for place in dice.choices(range(5), listed, k=828)]
+    likely = [replace(_token("z", *listed), logprob=math.log(dice.uniform(1e-3, 2e-2))) for _ in range(72)]
+    strange = [replace(token, logprob=math.log(dice.uniform(1e-9, 1e-7))) for token in likely]
+    assert read_tokens([[*honest, *likely]]).ratio_p > 1e-3
+    assert read_tokens([[*honest, *strange]]).ratio_p < transforms.FALSE_ALARM_OF_RATIOS
+    assert read_tokens([[*honest, *strange]]).evenness > 1e-3, "which nothing else sees"
+    [one] = [read_tokens([[replace(token, logprob=-30.0)]]) for token in honest[:1]]
+    assert one == read_tokens([honest[:1]]), "a listed token is judged by its list"
+
+
+def test_a_nucleus_that_nobody_asked_for_is_found_with_few_tokens() -> None:
+    """A server's default of top_p: bins alone need several times as many tokens."""
+    dice, found, most = random.Random(2), list[Token](), 0.95
+    for _ in range(900):
+        weights = sorted((math.exp(dice.gauss(0, 3)) for _ in range(12)), reverse=True)
+        chances = [one / sum(weights) for one in weights]
+        kept = [p for n, p in enumerate(chances) if sum(chances[:n]) < most]
+        place = dice.choices(range(len(kept)), kept)[0]
+        found.append(replace(_token("abcdefghijkl"[place], *chances[:5]), logprob=math.log(chances[place])))
+    assert read_tokens([found]).ratio_p < transforms.FALSE_ALARM_OF_RATIOS
+    assert read_tokens([found]).evenness > 1e-6
+
+
 def test_fourteen_temperatures_are_mixed_each_with_its_inverse() -> None:
     assert pytest.approx(FACTORS) == transforms.HEATS
-    assert (transforms.FALSE_ALARM_OF_HEAT, transforms.LEAST_REST, transforms.HOTTEST) == (1e-6, 1e-6, 4.0)
+    assert (transforms.FALSE_ALARM_OF_RATIOS, transforms.LEAST_REST, transforms.HOTTEST) == (1e-6, 1e-6, 4.0)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 3])
@@ -35,13 +88,11 @@ def test_the_sums_over_tokens_are_those_written_out(seed: int | None) -> None:
     ]
     places = [([0.5, 0.3, 0.2], 1), ([0.6, 0.4], 0), ([0.5, 0.4, 0.1], 2), ([0.4, 0.2, 0.1, 0.05, 0.25], 2)]
     places += [([0.9, 0.1], 0)] * 6
-    dice, bins, surplus, ratios = random.Random(seed or 0), [0] * 10, 0.0, [0.0] * 14
+    dice, bins, surplus, ratios = random.Random(seed or 0), [0] * 10, 0.0, [0.0] * 24
     for chances, place in places:
         bins[math.floor(10 * (sum(chances[:place]) + dice.random() * chances[place]))] += 1
         surplus += math.log(chances[place]) + sum(-p * math.log(p) for p in chances)
-        for n, factor in enumerate(FACTORS):
-            powers = [math.exp(math.log(p) / factor) for p in chances]
-            ratios[n] += math.log(powers[place] / sum(powers)) - math.log(chances[place])
+        ratios = [total + math.log(one) for total, one in zip(ratios, _written_out(chances, place), strict=True)]
     found = read_tokens(outputs) if seed is None else read_tokens(outputs, seed)
     assert found.bins == tuple(bins)
     assert max(bins) > 1, "a bin with several tokens"
@@ -82,16 +133,18 @@ def test_a_transform_that_is_rounded_to_one_lies_in_the_last_bin(monkeypatch: py
         ((2000.0, 0.0), 0.0),  # too small for a number, and no error
     ],
 )
-def test_the_p_value_of_the_temperature_is_one_over_the_mean_of_the_ratios(ratios: tuple[float, ...], p: float) -> None:
-    assert ServedSample((), 0.0, ratios, ()).heat_p == pytest.approx(p)
+def test_the_p_value_of_the_alternatives_is_one_over_the_mean_of_the_ratios(
+    ratios: tuple[float, ...], p: float
+) -> None:
+    assert ServedSample((), 0.0, ratios, ()).ratio_p == pytest.approx(p)
 
 
 def test_a_sample_without_tokens_finds_no_temperature() -> None:
     nothing = read_tokens([])
-    assert (nothing.bins, nothing.surplus, nothing.ratios, nothing.tokens) == ((0,) * 10, 0.0, (0.0,) * 14, 0)
+    assert (nothing.bins, nothing.surplus, nothing.ratios, nothing.tokens) == ((0,) * 10, 0.0, (0.0,) * 24, 0)
     assert nothing.tokens_for(2.0) == math.inf
     assert nothing.heat_found() is None
-    assert nothing.heat_p == nothing.evenness == 1.0
+    assert nothing.ratio_p == nothing.evenness == 1.0
 
 
 @pytest.mark.slow
