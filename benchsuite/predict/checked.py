@@ -1,12 +1,12 @@
-"""Predictions checked: every measured cell beside what other texts and the costs say of it."""
+"""Predictions checked: every measured cell and text beside what other texts and the costs say of it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, log
-from statistics import fmean, geometric_mean, median
+from statistics import fmean, geometric_mean
 
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
@@ -39,16 +39,16 @@ class UnitTraces:
 class CheckedCell:
     """One arm on one workload: its measured speedup over plain, and the predicted one.
 
-    ``part``: which units of the cell, where it was divided (from 0); all of them otherwise. ``units``: what was
-    measured. ``kept``: the shares of the steps that asked for proposals in which one of depth 1, 2 … was accepted, of a
-    tree too; ``expected_kept``: the same of the texts that it is predicted from.
+    ``units``: what was measured; a single one where a text is a cell of its own, and ``others`` are then the cell's
+    other units, of which none has its number. ``kept``: the shares of the steps that asked for proposals in which one
+    of depth 1, 2 … was accepted, of a tree too; ``expected_kept``: the same of the texts that it is predicted from.
     """
 
     arm: Arm
-    part: int
     measured: float
     prediction: Prediction
     units: tuple[UnitTraces, ...] = ()
+    others: tuple[UnitTraces, ...] = ()
     kept: tuple[float, ...] = ()
     expected_kept: tuple[float, ...] = ()
 
@@ -103,37 +103,6 @@ def with_factors(cells: Sequence[CheckedCell], factors: Mapping[str, float]) -> 
     return [replace(cell, prediction=cell.prediction.widened(factors[strategy_of(cell.arm)])) for cell in cells]
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """How good predictions were.
-
-    ``median_error``: the median of |measured / predicted - 1|; ``r_squared``: 1 - the residuals' sum of squares over
-    that of ln(measured) around its mean; ``held``: the share of cells inside their intervals, of ``intervals`` that had
-    one.
-    """
-
-    cells: int
-    median_error: float
-    r_squared: float
-    held: float
-    intervals: int
-
-    @staticmethod
-    def of(cells: Sequence[CheckedCell]) -> Accuracy:
-        """Return the accuracy over cells; ValueError without any."""
-        logs = [log(cell.measured) for cell in cells]
-        middle = fmean(logs)
-        whole = sum((value - middle) ** 2 for value in logs)
-        inside = [cell.inside for cell in cells if cell.inside is not None]
-        return Accuracy(
-            len(cells),
-            median(abs(exp(cell.residual) - 1) for cell in cells),
-            1 - sum(cell.residual**2 for cell in cells) / whole if whole else float("nan"),
-            fmean(inside) if inside else float("nan"),
-            len(inside),
-        )
-
-
 def units_of(series: Series, tokens: int) -> list[UnitTraces]:
     """Return the units of an arm; of several runs of a unit, the gains' mean and the first run's traces."""
     pairs: dict[tuple[Text, ...], list[tuple[Outcome, Outcome]]] = defaultdict(list)
@@ -160,17 +129,16 @@ def units_of(series: Series, tokens: int) -> list[UnitTraces]:
     ]
 
 
-def check_cells(cells: Iterable[Cell], costs: Mapping[Setting, Costs], parts: int = 1) -> list[CheckedCell]:
-    """Predict every cell of our strategies from texts that are not in it, and set the measured speedup beside it.
+KnownUnits = Mapping[Arm, Sequence[UnitTraces]]
+"""What was measured of each arm."""
 
-    ``costs``: of each setting without its workload; cells of others are left out, as are those whose arm failed or that
-    have fewer units than ``parts`` + 1 and no other batch. With ``parts`` = 1 each unit is predicted from all other
-    units of its workload (leave one out), those of other batches included; the cell is the geometric mean of these.
-    Every text has then served for the others: what is left is mostly the error of the costs. With 2 a cell is divided:
-    each half of the units is a cell of its own, predicted from the other half alone, so that it holds the difference
-    between texts as well.
+
+def known_units(cells: Iterable[Cell], costs: Mapping[Setting, Costs]) -> dict[Arm, list[UnitTraces]]:
+    """Return the units of our strategies whose costs are known, of arms that did not fail.
+
+    ``costs``: of each setting without its workload.
     """
-    known: dict[Arm, dict[Arm, list[UnitTraces]]] = defaultdict(dict)
+    found: dict[Arm, list[UnitTraces]] = {}
     for cell in cells:
         for arm, series in cell.series.items():
             have = costs.get(arm.setting.without_workload)
@@ -178,19 +146,39 @@ def check_cells(cells: Iterable[Cell], costs: Mapping[Setting, Costs], parts: in
                 continue
             units = units_of(series, cell.setting.sampling.max_new_tokens)
             if units:
-                known[replace(arm, setting=arm.setting.without_workload)][arm] = units
+                found[arm] = units
+    return found
+
+
+def check_cells(known: KnownUnits, costs: Mapping[Setting, Costs], alone: bool = False) -> list[CheckedCell]:
+    """Predict every arm's units from texts that are not in them, and set the measured speedup beside it.
+
+    Each unit is predicted from all other units of its workload (leave one out), those of other batches included; arms
+    without any are left out. A cell is the geometric mean of its units. Every text of it has then served for the
+    others, so that the mean is nearly that of the texts' own replays: what is left is mostly the error of the costs.
+    With ``alone`` each unit is a cell of its own, which holds the difference between texts as well.
+    """
+    groups: dict[Arm, dict[Arm, Sequence[UnitTraces]]] = defaultdict(dict)
+    for arm, units in known.items():
+        groups[replace(arm, setting=arm.setting.without_workload)][arm] = units
     found = []
-    for without, arms in known.items():
-        spread = text_spread([_gains_of_texts(costs[without.setting], arm, units) for arm, units in arms.items()])
+    for without, arms in groups.items():
+        of_arm = costs[without.setting]
+        spread = text_spread([_gains_of_texts(of_arm, arm, units) for arm, units in arms.items()])
         for arm, units in arms.items():
-            # The same strategy on the same workload in another batch.
-            others = [
-                unit
-                for other in known
-                if other != without
-                for unit in known[other].get(replace(arm, setting=replace(arm.setting, batch=other.setting.batch)), [])
-            ]
-            found += list(_checked(arm, units, others, costs[without.setting], parts, spread))
+            hidden: dict[int, set[Text]] = defaultdict(set)
+            for unit in units:
+                hidden[unit.number] |= {*unit.texts}
+            elsewhere = [unit for other in in_other_batches(known, arm) for unit in known[other]]
+            targets = [_target(unit, [*elsewhere, *units], hidden[unit.number]) for unit in units]
+            if not all(target.donors for target in targets):
+                continue
+            if not alone:
+                found.append(_checked(arm, units, targets, of_arm, spread))
+                continue
+            for unit, target in zip(units, targets, strict=True):
+                others = tuple(other for other in units if other.number != unit.number)
+                found.append(replace(_checked(arm, [unit], [target], of_arm, spread), others=others))
     return found
 
 
@@ -200,39 +188,31 @@ def _gains_of_texts(costs: Costs, arm: Arm, units: Sequence[UnitTraces]) -> list
     return [replay.gains([trace] * len(unit.texts), unit.prompts)[0] for unit in units for trace in unit.traces]
 
 
+def in_other_batches(known: KnownUnits, arm: Arm) -> list[Arm]:
+    """Return the same strategy on the same workload in other batches."""
+    batch = arm.setting.batch
+    return [other for other in known if other != arm == replace(other, setting=replace(other.setting, batch=batch))]
+
+
+def _target(unit: UnitTraces, every: Sequence[UnitTraces], hidden: Collection[Text]) -> PredictedUnit:
+    """The unit, to be predicted from the texts of ``every`` that are not ``hidden``."""
+    donors = {
+        text: trace for one in every for text, trace in zip(one.texts, one.traces, strict=True) if text not in hidden
+    }
+    return PredictedUnit(unit.prompts, unit.texts, donors)
+
+
 def _checked(
-    arm: Arm,
-    units: Sequence[UnitTraces],
-    others: Sequence[UnitTraces],
-    costs: Costs,
-    parts: int,
-    spread: float | None,
-) -> Iterable[CheckedCell]:
-    numbers = sorted({unit.number for unit in units})
-    for part in range(parts):
-        mine = [unit for unit in units if unit.number in numbers[part::parts]]
-        held = {text for unit in mine for text in unit.texts}
-        targets = []
-        for unit in mine:
-            hidden = held if parts > 1 else {text for one in mine if one.number == unit.number for text in one.texts}
-            donors = {
-                text: trace
-                for one in (*others, *units)
-                for text, trace in zip(one.texts, one.traces, strict=True)
-                if text not in hidden
-            }
-            targets.append(PredictedUnit(unit.prompts, unit.texts, donors))
-        if mine and all(target.donors for target in targets):
-            measured = exp(fmean(unit.gain for unit in mine))
-            traces = [trace for unit in mine for trace in unit.traces]
-            deepest = max(step.accepted for trace in traces for step in trace.steps)
-            expected = [kept_by_depth([*target.donors.values()], deepest) for target in targets]
-            yield CheckedCell(
-                arm,
-                part,
-                measured,
-                predict(costs, strategy_of(arm), targets, spread),
-                tuple(mine),
-                tuple(kept_by_depth(traces, deepest)),
-                tuple(map(fmean, zip(*expected, strict=True))),
-            )
+    arm: Arm, units: Sequence[UnitTraces], targets: Sequence[PredictedUnit], costs: Costs, spread: float | None
+) -> CheckedCell:
+    traces = [trace for unit in units for trace in unit.traces]
+    deepest = max(step.accepted for trace in traces for step in trace.steps)
+    expected = [kept_by_depth([*target.donors.values()], deepest) for target in targets]
+    return CheckedCell(
+        arm,
+        exp(fmean(unit.gain for unit in units)),
+        predict(costs, strategy_of(arm), targets, spread),
+        tuple(units),
+        kept=tuple(kept_by_depth(traces, deepest)),
+        expected_kept=tuple(map(fmean, zip(*expected, strict=True))),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import exp, sqrt
 from pathlib import Path
 from statistics import fmean, median
@@ -12,7 +12,8 @@ from statistics import fmean, median
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.session import Bench, Stage
-from benchsuite.predict.checked import Accuracy, CheckedCell, check_cells, interval_factors, with_factors
+from benchsuite.predict.accuracy import Accuracy, batch_trials, k_trials, text_trials
+from benchsuite.predict.checked import CheckedCell, check_cells, interval_factors, known_units, with_factors
 from benchsuite.predict.costs import Costs, costs_identity, costs_path, strategy_of
 from benchsuite.predict.prediction import WRONG, Prediction, Replay
 from benchsuite.predict.probe import TOKENS, measure_costs
@@ -25,36 +26,42 @@ class Forecasts:
     """Predicted and measured speedups of a run's cells.
 
     ``costs``: of each setting without its workload; ``cells``: each predicted from the other texts of its workload;
-    ``halves``: each half of a cell predicted from the other half; ``arms``: each arm over all its workloads; ``said``:
-    where the costs are from. Intervals are wider or narrower by ``interval_factors``.
+    ``texts``: each unit of them, predicted from the others; ``arms``: each arm over all its workloads; ``accuracies``:
+    by what had not been run; ``said``: where the costs are from. Intervals are wider or narrower by
+    ``interval_factors``.
     """
 
     costs: Mapping[Setting, Costs]
     cells: Sequence[CheckedCell]
-    halves: Sequence[CheckedCell]
+    texts: Sequence[CheckedCell]
     arms: Mapping[Arm, CheckedCell]
     said: Sequence[str]
+    accuracies: Mapping[str, Accuracy] = field(default_factory=dict)
 
     @staticmethod
     def of(cells: Sequence[Cell], costs: Mapping[Setting, Costs], said: Sequence[str] = ()) -> Forecasts:
         """Predict measured cells at ``costs``."""
-        found, halves = check_cells(cells, costs), check_cells(cells, costs, parts=2)
+        known = known_units(cells, costs)
+        found, texts = check_cells(known, costs), check_cells(known, costs, alone=True)
         factors = interval_factors(found)
         groups: dict[Arm, list[CheckedCell]] = defaultdict(list)
         for cell in found:
             groups[replace(cell.arm, setting=cell.arm.setting.without_workload)].append(cell)
         arms = with_factors([_pooled(arm, mine) for arm, mine in groups.items()], factors)
+        trials = {
+            "a text": text_trials(texts),
+            "a text, end to end": text_trials(texts, whole=True),
+            "a K": k_trials(known, costs),
+            "a batch": batch_trials(known, costs),
+        }
         return Forecasts(
             costs,
             with_factors(found, factors),
-            with_factors(halves, interval_factors(halves)),
+            with_factors(texts, interval_factors(texts)),
             {cell.arm: cell for cell in arms},
             said,
+            {what: Accuracy.of(mine) for what, mine in trials.items() if mine},
         )
-
-    def accuracy(self) -> Accuracy | None:
-        """Of all cells; None without any."""
-        return Accuracy.of(self.cells) if self.cells else None
 
     def paces(self) -> dict[Setting, float]:
         """Return how long plain decoding took over what the costs say, by setting without workload: the median over the
@@ -88,7 +95,7 @@ def _pooled(arm: Arm, cells: Sequence[CheckedCell]) -> CheckedCell:
     measured = mean([cell.log_measured for cell in cells])
     whole = mean([one.log_end_to_end for one in every])
     said = Prediction.around(ratio, half, whole, min(one.texts for one in every))
-    return CheckedCell(arm, 0, measured, said, tuple(unit for cell in cells for unit in cell.units))
+    return CheckedCell(arm, measured, said, tuple(unit for cell in cells for unit in cell.units))
 
 
 def forecasts_of(bench: Bench, given: str) -> Forecasts:

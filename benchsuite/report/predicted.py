@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import log
-from statistics import median
+from math import exp, isnan, log
+from statistics import fmean
 from typing import Any
 
 from benchsuite.measure.arms import Arm
-from benchsuite.predict.checked import Accuracy, CheckedCell
+from benchsuite.predict.accuracy import Accuracy
+from benchsuite.predict.checked import CheckedCell
 from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.forecasts import Forecasts
 from benchsuite.predict.recommendation import recommended_by_text
@@ -20,12 +21,21 @@ from benchsuite.report.pictures import predicted_and_measured
 from benchsuite.report.tables import WIDEST
 
 LEGEND = (
-    "predicted: speedup over plain of the other texts' steps, replayed at costs that were probed apart (leave one "
-    "text out; what is left is mostly the error of the costs)",
+    "predicted: speedup over plain of the other texts' steps, replayed at costs that were probed apart; over all texts "
+    "of a row each has served for the others, so that the residual is the error of the costs, and says nothing of "
+    "texts that were not run",
     "interval: 90 %, for the measured speedup, as wide as the errors of the other strategies ask for; residual: "
     "measured / predicted - 1; rows with a large one show which cost is wrong",
 )
 """How the table is read."""
+
+ACCURACY = (
+    "how good predictions of what was not run are; without: how good a measured speedup of the same strategy is in "
+    "their place, the mean of the other texts' (in batches: of the other units'), that with a larger K, that in "
+    "another batch; error: the median of |measured / said - 1|; explained: the part of the differences within "
+    "strategies (R² around the mean of each)"
+)
+"""How the table of accuracies is read."""
 
 FAR_PACE = 1.1
 """The factor between measured and probed plain decoding from which the machine is said to have changed."""
@@ -57,6 +67,7 @@ def forecast_section(found: Mapping[str, Any]) -> Section:
             Plots([predicted_and_measured(found["cells"])]),
             Lines([f"{one['label']}, batch {one['batch']}: {one['lever']}" for one in found["arms"]]),
             Lines([*LEGEND, *found["said"]]),
+            *accuracy_parts(found["accuracy"]),
             Lines(
                 [
                     "the fastest of this run, text by text, and what cannot be distinguished from it; a K that was not "
@@ -93,16 +104,50 @@ def cell_parts(cells: Sequence[CheckedCell]) -> list[Part]:
     return [Table(headers, rows), Lines([meaning])]
 
 
-def _accuracy(forecasts: Forecasts) -> str:
-    return accuracy_line(Accuracy.of(forecasts.cells), "cells (strategy x workload), leave one text out")
+def accuracy_parts(found: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """Return a table of accuracies, as ``accuracy_json`` has them, and what its columns mean; nothing without any."""
+    rows = [
+        (
+            one["not_run"],
+            one["trials"],
+            f"{one['error']:.1%}",
+            _share(one["explained"]),
+            f"{one['measured_error']:.1%}",
+            _share(one["measured_explained"]),
+        )
+        for one in found
+    ]
+    headers = ("not run", "cells", "error", "explained", "error without", "explained without")
+    return [Table(headers, rows, narrow=WIDEST), Lines([ACCURACY])] if rows else []
 
 
-def _end_to_end(cells: Sequence[CheckedCell]) -> str:
-    """How good the same predictions are from prompt to last token."""
-    errors = [abs(cell.measured_end_to_end / cell.prediction.end_to_end - 1) for cell in cells]
-    return (
-        f"from prompt to last token, the prefill and what drafts do in it included: median error {median(errors):.1%}"
-    )
+def accuracy_json(found: Mapping[str, Accuracy]) -> list[dict[str, Any]]:
+    """Return accuracies by what had not been run, as JSON has them."""
+    return [
+        {
+            "not_run": what,
+            "trials": one.trials,
+            "error": one.predicted.median,
+            "explained": _known(one.predicted.explained),
+            "measured_error": one.known.median,
+            "measured_explained": _known(one.known.explained),
+        }
+        for what, one in found.items()
+    ]
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _held(cells: Sequence[CheckedCell], what: str) -> list[str]:
+    """How many intervals hold what was measured."""
+    inside = [cell.inside for cell in cells if cell.inside is not None]
+    return [f"90 % intervals hold {fmean(inside):.0%} of {len(inside)} {what}"] if inside else []
 
 
 def advice_strings(forecasts: Forecasts) -> list[str]:
@@ -152,23 +197,15 @@ def pace_lines(forecasts: Forecasts) -> list[str]:
     return [f"plain decoding took {said} what the costs say{why * far}"]
 
 
-def accuracy_line(found: Accuracy, what: str) -> str:
-    """Return an accuracy in words."""
-    held = f"; 90 % intervals hold {found.held:.0%} of {found.intervals}" if found.intervals else ""
-    return f"{found.cells} {what}: median error {found.median_error:.1%}, R² of ln(speedup) {found.r_squared:.3f}{held}"
-
-
 def _interval(cell: CheckedCell) -> str:
     low, high = cell.prediction.low, cell.prediction.high
     return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
 def _said(forecasts: Forecasts) -> list[str]:
-    halves = "halves of cells, each predicted from the other half alone"
     return [
-        _accuracy(forecasts),
-        *([_end_to_end(forecasts.cells)] if forecasts.cells else []),
-        *([accuracy_line(Accuracy.of(forecasts.halves), halves)] if forecasts.halves else []),
+        *_held(forecasts.cells, "cells (strategy x workload)"),
+        *_held(forecasts.texts, "texts, each predicted from the others"),
         *context_lines(forecasts),
         *pace_lines(forecasts),
         *forecasts.said,
@@ -179,10 +216,11 @@ def forecast_json(forecasts: Forecasts) -> dict[str, Any]:
     """Return every predicted cell with its measured speedup, as JSON has it."""
     return {
         "said": _said(forecasts),
+        "accuracy": accuracy_json(forecasts.accuracies),
         "paces": [{"batch": setting.batch, "pace": pace} for setting, pace in forecasts.paces().items()],
         "advice": advice_strings(forecasts),
         "cells": [_public(cell, forecasts) for cell in forecasts.cells],
-        "halves": [_public(cell, forecasts) for cell in forecasts.halves],
+        "texts": [_public(cell, forecasts) for cell in forecasts.texts],
         "arms": [_public(cell, forecasts) for cell in forecasts.arms.values()],
     }
 
@@ -195,7 +233,7 @@ def _public(cell: CheckedCell, forecasts: Forecasts) -> dict[str, Any]:
         "label": cell.arm.label,
         "workload": cell.arm.setting.workload or "all",
         "batch": cell.arm.setting.batch,
-        "part": cell.part,
+        "others": exp(fmean(other.gain for other in cell.others)) if cell.others else None,
         "measured": cell.measured,
         "predicted": said.ratio,
         "low": said.low,

@@ -174,7 +174,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some_of(3, CASES))
 def test_predictions_hold_speedups_of_which_both_sides_are_noisy(name: str) -> None:
-    """Of cells, of halves of cells that are predicted from the other half, and of arms over all workloads."""
+    """Of cells, of texts that are predicted from the others, and of arms over all workloads."""
     case, rng = CASES[name], np.random.default_rng(8)
     found = [
         _simulated(rng, case.drafts, case.workloads, case.units, case.noise, case.wrong) for _ in range(case.worlds)
@@ -183,7 +183,7 @@ def test_predictions_hold_speedups_of_which_both_sides_are_noisy(name: str) -> N
     nearly = 0.03 if len(case.drafts) > 1 else 0.0
     assert_held([cell.inside for one in found for cell in one.cells], most=0.95, nearly=nearly)
     assert_held([cell.inside for one in found for cell in one.arms.values()], most=0.95, nearly=nearly)
-    assert_held([cell.inside for one in found for cell in one.halves], nearly=0.02)
+    assert_held([cell.inside for one in found for cell in one.texts], nearly=0.02)
 
 
 def _advised(

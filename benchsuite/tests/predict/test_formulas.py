@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import exp, log, sqrt
 from pathlib import Path
-from statistics import fmean, median, pvariance, variance
+from statistics import fmean, pvariance, variance
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from benchsuite.predict.breakeven import (
     map_json,
     map_of_windows,
 )
-from benchsuite.predict.checked import Accuracy, CheckedCell, UnitTraces, check_cells, units_of
+from benchsuite.predict.checked import CheckedCell, UnitTraces, check_cells, known_units, units_of
 from benchsuite.predict.contexts import ContextSlope, context_slope
 from benchsuite.predict.costs import VERSION_OF_COSTS, Costs, DraftCosts, costs_path, strategy_of
 from benchsuite.predict.forecasts import Forecasts
@@ -444,12 +444,17 @@ TEXTS = [text_kept(4, 4), text_kept(1, 2, 4), text_kept(4, 0, 0, 2), text_kept(0
 KNOWN = {TEN.without_workload: linear_costs()}
 
 
+def cells_checked(cells: Sequence[Cell], costs: Mapping[Setting, Costs], alone: bool = False) -> list[CheckedCell]:
+    """Cells, or their units, as they are predicted at known costs."""
+    return check_cells(known_units(cells, costs), costs, alone)
+
+
 def test_each_unit_is_predicted_from_the_texts_of_all_others() -> None:
-    [found] = check_cells([cell_at(TEN, [*enumerate(TEXTS)])], KNOWN)
+    [found] = cells_checked([cell_at(TEN, [*enumerate(TEXTS)])], KNOWN)
     sizes, replay = PromptSizes((LENGTH,), 10), Replay(linear_costs(), NAME)
     gains = [replay.gains([one], sizes)[0] for one in TEXTS]
     assert found.arm == replace(ARM, setting=TEN)
-    assert found.part == 0
+    assert found.others == ()
     assert found.prediction.ratio == pytest.approx(exp(fmean(gains))), "of each from three others is the mean of all"
     assert found.prediction.texts == 3
     texts: dict[Text, StepTrace] = {(place,) * LENGTH: one for place, one in enumerate(TEXTS)}
@@ -473,43 +478,43 @@ def test_each_unit_is_predicted_from_the_texts_of_all_others() -> None:
     )
 
 
-def test_halves_of_a_cell_are_predicted_from_each_other_and_units_of_one_number_stay_together() -> None:
+def test_each_text_is_predicted_from_the_others_alone_and_units_of_one_number_stay_together() -> None:
     numbered = [(place // 2, TEXTS[place % 4]) for place in range(8)]
-    halves = check_cells([cell_at(TEN, numbered)], KNOWN, parts=2)
+    alone = cells_checked([cell_at(TEN, numbered)], KNOWN, alone=True)
     sizes, replay = PromptSizes((LENGTH,), 10), Replay(linear_costs(), NAME)
     gains = [replay.gains([one], sizes)[0] for _, one in numbered]
-    even, odd = [gains[at] for at in (0, 1, 4, 5)], [gains[at] for at in (2, 3, 6, 7)]
-    assert [one.part for one in halves] == [0, 1]
-    assert [[unit.number for unit in one.units] for one in halves] == [[0, 0, 2, 2], [1, 1, 3, 3]]
-    assert [one.prediction.log_ratio for one in halves] == pytest.approx([fmean(odd), fmean(even)])
-    assert [one.prediction.texts for one in halves] == [4, 4]
+    assert [[unit.number for unit in one.units] for one in alone] == [[place // 2] for place in range(8)]
+    assert [one.measured for one in alone] == pytest.approx([10 / (place + 1) for place in range(8)])
     texts = {(place,) * LENGTH: kept for place, (_, kept) in enumerate(numbered)}
-    donors = [{text: texts[text] for text in [*texts] if (text[0] // 2) % 2 == part} for part in (1, 0)]
-    for half, mine in zip(halves, reversed(donors), strict=True):
-        theirs = next(one for one in donors if one != mine)
-        targets = [PredictedUnit(sizes, (text,), theirs) for text in mine]
-        twin = predict(linear_costs(), NAME, targets, text_spread([gains]))
-        assert half.prediction.half == pytest.approx(twin.half, rel=1e-12)
+    for place, one in enumerate(alone):
+        other = [at for at in range(8) if at // 2 != place // 2]
+        assert one.prediction.log_ratio == pytest.approx(fmean(gains[at] for at in other))
+        assert [unit.number for unit in one.others] == [at // 2 for at in other]
+        donors = {(at,) * LENGTH: numbered[at][1] for at in other}
+        mine = (place,) * LENGTH
+        twin = predict(linear_costs(), NAME, [PredictedUnit(sizes, (mine,), donors)], text_spread([gains]))
+        assert texts.keys() - donors.keys() == {(place // 2 * 2,) * LENGTH, (place // 2 * 2 + 1,) * LENGTH}
+        assert one.prediction.half == pytest.approx(twin.half, rel=1e-12)
         assert (twin.half or 0) > 1.1 * 1.645 * WRONG, "texts differ"
-    [whole] = check_cells([cell_at(TEN, numbered)], KNOWN)
+    [whole] = cells_checked([cell_at(TEN, numbered)], KNOWN)
     assert whole.prediction.texts == 6, "the other unit of its number is no other text"
 
 
 def test_a_cell_without_other_texts_is_predicted_from_those_of_another_batch_or_not_at_all() -> None:
     alone, two = cell_at(TEN, [(0, TEXTS[0])]), TEN.replaced(batch=2)
-    assert check_cells([alone], KNOWN) == []
-    assert check_cells([cell_at(TEN, [(0, TEXTS[0]), (1, TEXTS[1])])], KNOWN, parts=2)[0].prediction.texts == 1
-    assert check_cells([cell_at(TEN, [(0, TEXTS[0]), (0, TEXTS[1])])], KNOWN) == []
+    assert cells_checked([alone], KNOWN) == []
+    assert cells_checked([cell_at(TEN, [(0, TEXTS[0]), (1, TEXTS[1])])], KNOWN)[0].prediction.texts == 1
+    assert cells_checked([cell_at(TEN, [(0, TEXTS[0]), (0, TEXTS[1])])], KNOWN) == []
     other = cell_at(two, [(0, TEXTS[0]), (1, TEXTS[1]), (2, TEXTS[2])])
     both = KNOWN | {two.without_workload: linear_costs()}
-    found = check_cells([alone, other], both)
+    found = cells_checked([alone, other], both)
     assert [(one.arm.setting.batch, one.prediction.texts) for one in found] == [(1, 2), (2, 2)]
     elsewhere = cell_at(two.replaced(workload="reasoning"), [(0, TEXTS[0]), (1, TEXTS[1])])
-    assert [one.arm.setting.batch for one in check_cells([alone, elsewhere], both)] == [2], "texts of another kind"
-    assert check_cells([other], KNOWN) == [], "its costs are not known"
-    assert check_cells([cell_at(TEN, [*enumerate(TEXTS)], error="it crashed", ended="crashed")], KNOWN) == []
+    assert [one.arm.setting.batch for one in cells_checked([alone, elsewhere], both)] == [2], "texts of another kind"
+    assert cells_checked([other], KNOWN) == [], "its costs are not known"
+    assert cells_checked([cell_at(TEN, [*enumerate(TEXTS)], error="it crashed", ended="crashed")], KNOWN) == []
     unknown = {TEN.without_workload: replace(linear_costs(), strategies={})}
-    assert check_cells([cell_at(TEN, [*enumerate(TEXTS)])], unknown) == []
+    assert cells_checked([cell_at(TEN, [*enumerate(TEXTS)])], unknown) == []
 
 
 def test_units_without_a_token_or_a_step_on_either_side_are_left_out_alone() -> None:
@@ -532,37 +537,15 @@ def test_units_without_a_token_or_a_step_on_either_side_are_left_out_alone() -> 
 def cell_predicted(measured: float, ratio: float, half: float | None = None) -> CheckedCell:
     """A cell with a prediction."""
     low, high = (None, None) if half is None else (ratio * exp(-half), ratio * exp(half))
-    return CheckedCell(ARM, 0, measured, Prediction(ratio, low, high, ratio**2, 4))
-
-
-def test_accuracy_is_the_median_error_the_explained_part_and_the_share_inside() -> None:
-    cells = [
-        cell_predicted(1.0, 1.25, 0.1),
-        cell_predicted(2.0, 1.6, 0.3),
-        cell_predicted(4.0, 4.0, 0.1),
-        cell_predicted(3.0, 2.0),
-    ]
-    found = Accuracy.of(cells)
-    logs = [log(one.measured) for one in cells]
-    left = sum(log(one.measured / one.prediction.ratio) ** 2 for one in cells)
-    assert found.cells == 4
-    assert found.median_error == pytest.approx(median([0.2, 0.25, 0.0, 0.5]))
-    assert found.r_squared == pytest.approx(1 - left / (4 * pvariance(logs)))
-    assert found.held == pytest.approx(2 / 3)
-    assert found.intervals == 3
-    one = Accuracy.of([cell_predicted(2.0, 2.0)])
-    assert (one.cells, one.median_error, one.intervals) == (1, 0.0, 0)
-    assert np.isnan([one.r_squared, one.held]).all()
-    with pytest.raises(ValueError, match=r"."):
-        Accuracy.of([])
+    return CheckedCell(ARM, measured, Prediction(ratio, low, high, ratio**2, 4))
 
 
 def test_a_measured_speedup_is_inside_up_to_both_ends() -> None:
     said = Prediction(1.0, 0.5, 2.0, 1.0, 3)
-    found = [CheckedCell(ARM, 0, measured, said).inside for measured in (0.49, 0.5, 1.0, 2.0, 2.01)]
+    found = [CheckedCell(ARM, measured, said).inside for measured in (0.49, 0.5, 1.0, 2.0, 2.01)]
     assert found == [False, True, True, True, False]
     for low, high in ((None, None), (None, 2.0), (0.5, None)):
-        assert CheckedCell(ARM, 0, 1.0, replace(said, low=low, high=high)).inside is None
+        assert CheckedCell(ARM, 1.0, replace(said, low=low, high=high)).inside is None
 
 
 def test_an_arm_over_all_workloads_has_geometric_means_and_errors_of_costs_once() -> None:
@@ -584,14 +567,12 @@ def test_an_arm_over_all_workloads_has_geometric_means_and_errors_of_costs_once(
     assert arm.prediction.half == pytest.approx(sqrt(sum(texts) / 4 + shared**2))
     assert arm.prediction.low == pytest.approx(arm.prediction.ratio * exp(-(arm.prediction.half or 0)))
     assert [one.texts for one in every] == [6, 3]
-    assert (arm.part, arm.prediction.texts) == (0, 3)
+    assert arm.prediction.texts == 3
     assert len(arm.units) == 8
     assert found.said == ["said"]
-    assert [cell.part for cell in found.halves] == [0, 1] * 3
-    accuracy = found.accuracy()
-    assert accuracy is not None
-    assert accuracy.cells == 3
-    assert Forecasts.of([], KNOWN).accuracy() is None
+    assert [len(one.units) for one in found.texts] == [1] * 11
+    assert {what: one.trials for what, one in found.accuracies.items()} == {"a text": 11, "a text, end to end": 11}
+    assert Forecasts.of([], KNOWN).accuracies == {}
 
 
 # Sentences.
@@ -601,7 +582,7 @@ def suggested(steps: Sequence[Seen], known: Costs, measured: float) -> str:
     """The suggestion for a row of one text."""
     text = StepTrace(tuple(steps))
     unit = UnitTraces(0, ((1,),), PromptSizes((LENGTH,), text.tokens), (text,), 0.0)
-    return suggestion(CheckedCell(ARM, 0, measured, Prediction(measured, None, None, measured, 1), (unit,)), known)
+    return suggestion(CheckedCell(ARM, measured, Prediction(measured, None, None, measured, 1), (unit,)), known)
 
 
 def test_a_suggestion_has_the_costs_and_speedups_that_a_reader_can_work_out() -> None:

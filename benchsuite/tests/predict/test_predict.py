@@ -627,7 +627,7 @@ def test_the_sentence_of_a_row_names_what_would_help_most() -> None:
         costs = costs_by_formula(draft=draft)
         costs = costs.with_strategies({strategy_of(arm): costs.strategies[NAME]})
         speedup = exp(Replay(costs, strategy_of(arm)).gains([trace], prompts)[0])
-        return suggestion(CheckedCell(arm, 0, speedup, Prediction(speedup, None, None, speedup, 1), (unit,)), costs)
+        return suggestion(CheckedCell(arm, speedup, Prediction(speedup, None, None, speedup, 1), (unit,)), costs)
 
     assert "plain decoding is faster" in said(StepTrace((Seen(8, 8, 0),) * 9), 0.01)
     assert "a draft half as expensive would give" in said(StepTrace((Seen(4, 4, 4),) * 9), 0.25)
@@ -638,7 +638,7 @@ def checked_cell(strategy: str, residual: float, half: float = 0.1, workload: st
     """A cell that was predicted to be 1.5 times plain, within ``half`` on the log scale."""
     arm = Arm(SETTING.replaced(workload=workload), strategy, k=4)
     said = Prediction(1.5, 1.5 * exp(-half), 1.5 * exp(half), 1.5, 4)
-    return CheckedCell(arm, 0, 1.5 * exp(residual), said)
+    return CheckedCell(arm, 1.5 * exp(residual), said)
 
 
 def test_no_interval_depends_on_what_was_measured_of_its_own_strategy() -> None:
@@ -755,7 +755,7 @@ def test_of_each_text_the_fastest_row_a_better_k_or_plain_is_recommended_and_nev
 
     def cell(name: str, measured: float, steps: Sequence[Seen]) -> CheckedCell:
         said = Prediction(measured, None, None, measured, 2)
-        return CheckedCell(arms[name], 0, measured, said, (unit(0.0, 60, steps, name == "oracle"),))
+        return CheckedCell(arms[name], measured, said, (unit(0.0, 60, steps, name == "oracle"),))
 
     slow, fast = cell("slow", 0.8, [Seen(8, 1, 0)] * 9), cell("fast", 1.4, [Seen(8, 1, 1)] * 9)
     [(setting, found)] = recommended_by_text([slow], costs).items()
@@ -802,7 +802,7 @@ def test_a_machine_that_is_not_as_fast_as_when_it_was_probed_is_told_from_plain_
         UnitTraces(n, ((n,),), sizes, (StepTrace((Seen(4, 4, 1),)),), 0.0, plain_s=probed * odd * pace)
         for n, odd in enumerate((1.0, 1.0, 5.0, 1.0, 1.0))
     )
-    cell = CheckedCell(arm, 0, 1.2, Prediction(1.2, None, None, 1.2, 2), units)
+    cell = CheckedCell(arm, 1.2, Prediction(1.2, None, None, 1.2, 2), units)
     found = Forecasts({arm.setting.without_workload: costs}, [cell], [], {}, [])
     assert found.paces() == pytest.approx({arm.setting.without_workload: pace})
     [line] = pace_lines(found)

@@ -46,7 +46,7 @@ def _costs(slope: float, draft: float) -> Costs:
 def _cell(trace: StepTrace, measured: float) -> CheckedCell:
     """The trace as a run with the largest K."""
     unit = UnitTraces(0, ((1,),), PromptSizes((64,), trace.tokens), (trace,), log(measured))
-    return CheckedCell(ARM, 0, measured, Prediction(measured, None, None, measured, 1), (unit,))
+    return CheckedCell(ARM, measured, Prediction(measured, None, None, measured, 1), (unit,))
 
 
 def _trace(acceptance: float, steps: int) -> StepTrace:
@@ -108,7 +108,7 @@ def _cell_of_units(name: str, gains: Sequence[float]) -> CheckedCell:
         for n, gain in enumerate(gains)
     )
     measured = exp(sum(gains) / len(gains))
-    return CheckedCell(Arm(SETTING, name, k=2), 0, measured, Prediction(measured, None, None, measured, 1), units)
+    return CheckedCell(Arm(SETTING, name, k=2), measured, Prediction(measured, None, None, measured, 1), units)
 
 
 WAVE = (0.02, -0.03, 0.01, -0.02, 0.03, -0.01)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from benchsuite.measure.arms import Arm
+from benchsuite.predict.accuracy import Accuracy, Errors
 from benchsuite.predict.breakeven import ACCEPTANCES, MapCheck, MapPoint, fastest_ks
-from benchsuite.predict.checked import Accuracy, CheckedCell, UnitTraces
+from benchsuite.predict.checked import CheckedCell, UnitTraces
 from benchsuite.predict.contexts import context_slope
 from benchsuite.predict.costs import Costs, DraftCosts, strategy_of
 from benchsuite.predict.forecasts import Forecasts
@@ -24,7 +25,8 @@ from benchsuite.report.breakeven import map_document, map_plot
 from benchsuite.report.document import Section
 from benchsuite.report.pictures import predicted_and_measured
 from benchsuite.report.predicted import (
-    accuracy_line,
+    accuracy_json,
+    accuracy_parts,
     advice_strings,
     cell_parts,
     context_lines,
@@ -73,17 +75,17 @@ def predicted_cell(
 ) -> CheckedCell:
     """A cell by its measured and its predicted speedup."""
     said = Prediction(predicted, *bounds, predicted, 3)
-    return CheckedCell(arm, 0, measured, said, (made_unit(0),) if units is None else tuple(units), **given)
+    return CheckedCell(arm, measured, said, (made_unit(0),) if units is None else tuple(units), **given)
 
 
-def made_forecasts(cells: Sequence[CheckedCell], halves: Sequence[CheckedCell] = (), **given: Any) -> Forecasts:
+def made_forecasts(cells: Sequence[CheckedCell], texts: Sequence[CheckedCell] = (), **given: Any) -> Forecasts:
     """Forecasts over these cells, each of which is the only one of its strategy."""
     arms = {replace(cell.arm, setting=cell.arm.setting.without_workload): cell for cell in cells}
-    every = [*cells, *halves]
+    every = [*cells, *texts]
     settings = dict.fromkeys(cell.arm.setting.without_workload for cell in every)
     costs = {setting: made_costs(*(cell.arm for cell in every)) for setting in settings}
     return replace(
-        Forecasts(costs, cells, halves, {arm: replace(cell, arm=arm) for arm, cell in arms.items()}, []), **given
+        Forecasts(costs, cells, texts, {arm: replace(cell, arm=arm) for arm, cell in arms.items()}, []), **given
     )
 
 
@@ -100,6 +102,12 @@ FOUND: Mapping[str, Any] = {
     ],
     "cells": [{"label": "ngram", "batch": 1, "predicted": 1.25, "measured": 1.5, "workload": "chat"}],
     "said": ["how good", "from where"],
+    "accuracy": [
+        {
+            **{"not_run": "a text", "trials": 162, "error": 0.1207, "explained": 0.5747},
+            **{"measured_error": 0.1185, "measured_explained": None},
+        }
+    ],
     "advice": ["chat, batch 1: ngram as run, 1.50x"],
 }
 
@@ -107,7 +115,7 @@ FOUND: Mapping[str, Any] = {
 def test_a_strategy_is_shown_with_what_was_measured_and_predicted_of_it_and_the_residual() -> None:
     section = forecast_section(FOUND)
     assert section.title == "Predicted and measured"
-    [table] = tables_of(section)
+    table, accuracies = tables_of(section)
     assert texts_of_table(table) == [
         {
             **{"arm": "ngram", "strategy": "ngram/match/fixed/4", "batch": "1", "measured": "1.50x"},
@@ -119,6 +127,12 @@ def test_a_strategy_is_shown_with_what_was_measured_and_predicted_of_it_and_the_
         },
     ]
     assert plots_of(section) == [predicted_and_measured(FOUND["cells"])]
+    assert texts_of_table(accuracies) == [
+        {
+            **{"not run": "a text", "cells": "162", "error": "12.1%", "explained": "0.57"},
+            **{"error without": "11.8%", "explained without": "-"},
+        }
+    ]
     shown = lines_shown(section)
     assert shown[:2] == ["ngram, batch 1: a lever", "tree, batch 4: another lever"]
     assert [line for line in shown if line in (*FOUND["said"], *FOUND["advice"])] == [*FOUND["said"], *FOUND["advice"]]
@@ -167,18 +181,22 @@ def test_a_cell_is_shown_with_the_shares_of_its_proposals_that_were_kept_by_dept
     assert len(lines_shown(section)) == 1
 
 
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (
-            Accuracy(7, 0.0346, 0.9876, 0.857, 6),
-            "7 cells: median error 3.5%, R² of ln(speedup) 0.988; 90 % intervals hold 86% of 6",
-        ),
-        (Accuracy(7, 0.0346, 0.9876, 0.0, 0), "7 cells: median error 3.5%, R² of ln(speedup) 0.988"),
-    ],
-)
-def test_an_accuracy_is_told_with_its_intervals_if_it_has_any(found: Accuracy, said: str) -> None:
-    assert accuracy_line(found, "cells") == said
+def test_an_accuracy_is_told_beside_that_of_the_speedups_that_were_measured() -> None:
+    """Nothing is explained where one trial of each strategy does not differ from itself."""
+    whole, single = Errors(0.25, 0.5), Errors(0.125, float("nan"))
+    found = accuracy_json({"a K": Accuracy(7, whole, Errors(0.5, -0.25)), "a batch": Accuracy(1, single, single)})
+    assert found == [
+        {
+            **{"not_run": "a K", "trials": 7, "error": 0.25, "explained": 0.5},
+            **{"measured_error": 0.5, "measured_explained": -0.25},
+        },
+        {
+            **{"not_run": "a batch", "trials": 1, "error": 0.125, "explained": None},
+            **{"measured_error": 0.125, "measured_explained": None},
+        },
+    ]
+    assert accuracy_parts([]) == []
+    assert len(lines_shown(Section(parts=accuracy_parts(found)))) == 1
 
 
 def sloped(slope: float, texts: int = 10) -> list[UnitTraces]:
@@ -237,13 +255,14 @@ def test_a_text_is_advised_from_the_cells_of_its_own_setting() -> None:
     assert [line.partition(": ")[0] for line in lines] == ["chat, batch 1", "code, batch 4"]
 
 
-def test_json_has_every_cell_half_and_strategy_with_what_was_measured_and_predicted() -> None:
+def test_json_has_every_cell_text_and_strategy_with_what_was_measured_and_predicted() -> None:
     one = predicted_cell(
         NGRAM, 1.5, 1.25, (1.125, 1.375), [made_unit(0), replace(made_unit(1), whole_gain=0.5)], kept=(0.5,)
     )
     cells = [replace(one, expected_kept=(0.25, 0.125)), predicted_cell(TREE, 1.0, 1.1)]
-    halves = [replace(cell, part=part) for cell in cells for part in (0, 1)]
-    forecasts = made_forecasts(cells, halves, said=["costs are old"])
+    texts = [replace(cell, others=(replace(made_unit(2), gain=0.25),)) for cell in cells]
+    told = {"a text": Accuracy(2, Errors(0.25, 0.5), Errors(0.5, -0.25))}
+    forecasts = made_forecasts(cells, texts, said=["costs are old"], accuracies=told)
     found = forecast_json(forecasts)
     costs = forecasts.costs[SETTING.without_workload]
     assert found["cells"][0] == {
@@ -252,7 +271,7 @@ def test_json_has_every_cell_half_and_strategy_with_what_was_measured_and_predic
         "label": "ngram",
         "workload": "chat",
         "batch": 1,
-        "part": 0,
+        "others": None,
         "measured": 1.5,
         "predicted": 1.25,
         "low": 1.125,
@@ -264,24 +283,15 @@ def test_json_has_every_cell_half_and_strategy_with_what_was_measured_and_predic
         "expected_kept": [0.25, 0.125],
         "lever": suggestion(cells[0], costs),
     }
-    assert [(one["label"], one["part"]) for one in found["halves"]] == [
-        ("ngram", 0),
-        ("ngram", 1),
-        ("tree", 0),
-        ("tree", 1),
-    ]
+    assert [(one["label"], one["others"]) for one in found["texts"]] == [("ngram", exp(0.25)), ("tree", exp(0.25))]
+    assert found["accuracy"] == accuracy_json(told)
     assert [(one["label"], one["workload"]) for one in found["arms"]] == [("ngram", "all"), ("tree", "all")]
     assert found["paces"] == [{"batch": 1, "pace": pytest.approx(1.0)}]
     assert found["advice"] == advice_strings(forecasts)
-    held = accuracy_line(Accuracy.of(cells), "cells (strategy x workload), leave one text out")
-    apart = accuracy_line(Accuracy.of(halves), "halves of cells, each predicted from the other half alone")
-    # From prompt to last token: exp(0.25) for 1.25 predicted, and 1 for 1.1.
-    errors = [abs(exp(0.25) / 1.25 - 1), abs(1 / 1.1 - 1)]
-    end = (
-        f"from prompt to last token, the prefill and what drafts do in it included: median error {sum(errors) / 2:.1%}"
-    )
-    assert found["said"] == [held, end, apart, *context_lines(forecasts), *pace_lines(forecasts), "costs are old"]
-    assert forecast_json(replace(forecasts, halves=[]))["said"] == [line for line in found["said"] if line != apart]
+    held = "90 % intervals hold 0% of 1 cells (strategy x workload)"
+    apart = "90 % intervals hold 0% of 1 texts, each predicted from the others"
+    assert found["said"] == [held, apart, *context_lines(forecasts), *pace_lines(forecasts), "costs are old"]
+    assert forecast_json(replace(forecasts, texts=[]))["said"] == [line for line in found["said"] if line != apart]
 
 
 def map_point(rows: int, length: int, k: int, needed: float | None = None) -> MapPoint:
