@@ -9,20 +9,21 @@ from benchsuite.benches.serving.bench import AGAIN, ServingBench
 from benchsuite.benches.serving.figures import EndpointFigures
 from benchsuite.benches.serving.load import Traffic
 from benchsuite.machine.files import strict_json, write_folder
+from benchsuite.measure.interval import FEWEST
 from benchsuite.measure.verdict import SpeedVerdict, noise_of
 from benchsuite.report.document import Document, Lines, Section, Table
 from benchsuite.report.renderers import markdown
 
 COLUMNS = (
     "ok: requests answered / asked; speed: from sending to the last byte per token, over the first endpoint's: the "
-    "geometric mean over workloads of the geometric means over prompts; interval: 95 %, of the same; ~: it "
-    "holds 1, or the noise of `again` is as large",
+    "geometric mean over workloads of the geometric means over prompts; interval: 95 %, of the same, over groups of "
+    "prompts that were sent together; ~: it holds 1, or the noise of `again` is as large; ?: too few groups for one",
     "decoding: the same after the first piece; tok/s: of the whole server, over the blocks' time; req/s: requests sent",
     "ms: TTFT to the first piece, TPOT per token after it, gaps between pieces and, per token, where each piece says "
     "its tokens, e2e to the last byte; TTFT and e2e begin when a request was due, which under a rate may be before it "
     "was sent; 50, 90, 99: percentiles, of which the 90th needs 10 values and the 99th 100",
-    "every endpoint had every prompt in its prefix cache before anything was timed; `again` is the first endpoint once "
-    "more: its speed is the noise; requests that were tried again are answered and not timed",
+    "every endpoint had a prompt in its prefix cache before it was timed; `again` is the first endpoint once more: its "
+    "speed is the noise; requests that were tried again are answered and not timed",
 )
 """Meanings of the columns."""
 
@@ -30,6 +31,12 @@ RAW = (
     "prompts were sent raw; a model of chats may answer these with nothing: --specdec-endpoint-api chat sends messages"
 )
 """What is said below answers without a text."""
+
+NO_INTERVAL = (
+    f"?: an interval needs {FEWEST} groups of prompts that are sent together, or {FEWEST} rounds: more prompts "
+    f"(--specdec-prompts, --specdec-workload), or --specdec-pairs {FEWEST}"
+)
+"""What is said where speeds have no interval."""
 
 SPEEDS = ["endpoint", "ok", "speed", "interval", "decoding", "tok/s", "req/s", "goodput"]
 REQUESTS = ["endpoint", *(part for name in ("TTFT", "TPOT", "e2e") for part in (f"{name} 50", "90", "99"))]
@@ -97,12 +104,16 @@ def _notes(bench: ServingBench, load: Traffic) -> list[str]:
     rows = bench.figures(load)
     said = [line for name, one in bench.self_reported.get(load, {}).items() for line in one.lines(name)]
     raw = any(row.empty for row in rows) and not bench.plan.ask.chat
-    return [*endpoint_notes(rows), *([RAW] if raw else []), *said]
+    wide = any(row.speed and row.speed.low is None for row in rows)
+    return [*endpoint_notes(rows), *([NO_INTERVAL] if wide else []), *([RAW] if raw else []), *said]
 
 
 def _size(bench: ServingBench, load: Traffic) -> str:
-    rounds = len({block.round for block in bench.blocks[load]})
-    return f"{len(bench.plan.places(load))} prompts in {rounds} rounds, at most {bench.plan.ask.max_tokens} tokens each"
+    rounds, groups = ({getattr(block, name) for block in bench.blocks[load]} for name in ("round", "group"))
+    return (
+        f"{len(bench.plan.places(load))} prompts in {len(groups)} groups, {len(rounds)} rounds, "
+        f"at most {bench.plan.ask.max_tokens} tokens each"
+    )
 
 
 def serving_document(bench: ServingBench) -> Document:

@@ -1,12 +1,12 @@
-"""The benchmark of endpoints: rounds in which all take the same prompts, in turn, under one load after the other."""
+"""The benchmark of endpoints: rounds in which all get the same prompts, group by group, one load after the other."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from benchsuite.benches.serving.asked import Read
@@ -17,6 +17,7 @@ from benchsuite.benches.serving.load import Sent, Traffic, send
 from benchsuite.benches.serving.restarts import ServersInTurn
 from benchsuite.benches.serving.self_reported import SelfReported, page_now, self_reported_of
 from benchsuite.benches.serving.timed_texts import TimedText
+from benchsuite.benches.serving.turns import BlockPlan, plan_blocks
 from benchsuite.measure.workloads import Workload
 from specdec.errors import SpecdecError
 from specdec_plugins.endpoints.client import NEUTRAL, Ask, Client
@@ -37,7 +38,7 @@ class ServingPlan:
 
     ``prompts``: each with its workload's name, all different. ``ask``: every request but its prompt. ``rounds``: how
     often all prompts of a load go to all endpoints. ``seed``: of the order and of arrivals. ``loads``: those that share
-    the prompts out; without any, each has all of them.
+    the prompts out; without any, each has all of them. Endpoints of one address are servers that run in turn.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -89,11 +90,12 @@ class ServingBench:
     """Measures endpoints under loads, each load when ``measure`` is called with it.
 
     ``prepare`` asks every endpoint for its health, and for one token of every prompt: an address, key or model that is
-    wrong is refused before anything is timed, and every server has every prompt in its prefix cache, if it has one, so
-    that no endpoint meets colder caches than another. It also asks once with log-probabilities, which tell whether
-    ``usage`` counts what was sent; timed requests do without, because some servers compute them slowly. ``said`` has a
-    line for each endpoint that gives none. ``blocks`` has what was measured, by load; ``keep`` is called
-    after every block. Times are those of warm caches.
+    wrong is refused before anything is timed. It also asks once with log-probabilities, which tell whether ``usage``
+    counts what was sent; timed requests do without, because some servers compute them slowly. ``said`` has a line for
+    each endpoint that gives none. ``measure`` sends the prompts in small groups, each to all endpoints in turn. Just
+    before, it asks the endpoint for one token of each prompt of the group, which is then in the server's prefix cache,
+    if it has one: no endpoint meets colder caches than another. ``blocks`` has what was measured, by load; ``keep`` is
+    called after every group.
     """
 
     def __init__(
@@ -129,18 +131,14 @@ class ServingBench:
     async def _prepared(self, opened: Client) -> None:
         async with opened as client:
             await client.health()
-            await self._warm(client)
+            for _, prompt in self.plan.prompts:
+                await client.complete(self._asked(prompt, max_tokens=1))
             await self._checked(client)
             left = [name for name in NEUTRAL if name in client.refused]
             if left:
                 self.said.append(
                     f"{client.endpoint.name} refuses requests with {', '.join(left)}: its own defaults of these hold"
                 )
-
-    async def _warm(self, client: Client) -> None:
-        """Have a server read every prompt."""
-        for _, prompt in self.plan.prompts:
-            await client.complete(self._asked(prompt, max_tokens=1))
 
     def _count(self, blocks: list[ServedBlock]) -> None:
         """Ask again, whole, for the answers whose stream had no ``usage``: some servers have one then.
@@ -192,10 +190,12 @@ class ServingBench:
         self.prepare()
         blocks = self.blocks.setdefault(load, [])
         pages = [self._page(endpoint) for endpoint in self.plan.endpoints]
-        for turn in range(self.plan.rounds):
-            order = self._order(turn)
-            for name in order:
-                self._block(load, turn, name, blocks)
+        for _, group in groupby(self._planned(load), lambda block: (block.round, block.group)):
+            try:
+                for block in group:
+                    self._block(load, block, blocks)
+            finally:  # also an interrupt: what has ended is kept
+                self._keep(self)
         for endpoint, before in zip(self.plan.endpoints, pages, strict=True):
             mine = [block for block in blocks if block.endpoint.removesuffix(AGAIN) == endpoint.name]
             replies = [one.reply for block in mine for one in block.sent if one.reply]
@@ -204,33 +204,29 @@ class ServingBench:
         self._count(blocks)
         return self.figures(load)
 
-    def _order(self, turn: int) -> list[str]:
-        """Random, and turned round in every second round: what drifts costs every endpoint the same."""
-        names = list(self.names)
-        random.Random(self.plan.seed + turn // 2).shuffle(names)
-        return names[::-1] if turn % 2 else names
+    def _planned(self, load: Traffic) -> Iterator[BlockPlan]:
+        plan = self.plan
+        prompts = [(place, plan.prompts[place][0]) for place in plan.places(load)]
+        in_turn = len({endpoint.url for endpoint in plan.endpoints}) < len(plan.endpoints)
+        return plan_blocks(self.names, prompts, load, plan.rounds, plan.seed, whole=in_turn)
 
-    def _block(self, load: Traffic, turn: int, name: str, blocks: list[ServedBlock]) -> None:
-        endpoint = next(one for one in self.plan.endpoints if name in (one.name, one.name + AGAIN))
-        places = self.plan.places(load)
-        random.Random(self.plan.seed + turn).shuffle(places)  # the same for all endpoints of a round
-        asks = [(place, self._asked(self.plan.prompts[place][1])) for place in places]
+    def _block(self, load: Traffic, block: BlockPlan, blocks: list[ServedBlock]) -> None:
+        endpoint = next(one for one in self.plan.endpoints if block.endpoint in (one.name, one.name + AGAIN))
+        asks = [(place, self._asked(self.plan.prompts[place][1])) for place in block.places]
+        first = [(place, replace(ask, max_tokens=1)) for place, ask in asks]
         sent: list[Sent] = []
-        before = self.servers.starts.get(endpoint.name)
         opened = self.servers.connect(endpoint)
-        started = self.servers.starts.get(endpoint.name) != before
 
         async def run() -> None:
             async with opened as client:
-                if started:
-                    await self._warm(client)  # its cache of prompts is empty, and others' are not
-                await send(client, asks, load, self.plan.seed + turn, sent)
+                # Connections are open then, too: those of the group before were closed while others had their turn.
+                await send(client, first, Traffic(concurrency=load.concurrency or 1), block.seed, [])
+                await send(client, asks, load, block.seed, sent)
 
         try:
             asyncio.run(run())
-        finally:  # also an interrupt: what has ended is kept
-            blocks.append(ServedBlock(name, turn, tuple(sent)))
-            self._keep(self)
+        finally:
+            blocks.append(ServedBlock(block.endpoint, block.round, tuple(sent), block.group))
 
     def certify(self, dtype: str) -> list[Certificate]:
         """Compare the outputs of every endpoint with the first one's, once, and those that were timed with these;
@@ -283,7 +279,12 @@ class ServingBench:
                         for name, one in self.self_reported.get(load, {}).items()
                     },
                     "blocks": [
-                        {"endpoint": block.endpoint, "round": block.round, "sent": [_sent(one) for one in block.sent]}
+                        {
+                            "endpoint": block.endpoint,
+                            "round": block.round,
+                            "group": block.group,
+                            "sent": [_sent(one) for one in block.sent],
+                        }
                         for block in blocks
                     ],
                 }

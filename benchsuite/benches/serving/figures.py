@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
-from statistics import fmean, median
+from statistics import median
 
 from benchsuite.benches.serving.load import Sent
+from benchsuite.benches.serving.speed import PairedLog, speed_of
 from benchsuite.measure.guards import SHORTEST_LOOP, repeats_a_piece, unlike
-from benchsuite.measure.interval import Estimate, estimate
+from benchsuite.measure.interval import Estimate
 from specdec_plugins.endpoints.replies import Reply
 
 LEARNT = 1.1
-"""How many times as fast a prompt must be decoded the second time, at least, for a server to be said to learn."""
+"""How many times as fast, over the first endpoint, prompts must be decoded the second time for a server to be said to
+learn: the interval lies above it."""
+
+MUCH = 1.5
+"""The same where the machine's drift is in the figure: over too few groups for an interval, and of the first endpoint,
+which has none to be compared with."""
 
 ENOUGH = 0.5
 """The least share of requests that must have been answered at the first try; with fewer nothing is said of speed."""
@@ -115,11 +121,12 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True)
 class ServedBlock:
-    """One endpoint's answers to the prompts of one round, under one load."""
+    """One endpoint's answers to the prompts of one group in one round, under one load."""
 
     endpoint: str
     round: int
     sent: tuple[Sent, ...]
+    group: int = 0
 
     @property
     def seconds(self) -> float:
@@ -170,8 +177,8 @@ def endpoint_figures(
 ) -> list[EndpointFigures]:
     """Return the figures of every endpoint in ``names``, of which the first is what speeds are relative to.
 
-    ``workloads``: that of each prompt, by its place. Speeds are paired by prompt and round; those of one prompt are
-    averaged, and prompts are the units of the interval.
+    ``workloads``: that of each prompt, by its place. Speeds are paired by prompt and round; ``speed.speed_of`` has the
+    units of their intervals.
     """
     by_name = {name: [block for block in blocks if block.endpoint == name] for name in names}
     return [_figures(name, by_name[name], by_name[names[0]], workloads, slo) for name in names]
@@ -189,7 +196,7 @@ def _figures(
     seconds = sum(block.seconds for block in mine)
     counted = [reply.counted for reply in answered]
     known = [count for count in counted if count is not None]
-    learns = _learns(mine, workloads)
+    learns = _learns(mine, base, workloads)
     if learns:
         mine = [block for block in mine if block.round == 0]
     enough = len(clean) >= ENOUGH * len(sent) and len(clean) > 0
@@ -199,7 +206,8 @@ def _figures(
         kept = sum(slo.keeps(reply, late) for reply, late in answers)
         goodput = kept / seconds, kept / len(sent)
     pairs = _pairs(mine, base)
-    lengths = [(a.counted, b.counted) for _, a, b in pairs if a.counted is not None and b.counted is not None]
+    both = [(one.ours.counted, one.its.counted) for one in pairs]
+    lengths = [(ours, its) for ours, its in both if ours is not None and its is not None]
     return EndpointFigures(
         name,
         len(sent),
@@ -213,8 +221,8 @@ def _figures(
         sum(known) / seconds if enough and seconds and len(known) == len(counted) else None,
         goodput,
         len(sent) / seconds if seconds else 0.0,
-        _speed(pairs, workloads, whole_per_token) if enough else None,
-        _speed(pairs, workloads, tpot_of) if enough else None,
+        speed_of(_logs(pairs, workloads, whole_per_token)) if enough else None,
+        speed_of(_logs(pairs, workloads, tpot_of)) if enough else None,
         learns,
         why,
         sum(map(empty, answered)),
@@ -223,12 +231,24 @@ def _figures(
     )
 
 
-def _learns(mine: Sequence[ServedBlock], workloads: Sequence[str]) -> float | None:
+def _learns(mine: Sequence[ServedBlock], base: Sequence[ServedBlock], workloads: Sequence[str]) -> float | None:
     """How many times as fast prompts were decoded that the server had answered before; None if it may be chance."""
-    first = [block for block in mine if block.round == 0]
-    later = [replace(block, round=0) for block in mine if block.round > 0]
-    found = _speed(_pairs(later, first), workloads, tpot_of)
-    return found.ratio if found and found.low is not None and found.low > LEARNT else None
+    if mine is base:
+        first = [block for block in mine if block.round == 0]
+        later = [replace(block, round=0) for block in mine if block.round > 0]
+        gains = _logs(_pairs(later, first), workloads, tpot_of)
+    else:
+        logs = _logs(_pairs(mine, base), workloads, tpot_of)
+        before = {one.prompt: one.log for one in logs if one.round == 0}
+        gains = [
+            replace(one, round=0, log=one.log - before[one.prompt])
+            for one in logs
+            if one.round > 0 and one.prompt in before
+        ]
+    found, least = speed_of(gains), LEARNT
+    if mine is base or (found and found.low is None):
+        found, least = speed_of([replace(one, group=one.prompt) for one in gains]), MUCH
+    return found.ratio if found and found.low is not None and found.low > least else None
 
 
 def _three(seconds: Sequence[float]) -> tuple[float | None, float | None, float | None]:
@@ -239,16 +259,32 @@ def _three(seconds: Sequence[float]) -> tuple[float | None, float | None, float 
     return median(seconds) * 1e3, p90 and p90 * 1e3, p99 and p99 * 1e3
 
 
-def _pairs(mine: Sequence[ServedBlock], base: Sequence[ServedBlock]) -> list[tuple[int, Reply, Reply]]:
+@dataclass(frozen=True)
+class _Pair:
+    """Both answers to a prompt of a group, in one round."""
+
+    prompt: int
+    group: int
+    round: int
+    ours: Reply
+    its: Reply
+
+
+def _pairs(mine: Sequence[ServedBlock], base: Sequence[ServedBlock]) -> list[_Pair]:
     """Prompts with both answers to them of a round; without answers that were tried again, are empty or loop."""
     theirs = {(block.round, one.prompt): one.reply for block in base for one in block.sent}
-    both = [(one.prompt, one.reply, theirs.get((block.round, one.prompt))) for block in mine for one in block.sent]
-    return [(prompt, ours, its) for prompt, ours, its in both if ours and its and _timed(ours) and _timed(its)]
+    found = []
+    for block in mine:
+        for one in block.sent:
+            ours, its = one.reply, theirs.get((block.round, one.prompt))
+            if ours and its and _timed(ours) and _timed(its):
+                found.append(_Pair(one.prompt, block.group, block.round, ours, its))
+    return found
 
 
-def _unlike_counts(pairs: Sequence[tuple[int, Reply, Reply]]) -> str | None:
+def _unlike_counts(pairs: Sequence[_Pair]) -> str | None:
     """Why counts of tokens are not to be trusted: one text has two. The end token may be counted or not."""
-    for _, ours, its in pairs:
+    for ours, its in ((one.ours, one.its) for one in pairs):
         if ours.text == its.text and ours.counted and its.counted and abs(ours.counted - its.counted) > 1:
             return f"counts: {ours.text[:40]!r} is {ours.counted} tokens by its usage, {its.counted} by the baseline's"
     return None
@@ -258,16 +294,11 @@ def _timed(reply: Reply) -> bool:
     return reply.attempts == 1 and not empty(reply) and not looping(reply)
 
 
-def _speed(
-    pairs: Sequence[tuple[int, Reply, Reply]], workloads: Sequence[str], cost: Callable[[Reply], float | None]
-) -> Estimate | None:
-    """The speed over the baseline's, by a cost of a reply; None without a pair."""
-    logs: dict[int, list[float]] = defaultdict(list)
-    for prompt, reply, other in pairs:
-        ours, its = cost(reply), cost(other)
+def _logs(pairs: Sequence[_Pair], workloads: Sequence[str], cost: Callable[[Reply], float | None]) -> list[PairedLog]:
+    """The logs of the ratios of the baseline's cost of a reply to ours, where both are known."""
+    found = []
+    for one in pairs:
+        ours, its = cost(one.ours), cost(one.its)
         if ours and its:
-            logs[prompt].append(log(its / ours))
-    units: dict[str, list[float]] = defaultdict(list)
-    for prompt, values in sorted(logs.items()):
-        units[workloads[prompt]].append(fmean(values))
-    return estimate(units) if units else None
+            found.append(PairedLog(workloads[one.prompt], one.prompt, one.group, one.round, log(its / ours)))
+    return found

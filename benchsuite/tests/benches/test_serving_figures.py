@@ -128,16 +128,18 @@ def test_of_nothing_there_is_no_percentile() -> None:
     assert percentile([], 0.5) is None
 
 
+def one_by_one(endpoint: str, replies: Iterable[Reply], turn: int = 0) -> list[ServedBlock]:
+    """A block for each prompt, which is a group by itself."""
+    return [ServedBlock(endpoint, turn, (sent_with(n, one),), n) for n, one in enumerate(replies)]
+
+
 def _pair(ratio: list[float]) -> list[EndpointFigures]:
     """Two endpoints over six prompts of two workloads; the second is faster by each prompt's ratio."""
     base = [reply(float(n + 1), [(0.5, 1), (float(n + 1), 4)], 5) for n in range(6)]
     other = [
         reply(one.seconds / by, [(0.5 / by, 1), (one.seconds / by, 4)], 5) for one, by in zip(base, ratio, strict=True)
     ]
-    blocks = [
-        ServedBlock("plain", 0, tuple(sent_with(n, one) for n, one in enumerate(base))),
-        ServedBlock("spec", 0, tuple(sent_with(n, one) for n, one in reversed([*enumerate(other)]))),
-    ]
+    blocks = [*one_by_one("plain", base), *reversed(one_by_one("spec", other))]
     return endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 3 + ["code"] * 3, None)
 
 
@@ -221,7 +223,7 @@ def test_a_pair_counts_in_the_speed_only_if_neither_request_was_tried_again(
                 for (round_, prompt), one in answers.items()
                 if round_ == turn
             ]
-            blocks.append(ServedBlock(name, turn, tuple(sent)))
+            blocks += [ServedBlock(name, turn, (one,), one.prompt) for one in sent]
     _, row = endpoint_figures(blocks, ["plain", "spec"], ["even", "odd"] * 4, None)
     costs: tuple[Callable[[Reply], float], ...] = (
         lambda one: one.seconds / (one.counted or 0),
@@ -337,9 +339,8 @@ def test_what_has_no_time_per_token_or_no_partner_is_in_no_pair() -> None:
         reply(1.0, [(0.5, 1), (1.0, 1)], 2, 2),
         reply(1.0, [(0.5, 1), (1.0, 1)], 2),
     ]
-    plain = ServedBlock("plain", 0, tuple(sent_with(n, found) for n, found in enumerate(two[:3])))
-    spec = ServedBlock("spec", 0, tuple(sent_with(n, found) for n, found in enumerate(one)))
-    _, row = endpoint_figures([plain, spec], ["plain", "spec"], ["chat"] * 4, None)
+    blocks = [*one_by_one("plain", two[:3]), *one_by_one("spec", one)]
+    _, row = endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 4, None)
     assert row.speed is not None
     assert row.speed.ratio == pytest.approx(2)
     assert row.speed.units == 2
@@ -523,15 +524,17 @@ def test_tokens_of_logprobs_count_before_usage() -> None:
     assert with_tokens.counted == 2
 
 
-def _rounds(second: float) -> list[EndpointFigures]:
-    """Two endpoints of equal speed; in the second round the second one is ``second`` times as fast."""
+def _rounds(second: float, machine: float = 1.0, groups: int = 6) -> list[EndpointFigures]:
+    """Two endpoints of equal speed; in the second round the second one is ``second`` times as fast, and the machine
+    ``machine`` times."""
 
-    def block(name: str, turn: int, by: float) -> ServedBlock:
+    def blocks(name: str, turn: int, by: float) -> list[ServedBlock]:
         replies = [reply((n + 1) / by, [(0.5 / by, 1), ((n + 1) / by, 9)], 10) for n in range(6)]
-        return ServedBlock(name, turn, tuple(sent_with(n, one) for n, one in enumerate(replies)))
+        return [replace(one, group=one.group % groups) for one in one_by_one(name, replies, turn)]
 
-    blocks = [block("plain", turn, 1.0) for turn in (0, 1)] + [block("spec", 0, 1.0), block("spec", 1, second)]
-    return endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 3 + ["code"] * 3, None)
+    plain = [*blocks("plain", 0, 1.0), *blocks("plain", 1, machine)]
+    spec = [*blocks("spec", 0, 1.0), *blocks("spec", 1, second * machine)]
+    return endpoint_figures([*plain, *spec], ["plain", "spec"], ["chat"] * 3 + ["code"] * 3, None)
 
 
 @pytest.mark.parametrize(("again", "learns"), [(1.05, False), (1.15, True), (2.0, True)])
@@ -549,3 +552,21 @@ def test_a_server_that_knows_its_answers_the_second_time_is_not_called_faster() 
     assert honest.learns is None
     assert honest.decoding is not None
     assert honest.decoding.ratio == pytest.approx(1.05**0.5)
+
+
+@pytest.mark.parametrize("machine", [1.2, 2.0])
+def test_a_machine_that_was_faster_in_a_second_round_has_taught_no_server_anything(machine: float) -> None:
+    """Below half as fast again no more is said of the first server, beside which there is none."""
+    plain, spec = _rounds(1.0, machine)
+    assert (plain.learns, spec.learns) == (None if machine < 1.5 else machine, None)
+    plain, spec = _rounds(1.2, machine)
+    assert spec.learns == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(("again", "learns"), [(1.4, False), (1.6, True)])
+def test_over_too_few_groups_for_an_interval_a_server_learns_from_half_as_fast_again_on(
+    again: float, learns: bool
+) -> None:
+    """The drift between two blocks is in all prompts of these."""
+    _, spec = _rounds(again, groups=2)
+    assert spec.learns == (pytest.approx(again) if learns else None)

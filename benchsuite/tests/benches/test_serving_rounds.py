@@ -48,9 +48,15 @@ def benchmark(
     kept: list[int] | None = None,
     slo: Slo | None = None,
 ) -> tuple[ServingBench, list[MadeUpServer]]:
-    """A benchmark of servers named e0, e1, …; ``kept`` counts the blocks that there were each time it was kept."""
+    """A benchmark of servers named e0, e1, …; ``kept`` counts the blocks that there were each time it was kept.
+
+    Those of ``commands`` have one address.
+    """
     servers = [one if isinstance(one, MadeUpServer) else MadeUpServer(one) for one in answers]
-    endpoints = tuple(Endpoint(f"e{n}", f"http://e{n}", f"m{n}") for n in range(len(servers)))
+    names = [f"e{n}" for n in range(len(servers))]
+    endpoints = tuple(
+        Endpoint(name, "http://one" if name in commands else f"http://{name}", f"m{n}") for n, name in enumerate(names)
+    )
     ask = Ask("", max_tokens, stop=("!",), extra={"cache_prompt": False})
     plan = ServingPlan(endpoints, PROMPTS, ask, rounds, slo, seed)
 
@@ -58,15 +64,22 @@ def benchmark(
         if kept is not None:
             kept.append(sum(map(len, bench.blocks.values())))
 
-    names = [one.name for one in endpoints]
     running = MadeUpServers(dict(zip(names, servers, strict=True)), commands)
     return ServingBench(plan, keep, running), servers
 
 
-def orders_of(bench: ServingBench) -> list[list[str]]:
-    """The endpoints of each round, in order."""
+def orders_of(bench: ServingBench) -> dict[tuple[int, tuple[int, ...]], list[str]]:
+    """The endpoints that got each prompt, or the prompts of a group, in order, by round."""
     [blocks] = bench.blocks.values()
-    return [[one.endpoint for one in blocks if one.round == turn] for turn in sorted({one.round for one in blocks})]
+    found = dict[tuple[int, tuple[int, ...]], list[str]]()
+    for block in blocks:
+        found.setdefault((block.round, tuple(one.prompt for one in block.sent)), []).append(block.endpoint)
+    return found
+
+
+def in_full(server: MadeUpServer) -> list[Ask]:
+    """Requests for more than the one token by which a server reads a prompt, without the check."""
+    return [one for one in server.asked if one.max_tokens > 1 and one.prompt != CHECK]
 
 
 def test_endpoints_are_asked_for_their_health_for_a_token_of_each_prompt_and_once_for_log_probabilities() -> None:
@@ -92,8 +105,8 @@ def test_a_plan_asks_everything_once_unless_it_says_more() -> None:
     plan = ServingPlan(bench.plan.endpoints, PROMPTS, Ask("", 4))
     again = ServingBench(plan, servers=bench.servers)
     again.measure(ONE)
-    assert len(second.asked) == 2 * len(PROMPTS) + 1
-    assert len(first.asked) == 3 * len(PROMPTS) + 1
+    assert sorted(str(one.prompt) for one in in_full(second)) == sorted(TEXTS)
+    assert sorted(str(one.prompt) for one in in_full(first)) == sorted(2 * TEXTS)
     assert (plan.rounds, plan.seed, plan.slo) == (1, 0, None)
 
 
@@ -166,48 +179,76 @@ def test_a_server_that_learns_has_seen_no_answer_of_a_later_load() -> None:
     bench.plan = replace(bench.plan, prompts=tuple(("chat", f"text {n}") for n in range(6)), loads=loads)
     for load in loads:
         bench.measure(load)
-        [block] = [block for block in bench.blocks[load] if block.endpoint == "e1"]
-        assert [len(one.reply.text) for one in block.sent if one.reply] == [8] * 3
+        sent = [one for block in bench.blocks[load] if block.endpoint == "e1" for one in block.sent]
+        assert [len(one.reply.text) for one in sent if one.reply] == [8] * 3
 
 
-def test_all_endpoints_of_a_round_get_the_prompts_in_one_order_and_each_second_round_is_turned_round() -> None:
+def test_every_prompt_goes_to_all_endpoints_in_turn_and_each_second_round_is_turned_round() -> None:
     bench, _ = benchmark(counting, counting, counting, rounds=6)
     rows = bench.measure(ONE)
     assert [row.endpoint for row in rows] == bench.names == ["e0", "e0" + AGAIN, "e1", "e2"]
     orders = orders_of(bench)
-    assert orders[1] == orders[0][::-1]
-    assert orders[3] == orders[2][::-1]
-    assert orders[5] == orders[4][::-1]
-    assert len({tuple(orders[turn]) for turn in (0, 2, 4)}) > 1, "random"
-    assert all(sorted(order) == sorted(bench.names) for order in orders)
-    [blocks] = bench.blocks.values()
-    prompts = {(one.round, tuple(sent.prompt for sent in one.sent)) for one in blocks}
-    assert len(prompts) == 6, "one order in each round"
-    assert len({order for _, order in prompts}) > 2
-    assert all(sorted(order) == [0, 1, 2, 3] for _, order in prompts)
-    for block in blocks:
-        assert all(one.reply and one.reply.text == "abcdefgh" for one in block.sent)
+    assert [len(blocks) for blocks in bench.blocks.values()] == [6 * 4 * 4]
+    assert sorted(orders) == [(turn, (prompt,)) for turn in range(6) for prompt in range(4)]
+    for turn in (0, 2, 4):
+        assert all(orders[turn + 1, (prompt,)] == orders[turn, (prompt,)][::-1] for prompt in range(4))
+        assert len({tuple(orders[turn, (prompt,)]) for prompt in range(4)}) > 1, "random"
+    assert all(sorted(order) == sorted(bench.names) for order in orders.values())
+    asked = list(dict.fromkeys(orders))
+    assert len({tuple(one for turn, one in asked if turn == of) for of in range(6)}) > 2, "prompts in random order"
+    for blocks in bench.blocks.values():
+        assert all(one.reply and one.reply.text == "abcdefgh" for block in blocks for one in block.sent)
     other, _ = benchmark(counting, counting, counting, rounds=6, seed=1)
     other.measure(ONE)
     assert orders_of(other) != orders
 
 
-def test_what_was_measured_is_kept_after_every_block() -> None:
-    kept: list[int] = []
-    bench, servers = benchmark(counting, counting, rounds=2, kept=kept)
-    bench.measure(Traffic(rate=1e5))
-    assert kept == [1, 2, 3, 4, 5, 6]
-    assert all(len(one.sent) == len(PROMPTS) for one in bench.blocks[Traffic(rate=1e5)])
-    assert all(one.open == 0 for one in servers)
+def test_a_prompt_is_read_again_before_it_is_timed_since_others_have_left_a_cache_of_one_prompt() -> None:
+    """Of a server with such a cache `again` found the prompt there, and the other server did not."""
+    bench, servers = benchmark(counting, counting)
+    bench.measure(Traffic(concurrency=2))
+    for server in servers:
+        asks = [one for one in server.asked[len(TEXTS) + 1 :] if isinstance(one, Ask)]
+        while asks:
+            first, full, asks = asks[:2], asks[2:4], asks[4:]
+            assert [(one.prompt, one.max_tokens) for one in first] == [(one.prompt, 1) for one in full]
+            assert [one.max_tokens for one in full] == [8, 8]
+
+
+def test_a_server_that_fails_to_read_a_prompt_again_is_asked_for_it_all_the_same() -> None:
+    read = 0
+
+    def answer(ask: Ask) -> Reply:
+        nonlocal read
+        read += ask.max_tokens == 1
+        if read > len(TEXTS):
+            raise EndpointFailure("server_error", "planted")
+        return counting(ask)
+
+    bench, _ = benchmark(counting, answer)
+    [_, _, row] = bench.measure(ONE)
+    assert (row.asked, dict(row.failed)) == (4, {"server_error": 4})
+
+
+def test_what_was_measured_is_kept_after_every_group() -> None:
+    """Under a rate too, and where servers run in turn, of which a round is one group."""
+    for commands, each in (((), 3), (("e0", "e1"), 3)):
+        kept: list[int] = []
+        bench, servers = benchmark(counting, counting, rounds=2, kept=kept, commands=commands)
+        load = Traffic(rate=1e5)
+        bench.measure(load)
+        assert kept == [*range(each, len(bench.blocks[load]) + 1, each)]
+        assert len(kept) == 2 * (1 if commands else len(PROMPTS))
+        assert sum(len(one.sent) for one in bench.blocks[load]) == 2 * 3 * len(PROMPTS)
+        assert all(one.open == 0 for one in servers)
 
 
 def test_a_stream_without_usage_is_counted_by_the_same_text_asked_for_whole_once() -> None:
     """After the timing; the answer to the last prompt is never the same text, and has no count."""
     bench, (first, second, third) = benchmark(counting, uncounted, counting)
-    before = len(TEXTS) + 1
     rows = bench.measure(ONE)
     whole = [one for one in second.asked if not one.stream]
-    assert whole == second.asked[before + len(TEXTS) :], "at the end"
+    assert whole == second.asked[-len(TEXTS) :], "at the end"
     assert [one.prompt for one in whole] == TEXTS
     assert all(one.stream for one in (*first.asked, *third.asked))
     counts = {
@@ -250,24 +291,19 @@ def test_a_server_that_counts_nowhere_has_no_figure_per_token_and_a_line_says_so
 
 
 def test_a_server_that_was_started_reads_every_prompt_before_it_is_timed() -> None:
-    """Two share one address. Each start costs a token of every prompt; one that runs on is not warmed again."""
+    """Two share one address: a round of all prompts is one group of theirs."""
     bench, servers = benchmark(counting, counting, rounds=2, commands=["e0", "e1"])
     bench.measure(ONE)
     starts = bench.servers.starts
     assert starts["e0"] > 1, "the endpoints take turns"
+    assert sum(starts.values()) <= 2 + 2 * 3, "not for every prompt"
     for place, server in enumerate(servers):
         assert "/metrics" not in server.heard, "counters begin anew with each start"
         begun = [n for n, one in enumerate(server.heard) if one == "start"]
         assert len(begun) == starts[f"e{place}"]
         for at in begun[1:]:
-            assert [(one.prompt, one.max_tokens) for one in server.heard[at + 1 : at + 5] if isinstance(one, Ask)] == [
-                (text, 1) for text in TEXTS
-            ]
-        warmed = [one for one in server.asked if one.max_tokens == 1]
-        assert len(warmed) == len(TEXTS) * len(begun)
-    runs, (alone,) = benchmark(counting, rounds=3)
-    runs.measure(ONE)
-    assert len([one for one in alone.asked if one.max_tokens == 1]) == len(TEXTS)
+            heard = [one for one in server.heard[at + 1 : at + 5] if isinstance(one, Ask)]
+            assert sorted((str(one.prompt), one.max_tokens) for one in heard) == [(text, 1) for text in sorted(TEXTS)]
 
 
 def page_counting(drafts: int, proposed: int, accepted: int) -> str:
@@ -356,7 +392,7 @@ def blocks_with_a_failure(bench: ServingBench) -> list[dict[str, Any]]:
                     "body": {"id": TEXTS[one.prompt]},
                 }
             )
-        blocks.append({"endpoint": block.endpoint, "round": 0, "sent": sent})
+        blocks.append({"endpoint": block.endpoint, "round": 0, "group": block.group, "sent": sent})
     return blocks
 
 
@@ -427,8 +463,8 @@ def test_an_interrupt_in_a_block_leaves_what_had_ended() -> None:
     bench, _ = benchmark(answer, kept=kept)
     with pytest.raises(KeyboardInterrupt):
         bench.measure(ONE)
-    assert [len(block.sent) for block in bench.blocks[ONE]] == [4, 2]
-    assert kept == [1, 2]
+    assert [len(block.sent) for block in bench.blocks[ONE]] == [1] * 6 + [0]
+    assert kept == [2, 4, 6, 7]
 
 
 def test_outputs_are_certified_once_after_the_endpoints_were_prepared() -> None:
