@@ -18,7 +18,7 @@ from benchsuite.judge.fidelity import Fidelity
 from benchsuite.judge.judgement import Judgement
 from benchsuite.judge.ties import Difference
 from benchsuite.machine import provenance
-from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.arms import Arm, PeerName, Setting
 from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import Machine, Text
 from benchsuite.measure.runners import Outcome
@@ -154,6 +154,7 @@ def _series(series: Series, places: Mapping[int, int]) -> dict[str, Any]:
         "engine": series.engine,
         "agreed": asdict(series.agreed),
         "referred": asdict(series.referred),
+        "reference": series.reference,
         "judged": series.judged and [series.judged.nats, series.judged.tokens],
         "differences": [_written(asdict(difference)) for difference in series.differences],
         "runs": [
@@ -179,9 +180,10 @@ def _read_series(found: Mapping[str, Any], setting: Setting, units: list[Unit]) 
         fidelity=Fidelity(**_read(found["fidelity"])),
         judged=found["judged"] and Judgement(*found["judged"]),
         conditions=found["conditions"],
-        engine=found.get("engine", "transformers" if found["peer"] else ""),  # older cells lack these three
+        engine=found.get("engine", "transformers" if found["peer"] else ""),  # older cells lack these four
         agreed=Agreement(**found.get("agreed", {})),
         referred=Agreement(**found.get("referred", {})),
+        reference=found.get("reference", PeerName(found.get("engine", "")).label),
         dtype=getattr(torch, found["dtype"]),
         **{name: found[name] for name in FACTS},
     )

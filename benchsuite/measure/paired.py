@@ -53,8 +53,8 @@ class Series:
     ``learns``: the draft declares that ended requests change its proposals; ``learnt``: after ``forget`` it still
     proposed better for a prompt that it had seen. ``conditions`` as in ``Runner.conditions``. ``judged``: of its
     outputs, if the run has a judge. ``engine``: of a peer, its engine's name, which is that of its plain decoding;
-    ``agreed``: with plain's outputs, where the contract is ``own``; ``referred``: with those of its engine's own plain
-    decoding, where that runs too.
+    ``agreed``: with plain's outputs, where the contract is ``own``; ``referred``: with those of ``reference``, its
+    engine's own plain decoding or the server that the user names first, by its label, where that runs too.
     """
 
     arm: Arm
@@ -79,6 +79,7 @@ class Series:
     engine: str = ""
     agreed: Agreement = field(default_factory=Agreement)
     referred: Agreement = field(default_factory=Agreement)
+    reference: str = ""
 
     @property
     def outputs(self) -> list[Output]:
@@ -139,11 +140,11 @@ def checked(every: Sequence[Series]) -> str | None:
 
 
 def agreements(every: Sequence[Series]) -> str | None:
-    """Return how far the outputs of a peer with arithmetic of its own agree with plain's and with its own engine's."""
+    """Return how far the outputs of a peer with arithmetic of its own agree with plain's and with its reference's."""
     plain = sum((series.agreed for series in every), Agreement())
     own = sum((series.referred for series in every), Agreement())
-    name = PeerName(every[0].engine).label
-    return (plain.summary + (f"; with {name} {own.summary}" if own.runs else "")) if plain.runs else None
+    names = " and ".join(dict.fromkeys(series.reference for series in every if series.referred.runs))
+    return (plain.summary + (f"; with {names} {own.summary}" if own.runs else "")) if plain.runs else None
 
 
 Cost = Callable[[Outcome], float | None]
@@ -299,10 +300,11 @@ class Comparison:
             series.error = f"{series.arm.label} could not be measured: {error}{place}{told}"
 
     def _refer(self, series: Series) -> None:
-        """Compare a peer's outputs with those of its own engine's plain decoding, if that is among the arms."""
+        """Compare a peer's outputs with those of its own engine's plain decoding, or of the first server, if that is
+        among the arms."""
         own = [one for arm, one in self.series.items() if arm.peer and PeerName(arm.peer).name == series.engine]
         if own and own[0] is not series:
-            series.referred = Agreement()
+            series.referred, series.reference = Agreement(), own[0].arm.label
             for mine, theirs in zip(series.outcomes, own[0].outcomes, strict=False):
                 for got, expected in zip(mine.tokens, theirs.tokens, strict=True):
                     series.referred += Agreement.of(expected, got)

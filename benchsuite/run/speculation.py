@@ -106,7 +106,7 @@ class ComparisonPlugin:
         if self._refused is not None:
             raise pytest.UsageError(str(self._refused))
         self._session = session
-        names = [name for item in session.items if (name := row_of(item)) is not None]
+        names = {name for item in session.items if (name := row_of(item)) is not None}
         if not names or option.collectonly or getattr(option, "benchmark_skip", False):
             return
         from specdec.errors import SpecdecError
@@ -120,7 +120,8 @@ class ComparisonPlugin:
             )
             return
         try:
-            self.bench = self.measured = self._prepared([self.arms[name] for name in dict.fromkeys(names)])
+            # In the order of the options, whatever that of the items is.
+            self.bench = self.measured = self._prepared([arm for name, arm in self.arms.items() if name in names])
         except SpecdecError as error:
             if self._keeper.journal is not None and self._keeper.given is None:
                 self._keeper.journal.give_up()

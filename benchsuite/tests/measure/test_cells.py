@@ -66,6 +66,7 @@ SERIES = Series(
     engine="llama.cpp",
     agreed=Agreement(1, 2, 3, 4),
     referred=Agreement(5, 6, 7, 8),
+    reference="llama cpp",
 )
 PLAIN = Series(Arm(ODD), "exact", units=list(UNITS), outcomes=[RUN, replace(RUN, wall_s=3.5)])
 OTHERS = [
@@ -153,7 +154,7 @@ def test_cells_that_were_written_before_a_field_was_there_have_what_it_was() -> 
     written = to_json(CELL)
     written["arms"] = [arm for arm in written["arms"] if not arm["eager"]]
     for arm in written["arms"]:
-        for name in ("eager", "engine", "agreed", "referred"):
+        for name in ("eager", "engine", "agreed", "referred", "reference"):
             del arm[name]
         for run in arm["runs"]:
             del run["warm"]

@@ -396,6 +396,17 @@ def test_a_peer_of_its_own_arithmetic_is_set_beside_plain_and_its_own_engine() -
     assert agreements([Series(engine, "own")]) is None
 
 
+def test_of_several_servers_that_which_others_are_compared_with_is_named() -> None:
+    """Two rows said "with endpoint", and neither which."""
+    ground, units = Surroundings(), distinct_units(2)
+    first, second = (Arm(SETTING, peer=f"endpoint(url=http://localhost:{n}, name={n})") for n in (1, 2))
+    peers = [PeerRunner(arm, MadeUpPeer(own_arithmetic=True)) for arm in (first, second)]
+    comparison = ground.comparison(Scripted(PLAIN, ground.said), *peers)
+    comparison.measure(units)
+    said = {arm: checked([comparison.series[arm]]) for arm in (first, second)}
+    assert said == {first: "2/2 equal", second: "2/2 equal; with endpoint 1 2/2 equal"}
+
+
 def test_a_sampled_peer_of_its_own_arithmetic_is_compared_with_nothing() -> None:
     setting = SETTING.replaced(temperature=1.0)
     plain, peer = (replace(arm, setting=setting) for arm in (PLAIN, PEER))

@@ -100,6 +100,12 @@ def test_lengths_may_differ_by_a_quarter_of_the_longer_outputs_tokens() -> None:
     assert why(series(STRAIGHT, STRAIGHT[:10]), series(STRAIGHT, STRAIGHT)) is None
 
 
+def test_lengths_that_differ_either_way_do_not_cancel() -> None:
+    """Ten tokens for twenty, and twenty for ten: as many in all."""
+    found = why(series(STRAIGHT[:10], STRAIGHT), series(STRAIGHT, STRAIGHT[:10]))
+    assert found == "lengths: its outputs and the baseline's differ by 50% of their tokens"
+
+
 def test_a_draft_that_proposes_once_in_all_its_runs_has_proposed() -> None:
     base = series(STRAIGHT, STRAIGHT)
     assert why(series(STRAIGHT, STRAIGHT, proposed=[0, 1]), base) is None
