@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchsuite.compare.sides import ComparedSide, Figures
-from benchsuite.measure.interval import estimate
+from benchsuite.measure.interval import Estimate, estimate
+from benchsuite.measure.verdict import SpeedVerdict
 
 MARKS = {
     "faster": "+",
@@ -65,14 +66,10 @@ def _change(row: str, before: Figures | None, now: Figures) -> Change:
     also = ", ".join(_different(before.counted, now.counted))
     if before.speedup is None or now.speedup is None:
         return Change(row, "no speed", before.speedup, now.speedup, also=also)
-    ratio = now.speedup / before.speedup
-    bounds = _bounds(before, now)
-    if bounds is None:
-        return Change(row, "too few units", before.speedup, now.speedup, ratio, also=also)
-    low, high = bounds
+    ratio, (low, high) = now.speedup / before.speedup, _bounds(before, now) or (None, None)
     # What shifts a whole process is in no interval between prompts; plain decoding against itself shows how much.
-    told = abs(math.log(ratio)) > math.hypot(before.noise, now.noise)
-    kind = "within noise" if low <= 1 <= high or not told else "faster" if ratio > 1 else "slower"
+    verdict = SpeedVerdict(Estimate(ratio, low, high, 0, ""), math.hypot(before.noise, now.noise))
+    kind = {None: "too few units", "~": "within noise"}.get(verdict.label, str(verdict.label))
     return Change(row, kind, before.speedup, now.speedup, ratio, low, high, also)
 
 

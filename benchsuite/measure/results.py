@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 
 from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.interval import Estimate
+from benchsuite.measure.guards import why_not
 from benchsuite.measure.paired import Cost, Series
-from benchsuite.measure.rows import Pool, Row, Text, compared_with, decoding, end_to_end, make_rows
+from benchsuite.measure.rows import Pool, Row, Text, compared_with, decoding, end_to_end, make_rows, noise_between
+from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.measure.weights import Weights
 
 
 @dataclass(frozen=True)
 class SettingResults:
     """One setting, apart from its workload: its cells, the ``rows`` of each, and each strategy's row over all of them.
+    ``across`` as in ``Measured``.
 
     Example: ``[row.figures.speedup for row in results.settings[0].pooled]``
     """
@@ -25,29 +28,28 @@ class SettingResults:
     cells: tuple[Cell, ...]
     rows: tuple[Row, ...]
     pooled: tuple[Row, ...]
+    across: tuple[str, ...] = ()
 
     @cached_property
-    def contrasts(self) -> Mapping[tuple[Arm, Arm], Estimate]:
-        """The speed of each strategy over each other's, over all workloads; failed ones apart."""
+    def contrasts(self) -> Mapping[tuple[Arm, Arm], SpeedVerdict]:
+        """The speed of each strategy over each other's, over all workloads, and what the first's row would say of it
+        if the other were the baseline; failed ones apart."""
         return self._contrasts(decoding)
 
     @cached_property
-    def whole_contrasts(self) -> Mapping[tuple[Arm, Arm], Estimate]:
+    def whole_contrasts(self) -> Mapping[tuple[Arm, Arm], SpeedVerdict]:
         """The same from prompt to last token; without those whose prompts may have been in a cache."""
         return self._contrasts(end_to_end)
 
-    def _contrasts(self, cost: Cost) -> dict[tuple[Arm, Arm], Estimate]:
-        pools = {
-            arm: pool
-            for arm, pool in pools_of(self.cells).items()
-            if not any(series.failure for series in pool.values())
-        }
-        found = {}
-        for one, ours in pools.items():
-            for other, base in pools.items():
-                speed = compared_with(ours, base, cost) if one != other else None
-                if speed is not None:
-                    found[one, other] = speed
+    def _contrasts(self, cost: Cost) -> dict[tuple[Arm, Arm], SpeedVerdict]:
+        every, found = pools_of(self.cells), dict[tuple[Arm, Arm], SpeedVerdict]()
+        noise = noise_between(every, cost) if every else 0.0
+        whole = {arm: pool for arm, pool in every.items() if not any(series.failure for series in pool.values())}
+        for (one, ours), (other, base) in permutations(whole.items(), 2):
+            speed = compared_with(ours, base, cost)
+            if speed is not None:
+                reason = why_not(list(ours.values()), list(base.values()), self.across)
+                found[one, other] = SpeedVerdict(speed, noise, reason)
         return found
 
 
@@ -86,6 +88,7 @@ def setting_results(
         mine,
         tuple(row for row in rows if row.arm.setting.without_workload == setting),
         tuple(rows_of(pools_of(mine), mine, "all", None, baseline, across).values()),
+        tuple(across),
     )
 
 

@@ -120,6 +120,13 @@ def end_to_end(outcome: Outcome) -> float | None:
     return None if outcome.warm else outcome.wall_per_token
 
 
+def noise_between(pools: Mapping[Arm, Pool], cost: Cost) -> float:
+    """Return the noise of ``SpeedVerdict``: of plain decoding against itself; 0 where it was not measured again."""
+    plain = next(pool for arm, pool in pools.items() if arm.plain)
+    again = next((pool for arm, pool in pools.items() if arm.again), {})
+    return noise_of(compared_with(again, plain, cost))
+
+
 def make_rows(
     pools: Mapping[Arm, Pool],
     baseline: Arm,
@@ -137,8 +144,7 @@ def make_rows(
     which a row may differ from the baseline and is compared nevertheless.
     """
     plain = next(pool for arm, pool in pools.items() if arm.plain)
-    again = next((pool for arm, pool in pools.items() if arm.again), {})
-    noise = tuple(noise_of(compared_with(again, plain, cost)) for cost in (decoding, end_to_end))
+    noise = tuple(noise_between(pools, cost) for cost in (decoding, end_to_end))
     base = baseline, pools[baseline]
     return {
         arm: _row(arm, pool, plain, base, noise, across, machine, workload, text, set_up.get(arm))

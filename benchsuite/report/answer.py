@@ -121,12 +121,8 @@ def _unfit(row: Row) -> str:
 
 def _level_with(best: Row, fit: Sequence[Row], one: SettingResults) -> str:
     """The strategies that cannot be distinguished from the best one: the largest of several speedups is partly luck."""
-    level = []
-    for row in fit:
-        over = one.whole_contrasts.get((best.arm, row.arm))
-        verdict = SpeedVerdict(over, best.whole.noise)
-        if row is not best and verdict.label in ("~", "slower"):
-            level.append(tables.full_name(row))
+    others = [(row, one.whole_contrasts.get((best.arm, row.arm))) for row in fit if row is not best]
+    level = [tables.full_name(row) for row, over in others if over and over.label not in ("faster", None)]
     if not level:
         return ""
     shown = ", ".join(level[:2]) + (f" and {len(level) - 2} more" if len(level) > 2 else "")

@@ -65,7 +65,7 @@ def _section(one: SettingResults) -> Section:
             Lines(tables.notes(pooled, rows)),
             Plots([*pictures.pictures(one), *pictures.break_even(pooled)]),
             Generations(_generations(one)),
-            tables.contrasts_table(one.contrasts, pooled[0].verdict.noise),
+            tables.contrasts_table(one.contrasts),
             tables.rows_table(rows, (name, workload, *speed), "Every row", detail=True),
         ],
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.figures import KEYS, RowFigures
-from benchsuite.measure.interval import Estimate
 from benchsuite.measure.rows import Row
 from benchsuite.measure.verdict import MARKS, SpeedVerdict
 from benchsuite.measure.weights import Weights
@@ -315,14 +314,14 @@ def notes(pooled: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def contrasts_table(speeds: Mapping[tuple[Arm, Arm], Estimate], noise: float) -> Table:
-    """Return the speed of each arm (a row) over each other (a column), marked as all speedups are. ``noise``: of the
-    setting (``SpeedVerdict``)."""
+def contrasts_table(speeds: Mapping[tuple[Arm, Arm], SpeedVerdict]) -> Table:
+    """Return the speed of each arm (a row) over each other (a column), marked as all speedups are."""
     arms = list(dict.fromkeys(arm for pair in speeds for arm in pair))
+    nothing = SpeedVerdict(None)
     body = [
         [
             f"{place} {one.name or one.strategy}",
-            *(SpeedVerdict(speeds.get((one, other)), noise).cell_text for other in arms),
+            *(speeds.get((one, other), nothing).cell_text for other in arms),
         ]
         for place, one in enumerate(arms, 1)
     ]

@@ -156,9 +156,35 @@ def test_every_strategy_is_compared_with_every_other_one_but_failed_ones() -> No
     for one, arm in names.items():
         for other, base in names.items():
             if one != other:
-                speed = found[arm, base]
+                speed = found[arm, base].speed
+                assert speed is not None
                 assert speed.ratio == pytest.approx(SPEEDS[one] / SPEEDS[other])
                 assert speed.units == 6
+
+
+@pytest.mark.parametrize("across", [(), ("dtype",)])
+def test_each_pair_has_the_mark_that_its_row_has_beside_that_baseline(across: tuple[str, ...]) -> None:
+    """A peer in another dtype had "!" in its row and none in the matrix of all arms."""
+    speeds = {"plain": 1.0, "slow": 0.5, "close": 1.04, "again": 1.05, "rounded": 3.0, "looping": 2.0}
+    arms = {name: Arm(CHAT, peer=name) for name in speeds} | {"plain": Arm(CHAT), "again": Arm(CHAT, again=True)}
+    series = {arm: _series(arm, speeds[name], units=7) for name, arm in arms.items()}
+    for name, arm in arms.items():
+        series[arm].conditions = {"dtype": "int8" if name == "rounded" else "float32"}
+    loop = series[arms["looping"]]
+    loop.outcomes = [replace(run, tokens=[(1,) * 30]) for run in loop.outcomes]
+    cell, labels = replace(_cell(CHAT), series=series), set[str | None]()
+    for baseline in ("plain", *speeds.keys() - {"plain", "again"}):
+        found = Measured(baseline, across=across)
+        found.add(cell)
+        [results] = found.results().settings
+        everywhere = {name: replace(arm, setting=CHAT.without_workload) for name, arm in arms.items()}
+        base = everywhere[baseline]
+        for row in results.pooled:
+            if row.arm != base:
+                assert results.contrasts[row.arm, base] == row.verdict
+                assert results.whole_contrasts[row.arm, base] == row.whole
+                labels.add(row.verdict.label)
+    assert labels == {"faster", "slower", "~", "not comparable"}
 
 
 def test_strategies_without_a_workload_in_common_are_not_compared() -> None:
@@ -170,7 +196,7 @@ def test_strategies_without_a_workload_in_common_are_not_compared() -> None:
     found = both.contrasts
     plain, ngram, suffix = (_arm(SETTING.without_workload, draft) for draft in ("plain", "ngram", "suffix"))
     assert list(found) == [(plain, ngram), (plain, suffix), (ngram, plain), (suffix, plain)]
-    assert [one.units for one in found.values()] == [3] * 4
+    assert [one.speed and one.speed.units for one in found.values()] == [3] * 4
 
 
 DRAWN = st.dictionaries(st.sampled_from(["ngram", "suffix"]), st.sampled_from([0.25, 0.5, 2.0, 3.0]))
@@ -218,7 +244,10 @@ def test_results_follow_from_the_cells_that_are_there_whatever_came_and_went(
                 each = [speeds[own][pair[0]] / speeds[own][pair[1]] for own in mine if {*pair} <= speeds[own].keys()]
                 if each:
                     ratios[pair] = prod(each) ** (1 / len(each))
-            named = {(a.draft or "plain", b.draft or "plain"): speed.ratio for (a, b), speed in one.contrasts.items()}
+            named = {
+                (a.draft or "plain", b.draft or "plain"): said.speed and said.speed.ratio
+                for (a, b), said in one.contrasts.items()
+            }
             assert named == pytest.approx(ratios)
             over_all = {row.arm.draft or "plain": row.figures.speedup for row in one.pooled}
             assert over_all == pytest.approx({name: ratios.get((name, "plain")) for name in drafts} | {"plain": 1.0})

@@ -50,7 +50,7 @@ def test_all_tables_have_the_same_mark(speed: Estimate, again: Estimate) -> None
     drawn = overview([row], [row]).cells[0]
     assert [cell.text for cell in drawn[2:]] == [shown, shown]
     one, other = Arm(SETTING, "ngram", k=4), Arm(SETTING)
-    contrasts = contrasts_table({(one, other): speed}, verdict.noise)
+    contrasts = contrasts_table({(one, other): verdict})
     assert [cell.text for cell in contrasts.cells[0][1:]] == ["-", shown]
     assert len(contrasts.headers) == 3
     [nothing] = endpoint_figures([], ["first"], [], None)

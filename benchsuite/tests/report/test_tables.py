@@ -12,7 +12,7 @@ from benchsuite.measure.arms import Arm
 from benchsuite.measure.figures import KEYS
 from benchsuite.measure.interval import Estimate
 from benchsuite.measure.rows import Row, Text
-from benchsuite.measure.verdict import MARKS
+from benchsuite.measure.verdict import MARKS, SpeedVerdict
 from benchsuite.report import tables
 from benchsuite.report.document import Document, Section, TableCell
 from benchsuite.report.renderers import markdown, section_lines
@@ -264,7 +264,7 @@ def test_each_arms_speed_over_each_others_is_its_rows_and_the_columns_are_the_ro
         (PEER, PLAIN): Estimate(1.05, 1.04, 1.06, 8, "t"),
         (PEER, mine): Estimate(1.5, None, None, 3, "t"),
     }
-    table = tables.contrasts_table(speeds, noise=0.05)
+    table = tables.contrasts_table({pair: SpeedVerdict(speed, 0.05) for pair, speed in speeds.items()})
     assert table.headers == ["faster than", "1", "2", "3"]
     assert [[cell.text for cell in row] for row in table.cells] == [
         ["1 plain", "-", "0.50x", "-"],
