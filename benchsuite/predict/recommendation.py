@@ -10,6 +10,7 @@ from statistics import fmean
 
 from benchsuite.measure.arms import Setting
 from benchsuite.measure.interval import FEWEST, estimate
+from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.predict.checked import CheckedCell
 from benchsuite.predict.costs import Costs, strategy_of
 from benchsuite.predict.ks import KS
@@ -114,7 +115,7 @@ def _level_with(best: CheckedCell, cells: Sequence[CheckedCell]) -> tuple[str, .
     level = []
     for name, theirs in [*others, ("plain decoding", dict.fromkeys(gains, 0.0))]:
         over = estimate({"": [gain - theirs[number] for number, gain in gains.items() if number in theirs] or [0.0]})
-        if over.low is None or over.low <= 1:
+        if SpeedVerdict(over).label != "faster":
             level.append(name)
     return tuple(level)
 

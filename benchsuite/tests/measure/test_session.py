@@ -238,6 +238,9 @@ def test_a_precision_ends_a_search_after_the_fewest_units_that_show_a_spread() -
     assert said.startswith("the precision is reached: every interval is within 1e+11 %, with 24 units; ")
     assert {row.info["units"] for row in rows.values()} == {8}, "24 of three workloads"
     assert [cell.setting.workload for cell in kept] == [*names]
+    again = prepared_bench(arms[0], prompts=6, precision=1e-9)
+    assert {row.info["units"] for row in all_rows(again).values()} == {6}, "prompts that ran again are no further units"
+    assert again.said[0].startswith("all 6 prompts of each workload are used and a further pass narrows nothing: ")
     spent = prepared_bench(*arms, prompts=None, budget=1e-9)
     assert {row.info["units"] for row in all_rows(spent).values()} == {1}
     assert spent.said == ["the budget of 1e-09 s is spent"]
