@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
+from specdec.errors import SpecdecError
+
 
 class _Held(threading.local):
     count = 0
@@ -28,18 +30,30 @@ def kernel_threads() -> int:
 
 @contextmanager
 def one_torch_thread(wanted: bool = True) -> Iterator[None]:
-    """Within it, torch's ops run on the calling thread alone, which starts and wakes no other; ``wanted`` False changes
-    nothing. May be nested; each thread has its own.
+    """Within it, torch's ops run on the calling thread alone, which starts and wakes no other; with ``wanted`` False
+    torch keeps its threads. May be nested; each thread has its own.
+
+    Raises SpecdecError if torch has another number of threads at the end than at the beginning: a plugin that sets
+    more would have the target's forward run on more than plain decoding's does.
 
     Example: ``with one_torch_thread(engine.target.own_threads): draft.propose(context)``
     """
-    if not wanted or _held.count:
-        yield
-        return
-    _held.count = torch.get_num_threads()
-    torch.set_num_threads(1)
+    usual = torch.get_num_threads()
+    alone = wanted and not _held.count
+    if alone:
+        _held.count = usual
+        torch.set_num_threads(1)
+    given = 1 if alone else usual
     try:
         yield
+        found = torch.get_num_threads()
     finally:
-        torch.set_num_threads(_held.count)
-        _held.count = 0
+        if torch.get_num_threads() != usual:
+            torch.set_num_threads(usual)
+        if alone:
+            _held.count = 0
+    if found != given:
+        raise SpecdecError(
+            f"torch was set from {given} to {found} threads within a call of a plugin; its threads are one number for "
+            f"the whole run: leave them as they are, or start the run with OMP_NUM_THREADS={found}"
+        )

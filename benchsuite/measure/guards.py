@@ -20,9 +20,10 @@ def why_not(ours: Sequence[Series], base: Sequence[Series], across: Collection[s
 
     ``across``: conditions in which they may differ.
     """
-    machines = sorted({series.conditions["machine"] for series in ours if "machine" in series.conditions})
-    if len(machines) > 1:
-        return f"machines: measured on {', '.join(machines)}"
+    for name, said in (("machine", "machines: measured on"), ("threads", "threads: measured with")):
+        found = sorted({series.conditions[name] for series in ours if name in series.conditions})
+        if len(found) > 1:
+            return f"{said} {', '.join(found)}"
     mine, theirs = ours[0].conditions, base[0].conditions
     for name in sorted((mine.keys() & theirs.keys()) - set(across)):
         if mine[name] != theirs[name]:

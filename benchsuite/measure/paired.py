@@ -27,6 +27,7 @@ from benchsuite.judge.sources import Tokens
 from benchsuite.judge.ties import Difference, Judge
 from benchsuite.machine import memory
 from benchsuite.measure.arms import Arm, PeerName
+from benchsuite.measure.bystanders import Bystanders
 from benchsuite.measure.peers import PeerRunner
 from benchsuite.measure.runners import EngineRunner, Outcome, Runner
 from benchsuite.measure.units import Unit
@@ -176,6 +177,8 @@ class Comparison:
 
     ``prime`` is called with every request before its unit is timed; ``progress`` with a text before each run. The
     outputs that were timed are the ones that are checked. ``debug``: the error of an arm has its traceback.
+    ``bystanders`` looks after each run for work that goes on: it fails the arm whose it is, by name, and what was timed
+    beside it is timed again.
     """
 
     def __init__(
@@ -186,9 +189,11 @@ class Comparison:
         progress: Callable[[str], None],
         limit: Limit = lambda what: nullcontext(),
         debug: bool = False,
+        bystanders: Bystanders | None = None,
     ) -> None:
         self.runners, self.judge, self.debug = runners, judge, debug
         self._prime, self._progress, self._limit = prime, progress, limit
+        self._bystanders = bystanders or Bystanders()
         self._plain = next(arm for arm in runners if arm.plain)
         self.series = {
             arm: Series(
@@ -196,7 +201,7 @@ class Comparison:
                 contract_of(runner),
                 repeats=repeats(runner),
                 learns=runner.learns,
-                conditions=runner.conditions(),
+                conditions=self._conditions(arm),
                 dtype=judge.model.dtype,
                 engine=engine_of(runner),
             )
@@ -210,14 +215,13 @@ class Comparison:
     def measure(self, units: Sequence[Unit], enough: Callable[[], bool] = lambda: False) -> None:
         """Run every arm on every unit in random order, then check the contracts; ends early once ``enough`` is true.
 
-        Raises the error of plain decoding; that of another arm fails its series.
+        Raises the error of plain decoding, and SpecdecError if the process does not become idle; the error of another
+        arm fails its series.
         """
         self.whole = False
         if self._first is None:
             self._warm_up(units[0].requests[0])
-        for arm in self.runners:
-            if self.series[arm].learns and not self.series[arm].error:
-                self._forget(arm)
+        self._forget_learnt()
         for number, unit in enumerate(units):
             # A budget ends nothing before there is something to show.
             if self.series[self._plain].outcomes and enough():
@@ -232,9 +236,12 @@ class Comparison:
                     self._ask_again(arm)
         self.whole = True
 
-    def _forget(self, arm: Arm) -> None:
-        with self._isolated(self.series[arm]), self._limit(f"{arm.label}, forgetting"):
-            self.runners[arm].forget()
+    def _forget_learnt(self) -> None:
+        """Have every draft that declares that it learns forget."""
+        for arm, series in self.series.items():
+            if series.learns and not series.error:
+                with self._work_of(arm, f"{arm.label}, forgetting"):
+                    self.runners[arm].forget()
 
     def _run(self, unit: Unit, place: str) -> None:
         for request in unit.requests:
@@ -247,26 +254,54 @@ class Comparison:
             self._progress(f"{place}: {arm.label}")
             if self.series[arm].error:
                 continue
-            with self._isolated(self.series[arm]), self._limit(f"{arm.label}, {place}"):
+            with self._work_of(arm, f"{arm.label}, {place}", timed=True) as others:
                 if not self.series[arm].learns:
                     self.runners[arm].forget()
                 memory.begin(device)
                 outcome = self.runners[arm].run(unit.requests)
                 outcomes[arm] = replace(outcome, memory=memory.used(device))
+            if others:
+                # What was timed beside another's work is timed again without it; learners have seen these prompts.
+                self._forget_learnt()
+                return self._run(unit, place)
         for arm, outcome in outcomes.items():
             series = self.series[arm]
+            if series.error:
+                continue
             with self._isolated(series):
-                series.conditions = self.runners[arm].conditions()  # which a part that cannot be recorded changes
+                series.conditions = self._conditions(arm)  # which a part that cannot be recorded changes
             series.units.append(unit)
             series.outcomes.append(outcome)
             series.plain.append(outcomes[self._plain])
+
+    @contextmanager
+    def _work_of(self, arm: Arm, what: str, timed: bool = False) -> Iterator[list[Arm]]:
+        """Work of an arm, which ``what`` names, with the limit, and a pause after it until the process is idle; yields
+        a list that has afterwards the other arms that worked beside it. Each of them fails, and so does this arm if it
+        is ``timed`` and works on."""
+        others = list[Arm]()
+        self._bystanders.begin()
+        with self._isolated(self.series[arm]), self._limit(what):
+            yield others
+        for owner, why in self._bystanders.end(arm.strategy, timed).items():
+            found = next((one for one in self.series if one.strategy == owner), self._plain)
+            if found is not arm:
+                others.append(found)
+            if found is not arm and self.series[found].error:
+                raise SpecdecError(f"nothing can be timed beside {owner}, which has failed: {why}; leave it out")
+            if not self.series[found].error:
+                with self._isolated(self.series[found]):
+                    raise SpecdecError(why if found.strategy == owner else f"{owner}: {why}")
+
+    def _conditions(self, arm: Arm) -> dict[str, str]:
+        return {**self.runners[arm].conditions(), "threads": str(torch.get_num_threads())}
 
     def _warm_up(self, first: Request) -> None:
         self._first = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
         # Peers first: torch.compile's recordings clear cuBLAS's workspaces, which graphs of engines would still use.
         for arm, runner in sorted(self.runners.items(), key=lambda one: one[0].peer is None):
             self._progress(f"warming up {arm.label}")
-            with self._isolated(self.series[arm]), self._limit(f"{arm.label}, warming up"):
+            with self._work_of(arm, f"{arm.label}, warming up"):
                 runner.warm_up(self._first)
                 if isinstance(runner, EngineRunner) and arm.draft:
                     self._accepted[arm] = runner.accepted(self._first)

@@ -16,6 +16,7 @@ from benchsuite.machine import clock, provenance, roofline
 from benchsuite.machine.load import Load
 from benchsuite.measure import card, paired, profile, weights, workloads
 from benchsuite.measure.arms import Arm, Setting, arm_named
+from benchsuite.measure.bystanders import Bystanders
 from benchsuite.measure.cells import Cell, made_here, snapshot
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Comparison
@@ -99,6 +100,7 @@ class Bench(Measured):
         self.registry = Registry()
         self._keep = keep
         self._watchdog = Watchdog(self.plan.timeout, abandon)
+        self._bystanders = Bystanders()
         self._stages: dict[Setting, Stage] = {}
         self.arms: list[Arm] = []
         self._comparisons: dict[Setting, Comparison] = {}
@@ -273,6 +275,7 @@ class Bench(Measured):
     def _runner(self, arm: Arm, assembly: Assembly) -> Runner:
         """The arm, built and asked once for what is said of it. A refusal is raised before any work; whatever else an
         engine, a draft or another plugin raises costs its own row."""
+        self._bystanders.begin()
         try:
             runner = self._peer(arm, assembly) if arm.peer else EngineRunner(arm, self._engine(arm, assembly))
             _ask_once(runner)
@@ -282,7 +285,8 @@ class Bench(Measured):
             if arm.plain or joined_ranks() is not None:
                 raise  # every arm is compared with plain, and every rank must make the same calls
             return FailedRunner(arm, error)
-        return runner
+        changed = self._bystanders.built(arm.strategy)
+        return FailedRunner(arm, SpecdecError(changed)) if changed else runner
 
     def _engine(self, arm: Arm, assembly: Assembly) -> Engine:
         """The arm's engine; in a dry run, with random proposals where its draft does not fit the tiny model."""
@@ -471,6 +475,7 @@ class Bench(Measured):
                 lambda what: progress(f"{name}, {what}"),
                 self._watchdog.limit,
                 self.plan.debug,
+                self._bystanders,
             )
         return self._comparisons[setting]
 

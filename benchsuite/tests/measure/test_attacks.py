@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from benchsuite.measure import guards
 from benchsuite.measure.arms import Arm, Setting
@@ -21,7 +24,7 @@ from benchsuite.measure.units import disjoint_batches
 from benchsuite.measure.workloads import Question
 from benchsuite.report import tables
 from benchsuite.tests.rig import SETTING, slow_after
-from specdec import Context, Draft, Request, SpecdecError, Window
+from specdec import Context, Draft, Request, SpecdecError, Verdict, Window
 from specdec.interfaces import Env
 
 HERE = SETTING.replaced(backend="reference", max_new_tokens=16)
@@ -104,6 +107,30 @@ class Hanging(Lazy):
     def propose(self, context: Context) -> Window:
         while True:
             pass
+
+
+class BackgroundWorker(Lazy):
+    """Proposes little, and hands work to a thread that goes on when the run has ended, in the time of other rows."""
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        threading.Thread(target=self.work, name="background").start()
+
+    def work(self) -> None:
+        start = time.thread_time()
+        while time.thread_time() - start < 0.2:
+            pass
+
+
+class ThreadBorrower(Lazy):
+    """Gives the target's forward a second thread of torch, which no other row has."""
+
+    def propose(self, context: Context) -> Window:
+        self.usual = torch.get_num_threads()
+        torch.set_num_threads(self.usual + 1)
+        return super().propose(context)
+
+    def observe(self, window: Window, verdict: Verdict, hidden: Tensor | None, own: bool) -> None:
+        torch.set_num_threads(self.usual)
 
 
 class HandClock:
@@ -229,6 +256,27 @@ def test_a_draft_that_hangs_fails_by_name_and_the_others_go_on() -> None:
     assert row.failure
     assert "hanging could not be measured: hanging, warming up: the run took longer than 2 s" in row.failure
     assert drafted_row(bench, "lazy").info["tokens_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_work_in_a_background_thread_fails_its_row_by_name_and_nothing_is_timed_beside_it() -> None:
+    bench = prepared(background=BackgroundWorker, lazy=Lazy)
+    row = drafted_row(bench, "background")
+    assert row.failure
+    assert "background could not be measured: the thread background worked on for " in row.failure
+    assert drafted_row(bench, "lazy").failure is None
+    assert len(drafted_row(bench, "lazy").measured) == 2
+
+
+@pytest.mark.slow
+def test_threads_of_torch_that_only_one_row_has_fail_it_by_name() -> None:
+    before = torch.get_num_threads()
+    bench = prepared(borrower=ThreadBorrower, lazy=Lazy)
+    row = drafted_row(bench, "borrower")
+    assert row.failure
+    assert f"borrower could not be measured: torch was set from {before} to {before + 1} threads" in row.failure
+    assert torch.get_num_threads() == before
+    assert drafted_row(bench, "lazy").failure is None
 
 
 def test_a_batch_has_no_prompt_twice_and_no_prompt_is_in_two() -> None:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import log
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchsuite.judge.agreement import Agreement
 from benchsuite.judge.fidelity import Fidelity
 from benchsuite.judge.ties import Difference
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import (
-    Comparison,
     Series,
     agreements,
     broken,
@@ -31,148 +27,23 @@ from benchsuite.measure.paired import (
     repeats,
 )
 from benchsuite.measure.peers import PeerRunner
-from benchsuite.measure.runners import FailedRunner, Outcome, mean_length
+from benchsuite.measure.runners import FailedRunner, Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.measure.watchdog import RunTimeout
+from benchsuite.tests.comparison_rig import (
+    OTHER,
+    OURS,
+    PEER,
+    PLAIN,
+    MadeUpPeer,
+    Scripted,
+    Surroundings,
+    distinct_units,
+    scripted_answer,
+)
 from benchsuite.tests.rig import SETTING
 from specdec import Request, SpecdecError
-from specdec.peer import Generation, Peer
-
-PLAIN, OURS, OTHER = Arm(SETTING), Arm(SETTING, draft="ngram", k=2), Arm(SETTING, draft="tree", k=2)
-PEER = Arm(SETTING, peer="made_up")
-
-
-def distinct_units(count: int, size: int = 1, **params: Any) -> list[Unit]:
-    """Units of different prompts."""
-    given = SETTING.replaced(**params).params(())
-    prompts = [tuple(range(n + 1)) for n in range(count * size)]
-    return [
-        Unit(tuple(Request(i, prompts[i], given) for i in range(n * size, (n + 1) * size)), n) for n in range(count)
-    ]
-
-
-def scripted_answer(request: Request) -> tuple[int, ...]:
-    """What plain decoding makes of a request."""
-    return tuple(7 + request.id + n for n in range(4))
-
-
-@dataclass
-class Scripted:
-    """A runner that answers as plain does, unless its script says otherwise; it notes what it is asked."""
-
-    arm: Arm
-    said: list[tuple[Any, ...]]
-    script: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    learns: bool = False
-    raises: Mapping[str, Exception] = field(default_factory=dict)
-    condition: dict[str, str] = field(default_factory=lambda: {"dtype": "float32"})
-    set_up_seconds: Mapping[str, float] = field(default_factory=dict)
-
-    def _note(self, what: str, *given: Any) -> None:
-        self.said.append((self.arm.label, what, *given))
-        if what in self.raises:
-            raise self.raises[what]
-
-    def warm_up(self, first: Request) -> None:
-        """Note it."""
-        self._note("warm_up", first)
-
-    def run(self, requests: Sequence[Request]) -> Outcome:
-        """Note it; one second of decoding for each token."""
-        self._note("run", tuple(requests))
-        tokens = [self.script.get(request.id, scripted_answer(request)) for request in requests]
-        seconds = float(sum(map(len, tokens)))
-        return Outcome(tokens, 1 + seconds, seconds, int(seconds), [[(1.0, 1)]], 4, mean_length(requests, tokens))
-
-    def tokens(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-        """Note it."""
-        self._note("tokens", tuple(requests))
-        return []
-
-    def logits_at(self, requests: Sequence[Request], request: int, index: int) -> Tensor | None:
-        """Note it."""
-        self._note("logits_at", tuple(requests), request, index)
-        return None
-
-    def forget(self) -> None:
-        """Note it."""
-        self._note("forget")
-
-    def conditions(self) -> dict[str, str]:
-        """What it was given."""
-        return dict(self.condition)
-
-
-class MadeUpPeer(Peer):
-    """A made-up peer: each token takes a second, and the first two are there together after three."""
-
-    def __init__(self, **given: Any) -> None:
-        self.asked: list[tuple[Request, ...]] = []
-        for name, value in given.items():
-            setattr(self, name, value)
-
-    def generate(self, requests: Sequence[Request]) -> list[Generation]:
-        """The answers of plain decoding."""
-        self.asked.append(tuple(requests))
-        late = {request.id: 2.0 * place for place, request in enumerate(requests)}
-        return [
-            Generation(scripted_answer(r), ((3.0 + late[r.id], 2), (4.0 + late[r.id], 2)), 5.0 + late[r.id], 1)
-            for r in requests
-        ]
-
-    def described(self) -> str:
-        """A line."""
-        return "made up"
-
-
-@dataclass
-class Surroundings:
-    """A comparison's surroundings: what was said, in order, and a judge whose verdicts are planted."""
-
-    said: list[tuple[Any, ...]] = field(default_factory=list)
-    verdicts: list[Difference] = field(default_factory=list)
-    model: Any = field(default_factory=lambda: SimpleNamespace(dtype=torch.bfloat16, device=torch.device("cpu")))
-
-    def compare(
-        self, requests: Any, request: Request, plain: Any, other: Any, pair: Any, exact: bool
-    ) -> list[Difference]:
-        """Note it, and repeat both arms as a judge does."""
-        self.said.append(("judge", tuple(requests), request, pair, exact))
-        plain.tokens(requests)
-        other.logits_at(requests, request.id, 2)
-        return self.verdicts
-
-    def after(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> Tensor:
-        """Every token is as likely."""
-        return torch.zeros(len(output), 50)
-
-    def surprise(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> float:
-        """Plain's."""
-        return 1.0
-
-    @contextmanager
-    def limit(self, what: str) -> Iterator[None]:
-        """Note what is limited."""
-        self.said.append(("limit", what))
-        yield
-        self.said.append(("end", what))
-
-    def comparison(self, *runners: Any, debug: bool = False) -> Comparison:
-        """Of these runners."""
-        judge: Any = self
-        made = {runner.arm: runner for runner in runners}
-        return Comparison(
-            made,
-            judge,
-            lambda request: self.said.append(("prime", request)),
-            lambda text: self.said.append(("progress", text)),
-            self.limit,
-            debug,
-        )
-
-    def of(self, *whats: str) -> list[tuple[Any, ...]]:
-        """What was said of these kinds."""
-        return [one for one in self.said if {one[0], one[1] if len(one) > 1 else ""} & set(whats)]
+from specdec.peer import Generation
 
 
 def test_arms_are_warmed_up_once_and_peers_before_engines() -> None:
@@ -250,9 +121,10 @@ def drawn_orders(seed: int) -> list[tuple[str, ...]]:
 
 
 def test_the_order_of_arms_is_drawn_anew_for_each_unit_by_the_settings_seed() -> None:
-    assert drawn_orders(0) == drawn_orders(0) != drawn_orders(1)
-    assert len(set(drawn_orders(0))) > 3
-    assert {frozenset(order) for order in drawn_orders(0)} == {frozenset(("plain", "ngram", "tree"))}
+    first = drawn_orders(0)
+    assert first == drawn_orders(0) != drawn_orders(1)
+    assert len(set(first)) > 3
+    assert {frozenset(order) for order in first} == {frozenset(("plain", "ngram", "tree"))}
 
 
 def test_a_budget_ends_between_units_and_never_before_the_first() -> None:
@@ -283,7 +155,9 @@ def test_a_series_holds_each_run_beside_plains_of_the_same_unit_with_its_memory(
     ]
     assert [a is b for a, b in zip(ours.plain, plain.outcomes, strict=True)] == [True] * 3
     assert all(outcome.memory["rss"] > 10**6 for outcome in ours.outcomes)
-    assert (ours.conditions, plain.conditions) == ({"dtype": "int8", "compile": "in part"}, {"dtype": "float32"})
+    threads = {"threads": str(torch.get_num_threads())}
+    assert ours.conditions == {"dtype": "int8", "compile": "in part", **threads}
+    assert plain.conditions == {"dtype": "float32", **threads}
     assert (ours.dtype, ours.contract, ours.engine, ours.repeats, ours.learns, ours.learnt) == (
         torch.bfloat16,
         "exact",
@@ -308,7 +182,7 @@ def test_an_arm_that_raises_ends_its_own_row_by_name(what: str, error: Exception
     comparison = ground.comparison(Scripted(PLAIN, ground.said), failing, Scripted(OTHER, ground.said))
     comparison.measure(units)
     ours, other = comparison.series[OURS], comparison.series[OTHER]
-    place = r" \(ValueError, .*test_comparison\.py:\d+\)" if ended == "crashed" else ""
+    place = r" \(ValueError, .*comparison_rig\.py:\d+\)" if ended == "crashed" else ""
     assert ours.error
     assert re.fullmatch(f"ngram could not be measured: {error}{place}", ours.error)
     assert (ours.ended, ours.failure, ours.failed) == (ended, ours.error, ended)

@@ -137,6 +137,13 @@ def test_an_arm_that_was_measured_on_two_machines_is_compared_with_nothing() -> 
     assert guards.why_not(parts[:1], parts[:1]) is None
 
 
+def test_torchs_threads_are_a_condition_of_a_row_and_of_its_workloads() -> None:
+    one, two = (series(STRAIGHT, threads=count) for count in "12")
+    assert why(one, two) == "threads: 1, the baseline's is 2"
+    assert guards.why_not([one, two], [one, two]) == "threads: measured with 1, 2"
+    assert why(two, two) is None
+
+
 def test_what_may_be_given_up_is_named_in_the_option() -> None:
     assert known_conditions(["runtime", "compile"]) == ("runtime", "compile")
     with pytest.raises(SpecdecError, match=r"unknown condition of --specdec-across 'exact'"):

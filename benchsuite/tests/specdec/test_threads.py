@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from benchsuite.conformance.models.tiny import assembly
-from specdec import Context, Draft, Engine, Request, SamplingParams, Verdict, Window, engine
+from specdec import Context, Draft, Engine, Request, SamplingParams, SpecdecError, Verdict, Window, engine
 from specdec.threads import kernel_threads, one_torch_thread
 from specdec_kernels.cpu import Cpu
 from specdec_plugins.policies.match import Match
 
 THREADS = 2
+REFUSED = SpecdecError("first")
 
 
 @pytest.fixture
@@ -158,3 +159,20 @@ def test_one_torch_thread_nests_and_holds_for_its_own_thread_only() -> None:
         other.join()
     assert (torch.get_num_threads(), kernel_threads()) == (THREADS, THREADS)
     assert found == [1]  # what torch gives a new thread at this moment; what this one holds is not seen there
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("wanted", [True, False])
+def test_torchs_threads_are_what_they_were_after_a_call_that_changed_them_which_is_an_error(wanted: bool) -> None:
+    given = 1 if wanted else THREADS
+
+    def changing(error: Exception | None) -> None:
+        with one_torch_thread(wanted):
+            torch.set_num_threads(5)
+            if error:
+                raise error
+
+    for error, said in (None, f"torch was set from {given} to 5 threads within a call of a plugin"), (REFUSED, "first"):
+        with pytest.raises(SpecdecError, match=said):
+            changing(error)
+        assert (torch.get_num_threads(), kernel_threads()) == (THREADS, THREADS)

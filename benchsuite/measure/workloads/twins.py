@@ -1,0 +1,67 @@
+"""Twins of prompts: the same task with other names and numbers, so that nobody can have answered it before."""
+
+from __future__ import annotations
+
+import random
+import re
+
+NAMES = (
+    *(
+        "Adrian",
+        "Beatrix",
+        "Cecil",
+        "Doris",
+        "Edgar",
+        "Fiona",
+        "Gordon",
+        "Hester",
+        "Ivan",
+        "Judith",
+        "Konrad",
+        "Leonie",
+    ),
+    *(
+        "Magnus",
+        "Nadia",
+        "Otto",
+        "Petra",
+        "Quentin",
+        "Rosalind",
+        "Sven",
+        "Tilda",
+        "Ulrich",
+        "Viola",
+        "Walter",
+        "Yvonne",
+    ),
+)
+"""What names are exchanged for; no prompt of this project has them."""
+
+NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+\b")
+"""A capitalised word within a sentence."""
+
+
+def twin_of(text: str, coin: random.Random) -> str:
+    """Return the text of a prompt with other names and numbers, behind a line of its own.
+
+    A word that is capitalised within a sentence becomes a name, and each digit another one, the same wherever they
+    occur: what an answer copies from its prompt is as long as before. The line, a name and ten digits, is there because
+    a text may have neither.
+
+    Example: ``twin_of("Ask Mira for 7 eggs.", random.Random(1))`` is about another person and number of eggs.
+    """
+    names = [*dict.fromkeys(NAME.findall(text))]
+    chosen = dict(zip(names, _names(len(names), coin), strict=True))
+    digits = coin.sample("123456789", 9)
+    known = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b") if names else None
+    exchanged = known.sub(lambda found: chosen[found[0]], text) if known else text
+    exchanged = exchanged.translate(str.maketrans("123456789", "".join(digits)))
+    return f"{coin.choice(NAMES)}, {coin.randrange(10**10):010}.\n{exchanged}"
+
+
+def _names(count: int, coin: random.Random) -> list[str]:
+    """So many different names: of one word or, if there are not enough, of more."""
+    found = list[str]()
+    while len(found) < count:
+        found += [" ".join([name] * (1 + len(found) // len(NAMES))) for name in coin.sample(NAMES, len(NAMES))]
+    return found[:count]
