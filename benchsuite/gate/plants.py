@@ -21,25 +21,26 @@ if TYPE_CHECKING:
 
 OF_A_DRAFT = ("draft", "admit", "observe", "acceptance")
 OF_ALL = ("forward", "pause")
-KINDS = ("host", "draft", "K/V", "admit", "observe", "acceptance", *OF_ALL)
+KINDS = ("host", "draft", "K/V", "admit", "observe", "acceptance", "request", *OF_ALL)
 
 TEXT = re.compile(
-    r"(?P<kind>[^=@#~]+)=(?P<amount>[0-9.]+)(@(?P<draft>[^#~@]+))?(#(?P<prompt>[0-9]+))?(~(?P<workload>.+))?"
+    r"(?P<kind>[^=@#~]+)=(?P<amount>[0-9.]+)(/(?P<when>first|[1-9][0-9]*))?(@(?P<draft>[^#~@]+))?(#(?P<prompt>[0-9]+))?(~(?P<workload>.+))?"
 )
 
 
 @dataclass(frozen=True)
 class Plant:
     """One slowdown: its kind, its amount, and what it is limited to: a draft, a prompt of each workload (from 1), a
-    workload.
+    workload; or, of ``request``, every so many-th run (``when``), or the ``first`` of each request.
 
     Kinds of rows with a draft: ``host``, a busy loop in the step's read; ``draft``, unused forwards in ``propose``;
     ``K/V``, copies of keys and values in the commit; ``observe``, a busy loop there: each a fraction of the step's
     time. ``admit``: a busy loop there, a fraction of the time to the first token. ``acceptance``: that fraction of the
     accepted proposals is rejected; the emitted text does not change. Kinds of all rows, plain's too: ``forward``, a
-    busy loop after the target's, a fraction of it; ``pause``, so many seconds after it.
+    busy loop after the target's, a fraction of it; ``pause``, so many seconds after it. Of all rows, or of a draft:
+    ``request``, a busy loop after a run, a fraction of it.
 
-    Example: ``Plant.of("host=0.06@ngram#1~chat")``
+    Example: ``Plant.of("host=0.06@ngram#1~chat")``, or ``Plant.of("request=1.0/4")`` for every fourth request
     """
 
     kind: str
@@ -47,19 +48,24 @@ class Plant:
     draft: str | None = None
     prompt: int | None = None
     workload: str | None = None
+    when: str | None = None
 
     @staticmethod
     def of(text: str) -> Plant:
-        """Parse ``kind=amount@draft#prompt~workload``, of which the last three may be left out. GateError if wrong."""
+        """Parse ``kind=amount/when@draft#prompt~workload``, of which the last four may be left out. GateError if
+        wrong."""
         match = TEXT.fullmatch(text.strip())
         if match is None or match["kind"] not in KINDS:
             raise GateError(
                 f"cannot plant {text!r}; expected KIND=AMOUNT@DRAFT#PROMPT~WORKLOAD, with a kind of {', '.join(KINDS)}"
             )
+        wrong = (match["prompt"] or match["workload"]) if match["kind"] == "request" else match["when"]
+        if wrong:
+            raise GateError(f"cannot plant {text!r}: request alone has a time, request=AMOUNT/4@DRAFT, and no place")
         if match["kind"] in OF_ALL and (match["draft"] or match["prompt"] or match["workload"]):
             raise GateError(f"cannot plant {text!r}: {match['kind']} strikes every row; expected KIND=AMOUNT alone")
         prompt = None if match["prompt"] is None else int(match["prompt"])
-        return Plant(match["kind"], float(match["amount"]), match["draft"], prompt, match["workload"])
+        return Plant(match["kind"], float(match["amount"]), match["draft"], prompt, match["workload"], match["when"])
 
 
 def plant_in(bench: Bench, text: str) -> None:
@@ -77,7 +83,8 @@ def plant_in(bench: Bench, text: str) -> None:
         engines = [
             engine
             for arm, engine in bench.engines()
-            if planted.kind in OF_ALL or (arm.draft and planted.draft in (None, arm.draft))
+            if planted.kind in OF_ALL
+            or ((arm.draft or planted.kind == "request") and planted.draft in (None, arm.draft))
         ]
         if not engines or chosen == set():
             raise GateError(
@@ -120,6 +127,8 @@ def plant(engine: Engine, given: Plant, prompts: set[tuple[int, ...]] | None = N
         _lengthen(draft, "admit", lambda seconds: amount * run.first_s if run.chosen else 0.0)
     elif given.kind == "acceptance":
         _reject(engine, run, amount)
+    elif given.kind == "request":
+        _lengthen_runs(engine, amount, given.when)
     elif given.kind == "forward":
         _lengthen(target, "forward", lambda seconds: amount * seconds)
     else:
@@ -156,6 +165,26 @@ def _lengthen(owner: Any, name: str, seconds: Callable[[float], float]) -> None:
         return result
 
     object.__setattr__(owner, name, lengthened)
+
+
+def _lengthen_runs(engine: Engine, fraction: float, when: str | None) -> None:
+    """Make runs also waste ``fraction`` of their time: each, every so many-th, or the first of each request."""
+    original, count, known = engine.run, 0, set[object]()
+
+    def lengthened(requests: Sequence[Request]) -> list[Completion]:
+        nonlocal count
+        asked = tuple((request.prompt, request.params.max_new_tokens) for request in requests)
+        count += 1
+        due = asked not in known if when == "first" else count % int(when or 1) == 0
+        known.add(asked)
+        start = perf_counter()
+        done = original(requests)
+        end = perf_counter()
+        while due and perf_counter() - end < fraction * (end - start):
+            pass
+        return done
+
+    object.__setattr__(engine, "run", lengthened)
 
 
 def _slow(engine: Engine, running: _Run, owner: Any, name: str, fraction: float, waste: Callable[[], object]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import floor
 from typing import Any
 
@@ -180,8 +180,27 @@ def test_admitting_wastes_a_fraction_of_the_last_runs_first_token(assemble: Make
     assert wasted < 0.5, "the run has none of the chosen prompts"
 
 
+@pytest.mark.parametrize("draft", ["ngram", None])
+@pytest.mark.parametrize(
+    ("when", "slow"), [("4", (3, 7)), ("first", (0, 1, 4)), (None, range(8)), ("2", (1, 3, 5, 7))], ids=str
+)
+def test_some_requests_take_longer_by_a_fraction_of_their_run(
+    assemble: Make, plant_clock: PlantClock, when: str | None, slow: Sequence[int], draft: str | None
+) -> None:
+    """Every fourth, or the first of each: three prompts in turn, of which one is asked for fewer tokens later."""
+    engine, took = assemble().engine(draft, k=2), list[float]()
+    plant(engine, Plant("request", 9.0, when=when))
+    plant_clock.lengthen(engine.target, "forward", STEP_S)
+    for prompt, size in [(PROMPT, 2), (PROMPT[1:], 2), (PROMPT, 2), (PROMPT[1:], 2), (PROMPT, 3), *[(PROMPT, 3)] * 3]:
+        start = plant_clock.now
+        [done] = engine.run(some_requests(size, prompt))
+        took.append((plant_clock.now - start) / engine.stats.counts["target_forwards"] / STEP_S)
+        assert len(done.tokens) == size
+    assert [place for place, one in enumerate(took) if one > 5] == [*slow]
+
+
 def test_a_plant_that_cannot_be_meant_is_refused(assemble: Make) -> None:
-    for text in ("x=1", "host", "host=x", "host=1@", "=1", "host=0.1#one", "host=0.1@ngram@suffix"):
+    for text in ("x=1", "host", "host=x", "host=1@", "=1", "host=0.1#one", "host=0.1@ngram@suffix", "request=1/0"):
         with pytest.raises(GateError, match="expected KIND=AMOUNT@DRAFT#PROMPT~WORKLOAD") as refused:
             Plant.of(text)
         assert repr(text) in str(refused.value)
@@ -190,7 +209,12 @@ def test_a_plant_that_cannot_be_meant_is_refused(assemble: Make) -> None:
         with pytest.raises(GateError, match="strikes every row; expected KIND=AMOUNT alone"):
             Plant.of(text)
     assert Plant.of(" host=0.06@ngram(n=3)#12~my text ") == Plant("host", 0.06, "ngram(n=3)", 12, "my text")
-    assert {*KINDS} == {*PARTS, "admit", "acceptance", "forward", "pause"}
+    for text in ("host=1/4", "request=1#1", "request=1/2~chat"):
+        with pytest.raises(GateError, match="request alone has a time, request=AMOUNT/4@DRAFT, and no place"):
+            Plant.of(text)
+    assert Plant.of("request=9/4@ngram") == Plant("request", 9.0, "ngram", when="4")
+    assert Plant.of("request=1/first").when == "first"
+    assert {*KINDS} == {*PARTS, "admit", "acceptance", "request", "forward", "pause"}
     plain = assemble().engine(None)
     for kind in KINDS:
         if kind in OF_A_DRAFT:
@@ -198,4 +222,4 @@ def test_a_plant_that_cannot_be_meant_is_refused(assemble: Make) -> None:
                 plant(plain, Plant(kind, 1.0))
         else:
             plant(plain, Plant(kind, 1.0))
-    assert {*OF_A_DRAFT, *OF_ALL, "host", "K/V"} == {*KINDS}
+    assert {*OF_A_DRAFT, *OF_ALL, "host", "K/V", "request"} == {*KINDS}
