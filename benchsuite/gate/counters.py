@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchsuite.gate.record import GatedRow
@@ -33,7 +34,35 @@ FIRST = ("acceptance", "K/V", "draft", "verification", "host")
 
 
 def compare(name: str, base: GatedRow, head: GatedRow, same_machine: bool = True) -> Finding:
-    """Compare two rows at level 0; the backends that ran each op are compared only on the ``same_machine``.
+    """Compare two rows at level 0, pass by pass; backends that ran each op are compared only on the ``same_machine``.
+
+    The finding is that of the first pass with the worst verdict. INCONCLUSIVE too: a later pass of ``head`` counts
+    otherwise than its first, and the base was not measured in as many passes.
+    """
+    common = min(base.passes, head.passes)
+    beyond = sorted(int(number) for number in head.later if int(number) > common)
+    numbers = sorted({1, *(int(number) for row in (base, head) for number in row.later)} - {*beyond})
+    found = [_compared(name, base, head, number, same_machine) for number in numbers if number <= common]
+    if beyond:
+        message = f"in pass {beyond[0]} it counts otherwise than in its first, and the base has {base.passes} passes: "
+        found.append(Finding(name, 0, GateVerdict.INCONCLUSIVE, message + "make the baseline again with as many"))
+    order = list(GateVerdict)
+    return max(found, key=lambda one: 0 if one.verdict == GateVerdict.PASS else 1 + order.index(one.verdict))
+
+
+def _compared(name: str, base: GatedRow, head: GatedRow, number: int, same_machine: bool) -> Finding:
+    """The finding on one pass, from 1."""
+    found = _judged(name, _in_pass(base, number), _in_pass(head, number), same_machine)
+    return found if number == 1 else replace(found, message=f"in pass {number}, {found.message}")
+
+
+def _in_pass(row: GatedRow, number: int) -> GatedRow:
+    counts = row.counted(number)
+    return replace(row, digest=counts.digest, counters=counts.counters, ops=counts.ops)
+
+
+def _judged(name: str, base: GatedRow, head: GatedRow, same_machine: bool) -> Finding:
+    """Judge the counts of one pass.
 
     REGRESSED, whatever the digests: an op left a backend, or the reference runs more calls of it a forward. PASS:
     digests and counters are equal, or digests are equal and the controller of both rows reads the clock. REGRESSED:

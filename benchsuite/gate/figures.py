@@ -5,13 +5,26 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import log
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, mean, median
 from typing import TYPE_CHECKING, Any
 
 from benchsuite.gate import inputs
-from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, WHOLE, FigureTimes, GatedRow, Launch
+from benchsuite.gate.record import (
+    CALL,
+    DECODE,
+    FIRST,
+    MEANS,
+    PARTS,
+    STARTS,
+    WHOLE,
+    FigureTimes,
+    GatedRow,
+    Launch,
+    PassCounts,
+)
 from benchsuite.machine import provenance
 
 if TYPE_CHECKING:
@@ -22,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def measured(bench: Bench) -> dict[str, GatedRow]:
-    """A row for each of our arms that was measured and did not break its contract."""
+    """A row for each arm that was measured and did not break its contract."""
     found: dict[str, GatedRow] = {}
     weights: dict[int, str] = {}  # settings share a model
     for one in bench.compared():
@@ -39,23 +52,23 @@ def measured(bench: Bench) -> dict[str, GatedRow]:
 
 
 def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]) -> dict[str, GatedRow]:
-    """A row for each of our arms over one workload; the first ``prompts`` outcomes are one pass over the prompts.
+    """A row for each arm over one workload; the first ``prompts`` outcomes are one pass over the prompts.
 
     A failed arm has no row; the gate then reports that the row was not measured. An arm's control is plain decoding;
-    plain's is transformers, if it was measured, because its time does not change with this code. ``read``: the row's
-    ``inputs``.
+    plain's and a peer's is transformers, if it was measured, because its time does not change with this code. A peer
+    has times alone: its engine counts nothing. ``read``: the row's ``inputs``.
     """
-    from benchsuite.measure.rows import digest, op_calls, summed
+    from benchsuite.measure.rows import digest
 
     plain = next(arm for arm in series if arm.plain)
-    peers = [arm for arm, result in series.items() if arm.peer == "transformers" and not result.failure]
+    outside = next((arm for arm, result in series.items() if arm.peer == "transformers" and not result.failure), None)
     rows = {}
     for arm, result in series.items():
-        if arm.control or result.failure:
+        if arm.again or arm.eager or result.failure:
             continue
-        control = plain if arm is not plain else peers[0] if peers else None
-        first = result.outcomes[:prompts]
-        rows[arm.id] = GatedRow(
+        control = plain if not (arm.plain or arm.peer) else outside if arm is not outside else None
+        launch = _launch(result.outcomes, series[control].outcomes if control else [], prompts)
+        known = GatedRow(
             work={
                 "max_new_tokens": arm.setting.sampling.max_new_tokens,
                 "prompts": prompts,
@@ -63,14 +76,34 @@ def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]
             },
             inputs=read,
             control=None if control is None else control.peer or "plain",
-            digest=digest(first),
+            launches=(launch,),
+            peer=arm.peer is not None,
+        )
+        if arm.peer:
+            rows[arm.id] = known
+            continue
+        passes = [result.outcomes[start : start + prompts] for start in range(0, len(result.outcomes), prompts)]
+        first, *more = [_counts(each) for each in passes[:1] + [each for each in passes[1:] if len(each) == prompts]]
+        if not result.repeats:  # what such a row counts is not the same in two passes
+            more = [replace(first, digest=each.digest) for each in more]
+        rows[arm.id] = replace(
+            known,
+            digest=first.digest,
             plain_digest=digest(series[plain].outcomes[:prompts]),
             deterministic=result.repeats,
-            counters=summed(first),
-            ops={f"{op} on {backend}": count for (op, backend), count in sorted(op_calls(first).items())},
-            launches=(_launch(result.outcomes, series[control].outcomes if control else [], prompts),),
+            counters=first.counters,
+            ops=first.ops,
+            passes=1 + len(more),
+            later={str(number): counts for number, counts in enumerate(more, 2) if counts != first},
         )
     return rows
+
+
+def _counts(outcomes: Sequence[Outcome]) -> PassCounts:
+    from benchsuite.measure.rows import digest, op_calls, summed
+
+    ops = {f"{op} on {backend}": count for (op, backend), count in sorted(op_calls(outcomes).items())}
+    return PassCounts(digest(outcomes), summed(outcomes), ops)
 
 
 COSTS: Mapping[str, Callable[[Outcome], float]] = {
@@ -82,32 +115,72 @@ COSTS: Mapping[str, Callable[[Outcome], float]] = {
 
 
 def _launch(outcomes: Sequence[Outcome], control: Sequence[Outcome], prompts: int) -> Launch:
-    """One median for each prompt, so that a prompt in a minority counts as much as any other."""
+    """One value for each prompt, so that a prompt in a minority counts as much as any other."""
     whole = [outcome for outcome in outcomes if outcome.decoded]
-    timed = [[outcome for outcome in outcomes[start::prompts] if outcome.decoded] for start in range(prompts)]
-    seconds = {name: tuple(median(map(cost, runs)) for runs in timed if runs) for name, cost in COSTS.items()}
-    pairs = [
-        [
-            (o, c)
-            for o, c in zip(outcomes[start::prompts], control[start::prompts], strict=False)
-            if o.decoded and c.decoded
-        ]
-        for start in range(prompts)
-    ]
-    if not any(pairs):
-        return Launch({name: FigureTimes(values) for name, values in seconds.items()})
-    relative = {
-        name: tuple(median(log(cost(ours) / cost(theirs)) for ours, theirs in runs) for runs in pairs if runs)
-        for name, cost in COSTS.items()
-    }
-    shares = [[_parts(ours, theirs) for ours, theirs in runs] for runs in pairs if runs]
+    times = _medians(outcomes, control, prompts)
+    if len(outcomes) > prompts:
+        times |= _means(STARTS, outcomes[:prompts], control[:prompts], prompts)
+        times |= _means(MEANS, outcomes[prompts:], control[prompts:], prompts)
+    pairs = _pairs(DECODE, outcomes, control, prompts)
+    if not pairs or not all(outcome.stats for outcome in whole):
+        return Launch(times)
+    shares = [[_parts(ours, theirs) for ours, theirs in runs] for runs in pairs]
     parts = {
         figure: {part: mean(median(run[figure][part] for run in runs) for runs in shares) for part in PARTS}
         for figure in (DECODE, FIRST)
     }
     steps = sum(len(outcome.stats.steps) for outcome in whole if outcome.stats)
-    times = {name: FigureTimes(seconds[name], relative[name]) for name in COSTS}
     return Launch(times, parts, sum(outcome.decoded for outcome in whole) / max(steps, 1))
+
+
+def _timed(figure: str, outcome: Outcome) -> bool:
+    """Whether a run has the figure: an engine that emits everything at once has no decoding."""
+    return bool(outcome.decoded if figure == DECODE else outcome.emitted)
+
+
+def _runs(figure: str, outcomes: Sequence[Outcome], prompts: int) -> list[list[Outcome]]:
+    """The runs of each prompt that have the figure."""
+    every = [[one for one in outcomes[start::prompts] if _timed(figure, one)] for start in range(prompts)]
+    return [runs for runs in every if runs]
+
+
+def _pairs(
+    figure: str, outcomes: Sequence[Outcome], control: Sequence[Outcome], prompts: int
+) -> list[list[tuple[Outcome, Outcome]]]:
+    """Of each prompt, the runs and the control's in the same pass, where both have the figure."""
+    both = list(zip(outcomes, control, strict=False))
+    every = [
+        [(one, other) for one, other in both[start::prompts] if _timed(figure, one) and _timed(figure, other)]
+        for start in range(prompts)
+    ]
+    return [runs for runs in every if runs]
+
+
+def _medians(outcomes: Sequence[Outcome], control: Sequence[Outcome], prompts: int) -> dict[str, FigureTimes]:
+    """Of each prompt, the medians over the passes."""
+    found = {}
+    for figure, cost in COSTS.items():
+        seconds = tuple(median(map(cost, runs)) for runs in _runs(figure, outcomes, prompts))
+        pairs = _pairs(figure, outcomes, control, prompts)
+        relative = tuple(median(log(cost(ours) / cost(theirs)) for ours, theirs in runs) for runs in pairs)
+        if seconds:
+            found[figure] = FigureTimes(seconds, relative or None)
+    return found
+
+
+def _means(
+    names: Mapping[str, str], outcomes: Sequence[Outcome], control: Sequence[Outcome], prompts: int
+) -> dict[str, FigureTimes]:
+    """Of each prompt, the means over these passes, of which a slow one has its share; figures are called ``names``."""
+    found = {}
+    for figure in (figure for figure in COSTS if figure in names):
+        cost = COSTS[figure]
+        seconds = tuple(fmean(map(cost, runs)) for runs in _runs(figure, outcomes, prompts))
+        pairs = _pairs(figure, outcomes, control, prompts)
+        relative = tuple(log(fmean(cost(a) for a, _ in runs) / fmean(cost(b) for _, b in runs)) for runs in pairs)
+        if seconds:
+            found[names[figure]] = FigureTimes(seconds, relative or None)
+    return found
 
 
 def _parts(outcome: Outcome, control: Outcome) -> dict[str, dict[str, float]]:
@@ -139,8 +212,13 @@ def _parts(outcome: Outcome, control: Outcome) -> dict[str, dict[str, float]]:
 def benchmarks(found: Iterable[Any], names: Iterable[str]) -> dict[str, GatedRow]:
     """A row for each pytest-benchmark result whose name is in ``names``: seconds per call, no counters."""
     wanted = set(names)
+
+    def row(stats: Any) -> GatedRow:
+        values = {CALL: stats.median, MEANS[CALL]: stats.mean}
+        return GatedRow(launches=(Launch({figure: FigureTimes((float(value),)) for figure, value in values.items()}),))
+
     return {
-        bench.fullname: GatedRow(launches=(Launch({CALL: FigureTimes((float(bench.stats.median),))}),))
+        bench.fullname: row(bench.stats)
         for bench in found
         if bench and not bench.has_error and bench.stats.rounds and bench.fullname in wanted and bench.stats.median > 0
     }

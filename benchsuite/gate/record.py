@@ -12,14 +12,23 @@ from typing import Any
 from benchsuite.machine.files import write_file
 from benchsuite.machine.user_files import UserFileError, parsed_json, user_text
 
-VERSION = 2
+VERSION = 3
 LARGEST = 1e100
 """The limit of values in a file: larger values cannot be measurements, and their ratios could overflow."""
 
 DECODE, FIRST, WHOLE, CALL = "s/token", "TTFT", "E2E", "seconds"
-FIGURES = (DECODE, FIRST, WHOLE, CALL)
 """The times of a row: decoding seconds per token; seconds to the first token; seconds from prompt to last token, per
 token; and, of a plain benchmark, seconds a call."""
+
+MEANS = {figure: f"{figure} mean" for figure in (DECODE, FIRST, CALL)}
+"""Beside the median over passes, the mean over those after the first: some slow requests are in no median. Of a plain
+benchmark, over all rounds. E2E has none: it is a sum of the other two."""
+
+STARTS = {figure: f"{figure} first pass" for figure in (DECODE, FIRST)}
+"""The first pass alone, which caches of any kind leave out of the others."""
+
+BESIDE = frozenset({*MEANS.values(), *STARTS.values()})
+FIGURES = (DECODE, FIRST, WHOLE, CALL, *MEANS.values(), *STARTS.values())
 
 PARTS = ("draft", "prefill", "verification", "K/V", "host")
 """The timed parts of a run: all calls into draft and controller; the target's prefill; the target's forward and
@@ -35,7 +44,9 @@ class FigureTimes:
     """One figure of one row in one process, prompt by prompt.
 
     ``seconds``: of each prompt, the median over the passes. ``relative``: of each prompt, the median over the passes of
-    ln(seconds / seconds of the control in the same pass); None without a control. A plain benchmark is one prompt.
+    ln(seconds / seconds of the control in the same pass); None without a control. Of a figure in ``BESIDE``,
+    ``seconds`` are means over its passes, and ``relative`` is ln(mean / mean of the control). A plain benchmark is one
+    prompt.
     """
 
     seconds: tuple[float, ...]
@@ -57,14 +68,25 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class PassCounts:
+    """What one pass over the prompts counts: the ``digest`` of all emitted ids, ``counters``, and ``ops``, the calls of
+    each ``op on backend``."""
+
+    digest: str | None
+    counters: Mapping[str, Any]
+    ops: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class GatedRow:
     """One row of a suite: the values that repeat exactly, and a Launch for each process that timed the row.
 
     ``work``: the settings of the row, and ``inputs``: digests of prompts, tokenizer and weights; rows are compared only
-    if these are equal. ``control``: the arm that times are relative to. ``digest``, of all emitted ids,
-    ``plain_digest``, of those of plain decoding, ``counters``, and ``ops``, the calls of each ``op on backend``, cover
-    one pass over the prompts; a plain benchmark has none. ``deterministic``: False if a controller reads the clock;
-    counters then need not repeat.
+    if these are equal. ``control``: the arm that times are relative to. ``digest``, ``counters`` and ``ops`` are the
+    ``PassCounts`` of the first pass over the prompts, ``plain_digest`` the digest of plain decoding; a plain benchmark
+    has none. ``passes``: how many were made; ``later``: the counts of those that differ from the first, by number.
+    ``deterministic``: False if a controller reads the clock; counters then need not repeat. ``peer``: another engine's
+    row, which has times alone.
     """
 
     work: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +98,13 @@ class GatedRow:
     counters: Mapping[str, Any] = field(default_factory=dict)
     ops: Mapping[str, int] = field(default_factory=dict)
     launches: tuple[Launch, ...] = ()
+    passes: int = 1
+    later: Mapping[str, PassCounts] = field(default_factory=dict)
+    peer: bool = False
+
+    def counted(self, number: int) -> PassCounts:
+        """The counts of a pass, from 1."""
+        return self.later.get(str(number)) or PassCounts(self.digest, self.counters, self.ops)
 
 
 @dataclass(frozen=True)
@@ -130,8 +159,8 @@ class Record:
                 row, known = other.rows.get(name), rows.get(name)
                 if known is None or row is None:
                     raise GateError(f"one launch measured the row {name!r} and another did not")
-                fixed = known.digest, known.deterministic and known.counters
-                if fixed != (row.digest, row.deterministic and row.counters):
+                fixed = known.digest, known.later, known.deterministic and known.counters
+                if fixed != (row.digest, row.later, row.deterministic and row.counters):
                     raise GateError(
                         f"two launches of the same code differ in {name!r}: its output or its counters do not repeat; "
                         "give it a seed, or a controller that does not read the clock"
@@ -193,7 +222,11 @@ ROW: dict[str, Check] = {
     "counters": lambda counters: isinstance(counters, dict) and all(map(_counted, counters.values())),
     "ops": lambda ops: isinstance(ops, dict) and all(map(_whole, ops.values())),
     "launches": lambda launches: isinstance(launches, list),
+    "passes": lambda passes: _whole(passes) and passes > 0,
+    "later": lambda later: isinstance(later, dict) and all(number.isdecimal() for number in later),
+    "peer": lambda peer: isinstance(peer, bool),
 }
+PASS: dict[str, Check] = {"digest": _text, "counters": ROW["counters"], "ops": ROW["ops"]}
 LAUNCH: dict[str, Check] = {
     "times": lambda times: isinstance(times, dict) and times != {} and times.keys() <= {*FIGURES},
     "parts": lambda parts: isinstance(parts, dict) and parts.keys() <= {*FIGURES} and all(map(_shares, parts.values())),
@@ -212,7 +245,7 @@ TIMES: dict[str, Check] = {
         )
     ),
 }
-"""The check of the value of each key: of the file, of a row, of a launch, of one figure's times."""
+"""The check of the value of each key: of the file, of a row, of one pass, of a launch, of one figure's times."""
 
 
 def _parsed(content: Any) -> Record:
@@ -226,8 +259,15 @@ def _parsed(content: Any) -> Record:
         _exactly(row, ROW, f"row {name!r}")
         if bool(row["counters"]) is (row["digest"] is None):
             raise GateError(f"row {name!r} has a digest without counters, or counters without a digest")
-        rows[name] = GatedRow(**{**row, "launches": tuple(_launch(launch, name) for launch in row["launches"])})
+        later = {number: _pass(counts, name) for number, counts in row["later"].items()}
+        launches = tuple(_launch(launch, name) for launch in row["launches"])
+        rows[name] = GatedRow(**{**row, "launches": launches, "later": later})
     return Record(content["made"], rows)
+
+
+def _pass(content: Any, row: str) -> PassCounts:
+    _exactly(content, PASS, f"a later pass of {row!r}")
+    return PassCounts(**content)
 
 
 def _launch(content: Any, row: str) -> Launch:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import expm1, isinf, log, log1p
 from statistics import fmean
 
-from benchsuite.gate.record import CALL, DECODE, FIRST, WHOLE, GatedRow, Launch, Record
+from benchsuite.gate.record import BESIDE, CALL, DECODE, FIRST, MEANS, STARTS, WHOLE, GatedRow, Launch, Record
 from benchsuite.gate.shift import Shift, holm, paired, unpaired
 from benchsuite.gate.sides import Sides
 from benchsuite.gate.verdict import Finding, GateVerdict
@@ -16,13 +16,22 @@ from benchsuite.gate.where import where
 FIRST_LEVEL = 1 / 32
 """The level of the first stage's bounds: the smallest p-value that five signed ranks can have."""
 
-WORDS = {
+PLAINLY = {
     DECODE: "seconds per token",
     FIRST: "seconds to the first token",
     WHOLE: "seconds from prompt to last token",
     CALL: "seconds a call",
 }
+WORDS = {
+    **PLAINLY,
+    **{MEANS[figure]: f"{PLAINLY[figure]}, as a mean over the passes after the first" for figure in (DECODE, FIRST)},
+    **{STARTS[figure]: f"{PLAINLY[figure]} in the first pass" for figure in STARTS},
+    MEANS[CALL]: "seconds a call, as a mean over the rounds",
+}
 """Each figure in a sentence."""
+
+CALLS = (CALL, MEANS[CALL])
+BEGINS = (FIRST, MEANS[FIRST], STARTS[FIRST])
 
 GONE = -0.75
 """A gain beyond this is flagged: work that is gone, or fails early, is the commonest reason."""
@@ -37,7 +46,8 @@ PROMPT = 5
 class Subject:
     """What is judged: a figure of a row, relative to its control's or, if ``alone``, by the clock.
 
-    ``coarse``: the figure's noise is a whole launch's, so that only a slowdown far beyond the tolerance can be told.
+    ``coarse``: the figure's noise is that of a whole launch or of a few runs, so that only a slowdown far beyond the
+    tolerance can be told.
     """
 
     row: str
@@ -48,18 +58,18 @@ class Subject:
     @property
     def figure_name(self) -> str:
         """The figure as tables and files name it."""
-        return f"{self.figure} by the clock" if self.coarse else self.figure
+        return f"{self.figure} by the clock" if self.coarse and self.alone and self.figure not in CALLS else self.figure
 
     @property
-    def family(self) -> tuple[str, bool]:
+    def family(self) -> tuple[str, bool, bool]:
         """Cases of one family share the chance of a false alarm."""
-        return self.figure, self.alone
+        return self.figure, self.alone, self.coarse
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """The slowdowns let through, as fractions: of each row's ``s/token`` and ``E2E``, of every ``TTFT``, and by the
-    clock where a control hides what strikes both."""
+    """The slowdowns let through, as fractions: of each row's ``s/token`` and ``E2E``, of every ``TTFT``, and of
+    everything that is ``coarse``."""
 
     rows: Mapping[str, float]
     first: float
@@ -67,10 +77,8 @@ class Tolerances:
 
     def of(self, case: Subject) -> float:
         """The tolerance of a case: a row's own, and not less than what the figure's noise allows."""
-        own = self.rows[case.row]
-        if case.coarse:
-            return max(own, self.coarse)
-        return max(own, self.first) if case.figure == FIRST else own
+        least = (self.coarse if case.coarse else 0.0, self.first if case.figure in BEGINS else 0.0)
+        return max(self.rows[case.row], *least)
 
 
 @dataclass(frozen=True)
@@ -91,12 +99,14 @@ def cases(name: str, row: GatedRow, level: int) -> list[Subject]:
     figures = [figure for figure in WORDS if all(figure in launch.times for launch in row.launches)]
     if not row.launches or not level:
         return []
-    if level == 3 or row.digest is None:
-        return [Subject(name, figure, alone=True) for figure in figures if level > 1]
+    coarse = {figure for figure in figures if row.peer or figure in BESIDE}
+    if level == 3 or (row.digest is None and not row.peer):
+        return [Subject(name, figure, alone=True, coarse=figure in coarse) for figure in figures if level > 1]
     related = [figure for figure in figures if _side(row, Subject(name, figure))]
-    found = [Subject(name, figure) for figure in related]
+    found = [Subject(name, figure, coarse=figure in coarse) for figure in related]
     if level == 2 and row.digest == row.plain_digest and not row.counters.get("num_drafts"):
-        # Plain decoding is in every other row's time: what strikes it and them alike shows on the clock alone.
+        # Plain decoding is in every other row's time: what strikes it and them alike shows on the clock alone. A peer
+        # may have no control.
         found += [Subject(name, figure, alone=True, coarse=True) for figure in figures if figure != WHOLE]
     return found
 
@@ -125,9 +135,9 @@ def decide(
     REGRESSED, in the last stage only: the estimate is above the tolerance and the exact test rejects "no slower" at
     ``alpha``, with Holm's correction over the cases of a family. IMPROVED: the same in the other direction. PASS: the
     estimate is not above the tolerance, in the first stage also not below minus the tolerance, and a slowdown of twice
-    the tolerance is excluded (level 1/32 in the first stage, ``alpha`` in the last). INCONCLUSIVE: everything else; in
-    the first stage it leads to the second. A coarse case excludes nothing: it passes unless its estimate is above the
-    tolerance.
+    the tolerance is excluded (level 1/32 in the first stage, ``alpha`` in the last). COARSE, of coarse cases: the same
+    without the latter. INCONCLUSIVE: everything else; in the first stage it leads to the second. A coarse case is never
+    IMPROVED.
     """
     bound = alpha if final else FIRST_LEVEL
     shifts = {case: shift_of(*both, live, bound) for case, both in sides.items()}
@@ -139,13 +149,16 @@ def decide(
     found = {}
     for case, shift in shifts.items():
         tolerance = log1p(tolerances.of(case))
-        excluded = case.coarse or shift.high < 2 * tolerance
         if case in slower and shift.estimate > tolerance:
             verdict = GateVerdict.REGRESSED
         elif case in faster and shift.estimate < -tolerance and not case.coarse:
             verdict = GateVerdict.IMPROVED
-        elif shift.estimate <= tolerance and (final or case.coarse or shift.estimate >= -tolerance) and excluded:
+        elif shift.estimate > tolerance or not (final or case.coarse or shift.estimate >= -tolerance):
+            verdict = GateVerdict.INCONCLUSIVE
+        elif shift.high < 2 * tolerance:
             verdict = GateVerdict.PASS
+        elif case.coarse:
+            verdict = GateVerdict.COARSE
         else:
             verdict = GateVerdict.INCONCLUSIVE
         found[case] = verdict, shift
@@ -215,7 +228,7 @@ def _stage(
             if both[0] and both[1]:
                 timed[case] = both[0], both[1]
             else:
-                yield Finding(name, level, GateVerdict.ERROR, "its test failed in a launch", case.figure_name)
+                yield Finding(name, level, GateVerdict.ERROR, _lacking(now, case), case.figure_name)
     single = {case: both for case, both in timed.items() if case.figure == DECODE and not case.coarse}
     prompts = slower_prompts(single, tolerances, alpha, final, live)
     bound = alpha if final else FIRST_LEVEL
@@ -235,6 +248,12 @@ def _stage(
         yield told
 
 
+def _lacking(now: GatedRow | None, case: Subject) -> str:
+    if now and case.figure in BESIDE and all(case.figure not in launch.times for launch in now.launches):
+        return "the base has it and this run not: time as many passes, with the base's --gate-pairs and prompts"
+    return "its test failed in a launch"
+
+
 def _fraction(logarithm: float) -> float:
     return logarithm if isinf(logarithm) else expm1(logarithm)
 
@@ -251,20 +270,24 @@ def _told(
 ) -> Finding:
     change, low, high = map(_fraction, (shift.estimate, shift.low, shift.high))
     base, head = (side.launches for side in sides)
-    beside = " by the clock" if case.alone and case.figure != CALL else "" if case.alone else f", over {row.control}'s"
+    beside = (
+        " by the clock" if case.alone and case.figure not in CALLS else "" if case.alone else f", over {row.control}'s"
+    )
     message = (
         f"{change:+.1%} {WORDS[case.figure]}{beside} ({percent(low)} to {percent(high)}, each bound at {bound:.2g}; "
         f"{len(base)} and {len(head)} launches)"
     )
-    if case.coarse and verdict == GateVerdict.PASS:
-        message += (
-            f": no slowdown of everything beyond {tolerance:.0%}; a smaller one cannot be distinguished from noise"
-        )
+    gone = verdict == GateVerdict.IMPROVED and change < GONE
+    if gone and row.digest is None:
+        verdict = GateVerdict.INCONCLUSIVE
+        message += f": its work may be gone{LOOK}; --gate-inconclusive=report lets it through"
     else:
         message += {
             GateVerdict.REGRESSED: f", beyond the tolerance of {tolerance:.1%}",
-            GateVerdict.IMPROVED: f"{LOOK if change < GONE else ''}; write the gain down with --gate-update",
+            GateVerdict.IMPROVED: f"{LOOK if gone else ''}; write the gain down with --gate-update",
             GateVerdict.PASS: f"; a slowdown of {2 * tolerance:.1%} is excluded",
+            GateVerdict.COARSE: f": not beyond the tolerance of {tolerance:.1%}, but one of {2 * tolerance:.1%} is not "
+            "excluded",
             GateVerdict.INCONCLUSIVE: f": too noisy to exclude a slowdown of {2 * tolerance:.1%} or to prove one of "
             f"{tolerance:.1%}; more --gate-pairs, more --gate-launches or a quieter machine decides",
         }.get(verdict, "")

@@ -15,7 +15,7 @@ from benchsuite.gate.record import DECODE, GatedRow, GateError, Record
 from benchsuite.gate.rules import NEEDED, Rules
 from benchsuite.gate.sides import LiveSides, Say, Sides, StoredSides
 from benchsuite.gate.speed import Tolerances, staged
-from benchsuite.gate.verdict import Finding, GateVerdict
+from benchsuite.gate.verdict import Finding, GateVerdict, worst
 
 SUITE = "suite"
 """The row name of findings about the whole run."""
@@ -36,8 +36,8 @@ class Trial:
     ``head``: the record of this process; ``findings()`` replaces it by the record of its launches, if it makes any.
     ``wanted``: the rows that the run should measure, each with the reason why it was not measured, or None.
     ``baseline``: the record of the file; None if a revision is measured live. ``anchor``: the record of the pinned
-    file. ``say`` prints a line of progress. ``order``: after ``findings()`` of a revision, the seed of the launches'
-    order, and the order.
+    file. ``say`` prints a line of progress. After ``findings()``: ``order``, of a revision, the seed of the launches'
+    order, and the order; ``new``, the rows that the base lacks and that passed.
     """
 
     rules: Rules
@@ -50,6 +50,7 @@ class Trial:
     limits: Mapping[str, Limit] = field(default_factory=dict)
     anchor: Record | None = None
     order: dict[str, Any] = field(default_factory=dict)
+    new: list[str] = field(default_factory=list)
 
     def findings(self) -> list[Finding]:
         """All findings, of every row and level. A failed launch is a finding too."""
@@ -81,13 +82,17 @@ class Trial:
         compared = [name for name, one in found.items() if name in base.rows and one.verdict != GateVerdict.ERROR]
         timed: list[Finding] = []
         for level in self.levels:
-            names = [name for name in compared if level and self._comparable(name, base, level)]
+            names = [name for name in compared if level and self._comparable(name, base.rows[name], level)]
             if names:
                 timed += self._timed(sides, level, names)
                 _, self.head = sides.at_least(1)
         timed += self._anchored(sides)
         zero = [one for name, one in found.items() if one.verdict != GateVerdict.PASS or self._counted(name, base)]
-        return [*zero, *self._absent(base), *self._notes(base), *timed]
+        every = [*zero, *self._absent(base), *self._notes(base), *timed]
+        judged = [name for name in compared if self._any_level(name, base.rows[name])]
+        if not judged and worst(finding.verdict for finding in every) == GateVerdict.PASS:
+            every.append(_error(SUITE, UNJUDGED))
+        return every
 
     def _notes(self, base: Record) -> list[Finding]:
         """Findings on the two sides that do not fail the run: the same commit, different versions."""
@@ -95,8 +100,8 @@ class Trial:
         before, now = base.made.get("commit"), self.head.made.get("commit")
         if self.rules.base and before and before == now:
             notes.append(f"base and head are the same commit, {before[:12]}, and nothing is changed")
-        controls = {base.rows[name].control for name in self.wanted if name in base.rows}
-        if self.levels[-1] == 1 and "plain" in controls and not controls - {"plain", None}:
+        ours = [base.rows[name] for name in self.wanted if name in base.rows and not base.rows[name].peer]
+        if self.levels[-1] == 1 and _plain_alone(ours):
             notes.append(BLIND)
         if self.rules.own_environment:
             sides = zip(("the base", "this checkout"), self.launcher.layers, strict=True)
@@ -105,9 +110,12 @@ class Trial:
             notes.append("the base has none of the rows of this run: every row is new")
         elif self.launcher.lacking:
             notes.append(f"the base lacks {', '.join(self.launcher.lacking)}")
-        new = sorted(self.head.rows.keys() - base.rows.keys()) if self._new_pass else []
-        if new:
-            notes.append(f"{len(new)} rows are new, and compared with nothing: {_shown(new)}")
+        self.new = sorted(self.head.rows.keys() - base.rows.keys()) if self._new_pass else []
+        if self.new:
+            notes.append(f"{len(self.new)} rows are new, and compared with nothing: {_shown(self.new)}")
+        left = [name for name, row in self.head.rows.items() if row.peer and not self._any_level(name, row)]
+        if left:
+            notes.append(f"{len(left)} rows of peers are not gated: no level compares anything of them: {_shown(left)}")
         versions = _differences(base.made.get("versions") or {}, self.head.made.get("versions") or {})
         if versions:
             notes.append(f"versions differ: {versions}")
@@ -118,18 +126,23 @@ class Trial:
         """Whether rows that the baseline lacks pass."""
         return self.rules.on_missing in ("new", "report") or self.rules.update
 
-    def _comparable(self, name: str, base: Record, level: int) -> bool:
+    def _comparable(self, name: str, row: GatedRow, level: int) -> bool:
+        """Whether a level that the row's marker allows has something to compare of a side's row."""
         limit = self.limits.get(name, Limit())
         if limit.level not in (None, level):
             return False
-        row = base.rows[name]
         return bool(speed.cases(name, row, level)) if level else row.digest is not None
+
+    def _any_level(self, name: str, row: GatedRow) -> bool:
+        return any(self._comparable(name, row, level) for level in self.levels)
 
     def _known(self, name: str, base: Record) -> Finding:
         """The finding on a row at level 0, or the reason why it cannot be compared at any level."""
         head, before = self.head.rows.get(name), base.rows.get(name)
         if head is None:
             return _error(name, f"it was not measured: {self.wanted[name] or 'its test made no figures'}")
+        if head.peer and not self._any_level(name, head):
+            return Finding(name, 0, GateVerdict.PASS, "not gated: a peer has no counters, and times of its own alone")
         if before is None:
             close = difflib.get_close_matches(name, base.rows.keys() - self.wanted.keys(), n=1)
             hint = f"; the baseline has {close[0]!r}, which this run has not: renamed?" if close else ""
@@ -143,7 +156,7 @@ class Trial:
         other = self._read_otherwise(name, before, head, base)
         if other:
             return other
-        if not any(self._comparable(name, base, level) for level in self.levels):
+        if not self._any_level(name, before):
             return _error(
                 name, f"nothing of it can be compared at levels {', '.join(map(str, self.levels))}: {NOTHING}"
             )
@@ -182,8 +195,11 @@ class Trial:
         return None
 
     def _counted(self, name: str, base: Record) -> bool:
-        """Whether a row has a finding at level 0: on its counters, or because the base lacks the row."""
-        return name not in base.rows or (0 in self.levels and self._comparable(name, base, 0))
+        """Whether a row has a finding at level 0: on its counters, or because the base lacks it. Peers have none."""
+        head, before = self.head.rows.get(name), base.rows.get(name)
+        if head and head.peer:
+            return False
+        return before is None or (0 in self.levels and self._comparable(name, before, 0))
 
     def _absent(self, base: Record) -> list[Finding]:
         gone = sorted(base.rows.keys() - self.wanted.keys())
@@ -221,6 +237,9 @@ class Trial:
                 found.append(replace(_error(name, sentence), level=1, against="anchor"))
             elif speed.cases(name, row, 1):
                 names.append(name)
+            else:
+                sentence = "the anchor cannot hold it: it has no control in its own process"
+                found.append(Finding(name, 1, GateVerdict.PASS, sentence, against="anchor"))
         if not names:
             return [*found, _error(SUITE, "no row can be held against the anchor: none has times and a control")]
         pinned = StoredSides(anchor, self.launcher, self.say, head=sides.head)
@@ -235,7 +254,7 @@ class Trial:
     def _self_test(self) -> list[Finding]:
         """Compare this code with itself: as it is, and with each row that drafts slowed down by twice the tolerance."""
         found, slower = list[Finding](), 2 * self.rules.tolerance
-        timed = [name for name, row in self.head.rows.items() if row.control]
+        timed = [name for name, row in self.head.rows.items() if row.control and not row.peer]
         drafted = [name for name in timed if self.head.rows[name].counters.get("num_drafts")]
         if not drafted:
             return [_error(SUITE, "no row has a control and a draft that could be slowed down; select some of ours")]
@@ -257,6 +276,11 @@ class Trial:
 
 RENDERED = "rendered prompts"
 """The input that baselines of earlier versions lack: it is compared where both sides have it."""
+
+UNJUDGED = (
+    "nothing was judged, which is no pass: the base has no row of this run that could be compared; take a base that "
+    "has some, or --gate=report"
+)
 
 AGAIN = "make the baseline again with --gate-save"
 
@@ -325,12 +349,19 @@ def refuse_too_few(rules: Rules, levels: tuple[int, ...], rows: int, base: Recor
 
 
 def refuse_unfit_anchor(rules: Rules, anchor: Record) -> None:
-    """GateError if times cannot be held against the anchor: too few launches, or another machine."""
+    """GateError if times cannot be held against the anchor: too few launches, plain without a control, or another
+    machine."""
     which = f"--gate-anchor {rules.anchor}"
     if anchor.launches < NEEDED:
         raise GateError(
             f"{which} holds {anchor.launches} launches of a row and takes {NEEDED}; pin it with --gate-save FILE "
             f"--gate-launches {NEEDED}"
+        )
+    ours = [row for row in anchor.rows.values() if not row.peer]
+    if _plain_alone(ours) or any(row.digest is not None and row.control is None for row in ours):
+        raise GateError(
+            f"{which} cannot hold plain decoding, which is timed over nothing in it: what slows every row alike would "
+            "add up unseen; pin one with --specdec-peer transformers"
         )
     machine = figures.machine((anchor.made.get("machine") or {}).get("device"))
     mismatch = different(anchor.made, {"machine": machine})
@@ -339,6 +370,12 @@ def refuse_unfit_anchor(rules: Rules, anchor: Record) -> None:
             f"{which} was made on another machine, whose times cannot be compared ({mismatch}); pin one here, or say "
             "--gate-on-mismatch=ignore"
         )
+
+
+def _plain_alone(rows: Sequence[GatedRow]) -> bool:
+    """Whether rows are timed over plain decoding, and plain over nothing."""
+    controls = {row.control for row in rows}
+    return "plain" in controls and not controls - {"plain", None}
 
 
 def different(base: Mapping[str, Any], head: Mapping[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ class GateVerdict(StrEnum):
 
     IMPROVED = "IMPROVED"
     PASS = "PASS"
+    COARSE = "COARSE"
     INCONCLUSIVE = "INCONCLUSIVE"
     REGRESSED = "REGRESSED"
     ERROR = "ERROR"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+from benchsuite.gate.record import BESIDE
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.speed import percent
 from benchsuite.gate.trial import SUITE
@@ -11,14 +13,20 @@ from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.report.document import Lines, Section, Table
 
 NAMED = 4
-"""Peers that a sentence names one by one."""
+"""Rows that a sentence names one by one."""
+
+QUIET = (GateVerdict.PASS, GateVerdict.COARSE)
+"""Verdicts that fail no run and are counted, where they are many."""
 
 
 def findings_section(findings: Sequence[Finding], title: str = "") -> Section:
     """Return a table with a line for each finding (row, level, figure, verdict, change, bounds, changed part).
 
-    Below it is a sentence for each that did not pass, or that is about the suite.
+    Means and first passes, which are beside the median of the same, have one where they did not pass. Below it is a
+    sentence for each finding that did not pass, or that is about the suite.
     """
+    told = [finding_sentence(f) for f in findings if f.verdict not in QUIET or f.row == SUITE]
+    findings = [f for f in findings if not (f.verdict in QUIET and _beside(f))]
     columns = {
         "row": [_short(f.row) for f in findings],
         "level": [str(f.level) for f in findings],
@@ -29,9 +37,12 @@ def findings_section(findings: Sequence[Finding], title: str = "") -> Section:
         "where": [f.where or "" for f in findings],
     }
     shown = {head: cells for head, cells in columns.items() if any(cells)}
-    told = [finding_sentence(f) for f in findings if f.verdict != GateVerdict.PASS or f.row == SUITE]
     table = Table(list(shown), list(zip(*shown.values(), strict=True)))
     return Section(title, [table, *([Lines(told)] if told else [])])
+
+
+def _beside(finding: Finding) -> bool:
+    return (finding.figure or "").removesuffix(" by the clock") in BESIDE
 
 
 def finding_sentence(finding: Finding) -> str:
@@ -40,20 +51,27 @@ def finding_sentence(finding: Finding) -> str:
     return f"{finding.verdict} at level {finding.level}, {finding.row}: {finding.message}{where}"
 
 
-def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = True, ungated: Sequence[str] = ()) -> str:
+def run_sentence(
+    findings: Sequence[Finding],
+    rules: Rules,
+    compared: bool = True,
+    ungated: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> str:
     """The run's verdict in words and the next action; ``compared`` is False if the run only made a baseline.
 
-    ``ungated``: the peers that were measured and not compared.
+    ``ungated``: what was measured and not compared, by what it is. Figures that are COARSE are counted.
     """
     overall = worst(finding.verdict for finding in findings)
     rows, levels = {f.row for f in findings} - {SUITE}, sorted({f.level for f in findings})
     against = f"against {rules.file or rules.base or 'itself'}"
     scope = f"{len(rows)} rows at levels {', '.join(map(str, levels))} {against}"
     update = ", accept it with --gate-update" if rules.file else ", merge it all the same"
+    part = " of what was gated" if any(ungated.values()) else ""
     action = {
         GateVerdict.IMPROVED: "something got better"
         + (": write it down with --gate-update, or the next loss of it goes unseen" if rules.file else ""),
-        GateVerdict.PASS: "nothing got worse" if compared else "nothing was compared, the baseline is this run",
+        GateVerdict.PASS: f"nothing got worse{part}" if compared else "nothing was compared, the baseline is this run",
+        GateVerdict.COARSE: f"nothing is shown to have got worse{part}",
         GateVerdict.INCONCLUSIVE: "something could not be decided, and "
         + (
             "is let through by --gate-inconclusive=report"
@@ -63,22 +81,29 @@ def run_sentence(findings: Sequence[Finding], rules: Rules, compared: bool = Tru
         GateVerdict.REGRESSED: f"something got worse; if it is meant{update}",
         GateVerdict.ERROR: "something could not be compared, and does not pass unseen",
     }[overall]
-    if rules.update and overall not in (GateVerdict.PASS, GateVerdict.ERROR):
+    if rules.update and overall not in (*QUIET, GateVerdict.ERROR):
         action = "accepted by --gate-update"
     if rules.self_test:
         tells = "tells" if overall == GateVerdict.PASS else "does not reliably tell"
         action = f"this machine {tells} a slowdown of {2 * rules.tolerance:.1%} from none"
     shown = "" if rules.mode == "fail" else " (--gate=report: nothing fails)"
-    return f"{scope}: {action}{shown}{not_gated(ungated)}"
+    unheld = [f.row for f in findings if f.against == "anchor" and f.figure is None and f.verdict == GateVerdict.PASS]
+    left = [
+        *((f"not gated ({what})", names) for what, names in ungated.items()),
+        ("not held against the anchor", unheld),
+    ]
+    return f"{scope}: {action}{shown}{_coarse(findings)}{''.join(_named(*one) for one in left)}"
 
 
-def not_gated(peers: Sequence[str]) -> str:
-    """Return "; not gated (peers): …" with what was measured and is compared with nothing; empty if there is nothing.
+def _coarse(findings: Sequence[Finding]) -> str:
+    timed = [finding for finding in findings if finding.figure]
+    count = sum(finding.verdict == GateVerdict.COARSE for finding in timed)
+    return f"; COARSE: {count} of {len(timed)} figures, of which twice the tolerance is not excluded" if count else ""
 
-    Example: ``not_gated(["transformers"])``
-    """
-    more = f" and {len(peers) - NAMED} more" if len(peers) > NAMED else ""
-    return f"; not gated (peers): {', '.join(peers[:NAMED])}{more}" if peers else ""
+
+def _named(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"; {what}: {', '.join(names[:NAMED])}{more}" if names else ""
 
 
 def _bounds(finding: Finding) -> str:

@@ -32,7 +32,7 @@ class GatePlugin:
     """The plugin object, registered if ``--gate`` or ``--gate-save`` is given.
 
     ``bench`` returns the Bench that measured our rows, or None; ``arm_of`` the arm of a row's name. Plain decoding once
-    more and peers are controls and are not gated; the verdict names the peers.
+    more is not gated. A peer has times alone; the verdict names those of which no level compares anything.
     """
 
     def __init__(self, config: pytest.Config, given: Rules, bench: BenchOf, arm_of: Callable[[str], Arm]) -> None:
@@ -46,7 +46,7 @@ class GatePlugin:
             refuse_unfit_anchor(given, self.anchor)
         self.limits: dict[str, Limit] = {}
         self.wanted: dict[str, str | None] = {}  # the reason why a row was not measured, or None
-        self.ungated: list[str] = []  # the peers that are measured
+        self._peers: dict[str, str] = {}  # the rows of peers, with their labels
         self._known: set[str] = set()  # ids of tests that declare the benchmark fixture
         self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
@@ -74,11 +74,10 @@ class GatePlugin:
         for item in items:
             if "benchmark" in getattr(item, "fixturenames", ()):
                 self._known.add(item.nodeid)
-            measured, name = row_of(item), self._row(item)
-            arm = self._arm_of(measured) if measured is not None else None
-            if arm is not None and arm.peer and arm.label not in self.ungated:
-                self.ungated.append(arm.label)
+            name, arm = self._row(item), self._arm(item)
             if name is not None:
+                if arm and arm.peer:
+                    self._peers[name] = arm.label
                 self.wanted[name] = "its test did not run"
                 limit = _limit(item)
                 if self.limits.setdefault(name, limit) != limit:
@@ -105,7 +104,8 @@ class GatePlugin:
             raise pytest.UsageError(f"--gate: {NO_BENCHMARKS}, so nothing would be gated; select some")
         if self.rules.gating:
             try:
-                refuse_too_few(self.rules, self.levels, len(self.wanted), self.baseline)
+                ours = len(self.wanted) - len(self._peers)
+                refuse_too_few(self.rules, self.levels, max(ours, len(self._peers)), self.baseline)
                 if self.rules.own_environment and self.rules.base:
                     self._layers = layers(self._launcher().root(), self.rules.base)
             except GateError as error:
@@ -129,10 +129,23 @@ class GatePlugin:
 
     def _row(self, item: pytest.Item) -> str | None:
         """The name of the gated row that an item measures, or None."""
-        name = row_of(item)
-        if name is not None:
-            return None if self._arm_of(name).control else name
+        arm = self._arm(item)
+        if arm is not None:
+            return None if arm.again or arm.eager else row_of(item)
         return item.nodeid if "benchmark" in getattr(item, "fixturenames", ()) else None
+
+    def _arm(self, item: pytest.Item) -> Arm | None:
+        name = row_of(item)
+        return None if name is None else self._arm_of(name)
+
+    @property
+    def ungated(self) -> dict[str, list[str]]:
+        """What was measured and compared with nothing: the labels of peers, and the rows that are new."""
+        judged = {
+            finding.row for finding in self.findings or () if finding.figure or finding.verdict != GateVerdict.PASS
+        }
+        peers = dict.fromkeys(label for name, label in self._peers.items() if name not in judged)
+        return {"peers": [*peers], "new": self.trial.new if self.trial else []}
 
     def judge(self) -> list[Finding]:
         """The findings of this run, computed by the first call."""
@@ -261,8 +274,7 @@ class GatePlugin:
                 self._print(f"launch {number + 2} of {more + 1}")
                 record = record.joined([self._launcher().measure()])
             record.save(self.rules.save)
-            left_out = findings.not_gated(self.ungated)
-            self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches{left_out}")
+            self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches")
             if more + 1 < rules.NEEDED and any(row.digest is None for row in record.rows.values()):
                 self.wrote.append(
                     "plain benchmarks have no counters: against a file they can be gated only with --gate-dedicated, "

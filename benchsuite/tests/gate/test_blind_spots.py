@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle, pairwise
 from math import exp, log
@@ -17,98 +16,23 @@ from tokenizers import normalizers
 from torch import nn
 
 from benchsuite.gate import counters, inputs
-from benchsuite.gate.figures import compared
 from benchsuite.gate.launcher import Launcher
 from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, WHOLE, FigureTimes, GatedRow, GateError, Launch, Record
 from benchsuite.gate.sides import LiveSides
-from benchsuite.gate.speed import Tolerances, staged
 from benchsuite.gate.trial import BLIND, Trial, refuse_unfit_anchor
-from benchsuite.gate.verdict import Finding, GateVerdict
-from benchsuite.measure.arms import Arm
-from benchsuite.measure.paired import Series
-from benchsuite.measure.runners import Outcome
+from benchsuite.gate.verdict import GateVerdict
 from benchsuite.measure.workloads import Question
-from benchsuite.tests.rig import SETTING
+from benchsuite.tests.launched_rig import (
+    DRAFTED,
+    PLAIN,
+    drafted,
+    gated_rows,
+    judged,
+    launches_of,
+    slowed,
+    timed_outcome,
+)
 from specdec.catalog import byte_tokenizer
-from specdec.stats import Call, Marks, RowStep, Stats, Step
-
-PASSES = 4
-TOKENS = 10
-PLAIN, DRAFTED = Arm(SETTING), Arm(SETTING, "ngram", "match", "fixed", 4)
-PEER = Arm(SETTING, peer="transformers")
-
-
-def timed_outcome(
-    decode: float = 1.0, prefill: float = 0.2, admit: float = 0.0, forget: float = 0.0, observe: float = 0.0
-) -> Outcome:
-    """A run of one prompt in one step, whose parts take the given seconds; the draft's come on top of ``decode``."""
-    # Marks are milliseconds: draft 0.1 s and what observing takes, target the rest, accept, commit and host 0.
-    target, seen = round(1000 * decode) - 100, round(1000 * observe)
-    marks = Marks(
-        0, 0, 0, 100, 100 + target, 100 + target, 100 + target, 100 + target, 100 + target + seen, 100 + target + seen
-    )
-    watch = SimpleNamespace(seconds=lambda start, end: (end - start) / 1000)
-    stats = Stats(cast(Any, watch), steps=[Step.of((RowStep(4, 4, 2, TOKENS),), 5, marks)])
-    stats.calls = [Call("admit", 0, round(1000 * admit))]
-    decoding = decode + observe
-    whole = forget + prefill + admit + decoding
-    return Outcome(
-        tokens=[tuple(range(TOKENS))],
-        wall_s=whole,
-        decode_s=decoding,
-        decoded=TOKENS,
-        emissions=[[(whole, TOKENS)]],
-        forwards=1,
-        mean_length=5.0,
-        stats=stats,
-        forgetting_s=forget,
-    )
-
-
-def gated_rows(ours: Sequence[Outcome], plain: Sequence[Outcome], peer: Sequence[Outcome] = ()) -> dict[str, GatedRow]:
-    """The gated rows of plain and of one draft, each of as many prompts as outcomes, in ``PASSES`` passes."""
-    runs = {PLAIN: plain, DRAFTED: ours, **({PEER: peer} if peer else {})}
-    series = {arm: Series(arm, "exact", outcomes=list(found) * PASSES) for arm, found in runs.items()}
-    return compared(series, len(ours), {"prompts": "p"})
-
-
-def launches_of(
-    make: Callable[[float], dict[str, GatedRow]], seed: int, noise: float = 0.002, count: int = 13
-) -> Record:
-    """Launches of one side; ``make`` is given each launch's own noise as a factor."""
-    coin = random.Random(seed)
-    records = [Record({}, make(exp(coin.gauss(0, noise)))) for _ in range(count)]
-    return records[0].joined(records[1:])
-
-
-class Stored:
-    """Two records: a ``Sides``."""
-
-    def __init__(self, base: Record, head: Record, paired: bool = True) -> None:
-        self.both, self.paired = (base, head), paired
-
-    def at_least(self, count: int) -> tuple[Record, Record]:
-        """The first launches of both."""
-        base, head = (
-            replace(side, rows={name: replace(row, launches=row.launches[:count]) for name, row in side.rows.items()})
-            for side in self.both
-        )
-        return base if self.paired else self.both[0], head
-
-
-def judged(base: Record, head: Record, level: int = 2) -> dict[tuple[str, str | None], Finding]:
-    """The findings on both rows, by arm and figure."""
-    tolerances = Tolerances(dict.fromkeys(base.rows, 0.03), first=0.1, coarse=0.15)
-    found = staged(Stored(base, head, paired=level == 2), level, tolerances, 0.01, (5, 8))
-    short = {PLAIN.id: "plain", DRAFTED.id: "ngram"}
-    return {(short[finding.row], finding.figure): finding for finding in found}
-
-
-def drafted(prompts: Sequence[float], **parts: float) -> Callable[[float], dict[str, GatedRow]]:
-    """Rows whose draft takes these seconds on each prompt, times the launch's noise; plain takes a second on each."""
-    return lambda noise: gated_rows(
-        [timed_outcome(p * noise, **parts) for p in prompts], [timed_outcome()] * len(prompts)
-    )
 
 
 def test_the_value_of_a_launch_is_a_mean_over_prompts_of_medians_over_passes() -> None:
@@ -148,11 +72,6 @@ def test_prompts_that_differ_by_noise_alone_are_not_named() -> None:
     assert all(judged(noisy(i), noisy(i + 100))["ngram", DECODE].verdict == GateVerdict.PASS for i in range(8))
 
 
-def slowed(plain: float, ours: float, peer: bool = False) -> Callable[[float], dict[str, GatedRow]]:
-    outside = [timed_outcome(2.0)] * 3 if peer else []
-    return lambda noise: gated_rows([timed_outcome(ours * noise)] * 3, [timed_outcome(plain * noise)] * 3, outside)
-
-
 def test_a_slowdown_of_everything_by_an_amount_is_no_gain_and_blocks() -> None:
     """Half a second on every forward: plain takes 1.5 for 1, a draft with a third of the forwards 0.67 for 0.5."""
     found = judged(launches_of(slowed(1.0, 0.5), 0), launches_of(slowed(1.5, 0.67), 1))
@@ -183,7 +102,7 @@ def test_a_control_that_the_engine_does_not_share_sees_a_slowdown_of_everything_
     found = judged(base, head, level=1)
     assert found["plain", DECODE].verdict == GateVerdict.REGRESSED
     assert found["ngram", DECODE].verdict == GateVerdict.PASS
-    assert {row.control for row in base.rows.values()} == {"transformers", "plain"}
+    assert {row.control for row in base.rows.values() if not row.peer} == {"transformers", "plain"}
     assert BLIND not in [one.message for one in trial(base, head).findings()]
 
 
@@ -284,6 +203,26 @@ def test_a_drift_of_one_percent_a_merge_is_found_by_the_anchor_alone() -> None:
     assert worse[0].message.startswith("against the anchor, +8.")
 
 
+def test_five_merges_that_slow_everything_pass_one_by_one_and_an_anchor_must_hold_plain() -> None:
+    """Five of 14 % are 1.93x. Each passed, and so did an anchor that held plain over nothing."""
+
+    def after(merges: int, peer: bool) -> Record:
+        slower = 1.14**merges
+        return launches_of(slowed(slower, 0.5 * slower, peer), merges)
+
+    alone, beside = after(0, peer=False), after(0, peer=True)
+    step = judged(alone, after(1, peer=False)).values()
+    assert {one.verdict for one in step} == {GateVerdict.PASS}
+    rules = cast(Any, SimpleNamespace(anchor="a.json", on_mismatch="ignore"))
+    for anchor in (alone, replace(alone, rows={DRAFTED.id: alone.rows[DRAFTED.id]})):
+        with pytest.raises(GateError, match=r"a.json cannot hold plain decoding.* --specdec-peer transformers"):
+            refuse_unfit_anchor(rules, anchor)
+    refuse_unfit_anchor(rules, beside)
+    last = after(5, peer=True)
+    found = [one for one in trial(last, last, anchor=beside).findings() if one.verdict == GateVerdict.REGRESSED]
+    assert (PLAIN.id, DECODE, "anchor") in {(one.row, one.figure, one.against) for one in found}
+
+
 def test_a_gain_since_the_anchor_is_no_news_and_a_row_that_it_lacks_is_told() -> None:
     old, new = launches_of(drafted([0.5] * 3), 0), launches_of(drafted([0.4] * 3), 1)
     found = [finding for finding in trial(new, new, anchor=old).findings() if finding.against == "anchor"]
@@ -310,7 +249,7 @@ def test_an_anchor_is_held_against_this_machine_with_the_device_that_the_anchor_
     """A checkout learns what its rows run on only when they have run."""
     monkeypatch.setattr("benchsuite.gate.figures.machine", lambda device: {"cores": 2, "device": device})
     rules = cast(Any, SimpleNamespace(anchor="a.json", on_mismatch="fail"))
-    made = launches_of(drafted([0.5] * 3), 0)
+    made = launches_of(slowed(1.0, 0.5, peer=True), 0)
     for device in ("H200", None):
         refuse_unfit_anchor(rules, replace(made, made={"machine": {"cores": 2, "device": device}}))
     with pytest.raises(GateError, match="made on another machine"):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from benchsuite.gate import figures
-from benchsuite.gate.record import CALL, FigureTimes, GatedRow, GateError, Launch, Record
+from benchsuite.gate.record import CALL, DECODE, MEANS, STARTS, FigureTimes, GatedRow, GateError, Launch, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
 from benchsuite.gate.verdict import Finding, GateVerdict
@@ -22,8 +22,8 @@ from benchsuite.report.findings import finding_sentence, findings_section, run_s
 from benchsuite.report.renderers import section_lines
 from benchsuite.tests.gate_rig import PLAIN_RULES
 
-PASS, IMPROVED, INCONCLUSIVE, REGRESSED, ERROR = (
-    *(GateVerdict.PASS, GateVerdict.IMPROVED, GateVerdict.INCONCLUSIVE),
+PASS, IMPROVED, COARSE, INCONCLUSIVE, REGRESSED, ERROR = (
+    *(GateVerdict.PASS, GateVerdict.IMPROVED, GateVerdict.COARSE, GateVerdict.INCONCLUSIVE),
     *(GateVerdict.REGRESSED, GateVerdict.ERROR),
 )
 RULES = Rules(file=Path("g.json"), **PLAIN_RULES)
@@ -140,10 +140,44 @@ def test_a_run_that_made_its_baseline_compared_nothing() -> None:
 
 def test_what_was_measured_and_not_gated_is_named_whatever_the_verdict() -> None:
     """An engine of one's own that had become three times slower was in no word of "PASS: nothing got worse"."""
-    for verdict in (PASS, REGRESSED, ERROR):
-        said = run_sentence([finding_of(verdict)], RULES)
-        assert run_sentence([finding_of(verdict)], RULES, ungated=["a", "b"]) == f"{said}; not gated (peers): a, b"
-    assert run_sentence([finding_of(PASS)], RULES, ungated=list("abcdef")).endswith("(peers): a, b, c, d and 2 more")
+    left = {"peers": ["a", "b"], "new": []}
+    for verdict in (PASS, COARSE, REGRESSED, ERROR):
+        said = run_sentence([finding_of(verdict)], RULES, ungated=left)
+        assert said.endswith("; not gated (peers): a, b")
+        assert (" of what was gated" in said) == (verdict in (PASS, COARSE))
+    assert run_sentence([finding_of(PASS)], RULES, ungated={"new": list("abcdef")}).endswith(
+        "nothing got worse of what was gated; not gated (new): a, b, c, d and 2 more"
+    )
+    assert run_sentence([finding_of(PASS)], RULES, ungated={"new": []}).endswith("nothing got worse")
+
+
+def test_an_anchor_says_which_rows_it_cannot_hold() -> None:
+    """Five merges of 14 % each passed, and the anchor, which had no control of plain, with them."""
+    held = Finding("held", 1, PASS, "m", DECODE, against="anchor")
+    unheld = Finding("plain", 1, PASS, "the anchor cannot hold it", against="anchor")
+    said = run_sentence([finding_of(PASS), held, unheld], RULES)
+    assert said.endswith("nothing got worse; not held against the anchor: plain")
+    assert "anchor" not in run_sentence([finding_of(PASS), held], RULES)
+
+
+def test_figures_whose_bounds_exclude_nothing_are_counted_and_no_pass() -> None:
+    """Plain by the clock with bounds of -40 to +66 % was PASS: "nothing got worse"."""
+    wide = Finding("plain", 2, COARSE, "m", f"{DECODE} by the clock", 0.0, -0.4, 0.66)
+    found = [finding_of(PASS), replace(wide, row="r", verdict=PASS), wide, replace(wide, figure=MEANS[DECODE])]
+    said = run_sentence(found, RULES)
+    assert "nothing is shown to have got worse; COARSE: 2 of 3 figures, of which twice the tolerance is" in said
+    assert "COARSE" not in run_sentence(found[:2], RULES)
+
+
+def test_a_mean_beside_a_median_has_a_line_where_it_did_not_pass() -> None:
+    figures = (DECODE, MEANS[DECODE], f"{MEANS[DECODE]} by the clock", STARTS[DECODE])
+    found = [Finding("r", 2, verdict, "m", figure) for figure in figures for verdict in (PASS, COARSE, REGRESSED)]
+    lines = "\n".join(section_lines(findings_section(found))).splitlines()
+    assert [sum(f" {verdict} " in f"{line} " and " 2 " in line for line in lines) for verdict in (PASS, COARSE)] == [
+        1,
+        1,
+    ]
+    assert sum(line.startswith("REGRESSED at level 2") for line in lines) == 4
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,18 @@ import pytest
 from torch import nn
 
 from benchsuite.gate import figures, inputs
-from benchsuite.gate.record import CALL, DECODE, FIRST, WHOLE, FigureTimes, GatedRow, Launch
+from benchsuite.gate.record import (
+    CALL,
+    DECODE,
+    FIRST,
+    MEANS,
+    STARTS,
+    WHOLE,
+    FigureTimes,
+    GatedRow,
+    Launch,
+    PassCounts,
+)
 from benchsuite.machine import provenance
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
@@ -94,8 +106,8 @@ def test_prefill_is_what_is_left_before_decoding_and_never_less_than_nothing(wal
     assert found[DECODE]["prefill"] == 0.0
 
 
-def test_a_launch_has_of_each_prompt_the_median_over_its_passes() -> None:
-    # Two prompts in three passes; the second prompt's last pass decoded nothing, neither did a control's first.
+def test_a_launch_has_of_each_prompt_the_median_the_mean_and_the_first_of_its_passes() -> None:
+    # Two prompts in three passes; the second prompt's last pass emitted all at once, as a control's first did.
     ours = [
         _outcome(wall, decode, decoded, first, _stats(*[ONE] * steps))
         for wall, decode, decoded, first, steps in (
@@ -121,13 +133,21 @@ def test_a_launch_has_of_each_prompt_the_median_over_its_passes() -> None:
     found = _launch(ours, plain, 2)
     assert {figure: times.seconds for figure, times in found.times.items()} == {
         DECODE: (11.0, 11.0),
-        FIRST: (11.0, 6.0),
-        WHOLE: (11.0, 8.75),
+        FIRST: (11.0, 5.0),
+        WHOLE: (11.0, 7.5),
+        STARTS[DECODE]: (10.0, 10.0),
+        STARTS[FIRST]: (10.0, 5.0),
+        MEANS[DECODE]: (11.5, 12.0),
+        MEANS[FIRST]: (11.5, 6.0),
     }
     relative = {
         DECODE: (log(10), log(3)),  # 10, 5.5 and 12 of the first prompt; 12/4 of the one pair of the second
         FIRST: (log(11 / 4), log(7 / 4)),
-        WHOLE: (log(10), log(2)),
+        WHOLE: (log(10), log(5 / 3)),
+        STARTS[DECODE]: (log(10),),
+        STARTS[FIRST]: (log(5), log(2.5)),
+        MEANS[DECODE]: (log(23 / 3), log(3)),  # 11 and 12 over 2 and 1
+        MEANS[FIRST]: (log(23 / 12), log(12 / 8)),
     }
     for figure, expected in relative.items():
         assert found.times[figure].relative == pytest.approx(expected), figure
@@ -139,9 +159,17 @@ def test_a_launch_has_of_each_prompt_the_median_over_its_passes() -> None:
 
 def test_without_a_control_or_a_common_pass_a_launch_has_seconds_alone() -> None:
     ours = [_outcome(80.0, 60.0, 6, 10.0, _stats(ONE)), _outcome(5.0, 0.0, 0, 5.0, _stats())]
-    expected = Launch({DECODE: FigureTimes((10.0,)), FIRST: FigureTimes((10.0,)), WHOLE: FigureTimes((10.0,))})
+    seconds = {DECODE: (10.0,), FIRST: (10.0, 5.0), WHOLE: (10.0, 2.5)}
+    expected = Launch({figure: FigureTimes(values) for figure, values in seconds.items()})
     assert _launch(ours, [], 2) == expected
-    assert _launch(ours, [_outcome(9.0, 0.0, 0, 2.0), _outcome(8.0, 6.0, 6, 2.0)], 2) == expected
+    # The control decodes in the other pass alone; its second emits something in both.
+    found = _launch(ours, [_outcome(9.0, 0.0, 0, 2.0), _outcome(8.0, 6.0, 6, 2.0)], 2)
+    assert {figure: times.relative for figure, times in found.times.items()} == {
+        DECODE: None,
+        FIRST: pytest.approx((log(5), log(2.5))),
+        WHOLE: pytest.approx((log(10 / 4.5), log(2.5))),
+    }
+    assert (found.parts, found.tau) == ({}, None)
 
 
 def test_one_step_of_three_tokens_is_three_tokens_a_forward() -> None:
@@ -156,53 +184,91 @@ def _counted(drafts: int, decoded: int) -> Outcome:
     return _outcome(80.0, 60.0, decoded, 10.0, stats)
 
 
-def test_rows_are_ours_that_did_not_fail_with_all_that_one_pass_counts() -> None:
-    setting = SETTING.replaced(max_new_tokens=24, seed=3)
-    plain, drafted, failed = Arm(setting), Arm(setting, "ngram", k=4), Arm(setting, "suffix", k=4)
-    late = Arm(setting, "late", k=4)
-    peer, other, again = Arm(setting, peer="transformers"), Arm(setting, peer="vllm"), Arm(setting, again=True)
-    runs = {
-        arm: [_counted(place, 6), _counted(9, 5), _counted(50, 4), _counted(60, 3)]
-        for place, arm in enumerate((drafted, late, plain))
-    }
+SEEDED = SETTING.replaced(max_new_tokens=24, seed=3)
+PLAINLY, LATE, CLOCKED = Arm(SEEDED), Arm(SEEDED, "late", k=4), Arm(SEEDED, "ngram", k=4)
+OUTSIDE, OTHER = Arm(SEEDED, peer="transformers"), Arm(SEEDED, peer="vllm")
+RUNS = {
+    arm: [_counted(place, 6), _counted(9, 5), _counted(50, 4), _counted(60, 3)]
+    for place, arm in enumerate((CLOCKED, LATE, PLAINLY))
+}
+"""Two passes over two prompts of each row of ours."""
+
+
+def _every() -> dict[Arm, Series]:
+    """Of each kind of arm, with two passes over two prompts."""
+    failed, again = Arm(SEEDED, "suffix", k=4), Arm(SEEDED, again=True)
     outside = [_outcome(8.0, 6.0, 6, 2.0)] * 4
-    series = {
-        peer: Series(peer, "exact", outcomes=outside),
-        other: Series(other, "exact", outcomes=outside),
-        drafted: Series(drafted, "exact", outcomes=runs[drafted], repeats=False),
-        failed: Series(failed, "exact", outcomes=runs[drafted], error="no", ended="crashed"),
-        again: Series(again, "exact", outcomes=runs[plain]),
-        plain: Series(plain, "exact", outcomes=runs[plain]),
-        late: Series(late, "exact", outcomes=runs[late]),
+    return {
+        OUTSIDE: Series(OUTSIDE, "exact", outcomes=outside),
+        OTHER: Series(OTHER, "exact", outcomes=outside),
+        CLOCKED: Series(CLOCKED, "exact", outcomes=RUNS[CLOCKED], repeats=False),
+        failed: Series(failed, "exact", outcomes=RUNS[CLOCKED], error="no", ended="crashed"),
+        again: Series(again, "exact", outcomes=RUNS[PLAINLY]),
+        PLAINLY: Series(PLAINLY, "exact", outcomes=RUNS[PLAINLY]),
+        LATE: Series(LATE, "exact", outcomes=RUNS[LATE]),
     }
-    read = {"prompts": "p"}
-    found = figures.compared(series, 2, read)
 
-    def row(arm: Arm, control: Arm | None, said: str | None, drafts: int) -> GatedRow:
-        first = series[arm].outcomes[:2]
-        return GatedRow(
-            {"max_new_tokens": 24, "prompts": 2, "seed": 3},
-            read,
-            said,
-            digest(first),
-            digest(runs[plain][:2]),
-            arm is not drafted,
-            summed(first),
-            {"cut on cpu": 4, "mix on triton": drafts},
-            (_launch(series[arm].outcomes, series[control].outcomes if control else [], 2),),
-        )
 
-    assert list(found) == [drafted.id, plain.id, late.id]
-    assert found[drafted.id] == row(drafted, plain, "plain", 9)
-    assert found[late.id] == row(late, plain, "plain", 10)
-    assert found[plain.id] == row(plain, peer, "transformers", 11)
-    assert found[drafted.id].counters["num_drafts"] == 9
-    assert list(found[drafted.id].ops) == ["cut on cpu", "mix on triton"]
-    del series[peer]
-    alone = figures.compared(series, 2, read)[plain.id]
-    assert (alone.control, alone) == (None, row(plain, None, None, 11))
-    series[peer] = Series(peer, "exact", outcomes=outside, error="no", ended="crashed")
-    assert figures.compared(series, 2, read)[plain.id] == alone
+READ = {"prompts": "p"}
+
+
+def _timed(arm: Arm, control: Arm | None, said: str | None) -> GatedRow:
+    """The row of an arm of which nothing is counted."""
+    series = _every()
+    launch = _launch(series[arm].outcomes, series[control].outcomes if control else [], 2)
+    work = {"max_new_tokens": 24, "prompts": 2, "seed": 3}
+    return GatedRow(work, READ, said, launches=(launch,), peer=arm.peer is not None)
+
+
+def _whole(arm: Arm, control: Arm | None, said: str | None, drafts: int) -> GatedRow:
+    """The row of an arm of ours, whose first pass counts so many drafts."""
+
+    def counts(outcomes: Sequence[Outcome], drafts: int) -> PassCounts:
+        return PassCounts(digest(outcomes), summed(outcomes), {"cut on cpu": 4, "mix on triton": drafts})
+
+    first, later = counts(RUNS[arm][:2], drafts), counts(RUNS[arm][2:], 110)
+    if arm is CLOCKED:  # its controller reads the clock: a later pass may count otherwise, but says the same
+        later = replace(first, digest=later.digest)
+    return replace(
+        _timed(arm, control, said),
+        digest=first.digest,
+        plain_digest=digest(RUNS[PLAINLY][:2]),
+        deterministic=arm is not CLOCKED,
+        counters=first.counters,
+        ops=first.ops,
+        passes=2,
+        later={"2": later},
+    )
+
+
+def test_rows_are_those_that_did_not_fail_with_all_that_each_pass_counts_and_a_peers_times_alone() -> None:
+    found = figures.compared(_every(), 2, READ)
+    assert list(found) == [OUTSIDE.id, OTHER.id, CLOCKED.id, PLAINLY.id, LATE.id]
+    assert found[OUTSIDE.id] == _timed(OUTSIDE, None, None)
+    assert found[OTHER.id] == _timed(OTHER, OUTSIDE, "transformers")
+    assert found[CLOCKED.id] == _whole(CLOCKED, PLAINLY, "plain", 9)
+    assert found[LATE.id] == _whole(LATE, PLAINLY, "plain", 10)
+    assert found[PLAINLY.id] == _whole(PLAINLY, OUTSIDE, "transformers", 11)
+    assert found[CLOCKED.id].counters["num_drafts"] == 9
+    assert list(found[CLOCKED.id].ops) == ["cut on cpu", "mix on triton"]
+
+
+def test_without_transformers_or_where_it_failed_plain_and_peers_have_no_control() -> None:
+    series = _every()
+    series[OUTSIDE] = Series(OUTSIDE, "exact", outcomes=series[OUTSIDE].outcomes, error="no", ended="crashed")
+    for _ in range(2):
+        found = figures.compared(series, 2, READ)
+        assert found[PLAINLY.id] == _whole(PLAINLY, None, None, 11)
+        assert found[OTHER.id] == _timed(OTHER, None, None)
+        series.pop(OUTSIDE, None)
+
+
+def test_a_pass_that_counts_as_the_first_is_not_written_and_half_a_pass_is_none() -> None:
+    for outcomes, passes in ((RUNS[LATE][:2] * 2, 2), (RUNS[LATE][:3], 1)):
+        series = _every()
+        series[LATE] = replace(series[LATE], outcomes=outcomes)
+        row = figures.compared(series, 2, READ)[LATE.id]
+        assert (row.passes, row.later) == (passes, {})
 
 
 def test_all_workloads_are_recorded_with_what_they_read_and_weights_are_digested_once(
@@ -238,7 +304,8 @@ def test_all_workloads_are_recorded_with_what_they_read_and_weights_are_digested
 
 def test_a_plain_benchmark_has_a_row_if_it_was_timed_and_is_asked_for() -> None:
     def bench(name: str, median: float = 0.5, rounds: int = 3, has_error: bool = False) -> SimpleNamespace:
-        return SimpleNamespace(fullname=name, has_error=has_error, stats=SimpleNamespace(rounds=rounds, median=median))
+        stats = SimpleNamespace(rounds=rounds, median=median, mean=median + 1)
+        return SimpleNamespace(fullname=name, has_error=has_error, stats=stats)
 
     found = [
         None,
@@ -251,7 +318,7 @@ def test_a_plain_benchmark_has_a_row_if_it_was_timed_and_is_asked_for() -> None:
     ]
     names = iter(["failed", "never ran", "no time", "good", "longer", "not there"])
     assert figures.benchmarks(found, names) == {
-        name: GatedRow(launches=(Launch({CALL: FigureTimes((seconds,))}),))
+        name: GatedRow(launches=(Launch({CALL: FigureTimes((seconds,)), MEANS[CALL]: FigureTimes((seconds + 1,))}),))
         for name, seconds in (("good", 0.5), ("longer", 2.0))
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchsuite.gate.record import CALL, FIGURES, PARTS, FigureTimes, GatedRow, GateError, Launch, Record
+from benchsuite.gate.record import CALL, FIGURES, PARTS, FigureTimes, GatedRow, GateError, Launch, PassCounts, Record
 
 SMALL = Record(
     {"machine": None, "commit": "ä"},
@@ -30,6 +30,7 @@ TEXT = """{
    "deterministic": true,
    "digest": null,
    "inputs": {},
+   "later": {},
    "launches": [
     {
      "parts": {},
@@ -45,11 +46,13 @@ TEXT = """{
     }
    ],
    "ops": {},
+   "passes": 1,
+   "peer": false,
    "plain_digest": null,
    "work": {}
   }
  },
- "version": 2
+ "version": 3
 }
 """
 
@@ -86,6 +89,8 @@ EDGE = 1e100
 BELOW, LEAST = nextafter(EDGE, 0.0), nextafter(1 / EDGE, 1.0)
 HUGE = 10**101
 SHARES = dict.fromkeys(PARTS, 0.2)
+LATER: dict[str, Any] = {"digest": "e", "counters": {"a": 2, "b": [1]}, "ops": {}}
+NO_LATER: list[dict[str, Any]] = [{"digest": None}, {"counters": {"a": -1}}, {"ops": 1}, {"a": 1}]
 NONE_SHARES = dict.fromkeys(PARTS, 0.0)
 ROW, LAUNCH = ("rows", "r"), ("rows", "r", "launches", 0)
 TIMES = (*LAUNCH, "times", CALL)
@@ -94,7 +99,7 @@ OTHERS: list[Any] = [[], "", "a", 1, True, None]
 """What is no object."""
 
 CHECKS: list[tuple[tuple[Any, ...], list[Any], list[Any]]] = [
-    (("version",), [2], [-2, "2", 3, None]),
+    (("version",), [3], [-3, "3", 2, 4, None]),
     (
         ("made",),
         [{}, {"a": 1}, {"machine": None, "versions": None}, {"machine": {}, "versions": {"a": 1}}],
@@ -118,6 +123,17 @@ CHECKS: list[tuple[tuple[Any, ...], list[Any], list[Any]]] = [
     ),
     ((*ROW, "ops"), [{}, {"a": 0}], [*OTHERS, {"a": -1}, {"a": [1]}, {"a": 1.0}]),
     ((*ROW, "launches"), [[]], [{}, None, [1], [None]]),
+    ((*ROW, "passes"), [1, 4], [0, -1, 1.0, "1", None, True]),
+    ((*ROW, "peer"), [True, False], [1, 0, None]),
+    (
+        (*ROW, "later"),
+        [{}, {"2": LATER, "13": {**LATER, "ops": {"a": 1}}}],
+        [
+            *(*OTHERS, {"a": LATER}, {"-2": LATER}),
+            *({"2": {**LATER, **wrong}} for wrong in NO_LATER),
+            *({"2": {"digest": "e"}}, {"2": None}, {"2": []}),
+        ],
+    ),
     (
         (*LAUNCH, "times"),
         [{figure: {"relative": None, "seconds": [1.0]} for figure in FIGURES}],
@@ -183,21 +199,21 @@ def test_a_value_is_accepted_up_to_its_limit_and_refused_from_it(
         ([], "it is not a baseline of this gate"),
         ("text", "it is not a baseline of this gate"),
         ({}, "it is not a baseline of this gate"),
-        ({"format": "other", "version": 2}, "it is not a baseline of this gate"),
-        ({"format": "specdec-gate"}, "its version is None, expected 2"),
-        ({"format": "specdec-gate", "version": 3}, "its version is 3, expected 2"),
+        ({"format": "other", "version": 3}, "it is not a baseline of this gate"),
+        ({"format": "specdec-gate"}, "its version is None, expected 3"),
+        ({"format": "specdec-gate", "version": 2}, "its version is 2, expected 3"),
         (
-            {"format": "specdec-gate", "version": 2, "b": 1, "a": 2},
+            {"format": "specdec-gate", "version": 3, "b": 1, "a": 2},
             "the file has ['a', 'b', 'format', 'version'], expected exactly ['format', 'made', 'rows', 'version']",
         ),
         (
-            {"format": "specdec-gate", "version": 2, "made": [], "rows": {}},
+            {"format": "specdec-gate", "version": 3, "made": [], "rows": {}},
             "the file has a made that cannot be: []",
         ),
         (
-            {"format": "specdec-gate", "version": 2, "made": {}, "rows": {"r": 5}},
+            {"format": "specdec-gate", "version": 3, "made": {}, "rows": {"r": 5}},
             "row 'r' has int, expected exactly ['control', 'counters', 'deterministic', 'digest', 'inputs', "
-            "'launches', 'ops', 'plain_digest', 'work']",
+            "'later', 'launches', 'ops', 'passes', 'peer', 'plain_digest', 'work']",
         ),
     ],
 )
@@ -235,7 +251,10 @@ def test_a_row_of_another_shape_is_refused_in_a_sentence(
 def test_a_row_with_everything_is_read_as_it_was_written(tmp_path: Path) -> None:
     times = {figure: FigureTimes((1.0, 2.0), (0.5, -0.5)) for figure in FIGURES}
     launches = Launch(times, dict.fromkeys(FIGURES, SHARES), 1.5), Launch({CALL: FigureTimes((3.0,))})
-    row = GatedRow({"a": [1]}, {"b": "c"}, "plain", "d", "p", False, {"n": 1, "m": [1, 2]}, {"op": 3}, launches)
+    later = {"2": PassCounts("e", {"n": 2}, {"op": 4})}
+    row = GatedRow(
+        {"a": [1]}, {"b": "c"}, "plain", "d", "p", False, {"n": 1, "m": [1, 2]}, {"op": 3}, launches, 2, later
+    )
     whole = Record({"machine": {"a": 1}}, {"r": row, "s": GatedRow()})
     whole.save(tmp_path / "gate.json")
     assert Record.load(tmp_path / "gate.json") == whole
@@ -289,6 +308,7 @@ def test_launches_are_appended_in_order_and_the_first_record_says_the_rest() -> 
         (REPEATS, {**REPEATS, "digest": "e"}),
         (REPEATS, {**REPEATS, "counters": {"n": 2}}),
         (REPEATS, {**REPEATS, "counters": {}}),
+        (REPEATS, {**REPEATS, "later": {"2": PassCounts("d", {"n": 2}, {})}}),
         (READS_CLOCK, {**READS_CLOCK, "digest": None}),
         (REPEATS, {**REPEATS, "deterministic": False}),
     ],

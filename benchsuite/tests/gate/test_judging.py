@@ -45,7 +45,9 @@ def made_item(nodeid: str, row: str | None = None, timed: bool = True, **limit: 
 
 def result_of(nodeid: str, median: float = 1.0) -> Any:
     """A result of pytest-benchmark."""
-    return SimpleNamespace(fullname=nodeid, has_error=False, stats=SimpleNamespace(median=median, rounds=5))
+    return SimpleNamespace(
+        fullname=nodeid, has_error=False, stats=SimpleNamespace(median=median, mean=median, rounds=5)
+    )
 
 
 def report_of(when: str = "call", outcome: str = "passed", longrepr: Any = None) -> Any:
@@ -114,16 +116,22 @@ class MadeUpRun:
         return said
 
 
-def test_the_gate_waits_for_rows_and_benchmarks_but_for_no_control_and_names_the_peers(
+def test_the_gate_waits_for_rows_peers_and_benchmarks_and_names_the_peers_of_which_nothing_was_compared(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Controls are measured beside the others; another test is none of its business. Its items come last."""
+    """Plain once more is measured beside the others; another test is none of its business. Its items come last."""
     items = [made_item(f"test_a.py::test_{number}", name) for number, name in enumerate([*ARMS, "peer"])]
     items += [made_item("test_a.py::test_theirs", level=3, tolerance=0.1), made_item("test_a.py::test_x", timed=False)]
     run = MadeUpRun(request, tmp_path, [*items], [], base="c0ffee")
     lacking = "its test did not run"
-    assert run.gate.wanted == {"a row": lacking, "plain": lacking, "test_a.py::test_theirs": lacking}
-    assert run.gate.ungated == ["transformers", "transformers prompt lookup"]
+    rows = ("a row", "plain", "peer", "other peer", "test_a.py::test_theirs")
+    assert run.gate.wanted == dict.fromkeys(rows, lacking)
+    assert run.gate.ungated == {"peers": ["transformers", "transformers prompt lookup"], "new": []}
+    timed = Finding("other peer", 2, GateVerdict.PASS, "m", CALL)
+    run.gate.findings = [timed, replace(timed, row="peer", figure=None)]
+    assert run.gate.ungated["peers"] == ["transformers"], "what was not timed was not compared"
+    run.gate.findings = [replace(timed, row="peer", figure=None, verdict=GateVerdict.ERROR)]
+    assert run.gate.ungated["peers"] == ["transformers prompt lookup"]
     assert run.gate.limits["test_a.py::test_theirs"] == Limit(0.1, 3)
     assert run.gate.limits["plain"] == Limit()
     assert run.items[: len(items)] == items
@@ -252,12 +260,11 @@ def test_a_baseline_that_is_saved_says_how_many_rows_and_launches_it_has_and_wha
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     file = tmp_path / "new.json"
-    items = [made_item(BOTH[0]), made_item("test_a.py::test_peer", "peer")]
-    run = MadeUpRun(request, tmp_path, items, [result_of(BOTH[0], 0.5)], mode="off", save=file)
+    run = MadeUpRun(request, tmp_path, [made_item(BOTH[0])], [result_of(BOTH[0], 0.5)], mode="off", save=file)
     run.pass_all()
     assert run.end() == 0
     heading, saved, needs = run.terminal.lines
-    assert (heading, saved) == ("- gate", f"baseline: {file}, 1 rows, 1 launches; not gated (peers): transformers")
+    assert (heading, saved) == ("- gate", f"baseline: {file}, 1 rows, 1 launches")
     assert needs.startswith("plain benchmarks have no counters: ")
     assert f"it takes {NEEDED} launches or more" in needs
     assert [*Record.load(file).rows] == [BOTH[0]]

@@ -82,10 +82,14 @@ def test_what_the_base_has_and_cannot_import_is_not_new(
 
 
 @pytest.mark.slow
-def test_new_rows_alone_pass_on_request_and_say_that_they_are_compared_with_nothing(theirs: Suite) -> None:
+def test_new_rows_pass_on_request_and_are_named_but_alone_they_are_no_pass(theirs: Suite) -> None:
+    """A run of which nothing was compared was "PASS: nothing got worse"."""
     _add(theirs, "more/test_new.py")
-    done = theirs.run(*LIVE, "more/test_new.py", "--gate-on-missing=new")
-    refused(done, OK, "every row is new", "1 rows are new, and compared with nothing: more/test_new.py::test_work")
+    new = "1 rows are new, and compared with nothing: more/test_new.py::test_work"
+    alone = theirs.run(*LIVE, "more/test_new.py", "--gate-on-missing=new")
+    refused(alone, FAILED, "every row is new", new, "nothing was judged, which is no pass")
+    beside = theirs.run(*LIVE, "test_theirs.py", "more/test_new.py", "--gate-on-missing=new")
+    refused(beside, OK, "of what was gated; not gated (new): more/test_new.py::test_work")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from benchsuite.gate.environment import PinnedLayer
 from benchsuite.gate.launcher import Launcher
 from benchsuite.gate.record import CALL, DECODE, FIRST, FigureTimes, GatedRow, GateError, Launch, Record
 from benchsuite.gate.rules import Rules
-from benchsuite.gate.trial import BLIND, NOTHING, SUITE, Limit, Trial
+from benchsuite.gate.trial import BLIND, NOTHING, SUITE, UNJUDGED, Limit, Trial
 from benchsuite.gate.verdict import Finding, GateVerdict
 from benchsuite.tests.gate_rig import PLAIN_RULES
 
@@ -404,12 +404,24 @@ def test_what_the_base_lacks_is_said(trees: list[tuple[Path, str]]) -> None:
     made = _live(_record(a=ROW), head, rules)
     cast(_Told, made.launcher).lacking = ["test_b.py", "test_c.py"]
     assert _notes(made) == ["the base lacks test_b.py, test_c.py", "1 rows are new, and compared with nothing: b"]
-    made = _live(_record(), head, rules)
+
+
+def test_a_run_of_which_nothing_could_be_judged_is_no_pass(trees: list[tuple[Path, str]]) -> None:
+    """Every row is new, and new rows pass: it was "PASS: nothing got worse"."""
+    made = _live(_record(), _record(a=ROW, b=ROW), replace(LIVE, on_missing="new"))
     cast(_Told, made.launcher).lacking = ["test_b.py"]
-    assert _notes(made) == [
+    *notes, last = (one for one in made.findings() if one.row == SUITE)
+    assert [one.message for one in notes] == [
         "the base has none of the rows of this run: every row is new",
         "2 rows are new, and compared with nothing: a, b",
     ]
+    assert (last.verdict, last.message) == (ERROR, UNJUDGED)
+    assert made.new == ["a", "b"]
+    peer = replace(BENCHMARK, peer=True)
+    alone = _trial(_record(a=peer), _record(a=peer)).findings()
+    assert [one.verdict for one in alone] == [PASS, ERROR]
+    assert alone[0].message == "1 rows of peers are not gated: no level compares anything of them: a"
+    assert [one.verdict for one in _trial(_record(a=peer, b=ROW), _record(a=peer, b=ROW)).findings()] == [PASS, PASS]
 
 
 @pytest.mark.parametrize(("new", "shown"), [("bcd", "b, c, d"), ("bcde", "b, c, d …"), ("b", "b")])
@@ -515,7 +527,8 @@ def test_an_anchor_with_which_no_row_can_be_compared_is_an_error() -> None:
     none = Finding(SUITE, 0, ERROR, "no row can be held against the anchor: none has times and a control")
     assert _trial(_record(a=ROW), _record(a=ROW), anchor=_record(b=_many(ROW))).findings() == [EQUAL, lacking, none]
     both = _record(a=replace(ROW, control=None, launches=(Launch({DECODE: FigureTimes((1.0,))}),)))
-    assert _trial(both, both, anchor=both).findings() == [EQUAL, none]
+    unheld = replace(lacking, message="the anchor cannot hold it: it has no control in its own process")
+    assert _trial(both, both, anchor=both).findings() == [EQUAL, unheld, none]
 
 
 def test_against_the_anchor_the_launches_of_the_level_before_are_used_again() -> None:

@@ -126,6 +126,7 @@ def test_a_finding_fails_a_run_by_its_verdict_unless_it_is_let_through(
     fails = {
         GateVerdict.IMPROVED: False,
         GateVerdict.PASS: False,
+        GateVerdict.COARSE: False,
         GateVerdict.INCONCLUSIVE: inconclusive == "fail" and not update,
         GateVerdict.REGRESSED: not update,
         GateVerdict.ERROR: True,

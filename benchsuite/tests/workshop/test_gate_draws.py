@@ -62,9 +62,9 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_alike_sides_raise_no_alarm_and_a_slowdown_is_found_in_its_part(tmp_path: Path) -> None:
     _write(tmp_path, {"parts": (0.06,) * 3, "prompt-1.2x": (0.2, 0.0, 0.0), "all-6%": (0.06,) * 3})
     text, values = report(tmp_path, COUNT)
-    assert _lines(text, "0", "A/A, drawn")[0][3:] == ["0", "20", "0", "0", "0"]
+    assert _lines(text, "0", "A/A, drawn")[0][3:] == ["0", "20", "0", "0", "0", "0"]
     for level in ("1", "2"):
-        assert _lines(text, level, "A/A, drawn")[0][3:] == ["0", "20", "0", "0", "0"]
+        assert _lines(text, level, "A/A, drawn")[0][3:] == ["0", "20", "0", "0", "0", "0"]
         assert _lines(text, level, SIDES["parts"].what)[0][3:] == ["100.0%", "100.0%", "100.0%", "0"]
         found = _lines(text, level, SIDES["prompt-1.2x"].what)[0]
         assert found[3:5] == ["100.0%", "100.0%"]

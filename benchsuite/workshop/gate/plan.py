@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from benchsuite.gate.record import DECODE, FIRST
+from benchsuite.gate.record import DECODE, FIRST, MEANS, STARTS
 
 TOLERANCE, TTFT, COARSE, ALPHA, STAGES = 0.03, 0.1, 0.15, 0.01, (5, 8)
 """The gate's defaults, which are what is validated."""
@@ -35,7 +35,7 @@ SUITE = (
 CONDITIONS = ("quiet", "loaded")
 """One launch on each core, and one launch while another process keeps one core busy."""
 
-CLOCK = f"{DECODE} by the clock"
+CLOCK, MEAN_CLOCK = f"{DECODE} by the clock", f"{MEANS[DECODE]} by the clock"
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class PlantedSide:
 
 def _everywhere(figure: str, where: str, workload: str = "-") -> tuple[tuple[str, str, str], ...]:
     return tuple((f"{workload}{draft}-", figure, where) for draft in DRAFTS)
+
+
+def _requests(when: str) -> str:
+    return ",".join(f"request=1.0/{when}@{draft}" for draft in DRAFTS)
 
 
 CURVE = (0.01, 0.02, 0.03, 0.04, 0.06, 0.08)
@@ -77,6 +81,13 @@ SIDES: Mapping[str, PlantedSide] = MappingProxyType(
         "factor": PlantedSide("every forward 1.5 times as long, plain's too", "forward=0.5", (("-plain", CLOCK, ""),)),
         "admit": PlantedSide(f"{2 * TTFT:.0%} of TTFT in admit", f"admit={2 * TTFT}", _everywhere(FIRST, "draft")),
         "observe": PlantedSide(f"{TWICE:.0%} in observe", f"observe={TWICE}", _everywhere(DECODE, "draft")),
+        "fourth": PlantedSide(
+            "every fourth request of a draft 2x: 1.25x", _requests("4"), _everywhere(MEANS[DECODE], ""), CONDITIONS
+        ),
+        "fourth-all": PlantedSide(
+            "every fourth request 2x, plain's too: 1.25x", "request=1.0/4", (("-plain", MEAN_CLOCK, ""),), CONDITIONS
+        ),
+        "start": PlantedSide("the first pass of a draft 2x", _requests("first"), _everywhere(STARTS[DECODE], "")),
         **{
             f"all-{p:.0%}": PlantedSide(f"{p:.0%} of every prompt", f"host={p}", _everywhere(DECODE, "host"))
             for p in CURVE
