@@ -37,17 +37,8 @@ from benchsuite.predict.traces import StepTrace, traces_of
 from specdec.errors import SpecdecError
 from specdec_plugins.forecast import fastest_k
 
-TRACING = 0.75
-"""Largest share of the budget that goes into traces, of which every K is predicted."""
-
-FIELD = 6
-"""Most strategies of a batch that run beside each other after the traces."""
-
 CLOSE = 0.97
 """A choice of at least this share of the best one's speed is taken for right."""
-
-SURE = 0.95
-"""Probability of having a strategy that is close to the best, with which the advisor stops before its budget."""
 
 SHARED, OWN = 0.05, 0.04
 """Standard deviations of what is wrong in the log of a prediction: for every K of a draft alike, and for one K alone.
@@ -105,7 +96,7 @@ class Belief:
     slow moment of the machine is not either. ``noise``: the standard deviation of one run's log. Source: the posterior
     of a Gaussian process with independent noise, Rasmussen and Williams 2006, equations 2.25 and 2.26.
 
-    Example: ``Belief(candidates, rounds, noise=0.04).best()``
+    Example: ``Belief(candidates, rounds, noise=0.04).order()[0]`` is the place of the best
     """
 
     def __init__(self, candidates: Sequence[Candidate], rounds: Sequence[UnitRun], noise: float) -> None:
@@ -130,18 +121,9 @@ class Belief:
             self.means = self.means + gain @ np.array([value - level for _, _, value in seen])
             self.covariance = prior - gain @ prior[at]
 
-    def best(self) -> int:
-        """The place of the largest mean."""
-        return int(self.means.argmax())
-
     def order(self) -> list[int]:
         """The places, from the largest mean to the smallest."""
         return [int(place) for place in (-self.means).argsort(kind="stable")]
-
-    def favourites(self) -> list[int]:
-        """The places, from the one that is most probably the best to the least, of equal ones by their means."""
-        wins = np.bincount(self._drawn.argmax(axis=1), minlength=len(self.means))
-        return sorted(self.order(), key=lambda place: -int(wins[place]))
 
     def deviation(self, place: int) -> float:
         """The standard deviation of one candidate's log."""
@@ -200,11 +182,12 @@ class Advice:
 class Advisor:
     """Chooses among arms that a ``Bench`` has prepared, of one workload and any batches.
 
-    First each draft runs the units of the largest batch with its largest K; what it would do with any other K on these
-    texts follows from the traces, and what that would cost from the costs. Then the strategies that may be the fastest
-    run beside each other, unit by unit, and after each unit half as many (successive halving, Karnin et al. 2013, with
-    the prediction as prior), until the first is close to the best with probability ``SURE``. Raises SpecdecError
-    without a strategy, or if the bench could not build a batch.
+    Each draft runs the units of the largest batch with its largest K, all drafts in turn, until every text has a trace
+    or the budget is spent. What a draft would do with any other K on these texts follows from the traces, and what that
+    would cost, in any batch, from the costs, which the runs correct. Nothing is run with a second K: in the recorded
+    grids that found no better one than the predictions had, and texts without a trace cost more
+    (docs/results/20261128-advisor-traces.md). Raises SpecdecError without a strategy, or if the bench could not build a
+    batch.
 
     Example: ``Advisor(bench, arms, seconds=60).advise()``
     """
@@ -221,7 +204,6 @@ class Advisor:
         self._units = {setting: bench.units(setting) for setting in self._settings}
         self._dice = random.Random(0)
         self._rounds: dict[Setting, list[UnitRun]] = defaultdict(list)
-        self._lasted: dict[Setting, list[float]] = defaultdict(list)
         self._costs: dict[Setting, RefinedCosts] = {}
 
     @property
@@ -239,11 +221,7 @@ class Advisor:
             for setting in self._settings
         }
         traces = self._traces()
-        advices = []
-        for place, setting in enumerate(self._settings):
-            share = (self._seconds - self.spent) / (len(self._settings) - place)
-            advices.append(self._halved(setting, traces, self.spent + share))
-        return advices
+        return [self._advice(setting, traces) for setting in self._settings]
 
     def _traces(self) -> dict[str, dict[Text, StepTrace]]:
         """Traces of each draft, by text, with its largest K; of the largest batch, which gives most texts a second."""
@@ -258,7 +236,7 @@ class Advisor:
             return found
         lasted = 0.0
         for number, unit in enumerate(self._units[setting]):
-            if number and self.spent + lasted > TRACING * self._seconds:
+            if number and self.spent + lasted > self._seconds:
                 break
             began = self.spent
             ran = self._run(setting, number, [*widest.values()])
@@ -322,21 +300,11 @@ class Advisor:
         between = (seen * degrees + TEXTS**2 * PRIOR) / (degrees + PRIOR)
         return between * sum(share**2 for share in weights.values()), degrees + PRIOR
 
-    def _halved(self, setting: Setting, traces: Mapping[str, Mapping[Text, StepTrace]], until: float) -> Advice:
-        """Run the candidates that may be the best, and fewer of them in each round, until it is clear which is, or
-        the time is over. The advice is a strategy, also where plain decoding is the fastest."""
+    def _advice(self, setting: Setting, traces: Mapping[str, Mapping[Text, StepTrace]]) -> Advice:
+        """The advice for a batch: a strategy, also where plain decoding is the fastest."""
         units, noise = self._units[setting], hypot(OF_UNIT, PAIRED * self._costs[setting].probed.noise)
         every = self._candidates(setting, traces)
-        belief, left = Belief(every, self._rounds[setting], noise), min(FIELD, len(every))
-        for turn in range(2 * len(units)):
-            left = min(left, int((until - self.spent) / self._lasts(setting)))
-            if left < 2 or belief.chance(belief.best(), CLOSE) >= SURE:
-                break
-            field = [every[place].arm for place in belief.favourites()[:left]]
-            self._run(setting, turn % len(units), field)
-            every = self._candidates(setting, traces)
-            belief = Belief(every, self._rounds[setting], noise)
-            left = max(2, (left + 1) // 2)
+        belief = Belief(every, self._rounds[setting], noise)
         order = [place for place in belief.order() if not every[place].arm.plain]
         mean, best = float(belief.means[order[0]]), every[order[0]]
         half = half_of_sum(best.texts, best.degrees, belief.deviation(order[0]) ** 2)
@@ -356,27 +324,12 @@ class Advisor:
             + setting.sampling.max_new_tokens // 2,
         )
 
-    def _lasts(self, setting: Setting) -> float:
-        """Seconds of one run of a unit; before the first, those of another batch, as much longer or shorter as a step
-        of plain decoding is."""
-        if known := self._lasted[setting]:
-            return fmean(known)
-        step = self._costs[setting].probed.plain_step
-        length = fmean(len(request.prompt) for unit in self._units[setting] for request in unit.requests)
-        return fmean(
-            fmean(lasted) * step(setting.batch, length) / step(other.batch, length)
-            for other, lasted in self._lasted.items()
-            if lasted
-        )
-
     def _runs(self, setting: Setting, arm: Arm) -> int:
         return sum(arm in one.rates for one in self._rounds[setting])
 
     def _run(self, setting: Setting, unit: int, arms: Sequence[Arm]) -> dict[Arm, Outcome]:
-        """Run some arms on a unit in turn, and keep their rates and how long a run took."""
-        began = self.spent
+        """Run some arms on a unit in turn, and keep their rates."""
         ran = run_in_turn(self._stages, arms, self._units[setting][unit].requests, self._dice)
-        self._lasted[setting].append((self.spent - began) / len(ran))
         self._costs[setting].seen(ran)
         rates = {arm: -log(outcome.seconds_per_token) for arm, outcome in ran.items() if outcome.decoded}
         self._rounds[setting].append(UnitRun(unit, rates))

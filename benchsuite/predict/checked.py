@@ -169,7 +169,7 @@ def check_cells(known: KnownUnits, costs: Mapping[Setting, Costs], alone: bool =
             hidden: dict[int, set[Text]] = defaultdict(set)
             for unit in units:
                 hidden[unit.number] |= {*unit.texts}
-            elsewhere = [unit for other in in_other_batches(known, arm) for unit in known[other]]
+            elsewhere = [unit for other in _in_other_batches(known, arm) for unit in known[other]]
             targets = [_target(unit, [*elsewhere, *units], hidden[unit.number]) for unit in units]
             if not all(target.donors for target in targets):
                 continue
@@ -188,7 +188,7 @@ def _gains_of_texts(costs: Costs, arm: Arm, units: Sequence[UnitTraces]) -> list
     return [replay.gains([trace] * len(unit.texts), unit.prompts)[0] for unit in units for trace in unit.traces]
 
 
-def in_other_batches(known: KnownUnits, arm: Arm) -> list[Arm]:
+def _in_other_batches(known: KnownUnits, arm: Arm) -> list[Arm]:
     """Return the same strategy on the same workload in other batches."""
     batch = arm.setting.batch
     return [other for other in known if other != arm == replace(other, setting=replace(other.setting, batch=batch))]

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
 from benchsuite.measure.session import Bench, Stage
-from benchsuite.predict.accuracy import Accuracy, batch_trials, k_trials, text_trials
+from benchsuite.predict.accuracy import Accuracy, accuracies_of
 from benchsuite.predict.checked import CheckedCell, check_cells, interval_factors, known_units, with_factors
 from benchsuite.predict.costs import Costs, costs_identity, costs_path, strategy_of
 from benchsuite.predict.prediction import WRONG, Prediction, Replay
@@ -48,19 +48,13 @@ class Forecasts:
         for cell in found:
             groups[replace(cell.arm, setting=cell.arm.setting.without_workload)].append(cell)
         arms = with_factors([_pooled(arm, mine) for arm, mine in groups.items()], factors)
-        trials = {
-            "a text": text_trials(texts),
-            "a text, end to end": text_trials(texts, whole=True),
-            "a K": k_trials(known, costs),
-            "a batch": batch_trials(known, costs),
-        }
         return Forecasts(
             costs,
             with_factors(found, factors),
             with_factors(texts, interval_factors(texts)),
             {cell.arm: cell for cell in arms},
             said,
-            {what: Accuracy.of(mine) for what, mine in trials.items() if mine},
+            accuracies_of(known, costs, texts),
         )
 
     def paces(self) -> dict[Setting, float]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchsuite.predict.traces import Seen, StepTrace
 from specdec.request import SamplingParams
 
 FILE = Path(__file__).parent / "recorded" / "acceptance.json"
@@ -36,6 +37,16 @@ def recorded_positions() -> dict[str, dict[str, list[Positions]]]:
         }
         for text, drafts in found.items()
     }
+
+
+def decoded_with(positions: Positions, k: int, tokens: int) -> StepTrace:
+    """Return the trace of ``tokens`` of a prompt that are decoded with K = ``k``; the prefill emits the first."""
+    at, end, found = 1, min(tokens, len(positions)), list[Seen]()
+    while at < end:
+        made, kept = (min(count, k, end - at - 1) for count in positions[at])
+        found.append(Seen(k, made, min(made, kept)))
+        at += found[-1].accepted + 1
+    return StepTrace(tuple(found))
 
 
 class RefusingPolicy:

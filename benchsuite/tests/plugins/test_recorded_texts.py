@@ -13,38 +13,14 @@ import pytest
 import torch
 
 from benchsuite.tests.recorded_acceptance import K, Positions, recorded_positions
+from benchsuite.tests.recorded_costs import REST, draft_seconds, forward
 from benchsuite.tests.rig import slow_after
 from benchsuite.tests.steps_rig import book_step
-from specdec.calibration import interpolated
 from specdec.devices import Stopwatch
 from specdec.stats import RowStep, Stats
 from specdec_plugins.controllers.goodput import Goodput
 
 TEXTS = recorded_positions()
-
-FORWARDS = {
-    1: {1: 1.0, 2: 1.04, 3: 1.07, 4: 1.10, 5: 1.13, 7: 1.2, 9: 1.3},
-    4: {1: 1.15, 2: 1.21, 3: 1.4, 4: 1.63, 5: 1.87, 7: 2.36, 9: 2.82},
-}
-"""Forwards of SmolLM2-135M by rows and slots, in those of one row and one slot: on AVX512-BF16, two cores."""
-
-LOOKUP = {"ngram": 0.009, "suffix": 0.0085, "hybrid": 0.01, "hybrid+eagle": 0.03}
-HEAD, REST = 0.085, 0.05
-"""What a lookup costs in a step, EAGLE's head for each proposal, and everything else, in forwards."""
-
-
-def forward(width: int, rows: int) -> float:
-    """Seconds of a forward."""
-    return interpolated({some: interpolated(widths, width) for some, widths in FORWARDS.items()}, rows)
-
-
-def draft_seconds(draft: str, asked: int, made: int, rows: int) -> float:
-    """Seconds of a draft in a step; ``hybrid+eagle`` asks the head where lookups find nothing, for up to 4 tokens."""
-    if not asked:
-        return 0.002
-    if draft == "eagle" or (draft == "hybrid+eagle" and made <= 4):
-        return 0.03 + HEAD * made * (1 + 0.1 * (rows - 1))
-    return LOOKUP[draft] * (1 + 0.15 * (rows - 1))
 
 
 def seconds_per_token(draft: str, prompts: Sequence[Positions], tokens: int, next_k: Callable[[Stats], int]) -> float:

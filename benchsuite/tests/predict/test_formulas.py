@@ -21,7 +21,7 @@ from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import Machine
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
-from benchsuite.predict.advisor import CLOSE, SURE, Candidate
+from benchsuite.predict.advisor import CLOSE, Candidate
 from benchsuite.predict.breakeven import (
     ACCEPTANCES,
     MEASURED,
@@ -703,7 +703,7 @@ def test_shares_by_depth_count_the_steps_that_asked_for_proposals() -> None:
 def test_the_docs_have_the_limits_that_predictions_and_the_advisor_keep() -> None:
     text = " ".join((Path(__file__).parents[3] / "docs" / "predictions.md").read_text(encoding="utf-8").split())
     assert f"and {WRONG:.0%} for the costs (`prediction.WRONG`)".replace("%", " %") in text
-    assert f"within {1 - CLOSE:.0%} of the best with probability {SURE:g} ".replace("%", " %") in text
+    assert f"within {1 - CLOSE:.0%} of the best".replace("%", " %") in text
 
 
 def test_what_was_not_measured_of_a_unit_a_draft_or_a_candidate_counts_as_nothing() -> None:

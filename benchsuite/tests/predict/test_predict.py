@@ -499,7 +499,7 @@ def test_measurements_outweigh_a_prediction_that_was_wrong() -> None:
     faster, and each as sure as a prior and four runs beside plain decoding make it."""
     rounds = [ran(0, 50, plain=1, a_4=1.2, b_4=1.45)] * 4
     found = Belief(candidates({"a/4": [1.5], "b/4": [1.4]}), rounds, 0.03)
-    assert found.best() == 2
+    assert found.order()[0] == 2
     assert exp(found.means[1]) < 1.3
     # Plain's noise is that of the difference too.
     alone = Belief(candidates({"a/4": [1.5]}), [ran(0, 50, plain=1, a_4=1.2)] * 4, 0.03)
@@ -534,7 +534,7 @@ def test_an_odd_prompt_on_which_a_strategy_is_as_slow_as_predicted_says_nothing_
     before = Belief(every, [], 0.03)
     after = Belief(every, [ran(1, 50, a_4=1.0, b_4=1.3)] * 4, 0.03)
     assert after.means == pytest.approx(before.means)
-    assert after.best() == before.best() == 1
+    assert after.order()[0] == before.order()[0] == 1
 
 
 def test_one_candidate_is_the_best_and_the_chances_of_all_are_one_together() -> None:
@@ -547,16 +547,7 @@ def test_one_candidate_is_the_best_and_the_chances_of_all_are_one_together() -> 
 def test_plain_decoding_is_a_candidate_whose_speedup_is_known() -> None:
     """Everything is slower than plain: it is the best, with a speedup of 1 and no deviation."""
     found = Belief(candidates({"a/4": [0.9], "b/4": [0.8]}), [ran(0, 50, plain=1, a_4=0.85, b_4=0.8)], 0.03)
-    assert (found.best(), found.means[0], found.deviation(0)) == (0, 0.0, 0.0)
-    assert found.favourites()[0] == 0
-
-
-def test_favourites_are_those_that_may_be_the_best_not_those_with_the_largest_means() -> None:
-    """b has a smaller mean than any K of a but one, and wins more often than most: K of a are wrong together."""
-    every = candidates({**{f"a/{k}": [1.5] for k in range(1, 5)}, "b/1": [1.49]})
-    found = Belief(every, [], 0.03)
-    assert found.order()[-2] == 5
-    assert found.favourites()[0] == 5
+    assert (found.order()[0], found.means[0], found.deviation(0)) == (0, 0.0, 0.0)
 
 
 @pytest.mark.slow
@@ -580,7 +571,7 @@ def test_the_chance_of_being_close_to_the_best_is_that_of_the_true_ones() -> Non
                 )
             )
         belief = Belief(candidates({name: [value] for name, value in predicted.items()}), rounds, 0.03)
-        best = belief.best()
+        best = belief.order()[0]
         said.append(belief.chance(best, 0.97))
         close.append([0.0, *true.values()][best] >= max(0.0, *true.values()) + log(0.97))
     assert abs(fmean(said) - fmean(close)) < 0.07, (fmean(said), fmean(close))
@@ -840,14 +831,18 @@ def test_a_grid_chooses_its_fastest_cell_and_goodput_is_set_beside_the_best_k_in
 
     monkeypatch.setattr("benchsuite.workshop.predictions.grid.run_in_turn", runs)
     bench: Any = SimpleNamespace(stages=lambda: (), units=lambda setting: [SimpleNamespace(requests=())] * 3)
-    grid = Grid({arms[1]: [log(1.2)] * 2, arms[2]: [log(1.1), log(1.4)], other: [log(2.0)]}, 9.0)
+
+    def units(*speedups: float) -> list[UnitTraces]:
+        return [UnitTraces(n, ((n,),), PromptSizes((9,), 9), (), log(one)) for n, one in enumerate(speedups)]
+
+    grid = Grid({arms[1]: units(1.2, 1.2), arms[2]: units(1.1, 1.4), other: units(2.0)}, 9.0)
     assert grid.best(SETTING) == other
     [found] = regrets(bench, [adapts], grid)
     assert (found.arm, found.best_k) == (adapts, 2)
     assert (found.regret, found.speedup, found.error) == pytest.approx((0.0, 1.1, 0.0))
     assert median_regret([found]) == found.regret
     assert asked == [{Arm(SETTING), arms[2], adapts}] * 9, "at least eight units, in whole rounds over three"
-    slow = Grid({arm: [log(0.9)] for arm in arms.values()}, 9.0)
+    slow = Grid({arm: units(0.9) for arm in arms.values()}, 9.0)
     assert slow.best(SETTING).plain, "where every cell is slower, plain decoding is the fastest"
     [found] = regrets(bench, [adapts], slow)
     assert found.best_k == 0
@@ -885,6 +880,8 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
         ") off",
         "slow draft",
         "12 cells a text",
+        "| a batch",
+        "| a K",
         "run again",
         "goodput beside the best fixed K",
         "goodput in bfloat16",
@@ -893,6 +890,7 @@ def test_predictions_and_the_advisor_are_set_beside_what_was_measured_by_one_com
     found = json.loads((folder / "grid.json").read_text())
     assert {(one["batch"], one["workload"]) for one in found["choices"]} == {(1, "chat"), (2, "chat")}
     assert all(one["share"] <= 1 for one in found["choices"])
+    assert {"a K", "a batch"} <= {one["not_run"] for one in found["accuracy"]}
     # Two prompts are one unit of two rows, beside which there is no other text to predict it from.
     cells = json.loads((folder / "predictions.json").read_text())["cells"]
     assert [(cell["label"], cell["batch"]) for cell in cells] == [("ngram", 1), ("garbage", 1)]

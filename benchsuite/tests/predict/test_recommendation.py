@@ -89,7 +89,7 @@ def test_a_run_its_suggestion_and_the_advisor_name_the_k_that_is_the_fastest_by_
     arms = {other: Arm(SETTING, "ngram", k=other) if other else Arm(SETTING) for other in by_hand}
     gains = {other: log(expected_speedup(run, known, other)) if other else 0.0 for other in arms}
     belief = Belief([Candidate(arms[other], [gains[other]], OWN) for other in arms], [], 0.04)
-    assert [*arms][belief.best()] == fastest_k({other: exp(gain) for other, gain in gains.items()})
+    assert [*arms][belief.order()[0]] == fastest_k({other: exp(gain) for other, gain in gains.items()})
 
 
 def test_every_k_below_the_widest_is_as_much_faster_as_its_replay_and_plain_decoding_is_one() -> None:

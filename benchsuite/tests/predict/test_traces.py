@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchsuite.predict.traces import Seen, StepTrace
-from benchsuite.tests.recorded_acceptance import K, Positions, recorded_positions
+from benchsuite.tests.recorded_acceptance import K, decoded_with, recorded_positions
 
 TOKENS = 32
 
@@ -67,16 +67,6 @@ def test_a_tree_is_proposed_whole_or_not_at_all() -> None:
     assert tree.with_k(0) == StepTrace((Seen(0, 0, 0),) * 5)
 
 
-def decoded_with(positions: Positions, k: int) -> StepTrace:
-    """The trace of a run with K = ``k``."""
-    at, end, found = 1, min(TOKENS, len(positions)), list[Seen]()
-    while at < end:
-        made, kept = (min(count, k, end - at - 1) for count in positions[at])
-        found.append(Seen(k, made, min(made, kept)))
-        at += found[-1].accepted + 1
-    return StepTrace(tuple(found))
-
-
 def tokens_per_step(traces: Sequence[StepTrace]) -> float:
     return sum(trace.tokens for trace in traces) / sum(len(trace.steps) for trace in traces)
 
@@ -87,10 +77,10 @@ def test_runs_with_the_largest_k_tell_the_tokens_a_step_of_every_smaller_one(dra
     """On the recorded texts within 5 % each (4.3 % is the most). Where steps were only cut, 27 % fewer were told of
     copied text with K = 6, so that the largest K seemed to be the best one of all."""
     for text, drafts in recorded_positions().items():
-        whole = [decoded_with(prompt, K) for prompt in drafts[draft]]
+        whole = [decoded_with(prompt, K, TOKENS) for prompt in drafts[draft]]
         for k in (1, 2, 3, 4, 6):
             told = [trace.with_k(k) for trace in whole]
-            run = [decoded_with(prompt, k) for prompt in drafts[draft]]
+            run = [decoded_with(prompt, k, TOKENS) for prompt in drafts[draft]]
             tokens = [
                 sum(trace.tokens for trace in some) / sum(len(trace.steps) for trace in some) for some in (told, run)
             ]

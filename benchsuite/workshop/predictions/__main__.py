@@ -24,10 +24,12 @@ from benchsuite.machine.files import strict_json, write_folder
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
+from benchsuite.predict.accuracy import accuracies_of
 from benchsuite.predict.advisor import CLOSE, Advice, Advisor, TriedArm
+from benchsuite.predict.checked import check_cells
 from benchsuite.predict.forecasts import costs_of, forecasts_of
 from benchsuite.report.document import Document, Lines, Part, Section, Table
-from benchsuite.report.predicted import cell_parts, forecast_json, forecast_section
+from benchsuite.report.predicted import accuracy_json, accuracy_parts, cell_parts, forecast_json, forecast_section
 from benchsuite.report.renderers import markdown, page
 from benchsuite.run.matrix import named_strategies, settings_of
 from benchsuite.run.request import request_of
@@ -197,7 +199,8 @@ class _Grids:
         self.bench.prepare([*self.fixed, *self.adapting])
         _tell("probing costs")
         began = time.perf_counter()
-        costs_of(self.bench, "fresh", self.fixed)
+        found = costs_of(self.bench, "fresh", self.fixed)
+        self.costs = {setting: one for settings, one, _ in found for setting in settings}
         self.probed = time.perf_counter() - began
         self.of = {workload: self._measured(workload) for workload in self.workloads}
 
@@ -222,6 +225,8 @@ def _advisor(run: _Run) -> tuple[list[Section], dict[str, str]]:
         spent += advisor.spent
         advices += found
         choices += [choice(grids.bench, grid, one) for one in found]
+    known = {arm: units for grid in grids.of.values() for arm, units in grid.units.items() if units}
+    accuracy = accuracy_json(accuracies_of(known, grids.costs, check_cells(known, grids.costs, alone=True)))
     whole = sum(grid.seconds for grid in grids.of.values())
     time = (
         f"{len(grids.fixed) // len(grids.workloads)} cells a text, measured in {whole:.0f} s; the advisor took "
@@ -232,11 +237,13 @@ def _advisor(run: _Run) -> tuple[list[Section], dict[str, str]]:
         "grid_s": whole,
         "advisor_s": spent,
         "probe_s": grids.probed,
+        "accuracy": accuracy,
         "choices": [_choice_json(one) for one in choices],
         "cells": [_tried_json(one, grids.of) for advice in advices for one in advice.tried],
     }
     section = Section("The advisor beside an exhaustive grid", [Lines([time]), *choice_parts(choices)])
-    return [section], {"grid.json": strict_json(kept)}
+    apart = Section("Predictions of the grid's cells, of its own runs", accuracy_parts(accuracy))
+    return [section, apart], {"grid.json": strict_json(kept)}
 
 
 def _goodput(run: _Run) -> tuple[list[Section], dict[str, str]]:

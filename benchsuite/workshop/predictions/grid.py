@@ -11,8 +11,10 @@ from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 
 from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.paired import Series
 from benchsuite.measure.session import Bench
 from benchsuite.predict.advisor import CLOSE, Advice
+from benchsuite.predict.checked import UnitTraces, units_of
 from benchsuite.predict.interleave import run_in_turn
 from benchsuite.predict.ks import KS
 
@@ -25,19 +27,19 @@ WARM_UP = 8
 
 @dataclass(frozen=True)
 class Grid:
-    """A text's grid. ``gains``: the log of each arm's paired speedup over plain, unit by unit; ``seconds``: what
+    """A text's grid. ``units``: of each arm, with their paired speedups over plain and their traces; ``seconds``: what
     measuring its cells took."""
 
-    gains: Mapping[Arm, Sequence[float]]
+    units: Mapping[Arm, Sequence[UnitTraces]]
     seconds: float
 
     def speedup(self, arm: Arm) -> float:
         """The geometric mean over the units; 1 for plain decoding."""
-        return 1.0 if arm.plain else exp(fmean(self.gains[arm]))
+        return 1.0 if arm.plain else exp(fmean(unit.gain for unit in self.units[arm]))
 
     def cells(self, setting: Setting) -> list[Arm]:
         """The arms of one batch, and plain decoding, which has K = 0."""
-        return [Arm(setting), *[arm for arm in self.gains if arm.setting == setting]]
+        return [Arm(setting), *[arm for arm in self.units if arm.setting == setting]]
 
     def best(self, setting: Setting) -> Arm:
         """The fastest cell of one batch."""
@@ -105,7 +107,7 @@ def adapting_arms(settings: Sequence[Setting], drafts: Mapping[str, str]) -> lis
 def measure_grid(bench: Bench, arms: Sequence[Arm]) -> Grid:
     """Measure each arm once on every unit of its setting, all in turn with plain decoding."""
     stages, dice = dict(bench.stages()), random.Random(1)
-    gains: dict[Arm, list[float]] = defaultdict(list)
+    found: dict[Arm, list[UnitTraces]] = defaultdict(list)
     seconds = 0.0
     for setting in dict.fromkeys(arm.setting for arm in arms):
         mine, units, plain = [arm for arm in arms if arm.setting == setting], bench.units(setting), Arm(setting)
@@ -117,9 +119,9 @@ def measure_grid(bench: Bench, arms: Sequence[Arm]) -> Grid:
             ran = run_in_turn(stages, [plain, *mine], unit.requests, dice)
             seconds += time.perf_counter() - began
             for arm in mine:
-                if ran[plain].decoded and ran[arm].decoded:
-                    gains[arm].append(log(ran[plain].seconds_per_token / ran[arm].seconds_per_token))
-    return Grid(gains, seconds)
+                series = Series(arm, "exact", units=[unit], outcomes=[ran[arm]], plain=[ran[plain]])
+                found[arm] += units_of(series, setting.sampling.max_new_tokens)
+    return Grid(found, seconds)
 
 
 AGAIN = 24
