@@ -29,8 +29,8 @@ from benchsuite.predict.prediction import (
     Replay,
     Text,
     half_of_sum,
+    pooled_variance,
     predict,
-    text_spread,
 )
 from benchsuite.predict.refined import RefinedCosts
 from benchsuite.predict.traces import StepTrace, traces_of
@@ -296,7 +296,7 @@ class Advisor:
             replay.gains([trace.with_k(k)] * batch, PromptSizes((len(text),) * batch, tokens))[0]
             for text, trace in known.items()
         ]
-        seen, degrees = text_spread([alone]) or 0.0, len(alone) - 1
+        seen, degrees = pooled_variance([alone]) or 0.0, len(alone) - 1
         between = (seen * degrees + TEXTS**2 * PRIOR) / (degrees + PRIOR)
         return between * sum(share**2 for share in weights.values()), degrees + PRIOR
 

@@ -13,7 +13,7 @@ from benchsuite.measure.cells import Cell
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
 from benchsuite.predict.costs import Costs, strategy_of
-from benchsuite.predict.prediction import PredictedUnit, Prediction, PromptSizes, Replay, Text, predict, text_spread
+from benchsuite.predict.prediction import PredictedUnit, Prediction, PromptSizes, Replay, Text, pooled_variance, predict
 from benchsuite.predict.traces import StepTrace, kept_by_depth, traces_of
 
 
@@ -164,7 +164,7 @@ def check_cells(known: KnownUnits, costs: Mapping[Setting, Costs], alone: bool =
     found = []
     for without, arms in groups.items():
         of_arm = costs[without.setting]
-        spread = text_spread([_gains_of_texts(of_arm, arm, units) for arm, units in arms.items()])
+        spread = pooled_variance([_gains_of_texts(of_arm, arm, units) for arm, units in arms.items()])
         for arm, units in arms.items():
             hidden: dict[int, set[Text]] = defaultdict(set)
             for unit in units:

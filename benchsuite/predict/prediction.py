@@ -139,8 +139,8 @@ def predict(costs: Costs, strategy: str, targets: Sequence[PredictedUnit], sprea
     The interval is Student's t. Its variance has three parts. Texts: what is predicted is a sum of texts' logs with
     weights, and what is measured is another; the variance between texts counts with the squares of the differences of
     these weights, so that a text that is in both sums in equal parts adds nothing. The machine: its noise in each unit,
-    of the arm and of plain. The costs: ``WRONG``. The variance between texts is moderated: ``spread`` counts as
-    ``PRIOR`` degrees of freedom. Source: Smyth 2004 (moderated t), with a fixed prior.
+    of the arm's run and of plain's, twice the variance of one. The costs: ``WRONG``. The variance between texts is
+    moderated: ``spread`` counts as ``PRIOR`` degrees of freedom. Source: Smyth 2004 (moderated t), with a fixed prior.
     """
     replay = Replay(costs, strategy)
     decoding, whole, by_text = list[float](), list[float](), list[list[float]]()
@@ -172,9 +172,9 @@ def drawn_batches(traces: Sequence[StepTrace], size: int) -> list[list[StepTrace
     return [dice.sample(traces, size) if whole else dice.choices(traces, k=size) for _ in range(DRAWS)]
 
 
-def text_spread(by_text: Sequence[Sequence[float]]) -> float | None:
-    """Return the pooled variance of logs between texts; None where no group has two."""
-    groups = [group for group in by_text if len(group) > 1]
+def pooled_variance(by_group: Sequence[Sequence[float]]) -> float | None:
+    """Return the variance around the mean of each group, over all of them; None where no group has two."""
+    groups = [group for group in by_group if len(group) > 1]
     degrees = sum(len(group) - 1 for group in groups)
     return sum(variance(group) * (len(group) - 1) for group in groups) / degrees if groups else None
 
@@ -186,7 +186,7 @@ def _half_width(
     degrees, prior = texts - 1, PRIOR if spread is not None else 0.0
     if not degrees + prior:
         return None
-    between = ((text_spread(by_text) or 0.0) * degrees + (spread or 0.0) * prior) / (degrees + prior)
+    between = ((pooled_variance(by_text) or 0.0) * degrees + (spread or 0.0) * prior) / (degrees + prior)
     return half_of_sum(between * squares, degrees + prior, 2 * noise**2 / units + WRONG**2)
 
 

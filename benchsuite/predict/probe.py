@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import log
-from statistics import fmean, median, stdev
+from math import log, sqrt
+from statistics import median
 
 from benchsuite.predict.costs import Costs, DraftCosts
 from benchsuite.predict.interleave import SteppedRun, step_in_turn
 from benchsuite.predict.ks import KS
+from benchsuite.predict.prediction import pooled_variance
 from specdec.assembly import Assembly
 from specdec.calibration import Point
 from specdec.engine import Engine
@@ -185,7 +186,8 @@ def _runs(
             outcome = turns[""].outcome()
             found.prefill[length].append(turns[""].begun_s / rows)
             means[rows, length].append(outcome.seconds_per_token)
-    found.noise = fmean([stdev(map(log, values)) for values in means.values()])
+    # Over two runs each, the mean of standard deviations would be a fifth too small.
+    found.noise = sqrt(pooled_variance([[*map(log, values)] for values in means.values()]) or 0.0)
     return found
 
 

@@ -50,8 +50,8 @@ from benchsuite.predict.prediction import (
     drawn_batches,
     half_of_sum,
     needed_acceptance,
+    pooled_variance,
     predict,
-    text_spread,
 )
 from benchsuite.predict.probe import WIDTHS_PROBED
 from benchsuite.predict.recommendation import PLAIN, Recommendation, recommended_by_text
@@ -87,9 +87,9 @@ def text_kept(*kept: int, asked: int = 4) -> StepTrace:
 def test_the_spread_of_texts_is_the_variance_around_the_mean_of_each_group() -> None:
     groups = [[0.1, 0.4, 0.2], [1.0, 1.5], [7.0]]
     squares = sum((x - fmean(group)) ** 2 for group in groups for x in group)
-    assert text_spread(groups) == pytest.approx(squares / (2 + 1))
-    assert text_spread(groups[1:]) == pytest.approx(2 * pvariance(groups[1]))
-    assert text_spread([[1.0], []]) is text_spread([]) is None
+    assert pooled_variance(groups) == pytest.approx(squares / (2 + 1))
+    assert pooled_variance(groups[1:]) == pytest.approx(2 * pvariance(groups[1]))
+    assert pooled_variance([[1.0], []]) is pooled_variance([]) is None
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,29 @@ def test_the_interval_of_a_cell_adds_texts_noise_and_the_mistakes_of_costs(sprea
     assert found.half == pytest.approx(half)
     assert found.low == pytest.approx(exp(fmean(gains) - half))
     assert found.texts == 3
+
+
+@pytest.mark.parametrize("units", [1, 6])
+def test_an_interval_has_the_noise_of_both_sides_and_not_of_one(units: int) -> None:
+    """All texts are alike, and the machine's noise is large: of the measured speedups nine of ten lie inside, where the
+    noise of the strategy's runs alone would hold some 76 %."""
+    noise, rng = 0.5, np.random.default_rng(4)
+    sizes, text = PromptSizes((LENGTH,), 20), text_kept(4, 1)
+    targets = [PredictedUnit(sizes, ((n,),), {(90,): text, (91,): text}) for n in range(units)]
+    found = predict(linear_costs(noise=noise), NAME, targets)
+    sides = rng.normal(0, noise, (2, 8000, units)).mean(axis=2)
+    errors = np.abs(rng.normal(0, WRONG, 8000) + sides[0] - sides[1])
+    assert found.half is not None
+    assert 0.885 < (errors <= found.half).mean() < 0.915
+    assert (errors <= found.half / sqrt(2)).mean() < 0.8
+
+
+def test_the_noise_of_two_runs_each_is_not_the_mean_of_their_deviations() -> None:
+    """Of pairs with a standard deviation of a tenth, as the probe has them: that mean is a fifth too small."""
+    pairs = np.random.default_rng(5).normal(3.0, 0.1, (4000, 2))
+    pairs += np.random.default_rng(6).normal(0, 9.0, (4000, 1))
+    assert sqrt(pooled_variance(pairs.tolist()) or 0) == pytest.approx(0.1, rel=0.03)
+    assert float(pairs.std(axis=1, ddof=1).mean()) == pytest.approx(0.08, rel=0.03)
 
 
 def test_texts_of_a_batch_differ_as_much_as_batches_of_one_text_each_do() -> None:
@@ -461,7 +484,7 @@ def test_each_unit_is_predicted_from_the_texts_of_all_others() -> None:
     targets = [
         PredictedUnit(sizes, (text,), {other: kept for other, kept in texts.items() if other != text}) for text in texts
     ]
-    assert found.prediction == predict(linear_costs(), NAME, targets, text_spread([gains]))
+    assert found.prediction == predict(linear_costs(), NAME, targets, pooled_variance([gains]))
     assert found.measured == pytest.approx(exp(fmean(log(10 / (n + 1)) for n in range(4))))
     assert found.log_measured == pytest.approx(log(found.measured))
     assert found.residual == pytest.approx(log(found.measured) - fmean(gains))
@@ -492,7 +515,7 @@ def test_each_text_is_predicted_from_the_others_alone_and_units_of_one_number_st
         assert [unit.number for unit in one.others] == [at // 2 for at in other]
         donors = {(at,) * LENGTH: numbered[at][1] for at in other}
         mine = (place,) * LENGTH
-        twin = predict(linear_costs(), NAME, [PredictedUnit(sizes, (mine,), donors)], text_spread([gains]))
+        twin = predict(linear_costs(), NAME, [PredictedUnit(sizes, (mine,), donors)], pooled_variance([gains]))
         assert texts.keys() - donors.keys() == {(place // 2 * 2,) * LENGTH, (place // 2 * 2 + 1,) * LENGTH}
         assert one.prediction.half == pytest.approx(twin.half, rel=1e-12)
         assert (twin.half or 0) > 1.1 * 1.645 * WRONG, "texts differ"

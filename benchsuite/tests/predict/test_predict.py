@@ -43,8 +43,8 @@ from benchsuite.predict.prediction import (
     Text,
     constant_speed,
     needed_acceptance,
+    pooled_variance,
     predict,
-    text_spread,
 )
 from benchsuite.predict.probe import Probed
 from benchsuite.predict.recommendation import recommended_by_text
@@ -224,7 +224,7 @@ def test_intervals_hold_what_they_say() -> None:
     for _ in range(200):
         everything = [_texts(dice, 8, 0.15) for _ in range(6)]
         logs = [[replay.gains([trace], prompts)[0] for trace in texts] for texts in everything]
-        spread = text_spread(logs)
+        spread = pooled_variance(logs)
         for texts, gains in zip(everything, logs, strict=True):
             donors: dict[Text, StepTrace] = {(4 + place,): text for place, text in enumerate(texts[4:])}
             found = predict(costs, NAME, [PredictedUnit(prompts, ((place,),), donors) for place in range(4)], spread)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -69,6 +70,23 @@ def test_over_several_workloads_the_least_of_its_speedups_is_told_too() -> None:
     assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows).endswith(said)
     assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows[:1]).endswith(f"over 3 workloads, {whole}")
     assert sentence_of([BASE, faster(BEST, 1.5, workloads=3)], rows[:2]).endswith(said)
+
+
+def test_the_workload_that_suits_it_least_is_looked_for_within_its_own_setting() -> None:
+    """Twice as fast or more on both workloads at batch 1, and slower than plain on one of them at batch 4: that one is
+    no workload of batch 1."""
+    speeds = {(1, "chat"): 2.5, (1, "code"): 2.0, (4, "chat"): 0.5, (4, "code"): 9.0}
+    cells = [
+        made_cell(SETTING.replaced(batch=batch, workload=workload), {PLAIN: [1.0] * 6, BEST: seconds_of_six(speedup)})
+        for (batch, workload), speedup in speeds.items()
+    ]
+    one, four = answers(run_of_cells(*cells).results())
+    least = [f"{exp(log(speed) + fmean(SPREAD)):.2f}x on the workload that suits it least" for speed in (2.0, 0.5)]
+    assert "batch 1" in one
+    assert least[0] in one
+    assert "batch 4" in four
+    assert "suits it least" not in one.replace(least[0], "")
+    assert least[1] not in one
 
 
 def test_each_setting_has_an_answer_that_says_which_it_is_of() -> None:
