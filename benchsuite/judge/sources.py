@@ -49,6 +49,22 @@ class Recorded(Controller):
         return self._chosen[step] if step < len(self._chosen) else 0
 
 
+class Always(Controller):
+    """The same K in every step."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+
+    @property
+    def max_k(self) -> int:
+        """The constant K."""
+        return self._k
+
+    def next_k(self, stats: Stats) -> int:
+        """Return the constant K."""
+        return self._k
+
+
 class EngineSource:
     """An engine as a source of tokens. It repeats its last run of some requests with the K that was chosen then.
 

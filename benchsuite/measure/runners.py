@@ -9,11 +9,10 @@ from itertools import groupby, pairwise
 from statistics import mean
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from benchsuite.judge.sources import EngineSource, Tokens, TokenSource
+from benchsuite.judge.sources import Always, EngineSource, Tokens, TokenSource
 from specdec.choices import BITS
 from specdec.devices import synchronize
 from specdec.engine import Engine
-from specdec.interfaces import Controller
 from specdec.queue import Completion
 from specdec.request import Request
 from specdec.stats import Stats, Step, StepTimes
@@ -271,22 +270,6 @@ class EngineRunner(EngineSource):
         runtime = self.engine.runtime
         ran = f"{runtime.name} in part, for {runtime.notes[0]}" if runtime.notes else runtime.name
         return {"dtype": dtype, "compile": "no", "runtime": ran, "exact": "yes" if self.engine.exact else "no"}
-
-
-class Always(Controller):
-    """The same K in every step."""
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-
-    @property
-    def max_k(self) -> int:
-        """The constant K."""
-        return self._k
-
-    def next_k(self, stats: Stats) -> int:
-        """Return the constant K."""
-        return self._k
 
 
 def _emissions(completion: Completion, later: float) -> list[Emission]:

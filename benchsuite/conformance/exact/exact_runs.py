@@ -13,7 +13,7 @@ from typing import Any
 
 from benchsuite.conformance.exact.enumerator import Script, Shape, completions
 from benchsuite.conformance.exact.table_target import Table, TableDraft, Tabular, random_table
-from benchsuite.measure.runners import Always
+from benchsuite.judge.sources import Always
 from specdec import Engine, Policy, Request, SamplingParams
 
 Outputs = tuple[tuple[int, ...], ...]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchsuite.conformance.exact.enumerator import Shape
 from benchsuite.conformance.exact.table_target import TableDraft, Tabular, random_table
-from benchsuite.measure.runners import Always
+from benchsuite.judge.sources import Always
 from specdec import Engine, Policy, Request, SamplingParams
 from specdec_kernels.reference import Reference
 

@@ -18,7 +18,7 @@ from benchsuite.conformance.exact.keys import in_common
 from benchsuite.conformance.exact.shared_noise import Noise
 from benchsuite.conformance.exact.table_target import TableDraft
 from benchsuite.conformance.models.tiny import policy_named
-from benchsuite.measure.runners import Always
+from benchsuite.judge.sources import Always
 from benchsuite.tests import faulty_noise
 from benchsuite.tests.rig import POLICIES, slow_after
 from benchsuite.workshop.machines.keyed_runs import (

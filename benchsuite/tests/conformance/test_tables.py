@@ -13,7 +13,7 @@ from benchsuite.conformance.exact.exact_runs import PROMPTS, one, run_distance
 from benchsuite.conformance.exact.keys import ASKED, in_common, keys_of
 from benchsuite.conformance.exact.table_target import History, TableDraft, Tabular, random_table
 from benchsuite.conformance.models.tiny import policy_named
-from benchsuite.measure.runners import Always
+from benchsuite.judge.sources import Always
 from specdec import Context, Engine, Purpose, Request, SamplingParams, Verdict, Window, sampling
 from specdec_kernels.reference import Reference
 from specdec_plugins.policies.match import Match

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from benchsuite.conformance.exact.exact_runs import warped
 from benchsuite.conformance.exact.table_target import Tabular, random_table
 from benchsuite.conformance.models import tiny
-from benchsuite.measure.runners import Always
+from benchsuite.judge.sources import Always
 from benchsuite.workshop.machines.arena_machine import parents_of
 from specdec import Context, Draft, Engine, Request, SamplingParams, Window
 from specdec.ledger import adjusts

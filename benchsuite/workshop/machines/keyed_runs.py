@@ -18,7 +18,7 @@ from torch import Tensor
 from benchsuite.conformance.exact.enumerator import Shape
 from benchsuite.conformance.exact.table_target import Tabular
 from benchsuite.judge.fidelity import chi_square
-from benchsuite.measure.runners import Always
+from benchsuite.judge.sources import Always
 from specdec import Context, Draft, Engine, Policy, Request, SamplingParams, Window
 from specdec.arena import Arena
 from specdec_kernels.reference import Reference

@@ -32,8 +32,8 @@ from benchsuite.conformance.exact.table_target import Table, TableDraft, Tabular
 from benchsuite.conformance.guards.read_guard import guarded_steps
 from benchsuite.conformance.models import tiny
 from benchsuite.judge.fidelity import evenness
+from benchsuite.judge.sources import Always
 from benchsuite.judge.ties import Judge
-from benchsuite.measure.runners import Always
 from benchsuite.workshop.machines.arena_machine import Rollback
 from benchsuite.workshop.machines.engine_machine import EngineMachine
 from benchsuite.workshop.machines.keyed_runs import chance_of_tokens, keyed_tokens
