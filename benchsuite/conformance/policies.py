@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.conformance.claims import Checks, Failed, same
-from benchsuite.conformance.drafts import GREEDY, differ, kit_assembly
+from benchsuite.conformance.drafts import GREEDY, SAMPLED_ROWS, differ, follows_the_target, kit_assembly
 from benchsuite.conformance.exact.enumerator import Shape, chain, context
 from benchsuite.conformance.exact.exact_runs import one, run_distance
 from benchsuite.conformance.exact.keys import in_common
@@ -101,6 +101,14 @@ class PolicyChecks(Checks):
     def _distance(self, case: Case, certain: bool, fresh: bool = False) -> float:
         vocabulary, shape, tokens, seed = case
         return run_distance(self.policy, vocabulary, shape, one(tokens), certain=certain, seed=seed, fresh=fresh)
+
+    @pytest.mark.parametrize("draft", ["draft_model", "ngram(n_min=1)"])
+    def test_sampled_outputs_have_the_targets_distribution(self, draft: str) -> None:
+        """The same by samples over 258 tokens: what was enumerated are at most four, which a policy can count."""
+        if self.sampled != "distribution":
+            pytest.skip(f"claimed: sampled={self.sampled}")
+        build = kit_assembly("llama", SAMPLED_ROWS, self.extra)
+        follows_the_target(draft, self.text, build, build.engine(draft, self.text, k=4), SAMPLED)
 
     def test_seeds_and_requests_have_noise_of_their_own(self) -> None:
         """A request's draws and coins share no noise with those of another seed, or of another request."""

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from benchsuite.judge.favour import Favour
 from benchsuite.judge.sources import Tokens
 from benchsuite.judge.ties import Judge, surprise
 from specdec import processors
@@ -38,7 +39,7 @@ class Fidelity:
     ``bins`` counts probability integral transforms. A token's transform is the probability p of all likelier tokens
     plus a uniform share of its own probability; it is uniform if the token follows p, given the tokens before it.
     ``agreed`` of ``tokens`` equal plain's token at the same index. ``surprise`` and ``plain_surprise`` are sums of -log
-    p, in nats.
+    p, in nats. ``favour``: of their draft's proposals, where it was asked for them again.
     """
 
     bins: list[int] = field(default_factory=lambda: [0] * BINS)
@@ -47,6 +48,7 @@ class Fidelity:
     surprise: float = 0.0
     plain_tokens: int = 0
     plain_surprise: float = 0.0
+    favour: Favour = field(default_factory=Favour)
 
     def __add__(self, other: Fidelity) -> Fidelity:
         return Fidelity(
@@ -56,37 +58,66 @@ class Fidelity:
             self.surprise + other.surprise,
             self.plain_tokens + other.plain_tokens,
             self.plain_surprise + other.plain_surprise,
+            self.favour + other.favour,
         )
 
     @property
+    def _tests(self) -> int:
+        """How many tests were made, each of which may fail the tokens."""
+        return 2 if self.favour.outputs else 1
+
+    @property
     def p_value(self) -> float:
-        """How often as many tokens of the target itself would fill the bins as unevenly: see ``evenness``."""
-        return evenness(self.bins)
+        """How often, at most, as many tokens of the target itself would look as unlike its own.
+
+        They would fill the bins as unevenly (``evenness``) or favour the draft's proposals as much (``favour``): the
+        smaller probability of the two, doubled where both were tested.
+        """
+        chance = min(evenness(self.bins), self.favour.p_value)
+        return LEAST if chance <= LEAST else min(1.0, self._tests * chance)
 
     @property
     def smallest_shift(self) -> float | None:
         """The least mass, moved from one half of the bins to the other, found with probability ``SURE``; at most 0.5.
 
-        It depends on the number of tokens alone. None: moving all of a half's mass, 0.5, would not be found as often.
+        It depends on the numbers of tokens and tests alone. None: moving all of a half's mass, 0.5, would not be found
+        as often.
         """
-        return _smallest_shift(sum(self.bins))
+        return _smallest_shift(sum(self.bins), FALSE_ALARM / self._tests)
+
+    @property
+    def smallest_favour(self) -> float | None:
+        """The least share of tokens, drawn from the draft in place of the target, found with probability ``SURE``."""
+        return self.favour.found(FALSE_ALARM / self._tests, SURE)
 
     @property
     def failure(self) -> str | None:
         """Why these tokens, of one row or of several pooled, are not the target's; None if they may be."""
         if self.p_value >= FALSE_ALARM:
             return None
+        counted = f"its {sum(self.bins)} tokens do not follow the target's distribution"
+        expected = f"with {self._chance}, and {FALSE_ALARM:.0e} or more is expected"
+        if evenness(self.bins) <= self.favour.p_value:
+            return (
+                f"{counted}: the probability integral transforms, counted in {len(self.bins)} equal bins, are "
+                f"{self.bins}; tokens of the target itself would be as uneven {expected}"
+            )
         return (
-            f"its {sum(self.bins)} tokens do not follow the target's distribution: the probability integral "
-            f"transforms, counted in {len(self.bins)} equal bins, are {self.bins}; tokens of the target itself would "
-            f"be as uneven with {self._chance}, and {FALSE_ALARM:.0e} or more is expected"
+            f"{counted} but favour the draft's proposals: asked again along {self.favour.outputs} outputs, it proposes "
+            f"{self.favour.kept:.1f} of {self.favour.tokens} tokens, and {self.favour.due:.1f} is due; tokens of the "
+            f"target itself would favour it as much {expected}. Look for acceptance that is not by p/q, or for a draft "
+            "that knows outputs after `forget`"
         )
 
     @property
     def summary(self) -> str:
-        """The test in a table's cell: "p=0.38, finds 8.2 %"; the per cent are ``smallest_shift``."""
-        shift = self.smallest_shift
-        return f"{self._chance}, finds " + ("nothing" if shift is None else f"{100 * shift:.2g} %")
+        """The tests in a table's cell: "p=0.38, finds 8.2 %, drafted 4 %".
+
+        The per cent are ``smallest_shift`` and, where the draft was asked again, ``smallest_favour``.
+        """
+        found = [self.smallest_shift, *[self.smallest_favour] * (self._tests - 1)]
+        shift, *drafted = ("nothing" if share is None else f"{100 * share:.2g} %" for share in found)
+        return ", ".join([self._chance, f"finds {shift}", *(f"drafted {share}" for share in drafted)])
 
     @property
     def _chance(self) -> str:
@@ -156,13 +187,13 @@ def finding(tokens: int, shift: float, alarm: float = FALSE_ALARM) -> float:
 
 
 @cache
-def _smallest_shift(tokens: int) -> float | None:
+def _smallest_shift(tokens: int, alarm: float) -> float | None:
     low, high = 0.0, 0.5
-    if finding(tokens, high) < SURE:
+    if finding(tokens, high, alarm) < SURE:
         return None
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (middle, high) if finding(tokens, middle) < SURE else (low, middle)
+        low, high = (middle, high) if finding(tokens, middle, alarm) < SURE else (low, middle)
     return high
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchsuite.judge.agreement import Agreement
+from benchsuite.judge.favour import Favour
 from benchsuite.judge.fidelity import Fidelity
 from benchsuite.judge.judgement import Judgement
 from benchsuite.judge.ties import Difference
@@ -177,7 +178,7 @@ def _read_series(found: Mapping[str, Any], setting: Setting, units: list[Unit]) 
         units=[units[run["unit"]] for run in found["runs"]],
         outcomes=[_outcome(run) for run in found["runs"]],
         differences=[_difference(_read(one)) for one in found["differences"]],
-        fidelity=Fidelity(**_read(found["fidelity"])),
+        fidelity=_fidelity(_read(found["fidelity"])),
         judged=found["judged"] and Judgement(*found["judged"]),
         conditions=found["conditions"],
         engine=found.get("engine", "transformers" if found["peer"] else ""),  # older cells lack these four
@@ -187,6 +188,10 @@ def _read_series(found: Mapping[str, Any], setting: Setting, units: list[Unit]) 
         dtype=getattr(torch, found["dtype"]),
         **{name: found[name] for name in FACTS},
     )
+
+
+def _fidelity(found: Mapping[str, Any]) -> Fidelity:
+    return Fidelity(**{**found, "favour": Favour(**found.get("favour", {}))})  # older cells lack it
 
 
 def _difference(found: Mapping[str, Any]) -> Difference:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from benchsuite.judge import fidelity, ties
 from benchsuite.judge.agreement import Agreement
+from benchsuite.judge.favour import favour
 from benchsuite.judge.fidelity import Fidelity
 from benchsuite.judge.judgement import Judgement, Output
 from benchsuite.judge.sources import Tokens
@@ -361,6 +362,9 @@ class Comparison:
                 elif expected != got:
                     pair = expected, got
                     series.differences += self.judge.compare(unit.requests, request, plain, runner, pair, exact)
+            if series.contract == "distribution" and isinstance(own := self.runners[series.arm], EngineRunner):
+                with self._limit(f"{series.arm.label}, its draft asked again for the check"):
+                    series.fidelity += Fidelity(favour=favour(own.engine, unit.requests, ours.tokens))
         series.checked = len(series.outcomes)
 
 

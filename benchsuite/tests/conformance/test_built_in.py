@@ -24,7 +24,8 @@ OF_POLICIES = (FAKE, "test_a_step_can_be_recorded_and_replayed", "test_its_distr
 distance and tests nothing."""
 
 SAMPLED = "test_sampled_outputs_have_the_targets_distribution"
-"""Of proposals that are certain, whatever they are, tests/conformance/test_exact_runs.py proves this."""
+"""Of proposals that are certain, whatever they are, tests/conformance/test_exact_runs.py proves this; of block and
+tree_rejection tests/judge/test_favour.py tests it."""
 
 SAME = "test_it_changes_no_output"
 """tests/specdec/test_equality.py compares outputs of the same drafts with plain decoding's, at more K and batches."""
@@ -100,10 +101,12 @@ TestLlamaCppLookup = slow(
 )
 
 TestMatch = slow(conformance.policy("match", greedy="exact", sampled="exact", trees=True, coupled=True), *OF_POLICIES)
-TestRejection = slow_checks(conformance.policy("rejection", greedy="exact", sampled="distribution"), *OF_POLICIES)
-TestBlock = slow(conformance.policy("block", greedy="exact", sampled="distribution"), *OF_POLICIES)
+TestRejection = slow_checks(
+    conformance.policy("rejection", greedy="exact", sampled="distribution"), *OF_POLICIES, SAMPLED
+)
+TestBlock = slow(conformance.policy("block", greedy="exact", sampled="distribution"), *OF_POLICIES, SAMPLED)
 TestTreeRejection = slow(
-    conformance.policy("tree_rejection", greedy="exact", sampled="distribution", trees=True), *OF_POLICIES
+    conformance.policy("tree_rejection", greedy="exact", sampled="distribution", trees=True), *OF_POLICIES, SAMPLED
 )
 TestLongestPrefix = slow(
     conformance.policy("longest_prefix", greedy="exact", sampled="lossy", trees=True), *OF_POLICIES

@@ -20,6 +20,7 @@ from benchsuite.conformance.controllers import _equal, _even_clock
 from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.proposals import Proposal, proposals, proposed_from_scratch
 from benchsuite.judge import fidelity
+from benchsuite.judge.favour import SHARES, Favour
 from benchsuite.tests.rig import Make
 from specdec import Engine, Request, SamplingParams
 from specdec_plugins.drafts.garbage import Garbage
@@ -179,8 +180,9 @@ def test_q_is_tested_with_as_many_seeds_of_each_prompt_as_there_are_repeats(
 
 
 def test_outputs_of_three_thousand_tokens_are_held_to_the_targets_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As docs/proof.md has it; every bin of every output is counted."""
-    kit, asked, counted = conformance.draft("garbage", k=3), list[Any](), list[int]()
+    """As docs/proof.md has it; every bin of every output is counted, and the draft is asked again along every one."""
+    kit, asked, along = conformance.draft("garbage", k=3), list[Any](), list[Any]()
+    bins, ratios = [300] * fidelity.BINS, [0.0] * len(SHARES)
 
     def run(engine: Any, work: Sequence[Request]) -> list[Any]:
         asked.append((engine, work))
@@ -188,25 +190,29 @@ def test_outputs_of_three_thousand_tokens_are_held_to_the_targets_distribution(m
 
     def examined(judge: object, request: Request, tokens: tuple[int, ...], again: tuple[int, ...]) -> Any:
         assert tokens == again == (request.id,) * request.params.max_new_tokens
-        return SimpleNamespace(bins=[request.id, *[1] * (fidelity.BINS - 1)])
+        return fidelity.Fidelity([count // 24 + (request.id == 0) * (count % 24) for count in bins])
+
+    def favoured(engine: object, work: Sequence[Request], outputs: Sequence[tuple[int, ...]]) -> Favour:
+        along.append((engine, work))
+        assert [*outputs] == [(one.id,) * one.params.max_new_tokens for one in work]
+        return Favour(len(work), 9, ratios=ratios)
 
     monkeypatch.setattr(Engine, "run", run)
     monkeypatch.setattr(fidelity, "examine", examined)
-
-    def even(bins: list[int]) -> float:
-        counted.extend(bins)
-        return 1.0
-
-    monkeypatch.setattr(fidelity, "evenness", even)
+    monkeypatch.setattr(drafts, "favour", favoured)
     kit().test_sampled_outputs_have_the_targets_distribution()
     [(engine, work)] = asked
+    assert along == asked
     seeds_and_ids(work, 125)
     assert sum(request.params.max_new_tokens for request in work) == 3000
-    assert counted == [sum(request.id for request in work), *[len(work)] * (fidelity.BINS - 1)]
     assert (type(engine.policy).__name__, engine.controller.max_k) == ("Rejection", 3)
     assert engine.max_rows == len(work), "steps are what takes time"
-    monkeypatch.setattr(fidelity, "evenness", lambda bins: fidelity.FALSE_ALARM / 2)
-    with pytest.raises(Failed, match="garbage under rejection have the target's distribution"):
+    said = "garbage under rejection have the target's distribution"
+    ratios[0] = 17.0  # p = 2 x 6 e^-17 = 5e-7, of two tests
+    with pytest.raises(Failed, match=f"(?s){said}.*favour the draft's proposals"):
+        kit().test_sampled_outputs_have_the_targets_distribution()
+    ratios[0], bins[0], bins[9] = 0.0, 430, 170
+    with pytest.raises(Failed, match=rf"(?s){said}.*bins, are \[430, 300"):
         kit().test_sampled_outputs_have_the_targets_distribution()
 
 

@@ -22,6 +22,7 @@ from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.engines import EngineChecks
 from benchsuite.conformance.models import tiny
 from benchsuite.conformance.policies import PolicyChecks
+from benchsuite.tests.faulty_acceptance import SameTenth, WidelySameTenth
 from benchsuite.tests.faulty_engines import ENGINES
 from benchsuite.tests.faulty_noise import (
     Echo,
@@ -412,7 +413,7 @@ DRAFTS: list[tuple[Callable[..., Draft], dict[str, Any], str, str]] = [
         Doubtful,
         {"sampled": True},
         "sampled_outputs_have_the_targets",
-        "planted under rejection have the target's.*chance",
+        "planted under rejection have the target's.*as uneven",
     ),
     (Unforgetting, {"remembers": True}, "remembered_only", "planted forgets.*after forget"),
     (Peeking, {}, "fit_for_a_gpu", "the host reads a number of the device"),
@@ -650,6 +651,18 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
         r"has the target's distribution.*total variation 0\.\d+ of \d tokens\n",  # and nothing of noise
     ),
     (
+        SameTenth,
+        {"greedy": "exact", "sampled": "distribution"},
+        "its_distribution",
+        r"has the target's distribution.*total variation 0\.\d+",
+    ),
+    (
+        WidelySameTenth,
+        {"greedy": "exact", "sampled": "distribution"},
+        "sampled_outputs_have",
+        "outputs of draft_model under planted.*favour the draft's proposals",
+    ),
+    (
         First,
         EXACT,
         "greedy_outputs",
@@ -690,7 +703,7 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
     (Unended, EXACT, "a_verdict_is_a_path", r"path \[0, .*0\] with num_accepted"),
     (OutOfWords, EXACT, "a_verdict_is_a_path", "next 6"),
     (Leaping, EXACT, "a_verdict_is_a_path", r"path \[0, 4, .*num_accepted 1"),
-    (Redrawn, EXACT, "sampled_outputs", "changes no output.*does not follow from its own logits"),
+    (Redrawn, EXACT, "sampled_outputs_are", "changes no output.*does not follow from its own logits"),
     (Weighing, EXACT, "reads_the_device_once", "read the device through"),
     (Match, EXACT | {"trees": False}, "is_what_it_claims", "trees=False.*trees=True"),
     (Writer, EXACT, "not_written_to", "written to"),

@@ -12,6 +12,7 @@ from itertools import accumulate, groupby
 import pytest
 
 from benchsuite.conformance.models.tiny import prompts
+from benchsuite.judge.favour import Favour
 from benchsuite.judge.fidelity import BINS, EXACT, FALSE_ALARM, LEAST, Fidelity, chi_square, evenness, examine, finding
 from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm
@@ -178,6 +179,30 @@ def test_the_smallest_shift_is_found_99_times_in_100_and_a_smaller_one_is_not() 
 def test_where_no_shift_is_found_none_is_named() -> None:
     assert [Fidelity([tokens, *[0] * 9]).smallest_shift for tokens in (0, 7, 49)] == [None, None, None]
     assert Fidelity([5] * 9 + [4]).summary == "p=1, finds nothing"
+
+
+def test_two_tests_share_the_false_alarm_and_the_rarer_result_is_told() -> None:
+    """By hand: the ratio 17 of six has p = 6 e^-17 = 2.5e-7, doubled 5e-7; 16 has 1.4e-6."""
+    lean, rare, even = [26] * 5 + [12] * 5, [17.0, *[-99.0] * 5], [19] * 10
+    asked = Favour(12, 168, 20.25, 1.75, rare, [0.0, 30.0, *[99.0] * 4], [1.0] * 6)
+    favoured = Fidelity(even, favour=asked)
+    assert favoured.p_value == pytest.approx(12 * math.exp(-17), rel=1e-9)
+    assert "asked again along 12 outputs, it proposes 20.2 of 168 tokens, and 1.8 is due" in (favoured.failure or "")
+    assert favoured.summary == "p=5e-07, finds 30 %, drafted 2 %"
+    assert Fidelity(even, favour=replace(asked, ratios=[16.0, *rare[1:]])).failure is None
+    both = Fidelity(lean, favour=replace(asked, ratios=[0.0] * 6))
+    assert both.p_value == pytest.approx(2 * evenness(lean), rel=1e-9)
+    assert Fidelity([200, *[0] * 9], favour=asked).p_value == LEAST
+    assert "10 equal bins, are [200, 0" in (Fidelity([200, *[0] * 9], favour=asked).failure or "")
+    assert (Fidelity(even).smallest_favour, Fidelity(even, favour=Favour(1)).summary) == (
+        None,
+        "p=1, finds 30 %, drafted nothing",
+    )
+    for tests, one in ((1, Fidelity(even)), (2, favoured)):
+        shift = one.smallest_shift
+        assert shift is not None
+        assert finding(190, shift, FALSE_ALARM / tests) >= 0.99 > finding(190, shift - 2e-4, FALSE_ALARM / tests)
+    assert (favoured + favoured).favour == asked + asked
 
 
 def test_rows_that_pass_can_fail_together() -> None:

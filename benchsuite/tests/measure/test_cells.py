@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchsuite.judge.agreement import Agreement
+from benchsuite.judge.favour import Favour
 from benchsuite.judge.fidelity import BINS, Fidelity
 from benchsuite.judge.judgement import Judgement
 from benchsuite.judge.ties import Difference
@@ -53,7 +54,9 @@ SERIES = Series(
     compared=2,
     equal=3,
     tokens=4,
-    fidelity=Fidelity(list(range(BINS)), 1, 2, 3.5, 4, 5.5),
+    fidelity=Fidelity(
+        list(range(BINS)), 1, 2, 3.5, 4, 5.5, Favour(1, 2, 3.5, 4.5, [0.5] * 6, [1.5] * 6, [2.5, *[3.5] * 5])
+    ),
     error="it broke",
     ended="crashed",
     repeats=False,

@@ -11,7 +11,7 @@ ENGINE = (
 )
 FIGURES = (
     *(f"measure/{name}" for name in ("cells", "guards", "interval", "measured", "parts", "results", "verdict")),
-    *(f"judge/{name}" for name in ("agreement", "fidelity", "transforms")),
+    *(f"judge/{name}" for name in ("agreement", "favour", "fidelity", "transforms")),
 )
 
 GROUPS: dict[str, tuple[str, ...]] = {
