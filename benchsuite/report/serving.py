@@ -15,13 +15,15 @@ from benchsuite.report.document import Document, Lines, Section, Table
 from benchsuite.report.renderers import markdown
 
 COLUMNS = (
-    "ok: requests answered / asked; speed: from sending to the last byte per token, over the first endpoint's: the "
-    "geometric mean over workloads of the geometric means over prompts; interval: 95 %, of the same, over groups of "
-    "prompts that were sent together; ~: it holds 1, or the noise of `again` is as large; ?: too few groups for one",
-    "decoding: the same after the first piece; tok/s: of the whole server, over the blocks' time; req/s: requests sent",
+    "ok: requests answered / asked; speed: from sending to the end of an answer, per token where texts differ, over "
+    "the first endpoint's: the geometric mean over workloads of the geometric means over prompts; interval: 95 %, of "
+    "the same, over groups of prompts that were sent together; ~: it holds 1, or the noise of `again` is as large; "
+    "?: too few groups for one",
+    "decoding: the same per token after the first piece, or after the first endpoint's where that comes earlier for "
+    "certain; tok/s: of the whole server, over the blocks' time; req/s: requests sent",
     "ms: TTFT to the first piece, TPOT per token after it, gaps between pieces and, per token, where each piece says "
-    "its tokens, e2e to the last byte; TTFT and e2e begin when a request was due, which under a rate may be before it "
-    "was sent; 50, 90, 99: percentiles, of which the 90th needs 10 values and the 99th 100",
+    "its tokens, e2e to the end of an answer; TTFT and e2e begin when a request was due, which under a rate may be "
+    "before it was sent; 50, 90, 99: percentiles, of which the 90th needs 10 values and the 99th 100",
     "every endpoint had a prompt in its prefix cache before it was timed; `again` is the first endpoint once more: its "
     "speed is the noise; requests that were tried again are answered and not timed",
 )

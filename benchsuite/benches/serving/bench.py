@@ -12,8 +12,8 @@ from typing import Any
 from benchsuite.benches.serving.asked import Read
 from benchsuite.benches.serving.certificate import Certificate
 from benchsuite.benches.serving.certified import certify
-from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, Slo, endpoint_figures
-from benchsuite.benches.serving.load import Sent, Traffic, send
+from benchsuite.benches.serving.figures import EndpointFigures, Slo, endpoint_figures
+from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic, send
 from benchsuite.benches.serving.restarts import ServersInTurn
 from benchsuite.benches.serving.self_reported import SelfReported, page_now, self_reported_of
 from benchsuite.benches.serving.timed_texts import TimedText

@@ -63,6 +63,23 @@ class Sent:
     late_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class ServedBlock:
+    """One endpoint's answers to the prompts of one group in one round, under one load."""
+
+    endpoint: str
+    round: int
+    sent: tuple[Sent, ...]
+    group: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last answer."""
+        if not self.sent:
+            return 0.0
+        return max(one.ended_s for one in self.sent) - min(one.sent_s for one in self.sent)
+
+
 async def send(client: Client, asks: Sequence[tuple[int, Ask]], load: Traffic, seed: int, sent: list[Sent]) -> None:
     """Send ``asks`` (each with the place of its prompt) under a load, and append what comes of each to ``sent``.
 
@@ -78,7 +95,9 @@ async def send(client: Client, asks: Sequence[tuple[int, Ask]], load: Traffic, s
         except EndpointFailure as failure:
             sent.append(Sent(prompt, begun, time.perf_counter() - start, None, failure.kind, str(failure), late))
             return
-        sent.append(Sent(prompt, begun, time.perf_counter() - start, reply, late_s=late))
+        # What a server does behind its answer is no part of it; earlier attempts are.
+        ended = begun + reply.seconds if reply.attempts == 1 else time.perf_counter() - start
+        sent.append(Sent(prompt, begun, ended, reply, late_s=late))
 
     if load.concurrency:
         waiting = iter(asks)

@@ -6,52 +6,23 @@ Time is made up: a loop that waits moves its clock, and what blocks it moves the
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import exp, sqrt
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, Slo, endpoint_figures
-from benchsuite.benches.serving.load import Sent, Traffic, send
+from benchsuite.benches.serving.figures import EndpointFigures, Slo, endpoint_figures
+from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic, send
+from benchsuite.tests.made_up_time import MadeUpTime, in_made_up_time
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.replies import Chunk, EndpointFailure, Reply
 
 RATE = Traffic(rate=4.0)
-
-
-class MadeUpTime(selectors.DefaultSelector):
-    """A clock, moved by whoever waits for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 100.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "nobody will ever go on"
-        self.now += max(0.0, timeout)
-        return super().select(0)
-
-    def block(self, seconds: float) -> None:
-        """Stand for a computation, or a collection of garbage, that lets nobody else run."""
-        self.now += seconds
-
-
-class MadeUpLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time is made up."""
-
-    def __init__(self, clock: MadeUpTime) -> None:
-        super().__init__(clock)
-        self.clock = clock
-
-    def time(self) -> float:
-        return self.clock.now
 
 
 class Server:
@@ -93,11 +64,7 @@ def sent_under(
             loop.call_at(clock.now + at, clock.block, seconds)
         await send(server, [(number, Ask(str(number), 2)) for number in range(len(takes))], load, seed, sent)
 
-    with (
-        patch("time.perf_counter", lambda: clock.now),
-        asyncio.Runner(loop_factory=lambda: MadeUpLoop(clock)) as runner,
-    ):
-        runner.run(whole())
+    in_made_up_time(clock, whole())
     return sorted(sent, key=lambda one: one.prompt)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import exp, log, prod
@@ -12,26 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchsuite.benches.serving.figures import (
-    EndpointFigures,
-    ServedBlock,
-    Slo,
-    endpoint_figures,
-    percentile,
-    token_gaps_of,
-    tpot_of,
-    ttft_of,
-)
-from benchsuite.benches.serving.load import Sent, Traffic, loads_of, send
+from benchsuite.benches.serving.figures import EndpointFigures, Slo, endpoint_figures, percentile
+from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic, loads_of, send
+from benchsuite.benches.serving.timed_answers import token_gaps_of, tpot_of, ttft_of
 from specdec import SpecdecError
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.replies import Chunk, EndpointFailure, Reply, Token
 
 
 def reply(seconds: float, pieces: list[tuple[float, int | None]], counted: int | None, attempts: int = 1) -> Reply:
-    """An answer whose pieces came at these seconds with these numbers of tokens."""
-    chunks = tuple(Chunk(at, "x", tokens) for at, tokens in pieces)
-    return Reply("x" * len(pieces), (), chunks, seconds, 3, counted, "length", attempts, {})
+    """An answer whose pieces came at these seconds with these numbers of tokens, each of one sign."""
+    chunks = tuple(Chunk(at, "x" * (1 if tokens is None else tokens), tokens) for at, tokens in pieces)
+    text = "".join(chunk.text for chunk in chunks)
+    return Reply(text, (), chunks, seconds, 3, counted, "length", attempts, {})
 
 
 def sent_with(prompt: int, found: Reply, start: float = 0.0) -> Sent:
@@ -52,15 +45,13 @@ def test_times_of_one_answer_by_hand() -> None:
     ("pieces", "counted", "each"),
     [
         ([None] * 9, 9, 0.1),  # a token a piece
-        ([None] * 9, 10, 0.8 / 9),  # and an end token without a text
         ([None] * 9, 6, 0.8 / 5),  # parts of characters: the first token is there with a later piece at the latest
-        ([None] * 9, 11, None),  # a piece or two have several tokens
-        ([None] * 9, 16, None),  # some pieces have several tokens, and nobody says which
+        ([None] * 8, 16, 0.7 / 14),  # an eighth of the text is an eighth of the tokens
         ([8, *[None] * 8], 16, 0.1),
-        ([1, *[None] * 8], 16, 0.8 / 15),
+        ([8, *[None] * 8], 32, 0.8 / 16),  # half of the text is half of the tokens, whoever says eight
         ([None, None], None, None),
         ([3, 1], 4, 0.1),
-        ([4, None], 4, None),  # no token came later
+        ([4, 0], 4, None),  # no token came later
     ],
 )
 def test_tokens_of_the_first_piece_are_not_divided_by(
@@ -93,8 +84,9 @@ def test_a_server_whose_tokens_nobody_knows_has_no_figure_per_token() -> None:
     [row] = endpoint_figures(
         [ServedBlock("a", 0, (sent_with(0, reply(2.0, [(1.0, None), (2.0, None)], None)),))], ["a"], ["c"], None
     )
-    assert (row.tokens_per_s, row.speed, row.tpot_ms[0]) == (None, None, None)
+    assert (row.tokens_per_s, row.decoding, row.tpot_ms[0]) == (None, None, None)
     assert row.e2e_ms[0] == 2000
+    assert row.speed is not None, "of two answers of one text"
 
 
 @settings(max_examples=settings().max_examples // 4)
@@ -302,7 +294,7 @@ def test_every_figure_of_a_row_is_worked_out_again_from_its_requests(
     kept = [one for one, found in full if limit is not None and found.seconds + one.late_s <= limit]
     shares = pytest.approx((len(kept) / span, len(kept) / len(sent))) if span and limit is not None else None
     assert row.goodput == shares
-    own = any(found.counted for _, found in once)
+    own = any(found.text for _, found in once)
     assert (row.speed is not None) == (said and own)
     assert row.speed is None or row.speed.ratio == pytest.approx(1), "over itself"
     assert row.learns is None
@@ -474,8 +466,36 @@ def test_a_text_that_two_servers_count_otherwise_has_no_speed_to_compare(counted
         for name, counts in (("plain", (8,) * 9), ("spec", (8,) * 8 + (counted,)))
     ]
     plain, spec = endpoint_figures(blocks, ["plain", "spec"], ["chat"] * 9, None)
-    said = f"counts: 'xx' is {counted} tokens by its usage, 8 by the baseline's"
+    said = f"counts: 'xxxxxxxx' is {counted} tokens by its usage, 8 by the baseline's"
     assert (plain.reason, spec.reason) == (None, None if compared else said)
+
+
+def _after(firsts: Sequence[float]) -> EndpointFigures:
+    """A server as fast as another after its first pieces, which come so many times as late as the other's half a
+    second."""
+    base = [reply(1.5, [(0.5, 1), (1.5, 4)], 5)] * len(firsts)
+    ours = [reply(1.0 + by / 2, [(by / 2, 1), (1.0 + by / 2, 4)], 5) for by in firsts]
+    blocks = [*one_by_one("plain", base), *one_by_one("spec", ours)]
+    return endpoint_figures(blocks, ["plain", "spec"], ["chat"] * len(firsts), None)[1]
+
+
+@pytest.mark.parametrize(
+    ("firsts", "held"),
+    [
+        ([1.1, 1.2, 1.3, 1.1, 1.2, 1.3], True),
+        ([0.8, 1.2, 0.7, 1.3, 0.9, 1.1], False),  # by chance, as under a load
+        ([0.8, 0.9, 0.7, 0.8, 0.9, 0.7], False),  # earlier: a shorter prefill is no decoding
+        ([1.5, 1.5], True),  # too few for chance to be told
+    ],
+)
+def test_what_is_waited_for_longer_than_for_the_baselines_first_piece_is_decoding(
+    firsts: list[float], held: bool
+) -> None:
+    """Of a second in all; where it is chance, nothing is charged, since the mean would be below 1 of equal servers."""
+    found = _after(firsts).decoding
+    charged = [by / 2 - 0.5 if held else 0.0 for by in firsts]
+    assert found is not None
+    assert found.ratio == pytest.approx(_geometric(1 / (1 + more) for more in charged))
 
 
 def test_every_number_of_a_request_is_a_load_and_none_is_refused() -> None:

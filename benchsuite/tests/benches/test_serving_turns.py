@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, endpoint_figures
-from benchsuite.benches.serving.load import Sent, Traffic
+from benchsuite.benches.serving.figures import EndpointFigures, endpoint_figures
+from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic
 from benchsuite.benches.serving.turns import AMPLE, ARRIVALS, BlockPlan, group_size, plan_blocks
 from benchsuite.measure.interval import FEWEST
 from specdec_plugins.endpoints.replies import Chunk, Reply

@@ -171,7 +171,7 @@ def test_a_reply_is_all_that_came() -> None:
     second = {"choices": [{"delta": {"reasoning_content": "r", "content": "c", "reasoning": None}}], "own": 2}
     third = completion("", 0, "stop", usage={"prompt_tokens": 5, "completion_tokens": 2})
     found = streamed_reply(first, second, third)
-    assert (found.text, found.seconds, found.finish_reason, found.attempts) == ("arc", 9.0, "stop", 1)
+    assert (found.text, found.seconds, found.finish_reason, found.attempts) == ("arc", 3.0, "stop", 1)
     assert [(chunk.seconds, chunk.text, chunk.tokens) for chunk in found.chunks] == [(1.0, "a", 1), (2.0, "rc", None)]
     assert (found.prompt_tokens, found.completion_tokens, found.counted) == (5, 2, 2)
     assert found.body == {"own": 2, "token_ids": [7], "meta_info": {"x": 1}}

@@ -92,11 +92,12 @@ def _answered(ask: Ask, *pieces: bytes) -> tuple[Reply, list[httpx.Request]]:
 
 
 @pytest.mark.usefixtures("ticks")
-def test_pieces_of_a_stream_are_timed_from_the_request_to_the_end() -> None:
+def test_pieces_of_a_stream_are_timed_from_the_request_to_the_reason_of_the_end() -> None:
+    """Counts and the mark of the end come behind it, and are no part of the answer."""
     last = event("", reason="length", usage={"prompt_tokens": 1, "completion_tokens": 2})
     reply, asked = _answered(Ask("x", 4), event("a"), event("b"), last, DONE)
     chunks = (Chunk(1.0, "a"), Chunk(2.0, "b"))
-    assert reply == Reply("ab", (), chunks, 5.0, 1, 2, "length", 1, reply.body)
+    assert reply == Reply("ab", (), chunks, 3.0, 1, 2, "length", 1, reply.body)
     assert [(str(one.url), one.method) for one in asked] == [("http://here/v1/completions", "POST")]
     assert json.loads(asked[0].content) == Ask("x", 4).body("m")
 

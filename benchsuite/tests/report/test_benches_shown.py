@@ -17,8 +17,8 @@ from benchsuite.benches.kernels.caches import WIDTH, CacheCost
 from benchsuite.benches.kernels.timing import Curve, KernelBench, Timing
 from benchsuite.benches.serving.bench import AGAIN, ServingBench, ServingPlan
 from benchsuite.benches.serving.certificate import Certificate, UnsteadyPlain
-from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, endpoint_figures
-from benchsuite.benches.serving.load import Sent, Traffic
+from benchsuite.benches.serving.figures import EndpointFigures, endpoint_figures
+from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic
 from benchsuite.benches.serving.self_reported import SelfReported
 from benchsuite.machine.roofline import Peak
 from benchsuite.measure.arms import Arm

@@ -15,8 +15,8 @@ from benchsuite.benches.serving import local_judge
 from benchsuite.benches.serving.asked import Read
 from benchsuite.benches.serving.bench import ServingBench, ServingPlan, prompts_of
 from benchsuite.benches.serving.certificate import Certificate, UnsteadyPlain
-from benchsuite.benches.serving.figures import EndpointFigures, ServedBlock, Slo
-from benchsuite.benches.serving.load import Sent, Traffic
+from benchsuite.benches.serving.figures import EndpointFigures, Slo
+from benchsuite.benches.serving.load import Sent, ServedBlock, Traffic
 from benchsuite.benches.serving.restarts import ServersInTurn
 from benchsuite.measure.workloads import load_workload
 from benchsuite.report.renderers import terminal

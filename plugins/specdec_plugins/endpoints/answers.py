@@ -71,6 +71,7 @@ class AnswerReader:
         self._usage: Mapping[str, Any] = {}
         self._own: dict[str, Any] = {}
         self._pending = 0  # tokens whose text has not come yet
+        self._ended: float | None = None  # when the last piece of text came, or the reason why it is the last
         self._half = ""  # the first half of a character, of which JSON writes the other one into the next piece
 
     def feed(self, piece: bytes, seconds: float) -> None:
@@ -93,7 +94,11 @@ class AnswerReader:
         self._object(text, seconds)
 
     def reply(self, seconds: float) -> Reply:
-        """The whole answer, checked; ``seconds`` is when it ended."""
+        """The whole answer, checked; ``seconds`` is when the server had sent all that it sends.
+
+        The answer itself ends with the last piece of its text, or with its ``finish_reason`` if that comes later: what
+        is sent behind them (counts, the mark of the end) is no part of it.
+        """
         if self._streamed and not self.done:
             try:
                 events = self._events.end()
@@ -112,7 +117,8 @@ class AnswerReader:
             raise AnswerError("usage", "usage says 0 tokens, and a text came")
         tokens = self._named(completion, text)
         chunks = _with_tokens(self._chunks, self._totals, completion)
-        return Reply(text, tokens, chunks, seconds, prompt, completion, self._finish, 1, self._own)
+        ended = seconds if self._ended is None else self._ended
+        return Reply(text, tokens, chunks, ended, prompt, completion, self._finish, 1, self._own)
 
     def _named(self, completion: int | None, text: str) -> tuple[Token, ...]:
         """The tokens, if the server named all of them; they must be as many as it counted, and spell its text."""
@@ -184,6 +190,8 @@ class AnswerReader:
         text = self._half + text
         self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
         text = whole_characters(text.removesuffix(self._half))
+        if text or tokens or reason:
+            self._ended = seconds
         if text or tokens:
             self._chunks.append(Chunk(seconds, text, self._pending or None))
             self._totals.append(_count(self._usage, "completion_tokens") if self._usage else None)

@@ -82,8 +82,8 @@ class Chunk:
 class Reply:
     """A whole answer.
 
-    ``tokens`` is empty if the server gave no log-probabilities. ``seconds``: from sending the request to the last byte,
-    of the attempt that succeeded. ``prompt_tokens`` and ``completion_tokens`` are the server's own ``usage``.
+    ``tokens`` is empty if the server gave no log-probabilities. ``seconds``: from sending the request to the end of the
+    answer, of the attempt that succeeded. ``prompt_tokens`` and ``completion_tokens`` are the server's own ``usage``.
     ``attempts``: 1 if the first try succeeded; the times of another are not those of an idle server. ``body``: what the
     server added of its own (timings, metrics), the last object that had each name.
     """
