@@ -29,7 +29,7 @@ def why_not(ours: Sequence[Series], base: Sequence[Series], across: Collection[s
         if mine[name] != theirs[name]:
             return f"{name}: {mine[name]}, the baseline's is {theirs[name]}"
     outcomes, others = ([o for series in every for o in series.outcomes] for every in (ours, base))
-    return _backend(outcomes, others) or _proposals(ours, outcomes) or _lengths(outcomes, others) or _loops(others)
+    return _backend(outcomes, others) or _proposals(ours, outcomes) or _lengths(ours, base) or _loops(others)
 
 
 def loops(tokens: Tokens) -> bool:
@@ -72,9 +72,13 @@ def _proposals(ours: Sequence[Series], outcomes: Sequence[Outcome]) -> str | Non
     return None
 
 
-def _lengths(ours: Sequence[Outcome], base: Sequence[Outcome]) -> str | None:
+def _lengths(ours: Sequence[Series], base: Sequence[Series]) -> str | None:
+    """Text by text; of a workload that ended early, those that both have."""
     pairs = [
-        (len(a), len(b)) for o, p in zip(ours, base, strict=False) for a, b in zip(o.tokens, p.tokens, strict=False)
+        (len(a), len(b))
+        for mine, theirs in zip(ours, base, strict=False)
+        for o, p in zip(mine.outcomes, theirs.outcomes, strict=False)
+        for a, b in zip(o.tokens, p.tokens, strict=False)
     ]
     return unlike(pairs)
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from benchsuite.measure.arms import Arm, Setting
 from benchsuite.measure.cells import Cell
+from benchsuite.measure.contrasts import Pool
 from benchsuite.measure.results import Results, SettingResults, pools_of, rows_of, setting_results
-from benchsuite.measure.rows import Pool, Row
+from benchsuite.measure.rows import Row
 from benchsuite.measure.weights import Weights
 
 

@@ -9,9 +9,9 @@ from itertools import permutations
 
 from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.cells import Cell
-from benchsuite.measure.guards import why_not
+from benchsuite.measure.contrasts import Pool, decoding, end_to_end, noise_between, verdict_between
 from benchsuite.measure.paired import Cost, Series
-from benchsuite.measure.rows import Pool, Row, Text, compared_with, decoding, end_to_end, make_rows, noise_between
+from benchsuite.measure.rows import Row, Text, make_rows
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.measure.weights import Weights
 
@@ -46,10 +46,9 @@ class SettingResults:
         noise = noise_between(every, cost) if every else 0.0
         whole = {arm: pool for arm, pool in every.items() if not any(series.failure for series in pool.values())}
         for (one, ours), (other, base) in permutations(whole.items(), 2):
-            speed = compared_with(ours, base, cost)
-            if speed is not None:
-                reason = why_not(list(ours.values()), list(base.values()), self.across)
-                found[one, other] = SpeedVerdict(speed, noise, reason)
+            verdict = verdict_between(ours, base, cost, noise, self.across)
+            if verdict.speed is not None:
+                found[one, other] = verdict
         return found
 
 

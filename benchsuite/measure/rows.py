@@ -12,22 +12,19 @@ from typing import Any
 
 from benchsuite.judge.judgement import together
 from benchsuite.judge.ties import Judge
-from benchsuite.measure import guards
 from benchsuite.measure.arms import Arm, PeerName
+from benchsuite.measure.contrasts import Pool, contrast, decoding, end_to_end, noise_between, verdict_between
 from benchsuite.measure.figures import RowFigures
 from benchsuite.measure.interval import Estimate, estimate
-from benchsuite.measure.paired import Cost, Series, broken, checked, logs
+from benchsuite.measure.paired import Series, broken, checked
 from benchsuite.measure.parts import PARTS, with_parts
 from benchsuite.measure.runners import Outcome
-from benchsuite.measure.verdict import SpeedVerdict, noise_of
+from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.measure.workloads import copy_rate
 from specdec.stats import Stats, Step, StepTimes
 
 NAMES = {"target": "verify"}
 """Parts of a step that are called otherwise in JSON."""
-
-Pool = Mapping[str, Series]
-"""The series of one arm, by workload."""
 
 
 @dataclass(frozen=True)
@@ -98,35 +95,6 @@ def text_of(plain: Series, judge: Judge) -> Text | None:
     return Text(mean(copy_rate(*pair) for pair in pairs), mean(judge.entropy(*pair) for pair in pairs))
 
 
-def contrast(ours: Pool, base: Pool, cost: Cost) -> dict[str, list[float]]:
-    """Return ln(cost of base / cost of ours) of every independent unit, by workload."""
-    found = {name: logs(series, base[name], cost) for name, series in ours.items() if name in base}
-    return {name: values for name, values in found.items() if values}
-
-
-def compared_with(ours: Pool, base: Pool, cost: Cost) -> Estimate | None:
-    """Return the speed of one arm over another's, over all their workloads; None if they share no unit."""
-    found = contrast(ours, base, cost)
-    return estimate(found) if found else None
-
-
-def decoding(outcome: Outcome) -> float:
-    """The cost that speedups are ratios of: decoding seconds per token."""
-    return outcome.seconds_per_token
-
-
-def end_to_end(outcome: Outcome) -> float | None:
-    """Seconds from prompt to last token, per token; None where the prompt may have been in a cache."""
-    return None if outcome.warm else outcome.wall_per_token
-
-
-def noise_between(pools: Mapping[Arm, Pool], cost: Cost) -> float:
-    """Return the noise of ``SpeedVerdict``: of plain decoding against itself; 0 where it was not measured again."""
-    plain = next(pool for arm, pool in pools.items() if arm.plain)
-    again = next((pool for arm, pool in pools.items() if arm.again), {})
-    return noise_of(compared_with(again, plain, cost))
-
-
 def make_rows(
     pools: Mapping[Arm, Pool],
     baseline: Arm,
@@ -183,7 +151,7 @@ def _row(
     decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards or 0 for o in outcomes)
     if arm.peer and forwards and all(o.forwards is not None for o in outcomes):
         figures = replace(figures, tau=decoded / forwards)
-    ratios, method = dict[str, list[float]](), ""
+    ratios = dict[str, list[float]]()
     verdict, whole = (SpeedVerdict(None, one, baseline=arm == base[0]) for one in noise)
     if not failures and decoded:
         others = [outcome for series in plain.values() for outcome in series.outcomes]
@@ -191,12 +159,11 @@ def _row(
         figures = with_parts(figures, outcomes, others)
         found = contrast(pool, base[1], decoding)
         ratios = {name: [exp(value) for value in values] for name, values in found.items()}
-        speed = estimate(found) if found else None
-        reason = guards.why_not(every, list(base[1].values()), across)
-        verdict = replace(verdict, speed=speed, reason=reason)
-        whole = replace(whole, speed=compared_with(pool, base[1], end_to_end), reason=reason)
+        verdict, whole = (
+            verdict_between(pool, base[1], cost, one, across, baseline=arm == base[0])
+            for cost, one in zip((decoding, end_to_end), noise, strict=True)
+        )
         figures = _with_speedup(figures, pool, found, verdict, whole.speed)
-        method = speed.method if speed else ""
     return Row(
         arm,
         replace(figures, verdict="FAILED" if failures else verdict.label),
@@ -205,7 +172,7 @@ def _row(
         text,
         machine.target,
         "\n".join(failures) or None,
-        method,
+        verdict.speed.method if verdict.speed else "",
         tuple(str(d) for series in every for d in series.differences if d.tie),
         _run_records(pool),
         steps,

@@ -18,11 +18,12 @@ from benchsuite.measure import card, paired, profile, weights, workloads
 from benchsuite.measure.arms import Arm, Setting, arm_named
 from benchsuite.measure.bystanders import Bystanders
 from benchsuite.measure.cells import Cell, made_here, snapshot
+from benchsuite.measure.contrasts import contrast, decoding
 from benchsuite.measure.measured import Measured
 from benchsuite.measure.paired import Comparison
 from benchsuite.measure.peers import PeerRunner, parse_peer, peer_needs_gguf
 from benchsuite.measure.plan import MeasuringPlan, Search
-from benchsuite.measure.rows import Machine, Row, contrast, decoding, text_of
+from benchsuite.measure.rows import Machine, Row, text_of
 from benchsuite.measure.runners import EngineRunner, FailedRunner, Outcome, Runner
 from benchsuite.measure.units import Batch, Unit, disjoint_batches, make_units
 from benchsuite.measure.watchdog import Watchdog

@@ -106,6 +106,14 @@ def test_lengths_that_differ_either_way_do_not_cancel() -> None:
     assert found == "lengths: its outputs and the baseline's differ by 50% of their tokens"
 
 
+def test_lengths_are_compared_text_by_text_where_a_workload_has_fewer_runs_than_the_baselines() -> None:
+    """The run that is missing had shifted all later ones: outputs were held against those of other prompts."""
+    short, long = series(STRAIGHT[:10]), series(STRAIGHT)
+    assert guards.why_not([short, long], [series(STRAIGHT[:10], STRAIGHT[:10]), long]) is None
+    found = guards.why_not([short, long], [series(STRAIGHT[:10], STRAIGHT), short])
+    assert (found or "").startswith("lengths: "), "ten and twenty tokens in the second workload"
+
+
 def test_a_draft_that_proposes_once_in_all_its_runs_has_proposed() -> None:
     base = series(STRAIGHT, STRAIGHT)
     assert why(series(STRAIGHT, STRAIGHT, proposed=[0, 1]), base) is None

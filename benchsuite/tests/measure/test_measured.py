@@ -199,6 +199,21 @@ def test_strategies_without_a_workload_in_common_are_not_compared() -> None:
     assert [one.speed and one.speed.units for one in found.values()] == [3] * 4
 
 
+def test_speeds_are_comparable_by_the_outputs_of_the_workloads_that_both_have() -> None:
+    """Outputs of one text were held against those of another, whose lengths differ."""
+    cells = []
+    for setting, tokens, own in ((CHAT, 40, [Arm(CHAT)]), (CODE, 4, [Arm(CODE), Arm(CODE, peer="other")])):
+        series = {arm: _series(arm, 2.0 if arm.peer else 1.0) for arm in own}
+        for one in series.values():
+            one.outcomes = [replace(run, tokens=[tuple(range(tokens))]) for run in one.outcomes]
+        cells.append(replace(_cell(setting), series=series))
+    [results] = _measured(*cells).results().settings
+    plain, other = results.pooled
+    assert (plain.verdict.reason, other.verdict.reason) == (None, None)
+    assert other.figures.units == 3
+    assert results.contrasts[other.arm, plain.arm] == other.verdict
+
+
 DRAWN = st.dictionaries(st.sampled_from(["ngram", "suffix"]), st.sampled_from([0.25, 0.5, 2.0, 3.0]))
 """The speeds of the drafts of a cell."""
 
