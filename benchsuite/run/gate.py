@@ -19,6 +19,7 @@ from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, ref
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
 from benchsuite.report import exports, findings, renderers
 from benchsuite.run.capture import uncaptured
+from benchsuite.run.ranks import ELSEWHERE
 from benchsuite.run.speculation import row_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class GatePlugin:
         self.limits: dict[str, Limit] = {}
         self.wanted: dict[str, str | None] = {}  # the reason why a row was not measured, or None
         self._peers: dict[str, str] = {}  # the rows of peers, with their labels
+        self._elsewhere: set[str] = set()  # commands of jobs whose figures no level compares
         self._known: set[str] = set()  # ids of tests that declare the benchmark fixture
         self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
@@ -74,6 +76,7 @@ class GatePlugin:
         for item in items:
             if "benchmark" in getattr(item, "fixturenames", ()):
                 self._known.add(item.nodeid)
+            self._elsewhere |= {ELSEWHERE[name] for name in ELSEWHERE.keys() & {*getattr(item, "fixturenames", ())}}
             name, arm = self._row(item), self._arm(item)
             if name is not None:
                 if arm and arm.peer:
@@ -140,12 +143,13 @@ class GatePlugin:
 
     @property
     def ungated(self) -> dict[str, list[str]]:
-        """What was measured and compared with nothing: the labels of peers, and the rows that are new."""
+        """What was measured and compared with nothing: the labels of peers, the rows that are new, and other jobs."""
         judged = {
             finding.row for finding in self.findings or () if finding.figure or finding.verdict != GateVerdict.PASS
         }
         peers = dict.fromkeys(label for name, label in self._peers.items() if name not in judged)
-        return {"peers": [*peers], "new": self.trial.new if self.trial else []}
+        new = self.trial.new if self.trial else []
+        return {"peers": [*peers], "new": new, "other jobs": sorted(self._elsewhere)}
 
     def judge(self) -> list[Finding]:
         """The findings of this run, computed by the first call."""

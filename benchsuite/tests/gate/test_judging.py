@@ -122,11 +122,18 @@ def test_the_gate_waits_for_rows_peers_and_benchmarks_and_names_the_peers_of_whi
     """Plain once more is measured beside the others; another test is none of its business. Its items come last."""
     items = [made_item(f"test_a.py::test_{number}", name) for number, name in enumerate([*ARMS, "peer"])]
     items += [made_item("test_a.py::test_theirs", level=3, tolerance=0.1), made_item("test_a.py::test_x", timed=False)]
+    for fixture in ("specdec_served", "specdec_kernels", "specdec_certificates"):
+        items.append(made_item("test_b.py::test_other", timed=False))
+        items[-1].fixturenames = (fixture,)
     run = MadeUpRun(request, tmp_path, [*items], [], base="c0ffee")
     lacking = "its test did not run"
     rows = ("a row", "plain", "peer", "other peer", "test_a.py::test_theirs")
     assert run.gate.wanted == dict.fromkeys(rows, lacking)
-    assert run.gate.ungated == {"peers": ["transformers", "transformers prompt lookup"], "new": []}
+    assert run.gate.ungated == {
+        "peers": ["transformers", "transformers prompt lookup"],
+        "new": [],
+        "other jobs": ["pytest -m kernels", "pytest -m serving"],
+    }
     timed = Finding("other peer", 2, GateVerdict.PASS, "m", CALL)
     run.gate.findings = [timed, replace(timed, row="peer", figure=None)]
     assert run.gate.ungated["peers"] == ["transformers"], "what was not timed was not compared"
