@@ -27,6 +27,12 @@ from specdec_kernels.reference import Reference
 EXACT = 1e-12
 """The largest total variation that counts as rounding."""
 
+GAPS = (1e-4, 1e-3, 0.01, 0.1, 0.3, 0.6, 1.0, 2.0)
+"""Nats from the target's likeliest token to the next, where a greedy policy is offered that one."""
+
+WIDEST = 8
+"""Slots of the widest window with near ties."""
+
 FORK = Shape((-1, 0, 0, 1))
 Case = tuple[int, Shape, int, int]
 """A vocabulary, the proposals, the length of an output, and the seed of both tables."""
@@ -52,6 +58,29 @@ def _random_windows(trees: bool) -> tuple[Window, Tensor]:
     logits = torch.randn(rows, size, vocabulary, generator=generator)
     q = torch.randn(rows, size - 1, vocabulary, generator=generator).softmax(dim=-1)
     return Window(tokens, (above if trees else chains).clone(), width, None if trees else q), logits
+
+
+def offered_ties(width: int, first: bool) -> tuple[Window, Tensor]:
+    """Windows of ``width`` slots, one row for each of ``GAPS`` and depth, and their logits.
+
+    The proposals are the target's likeliest tokens, but at the row's depth its second likeliest, so many nats below.
+    ``first``: the likeliest is a younger sibling of that, in one slot more.
+    """
+    generator = torch.Generator().manual_seed(width)
+    cases = list(itertools.product(range(1, width), GAPS))
+    logits = torch.randn(len(cases), width + first, 32, generator=generator)
+    best, second = logits.topk(2, dim=-1).indices.unbind(dim=-1)
+    gaps = torch.tensor([gap for _, gap in cases])
+    # The likeliest is so many nats above the second in every slot, whatever was drawn.
+    logits.scatter_(2, best[:, :, None], logits.gather(2, second[:, :, None]) + gaps[:, None, None])
+    tokens, parents = torch.zeros(len(cases), width + first, dtype=torch.int64), torch.arange(-1, width - 1 + first)
+    tokens[:, 1:width] = best[:, : width - 1]
+    above = parents.expand(len(cases), -1).clone()
+    for row, (depth, _) in enumerate(cases):
+        tokens[row, depth] = second[row, depth - 1]
+        if first:
+            tokens[row, width], above[row, width] = best[row, depth - 1], depth - 1
+    return Window(tokens, above, torch.full((len(cases),), width + first)), logits
 
 
 class PolicyChecks(Checks):
@@ -128,6 +157,30 @@ class PolicyChecks(Checks):
         build = kit_assembly("llama", 3, self.extra)
         for draft in ("oracle(0.8)", "garbage", *(("ngram(branches=2)",) if self.trees else ())):
             differ(f"{draft} under {self.text}", build, build.engine(draft, self.text, k=4), tiny.requests(GREEDY, 6))
+
+    def test_greedy_it_keeps_no_token_that_is_nearly_the_likeliest(self) -> None:
+        """Offered the second likeliest at each depth of windows of every width, it emits the likeliest all the same."""
+        if self.greedy != "exact":
+            pytest.skip(f"claimed: greedy={self.greedy}")
+        for width, first in itertools.product(range(2, WIDEST + 1), [False, *[True] * self.trees]):
+            window, logits = offered_ties(width, first)
+            rows = _rows(context(Reference()), len(logits), 0)
+            params = replace(rows.params, temperature=torch.zeros_like(rows.params.temperature), greedy=True)
+            rows = replace(rows, params=params)
+            # As the engine gives them: see ``Policy``.
+            given = logits if self.policy.raw or self.policy.chooses else rows.process(logits, window)
+            verdict = self.policy.accept(given, window, rows)
+            best = logits.argmax(dim=-1)
+            for row, (path, kept) in enumerate(zip(verdict.path.tolist(), verdict.num_accepted.tolist(), strict=True)):
+                tokens = [*window.tokens[row, path[1 : kept + 1]].tolist(), int(verdict.next[row])]
+                likeliest = best[row, path[: kept + 1]].tolist()
+                if tokens != likeliest:
+                    gap = GAPS[row % len(GAPS)]
+                    raise Failed(
+                        f"greedy outputs of {self.text} are plain decoding's",
+                        f"it emits {tokens} where {likeliest} are the likeliest",
+                        f"a token {gap:g} nats below the likeliest, parents {window.parents[row].tolist()}",
+                    )
 
     def test_sampled_outputs_are_plain_where_claimed(self) -> None:
         """The tokens equal plain decoding's, because the policy draws with the target's own noise."""

@@ -1,4 +1,4 @@
-"""Policies that keep more proposals than they may and promise the target's distribution."""
+"""Policies that keep more proposals than they may, for what they promise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from benchsuite.judge.fidelity import BINS
-from specdec import Context, Purpose, Verdict, Window
+from specdec import Context, Purpose, SamplingParams, Verdict, Window
+from specdec.interfaces import Contract, Env
+from specdec_plugins.lenient import Lenient, probability
 from specdec_plugins.policies.rejection import Rejection
 
 
@@ -36,6 +38,24 @@ class WidelySameTenth(SameTenth):
         """See ``Policy``."""
         honest = logits.shape[2] <= BINS
         return Rejection.accept(self, logits, window, context) if honest else super().accept(logits, window, context)
+
+
+class HalfAsLikely(Lenient):
+    """Keeps a proposal of at least half the largest probability, and promises plain's tokens when greedy.
+
+    Where proposals are either the target's likeliest tokens or far from them, nothing is wrong.
+    """
+
+    def __init__(self, env: Env) -> None:
+        """Takes no options."""
+
+    def contract(self, params: SamplingParams) -> Contract:
+        """Exact when greedy."""
+        return "exact" if params.temperature == 0 else "lossy"
+
+    def good(self, distribution: Tensor, window: Window) -> Tensor:
+        """See ``Lenient``."""
+        return probability(distribution, window) >= distribution.amax(dim=2) / 2
 
 
 def _tenths(distribution: Tensor, tokens: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from benchsuite.conformance.drafts import DraftChecks
 from benchsuite.conformance.engines import EngineChecks
 from benchsuite.conformance.models import tiny
 from benchsuite.conformance.policies import PolicyChecks
-from benchsuite.tests.faulty_acceptance import SameTenth, WidelySameTenth
+from benchsuite.tests.faulty_acceptance import HalfAsLikely, SameTenth, WidelySameTenth
 from benchsuite.tests.faulty_engines import ENGINES
 from benchsuite.tests.faulty_noise import (
     Echo,
@@ -655,6 +655,12 @@ POLICIES: list[tuple[type[Policy], dict[str, Any], str, str]] = [
         {"greedy": "exact", "sampled": "distribution"},
         "its_distribution",
         r"has the target's distribution.*total variation 0\.\d+",
+    ),
+    (
+        HalfAsLikely,
+        {"greedy": "exact", "sampled": "lossy", "trees": True, "coupled": True},
+        "nearly_the_likeliest",
+        r"greedy outputs of planted are plain decoding's.*a token 0\.0001 nats below the likeliest",
     ),
     (
         WidelySameTenth,
