@@ -27,7 +27,9 @@ benchmark, over all rounds. E2E has none: it is a sum of the other two."""
 STARTS = {figure: f"{figure} first pass" for figure in (DECODE, FIRST)}
 """The first pass alone, which caches of any kind leave out of the others."""
 
-BESIDE = frozenset({*MEANS.values(), *STARTS.values()})
+BESIDE = {beside: figure for named in (MEANS, STARTS) for figure, beside in named.items()}
+"""Each mean and first pass, with the figure whose median it is beside."""
+
 FIGURES = (DECODE, FIRST, WHOLE, CALL, *MEANS.values(), *STARTS.values())
 
 PARTS = ("draft", "prefill", "verification", "K/V", "host")

@@ -22,11 +22,12 @@ QUIET = (GateVerdict.PASS, GateVerdict.COARSE)
 def findings_section(findings: Sequence[Finding], title: str = "") -> Section:
     """Return a table with a line for each finding (row, level, figure, verdict, change, bounds, changed part).
 
-    Means and first passes, which are beside the median of the same, have one where they did not pass. Below it is a
-    sentence for each finding that did not pass, or that is about the suite.
+    Means and first passes, which are beside the median of the same, have one where they did not pass and the median is
+    not REGRESSED as well. Below it is a sentence for each such finding that did not pass, or that is about the suite.
     """
+    worse = {_place(f, f.figure) for f in findings if f.verdict == GateVerdict.REGRESSED}
+    findings = [f for f in findings if not ((m := _median(f)) and (f.verdict in QUIET or _place(f, m) in worse))]
     told = [finding_sentence(f) for f in findings if f.verdict not in QUIET or f.row == SUITE]
-    findings = [f for f in findings if not (f.verdict in QUIET and _beside(f))]
     columns = {
         "row": [_short(f.row) for f in findings],
         "level": [str(f.level) for f in findings],
@@ -41,8 +42,14 @@ def findings_section(findings: Sequence[Finding], title: str = "") -> Section:
     return Section(title, [table, *([Lines(told)] if told else [])])
 
 
-def _beside(finding: Finding) -> bool:
-    return (finding.figure or "").removesuffix(" by the clock") in BESIDE
+def _median(finding: Finding) -> str | None:
+    """The name of the figure that a mean or a first pass is beside; None for any other."""
+    figure, clock, _ = (finding.figure or "").partition(" by the clock")
+    return f"{BESIDE[figure]}{clock}" if figure in BESIDE else None
+
+
+def _place(finding: Finding, figure: str | None) -> tuple[object, ...]:
+    return finding.row, finding.level, finding.against, figure
 
 
 def finding_sentence(finding: Finding) -> str:
