@@ -67,7 +67,8 @@ def forecast_section(found: Mapping[str, Any]) -> Section:
             Plots([predicted_and_measured(found["cells"])]),
             Lines([f"{one['label']}, batch {one['batch']}: {one['lever']}" for one in found["arms"]]),
             Lines([*LEGEND, *found["said"]]),
-            *accuracy_parts(found["accuracy"]),
+            # Files of runs before 2026-11-28 have none.
+            *accuracy_parts(found.get("accuracy", ())),
             Lines(
                 [
                     "the fastest of this run, text by text, and what cannot be distinguished from it; a K that was not "

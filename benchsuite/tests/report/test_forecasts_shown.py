@@ -139,6 +139,11 @@ def test_a_strategy_is_shown_with_what_was_measured_and_predicted_of_it_and_the_
     assert {line.partition(":")[0] for line in shown} >= {"predicted", "interval", "to search further"}
 
 
+def test_a_file_of_an_earlier_run_without_accuracies_is_shown_all_the_same() -> None:
+    earlier = {name: value for name, value in FOUND.items() if name != "accuracy"}
+    assert len(tables_of(forecast_section(earlier))) == 1
+
+
 def test_a_long_name_of_a_strategy_loses_its_middle_on_a_terminal() -> None:
     arms = [{**FOUND["arms"][0], "label": "a" * 40 + "b" * 40}]
     lines = section_lines(forecast_section({**FOUND, "arms": arms}))
