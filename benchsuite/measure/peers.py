@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from benchsuite.judge.sources import Tokens
 from benchsuite.measure.arms import PeerName
-from benchsuite.measure.runners import Outcome, mean_length
+from benchsuite.measure.runners import Emission, Outcome, mean_length
 from specdec.errors import SpecdecError, unknown
 from specdec.peer import Generation, Peer
 from specdec.registry import Registry
@@ -83,17 +84,21 @@ class PeerRunner:
         """Decode requests; decoding begins when every request of a call has its first emission."""
         calls = [requests] if self.peer.batches else [[request] for request in requests]
         made: list[Generation] = []
+        arrived: list[list[Emission]] = []
         wall, decoding, decoded = 0.0, 0.0, 0
         for call in calls:
             done = self.peer.generate(call)
             self._check(call, done)
-            begin = max(one.emissions[0][0] for one in done)
-            after = sum(count for one in done for at, count in one.emissions[1:] if at >= begin)
+            emissions = [_together(one.emissions) for one in done]
+            begin = max(request[0][0] for request in emissions)
+            after = sum(count for request in emissions for at, count in request[1:] if at >= begin)
             seconds = max(one.seconds for one in done)
             wall += seconds
-            decoding += seconds - begin if after else 0.0
-            decoded += after
+            if seconds > begin:  # else nothing was waited for
+                decoding += seconds - begin if after else 0.0
+                decoded += after
             made += done
+            arrived += emissions
         tokens = [one.tokens for one in made]
         forwards = [one.forwards for one in made]
         return Outcome(
@@ -101,7 +106,7 @@ class PeerRunner:
             wall,
             decoding,
             decoded,
-            [list(one.emissions) for one in made],
+            arrived,
             None if None in forwards else sum(count or 0 for count in forwards),
             mean_length(requests, tokens),
             warm=any(one.warm for one in made),
@@ -134,3 +139,8 @@ class PeerRunner:
     def described(self) -> str:
         """The line of the card."""
         return self.peer.described()
+
+
+def _together(emissions: Sequence[Emission]) -> list[Emission]:
+    """The emissions with those of one time as one: what was read at once arrived together."""
+    return [(at, sum(count for _, count in same)) for at, same in groupby(emissions, key=lambda one: one[0])]

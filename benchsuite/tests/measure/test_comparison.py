@@ -417,6 +417,17 @@ def test_a_peer_without_later_tokens_took_no_time_to_decode_and_may_not_count_fo
     assert (outcome.wall_s, outcome.decode_s, outcome.decoded, outcome.forwards) == (4.0, 0.0, 0, None)
     several = PeerRunner(PEER, OddPeer(made=[Generation((1, 2), ((3.0, 1), (5.0, 1)), 6.0, 0)])).run([request])
     assert (several.decode_s, several.decoded, several.forwards) == (3.0, 1, 0)
+    together = ((3.0, 1), (3.0, 2), (5.0, 1))
+    outcome = PeerRunner(PEER, OddPeer(made=[Generation((1, 2, 3, 4), together, 5.0)])).run([request])
+    assert (outcome.emissions, outcome.decode_s, outcome.decoded, outcome.tpot_s) == (
+        [[(3.0, 3), (5.0, 1)]],
+        2.0,
+        1,
+        [2.0],
+    )
+    ended = [Generation((1, 2), ((2.0, 1), (3.0, 1)), 3.0), Generation((1,), ((3.0, 1),), 3.0)]
+    outcome = PeerRunner(PEER, OddPeer(made=ended, batches=True)).run(distinct_units(1, 2)[0].requests)
+    assert (outcome.decode_s, outcome.decoded) == (0.0, 0), "the one ended as the other began"
 
 
 @pytest.mark.parametrize(
