@@ -120,6 +120,30 @@ def weighed(p: Tensor, q: Tensor, tokens: Sequence[int]) -> Favour:
     return Favour(0, len(p), float(guessed.sum()), float((p * q).sum()), ratios, gains, spreads)
 
 
+def guessed(chances: Sequence[float], right: Sequence[bool]) -> Favour:
+    """Return the same for a draft that proposes one token at each place: the target's ``chances`` of it, and whether it
+    came.
+
+    Example: ``guessed([0.1, 0.4], [True, False])``
+    """
+    p = torch.tensor([[chance, 1 - chance] for chance in chances], dtype=torch.float64).view(-1, 2)
+    return weighed(p, torch.tensor([1.0, 0.0]).double().expand_as(p), [int(not one) for one in right])
+
+
+def continuation(text: Sequence[int], first: int) -> list[int | None]:
+    """Return for each index from ``first`` what a lookup proposes: the token that followed the same two tokens last.
+
+    None where these have not come before. Example: ``continuation((1, 2, 3, 1, 2, 9), 4)`` is ``[None, 3]``
+    """
+    followed: dict[tuple[int, ...], int] = {}
+    found: list[int | None] = []
+    for at, token in enumerate(text):
+        pair = tuple(text[max(0, at - 2) : at])
+        found.append(followed.get(pair) if at > 1 else None)
+        followed[pair] = token
+    return found[first:]
+
+
 class Followed(Policy):
     """Accepts what equals a known text, whatever the target says, and emits the text's next token.
 

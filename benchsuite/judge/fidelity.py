@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from benchsuite.judge.favour import Favour
+from benchsuite.judge.favour import Favour, continuation, guessed
 from benchsuite.judge.sources import Tokens
 from benchsuite.judge.ties import Judge, surprise
 from specdec import processors
@@ -103,10 +103,10 @@ class Fidelity:
                 f"{self.bins}; tokens of the target itself would be as uneven {expected}"
             )
         return (
-            f"{counted} but favour the draft's proposals: asked again along {self.favour.outputs} outputs, it proposes "
-            f"{self.favour.kept:.1f} of {self.favour.tokens} tokens, and {self.favour.due:.1f} is due; tokens of the "
-            f"target itself would favour it as much {expected}. Look for acceptance that is not by p/q, or for a draft "
-            "that knows outputs after `forget`"
+            f"{counted} but favour the draft's proposals: asked again along {self.favour.outputs} outputs, it (or for "
+            f"another engine a lookup) proposes {self.favour.kept:.1f} of {self.favour.tokens} tokens, and "
+            f"{self.favour.due:.1f} is due; tokens of the target itself would favour it as much {expected}. Look for "
+            "acceptance that is not by p/q, or for a draft that knows outputs after `forget`"
         )
 
     @property
@@ -269,8 +269,11 @@ def found_by_half(tokens: int, alarm: float) -> Tensor:
     return found
 
 
-def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidelity:
-    """Compare one output with plain's: one forward of the unmodified model, two if plain's output is new."""
+def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens, looked_up: bool = False) -> Fidelity:
+    """Compare one output with plain's: one forward of the unmodified model, two if plain's output is new.
+
+    ``looked_up``: the favour is of what a lookup would propose, for an engine whose draft cannot be asked.
+    """
     coin = random.Random(f"{request.params.seed} {request.id}")
     bins = [0] * BINS
     logits = judge.after(request.prompt, got)
@@ -285,7 +288,15 @@ def examine(judge: Judge, request: Request, plain: Tokens, got: Tokens) -> Fidel
         surprise(logits, got),
         len(plain),
         judge.surprise(request.prompt, plain),
+        _of_lookups(distribution, request.prompt, got) if looked_up else Favour(),
     )
+
+
+def _of_lookups(distribution: Tensor, prompt: Tokens, got: Tokens) -> Favour:
+    found = continuation((*prompt, *got), len(prompt))
+    places = [(row, guess) for row, guess in enumerate(found) if guess is not None]
+    chances = [float(distribution[place]) for place in places]
+    return replace(guessed(chances, [got[row] == guess for row, guess in places]), outputs=1)
 
 
 def binned(distribution: Tensor, tokens: Sequence[int], coin: random.Random) -> list[int]:

@@ -358,7 +358,8 @@ class Comparison:
                     if request.params.temperature == 0:  # others draw with numbers of their own
                         series.agreed += Agreement.of(expected, got)
                 elif series.contract != "exact":
-                    series.fidelity += fidelity.examine(self.judge, request, expected, got)
+                    promised = series.contract == "distribution" and series.arm.peer is not None
+                    series.fidelity += fidelity.examine(self.judge, request, expected, got, looked_up=promised)
                 elif expected != got:
                     pair = expected, got
                     series.differences += self.judge.compare(unit.requests, request, plain, runner, pair, exact)

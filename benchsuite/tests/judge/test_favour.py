@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.conformance.models.tiny import prompts
-from benchsuite.judge.favour import SHARES, Favour, favour, weighed
+from benchsuite.judge.favour import SHARES, Favour, continuation, favour, guessed, weighed
 from benchsuite.judge.fidelity import FALSE_ALARM, Fidelity, evenness, examine
 from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm
@@ -264,6 +264,39 @@ def test_honest_policies_favour_no_draft(draft: str, policy: str, top_k: int, as
     assert whole.favour.outputs == 12
     assert whole.favour.tokens >= 50
     assert whole.failure is None, whole.failure
+
+
+def test_a_lookup_proposes_what_followed_the_same_two_tokens_last() -> None:
+    text = (1, 2, 3, 1, 2, 4, 1, 2, 5, 5, 5, 5)
+    assert continuation(text, 0) == [None, None, None, None, None, 3, None, None, 4, None, None, 5]
+    assert continuation(text, 10) == [None, 5]
+    assert continuation((7,), 1) == []
+
+
+def test_a_guess_is_a_draft_that_is_sure() -> None:
+    chances, right = [0.25, 0.0, 1.0, 0.5], [True, False, True, False]
+    p = torch.tensor([[0.25, 0.5, 0.25], [0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
+    expected = weighed(p, torch.tensor([1.0, 0.0, 0.0]).double().expand(4, 3), [0, 1, 0, 2])
+    found = guessed(chances, right)
+    assert (found.tokens, found.kept, found.due) == (3, 2.0, 1.75)
+    for name in ("ratios", "gains", "spreads"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-12), name
+    assert guessed([], []) == Favour()
+
+
+def test_another_engine_is_held_against_a_lookup(assemble: Make) -> None:
+    """It cannot be asked again: what two tokens were followed by is what it may have proposed."""
+    build = assemble("llama", max_rows=1, max_length=140)
+    judge, request = Judge(build.target, range(40)), Request(0, (5, 6, 7), SAMPLED)
+    output = (9, 5, 6, 7, 5, 6, 8)
+    guesses_at = {3: 7, 4: 9, 6: 7}  # by hand
+    laws_at = {at: judge.logits((*request.prompt, *output[:at])).double().softmax(dim=0) for at in guesses_at}
+    chances = [float(laws_at[at][guess]) for at, guess in guesses_at.items()]
+    found = examine(judge, request, output, output, looked_up=True).favour
+    expected = guessed(chances, [True, False, False])
+    assert (found.outputs, found.tokens, found.kept) == (1, 3, 1.0)
+    assert found.ratios == pytest.approx(expected.ratios, rel=1e-4)
+    assert examine(judge, request, output, output).favour == Favour()
 
 
 def test_a_draft_that_replays_and_an_engine_without_one_are_not_asked(assemble: Make) -> None:

@@ -242,14 +242,17 @@ def test_outputs_that_differ_are_judged_once_with_the_batch_that_was_run() -> No
 def test_sampled_outputs_are_examined_whether_they_differ_or_not() -> None:
     ground = Surroundings()
     setting = SETTING.replaced(temperature=1.0)
-    arms = [replace(arm, setting=setting) for arm in (PLAIN, OURS)]
+    arms = [replace(arm, setting=setting) for arm in (PLAIN, OURS, PEER)]
     comparison = ground.comparison(*(Scripted(arm, ground.said, {1: (3, 3)} if arm.draft else {}) for arm in arms))
     comparison.measure(distinct_units(3, temperature=1.0))
+    peer = comparison.series[arms[2]]
+    assert (peer.contract, peer.fidelity.tokens) == ("distribution", 12)
     series = comparison.series[arms[1]]
     assert series.contract == "distribution"
     assert (series.fidelity.tokens, series.fidelity.agreed, series.fidelity.plain_tokens) == (10, 8, 12)
     assert series.fidelity.plain_surprise == 3.0
     assert (series.compared, series.equal, series.differences) == (3, 2, [])
+    assert (series.fidelity.favour.outputs, peer.fidelity.favour.outputs) == (0, 3), "a lookup for its draft"
 
 
 def test_a_peer_of_its_own_arithmetic_is_set_beside_plain_and_its_own_engine() -> None:
