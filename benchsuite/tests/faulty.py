@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,7 +25,9 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: clo
 """The head of a streamed answer."""
 
 
-def event(text: str = "", *, reason: str | None = None, usage: dict[str, int] | None = None, **more: Any) -> bytes:
+def event(
+    text: str = "", *, reason: str | None = None, usage: Mapping[str, object] | None = None, **more: Any
+) -> bytes:
     """One server-sent event of a completion."""
     found = {"choices": [{"index": 0, "text": text, "finish_reason": reason, **more}], "usage": usage}
     return f"data: {json.dumps(found, ensure_ascii=False)}\n\n".encode()

@@ -223,6 +223,19 @@ def test_a_server_that_may_have_a_prompt_in_its_cache_has_no_time_to_the_first_t
     assert sum(count for _, count in outcome.emissions[0]) == 4
 
 
+@pytest.mark.parametrize(
+    ("cached", "warm"), [({}, False), ({"cached_tokens": 0}, False), ({"cached_tokens": 2}, True), (None, False)]
+)
+def test_a_server_that_says_a_prompt_was_cached_is_warm_whatever_it_was_asked(
+    cached: dict[str, int] | None, warm: bool, runner_of: Build
+) -> None:
+    """A server that is called vllm and is none, or an old one, does not know that it should pass by its cache."""
+    used: dict[str, object] = {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": cached}
+    answer = Fault((STREAM, event("abcd"), event("", reason="length", usage=used), DONE))
+    with FaultyServer([answer, at_once()]) as server:
+        assert runner_of(server.url, server="vllm").run(ONE).warm is warm
+
+
 def test_a_new_prompt_is_timed_before_a_server_can_learn_its_answer(runner_of: Build) -> None:
     with FaultyServer(script(streamed("abcd"))) as server:
         runner_of(server.url).run(ONE)

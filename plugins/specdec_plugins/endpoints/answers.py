@@ -118,7 +118,9 @@ class AnswerReader:
         tokens = self._named(completion, text)
         chunks = _with_tokens(self._chunks, self._totals, completion)
         ended = seconds if self._ended is None else self._ended
-        return Reply(text, tokens, chunks, ended, prompt, completion, self._finish, 1, self._own)
+        details = self._usage.get("prompt_tokens_details")
+        cached = _count(details, "cached_tokens") if isinstance(details, Mapping) else None
+        return Reply(text, tokens, chunks, ended, prompt, completion, self._finish, 1, self._own, cached)
 
     def _named(self, completion: int | None, text: str) -> tuple[Token, ...]:
         """The tokens, if the server named all of them; they must be as many as it counted, and spell its text."""

@@ -83,7 +83,8 @@ class Reply:
     """A whole answer.
 
     ``tokens`` is empty if the server gave no log-probabilities. ``seconds``: from sending the request to the end of the
-    answer, of the attempt that succeeded. ``prompt_tokens`` and ``completion_tokens`` are the server's own ``usage``.
+    answer, of the attempt that succeeded. ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens``, those of the
+    prompt that it had in a cache, are the server's own ``usage``; it need not say them.
     ``attempts``: 1 if the first try succeeded; the times of another are not those of an idle server. ``body``: what the
     server added of its own (timings, metrics), the last object that had each name.
     """
@@ -97,6 +98,7 @@ class Reply:
     finish_reason: str | None
     attempts: int
     body: Mapping[str, Any]
+    cached_tokens: int | None = None
 
     @property
     def counted(self) -> int | None:

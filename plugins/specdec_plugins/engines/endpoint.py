@@ -108,7 +108,9 @@ class EndpointPeer(Peer):
         if new:  # afterwards: a server that learns from its answers has not seen this one when it is first timed
             self._known[prompt] = self._named(request)
         tokens = self._tokens(request, reply)
-        return Generation(tokens, self._emissions(tokens, reply), reply.seconds, warm=self._warm)
+        return Generation(
+            tokens, self._emissions(tokens, reply), reply.seconds, warm=self._warm or bool(reply.cached_tokens)
+        )
 
     @property
     def _warm(self) -> bool:
