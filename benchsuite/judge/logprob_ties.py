@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, lgamma, log
+from math import log
 from typing import Literal
 
 from benchsuite.judge.fidelity import SURE
@@ -20,15 +20,18 @@ FLOORS = {"float32": 0.01, "bfloat16": 0.5, "float16": 0.1, "unknown": 0.01}
 """Nats within which two tokens may change places though plain agrees with itself to the bit: a window of another width
 is another sum. A logit from 32 to 64 has steps of 0.25 in bfloat16 and 0.03 in float16, and two may err by one each."""
 
-DOUBT = {"unknown": 0.5}
+HALF_A_NAT = 0.5
+"""Nats within which servers that relax acceptance take a draft's token for as good as the likeliest."""
+
+DOUBT = {"unknown": HALF_A_NAT}
 """Nats up to which a difference is not judged where the servers' precision is not known: it may be rounding, and it may
 be a server that takes the second likeliest token on purpose."""
 
 MOST = 1.0
 """Nats that the bound never exceeds, however much plain disagrees with itself: a factor of e between two tokens."""
 
-UNLIKELY = 1e-6
-"""So many ties, of the places where one could be, have at most this probability if each is a toss-up."""
+OWN = 1e-3
+"""Nats by which a greedy server's token may be less likely than another in the server's own list: rounding of text."""
 
 Kind = Literal["tie", "bug", "not judged"]
 
@@ -154,11 +157,12 @@ def compare_outputs(
     """Return the first difference of two outputs; None if they are equal.
 
     A tie: plain's list at that place has the other token, and within the bound; so has the other's own list, if it has
-    both. A bug: one of the lists has them further apart than ``bound.sure``; a token that plain's list lacks is as far
-    as the list's last one at least. Not judged: plain has no list there, the other token could be just below its end, a
-    text may be several tokens of which only some are within the bound, plain disagrees with itself as much, or plain's
-    own token is not its likeliest one (penalties: it chooses by other numbers than it lists). An output that ends
-    earlier is a bug if even the second likeliest token is beyond: then no end token can be nearer.
+    both, and it finds none likelier than its own. A bug: one of the lists has them further apart than ``bound.sure``; a
+    token that plain's list lacks is as far as the list's last one at least. Not judged: plain has no list there, the
+    other token could be just below its end, a text may be several tokens of which only some are within the bound, plain
+    disagrees with itself as much, or one of both did not choose the likeliest of its own list (penalties, relaxed
+    acceptance). An output that ends earlier is a bug if even the second likeliest token is beyond: then no end token
+    can be nearer.
     """
     place = parting(plain, other)
     if place == len(plain) == len(other):
@@ -167,7 +171,7 @@ def compare_outputs(
         return _ended(prompt, plain, other, place, bound)
     mine, its = plain[place], other[place]
     kind, gap = _judged(mine, its.text, bound)
-    if _chose_otherwise(mine, bound):
+    if _chose_otherwise(mine, bound.nats):
         kind = "not judged"
     own = dict(its.top)
     if (
@@ -177,15 +181,19 @@ def compare_outputs(
     ):
         gap = max(gap or 0.0, abs(own[mine.text] - own[its.text]))
         kind = _kind(gap, bound)
+    if kind == "tie" and _chose_otherwise(its, OWN):
+        kind = "not judged"
     return ServedDifference(prompt, place, mine.text, its.text, kind, gap, (mine.top, its.top), _before(plain, place))
 
 
-def _chose_otherwise(token: Token, bound: Bound) -> bool:
-    """Whether a greedy server's own token is not the likeliest of its list: with penalties it chooses by other numbers,
-    which its list does not show."""
+def _chose_otherwise(token: Token, nats: float) -> bool:
+    """Whether a greedy server's own token is less likely than another of its list, by more than ``nats``.
+
+    With penalties it chooses by other numbers, which its list does not show; a relaxed one does so on purpose.
+    """
     own = [chance for text, chance in token.top if text == token.text]
     own += [token.logprob] if token.logprob is not None else []
-    return bool(own) and bool(token.top) and token.top[0][1] - max(own) > bound.nats
+    return bool(own) and bool(token.top) and token.top[0][1] - max(own) > nats
 
 
 def _before(tokens: Sequence[Token], place: int) -> str:
@@ -237,27 +245,6 @@ def score_outputs(prompt: int, scored: Sequence[Token], other: Sequence[Token], 
     return found
 
 
-def near_ties(outputs: Sequence[Sequence[Token]], bound: Bound) -> tuple[int, int]:
-    """Return how many places have two likeliest tokens within the bound, and how many places have a list of two."""
-    lists = [token.top for output in outputs for token in output if len(token.top) > 1]
-    return sum(top[0][1] - top[1][1] <= bound.nats for top in lists), len(lists)
-
-
-def too_many_ties(ties: int, chances: int) -> bool:
-    """Whether so many of the places where a tie can be are ties, that tosses of a fair coin are ``UNLIKELY``.
-
-    Example: ``too_many_ties(40, 44)``
-    """
-    if 2 * ties <= chances + 1:  # half of the law lies at or above its middle
-        return False
-
-    def mass(count: int) -> float:
-        ways = lgamma(chances + 1) - lgamma(count + 1) - lgamma(chances - count + 1)
-        return exp(ways - chances * log(2))
-
-    return sum(map(mass, range(ties, chances + 1))) < UNLIKELY
-
-
 def smallest_rate(outputs: Sequence[Sequence[Token]], bound: Bound) -> float | None:
     """Return the N for which one changed token in N is found with the probability ``SURE``; None if none is.
 
@@ -269,6 +256,19 @@ def smallest_rate(outputs: Sequence[Sequence[Token]], bound: Bound) -> float | N
     judged = sum(top[0][1] - top[1][1] > bound.sure for top in lists)
     # 1 - (1 - 1/N)^judged = SURE
     return 1 / (1 - (1 - SURE) ** (1 / judged)) if judged else None
+
+
+def relaxed_share(outputs: Sequence[Sequence[Token]], bound: Bound) -> tuple[int, float | None]:
+    """Return how many places have their two likeliest tokens within ``HALF_A_NAT``, and the share of them at which a
+    server that takes the second one is found with ``SURE``; None if none is: all of them may be ties.
+
+    Example: where 100 of them are beyond the bound it is 0.045.
+    """
+    gaps = [token.top[0][1] - token.top[1][1] for output in outputs for token in output if len(token.top) > 1]
+    close = [gap for gap in gaps if gap <= HALF_A_NAT]
+    seen = sum(gap > bound.nats for gap in close)
+    # 1 - (1 - share)^seen = SURE
+    return len(close), 1 - (1 - SURE) ** (1 / seen) if seen else None
 
 
 def tokens_needed(one_in: float, share: float) -> float:

@@ -17,8 +17,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp, log, sqrt
 from statistics import NormalDist
+
+import torch
+from torch import Tensor
 
 from benchsuite.judge.fidelity import BINS, evenness
 from benchsuite.judge.logprob_ties import unclear
@@ -41,7 +45,11 @@ REPLACED, NAMES_AT_MOST = (0.01, 0.03, 0.1), 2**18
 """Shares of tokens that any token replaces, as alternatives; and no fewer tokens than a vocabulary has, of which each
 is then as likely."""
 
-ALTERNATIVES = len(HEATS) + len(TOP_PS) + len(MIN_PS) + len(REPLACED)
+LED = (0.05, 0.1, 0.2)
+"""Shares of tokens that are the likeliest in place of drawn ones, as alternatives: acceptance as if decoding were
+greedy."""
+
+ALTERNATIVES = len(HEATS) + len(TOP_PS) + len(MIN_PS) + len(REPLACED) + len(LED)
 """How many likelihoods are mixed, each with the same weight."""
 
 LEAST_REST = 1e-6
@@ -57,7 +65,7 @@ class ServedSample:
 
     ``bins`` counts transforms; ``surplus`` is the sum of log p less its expectation; ``ratios`` has, for each
     alternative, the log of the tokens' likelihood under it over that under plain's lists: ``HEATS``, ``TOP_PS``,
-    ``MIN_PS``, ``REPLACED``. ``lists`` has the probabilities of each token's list and that of everything else.
+    ``MIN_PS``, ``REPLACED``, ``LED``. ``lists`` has the probabilities of each token's list and that of everything else.
     """
 
     bins: tuple[int, ...]
@@ -97,22 +105,25 @@ class ServedSample:
 
         Example: ``sample.tokens_for(1.2)`` for 1.2 times the temperature.
         """
-        hot = [(_heated(chances, factor), chances) for chances in self.lists]
-        ratios = [[log(h / p) for h, p in zip(*pair, strict=True)] for pair in hot]
-        means = [
-            sum(h * one for h, one in zip(pair[0], row, strict=True)) for pair, row in zip(hot, ratios, strict=True)
-        ]
-        gain = sum(means)
+        chances = self._chances
+        hot = chances ** (1 / factor)
+        hot /= hot.sum(dim=1, keepdim=True)
+        ratios = torch.where(chances > 0, (hot / chances).log(), 0.0)
+        means = (hot * ratios).sum(dim=1)
+        gain = float(means.sum())
         if gain <= 0:
             return float("inf")
-        wide = sum(
-            sum(h * (one - mean) ** 2 for h, one in zip(pair[0], row, strict=True))
-            for pair, row, mean in zip(hot, ratios, means, strict=True)
-        )
+        wide = float((hot * (ratios - means[:, None]) ** 2).sum())
         # The sum over n tokens is about normal: n gain/N - z sqrt(n wide/N) must reach the threshold.
         threshold = log(ALTERNATIVES / FALSE_ALARM_OF_RATIOS)
         reach = NormalDist().inv_cdf(probability) * sqrt(wide)
         return self.tokens * ((reach + sqrt(reach**2 + 4 * gain * threshold)) / (2 * gain)) ** 2
+
+    @cached_property
+    def _chances(self) -> Tensor:
+        """The lists' probabilities, float64 [tokens, longest], with zeros behind the ends of shorter ones."""
+        rows = [torch.tensor(one, dtype=torch.float64) for one in self.lists]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) if rows else torch.zeros(0, 1)
 
     def _finds(self, factor: float, probability: float) -> bool:
         return self.tokens_for(factor, probability) <= self.tokens
@@ -174,7 +185,9 @@ def _alternatives(chances: Sequence[float], place: int, own: float | None) -> li
         rate = strange / max(own, 1e-18)
     else:
         rate = (1 - (len(chances) - 1) * strange) / chances[place]
-    return heated + filtered + [1 - share + share * rate for share in REPLACED]
+    replaced = [1 - share + share * rate for share in REPLACED]
+    led = [1 - share + (share / chances[0] if place == 0 else 0.0) for share in LED]
+    return heated + filtered + replaced + led
 
 
 def _until(chances: Sequence[float], most: float) -> int | None:

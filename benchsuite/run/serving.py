@@ -109,6 +109,7 @@ class ServingPlugin:
         return ServersInTurn({})
 
     def _plan(self) -> ServingPlan:
+        import secrets
         from dataclasses import replace
 
         from benchsuite.benches.serving.bench import ServingPlan, prompts_of
@@ -127,7 +128,8 @@ class ServingPlugin:
         # A sampled run with one seed would be the same text in every round; servers differ in what they do with it.
         ask = Ask("", tokens, heat, chat=request.endpoint_api == "chat", seed=request.seed if heat else None)
         slo = Slo(**request.slo) if request.slo else None
-        return ServingPlan(endpoints, prompts, ask, request.pairs or 1, slo, request.seed, loads)
+        new = f"{secrets.token_hex(4)}: "
+        return ServingPlan(endpoints, prompts, ask, request.pairs or 1, slo, request.seed, loads, new)
 
     def _one(self, name: str) -> float:
         """The value of a parameter of sampling; SpecdecError for several."""

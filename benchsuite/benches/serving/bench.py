@@ -39,6 +39,8 @@ class ServingPlan:
     ``prompts``: each with its workload's name, all different. ``ask``: every request but its prompt. ``rounds``: how
     often all prompts of a load go to all endpoints. ``seed``: of the order and of arrivals. ``loads``: those that share
     the prompts out; without any, each has all of them. Endpoints of one address are servers that run in turn.
+    ``before_new``: what certificates put before a prompt so that no server knows it; nothing: they are of known prompts
+    alone.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -48,6 +50,7 @@ class ServingPlan:
     slo: Slo | None = None
     seed: int = 0
     loads: tuple[Traffic, ...] = ()
+    before_new: str = ""
 
     def __post_init__(self) -> None:
         counts = Counter(label for label, _ in self.prompts)
@@ -182,6 +185,10 @@ class ServingBench:
         if reply is None or not reply.tokens:
             self.said.append(f"{client.endpoint.name} gives no log-probabilities: its usage is taken at its word")
 
+    def _seed(self, place: int) -> int | None:
+        """The seed of a prompt's timed requests: of one seed for all, servers make the same random numbers."""
+        return None if self.plan.ask.seed is None else self.plan.ask.seed + place
+
     def _asked(self, prompt: str, **other: Any) -> Ask:
         return Ask(**{**vars(self.plan.ask), "prompt": prompt, **other})
 
@@ -212,7 +219,7 @@ class ServingBench:
 
     def _block(self, load: Traffic, block: BlockPlan, blocks: list[ServedBlock]) -> None:
         endpoint = next(one for one in self.plan.endpoints if block.endpoint in (one.name, one.name + AGAIN))
-        asks = [(place, self._asked(self.plan.prompts[place][1])) for place in block.places]
+        asks = [(place, self._asked(self.plan.prompts[place][1], seed=self._seed(place))) for place in block.places]
         first = [(place, replace(ask, max_tokens=1)) for place, ask in asks]
         sent: list[Sent] = []
         opened = self.servers.connect(endpoint)
@@ -235,7 +242,9 @@ class ServingBench:
             self.prepare()
             prompts = [text for _, text in self.plan.prompts]
             connect, plan = self.servers.connect, self.plan
-            self.certificates = certify(plan.endpoints, prompts, plan.ask, dtype, connect, self._read, self._timed())
+            self.certificates = certify(
+                plan.endpoints, prompts, plan.ask, dtype, connect, self._read, self._timed(), plan.before_new
+            )
             self._keep(self)
         return self.certificates
 
@@ -244,7 +253,7 @@ class ServingBench:
         found: dict[str, list[TimedText]] = {endpoint.name: [] for endpoint in self.plan.endpoints}
         for load, blocks in self.blocks.items():
             for block in blocks:
-                texts = [TimedText(one.prompt, load.label, one.reply.text) for one in block.sent if one.reply]
+                texts = [TimedText(one.prompt, load.label, one.reply) for one in block.sent if one.reply]
                 found[block.endpoint.removesuffix(AGAIN)] += texts
         return found
 
@@ -268,6 +277,7 @@ class ServingBench:
             "endpoints": [{"name": one.name, "url": one.url, "model": one.model} for one in self.plan.endpoints],
             "asked": sampling,
             "refused_fields": {name: sorted(fields) for name, fields in self.servers.refused.items() if fields},
+            "before_new": self.plan.before_new,
             "prompts": [{"workload": label, "text": text} for label, text in self.plan.prompts],
             "certificates": [one.as_json() for one in self.certificates or ()],
             "loads": [

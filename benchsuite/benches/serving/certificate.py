@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from benchsuite.benches.serving.timed_texts import TimedEvidence, asked_for
-from benchsuite.judge import logprob_ties
+from benchsuite.benches.serving.timed_samples import TimedSamples
+from benchsuite.benches.serving.timed_texts import AskedFor, TimedEvidence
 from benchsuite.judge.fidelity import FALSE_ALARM
+from benchsuite.judge.logprob_ties import HALF_A_NAT
+from benchsuite.judge.tie_gaps import UNLIKE_ROUNDING
 from benchsuite.judge.transforms import FALSE_ALARM_OF_RATIOS
 
 State = Literal["certified", "bug", "differs, not judged", "inconclusive"]
@@ -35,9 +37,12 @@ class GreedyEvidence:
 
     Of ``asked`` prompts both servers answered ``both``, ``equal`` of them with the same output; ``failures``: kinds of
     those without an answer. ``tokens``: judged; ``wrong``: those that are a bug; ``ties``: that rounding explains, of
-    the ``near`` places where it can; ``unjudged``: differences that are neither. ``one_in``: the N for which one
-    changed token in N is found with 99 %; None if none is. ``unread``: outputs that the judge could not read token by
-    token; ``unreadable``: the server of which it could read none. ``timed``: of its texts that were timed.
+    the ``near`` places where it can; ``ties_p``: how likely so many ties so far apart are, if rounding makes them;
+    ``unjudged``: differences that are neither. ``one_in``: the N for which one changed token in N is found with 99 %;
+    ``relaxed``: the share of the ``close`` places, whose two likeliest tokens are within ``HALF_A_NAT``, at which a
+    server that takes the second is found with 99 %; None where none is. ``unread``: outputs that the judge could not
+    read token by token; ``unreadable``: the server of which it could read none. ``asked_for``: how outputs were asked
+    for; ``timed``: of its texts that were timed.
     """
 
     reader: Reader
@@ -49,28 +54,32 @@ class GreedyEvidence:
     wrong: int = 0
     ties: int = 0
     near: int = 0
+    ties_p: float = 1.0
     unjudged: int = 0
     one_in: float | None = None
+    close: int = 0
+    relaxed: float | None = None
     unread: int = 0
     unreadable: str | None = None
-    timed: TimedEvidence = field(kw_only=True)
+    asked_for: AskedFor = field(kw_only=True)
+    timed: TimedEvidence = field(default_factory=TimedEvidence)
 
     @property
     def state(self) -> State:
         """What follows for the server. A bug is one whatever else is missing; no answer is no evidence."""
         if not self.both or self.unreadable:
             return "inconclusive"
-        if self.wrong or self.surplus or self.timed.wrong:
+        if self.wrong or self.timed.wrong or self.timed.miscounted:
             return "bug"
-        if self.unjudged or self.timed.unjudged or (self.unread and self.equal < self.both):
+        if self.unjudged or self.unlike_rounding or self.timed.unjudged or (self.unread and self.equal < self.both):
             return "differs, not judged"
         found = self.reader == "none" or self.one_in is not None
         return "certified" if found and self.both == self.asked else "inconclusive"
 
     @property
-    def surplus(self) -> bool:
-        """Whether there are more ties than rounding makes."""
-        return logprob_ties.too_many_ties(self.ties, self.near)
+    def unlike_rounding(self) -> bool:
+        """Whether ties are more than rounding makes, or do not fall off with the distance of their tokens."""
+        return self.ties_p < UNLIKE_ROUNDING
 
     @property
     def text(self) -> str:
@@ -83,43 +92,52 @@ class GreedyEvidence:
         outputs = f"{self.equal} of {self.both} {'texts' if self.reader == 'none' else 'outputs'} are plain's"
         if self.reader == "plain":
             apart = self.wrong + self.ties + self.unjudged
-            share = f" ({apart / self.tokens:.1%})" if apart and self.tokens else ""
+            share = f" ({100 * apart / self.tokens:.2g}%)" if apart and self.tokens else ""
             outputs = f"{apart} of {self.tokens:,} judged tokens differ{share}, {self.ties} ties; {outputs}"
         elif self.reader == "judge":
             outputs += f", {self.both - self.unread} read by the local judge, {self.tokens:,} tokens"
         owner = "the judge's" if self.reader == "judge" else "plain's"
         decisive = {
             f"{self.wrong} tokens are not {owner}": self.wrong,
-            f"{self.ties} of {self.near} places where a tie can be are ties, a coin would make half": self.surplus,
             f"{self.timed.wrong} timed texts are not its certified ones": self.timed.wrong,
+            f"{self.timed.miscounted} timed texts are its certified ones with other counts of tokens": (
+                self.timed.miscounted
+            ),
+            f"{self.ties} of {self.near} places where a tie can be are ties, and not as plain's own differences are, "
+            f"which fall off with the distance of two tokens (p={self.ties_p:.2g})": self.unlike_rounding,
             f"{self.unjudged} differences not judged": self.unjudged,
             f"{self.timed.unjudged} timed texts are not its certified ones, which was not judged": self.timed.unjudged,
             f"{self.unread} texts could not be read": self.unread and self.equal < self.both,
             missing: self.both < self.asked,
         }
-        return "; ".join(
-            [*(clause for clause, true in decisive.items() if true), outputs, self._power, self.timed.text]
-        )
+        conditions = [self._power, self.asked_for.text, self.timed.text]
+        return "; ".join([*(clause for clause, true in decisive.items() if true), outputs, *conditions])
 
     @property
     def _power(self) -> str:
         """What would be found."""
         if self.reader != "none":
-            one_in = self.one_in
-            return (
-                "nothing would be found" if one_in is None else f"one changed token in {one_in:.0f} is found with 99 %"
+            if self.one_in is None:
+                return "nothing would be found"
+            where = f"of the {self.close} places whose two likeliest tokens are within {HALF_A_NAT:g} nats"
+            second = (
+                "no server that takes the second is sure to be found"
+                if self.relaxed is None
+                else f"a server that takes the second at {self.relaxed:.0%}"
             )
+            return f"one changed token in {self.one_in:.0f} is found with 99 %, and {where} {second}"
         why = ", and without them rounding cannot be distinguished from a bug; start the servers with them"
         return f"no log-probabilities were given{why if self.unjudged else ''}"
 
 
 @dataclass(frozen=True)
 class SampledEvidence:
-    """Sampled outputs, of at most ``most`` tokens each, read under plain's lists by ``judge``.
+    """Sampled outputs, read under plain's lists by ``judge``.
 
     ``even`` and ``ratios``: p-values of the transforms and of the alternatives, each times the ways to leave out
     ``left`` of ``asked`` outputs. ``factor``: that of the temperature that is found with 99 %, None if none up to 4 is;
-    ``needs``: the tokens which 1.1 and 1.2 times the temperature need.
+    ``needs``: the tokens which 1.1 and 1.2 times the temperature need. ``asked_for``: how outputs were asked for;
+    ``timed``: of its texts that were timed.
     """
 
     judge: str
@@ -131,14 +149,16 @@ class SampledEvidence:
     factor: float | None = None
     needs: tuple[float, float] | None = None
     failures: tuple[str, ...] = ()
-    most: int = field(kw_only=True)
+    asked_for: AskedFor = field(kw_only=True)
+    timed: TimedSamples = field(default_factory=TimedSamples)
 
     @property
     def state(self) -> State:
         """What follows for the server."""
-        if self.even < FALSE_ALARM or self.ratios < FALSE_ALARM_OF_RATIOS:
+        if self.even < FALSE_ALARM or self.ratios < FALSE_ALARM_OF_RATIOS or self.timed.wrong:
             return "bug"
-        return "certified" if self.tokens and not self.left and self.factor is not None else "inconclusive"
+        known = self.tokens and not self.left and not self.timed.unknown
+        return "certified" if known and self.factor is not None else "inconclusive"
 
     @property
     def numbers(self) -> str:
@@ -169,9 +189,13 @@ class SampledEvidence:
         if self.left:
             missing = f"{self.left} of {self.asked} outputs are missing{_kinds(self.failures)}"
             parts.append(f"{missing}, or {self.judge} reads them as other tokens")
-        parts.append(asked_for(self.most))
-        if self.state == "bug":
+        parts += [self.asked_for.text, self.timed.text]
+        if self.timed.repeated:
+            parts.insert(0, f"{self.timed.repeated} timed texts came again for another seed: it keeps its answers")
+        elif self.state == "bug":
             parts.insert(0, "not plain's distribution")
+        elif self.timed.unknown:
+            parts.insert(0, "no timed text could be read")
         elif self.left:
             parts.insert(0, "not all outputs could be read")
         elif self.factor is None:

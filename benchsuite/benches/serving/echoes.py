@@ -15,13 +15,14 @@ def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[
     """Return an output's tokens with the server's lists at their places, by ``echo``; None where it has no such thing.
 
     Where servers name tokens by numbers, prompt and output are sent as these; else as text, and None is returned if
-    that is other tokens than were generated, whose places would be others'.
+    that is other tokens than were generated, whose places would be others'. Of a reply without tokens their number
+    alone is known, if at all: its text may be read as other tokens than were generated.
     """
-    if ask.chat or not reply.tokens:
+    if ask.chat or not reply.text:
         return None
     reading = replace(ask, max_tokens=1, echo=True, temperature=0.0, stop=())
     ids = [token.id for token in reply.tokens]
-    before = None if None in ids else _ids_of(connect, server, reading)
+    before = None if None in ids or not ids else _ids_of(connect, server, reading)
     prompt: str | tuple[int, ...]
     if before is not None:
         prompt = (*before, *(number for number in ids if number is not None))
@@ -29,20 +30,29 @@ def echoed(connect: Connect, server: Endpoint, ask: Ask, reply: Reply) -> tuple[
         prompt = ask.prompt + reply.text
     else:
         return None
-    [found] = ask_all(connect, server, [replace(reading, prompt=prompt)]).replies
-    if found is None:
-        return None
-    # The answer has one generated token behind the echoed ones.
-    tokens = found.tokens[:-1]
+    tokens = _echo(connect, server, replace(reading, prompt=prompt))
+    if not reply.tokens:
+        alone = _echo(connect, server, reading)
+        mine = tokens[len(alone) :]
+        counted = len(mine) if reply.counted is None else reply.counted
+        # An end token is counted and has no text.
+        fits = logprob_ties.parting(alone, tokens) == len(alone) > 0 and counted - len(mine) in (0, 1)
+        return mine if fits and mine else None
     mine = tokens[len(tokens) - len(reply.tokens) :]
     fits = len(tokens) > len(reply.tokens) and logprob_ties.parting(mine, reply.tokens) == len(mine)
-    return tuple(mine) if fits else None
+    return mine if fits else None
+
+
+def _echo(connect: Connect, server: Endpoint, ask: Ask) -> tuple[Token, ...]:
+    """The tokens of a request's own text, as the server reads them; none where it does not say them."""
+    [found] = ask_all(connect, server, [ask]).replies
+    # The answer has one generated token behind the echoed ones.
+    return found.tokens[:-1] if found else ()
 
 
 def _ids_of(connect: Connect, server: Endpoint, ask: Ask) -> tuple[int, ...] | None:
     """The numbers of the prompt's tokens, as the server echoes them; None where it does not say them."""
     if not isinstance(ask.prompt, str):
         return ask.prompt
-    [found] = ask_all(connect, server, [ask]).replies
-    ids = [token.id for token in found.tokens[:-1]] if found else []
+    ids = [token.id for token in _echo(connect, server, ask)]
     return tuple(number for number in ids if number is not None) if ids and None not in ids else None

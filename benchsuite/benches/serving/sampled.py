@@ -8,25 +8,41 @@ from math import comb
 
 from benchsuite.benches.serving.asked import Connect, Read, ask_all
 from benchsuite.benches.serving.certificate import SampledEvidence
+from benchsuite.benches.serving.timed_samples import timed_samples
+from benchsuite.benches.serving.timed_texts import AskedFor, TimedText
 from benchsuite.judge.transforms import read_tokens
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.named import Endpoint
 
 
 def sampled_evidence(
-    connect: Connect, reading: Read, judge: str, other: Endpoint, asks: Sequence[Ask]
+    connect: Connect,
+    reading: Read,
+    judge: str,
+    asks: Sequence[Ask],
+    asked_for: AskedFor,
+    other: Endpoint,
+    timed: Sequence[TimedText],
 ) -> SampledEvidence:
-    """Read an endpoint's sampled outputs under the lists of the judge; the plain server's own are the control.
+    """Read an endpoint's sampled outputs, and its timed texts, under the lists of the judge.
 
-    Which outputs can be read may depend on their tokens. The p-values are therefore multiplied by the number of ways in
-    which so many could have been left out (Boole's inequality), and outputs that nobody read are not certified.
+    The plain server's own are the control. Which outputs can be read may depend on their tokens. The p-values are
+    therefore multiplied by the number of ways in which so many could have been left out (Boole's inequality), and
+    outputs that nobody read are not certified.
     """
     answers = ask_all(connect, other, asks)
     read = [reading(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
     sample = read_tokens([tokens for tokens in read if tokens])
     left = len(asks) - sum(map(bool, read))
+    certified = {n: reply for n, reply in enumerate(answers.replies) if reply}
     evidence = SampledEvidence(
-        judge, len(asks), left, sample.tokens, failures=answers.failures, most=asks[0].max_tokens
+        judge,
+        len(asks),
+        left,
+        sample.tokens,
+        failures=answers.failures,
+        asked_for=asked_for,
+        timed=timed_samples(timed, asks, certified, reading),
     )
     if sample.tokens:
         ways = comb(len(asks), left)

@@ -20,9 +20,23 @@ MILD: tuple[Kind, ...] = ("tie", "not judged", "bug")
 """From what excuses a difference to what proves it."""
 
 
-def asked_for(most: int) -> str:
-    """Return how certified outputs, of at most so many tokens, are asked for."""
-    return f"asked for one at a time, whole and with log-probabilities, at most {most} tokens each"
+@dataclass(frozen=True)
+class AskedFor:
+    """How certified outputs are asked for: ``known`` prompts, which the server has read before, and ``new`` ones, which
+    it has not; ``most``: tokens of an answer."""
+
+    most: int
+    known: int = 0
+    new: int = 0
+
+    @property
+    def text(self) -> str:
+        """The conditions under which a certificate holds."""
+        new = f" and {self.new} new" if self.new else ""
+        return (
+            f"asked for one at a time, whole and with log-probabilities, at most {self.most} tokens each, with "
+            f"{self.known} known{new} prompts"
+        )
 
 
 @dataclass(frozen=True)
@@ -31,23 +45,24 @@ class TimedText:
 
     prompt: int
     load: str
-    text: str
+    reply: Reply
 
 
 @dataclass(frozen=True)
 class TimedEvidence:
     """How many ``texts`` were timed under ``loads``, and how many of them are no certified text of the same server.
 
-    ``most``: tokens of an answer that were asked for. ``ties``: texts that part from the certified one where two tokens
-    may change places; ``wrong``: where they may not; ``unjudged``: where nothing is known.
+    ``ties``: texts that part from the certified one where two tokens may change places; ``wrong``: where they may not;
+    ``unjudged``: where nothing is known. ``miscounted``: texts that are certified ones and have another number of
+    tokens, by more than an end token.
     """
 
-    most: int
     loads: tuple[str, ...] = ()
     texts: int = 0
     ties: int = 0
     wrong: int = 0
     unjudged: int = 0
+    miscounted: int = 0
 
     @property
     def equal(self) -> int:
@@ -56,33 +71,34 @@ class TimedEvidence:
 
     @property
     def text(self) -> str:
-        """How the certified texts were asked for, the numbers of the timed ones, and how these were asked for."""
+        """The numbers, and how the texts were asked for."""
         if not self.texts:
-            return f"{asked_for(self.most)}; no timed text was compared"
+            return "no timed text was compared"
         ties = f", {self.ties} part from them at a tie" if self.ties else ""
-        ways = f"{', '.join(self.loads)}; streamed, without log-probabilities"
-        return f"{asked_for(self.most)}; {self.equal} of {self.texts} timed texts ({ways}) are the same{ties}"
+        ways = f"{', '.join(self.loads)}; streamed, without log-probabilities, known prompts"
+        return f"{self.equal} of {self.texts} timed texts ({ways}) are the same{ties}"
 
 
 def timed_evidence(
-    timed: Sequence[TimedText], certified: Mapping[int, tuple[Reply, Sequence[Token]]], bound: Bound | None, most: int
+    timed: Sequence[TimedText], certified: Mapping[int, tuple[Reply, Sequence[Token]]], bound: Bound | None
 ) -> tuple[TimedEvidence, list[str]]:
     """Compare timed texts with the certified ones of the same server; return the numbers, and a line for each kind.
 
     ``certified``: by the places of prompts, the reply and its tokens with the lists that judge them; ``bound``: how far
-    apart two tokens of a list may be that change places, None where no list judges; ``most``: tokens of an answer.
+    apart two tokens of a list may be that change places, None where no list judges.
     """
-    kinds = Counter[Kind | None]()
+    kinds, miscounted = Counter[Kind | None](), 0
     first: dict[Kind, TimedText] = {}
     for one in timed:
         kind = _kind_of(one, certified, bound)
         kinds[kind] += 1
+        miscounted += kind is None and _miscounted(one.reply, certified[one.prompt][0])
         if kind in ("bug", "not judged"):
             first.setdefault(kind, one)
     loads = tuple(dict.fromkeys(one.load for one in timed))
-    found = TimedEvidence(most, loads, len(timed), kinds["tie"], kinds["bug"], kinds["not judged"])
+    found = TimedEvidence(loads, len(timed), kinds["tie"], kinds["bug"], kinds["not judged"], miscounted)
     lines = [
-        f"prompt {one.prompt}, timed with {one.load}: {one.text[:60]!r}, certified: "
+        f"prompt {one.prompt}, timed with {one.load}: {one.reply.text[:60]!r}, certified: "
         f"{certified[one.prompt][0].text[:60]!r}"
         for one in first.values()
         if one.prompt in certified
@@ -97,9 +113,15 @@ def _kind_of(
     if one.prompt not in certified:
         return "not judged"
     reply, tokens = certified[one.prompt]
-    if _bare(one.text) == _bare(reply.text):
+    if _bare(one.reply.text) == _bare(reply.text):
         return None
-    return "not judged" if bound is None else compare_text(tokens, reply.text, one.text, bound)
+    return "not judged" if bound is None else compare_text(tokens, reply.text, one.reply.text, bound)
+
+
+def _miscounted(timed: Reply, certified: Reply) -> bool:
+    """Whether two replies of one text have numbers of tokens that an end token does not explain."""
+    counts = timed.counted, certified.counted
+    return counts[0] is not None and counts[1] is not None and abs(counts[0] - counts[1]) > 1
 
 
 def _bare(text: str) -> str:

@@ -19,15 +19,16 @@ from benchsuite.benches.serving.certificate import (
     UnsteadyPlain,
 )
 from benchsuite.benches.serving.certified import certify
-from benchsuite.benches.serving.timed_texts import TimedEvidence
+from benchsuite.benches.serving.timed_samples import TimedSamples
+from benchsuite.benches.serving.timed_texts import AskedFor, TimedEvidence
 from benchsuite.judge.fidelity import FALSE_ALARM
 from benchsuite.judge.transforms import FALSE_ALARM_OF_RATIOS
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
 
-greedy_of_eight = partial(GreedyEvidence, timed=TimedEvidence(8))
-sampled_of_eight = partial(SampledEvidence, most=8)
+greedy_of_eight = partial(GreedyEvidence, asked_for=AskedFor(8, 4, 4))
+sampled_of_eight = partial(SampledEvidence, asked_for=AskedFor(8, 4, 4))
 """Evidence of answers of at most eight tokens, of which none was timed."""
 
 FROM_BEST: tuple[State, ...] = ("certified", "inconclusive", "differs, not judged", "bug")
@@ -96,10 +97,14 @@ def test_a_sampled_verdict_is_a_bug_by_its_p_values_alone(
     assert replace(found, even=0.0).state == replace(found, ratios=0.0).state == "bug"
 
 
-ANSWERED = greedy_of_eight("plain", 4, 4, 4, tokens=1200, one_in=261.4)
+ANSWERED = greedy_of_eight("plain", 4, 4, 4, tokens=1200, one_in=261.4, close=40, relaxed=0.123)
 READ = replace(ANSWERED, reader="judge")
 ALONE = greedy_of_eight("none", 4, 4, 4)
-POWER = "one changed token in 261 is found with 99 %"
+PLACES = "of the 40 places whose two likeliest tokens are within 0.5 nats"
+POWER = f"one changed token in 261 is found with 99 %, and {PLACES} a server that takes the second at 12%"
+ASKED = (
+    "asked for one at a time, whole and with log-probabilities, at most 8 tokens each, with 4 known and 4 new prompts"
+)
 SILENT = "no log-probabilities were given"
 
 
@@ -115,7 +120,7 @@ SILENT = "no log-probabilities were given"
         ),
         (
             replace(ANSWERED, equal=2, wrong=3, ties=2, near=9),
-            "FAILED: 3 tokens are not plain's; 5 of 1,200 judged tokens differ (0.4%), 2 ties; 2 of 4 outputs are "
+            "FAILED: 3 tokens are not plain's; 5 of 1,200 judged tokens differ (0.42%), 2 ties; 2 of 4 outputs are "
             "plain's; " + POWER,
         ),
         (
@@ -124,13 +129,23 @@ SILENT = "no log-probabilities were given"
             "tokens; " + POWER,
         ),
         (
-            replace(ANSWERED, equal=0, ties=40, near=44),
-            "FAILED: 40 of 44 places where a tie can be are ties, a coin would make half; 40 of 1,200 judged tokens "
-            "differ (3.3%), 40 ties; 0 of 4 outputs are plain's; " + POWER,
+            replace(ANSWERED, relaxed=None),
+            "certified: 0 of 1,200 judged tokens differ, 0 ties; 4 of 4 outputs are plain's; one changed token in 261 "
+            f"is found with 99 %, and {PLACES} no server that takes the second is sure to be found",
+        ),
+        (
+            replace(ANSWERED, equal=0, ties=40, near=44, ties_p=9e-7),
+            "differs, not judged: 40 of 44 places where a tie can be are ties, and not as plain's own differences are, "
+            "which fall off with the distance of two tokens (p=9e-07); 40 of 1,200 judged tokens differ (3.3%), 40 "
+            "ties; 0 of 4 outputs are plain's; " + POWER,
+        ),
+        (
+            replace(ANSWERED, equal=0, ties=40, near=44, ties_p=1e-6),
+            "certified: 40 of 1,200 judged tokens differ (3.3%), 40 ties; 0 of 4 outputs are plain's; " + POWER,
         ),
         (
             replace(ANSWERED, equal=3, unjudged=1),
-            "differs, not judged: 1 differences not judged; 1 of 1,200 judged tokens differ (0.1%), 0 ties; 3 of 4 "
+            "differs, not judged: 1 differences not judged; 1 of 1,200 judged tokens differ (0.083%), 0 ties; 3 of 4 "
             "outputs are plain's; " + POWER,
         ),
         (
@@ -173,8 +188,7 @@ def test_a_certificate_is_a_sentence_of_its_verdict_and_its_numbers(
 ) -> None:
     one = Certificate("spec", found, ("a detail",))
     if isinstance(found, GreedyEvidence) and found.both and not found.unreadable:
-        asked = "asked for one at a time, whole and with log-probabilities, at most 8 tokens each"
-        sentence += f"; {asked}; no timed text was compared"
+        sentence += f"; {ASKED}; no timed text was compared"
     assert one.lines == (f"spec: {sentence}", "a detail")
     assert one.as_json() == {"endpoint": "spec", "state": found.state, "lines": [f"spec: {sentence}", "a detail"]}
     assert NAMES[found.state] == sentence.partition(":")[0]
@@ -222,8 +236,53 @@ NOTHING = "no factor of the temperature up to 4 is found with 99 %"
     ],
 )
 def test_a_certificate_of_samples_is_a_sentence_as_well(found: SampledEvidence, sentence: str) -> None:
-    asked = "; asked for one at a time, whole and with log-probabilities, at most 8 tokens each" if found.needs else ""
+    asked = f"; {ASKED}; no timed text was read" if found.needs else ""
     assert Certificate("spec", found).lines == (f"spec: {sentence}{asked}",)
+
+
+READ_TIMED = TimedSamples(("4 at once",), 20, 18, 900, 0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("timed", "state", "first", "last"),
+    [
+        (READ_TIMED, "certified", TESTED, "18 could be read: 900 tokens, transforms p=0.25, alternatives p=0.5"),
+        (
+            replace(READ_TIMED, even=1e-9),
+            "FAILED",
+            "not plain's distribution",
+            "transforms p=1e-09, alternatives p=0.5",
+        ),
+        (replace(READ_TIMED, ratios=1e-9), "FAILED", "not plain's distribution", "p=0.25, alternatives p=1e-09"),
+        (
+            replace(READ_TIMED, repeated=3),
+            "FAILED",
+            "3 timed texts came again for another seed: it keeps its answers",
+            "without log-probabilities) 3 are those of another seed; 18 could be read: 900 tokens, transforms p=0.25, "
+            "alternatives p=0.5",
+        ),
+        (
+            replace(READ_TIMED, read=0, tokens=0, even=1.0, ratios=1.0),
+            "INCONCLUSIVE",
+            "no timed text could be read",
+            "0 could be read: 0 tokens, transforms p=1, alternatives p=1",
+        ),
+    ],
+)
+def test_sampled_texts_that_were_timed_decide_as_the_others_do(
+    timed: TimedSamples, state: str, first: str, last: str
+) -> None:
+    [line] = Certificate("spec", replace(SAMPLED, timed=timed)).lines
+    assert line.startswith(f"spec: {state}: {first}")
+    assert "; of 20 timed texts (4 at once; streamed, without log-probabilities) " in line
+    assert line.endswith(last)
+
+
+def test_a_timed_text_with_another_count_of_tokens_is_a_bug() -> None:
+    """`usage` that counts twice in streams alone makes a server twice as fast."""
+    found = replace(ANSWERED, timed=TimedEvidence(("4 at once",), 9, miscounted=2))
+    assert found.state == "bug"
+    assert found.text.startswith("2 timed texts are its certified ones with other counts of tokens; ")
 
 
 def test_a_p_value_as_small_as_false_alarms_are_allowed_to_be_is_no_bug() -> None:

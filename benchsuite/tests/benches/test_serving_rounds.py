@@ -431,6 +431,7 @@ def test_the_file_of_a_run_has_all_that_was_asked_and_answered() -> None:
             "cache_prompt": False,
         },
         "refused_fields": {"e0": ["min_p"]},
+        "before_new": "",
         "prompts": [{"workload": label, "text": text} for label, text in PROMPTS],
         "certificates": [
             {"endpoint": "e1", "state": "inconclusive", "lines": list(certificate.lines)},

@@ -91,8 +91,8 @@ def test_an_honest_server_is_certified_with_the_loads_and_the_way_in_which_it_wa
     found = certificate_of(Letters(), Letters(), ONE, FOUR)
     assert found.state == "certified"
     assert found.lines[0].endswith(
-        "; asked for one at a time, whole and with log-probabilities, at most 24 tokens each; 12 of 12 timed texts "
-        "(1 at once, 4 at once; streamed, without log-probabilities) are the same"
+        "; asked for one at a time, whole and with log-probabilities, at most 24 tokens each, with 6 known prompts; 12 "
+        "of 12 timed texts (1 at once, 4 at once; streamed, without log-probabilities, known prompts) are the same"
     )
     assert certificate_of(Letters(), Letters()).lines[0].endswith("; no timed text was compared")
 
@@ -198,8 +198,18 @@ def test_a_text_that_takes_the_second_likeliest_token_is_a_tie_or_a_bug_by_its_d
 
 def test_texts_are_the_same_but_for_blanks_and_a_part_of_a_character_at_their_ends() -> None:
     reply = made_up_reply(" a text\n", (), 3)
-    timed = [TimedText(0, "1 at once", text) for text in ("a text", " a text\ufffd", "a text.")]
-    found, lines = timed_evidence([*timed, TimedText(1, "4 at once", "x")], {0: (reply, ())}, BOUND, 9)
-    assert found == TimedEvidence(9, ("1 at once", "4 at once"), 4, unjudged=2)
+    texts = ("a text", " a text\ufffd", "a text.")
+    timed = [TimedText(0, "1 at once", made_up_reply(text, (), 3)) for text in texts]
+    other = TimedText(1, "4 at once", made_up_reply("x", (), 1))
+    found, lines = timed_evidence([*timed, other], {0: (reply, ())}, BOUND)
+    assert found == TimedEvidence(("1 at once", "4 at once"), 4, unjudged=2)
     assert found.equal == 2
     assert lines == ["prompt 0, timed with 1 at once: 'a text.', certified: ' a text\\n'"]
+
+
+@pytest.mark.parametrize(("counted", "miscounted"), [(3, 0), (4, 0), (2, 0), (5, 1), (1, 1), (6, 1), (None, 0)])
+def test_a_text_has_one_number_of_tokens_but_for_an_end_token(counted: int | None, miscounted: int) -> None:
+    """A server whose ``usage`` counts twice in streams alone gained 1.31x."""
+    timed = [TimedText(0, "1 at once", made_up_reply("a text", (), counted))]
+    found, _ = timed_evidence(timed, {0: (made_up_reply("a text", (), 3), ())}, BOUND)
+    assert found == TimedEvidence(("1 at once",), 1, miscounted=miscounted)
