@@ -223,7 +223,9 @@ class WrongUsage(HonestServer):
 
 
 class KeepsAnswers(HonestServer):
-    """Answers what it was asked before from a cache, which knows a prompt by its last words alone."""
+    """Answers what it was asked before from a cache, in a hundredth of the time."""
+
+    words = 99
 
     def __init__(self, seed: int = 0, rounding: float = 0.0) -> None:
         super().__init__(seed, rounding)
@@ -233,10 +235,17 @@ class KeepsAnswers(HonestServer):
         """See the class."""
         if ask.echo:
             return super().reply(ask, prompt)
-        name = prompt[-4:], ask.max_tokens
+        name = prompt[-self.words :], ask.max_tokens
+        seconds = 0.01 if name in self.kept else 1.0
         if name not in self.kept:
             whole = super().reply(Ask(ask.prompt, ask.max_tokens, ask.temperature, seed=ask.seed, logprobs=5), prompt)
             self.kept[name] = list(whole.tokens)
         tokens = self.kept[name]
         text = "".join(token.text for token in tokens)
-        return made_up_reply(text, tokens if ask.logprobs else (), len(tokens))
+        return made_up_reply(text, tokens if ask.logprobs else (), len(tokens), seconds=seconds)
+
+
+class ConfusesAnswers(KeepsAnswers):
+    """Keeps answers, and knows a prompt by its last four words alone."""
+
+    words = 4

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from benchsuite.benches.serving.kept_answers import KeptAnswers
 from benchsuite.benches.serving.timed_samples import TimedSamples
 from benchsuite.benches.serving.timed_texts import AskedFor, TimedEvidence
 from benchsuite.judge.fidelity import FALSE_ALARM
@@ -42,7 +43,7 @@ class GreedyEvidence:
     ``relaxed``: the share of the ``close`` places, whose two likeliest tokens are within ``HALF_A_NAT``, at which a
     server that takes the second is found with 99 %; None where none is. ``unread``: outputs that the judge could not
     read token by token; ``unreadable``: the server of which it could read none. ``asked_for``: how outputs were asked
-    for; ``timed``: of its texts that were timed.
+    for; ``timed``: of its texts that were timed; ``kept``: whether it answers from a cache.
     """
 
     reader: Reader
@@ -63,6 +64,7 @@ class GreedyEvidence:
     unreadable: str | None = None
     asked_for: AskedFor = field(kw_only=True)
     timed: TimedEvidence = field(default_factory=TimedEvidence)
+    kept: KeptAnswers = field(default_factory=KeptAnswers)
 
     @property
     def state(self) -> State:
@@ -74,7 +76,7 @@ class GreedyEvidence:
         if self.unjudged or self.unlike_rounding or self.timed.unjudged or (self.unread and self.equal < self.both):
             return "differs, not judged"
         found = self.reader == "none" or self.one_in is not None
-        return "certified" if found and self.both == self.asked else "inconclusive"
+        return "certified" if found and self.both == self.asked and not self.kept.found else "inconclusive"
 
     @property
     def unlike_rounding(self) -> bool:
@@ -109,6 +111,7 @@ class GreedyEvidence:
             f"{self.timed.unjudged} timed texts are not its certified ones, which was not judged": self.timed.unjudged,
             f"{self.unread} texts could not be read": self.unread and self.equal < self.both,
             missing: self.both < self.asked,
+            self.kept.text: self.kept.found,
         }
         conditions = [self._power, self.asked_for.text, self.timed.text]
         return "; ".join([*(clause for clause, true in decisive.items() if true), outputs, *conditions])
@@ -137,7 +140,7 @@ class SampledEvidence:
     ``even`` and ``ratios``: p-values of the transforms and of the alternatives, each times the ways to leave out
     ``left`` of ``asked`` outputs. ``factor``: that of the temperature that is found with 99 %, None if none up to 4 is;
     ``needs``: the tokens which 1.1 and 1.2 times the temperature need. ``asked_for``: how outputs were asked for;
-    ``timed``: of its texts that were timed.
+    ``timed``: of its texts that were timed; ``kept``: whether it answers from a cache.
     """
 
     judge: str
@@ -151,13 +154,14 @@ class SampledEvidence:
     failures: tuple[str, ...] = ()
     asked_for: AskedFor = field(kw_only=True)
     timed: TimedSamples = field(default_factory=TimedSamples)
+    kept: KeptAnswers = field(default_factory=KeptAnswers)
 
     @property
     def state(self) -> State:
         """What follows for the server."""
         if self.even < FALSE_ALARM or self.ratios < FALSE_ALARM_OF_RATIOS or self.timed.wrong:
             return "bug"
-        known = self.tokens and not self.left and not self.timed.unknown
+        known = self.tokens and not self.left and not self.timed.unknown and not self.kept.found
         return "certified" if known and self.factor is not None else "inconclusive"
 
     @property
@@ -194,6 +198,8 @@ class SampledEvidence:
             parts.insert(0, f"{self.timed.repeated} timed texts came again for another seed: it keeps its answers")
         elif self.state == "bug":
             parts.insert(0, "not plain's distribution")
+        elif self.kept.found:
+            parts.insert(0, self.kept.text)
         elif self.timed.unknown:
             parts.insert(0, "no timed text could be read")
         elif self.left:

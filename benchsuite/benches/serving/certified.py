@@ -55,7 +55,11 @@ def certify(
         control = evidence(plain, texts[plain.name])
         if control.state == "bug":
             return [Certificate(one.name, PlainOfItsOwn(plain.name, control)) for one in others]
-        return [Certificate(one.name, evidence(one, texts[one.name])) for one in others]
+        found = {one.name: evidence(one, texts[one.name]) for one in others}
+        return [
+            Certificate(name, replace(one, kept=replace(one.kept, plain=control.kept.server)))
+            for name, one in found.items()
+        ]
     greedy = Greedy(connect, plain, asks, asked_for, dtype)
     if read is not None:
         return [greedy.read_by(read, one, ask_all(connect, one, asks), texts[one.name]) for one in others]

@@ -9,6 +9,7 @@ from functools import cached_property
 from benchsuite.benches.serving.asked import Connect, Read, ServedAnswers, ask_all
 from benchsuite.benches.serving.certificate import Certificate, GreedyEvidence, Reader
 from benchsuite.benches.serving.echoes import echoed
+from benchsuite.benches.serving.kept_answers import KeptAnswers, known_over_new
 from benchsuite.benches.serving.timed_texts import AskedFor, TimedEvidence, TimedText, timed_evidence
 from benchsuite.judge import logprob_ties
 from benchsuite.judge.logprob_ties import Bound, ServedDifference
@@ -182,7 +183,8 @@ class Greedy:
     def _evidence(self, reader: Reader, other: ServedAnswers, equal: int) -> GreedyEvidence:
         failures = (*self.plain.failures, *other.failures)
         both = len(self._both(other))
-        return GreedyEvidence(reader, len(self.asks), both, equal, failures, asked_for=self.asked_for)
+        kept = KeptAnswers(*(known_over_new(answers, self.asked_for) for answers in (other, self.plain)))
+        return GreedyEvidence(reader, len(self.asks), both, equal, failures, asked_for=self.asked_for, kept=kept)
 
     def _both(self, other: ServedAnswers) -> list[tuple[int, Reply, Reply]]:
         """The prompts that both answered, by their places."""

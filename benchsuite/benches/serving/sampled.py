@@ -8,6 +8,7 @@ from math import comb
 
 from benchsuite.benches.serving.asked import Connect, Read, ask_all
 from benchsuite.benches.serving.certificate import SampledEvidence
+from benchsuite.benches.serving.kept_answers import KeptAnswers, known_over_new
 from benchsuite.benches.serving.timed_samples import timed_samples
 from benchsuite.benches.serving.timed_texts import AskedFor, TimedText
 from benchsuite.judge.transforms import read_tokens
@@ -43,6 +44,7 @@ def sampled_evidence(
         failures=answers.failures,
         asked_for=asked_for,
         timed=timed_samples(timed, asks, certified, reading),
+        kept=KeptAnswers(known_over_new(answers, asked_for)),
     )
     if sample.tokens:
         ways = comb(len(asks), left)

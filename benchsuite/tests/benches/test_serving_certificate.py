@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from benchsuite.benches.serving.asked import ServedAnswers
 from benchsuite.benches.serving.certificate import (
     NAMES,
     Certificate,
@@ -19,6 +20,7 @@ from benchsuite.benches.serving.certificate import (
     UnsteadyPlain,
 )
 from benchsuite.benches.serving.certified import certify
+from benchsuite.benches.serving.kept_answers import KeptAnswers, known_over_new
 from benchsuite.benches.serving.timed_samples import TimedSamples
 from benchsuite.benches.serving.timed_texts import AskedFor, TimedEvidence
 from benchsuite.judge.fidelity import FALSE_ALARM
@@ -312,3 +314,28 @@ def test_a_local_judge_certifies_no_server_that_left_a_prompt_unanswered() -> No
     [found] = certify(endpoints, ["one", "two"], Ask("", 1), "float32", Answering, read)
     assert found.state == "inconclusive"
     assert "1 of 2 prompts were not answered by both (refused_request)" in found.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("server", "plain", "found"), [(9.9, 1.0, False), (10.0, 1.0, True), (10.0, 0.2, True), (99.0, 10.0, False)]
+)
+def test_a_server_that_keeps_its_answers_is_not_certified(server: float, plain: float, found: bool) -> None:
+    """Plain may know prompts, and a draft may have learnt answers: neither is as fast as a cache of answers."""
+    kept = KeptAnswers(server, plain)
+    assert kept.found == found
+    for one in (ANSWERED, SAMPLED):
+        with_it = replace(one, kept=kept)
+        assert with_it.state == ("inconclusive" if found else "certified")
+        assert with_it.text.startswith(f"it answers known prompts {server:.0f} times as fast as new ones") == found
+
+
+def test_known_prompts_are_compared_with_the_new_ones_that_they_became() -> None:
+    """Per token, by the median: of three prompts 2, 4 and 100 times as fast; an answer that failed has no pair."""
+
+    def reply(seconds: float, tokens: int) -> Reply:
+        return Reply("a", (), (), seconds, 1, tokens, None, 1, {})
+
+    known = [reply(1.0, 4), reply(1.0, 2), reply(0.01, 4), None, reply(1.0, 4)]
+    new = [reply(2.0, 4), reply(8.0, 4), reply(1.0, 4), reply(9.0, 1), None]
+    assert known_over_new(ServedAnswers((*known, *new)), AskedFor(8, 5, 5)) == pytest.approx(4)
+    assert known_over_new(ServedAnswers((*known,)), AskedFor(8, 5, 0)) == 1.0

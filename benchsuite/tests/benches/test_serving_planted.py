@@ -36,8 +36,9 @@ FAULTS = {
     "OwnDefaults": SAMPLED,
     "WrongUsage": GREEDY,
     "KeepsAnswers": BOTH,
+    "ConfusesAnswers": BOTH,
 }
-"""Twelve faults, each with the temperatures at which it is one."""
+"""Twelve faults and one in two ways, each with the temperatures at which it is one."""
 
 CASES = [(name, heat) for name, heats in FAULTS.items() for heat in heats]
 
