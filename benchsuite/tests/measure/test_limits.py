@@ -14,6 +14,7 @@ import torch
 
 from benchsuite.judge import fidelity, logprob_ties
 from benchsuite.judge.fidelity import Fidelity, chi_square, evenness, finding
+from benchsuite.judge.tie_gaps import UNLIKE_ROUNDING
 from benchsuite.judge.ties import Difference
 from benchsuite.machine import provenance
 from benchsuite.measure import cells, guards, interval
@@ -211,7 +212,7 @@ def test_up_to_a_million_units_are_looked_for(monkeypatch: pytest.MonkeyPatch) -
 def test_the_constants_of_certificates_are_the_documented_ones() -> None:
     assert logprob_ties.FLOORS == {"float32": 0.01, "bfloat16": 0.5, "float16": 0.1, "unknown": 0.01}
     assert logprob_ties.DOUBT == {"unknown": 0.5}
-    assert (logprob_ties.MOST, logprob_ties.UNLIKELY) == (1.0, 1e-6)
+    assert (logprob_ties.MOST, UNLIKE_ROUNDING) == (1.0, 1e-6)
 
 
 class _Share(random.Random):
