@@ -130,7 +130,7 @@ def serving_document(bench: ServingBench) -> Document:
     return Document(
         "Endpoints",
         [
-            Section(parts=[Lines(bench.said)]),
+            Section(parts=[Lines([f"every request says {bench.plan.ask.sampling}", *bench.said])]),
             *loads,
             Section("Columns", [Lines(COLUMNS)] if loads else []),
             Section("Outputs", [Lines(outputs)] if outputs else []),

@@ -308,3 +308,13 @@ def test_an_impatient_endpoint_is_asked_once_for_two_seconds() -> None:
     assert (whole.connect_s, whole.read_s, whole.total_s, whole.retries) == (10.0, 120.0, 600.0, 3)
     assert (module.SHOWN, module.MOST_BYTES, module.KEPT_S, module.BEHIND_S) == (200, 2**27, 2.0, 0.1)
     assert whole.impatient() == Endpoint("spec", "http://here", "m", 2.0, 2.0, 2.0, 0)
+
+
+def test_a_request_says_in_words_what_it_sends_of_sampling() -> None:
+    """The card of a run has it: parameters that a request leaves out are a server's own defaults."""
+    ask = Ask("a", 4, temperature=0.7, top_p=0.9, extra={"min_p": 0.5, "cache_prompt": False, "name": "x"})
+    body = ask.body("m")
+    said = dict(part.rsplit(" ", 1) for part in ask.sampling.split(", "))
+    assert {name: float(value) for name, value in said.items()} == {
+        name: pytest.approx(body[name]) for name in ("temperature", *NEUTRAL)
+    }

@@ -370,10 +370,13 @@ def test_a_prompt_is_timed_at_its_first_try_and_named_once(peer: Any) -> None:
 
 def test_a_server_is_described_by_its_address_its_model_and_its_cache(peer: Any) -> None:
     assert peer.conditions() == {"dtype": "the server's", "compile": "the server's"}
-    assert peer.described() == ("endpoint spec at http://here: prompts sent as token ids, prompts may be in its cache")
+    neutral = "filters and penalties of sampling are set to neutral values"
+    assert peer.described() == (
+        f"endpoint spec at http://here: prompts sent as token ids, prompts may be in its cache; {neutral}"
+    )
     peer._endpoint, peer._server, peer._text = Endpoint("spec", "http://here", "m"), "vllm", True
     assert peer.described() == (
-        "endpoint spec at http://here, model m: prompts sent as text, its prompt cache passed by"
+        f"endpoint spec at http://here, model m: prompts sent as text, its prompt cache passed by; {neutral}"
     )
 
 

@@ -89,6 +89,15 @@ class Ask:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def sampling(self) -> str:
+        """What the request says of sampling, in words.
+
+        Example: ``temperature 1, top_p 1, top_k -1, min_p 0, …``
+        """
+        said = {"temperature": self.temperature, **NEUTRAL, "top_p": self.top_p, **self.extra}
+        return ", ".join(f"{name} {value:g}" for name, value in said.items() if type(value) in (int, float))
+
+    @property
     def optional(self) -> frozenset[str]:
         """The names that a server need not take: what they say is a default's value, or a wish."""
         set_here = {*self.extra, *(["top_p"] if self.top_p != NEUTRAL["top_p"] else [])}

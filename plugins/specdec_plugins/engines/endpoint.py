@@ -205,11 +205,14 @@ class EndpointPeer(Peer):
         return {"dtype": "the server's", "compile": "the server's"}
 
     def described(self) -> str:
-        """Address, model, how prompts are sent, and whether they are in the server's cache."""
+        """Address, model, how prompts are sent, whether they are in the server's cache, and what of sampling is set."""
         model = f", model {self._endpoint.model}" if self._endpoint.model else ""
         sent = "text" if self._text else "token ids"
         warm = "prompts may be in its cache" if self._warm else "its prompt cache passed by"
-        return f"endpoint {self._endpoint.name} at {self._endpoint.url}{model}: prompts sent as {sent}, {warm}"
+        return (
+            f"endpoint {self._endpoint.name} at {self._endpoint.url}{model}: prompts sent as {sent}, {warm}; "
+            "filters and penalties of sampling are set to neutral values"
+        )
 
     def close(self) -> None:
         """Close the connections."""
