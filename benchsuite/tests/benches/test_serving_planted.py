@@ -57,7 +57,7 @@ def certificate(plain: HonestServer, spec: HonestServer, heat: float, seed: int)
     return found
 
 
-def run(name: str, heat: float, seed: int) -> Certificate:
+def certificate_of_run(name: str, heat: float, seed: int) -> Certificate:
     """A planted server beside a plain one; both round, by as much as float32 does."""
     plain = HonestServer(2 * seed, rounding=1e-4)
     return certificate(plain, getattr(planted_servers, name)(2 * seed + 1, rounding=1e-4), heat, seed)
@@ -66,14 +66,14 @@ def run(name: str, heat: float, seed: int) -> Certificate:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "heat"), [(name, heats[0]) for name, heats in FAULTS.items()])
 def test_a_planted_fault_is_not_certified(name: str, heat: float) -> None:
-    found = run(name, heat, 1)
+    found = certificate_of_run(name, heat, 1)
     assert found.state != "certified", found.lines
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heat", BOTH)
 def test_an_honest_pair_is_certified(heat: float) -> None:
-    found = run("HonestServer", heat, 1)
+    found = certificate_of_run("HonestServer", heat, 1)
     assert found.state == "certified", found.lines
 
 
@@ -85,7 +85,7 @@ def test_of_twenty_runs_each_none_with_a_fault_is_certified_and_nearly_all_hones
     """Prints the table of docs/proof.md: of each fault the states, and what the last certificate says it would find."""
     rows, certified = list[str](), dict[tuple[str, float], int]()
     for name, heat in [*CASES, *(("HonestServer", heat) for heat in BOTH)]:
-        found = [run(name, heat, seed) for seed in range(RUNS)]
+        found = [certificate_of_run(name, heat, seed) for seed in range(RUNS)]
         states = Counter(one.state for one in found)
         certified[name, heat] = states["certified"]
         [power] = re.findall(r"(?:one changed token|a temperature)[^;]*", found[-1].lines[0])

@@ -18,7 +18,7 @@ def gaps(dice: random.Random, count: int) -> list[float]:
     return [dice.uniform(0, 0.5) for _ in range(count)]
 
 
-def changes(dice: random.Random, count: int = 1000) -> list[float]:
+def moved_gaps(dice: random.Random, count: int = 1000) -> list[float]:
     return sorted(abs(dice.gauss(0, NOISE)) for _ in range(count))
 
 
@@ -27,7 +27,7 @@ def test_a_server_that_takes_the_second_likeliest_token_within_half_a_nat_is_fou
     for seed in range(20):
         dice = random.Random(seed)
         near = [(gap, dice.random() < 0.45) for gap in gaps(dice, 60)]
-        assert ties_p(near, changes(dice)) < UNLIKE_ROUNDING
+        assert ties_p(near, moved_gaps(dice)) < UNLIKE_ROUNDING
 
 
 @pytest.mark.parametrize("seen", [30, 1000])
@@ -36,7 +36,7 @@ def test_ties_of_rounding_are_excused(seen: int) -> None:
     dice, found = random.Random(3), []
     for _ in range(400):
         near = [(gap, dice.gauss(0, NOISE) > gap) for gap in gaps(dice, 60)]
-        found.append(ties_p(near, changes(dice, seen)))
+        found.append(ties_p(near, moved_gaps(dice, seen)))
     assert min(found) > UNLIKE_ROUNDING
     assert sum(one < 0.05 for one in found) <= 20
 
