@@ -48,7 +48,7 @@ class GatePlugin:
         self.limits: dict[str, Limit] = {}
         self.wanted: dict[str, str | None] = {}  # the reason why a row was not measured, or None
         self._peers: dict[str, str] = {}  # the rows of peers, with their labels
-        self._elsewhere: set[str] = set()  # commands of jobs whose figures no level compares
+        self._left: dict[str, set[str]] = {"controls": set(), "other jobs": set()}  # what no level compares
         self._known: set[str] = set()  # ids of tests that declare the benchmark fixture
         self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
@@ -76,8 +76,10 @@ class GatePlugin:
         for item in items:
             if "benchmark" in getattr(item, "fixturenames", ()):
                 self._known.add(item.nodeid)
-            self._elsewhere |= {ELSEWHERE[name] for name in ELSEWHERE.keys() & {*getattr(item, "fixturenames", ())}}
-            name, arm = self._row(item), self._arm(item)
+            fixtures, name, arm = getattr(item, "fixturenames", ()), self._row(item), self._arm(item)
+            self._left["other jobs"] |= {ELSEWHERE[fixture] for fixture in ELSEWHERE.keys() & {*fixtures}}
+            if arm and arm.eager:
+                self._left["controls"].add(arm.label)
             if name is not None:
                 if arm and arm.peer:
                     self._peers[name] = arm.label
@@ -143,13 +145,13 @@ class GatePlugin:
 
     @property
     def ungated(self) -> dict[str, list[str]]:
-        """What was measured and compared with nothing: the labels of peers, the rows that are new, and other jobs."""
+        """What was measured and compared with nothing: peers, plain op by op, by their labels, new rows, other jobs."""
         judged = {
             finding.row for finding in self.findings or () if finding.figure or finding.verdict != GateVerdict.PASS
         }
         peers = dict.fromkeys(label for name, label in self._peers.items() if name not in judged)
         new = self.trial.new if self.trial else []
-        return {"peers": [*peers], "new": new, "other jobs": sorted(self._elsewhere)}
+        return {"peers": [*peers], "new": new, **{what: sorted(names) for what, names in self._left.items()}}
 
     def judge(self) -> list[Finding]:
         """The findings of this run, computed by the first call."""

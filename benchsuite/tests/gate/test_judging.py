@@ -26,10 +26,11 @@ ARMS = {
     "a row": Arm(SETTING, draft="ngram", k=2),
     "plain": Arm(SETTING),
     "plain again": Arm(SETTING, again=True),
+    "plain eager": Arm(SETTING, eager=True),
     "peer": Arm(SETTING, peer="transformers"),
     "other peer": Arm(SETTING, peer="transformers_prompt_lookup(k=2)"),
 }
-"""Rows of ours, of which two are gated."""
+"""Rows of a run: two of ours that are gated, plain once more, and peers."""
 
 
 def made_item(nodeid: str, row: str | None = None, timed: bool = True, **limit: float) -> Any:
@@ -132,6 +133,7 @@ def test_the_gate_waits_for_rows_peers_and_benchmarks_and_names_the_peers_of_whi
     assert run.gate.ungated == {
         "peers": ["transformers", "transformers prompt lookup"],
         "new": [],
+        "controls": ["plain eager"],
         "other jobs": ["pytest -m kernels", "pytest -m serving"],
     }
     timed = Finding("other peer", 2, GateVerdict.PASS, "m", CALL)
