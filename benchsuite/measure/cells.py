@@ -22,7 +22,7 @@ from benchsuite.machine import provenance
 from benchsuite.measure.arms import Arm, PeerName, Setting
 from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import Machine, Text
-from benchsuite.measure.runners import Outcome
+from benchsuite.measure.runners import Guessed, Outcome
 from benchsuite.measure.units import Unit
 from specdec.devices import Stopwatch
 from specdec.ranks import joined_ranks
@@ -150,6 +150,7 @@ def _series(series: Series, places: Mapping[int, int]) -> dict[str, Any]:
         **{name: getattr(series.arm, name) for name in (*ARM, "eager")},
         **{name: getattr(series, name) for name in FACTS},
         "dtype": str(series.dtype).removeprefix("torch."),
+        "twins": [[place, asdict(twin)] for place, twin in series.twins.items()],
         "conditions": dict(series.conditions),
         "fidelity": _written(asdict(series.fidelity)),
         "engine": series.engine,
@@ -181,7 +182,8 @@ def _read_series(found: Mapping[str, Any], setting: Setting, units: list[Unit]) 
         fidelity=_fidelity(_read(found["fidelity"])),
         judged=found["judged"] and Judgement(*found["judged"]),
         conditions=found["conditions"],
-        engine=found.get("engine", "transformers" if found["peer"] else ""),  # older cells lack these four
+        twins={place: Guessed(**twin) for place, twin in found.get("twins", [])},  # older cells lack these five
+        engine=found.get("engine", "transformers" if found["peer"] else ""),
         agreed=Agreement(**found.get("agreed", {})),
         referred=Agreement(**found.get("referred", {})),
         reference=found.get("reference", PeerName(found.get("engine", "")).label),

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import sqrt
+from statistics import fmean
 
 from benchsuite.judge.sources import Tokens
 from benchsuite.measure.paired import Series
-from benchsuite.measure.runners import Outcome
+from benchsuite.measure.runners import Guessed, Outcome
 
 UNLIKE = 0.25
 """The largest share of tokens by which the lengths of two arms' outputs may differ."""
+
+KNOWN = 1.0
+"""By how much more of n prompts than of their twins a draft may guess on average, as a share of what is possible: so
+much over the square root of n. Of an honest draft one difference has a standard deviation of 0.25 or less, so that this
+is four of their mean; one alone decides nothing, since a lookup may copy a whole answer by luck."""
 
 SHORTEST_LOOP = 12
 """Tokens of the shortest half of an output in which a loop is looked for."""
@@ -29,7 +36,37 @@ def why_not(ours: Sequence[Series], base: Sequence[Series], across: Collection[s
         if mine[name] != theirs[name]:
             return f"{name}: {mine[name]}, the baseline's is {theirs[name]}"
     outcomes, others = ([o for series in every for o in series.outcomes] for every in (ours, base))
-    return _backend(outcomes, others) or _proposals(ours, outcomes) or _lengths(ours, base) or _loops(others)
+    proposals = remembered(ours) or _proposals(ours, outcomes)
+    return _backend(outcomes, others) or proposals or _lengths(ours, base) or _loops(others)
+
+
+def remembered(every: Sequence[Series]) -> str | None:
+    """Return how it shows that a draft knew its prompts from elsewhere than from this pass over them; None if it does
+    not. The twins are set beside the first runs of their prompts."""
+    if any(series.learnt for series in every):
+        return "learnt: it guessed more of a prompt when it was asked again, although it was told to forget"
+    pairs = [pair for series in every for pair in _beside_twins(series)]
+    if not pairs:
+        return None
+    own, twins = (fmean(shares) for shares in zip(*pairs, strict=True))
+    if own - twins > KNOWN / sqrt(len(pairs)):
+        return (
+            f"known: it guessed {own:.0%} of what can be guessed of the prompts, and {twins:.0%} of twins that no run "
+            "can have seen: it had met the prompts before this run"
+        )
+    return None
+
+
+def _beside_twins(series: Series) -> list[tuple[float, float]]:
+    """The shares that a draft guessed of its prompts, at their first runs, and of their twins."""
+    found = []
+    for place, twin in series.twins.items():
+        runs = zip(series.units, series.outcomes, strict=True)
+        first = next((outcome for unit, outcome in runs if unit.requests[0].id == place), None)
+        if first and first.stats:
+            own = Guessed(first.stats.counts["num_accepted_tokens"], first.emitted, twin.most)
+            found.append((own.share, twin.share))
+    return found
 
 
 def loops(tokens: Tokens) -> bool:

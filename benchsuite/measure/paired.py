@@ -30,7 +30,7 @@ from benchsuite.machine import memory
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.bystanders import Bystanders
 from benchsuite.measure.peers import PeerRunner
-from benchsuite.measure.runners import EngineRunner, Outcome, Runner
+from benchsuite.measure.runners import EngineRunner, Guessed, Outcome, Runner
 from benchsuite.measure.units import Unit
 from benchsuite.measure.watchdog import RunTimeout
 from specdec.errors import RAISED, SpecdecError
@@ -39,7 +39,11 @@ from specdec.ranks import on_all_ranks
 from specdec.request import Request
 
 WARM_UP = 8
-"""Tokens that every arm decodes before its first timed run of a workload."""
+"""Tokens that every arm without twins decodes before its first timed run of a workload."""
+
+LEARNT = 0.1
+"""The share of an output that a draft may guess more at a second time without having learnt: its forwards may round
+otherwise than before."""
 
 
 Promise = Contract | Literal["own"]
@@ -53,10 +57,12 @@ class Series:
     ``error``: why it could not be measured; ``ended``: the kind of that, ``refused``, ``crashed`` or ``timeout``.
     ``repeats`` is False where the controller reads the clock: a second run may propose and count differently.
     ``learns``: the draft declares that ended requests change its proposals; ``learnt``: after ``forget`` it still
-    proposed better for a prompt that it had seen. ``conditions`` as in ``Runner.conditions``. ``judged``: of its
-    outputs, if the run has a judge. ``engine``: of a peer, its engine's name, which is that of its plain decoding;
-    ``agreed``: with plain's outputs, where the contract is ``own``; ``referred``: with those of ``reference``, its
-    engine's own plain decoding or the server that the user names first, by its label, where that runs too.
+    proposed better for a prompt that it had seen. ``twins``: how much it guessed of prompts that no run can have seen,
+    each by the first request's id of the unit that is like it. ``conditions`` as in ``Runner.conditions``. ``judged``:
+    of its outputs, if the run has a judge. ``engine``: of a peer, its engine's name, which is that of its plain
+    decoding; ``agreed``: with plain's outputs, where the contract is ``own``; ``referred``: with those of
+    ``reference``, its engine's own plain decoding or the server that the user names first, by its label, where that
+    runs too.
     """
 
     arm: Arm
@@ -74,6 +80,7 @@ class Series:
     repeats: bool = True
     learns: bool = False
     learnt: bool = False
+    twins: dict[int, Guessed] = field(default_factory=dict)
     conditions: Mapping[str, str] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     checked: int = 0
@@ -179,7 +186,9 @@ class Comparison:
     ``prime`` is called with every request before its unit is timed; ``progress`` with a text before each run. The
     outputs that were timed are the ones that are checked. ``debug``: the error of an arm has its traceback.
     ``bystanders`` looks after each run for work that goes on: it fails the arm whose it is, by name, and what was timed
-    beside it is timed again.
+    beside it is timed again. ``twins`` returns requests like those of the first units that no run can have seen, for
+    each draft others: it decodes them before it is timed, and the first of them again afterwards, which shows whether
+    it forgets.
     """
 
     def __init__(
@@ -191,10 +200,11 @@ class Comparison:
         limit: Limit = lambda what: nullcontext(),
         debug: bool = False,
         bystanders: Bystanders | None = None,
+        twins: Callable[[Arm], Mapping[int, Sequence[Request]]] = lambda arm: {},
     ) -> None:
         self.runners, self.judge, self.debug = runners, judge, debug
         self._prime, self._progress, self._limit = prime, progress, limit
-        self._bystanders = bystanders or Bystanders()
+        self._bystanders, self._make_twins = bystanders or Bystanders(), twins
         self._plain = next(arm for arm in runners if arm.plain)
         self.series = {
             arm: Series(
@@ -209,8 +219,8 @@ class Comparison:
             for arm, runner in runners.items()
         }
         self._order = random.Random(self._plain.setting.sampling.seed)
-        self._first: Request | None = None
-        self._accepted: dict[Arm, int] = {}
+        self._warm = False
+        self._twins: dict[Arm, Mapping[int, Sequence[Request]]] = {}
         self.whole = True
 
     def measure(self, units: Sequence[Unit], enough: Callable[[], bool] = lambda: False) -> None:
@@ -220,7 +230,7 @@ class Comparison:
         arm fails its series.
         """
         self.whole = False
-        if self._first is None:
+        if not self._warm:
             self._warm_up(units[0].requests[0])
         self._forget_learnt()
         for number, unit in enumerate(units):
@@ -298,23 +308,25 @@ class Comparison:
         return {**self.runners[arm].conditions(), "threads": str(torch.get_num_threads())}
 
     def _warm_up(self, first: Request) -> None:
-        self._first = replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
+        self._warm, brief = True, replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
         # Peers first: torch.compile's recordings clear cuBLAS's workspaces, which graphs of engines would still use.
         for arm, runner in sorted(self.runners.items(), key=lambda one: one[0].peer is None):
             self._progress(f"warming up {arm.label}")
             with self._work_of(arm, f"{arm.label}, warming up"):
-                runner.warm_up(self._first)
+                runner.warm_up(brief)
                 if isinstance(runner, EngineRunner) and arm.draft:
-                    self._accepted[arm] = runner.accepted(self._first)
-                else:
-                    runner.run([self._first])
+                    made = self._twins[arm] = self._make_twins(arm)
+                    self.series[arm].twins = {place: runner.guessed(requests) for place, requests in made.items()}
+                if not self.series[arm].twins:
+                    runner.run([brief])
 
     def _ask_again(self, arm: Arm) -> None:
-        """Mark a draft that accepts more of a prompt than at first, although it was told to forget it."""
-        runner = self.runners[arm]
-        if isinstance(runner, EngineRunner) and self._first and arm.draft and not runner.learns:
+        """Mark a draft that guesses more of its first twin than at first, although it was told to forget it."""
+        runner, series = self.runners[arm], self.series[arm]
+        if isinstance(runner, EngineRunner) and series.twins and not runner.learns:
+            place, requests = next(iter(self._twins[arm].items()))
             with self._limit(f"{arm.label}, asked again"):
-                self.series[arm].learnt |= runner.accepted(self._first) > self._accepted[arm]
+                series.learnt |= runner.guessed(requests).share - series.twins[place].share > LEARNT
 
     @contextmanager
     def _isolated(self, series: Series) -> Iterator[None]:

@@ -15,6 +15,7 @@ from benchsuite.judge.ties import Judge
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.contrasts import Pool, contrast, decoding, end_to_end, noise_between, verdict_between
 from benchsuite.measure.figures import RowFigures
+from benchsuite.measure.guards import remembered
 from benchsuite.measure.interval import Estimate, estimate
 from benchsuite.measure.paired import Series, broken, checked
 from benchsuite.measure.parts import PARTS, with_parts
@@ -220,7 +221,7 @@ def _with_speedup(
     outcomes = [outcome for series in every for outcome in series.outcomes]
     cold = [outcome.wall_s for outcome in outcomes if not outcome.warm]
     named = {
-        "learns": any(series.learns or series.learnt for series in every),
+        "learns": any(series.learns for series in every) or remembered(every) is not None,
         "replays": any(outcome.replays > 0 for outcome in outcomes),
         "one prompt": speed is not None and hinges(found, speed),
         "warm": any(outcome.warm for outcome in outcomes),

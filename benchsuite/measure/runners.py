@@ -27,6 +27,20 @@ Emission = tuple[float, int]
 
 
 @dataclass(frozen=True)
+class Guessed:
+    """How much of an output a draft guessed: accepted proposals, output tokens, and the most proposals of a step."""
+
+    accepted: int
+    tokens: int
+    most: int
+
+    @property
+    def share(self) -> float:
+        """Of what is possible: 1 if every proposal of every step was accepted, whatever K is."""
+        return self.accepted * (self.most + 1) / (self.most * self.tokens) if self.most * self.tokens else 0.0
+
+
+@dataclass(frozen=True)
 class Outcome:
     """One run of one unit: the outputs in request order, and their times in seconds.
 
@@ -249,18 +263,19 @@ class EngineRunner(EngineSource):
             self.forget()
             self._forgetting_s = 0.0
 
-    def accepted(self, request: Request) -> int:
-        """Forget everything, decode ``request`` with as many proposals in each step as the engine has room for, and
-        return how many were accepted: a count that does not depend on the controller. The draft must exist."""
+    def guessed(self, requests: Sequence[Request]) -> Guessed:
+        """Forget everything, decode requests with as many proposals in each step as the engine has room for, and return
+        how much was guessed, which does not depend on the controller. The draft must exist."""
         engine = self.engine
         engine.controller, own = Always(engine.max_window - 1), engine.controller
         try:
             self.forget()
-            engine.run([request])
+            done = engine.run(requests)
         finally:
             engine.controller = own
             self._forgetting_s = 0.0
-        return engine.stats.counts["num_accepted_tokens"]
+        accepted = engine.stats.counts["num_accepted_tokens"]
+        return Guessed(accepted, sum(len(one.tokens) for one in done), engine.max_window - 1)
 
     def conditions(self) -> dict[str, str]:
         """The dtype of the weights that are read, how steps are run, and whether every width gives the same bits; the

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,6 +29,7 @@ from benchsuite.measure.rows import Machine, Row, text_of
 from benchsuite.measure.runners import EngineRunner, FailedRunner, Outcome, Runner
 from benchsuite.measure.units import Batch, Unit, disjoint_batches, make_units
 from benchsuite.measure.watchdog import Watchdog
+from benchsuite.measure.workloads.twins import twin_ids
 from specdec import catalog, devices
 from specdec.arena import Arena
 from specdec.assembly import Assembly
@@ -47,6 +50,9 @@ Progress = Callable[[str], None]
 
 PROBE = 4
 """Tokens of the short runs by which the duration is estimated."""
+
+TWINS = 6
+"""Prompts of all workloads of a setting whose twins each draft decodes, untimed: so many tell a cache from a lookup."""
 
 DRAFTED = 1.6
 """A step that proposes takes so many times a plain one, on average, also where nothing is gained."""
@@ -102,6 +108,7 @@ class Bench(Measured):
         self._keep = keep
         self._watchdog = Watchdog(self.plan.timeout, abandon)
         self._bystanders = Bystanders()
+        self._drawn = _drawn()
         self._stages: dict[Setting, Stage] = {}
         self.arms: list[Arm] = []
         self._comparisons: dict[Setting, Comparison] = {}
@@ -239,6 +246,7 @@ class Bench(Measured):
             most, batches = setting.sampling.max_new_tokens, self._batches(setting)
             runs = sum(batch.turns for batch in batches) * self.plan.passes(len(batches))
             warming = 2 * min(1.0, paired.WARM_UP / most)
+            drafts = [arm for arm in arms if arm.setting == setting and arm.draft]
             mine = [arm for arm in arms if arm.setting == setting]
             of = {arm: stage.runners[replace(arm, setting=setting.without_workload)] for arm in mine}
             plain = self._probed(next(runner for arm, runner in of.items() if arm.plain), prompt, most) or 0.0
@@ -247,6 +255,7 @@ class Bench(Measured):
             # Plain decodes each prompt once more, for drafts that replay it.
             ours = sum(DRAFTED if arm.draft else 1.0 for arm in mine if not arm.peer) + 1.0
             expected += (runs + warming) * (ours * plain + sum(filter(None, each.values())))
+            expected += (1 + len(self._twinned(setting)) - warming) * len(drafts) * DRAFTED * plain
         first = "for a pass over the prompts, " if self.plan.chooses else ""
         without = f", without {', '.join(dict.fromkeys(unknown))}" if unknown else ""
         return f"{first}about {card.minutes(expected)}{without}"
@@ -463,6 +472,26 @@ class Bench(Measured):
         for batch in batches:
             yield from make_units(batch, questions, params, stage.tokenizer, stage.assembly.plain)
 
+    def _twinned(self, setting: Setting) -> list[Batch]:
+        """The batches of a setting whose prompts have twins: so many of each workload that there are enough of all."""
+        workloads = {arm.setting for arm in self.arms if arm.setting.without_workload == setting.without_workload}
+        return self._batches(setting)[: -(-TWINS // len(workloads))]
+
+    def _twins(self, stage: Stage, arm: Arm) -> dict[int, list[Request]]:
+        """Requests that no run can have seen, of another arm neither, like those of an arm's first units, each by the
+        unit's first id; they keep room for their whole budget. A draft that declares that it learns has one of them:
+        its first prompt of a pass is the only one before which it knows none."""
+        setting, coin = arm.setting, Random(f"{self._drawn} {arm.id}")
+        params, runner = setting.params(stage.eos), stage.runners[replace(arm, setting=setting.without_workload)]
+        room = stage.assembly.max_length - params.max_new_tokens
+        return {
+            batch.places[0]: [
+                Request(place, twin_ids(question, stage.tokenizer, coin, room), params)
+                for place, question in zip(batch.places, batch.questions, strict=True)
+            ]
+            for batch in self._twinned(setting)[: 1 if runner.learns else None]
+        }
+
     def _comparison(self, setting: Setting, progress: Progress) -> Comparison:
         if setting not in self._comparisons:
             stage = self._stages[setting.without_workload]
@@ -477,6 +506,7 @@ class Bench(Measured):
                 self._watchdog.limit,
                 self.plan.debug,
                 self._bystanders,
+                partial(self._twins, stage),
             )
         return self._comparisons[setting]
 
@@ -565,6 +595,12 @@ class Bench(Measured):
             tokenizer = self._stages[setting.without_workload].tokenizer
             for place, tokens in enumerate(self._texts[setting.workload].encode(tokenizer)):
                 yield setting.workload, place, tokens
+
+
+def _drawn() -> int:
+    """A number that no other run draws, on every rank the same."""
+    drawn, ranks = secrets.randbits(62), joined_ranks()
+    return drawn if ranks is None else ranks.decided(drawn)
 
 
 def _ask_once(runner: Runner) -> None:

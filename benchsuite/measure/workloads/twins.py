@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+from typing import TYPE_CHECKING
+
+from benchsuite.measure.workloads import Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NAMES = (
     *(
@@ -24,7 +30,7 @@ NAMES = (
         "Magnus",
         "Nadia",
         "Otto",
-        "Petra",
+        "Pernilla",
         "Quentin",
         "Rosalind",
         "Sven",
@@ -57,6 +63,20 @@ def twin_of(text: str, coin: random.Random) -> str:
     exchanged = known.sub(lambda found: chosen[found[0]], text) if known else text
     exchanged = exchanged.translate(str.maketrans("123456789", "".join(digits)))
     return f"{coin.choice(NAMES)}, {coin.randrange(10**10):010}.\n{exchanged}"
+
+
+def twin_ids(question: Question, tokenizer: PreTrainedTokenizerBase, coin: random.Random, room: int) -> tuple[int, ...]:
+    """Return the token ids of a question's first turn as a twin, at most ``room`` of them.
+
+    A longer one loses its first words, and not the line that makes it a text of its own.
+    """
+    line, _, rest = twin_of(question.turns[0], coin).partition("\n")
+    words, ids = rest.split(" "), tuple[int, ...]()
+    for skipped in range(len(words)):
+        ids = Question((f"{line}\n{' '.join(words[skipped:])}",)).prompt(tokenizer, ())
+        if len(ids) <= room:
+            break
+    return ids[-room:]
 
 
 def _names(count: int, coin: random.Random) -> list[str]:

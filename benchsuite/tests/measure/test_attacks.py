@@ -101,6 +101,51 @@ class Declared(SecretLearner):
         self.seen.clear()
 
 
+class DiskCache(SecretLearner):
+    """Keeps its answers in a file, so that another process knows them before its first run."""
+
+    def __init__(self, env: Env, file: Path) -> None:
+        super().__init__(env)
+        self.file = file
+        self.seen = self.read()
+
+    def read(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        kept = json.loads(self.file.read_text()) if self.file.exists() else []
+        return {tuple(prompt): tuple(tokens) for prompt, tokens in kept}
+
+    def write(self) -> None:
+        self.file.write_text(json.dumps([*self.seen.items()]))
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        super().release(row, tokens)
+        self.write()
+
+
+class CacheOfAnotherRun(DiskCache):
+    """The same, but within a run it learns nothing: the file is written when the process ends."""
+
+    def __init__(self, env: Env, file: Path) -> None:
+        super().__init__(env, file)
+        self.known = self.seen
+        self.seen = dict(self.known)
+
+    def release(self, row: int, tokens: tuple[int, ...]) -> None:
+        self.seen[self.prompt] = tokens
+
+    def propose(self, context: Context) -> Window:
+        at, most = int(context.length_host[0]), int(context.max_proposals_host[0])
+        return Window.ragged(context, [self.known.get(self.prompt, ())[at : at + most]])
+
+
+class PatientLearner(SecretLearner):
+    """Trusts what it remembers from the ninth token on: of a short budget it guesses nothing."""
+
+    def propose(self, context: Context) -> Window:
+        if int(context.length_host[0]) - len(self.prompt) < 9:
+            return Window.root(context)
+        return super().propose(context)
+
+
 class Hanging(Lazy):
     """Proposes as often as it is allowed to, then never returns."""
 
@@ -224,6 +269,44 @@ def test_a_draft_that_learns_across_prompts_is_marked_whatever_it_says() -> None
         assert row.info["marks"] == ["learns"], name
         assert (row.info["tau"] > 1.2) is (tau > 1.2), "forget comes before each pass over the prompts"
     assert drafted_row(bench, "lazy").info["marks"] == []
+
+
+@pytest.mark.slow
+def test_a_learner_that_waits_until_the_ninth_token_is_found_although_it_declares_nothing() -> None:
+    row = drafted_row(prepared(plan=MeasuringPlan(prompts=1, pairs=2), patient=PatientLearner), "patient")
+    assert row.info["tau"] > 1.1, "the attack does not pay"
+    assert (row.info["marks"], row.info["verdict"]) == (["learns"], "not comparable")
+    assert row.info["not_comparable"].startswith("learnt: it guessed more of a prompt when it was asked again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cache", "said"), [(DiskCache, "learnt: "), (CacheOfAnotherRun, "known: ")])
+def test_a_cache_on_disk_that_an_earlier_run_filled_is_found(cache: type[DiskCache], said: str, tmp_path: Path) -> None:
+    made = list[DiskCache]()
+
+    def factory(env: Env) -> Draft:
+        made.append(cache(env, tmp_path / "answers.json"))
+        return made[-1]
+
+    first = drafted_row(prepared(cache=factory), "cache")
+    made[-1].write()
+    again = drafted_row(prepared(cache=factory), "cache")
+    assert first.info["tau"] < 1.5
+    assert again.info["tau"] > 2.5, "the attack does not pay"
+    assert (again.info["marks"], again.info["verdict"]) == (["learns"], "not comparable")
+    assert again.info["not_comparable"].startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["ngram", "suffix(earlier=False)", "oracle(0.8)", "draft_model", "eagle"])
+def test_an_honest_draft_knows_no_prompt_and_learns_none(draft: str) -> None:
+    bench = Bench(MeasuringPlan(prompts=1))
+    bench.prepare([Arm(HERE, draft=draft, k=4)])
+    row = drafted_row(bench, draft)
+    assert row.info["marks"] == (["replays"] if draft == "oracle(0.8)" else [])
+    ours, _ = both(bench)
+    assert ours.twins
+    assert guards.remembered([ours]) is None
 
 
 @pytest.mark.slow

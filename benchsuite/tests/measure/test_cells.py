@@ -20,7 +20,7 @@ from benchsuite.measure.arms import Arm
 from benchsuite.measure.cells import Cell, from_json, to_json
 from benchsuite.measure.paired import Series
 from benchsuite.measure.rows import Machine, Text
-from benchsuite.measure.runners import Outcome
+from benchsuite.measure.runners import Guessed, Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING
 from specdec import Request
@@ -62,6 +62,7 @@ SERIES = Series(
     repeats=False,
     learns=True,
     learnt=True,
+    twins={3: Guessed(1, 2, 3)},
     conditions={"compile": "no"},
     dtype=torch.bfloat16,
     checked=5,

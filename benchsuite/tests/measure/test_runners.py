@@ -10,7 +10,7 @@ import pytest
 from benchsuite.conformance.guards.tape import Tape
 from benchsuite.conformance.models import tiny
 from benchsuite.measure.arms import Arm
-from benchsuite.measure.runners import EngineRunner, Outcome
+from benchsuite.measure.runners import EngineRunner, Guessed, Outcome
 from benchsuite.tests.rig import SETTING
 from specdec import Context, Controller, Draft, Request, SamplingParams, Window
 from specdec.interfaces import Env
@@ -138,8 +138,8 @@ def test_acceptance_is_counted_with_all_proposals_that_fit_whatever_the_controll
     runner.run(WORK[:1])
     assert set(draft.asked) <= {0, 1}
     own, asked = runner.engine.controller, len(draft.asked)
-    count = runner.accepted(WORK[0])
-    assert count == runner.engine.stats.counts["num_accepted_tokens"]
+    guessed = runner.guessed(WORK)
+    assert guessed == Guessed(runner.engine.stats.counts["num_accepted_tokens"], 10, 4)
     assert max(draft.asked[asked:]) == runner.engine.max_window - 1 == 4
     assert (draft.forgot, runner.engine.controller) == (1, own)
     assert runner.run(WORK[:1]).forgetting_s == 0.0
