@@ -75,7 +75,7 @@ class SecretReplayer(Lazy):
 
 
 class SecretLearner(Lazy):
-    """Remembers each output by its prompt, and forgets nothing when it is told to."""
+    """Remembers the longest output of each prompt, and forgets nothing when it is told to."""
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
@@ -85,7 +85,7 @@ class SecretLearner(Lazy):
         self.prompt = prompt
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
-        self.seen[self.prompt] = tokens
+        self.seen[self.prompt] = max(self.seen.get(self.prompt, ()), tokens, key=len)
 
     def propose(self, context: Context) -> Window:
         at, most = int(context.length_host[0]), int(context.max_proposals_host[0])
@@ -130,7 +130,7 @@ class CacheOfAnotherRun(DiskCache):
         self.seen = dict(self.known)
 
     def release(self, row: int, tokens: tuple[int, ...]) -> None:
-        self.seen[self.prompt] = tokens
+        SecretLearner.release(self, row, tokens)
 
     def propose(self, context: Context) -> Window:
         at, most = int(context.length_host[0]), int(context.max_proposals_host[0])
