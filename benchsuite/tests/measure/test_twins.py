@@ -146,7 +146,7 @@ def test_real_drafts_guess_as_much_of_twins_and_a_cache_in_front_of_them_is_foun
     assert differences.std() < 0.25
 
 
-class Witness(Draft):
+class PromptKeeper(Draft):
     """Proposes nothing and keeps the prompts of all requests."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Witness(Draft):
 def test_each_draft_of_each_run_has_a_twin_of_its_own_before_its_first_prompt_and_again_after_the_last() -> None:
     seen = list[tuple[int, ...]]()
     for _ in range(2):
-        one, two = Witness(), Witness()
+        one, two = PromptKeeper(), PromptKeeper()
         bench = Bench(MeasuringPlan(prompts=2))
         for name, draft in (("one", one), ("two", two)):
             bench.registry.add("draft", name, lambda env, made=draft: made, "the twins")
