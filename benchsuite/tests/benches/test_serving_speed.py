@@ -101,16 +101,22 @@ def rounds_of(each: Sequence[float], prompts: Sequence[float]) -> list[PairedLog
     return [PairedLog("chat", n, 0, turn, own + by) for turn, by in enumerate(each) for n, own in enumerate(prompts)]
 
 
-def test_of_one_group_the_rounds_are_units_and_further_prompts_are_covered_too() -> None:
-    """Rounds that differ and prompts that do not, and the other way round: the wider of both intervals."""
-    spread, level = [0.1, -0.2, 0.3, 0.0, 0.2, -0.1], [0.05] * 6
-    for each, prompts, units in ((spread, level, spread), (level, spread, spread), (spread, spread, spread)):
-        found = speed_of(rounds_of(each, prompts))
-        expected = estimate({"chat": units})
-        assert found is not None
-        assert found.ratio == pytest.approx(exp(fmean(each) + fmean(prompts)))
-        assert found.half_width == pytest.approx(expected.half_width)
-        assert (found.units, found.method) == (6, ROUNDS)
+@pytest.mark.parametrize(("by_round", "by_prompt"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.3, 2.0)])
+def test_of_one_group_the_rounds_are_units_and_further_prompts_are_covered_too(
+    by_round: float, by_prompt: float
+) -> None:
+    """By hand: rounds that differ, prompts that differ, and both; all squares of half intervals are of logs."""
+    spread = [0.1, -0.2, 0.3, 0.0, 0.2, -0.1]
+    each, prompts = ([by * one for one in spread] for by in (by_round, by_prompt))
+    found = speed_of(rounds_of(each, prompts))
+    assert found is not None
+    assert found.high is not None
+    assert found.ratio == pytest.approx(exp(fmean(each) + fmean(prompts)))
+    requests = [a + b for a in each for b in prompts]
+    over_rounds, over_prompts = (student(0.95, 5) ** 2 * variance(some) / 6 for some in (each, prompts))
+    less = student(0.95, 35) ** 2 * variance(requests) / 36
+    assert log(found.high / found.ratio) ** 2 == pytest.approx(over_rounds + max(0.0, over_prompts - less))
+    assert (found.units, found.method) == (6, ROUNDS)
 
 
 @pytest.mark.parametrize(("rounds", "prompts", "units"), [(5, 9, 5), (1, 9, 1), (9, 5, 9)])
