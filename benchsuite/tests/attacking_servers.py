@@ -85,6 +85,15 @@ class HeldBackUntilTheEnd(PlainServer):
         return replace(super().__call__(ask), chunks=chunks, seconds=chunks[-1].seconds)
 
 
+class AllAtOnce(PlainServer):
+    """Sends every token as a piece, and all of them when the last one is there."""
+
+    def __call__(self, ask: Ask) -> Reply:
+        """The same pieces, later."""
+        found = super().__call__(ask)
+        return replace(found, chunks=tuple(replace(chunk, seconds=found.seconds) for chunk in found.chunks))
+
+
 class CountsTwiceInStreams(PlainServer):
     """Says twice as many tokens as it sends, where nobody asks for their log-probabilities."""
 

@@ -29,16 +29,17 @@ def ttft_of(reply: Reply) -> float | None:
 
 
 def tpot_of(reply: Reply, counted: int | None = None) -> float | None:
-    """Seconds per token after the first piece; None where all came in one piece, or its tokens are not known.
+    """Seconds per token after the first piece; None where all came at once, or the number of tokens is not known.
 
     The tokens of the first piece are left out: nothing was waited for between them. ``counted``: tokens of the answer,
     where its own count is not believed.
     """
     tokens = reply.counted if counted is None else counted
-    if len(reply.chunks) < 2 or tokens is None:
+    seconds = reply.chunks[-1].seconds - reply.chunks[0].seconds if reply.chunks else 0.0
+    if not seconds or tokens is None:
         return None
     later = tokens - tokens_at_first(reply, tokens)
-    return (reply.chunks[-1].seconds - reply.chunks[0].seconds) / later if later > 0 else None
+    return seconds / later if later > 0 else None
 
 
 def tokens_at_first(reply: Reply, counted: int) -> float:

@@ -73,6 +73,14 @@ def test_an_answer_that_is_held_back_is_decoded_no_faster(attack: type[attacks.P
     assert "faster" not in said_of(row)
 
 
+def test_pieces_that_come_at_once_are_one_and_have_no_time_per_token() -> None:
+    """As a proxy sends them: a limit of a microsecond was kept."""
+    [[_, _, row]] = attacked(attacks.AllAtOnce(), slo=Slo(tpot=1e-6))
+    assert row.goodput is not None
+    assert row.goodput[1] == 0
+    assert (row.decoding, row.tpot_ms[0]) == (None, None)
+
+
 def test_half_an_answer_in_a_first_piece_that_is_called_one_token_has_the_time_per_token_of_the_other_half() -> None:
     [[plain, _, row]] = attacked(attacks.HalfHeldBack())
     assert row.tpot_ms == pytest.approx(plain.tpot_ms)

@@ -169,12 +169,13 @@ Answers = dict[tuple[int, int], Reply | None]
 
 @st.composite
 def _answers(draw: st.DrawFn, rounds: int, prompts: int) -> Answers:
-    """Answers tried once to three times; no prompt is decoded faster in a later round, which would be learning."""
+    """Answers tried once to three times, whose first pieces come when those of any other draw do; no prompt is decoded
+    faster in a later round, which would be learning."""
     found: Answers = {}
     for prompt in range(prompts):
         each = draw(st.floats(0.01, 1))
         for turn in range(rounds):
-            first, tokens = draw(st.floats(0, 5)), draw(st.integers(2, 9))
+            first, tokens = (prompt + turn) / 2, draw(st.integers(2, 9))
             attempts = draw(st.sampled_from([1, 1, 2, 3]))
             whole = first + each * (tokens - 1)
             one = reply(whole, [(first, 1), (whole, tokens - 1)], tokens, attempts)
