@@ -226,9 +226,9 @@ def test_the_rows_that_are_left_are_prepared_once_and_the_card_is_shown_unless_t
         run.session.items = [run.items[2], MadeUpItem(None), run.items[0], run.items[2]]
         bench = run.begin()
         assert [arm.id for arm in bench.prepared] == [
-            "tiny-chat-garbage-match-k4-devicecpu",
             "tiny-chat-plain-devicecpu",
-        ]
+            "tiny-chat-garbage-match-k4-devicecpu",
+        ], "in the order of the matrix, whatever that of pytest's items is"
         assert run.shown.lines == lines
 
 
