@@ -139,7 +139,7 @@ def continuation(text: Sequence[int], first: int) -> list[int | None]:
     found: list[int | None] = []
     for at, token in enumerate(text):
         pair = tuple(text[max(0, at - 2) : at])
-        found.append(followed.get(pair) if at > 1 else None)
+        found.append(followed.get(pair))
         followed[pair] = token
     return found[first:]
 

@@ -122,24 +122,32 @@ def test_honest_rejection_rarely_looks_unlike_the_target_and_would_beside_its_ow
 
 
 class Named(Draft):
-    """Proposes two tokens that follow from the pending one, as a chain or as siblings."""
+    """Proposes two tokens that follow from the pending one, as a chain or as siblings, certain or ``drawn``."""
 
     branches = True
 
-    def __init__(self, siblings: bool) -> None:
-        self._siblings = siblings
+    def __init__(self, siblings: bool, drawn: bool = False) -> None:
+        self._siblings, self._drawn = siblings, drawn
 
     def propose(self, context: Context) -> Window:
         """Those of ``after``, as many as there is room for."""
         asked = zip(context.pending.tolist(), context.max_proposals_host.tolist(), strict=True)
         rows = [self.after(token)[:most] for token, most in asked]
         parents = [[0] * len(row) if self._siblings else [*range(len(row))] for row in rows]
-        return Window.ragged(context, rows, parents)
+        window = Window.ragged(context, rows, parents)
+        q = self.law(window.tokens[:, 1:]).float() if self._drawn else None
+        return replace(window, q=q)
 
     @staticmethod
     def after(token: int) -> list[int]:
         """What it proposes after a token."""
         return [(7 * token + 3) % 30, (11 * token + 1) % 30]
+
+    @staticmethod
+    def law(tokens: Tensor) -> Tensor:
+        """The q of each proposal: float64, one more dimension."""
+        uniform = torch.arange(258) < 30
+        return 0.75 * torch.nn.functional.one_hot(tokens, 258) + uniform.double() / 120
 
 
 def guesses(request: Request, output: tuple[int, ...], siblings: bool) -> Iterator[tuple[int, list[int]]]:
@@ -163,13 +171,15 @@ def guesses(request: Request, output: tuple[int, ...], siblings: bool) -> Iterat
 
 
 @pytest.mark.parametrize("siblings", [False, True])
+@pytest.mark.parametrize("certain", [False, True])
 def test_each_token_is_held_against_what_the_draft_proposes_after_the_text_before_it(
-    siblings: bool, assemble: Make
+    siblings: bool, certain: bool, assemble: Make
 ) -> None:
-    """Outputs are made up: one often follows the draft, one never, and one ends early."""
-    build = assemble("llama", max_rows=2, max_length=120, extra=(("draft", "named", lambda env: Named(siblings)),))
+    """Outputs are made up: one often follows the draft, one never, and one ends early, at a token that was proposed."""
+    draft = Named(siblings, drawn=not certain)
+    build = assemble("llama", max_rows=2, max_length=120, extra=(("draft", "named", lambda env: draft),))
     engine, judge = build.engine("named", "match", k=2), Judge(build.target, range(40))
-    ways = [(13, ()), (12, ()), (20, (200,))]
+    ways = [(13, ()), (12, ()), (20, (Named.after(50)[0],))]
     work = [
         Request(n, prompt, replace(SAMPLED, temperature=0.7, max_new_tokens=most, eos=eos))
         for n, (prompt, (most, eos)) in enumerate(zip(prompts(3), ways, strict=True))
@@ -177,12 +187,18 @@ def test_each_token_is_held_against_what_the_draft_proposes_after_the_text_befor
     last = work[0].prompt[-1]
     a, b = Named.after(last)
     c, d = Named.after(99)
-    outputs = [(a, b, 99, c, d, c, 5, *Named.after(5), 8, 9, Named.after(9)[1], 1), (40,) * 12, (50, c, 99, c, 200)]
+    outputs = [
+        (a, b, 99, c, d, c, 5, *Named.after(5), 8, 9, Named.after(9)[1], 1),
+        (40,) * 12,
+        (50, Named.after(50)[0]),
+    ]
     p, q, came = list[Tensor](), list[Tensor](), list[int]()
     for request, output in zip(work, outputs, strict=True):
         for at, named in guesses(request, output, siblings):
             p.append((judge.logits((*request.prompt, *output[:at])).double() / 0.7).softmax(dim=0))
-            q.append(torch.bincount(torch.tensor(named), minlength=len(p[-1])).double())
+            proposed = torch.tensor(named)
+            law = torch.nn.functional.one_hot(proposed, len(p[-1])).double() if certain else Named.law(proposed)
+            q.append(law.sum(dim=0))
             came.append(output[at])
     expected = weighed(torch.stack(p), torch.stack(q), came)
     found = favour(engine, work, outputs)
@@ -305,6 +321,39 @@ def test_a_draft_that_replays_and_an_engine_without_one_are_not_asked(assemble: 
     for draft in (None, "oracle"):
         engine = build.engine(draft, "rejection", k=2 if draft else 0)
         assert favour(engine, work, [done.tokens for done in engine.run(work)]) == Favour()
+
+
+class NotingSeeds(Named):
+    """Notes the seeds of its requests, and when it forgets."""
+
+    def __init__(self) -> None:
+        super().__init__(siblings=False)
+        self.noted = list[object]()
+
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        """Note the seed."""
+        self.noted.append(request.params.seed)
+
+    def forget(self) -> None:
+        """Note it."""
+        self.noted.append("forget")
+
+
+@pytest.mark.parametrize("seed", [0, 3, 2**63 - 1])
+def test_a_draft_is_asked_again_with_a_seed_that_the_run_did_not_have_and_without_what_it_learnt(
+    seed: int, assemble: Make
+) -> None:
+    draft = NotingSeeds()
+    build = assemble("llama", max_rows=2, max_length=140, extra=(("draft", "noting", lambda env: draft),))
+    engine = build.engine("noting", "match", k=2)
+    work = [Request(i, prompt, replace(SAMPLED, seed=seed, max_new_tokens=4)) for i, prompt in enumerate(prompts(2))]
+    outputs = [done.tokens for done in engine.run(work)]
+    favour(engine, work, outputs)
+    before, again, *rest = (draft.noted[:2], draft.noted[3:5], draft.noted[2], *draft.noted[5:])
+    assert rest == ["forget", "forget"]
+    assert before == [seed] * 2
+    assert len(set(again)) == 1
+    assert seed not in again
 
 
 def test_an_engine_decodes_on_as_before_it_was_asked(assemble: Make) -> None:
