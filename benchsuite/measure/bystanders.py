@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 import torch
@@ -136,7 +137,7 @@ class Bystanders:
         start, before = time.monotonic(), self._beside()
         time.sleep(LONG_PAUSE if left else PAUSE)
         cores = (self._beside() - before) / (time.monotonic() - start)
-        return cores <= IDLE and not any(worker.running for worker in left)
+        return cores <= IDLE and not _runnable() and not any(worker.running for worker in left)
 
     def _beside(self) -> float:
         """Processor seconds so far of other threads and of the children that some run started or that have ended."""
@@ -175,6 +176,19 @@ def _threads() -> list[Bystander]:
     """Threads that Python knows, but the main one and this one."""
     own = threading.main_thread(), threading.current_thread()
     return [Bystander(one.native_id or 0, f"the thread {one.name}") for one in threading.enumerate() if one not in own]
+
+
+def _runnable() -> bool:
+    """Whether another thread of this process works or waits for a processor, as on a busy machine; on Linux alone."""
+    tasks, own = Path("/proc/self/task"), str(threading.get_native_id())
+    for task in tasks.iterdir() if tasks.exists() else ():
+        try:
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # it has ended
+            continue
+        if state == "R" and task.name != own:
+            return True
+    return False
 
 
 def _children() -> dict[Bystander, float]:
