@@ -102,7 +102,7 @@ SERVED = [
     (Traffic(concurrency=4), 30, 1, False),
     (Traffic(rate=2.0), 24, 1, False),
     (Traffic(concurrency=4), 60, 2, False),
-    (ALONE, 12, 6, True),
+    (ALONE, 24, 8, True),
     (Traffic(concurrency=16), 30, 6, False),
 ]
 """Loads, prompts of six workloads, rounds, and whether servers run in turn; the last two have rounds as units."""
@@ -159,10 +159,10 @@ def test_intervals_of_again_hold_1_however_the_machine_drifts(drift: float) -> N
 @pytest.mark.parametrize("drift", [0.0, 0.02, 0.05])
 @pytest.mark.parametrize("setting", SERVED, ids=lambda one: f"{one[0].id}-{one[1]}-{one[2]}")
 def test_intervals_of_every_load_hold_1(setting: tuple[Traffic, int, int, bool], drift: float, of: Drifts) -> None:
-    """Of servers in turn, more do so while the machine slows down steadily: their reversed orders cancel that."""
+    """Where rounds are units more do so: without a drift they are too wide, and reversed orders cancel a steady one."""
     found = share_that_hold([setting], drift, [of], 400)
     assert found >= 0.92
-    assert found <= 0.98 or (setting[2] == FEWEST and of is straight_line and drift > 0)
+    assert found <= 0.98 or (setting[2] >= FEWEST and (of is straight_line or not drift))
 
 
 @pytest.mark.parametrize("rounds", [1, FEWEST - 1])
