@@ -301,9 +301,10 @@ BRIEF = (
 
 
 def figures_of(run: Run, hanging_site: str, draft: str, tmp_path: Path) -> tuple[Any, Figures, Figures]:
-    """A main job in which ``draft`` hangs at the second workload's second prompt: the process, its rows, pooled."""
+    """A main job in which ``draft`` hangs at the second workload's second prompt, after a twin of each prompt:
+    the process, its rows, pooled."""
     shape = ("--specdec-workload", "chat,reasoning", "--specdec-prompts", "2", "--specdec-max-new-tokens", "6")
-    arms = ("--specdec-draft", f"{draft}(prompts=3),ngram", "--specdec-peer", "none")
+    arms = ("--specdec-draft", f"{draft}(prompts=7),ngram", "--specdec-peer", "none")
     limits = ("--specdec-timeout", "3s", "--specdec-results", "out", "--benchmark-quiet")
     done = run("-c", BRIEF, *SHORT[:4], *shape, *arms, *limits, path=hanging_site)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -318,11 +319,11 @@ def figures_of(run: Run, hanging_site: str, draft: str, tmp_path: Path) -> tuple
 @pytest.mark.slow
 def test_a_draft_that_hangs_fails_its_row_and_no_other(run: Run, hanging_site: str, tmp_path: Path) -> None:
     done, rows, _ = figures_of(run, hanging_site, "echo", tmp_path)
-    assert "echo(prompts=3) could not be measured: " in done.stdout
+    assert "echo(prompts=7) could not be measured: " in done.stdout
     assert "the run took longer than 3 s, the limit of --specdec-timeout, and was ended in " in done.stdout
     assert "propose (" in done.stdout
     failed = [(row["draft"], row["workload"]) for row in rows if row["failure"]]
-    assert failed == [("echo(prompts=3)", "reasoning")]
+    assert failed == [("echo(prompts=7)", "reasoning")]
     assert [bool(row["speedup"]) for row in rows] == [not row["failure"] for row in rows]
     assert {("ngram", "chat"), ("ngram", "reasoning")} < {(row["draft"], row["workload"]) for row in rows}
 
@@ -334,7 +335,7 @@ def test_a_draft_that_cannot_be_ended_loses_no_finished_row(run: Run, hanging_si
     assert "propose (" in done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("ngram ")], "no table of what was finished"
     assert {row["workload"] for row in rows} == {"chat"}
-    assert {"ngram", "stubborn(prompts=3)"} < {row["draft"] for row in rows}
+    assert {"ngram", "stubborn(prompts=7)"} < {row["draft"] for row in rows}
     assert all(row["speedup"] for row in rows)
     # The first prompt of the second workload was timed and not checked: it may not count.
     assert [row["ratios"] for row in pooled] == [row["ratios"] for row in rows]
