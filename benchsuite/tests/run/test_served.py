@@ -167,7 +167,11 @@ def test_servers_are_asked_what_the_request_says(given: dict[str, str], plan: Se
     total = float(given["timeout"]) or usual[0].total_s
     ends = tuple(Endpoint(one.name, one.url, total_s=total, read_s=min(usual[0].read_s, total)) for one in usual)
     texts = prompts_of([load_workload(name).first(int(given.get("prompts", 1))) for name in ("chat", "reasoning")])
-    assert found == ServingPlan(ends, texts, plan.ask, plan.rounds, plan.slo, plan.seed, (Traffic(1),))
+    assert found == ServingPlan(
+        ends, texts, plan.ask, plan.rounds, plan.slo, plan.seed, (Traffic(1),), found.before_new
+    )
+    again = MadeUpServing(tmp_path, **given).begin().plan
+    assert found.before_new != again.before_new, "no server has met it before"
 
 
 def test_every_load_has_as_many_prompts_as_are_asked_for(tmp_path: Path) -> None:
