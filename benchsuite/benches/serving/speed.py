@@ -59,6 +59,9 @@ def speed_of(logs: Sequence[PairedLog]) -> Estimate | None:
     over_rounds, over_prompts, over_requests = map(
         _half, (estimate({"rounds": list(map(log, each))}), found, _estimated(logs))
     )
+    # Both of the latter with the quantile of the prompts.
+    free = [max(1, count - len({one.workload for one in logs})) for count in (len(prompts), len(logs))]
+    over_requests *= student(0.95, free[0]) / student(0.95, free[1])
     wide = exp(sqrt(over_rounds**2 + max(0.0, over_prompts**2 - over_requests**2)))
     return Estimate(found.ratio, found.ratio / wide, found.ratio * wide, len(turns), ROUNDS)
 

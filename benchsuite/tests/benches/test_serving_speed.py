@@ -114,7 +114,7 @@ def test_of_one_group_the_rounds_are_units_and_further_prompts_are_covered_too(
     assert found.ratio == pytest.approx(exp(fmean(each) + fmean(prompts)))
     requests = [a + b for a in each for b in prompts]
     over_rounds, over_prompts = (student(0.95, 5) ** 2 * variance(some) / 6 for some in (each, prompts))
-    less = student(0.95, 35) ** 2 * variance(requests) / 36
+    less = student(0.95, 5) ** 2 * variance(requests) / 36
     assert log(found.high / found.ratio) ** 2 == pytest.approx(over_rounds + max(0.0, over_prompts - less))
     assert (found.units, found.method) == (6, ROUNDS)
 
