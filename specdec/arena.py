@@ -189,6 +189,12 @@ class Arena:
                 ops.kv_compact(stack.keys[rows], stack.values[rows], source % capacity, target % capacity)
         committed += verdict.num_accepted + 1
 
+    @torch.inference_mode()
+    def wipe(self) -> None:
+        """Set every cell to zero: a NaN in one that a mask hides would reach the rows that come after it."""
+        for cells in (*self.keys, *self.values):
+            cells.zero_()
+
     def reset(self, row: int) -> None:
         """Empty a row. Nothing is cleared, because cells that are not committed are not visible."""
         self.committed[row].fill_(0)

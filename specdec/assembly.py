@@ -144,6 +144,11 @@ class Assembly:
     def _no_draft(self, text: str) -> Draft:
         raise SpecdecError(f"the draft {text!r} can be built for an engine only; its window is not known yet")
 
+    def wipe(self) -> None:
+        """Set the cells of the engine that decodes plainly to zero (``Arena.wipe``)."""
+        if self._replayer:
+            self._replayer.arena.wipe()
+
     def plain(self, request: Request) -> tuple[int, ...]:
         """The tokens that plain decoding emits for a request; decoded alone at the first call, then remembered."""
         request = request.alone()

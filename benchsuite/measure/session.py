@@ -421,6 +421,14 @@ class Bench(Measured):
             # Plain failed: every arm of the workload raises this error, and none runs again.
             self._failed[setting] = error
             self.drop(setting)
+            self._wipe(self._stages[setting.without_workload])
+
+    def _wipe(self, stage: Stage) -> None:
+        """Let nothing of a workload that failed, such as a NaN in a cell, reach the next one."""
+        stage.assembly.wipe()
+        for runner in stage.runners.values():
+            if isinstance(runner, EngineRunner):
+                runner.engine.arena.wipe()
 
     def _search(self, setting: Setting, progress: Progress) -> None:
         """Measure all workloads of a setting until the plan has what it wants."""

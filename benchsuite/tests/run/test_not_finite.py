@@ -49,4 +49,14 @@ def test_a_prompt_without_a_distribution_costs_its_own_workload_alone(run: Run, 
     assert "the target's logits are NaN or infinite" in done.stdout
     assert "During handling" not in done.stdout
     [found] = (tmp_path / "out").glob("*/benchmark.json")
-    assert len(json.loads(found.read_text())["rows"]) == 3
+    rows = json.loads(found.read_text())["rows"]
+    assert len(rows) == 3
+    alone = run(
+        *("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--specdec-target", "m", "--benchmark-quiet"),
+        *("--specdec-workload", "good.jsonl", "--specdec-draft", "ngram", "--specdec-peer", "none"),
+        *("--specdec-max-new-tokens", "8", "--specdec-results", "alone"),
+    )
+    assert alone.returncode == 0
+    [found] = (tmp_path / "alone").glob("*/benchmark.json")
+    expected = json.loads(found.read_text())["rows"]
+    assert [row["emitted_digest"] for row in rows] == [row["emitted_digest"] for row in expected], "no NaN was left"
