@@ -46,10 +46,10 @@ REPLACED, NAMES_AT_MOST = (0.01, 0.03, 0.1), 2**18
 is then as likely."""
 
 LED = (0.05, 0.1, 0.2)
-"""Shares of tokens that are the likeliest in place of drawn ones, as alternatives: acceptance as if decoding were
-greedy."""
+"""Shares of tokens that are the likeliest, or the second likeliest, in place of drawn ones, as alternatives: acceptance
+as if decoding were greedy, or relaxed."""
 
-ALTERNATIVES = len(HEATS) + len(TOP_PS) + len(MIN_PS) + len(REPLACED) + len(LED)
+ALTERNATIVES = len(HEATS) + len(TOP_PS) + len(MIN_PS) + len(REPLACED) + 2 * len(LED)
 """How many likelihoods are mixed, each with the same weight."""
 
 LEAST_REST = 1e-6
@@ -186,7 +186,11 @@ def _alternatives(chances: Sequence[float], place: int, own: float | None) -> li
     else:
         rate = (1 - (len(chances) - 1) * strange) / chances[place]
     replaced = [1 - share + share * rate for share in REPLACED]
-    led = [1 - share + (share / chances[0] if place == 0 else 0.0) for share in LED]
+    led = [
+        1 - share + (share / chances[rank] if place == rank else 0.0) if rank < len(chances) - 1 else 1.0
+        for rank in (0, 1)
+        for share in LED
+    ]
     return heated + filtered + replaced + led
 
 

@@ -109,13 +109,14 @@ class HonestServer(MadeUpServer):
 
 
 class ChangesSome(HonestServer):
-    """One token in 100 is the second likeliest, or any when sampled: an index that is wrong now and then."""
+    """One token in 100 is the second likeliest; when sampled, three are any: an index that is wrong now and then."""
 
     share = 0.01
 
     def choose(self, ask: Ask, place: int, chances: Any, draw: float) -> int:
         """The second likeliest word, or any, where the fault is there."""
-        if self.wrong(ask, place) and self.dice.random() < self.share:
+        share = self.share * (3 if ask.temperature and self.share < 0.1 else 1)
+        if self.wrong(ask, place) and self.dice.random() < share:
             return int(chances.argsort()[-2]) if not ask.temperature else self.dice.randrange(WORDS)
         return self.honest(ask, chances, draw)
 

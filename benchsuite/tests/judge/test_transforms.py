@@ -44,6 +44,7 @@ def _written_out(chances: list[float], place: int) -> list[float]:
     uniform = [1 / size] * len(listed) + [1 - len(listed) / size]
     strange = [1 - share + share * uniform[place] / chances[place] for share in (0.01, 0.03, 0.1)]
     led = [1 - share + share * (place == 0) / chances[0] for share in (0.05, 0.1, 0.2)]
+    led += [1 - share + share * (place == 1) / chances[1] if listed[1:] else 1.0 for share in (0.05, 0.1, 0.2)]
     return heated + nuclei + floors + strange + led
 
 
@@ -88,7 +89,7 @@ def test_the_sums_over_tokens_are_those_written_out(seed: int | None) -> None:
     ]
     places = [([0.5, 0.3, 0.2], 1), ([0.6, 0.4], 0), ([0.5, 0.4, 0.1], 2), ([0.4, 0.2, 0.1, 0.05, 0.25], 2)]
     places += [([0.9, 0.1], 0)] * 6
-    dice, bins, surplus, ratios = random.Random(seed or 0), [0] * 10, 0.0, [0.0] * 27
+    dice, bins, surplus, ratios = random.Random(seed or 0), [0] * 10, 0.0, [0.0] * 30
     for chances, place in places:
         bins[math.floor(10 * (sum(chances[:place]) + dice.random() * chances[place]))] += 1
         surplus += math.log(chances[place]) + sum(-p * math.log(p) for p in chances)
@@ -141,7 +142,7 @@ def test_the_p_value_of_the_alternatives_is_one_over_the_mean_of_the_ratios(
 
 def test_a_sample_without_tokens_finds_no_temperature() -> None:
     nothing = read_tokens([])
-    assert (nothing.bins, nothing.surplus, nothing.ratios, nothing.tokens) == ((0,) * 10, 0.0, (0.0,) * 27, 0)
+    assert (nothing.bins, nothing.surplus, nothing.ratios, nothing.tokens) == ((0,) * 10, 0.0, (0.0,) * 30, 0)
     assert nothing.tokens_for(2.0) == math.inf
     assert nothing.heat_found() is None
     assert nothing.ratio_p == nothing.evenness == 1.0

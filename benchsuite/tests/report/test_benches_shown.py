@@ -335,7 +335,7 @@ def test_each_load_has_a_section_with_its_size_and_what_servers_say_of_themselve
     size = "2 prompts in 1 groups, {} rounds, at most 8 tokens each"
     loads = [f"4 at once, {size.format(2)}", f"2.5 a second, {size.format(1)}"]
     assert list(found) == ["", *loads, "Columns"]
-    assert lines_shown(found[""]) == ["about a"]
+    assert lines_shown(found[""]) == [f"every request says {bench.plan.ask.sampling}", "about a"]
     assert lines_shown(found[loads[0]]) == [serving.NO_INTERVAL]
     own = bench.self_reported[Traffic(rate=2.5)]["b"].lines("b")
     assert lines_shown(found[loads[1]]) == [serving.NO_INTERVAL, *own]
