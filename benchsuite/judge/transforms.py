@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchsuite.judge.fidelity import BINS, evenness
-from benchsuite.judge.logprob_ties import unclear
+from benchsuite.judge.logprob_ties import HALF_A_NAT, unclear
 from specdec_plugins.endpoints.replies import Token
 
 FALSE_ALARM_OF_RATIOS = 1e-6
@@ -46,10 +46,14 @@ REPLACED, NAMES_AT_MOST = (0.01, 0.03, 0.1), 2**18
 is then as likely."""
 
 LED = (0.05, 0.1, 0.2)
-"""Shares of tokens that are the likeliest, or the second likeliest, in place of drawn ones, as alternatives: acceptance
-as if decoding were greedy, or relaxed."""
+"""Shares of tokens that are the likeliest in place of drawn ones, as alternatives: acceptance as if decoding were
+greedy."""
 
-ALTERNATIVES = len(HEATS) + len(TOP_PS) + len(MIN_PS) + len(REPLACED) + 2 * len(LED)
+SECOND = (0.1, 0.2, 0.4)
+"""Shares of the places whose two likeliest tokens are within ``HALF_A_NAT`` at which the second comes in place of a
+drawn one, as alternatives: relaxed acceptance."""
+
+ALTERNATIVES = len(HEATS) + len(TOP_PS) + len(MIN_PS) + len(REPLACED) + len(LED) + len(SECOND)
 """How many likelihoods are mixed, each with the same weight."""
 
 LEAST_REST = 1e-6
@@ -65,7 +69,8 @@ class ServedSample:
 
     ``bins`` counts transforms; ``surplus`` is the sum of log p less its expectation; ``ratios`` has, for each
     alternative, the log of the tokens' likelihood under it over that under plain's lists: ``HEATS``, ``TOP_PS``,
-    ``MIN_PS``, ``REPLACED``, ``LED``. ``lists`` has the probabilities of each token's list and that of everything else.
+    ``MIN_PS``, ``REPLACED``, ``LED``, ``SECOND``. ``lists`` has the probabilities of each token's list and that of
+    everything else.
     """
 
     bins: tuple[int, ...]
@@ -186,11 +191,9 @@ def _alternatives(chances: Sequence[float], place: int, own: float | None) -> li
     else:
         rate = (1 - (len(chances) - 1) * strange) / chances[place]
     replaced = [1 - share + share * rate for share in REPLACED]
-    led = [
-        1 - share + (share / chances[rank] if place == rank else 0.0) if rank < len(chances) - 1 else 1.0
-        for rank in (0, 1)
-        for share in LED
-    ]
+    led = [1 - share + (share / chances[0] if place == 0 else 0.0) for share in LED]
+    near = len(chances) > 2 and chances[1] >= chances[0] * exp(-HALF_A_NAT)
+    led += [1 - share + (share / chances[1] if place == 1 else 0.0) if near else 1.0 for share in SECOND]
     return heated + filtered + replaced + led
 
 

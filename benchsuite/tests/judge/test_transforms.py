@@ -44,7 +44,10 @@ def _written_out(chances: list[float], place: int) -> list[float]:
     uniform = [1 / size] * len(listed) + [1 - len(listed) / size]
     strange = [1 - share + share * uniform[place] / chances[place] for share in (0.01, 0.03, 0.1)]
     led = [1 - share + share * (place == 0) / chances[0] for share in (0.05, 0.1, 0.2)]
-    led += [1 - share + share * (place == 1) / chances[1] if listed[1:] else 1.0 for share in (0.05, 0.1, 0.2)]
+    if len(listed) > 1 and math.log(listed[0] / listed[1]) <= 0.5:
+        led += [1 - share + share * (place == 1) / listed[1] for share in (0.1, 0.2, 0.4)]
+    else:
+        led += [1.0] * 3
     return heated + nuclei + floors + strange + led
 
 
@@ -83,11 +86,11 @@ def test_fourteen_temperatures_are_mixed_each_with_its_inverse() -> None:
 def test_the_sums_over_tokens_are_those_written_out(seed: int | None) -> None:
     """Tokens without a list and with unclear ones count for nothing, and those after them do."""
     outputs = [
-        [_token("b", 0.5, 0.3), Token("b"), Token("a", None, None, (("a", -1.0), ("a", -2.0))), _token("a", 0.6)],
+        [_token("b", 0.5, 0.31), Token("b"), Token("a", None, None, (("a", -1.0), ("a", -2.0))), _token("a", 0.6)],
         [_token("z", 0.5, 0.4), _token("c", 0.4, 0.2, 0.1, 0.05), *[_token("a", 0.9)] * 6],
         [],
     ]
-    places = [([0.5, 0.3, 0.2], 1), ([0.6, 0.4], 0), ([0.5, 0.4, 0.1], 2), ([0.4, 0.2, 0.1, 0.05, 0.25], 2)]
+    places = [([0.5, 0.31, 0.19], 1), ([0.6, 0.4], 0), ([0.5, 0.4, 0.1], 2), ([0.4, 0.2, 0.1, 0.05, 0.25], 2)]
     places += [([0.9, 0.1], 0)] * 6
     dice, bins, surplus, ratios = random.Random(seed or 0), [0] * 10, 0.0, [0.0] * 30
     for chances, place in places:
