@@ -182,7 +182,7 @@ def test_a_changed_output_fails_and_an_honest_one_is_certified(change: int, asse
         endpoints = ("--specdec-endpoint", f"plain={plain.url},spec={spec.url}", "--specdec-workload", "chat")
         done = run(*FEW, *endpoints, "--specdec-max-new-tokens", "24", "--specdec-certify", "float32")
     assert done.returncode == (1 if change else 0), done.stdout
-    assert ("spec: FAILED: " if change else "spec: certified: 0 of 48 judged tokens differ") in done.stdout
+    assert ("spec: FAILED: " if change else "spec: certified: 0 of 96 judged tokens differ") in done.stdout
     assert ("plain's list: " in done.stdout) == bool(change)
 
 

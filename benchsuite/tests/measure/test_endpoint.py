@@ -342,7 +342,7 @@ def test_servers_are_rows_of_the_main_table_and_compared_with_the_one_named_firs
     assert "2/2 equal; with endpoint plain 2/2 equal" in compared[0]
     said = " ".join(done.stdout.split())
     assert "name=spec), all: its prompts may have been in its cache: it has no TTFT, and no e2e" in said
-    assert f"peer endpoint spec at {spec.url}: prompts sent as token ids, prompts may be in its cache" in done.stdout
+    assert f"peer endpoint spec at {spec.url}: prompts sent as token ids, prompts may be in its cache" in said
     [page] = (tmp_path / "kept").rglob("report.html")
     assert spec.url in page.read_text()
 
