@@ -328,7 +328,7 @@ def test_two_servers_of_one_address_are_measured_and_compared(
     )
     done = run(*few, "--specdec-endpoint-start", str(tmp_path / "servers.yaml"))
     assert "spec: differs, not judged: 4 differences not judged; 0 of 4 texts are plain's" in done.stdout
-    assert "\nthe texts of prompts 0, 1 are not plain's\n" in done.stdout
+    assert "\nthe texts of prompts 0, 1, 2, 3 are not plain's\n" in done.stdout
     assert done.returncode == 0, done.stdout
     assert [line for line in done.stdout.splitlines() if line.startswith("spec  ") and "2/2" in line]
     with pytest.raises(OSError, match="refused"):
