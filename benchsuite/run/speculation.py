@@ -106,7 +106,7 @@ class ComparisonPlugin:
         if self._refused is not None:
             raise pytest.UsageError(str(self._refused))
         self._session = session
-        names = {name for item in session.items if (name := row_of(item)) is not None}
+        names = [*dict.fromkeys(name for item in session.items if (name := row_of(item)) is not None)]
         if not names or option.collectonly or getattr(option, "benchmark_skip", False):
             return
         from specdec.errors import SpecdecError
@@ -121,7 +121,8 @@ class ComparisonPlugin:
             return
         try:
             # In the order of the options, whatever that of the items is.
-            self.bench = self.measured = self._prepared([arm for name, arm in self.arms.items() if name in names])
+            arms = [arm for name, arm in self.arms.items() if name in names]
+            self.bench = self.measured = self._prepared(arms, [self.arms[name] for name in names])
         except SpecdecError as error:
             if self._keeper.journal is not None and self._keeper.given is None:
                 self._keeper.journal.give_up()
@@ -134,7 +135,8 @@ class ComparisonPlugin:
             for line in wrapped(self.bench.card):
                 reporter.write_line(line)
 
-    def _prepared(self, arms: list[Arm]) -> Bench:
+    def _prepared(self, arms: list[Arm], turns: list[Arm]) -> Bench:
+        """Load and build the arms; ``turns`` are these in the order of pytest's items, which all ranks share."""
         from benchsuite.measure.session import Bench
         from specdec.devices import be_deterministic
         from specdec.ranks import on_all_ranks
@@ -142,7 +144,7 @@ class ComparisonPlugin:
         config = self.config
         plan = self._plan()
         with uncaptured(config):
-            self.ranks_plugin.begin(arms, self.request.gate is not None, self._abandon)
+            self.ranks_plugin.begin(turns, self.request.gate is not None, self._abandon)
         with on_all_ranks("the folder of results"):
             if self.ranks_plugin.first:
                 self._keeper.begin([*self.arms.values()])

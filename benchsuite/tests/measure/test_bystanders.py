@@ -159,7 +159,7 @@ class Acting(Scripted):
 
 def test_an_arm_whose_work_goes_on_fails_by_name_and_the_others_are_measured() -> None:
     ground = Surroundings()
-    ours = Acting(OURS, ground.said, act=threading.Thread(target=burn, args=(0.1,), name="late").start)
+    ours = Acting(OURS, ground.said, act=threading.Thread(target=burn, args=(0.5,), name="late").start)
     comparison = ground.comparison(Scripted(PLAIN, ground.said), ours, Scripted(OTHER, ground.said))
     comparison.measure(distinct_units(2))
     failed, plain, other = (comparison.series[arm] for arm in (OURS, PLAIN, OTHER))
