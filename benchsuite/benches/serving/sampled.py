@@ -32,9 +32,11 @@ def sampled_evidence(
     outputs that nobody read are not certified.
     """
     answers = ask_all(connect, other, asks)
-    read = [reading(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
+    replies = [(ask, reply) for ask, reply in zip(asks, answers.replies, strict=True) if reply]
+    # An answer that ended at once has no token to be read.
+    read = [reading(ask, reply) if reply.text or reply.tokens else () for ask, reply in replies]
     sample = read_tokens([tokens for tokens in read if tokens])
-    left = len(asks) - sum(map(bool, read))
+    left = len(asks) - sum(tokens is not None for tokens in read)
     certified = {n: reply for n, reply in enumerate(answers.replies) if reply}
     evidence = SampledEvidence(
         judge,

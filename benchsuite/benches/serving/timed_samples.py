@@ -68,7 +68,8 @@ def timed_samples(
     number is known to differ it is left out. The p-values are multiplied by the number of ways to leave so many out.
     """
     first = {one.prompt: one for one in reversed(timed)}
-    read = {n: tokens for n, one in first.items() if (tokens := reading(asks[n], one.reply))}
+    found = {n: reading(asks[n], one.reply) if one.reply.text else () for n, one in first.items()}
+    read = {n: tokens for n, tokens in found.items() if tokens is not None}
     sample = read_tokens(list(read.values()))
     ways = comb(len(first), len(first) - len(read))
     least = log(FALSE_ALARM / len(first)) if first else 0.0

@@ -455,6 +455,15 @@ def test_samples_are_read_by_plain_unless_a_reader_is_given() -> None:
     assert none.evidence == sampled_of_six("base", 4, 4, 0)
 
 
+def test_an_answer_that_ended_at_once_is_no_output_that_could_not_be_read() -> None:
+    """A sampled model of chats ends some raw prompts with nothing: seven of sixteen outputs were "missing"."""
+    said = {f"{n}:": sampled_text(5 + n) if n else "" for n in range(8)}
+    reading: Read = lambda ask, reply: sampled_lists(reply.text) or None  # noqa: E731
+    [found] = certified(speaking(said), speaking(said), prompts=list(said), read=reading, temperature=1.0)
+    assert isinstance(found.evidence, SampledEvidence)
+    assert (found.evidence.left, found.evidence.tokens, found.state) == (0, 7 * 30, "certified")
+
+
 def reading(server: MadeUpServer, ask: Ask, reply: Reply) -> tuple[Token, ...] | None:
     return echoed(MadeUpServers({"base": server}).connect, BASE, ask, reply)
 
