@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaModel
 
 from benchsuite.measure import guards
 from benchsuite.measure.arms import Arm, Setting
@@ -72,6 +73,21 @@ class SecretReplayer(Lazy):
     def propose(self, context: Context) -> Window:
         at = int(context.length_host[0]) - self.start
         return Window.ragged(context, [self.script[at : at + int(context.max_proposals_host[0])]])
+
+
+class DecodesBeforehand(SecretReplayer):
+    """Decodes the whole answer with the target's weights while its prompt is read, and proposes it."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.twin: Any = env.target.twin()
+
+    @torch.inference_mode()
+    def admit(self, row: int, request: Request, prompt: tuple[int, ...]) -> None:
+        text = [*prompt]
+        for _ in range(request.params.max_new_tokens):
+            text.append(int(self.twin(torch.tensor([text])).logits[0, -1].argmax()))
+        self.script, self.start = tuple(text[len(prompt) :]), len(prompt)
 
 
 class SecretLearner(Lazy):
@@ -259,6 +275,23 @@ def test_a_draft_that_reads_plains_output_replays() -> None:
     assert row.info["marks"] == ["replays"]
     assert "(replays)" in " ".join(map(str, tables.rows_table([row], tables.SPEED).rows[0]))
     assert drafted_row(bench, "lazy").info["marks"] == []
+
+
+@pytest.mark.slow
+def test_a_draft_that_decodes_the_answer_in_admit_is_slower_from_prompt_to_last_token(clock: HandClock) -> None:
+    """It was recommended at 6.01x. A forward takes a second here, whoever calls it."""
+    forward = LlamaModel.forward
+
+    def second(self: Any, *given: Any, **named: Any) -> Any:
+        clock.spend(1.0)
+        return forward(self, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LlamaModel, "forward", second)
+        row = drafted_row(prepared(beforehand=DecodesBeforehand), "beforehand")
+    assert row.info["tau"] > 3, "the attack does not pay"
+    assert row.info["marks"] == [], "it neither replays nor learns"
+    assert row.info["e2e_speedup"] < 1 < row.info["speedup"]
 
 
 @pytest.mark.slow
