@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log, sqrt
+from math import log, sqrt
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
 from benchsuite.judge.sources import Always, Tokens
+from benchsuite.judge.ville import ville_p
 from specdec.acceptance import finite
 from specdec.engine import Engine
 from specdec.interfaces import Contract, Policy
@@ -73,8 +74,7 @@ class Favour:
     @property
     def p_value(self) -> float:
         """The probability, at most, with which tokens of the target would favour the draft as much."""
-        most = max(self.ratios)
-        return min(1.0, exp(-most) * len(SHARES) / sum(exp(one - most) for one in self.ratios))
+        return ville_p(self.ratios)
 
     def found(self, alarm: float, probability: float) -> float | None:
         """Return the least of ``SHARES`` that would be found so surely at a false alarm; None if none would be.

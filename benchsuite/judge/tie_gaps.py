@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import exp, log, log1p
+from math import log, log1p
 
 from benchsuite.judge.logprob_ties import parting, unclear
+from benchsuite.judge.ville import ville_p
 from specdec_plugins.endpoints.replies import Token
 
 UNLIKE_ROUNDING = 1e-6
@@ -59,5 +60,4 @@ def ties_p(near: Sequence[Near], changes: Sequence[float]) -> float:
         for n, share in enumerate(RELAXED):
             if share > most:
                 ratios[n] += log(share / most) if changed else log1p(-share) - log1p(-most)
-    top = max(ratios)
-    return min(1.0, exp(-top) * len(ratios) / sum(exp(one - top) for one in ratios))
+    return ville_p(ratios)

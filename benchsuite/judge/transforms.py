@@ -26,6 +26,7 @@ from torch import Tensor
 
 from benchsuite.judge.fidelity import BINS, evenness
 from benchsuite.judge.logprob_ties import HALF_A_NAT, unclear
+from benchsuite.judge.ville import ville_p
 from specdec_plugins.endpoints.replies import Token
 
 FALSE_ALARM_OF_RATIOS = 1e-6
@@ -91,8 +92,7 @@ class ServedSample:
     @property
     def ratio_p(self) -> float:
         """The p-value of the alternatives, at most: one over the mean of the likelihood ratios."""
-        most = max(self.ratios)
-        return min(1.0, exp(-most) * len(self.ratios) / sum(exp(one - most) for one in self.ratios))
+        return ville_p(self.ratios)
 
     def heat_found(self, probability: float = 0.99) -> float | None:
         """Return the smallest factor of the temperature above 1 that would be found so surely; None up to
