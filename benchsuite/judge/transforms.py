@@ -94,6 +94,11 @@ class ServedSample:
         """The p-value of the alternatives, at most: one over the mean of the likelihood ratios."""
         return ville_p(self.ratios)
 
+    def p_values(self, ways: int) -> tuple[float, float]:
+        """Those of the transforms and of the alternatives, each times the ``ways`` in which as many outputs could have
+        been left out (Boole's inequality)."""
+        return min(1.0, self.evenness * ways), min(1.0, self.ratio_p * ways)
+
     def heat_found(self, probability: float = 0.99) -> float | None:
         """Return the smallest factor of the temperature above 1 that would be found so surely; None up to
         ``HOTTEST``."""

@@ -49,11 +49,11 @@ def sampled_evidence(
         kept=KeptAnswers(known_over_new(answers, asked_for)),
     )
     if sample.tokens:
-        ways = comb(len(asks), left)
+        even, ratios = sample.p_values(comb(len(asks), left))
         evidence = replace(
             evidence,
-            even=min(1.0, sample.evenness * ways),
-            ratios=min(1.0, sample.ratio_p * ways),
+            even=even,
+            ratios=ratios,
             factor=sample.heat_found(),
             needs=(sample.tokens_for(1.1), sample.tokens_for(1.2)),
         )

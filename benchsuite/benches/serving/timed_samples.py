@@ -71,7 +71,7 @@ def timed_samples(
     found = {n: reading(asks[n], one.reply) if one.reply.text else () for n, one in first.items()}
     read = {n: tokens for n, tokens in found.items() if tokens is not None}
     sample = read_tokens(list(read.values()))
-    ways = comb(len(first), len(first) - len(read))
+    left = len(first) - len(read)
     least = log(FALSE_ALARM / len(first)) if first else 0.0
     repeated = [
         n
@@ -85,7 +85,6 @@ def timed_samples(
         len(first),
         len(read),
         sample.tokens,
-        min(1.0, sample.evenness * ways),
-        min(1.0, sample.ratio_p * ways),
+        *sample.p_values(comb(len(first), left)),
         len(repeated),
     )
