@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specdec.draft_counts import DraftCounts
     from specdec.engine import Engine, StreamedToken
     from specdec.errors import SpecdecError
     from specdec.hookspecs import hookimpl
@@ -24,6 +25,7 @@ __all__ = [
     "Context",
     "Controller",
     "Draft",
+    "DraftCounts",
     "Engine",
     "Env",
     "Generation",
@@ -49,6 +51,7 @@ _HOMES = {
     "hookspecs": "hookimpl",
     "interfaces": "Backend Controller Draft Env Policy",
     "messages": "Context Verdict Window",
+    "draft_counts": "DraftCounts",
     "peer": "Generation Peer PeerEnv",
     "registry": "Registry",
     "request": "Request SamplingParams",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specdec.draft_counts import DraftCounts
 from specdec.errors import SpecdecError
 from specdec.request import Request, SamplingParams
 
@@ -67,6 +68,7 @@ class Generation:
     ``generate`` was called and their number, in order; ``seconds``: until the output was whole, at least the last
     emission's; ``forwards``: of the target after the one that gave the first emission, None if the engine does not say;
     ``warm``: the prompt may have been in a cache of the engine's, so that nothing is known of the time to read it.
+    ``counts``: the engine's own, of its proposals for this request; None if it does not say, or proposes nothing.
 
     Example: ``Generation((5, 6, 7), ((0.2, 1), (0.3, 2)), 0.3, 1)``
     """
@@ -76,6 +78,7 @@ class Generation:
     seconds: float
     forwards: int | None = None
     warm: bool = False
+    counts: DraftCounts | None = None
 
 
 class Peer(ABC):

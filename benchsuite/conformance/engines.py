@@ -209,6 +209,20 @@ class EngineChecks(Checks):
                 measured = f"{one.forwards} forwards, emissions of up to {most} tokens, {len(one.emissions)} in all"
                 raise Failed(f"{self.text} emits at most K + 1 = {k + 1} tokens a forward", measured, _prompt(request))
 
+    def test_counts_explain_the_tokens(self) -> None:
+        """A request's tokens are those of its forwards, one each, and what was accepted; up to K may be cut at its end.
+
+        Not where the engine does not count forwards and accepted proposals."""
+        peer = self.peer()
+        k = _k(self.text, self.extra) or 0
+        for request, one in zip(self.work(), self.decoded(peer, self.work()), strict=True):
+            if one.forwards is None or one.counts is None or one.counts.accepted is None:
+                pytest.skip("the engine does not say its forwards and what it accepted")
+            gained = len(one.tokens) - one.forwards - 1
+            if not gained <= one.counts.accepted <= gained + k:
+                measured = f"{one.counts.accepted} accepted, {len(one.tokens)} tokens of {one.forwards} + 1 forwards"
+                raise Failed(f"{self.text} counts the proposals that it accepts", measured, _prompt(request))
+
     def test_a_call_of_several_requests_equals_calls_of_one(self) -> None:
         """In request order; only of an engine that batches."""
         peer, work = self.peer(), self.work(count=ROWS)

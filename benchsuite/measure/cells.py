@@ -25,6 +25,7 @@ from benchsuite.measure.rows import Machine, Text
 from benchsuite.measure.runners import Guessed, Outcome
 from benchsuite.measure.units import Unit
 from specdec.devices import Stopwatch
+from specdec.draft_counts import DraftCounts
 from specdec.ranks import joined_ranks
 from specdec.request import Request
 from specdec.stats import Call, Marks, RowStep, Stats, Step
@@ -167,6 +168,7 @@ def _series(series: Series, places: Mapping[int, int]) -> dict[str, Any]:
                 "warm": outcome.warm,
                 **{name: getattr(outcome, name) for name in TIMES},
                 "stats": outcome.stats and _stats(outcome.stats),
+                "counts": outcome.counts and asdict(outcome.counts),
             }
             for unit, outcome in zip(series.units, series.outcomes, strict=True)
         ],
@@ -228,9 +230,17 @@ def _outcome(run: Mapping[str, Any]) -> Outcome:
         tokens=[tuple(tokens) for tokens in run["tokens"]],
         emissions=[[(at, count) for at, count in request] for request in run["emissions"]],
         stats=run["stats"] and _read_stats(run["stats"]),
-        warm=run.get("warm", False),  # older cells lack it
+        warm=run.get("warm", False),  # older cells lack these two
+        counts=_counts(run.get("counts")),
         **{name: run[name] for name in TIMES},
     )
+
+
+def _counts(found: Mapping[str, Any] | None) -> DraftCounts | None:
+    if found is None:
+        return None
+    fields: dict[str, Any] = {name: tuple(part) if isinstance(part, list) else part for name, part in found.items()}
+    return DraftCounts(**fields)
 
 
 def _stats(stats: Stats) -> dict[str, Any]:

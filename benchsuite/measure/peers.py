@@ -13,6 +13,7 @@ from torch import Tensor
 from benchsuite.judge.sources import Tokens
 from benchsuite.measure.arms import PeerName
 from benchsuite.measure.runners import Emission, Outcome, mean_length
+from specdec.draft_counts import DraftCounts
 from specdec.errors import SpecdecError, unknown
 from specdec.peer import Generation, Peer
 from specdec.registry import Registry
@@ -110,6 +111,7 @@ class PeerRunner:
             None if None in forwards else sum(count or 0 for count in forwards),
             mean_length(requests, tokens),
             warm=any(one.warm for one in made),
+            counts=DraftCounts.total([one.counts for one in made]),
         )
 
     def _check(self, requests: Sequence[Request], done: Sequence[Generation]) -> None:

@@ -22,7 +22,8 @@ from benchsuite.measure.parts import PARTS, with_parts
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.measure.workloads import copy_rate
-from specdec.stats import Stats, Step, StepTimes
+from specdec.draft_counts import DraftCounts
+from specdec.stats import Step, StepTimes
 
 NAMES = {"target": "verify"}
 """Parts of a step that are called otherwise in JSON."""
@@ -145,10 +146,8 @@ def _row(
         memory=_memory(outcomes),
         emitted_digest=digest(outcomes),
     )
-    steps: list[dict[str, Any]] = []
-    if outcomes and outcomes[0].stats:
-        figures = _with_acceptance(figures, outcomes)
-        steps = [_record(number, *pair) for number, outcome in enumerate(outcomes) for pair in outcome.timed]
+    figures = _with_acceptance(figures, outcomes)
+    steps = [_record(number, *pair) for number, outcome in enumerate(outcomes) for pair in outcome.timed]
     decoded, forwards = sum(o.decoded for o in outcomes), sum(o.forwards or 0 for o in outcomes)
     if arm.peer and forwards and all(o.forwards is not None for o in outcomes):
         figures = replace(figures, tau=decoded / forwards)
@@ -319,35 +318,45 @@ def _run_record(workload: str, unit: int, outcome: Outcome) -> dict[str, Any]:
 
 
 def _with_acceptance(figures: RowFigures, outcomes: Sequence[Outcome]) -> RowFigures:
-    """The figures with what the engine counted in runs that have statistics."""
-    stats = [outcome.stats for outcome in outcomes if outcome.stats]
+    """The figures with what the engine counted in runs that have statistics, or a peer's engine in all of them."""
+    if not outcomes or not outcomes[0].stats:
+        known = DraftCounts.total([outcome.counts for outcome in outcomes])
+        return _with_counts(figures, known) if known else figures
     counters = summed(outcomes)
     ran: dict[str, dict[str, int]] = {}
     for (op, backend), count in sorted(op_calls(outcomes).items()):
         ran.setdefault(op, {})[backend] = count
-    counters["ops"] = ran
-    proposed = _by_position([s.proposed_per_pos for s in stats])
-    accepted = counters["num_accepted_tokens_per_pos"]
-    drafts, tokens = counters["num_drafts"], counters["num_draft_tokens"]
+    stats = [outcome.stats for outcome in outcomes if outcome.stats]
+    counts = DraftCounts(
+        counters["num_drafts"],
+        counters["num_draft_tokens"],
+        counters["num_accepted_tokens"],
+        tuple(counters["num_accepted_tokens_per_pos"]),
+        tuple(_by_position([s.proposed_per_pos for s in stats])),
+    )
     row_forwards = sum(step.rows for s in stats for step in s.steps)
     return replace(
-        figures,
-        counters=counters,
+        _with_counts(figures, counts),
+        counters={**counters, "ops": ran},
         tau=counters["num_emitted_tokens"] / row_forwards,
-        acceptance_rate=counters["num_accepted_tokens"] / tokens if tokens else None,
-        mean_acceptance_length=1 + counters["num_accepted_tokens"] / drafts if drafts else None,
-        acceptance_by_position=tuple(
-            (accepted[i] if i < len(accepted) else 0) / made for i, made in enumerate(proposed)
-        )
-        or None,
-        acceptance_histogram=_histogram(stats) or None,
     )
 
 
-def _histogram(every: Sequence[Stats]) -> dict[str, int]:
-    """How many steps of a row accepted each number of proposals, of those that proposed something."""
-    found = Counter(row.accepted for stats in every for step in stats.steps for row in step.each if row.proposed)
-    return {str(accepted): found[accepted] for accepted in sorted(found)}
+def _with_counts(figures: RowFigures, counts: DraftCounts) -> RowFigures:
+    """The figures with an engine's counts of its speculation, our own or a peer's."""
+    return replace(
+        figures,
+        counters={
+            "num_drafts": counts.drafts,
+            "num_draft_tokens": counts.proposed,
+            "num_accepted_tokens": counts.accepted,
+            "num_accepted_tokens_per_pos": [*counts.accepted_by_position],
+        },
+        acceptance_rate=counts.acceptance_rate,
+        mean_acceptance_length=counts.mean_acceptance_length,
+        acceptance_by_position=counts.acceptance_by_position or None,
+        acceptance_histogram={str(accepted): steps for accepted, steps in counts.histogram.items()} or None,
+    )
 
 
 def vllm_names(figures: RowFigures) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from benchsuite.judge.sources import Always, EngineSource, Tokens, TokenSource
 from specdec.choices import BITS
 from specdec.devices import synchronize
+from specdec.draft_counts import DraftCounts
 from specdec.engine import Engine
 from specdec.queue import Completion
 from specdec.request import Request
@@ -51,7 +52,8 @@ class Outcome:
     counts how often the strategy has asked for plain's output since it was built: an answer may have been kept.
     ``forgetting_s``, part of ``wall_s``, are the seconds in which draft and controller forgot before the run.
     ``memory``: ``machine.memory.used`` after it. ``warm``: a peer may have had a prompt in a cache, so that nothing is
-    known of the time to the first token and from prompt to last token. ``stats`` is None for a peer.
+    known of the time to the first token and from prompt to last token. ``stats`` is None for a
+    peer; ``counts``: what it counted of its own speculation, None if it does not say.
     """
 
     tokens: list[Tokens]
@@ -67,6 +69,7 @@ class Outcome:
     forgetting_s: float = 0.0
     memory: Mapping[str, int] = field(default_factory=dict)
     warm: bool = False
+    counts: DraftCounts | None = None
 
     @property
     def emitted(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from benchsuite.conformance.models import families
-from specdec import Generation, PeerEnv, Request, SamplingParams, SpecdecError
+from specdec import DraftCounts, Generation, PeerEnv, Request, SamplingParams, SpecdecError
 from specdec_plugins.engines.transformers import Transformers
 
 
@@ -186,6 +186,13 @@ class Understated(Transformers):
         return [replace(one, forwards=(one.forwards or 0) // 2) for one in super().generate(requests)]
 
 
+class Boastful(Transformers):
+    """Says that one proposal was accepted in every request, of none that were made."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        return [replace(one, counts=DraftCounts(accepted=1)) for one in super().generate(requests)]
+
+
 class Bursting(Transformers):
     """Says that two tokens arrived together where no forward proposes."""
 
@@ -275,6 +282,7 @@ ENGINES: list[tuple[type[Transformers], str, str]] = [
     (Backwards, "times_never_go_back", "times what happens when it happens"),
     (Understated, "forwards_explain", "forwards, emissions of up to 1"),
     (Bursting, "forwards_explain", r"K \+ 1 = 1 .*emissions of up to 2"),
+    (Boastful, "counts_explain", "1 accepted, 14 tokens of 13"),
     (Shuffling, "several_requests_equals", "decodes a batch as its requests alone"),
     (OneLate, "logits_are_those", "has the logits of output token 0"),
     (Fleeting, "logits_are_those", "measured: none, the token is"),

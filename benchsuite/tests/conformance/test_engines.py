@@ -15,7 +15,7 @@ from benchsuite import conformance
 from benchsuite.conformance.claims import failures
 from benchsuite.tests.faulty_engines import ENGINES, Born, Cached, Fickle
 from benchsuite.tests.rig import slow_after
-from specdec import Generation, Peer, Request
+from specdec import DraftCounts, Generation, Peer, Request
 from specdec_plugins.engines.transformers import Transformers
 
 LONG = {(Fickle, "nothing_is_kept"), (Born, "greedy_runs_repeat"), (Cached, "nothing_is_kept")}
@@ -101,6 +101,27 @@ def test_a_forward_emits_k_and_one_tokens_and_every_later_emission_has_one(
 ) -> None:
     one = Generation((1,) * sum(counts), tuple((0.1, count) for count in counts), 0.2, forwards)
     assert (verdict_of(ToldPeer([one]), "forwards_explain", monkeypatch, text) is None) == fine
+
+
+COUNTS: list[tuple[str, int, int | None, int | None, bool]] = [
+    ("transformers_prompt_lookup(k=3)", 9, 4, 4, True),
+    ("transformers_prompt_lookup(k=3)", 9, 4, 3, False),
+    ("transformers_prompt_lookup(k=3)", 9, 4, 7, True),  # the last step accepted three beyond the end
+    ("transformers_prompt_lookup(k=3)", 9, 4, 8, False),
+    ("transformers", 3, 2, 0, True),
+    ("transformers", 3, 2, 1, False),
+    ("transformers", 3, 2, None, True),
+    ("transformers", 3, None, 1, True),
+]
+
+
+@pytest.mark.parametrize(("text", "tokens", "forwards", "accepted", "fine"), COUNTS)
+def test_accepted_proposals_are_the_tokens_that_no_forward_explains(
+    text: str, tokens: int, forwards: int | None, accepted: int | None, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = DraftCounts(accepted=accepted)
+    one = Generation((1,) * tokens, ((0.1, tokens),), 0.2, forwards, counts=counts)
+    assert (verdict_of(ToldPeer([one]), "counts_explain", monkeypatch, text) is None) == fine
 
 
 TIMES: list[tuple[tuple[float, ...], float, bool]] = [

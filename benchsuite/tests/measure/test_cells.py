@@ -23,7 +23,7 @@ from benchsuite.measure.rows import Machine, Text
 from benchsuite.measure.runners import Guessed, Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.tests.rig import SETTING
-from specdec import Request
+from specdec import DraftCounts, Request
 from specdec.devices import Stopwatch
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 
@@ -42,7 +42,20 @@ STATS = Stats(
     ops=Counter({("linear", "cpu"): 5, ("sample", "reference"): 2}),
 )
 RUN = Outcome(
-    [(1, 2), (3,)], 2.5, 1.5, 3, [[(0.5, 1), (1.0, 1)], [(0.75, 1)]], 4, 5.5, STATS, 6, 7, 0.25, {"rss": 8}, warm=True
+    [(1, 2), (3,)],
+    2.5,
+    1.5,
+    3,
+    [[(0.5, 1), (1.0, 1)], [(0.75, 1)]],
+    4,
+    5.5,
+    STATS,
+    6,
+    7,
+    0.25,
+    {"rss": 8},
+    warm=True,
+    counts=DraftCounts(4, 9, 5, (3, 2)),
 )
 DIFFERENCE = Difference(2, 3, (4, 5), (1.5, -math.inf), None, (math.nan, 2.5), 0.125, True, "inf is a word here")
 SERIES = Series(
@@ -161,11 +174,11 @@ def test_cells_that_were_written_before_a_field_was_there_have_what_it_was() -> 
         for name in ("eager", "engine", "agreed", "referred", "reference"):
             del arm[name]
         for run in arm["runs"]:
-            del run["warm"]
+            del run["warm"], run["counts"]
     read = {one.arm.label: one for one in from_json(written).series.values()}
     assert (read["vllm"].engine, read["mine"].engine) == ("transformers", "")
     assert read["mine"].agreed == read["mine"].referred == Agreement()
-    assert not any(run.warm for run in read["mine"].outcomes)
+    assert not any(run.warm or run.counts for run in read["mine"].outcomes)
 
 
 def test_a_file_of_another_version_is_refused() -> None:

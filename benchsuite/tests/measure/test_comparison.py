@@ -42,7 +42,7 @@ from benchsuite.tests.comparison_rig import (
     scripted_answer,
 )
 from benchsuite.tests.rig import SETTING
-from specdec import Request, SpecdecError
+from specdec import DraftCounts, Request, SpecdecError
 from specdec.peer import Generation
 
 
@@ -431,6 +431,16 @@ def test_a_peer_without_later_tokens_took_no_time_to_decode_and_may_not_count_fo
     ended = [Generation((1, 2), ((2.0, 1), (3.0, 1)), 3.0), Generation((1,), ((3.0, 1),), 3.0)]
     outcome = PeerRunner(PEER, OddPeer(made=ended, batches=True)).run(distinct_units(1, 2)[0].requests)
     assert (outcome.decode_s, outcome.decoded) == (0.0, 0), "the one ended as the other began"
+
+
+def test_the_counts_of_a_peers_requests_are_added_and_known_only_if_every_request_has_them() -> None:
+    steps = [[(2, 1)], [(3, 3), (1, 0)]]
+    made = [Generation((1,), ((1.0, 1),), 1.0, counts=DraftCounts.of_steps(one)) for one in steps]
+    requests = distinct_units(1, 2)[0].requests
+    outcome = PeerRunner(PEER, OddPeer(made=made, batches=True)).run(requests)
+    assert outcome.counts == DraftCounts.of_steps([*steps[0], *steps[1]])
+    made = [made[0], replace(made[1], counts=None)]
+    assert PeerRunner(PEER, OddPeer(made=made, batches=True)).run(requests).counts is None
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.measure.verdict import SpeedVerdict
 from benchsuite.tests.rig import SETTING
+from specdec import DraftCounts
 from specdec.devices import Stopwatch
 from specdec.stats import Call, Marks, RowStep, Stats, Step, StepTimes
 
@@ -301,6 +302,23 @@ def test_the_acceptance_of_steps_follows_from_their_rows() -> None:
     info = _row(_series(OURS, replace(RUN, stats=idle)), _series(BASE, RUN)).info
     names = ("acceptance_rate", "mean_acceptance_length", "acceptance_by_position", "acceptance_histogram")
     assert [info[name] for name in names] == [None] * 4
+
+
+def test_a_peers_acceptance_is_what_its_engine_counted_in_all_of_its_runs() -> None:
+    runs = [replace(RUN, counts=DraftCounts.of_steps(steps)) for steps in ([(2, 2), (1, 0)], [(2, 1), (0, 0)])]
+    row = _row(_series(PEER, *runs), _series(BASE, RUN, RUN))
+    info = row.info
+    assert (info["acceptance_rate"], info["mean_acceptance_length"]) == (3 / 5, 2.0)
+    assert (info["acceptance_by_position"], info["acceptance_histogram"]) == ([2 / 3, 1 / 2], {"0": 1, "1": 1, "2": 1})
+    assert info["counters"] == {
+        "num_drafts": 3,
+        "num_draft_tokens": 5,
+        "num_accepted_tokens": 3,
+        "num_accepted_tokens_per_pos": [2, 1],
+    }
+    assert (vllm_names(row.figures) or {})["num_spec_steps"] == 3
+    silent = _row(_series(PEER, runs[0], RUN), _series(BASE, RUN, RUN)).info
+    assert (silent["counters"], silent["acceptance_rate"], silent["acceptance_histogram"]) == (None, None, None)
 
 
 def test_latencies_are_medians_over_requests_and_percentiles_over_gaps() -> None:

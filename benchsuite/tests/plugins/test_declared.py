@@ -46,7 +46,7 @@ OPTIONS = {
         "transformers_compiled": "none",
         "transformers_prompt_lookup": "k=10, ngram=2",
         "vllm": "memory=0.9, eager=False",
-        "vllm_speculative": "method='ngram', k=4, ngram=4, model=None, memory=0.9, eager=False",
+        "vllm_speculative": "method='ngram', k=4, ngram=4, shortest=2, model=None, draft=None, memory=0.9, eager=False",
     },
 }
 

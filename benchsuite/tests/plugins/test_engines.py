@@ -14,13 +14,16 @@ from transformers import StaticCache
 from benchsuite.conformance.engines import kit_env, kit_target
 from benchsuite.conformance.models import families, tiny
 from benchsuite.tests.rig import peer_runner
-from specdec import Registry, Request, SamplingParams, SpecdecError, catalog
+from specdec import DraftCounts, Registry, Request, SamplingParams, SpecdecError, catalog
 from specdec_plugins.engines import transformers_compiled
 from specdec_plugins.engines.transformers import generate_arguments
 
 
 class StandIn:
-    """vLLM's ``LLM`` and its engine, without a model: each step adds two tokens to every request."""
+    """vLLM's ``LLM`` and its engine, without a model: each step adds two tokens to every request.
+
+    With ``per_request_spec_decode_metrics`` the last of a request has its counts: one of three proposals a step.
+    """
 
     __version__ = "0"
 
@@ -47,7 +50,11 @@ class StandIn:
         found = []
         for name, (most, tokens) in list(self.live.items()):
             tokens += range(len(tokens), min(len(tokens) + 2, most))
-            found.append(SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=list(tokens))]))
+            steps = len(tokens) // 2
+            told = self.given.get("per_request_spec_decode_metrics") == "detailed" and len(tokens) == most
+            counted = SimpleNamespace(per_step_drafted=[3] * steps, per_step_accepted=[1] * steps) if told else None
+            output = SimpleNamespace(token_ids=list(tokens), spec_decode_metrics=counted)
+            found.append(SimpleNamespace(request_id=name, outputs=[output]))
             if len(tokens) == most:
                 del self.live[name]
         return found
@@ -61,11 +68,14 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return stand_in
 
 
+LOOKED_UP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+
+
 @pytest.mark.parametrize(
     ("text", "config"),
     [
         ("vllm", None),
-        ("vllm_speculative", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}),
+        ("vllm_speculative", LOOKED_UP),
         (
             "vllm_speculative(method=eagle, k=2, model=a/b)",
             {"method": "eagle", "num_speculative_tokens": 2, "model": "a/b"},
@@ -81,6 +91,9 @@ def test_vllm_is_given_the_target_and_what_speculates(text: str, config: object,
     done = peer.generate(work)
     assert [one.tokens for one in done] == [(0, 1, 2), (0, 1, 2, 3)]
     assert [[count for _, count in one.emissions] for one in done] == [[2, 1], [2, 2]]
+    assert [one.forwards for one in done] == [1, 1]
+    steps = [[(3, 1)], [(3, 1)] * 2]
+    assert [one.counts for one in done] == [DraftCounts.of_steps(one) if config else None for one in steps]
     assert [prompt for prompt, _ in vllm.asked] == [[7, 8, 0], [7, 8, 1]]
     assert vllm.asked[1][1]["stop_token_ids"] == [5]
     assert vllm.asked[1][1]["max_tokens"] == 4
@@ -96,14 +109,34 @@ def test_vllm_is_given_the_target_and_what_speculates(text: str, config: object,
             "vLLM 0: float32, not compiled, no prefix caching",
         ),
         (
-            "vllm_speculative(memory=1, eager=True, k=2, ngram=3)",
+            "vllm_speculative(memory=1, eager=True, k=2, ngram=3, shortest=1)",
             {
                 "gpu_memory_utilization": 1,
                 "enforce_eager": True,
-                "speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3},
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 2,
+                    "prompt_lookup_max": 3,
+                    "prompt_lookup_min": 1,
+                },
+                "per_request_spec_decode_metrics": "detailed",
             },
             "vLLM 0: float32, not compiled, no prefix caching; method ngram, num_speculative_tokens 2, "
-            "prompt_lookup_max 3",
+            "prompt_lookup_max 3, prompt_lookup_min 1",
+        ),
+        (
+            "vllm_speculative(method=custom_class, draft=suffix(min_match=3))",
+            {
+                "speculative_config": {
+                    "method": "custom_class",
+                    "num_speculative_tokens": 4,
+                    "model": "specdec_plugins.for_vllm.SpecdecProposer",
+                },
+                "per_request_spec_decode_metrics": "detailed",
+                "additional_config": {"specdec_draft": "suffix(min_match=3)"},
+            },
+            "vLLM 0: float32, compiled and captured by vLLM, no prefix caching; method custom_class, "
+            "num_speculative_tokens 4, model specdec_plugins.for_vllm.SpecdecProposer, draft suffix(min_match=3)",
         ),
     ],
 )
@@ -185,7 +218,7 @@ def test_the_times_of_vllms_tokens_are_those_of_the_steps_that_returned_them(vll
     assert [count for _, count in long.emissions] == [2, 2, 2]
     assert long.emissions[0][0] == short.emissions[0][0]
     assert short.seconds == short.emissions[-1][0] < long.emissions[1][0] < long.seconds == long.emissions[-1][0]
-    assert long.forwards is None
+    assert (short.forwards, long.forwards) == (0, 2)
     vllm.step = lambda: vllm.live.clear() or []  # type: ignore[method-assign,func-returns-value]
     [none] = peer.generate([Request(0, (1,))])
     assert (none.tokens, none.emissions, none.seconds) == ((), (), 0.0)
@@ -201,6 +234,11 @@ def test_the_times_of_vllms_tokens_are_those_of_the_steps_that_returned_them(vll
         ("vllm(eager=1)", "eager of the peer vllm is 1; expected True or False"),
         ("vllm_speculative(memory=0)", "memory of the peer vllm is 0; expected a share"),
         ("vllm_speculative(eager=1)", "eager of the peer vllm is 1; expected True or False"),
+        ("vllm_speculative(shortest=0)", "shortest of the peer vllm_speculative is 0; expected a whole number"),
+        ("vllm_speculative(ngram=1)", "shortest of .* is 2 and ngram 1; expected shortest <= ngram"),
+        ("vllm_speculative(draft=suffix)", "draft of .* is 'suffix'; only method=custom_class takes one"),
+        ("vllm_speculative(method=custom_class)", "draft of .* is None and model None; custom_class takes one of them"),
+        ("vllm_speculative(method=custom_class, draft=suffix, model=a.B)", "draft .* is 'suffix' and model 'a.B'"),
         ("vllm_speculative(ngram=0)", "ngram of the peer vllm_speculative is 0; expected a whole number"),
         *(
             (f"vllm_speculative(method={method}, model=x)", f"is 'x'; {method} takes none")

@@ -232,7 +232,7 @@ def test_a_compiled_peer_starts_each_request_with_an_empty_cache() -> None:
 @pytest.mark.parametrize(
     ("options", "config"),
     [
-        ("", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}),
+        ("", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
         ("method=suffix", {"method": "suffix", "num_speculative_tokens": 4}),
         ("method=mtp, k=1", {"method": "mtp", "num_speculative_tokens": 1}),
         *(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import count
 from typing import Annotated, Any
 
 import torch
 
-from specdec import Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, hookimpl
+from specdec import DraftCounts, Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, hookimpl
 from specdec.devices import Stopwatch
 from specdec.peer import PeerFactory, absent, refuse_params
 
@@ -44,7 +44,7 @@ class Vllm(Peer):
     batches = own_arithmetic = True
 
     def __init__(self, env: PeerEnv, memory: Memory = 0.9, eager: Eager = False) -> None:
-        self._load(env, memory, eager, None)
+        self._load(env, memory, eager)
 
     @classmethod
     def check_options(cls, **options: object) -> None:
@@ -64,11 +64,10 @@ class Vllm(Peer):
         """Refuse what vLLM lacks."""
         refuse_params("vllm", params, PARAMS)
 
-    def _load(self, env: PeerEnv, memory: float, eager: bool, speculative: Mapping[str, Any] | None) -> None:
-        """Load the model; ``speculative``: vLLM's ``speculative_config``, None for plain decoding."""
+    def _load(self, env: PeerEnv, memory: float, eager: bool, **more: Any) -> None:
+        """Load the model; ``more``: further arguments of vLLM's ``LLM``."""
         self._module: Any = import_module("vllm")
         self._dtype, self._eager = str(env.dtype).removeprefix("torch."), eager
-        more = {} if speculative is None else {"speculative_config": dict(speculative)}
         start = time.perf_counter()
         self._llm: Any = self._module.LLM(
             model=env.files(),
@@ -84,13 +83,18 @@ class Vllm(Peer):
         self._names = count()
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
-        """Decode all requests at once, step by step; the tokens of one step are one emission of their request."""
+        """Decode all requests at once, step by step; the tokens of one step are one emission of their request.
+
+        A forward of the target gives every request of its batch a token at least, so that a request has as many
+        forwards as emissions.
+        """
         if self._llm is None:
             raise SpecdecError("this peer of vLLM is closed; build another")
         engine, watch = self._llm.llm_engine, Stopwatch(torch.device("cpu"))  # a step returns tokens on the host
         names = [str(next(self._names)) for _ in requests]
         tokens: dict[str, list[int]] = {name: [] for name in names}
         arrived: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        counts: dict[str, DraftCounts | None] = {}
         start = watch.mark()
         for name, request in zip(names, requests, strict=True):
             engine.add_request(name, {"prompt_token_ids": list(request.prompt)}, self._params(request))
@@ -99,6 +103,7 @@ class Vllm(Peer):
             mark = watch.mark()
             for output in step:
                 found = list(output.outputs[0].token_ids)  # all so far
+                counts[output.request_id] = _counts(output.outputs[0])
                 new = len(found) - len(tokens[output.request_id])
                 tokens[output.request_id] = found
                 if new:
@@ -108,6 +113,8 @@ class Vllm(Peer):
                 tuple(tokens[name]),
                 tuple((watch.seconds(start, mark), new) for mark, new in arrived[name]),
                 watch.seconds(start, arrived[name][-1][0]) if arrived[name] else 0.0,
+                max(len(arrived[name]) - 1, 0),
+                counts=counts.get(name),
             )
             for name in names
         ]
@@ -145,6 +152,14 @@ class Vllm(Peer):
         """Let go of the engine and collect it."""
         self._llm = None
         gc.collect()
+
+
+def _counts(output: Any) -> DraftCounts | None:
+    """vLLM's counts of a request by its steps, which come with the last of its tokens."""
+    found = getattr(output, "spec_decode_metrics", None)
+    if found is None:
+        return None
+    return DraftCounts.of_steps(zip(found.per_step_drafted, found.per_step_accepted, strict=True))
 
 
 @hookimpl

@@ -133,6 +133,7 @@ DOSES: dict[str, dict[str, str]] = {
         "a_call_of_several_requests_equals_calls_of_one": "1 0 0+0 a5d9eaec",
         "an_option_that_does_not_exist_is_refused": "1 0 0+0 a5d9eaec",
         "closing_frees_the_model_and_ends_it": "2 2 72+28 afe4ab10",
+        "counts_explain_the_tokens": "2 3 99+51 8e1ba054",
         "emissions_have_every_token_once": "2 3 99+51 8e1ba054",
         "forwards_explain_the_tokens": "2 3 99+51 8e1ba054",
         "greedy_runs_repeat": "4 9 297+153 555e5173",
@@ -152,6 +153,7 @@ DOSES: dict[str, dict[str, str]] = {
         "times_never_go_back_and_end_with_the_call": "2 3 99+51 7719cb54",
     },
     "an engine that speculates": {
+        "counts_explain_the_tokens": "2 3 99+51 39ef59da",
         "forwards_explain_the_tokens": "2 3 99+51 39ef59da",
         "its_tokens_are_those_of_its_own_plain_decoding": "3 6 198+102 49b9d7d5",
     },
