@@ -30,18 +30,27 @@ class PeerName:
     def label(self) -> str:
         """The name in words, ``transformers prompt lookup``, with that which an option ``name`` gives it."""
         words = self.name.replace("_", " ")
-        return f"{words} {self._given}" if self._given else words
+        return f"{words} {self.given}" if self.given else words
 
     @property
-    def _given(self) -> str | None:
-        """The value of an option ``name``; None without one."""
-        found = [part for part in split_list(self.options) if part.startswith("name=")]
-        return found[0].removeprefix("name=").strip("'\"") if found else None
+    def own_plain(self) -> str | None:
+        """The value of an option ``plain``, the ``name`` of the peer that is this one without speculation."""
+        return self._option("plain")
+
+    @property
+    def given(self) -> str | None:
+        """The value of an option ``name``, by which a table shows the peer; None without one."""
+        return self._option("name")
+
+    def _option(self, name: str) -> str | None:
+        """The value of an option that is a name; None without one."""
+        found = [part for part in split_list(self.options) if part.startswith(f"{name}=")]
+        return found[0].removeprefix(f"{name}=").strip("'\"") if found else None
 
     @property
     def brief(self) -> str:
         """``options`` for a column of a table: nothing for a peer that has a name of its own, as servers have."""
-        return "" if self._given else self.options
+        return "" if self.given else self.options
 
     @property
     def options(self) -> str:

@@ -41,6 +41,20 @@ class SettingResults:
         """The same from prompt to last token; without those whose prompts may have been in a cache."""
         return self._contrasts(end_to_end)
 
+    @cached_property
+    def own_plain(self) -> Mapping[Arm, Arm]:
+        """The plain decoding of the same engine, of each strategy and peer that has one in this run: ours is plain
+        decoding, a peer's the one that its outputs were compared with."""
+        pools = pools_of(self.cells)
+        plain = next((arm for arm in pools if arm.plain), None)
+        found = dict[Arm, Arm]()
+        for arm, pool in pools.items():
+            name = next((series.reference for series in pool.values() if series.reference), "")
+            own = next((other for other in pools if other.peer and other.label == name), None) if arm.peer else plain
+            if own is not None and own != arm and not arm.control:
+                found[arm] = own
+        return found
+
     def _contrasts(self, cost: Cost) -> dict[tuple[Arm, Arm], SpeedVerdict]:
         every, found = pools_of(self.cells), dict[tuple[Arm, Arm], SpeedVerdict]()
         noise = noise_between(every, cost) if every else 0.0

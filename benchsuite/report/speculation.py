@@ -10,6 +10,7 @@ from benchsuite.measure.results import Results, SettingResults
 from benchsuite.report import pictures, tables
 from benchsuite.report.answer import answers, usable
 from benchsuite.report.document import Code, Document, Generations, Lines, Plots, Section
+from benchsuite.report.engines import engines_table
 from benchsuite.report.generation import ShownToken, generation
 from benchsuite.report.predicted import forecast_section
 
@@ -59,6 +60,7 @@ def _section(one: SettingResults) -> Section:
             tables.overview(pooled, rows),
             tables.rows_table(pooled, tables.SPEED, "Speed"),
             tables.rows_table(pooled, tables.LATENCY, "Contract and latency"),
+            *filter(None, [engines_table(one)]),
             tables.rows_table(pooled, tables.REASONS, "Why"),
             tables.rows_table(pooled, tables.SHARES, "Where the time goes"),
             Lines([*tables.LEGEND, *tables.op_lines(rows)]),

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchsuite import values
-from benchsuite.measure.arms import Arm, Setting
+from benchsuite.measure.arms import Arm, PeerName, Setting
 from benchsuite.measure.peers import parse_peer, peer_batches
 from benchsuite.measure.workloads import workload_names
 from benchsuite.run.names import split_arms
 from benchsuite.run.request import RunRequest
 from specdec.devices import kind_of, records
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, unknown
 from specdec.ranks import Place
 from specdec.registry import Registry
 from specdec_plugins.endpoints.named import Endpoint
@@ -100,9 +100,18 @@ def _strategies(setting: Setting, ours: list[dict[str, Any]], peers: list[str], 
     # transformers runs at batch 1 only: it pads its batches, and the engine's are ragged.
     kind = kind_of(setting.device)
     named = [parse_peer(peer).text for one in peers for peer in (default_peers(kind) if one == "auto" else [one])]
+    _refuse_unknown_plain([PeerName(peer) for peer in named])
     outside = [peer for peer in named if setting.batch == 1 or peer_batches(peer)]
     once_more = [{"again": True}, *([{"eager": True}] if graphs and records(kind) else [])]
     return [{}, *once_more, *ours, *({"peer": peer} for peer in outside)]
+
+
+def _refuse_unknown_plain(peers: Sequence[PeerName]) -> None:
+    """Raise SpecdecError for a peer whose plain decoding is to be that of another, which is not among them."""
+    for peer in peers:
+        names = [other.given for other in peers if other is not peer and other.name == peer.name and other.given]
+        if peer.own_plain is not None and peer.own_plain not in names:
+            raise unknown(f"plain of the peer {peer.label}", peer.own_plain, names, "Name a peer of --specdec-peer.")
 
 
 def default_peers(kind: str) -> list[str]:

@@ -284,6 +284,17 @@ def test_of_several_servers_that_which_others_are_compared_with_is_named() -> No
     assert said == {first: "2/2 equal", second: "2/2 equal; with endpoint 1 2/2 equal"}
 
 
+def test_a_server_is_compared_with_the_one_that_is_its_plain_decoding_wherever_it_stands() -> None:
+    ground, units = Surroundings(), distinct_units(2)
+    options = ("1, name=one", "2, name=fast, plain=two", "3, name=two")
+    arms = [Arm(SETTING, peer=f"endpoint(url=http://localhost:{text})") for text in options]
+    peers = [PeerRunner(arm, MadeUpPeer(own_arithmetic=True)) for arm in arms]
+    comparison = ground.comparison(Scripted(PLAIN, ground.said), *peers)
+    comparison.measure(units)
+    said = [comparison.series[arm].reference for arm in arms]
+    assert said == ["", "endpoint two", "endpoint one"]
+
+
 def test_a_sampled_peer_of_its_own_arithmetic_is_compared_with_nothing() -> None:
     setting = SETTING.replaced(temperature=1.0)
     plain, peer = (replace(arm, setting=setting) for arm in (PLAIN, PEER))

@@ -47,6 +47,15 @@ def test_settings_are_the_product_of_all_lists_in_the_order_of_their_texts() -> 
     assert firsts == sorted(firsts, key=LISTS["target"].index), "one target after the other"
 
 
+def test_the_plain_decoding_of_a_server_is_another_server_of_the_run() -> None:
+    servers = "endpoint(url=http://localhost:1, name=one), endpoint(url=http://localhost:2, name=two, plain={})"
+    found = build_matrix(requested(**{**ONE, "peer": servers.format("one")}))
+    assert [arm.label for arm in found if arm.peer] == ["endpoint one", "endpoint two"]
+    for name in ("two", "three"):
+        with pytest.raises(SpecdecError, match=f"unknown plain of the peer endpoint two '{name}'.*choices: one"):
+            build_matrix(requested(**{**ONE, "peer": servers.format(name)}))
+
+
 def ours(**given: str) -> list[Arm]:
     """The strategies among the arms of one setting, after plain decoding and plain decoding once more."""
     arms = build_matrix(requested(**{**ONE, **given}))

@@ -59,6 +59,7 @@ class EndpointPeer(Peer):
         model: Annotated[str, "of several that the server has"] = "",
         server: Annotated[str, "whose cache of prompts is left unused: vllm, llama_cpp; other: none"] = "other",
         prompt: Annotated[str, "sent as ids or as text"] = "ids",
+        plain: Annotated[str, "name of the endpoint that is this server without speculation; none: the first"] = "",
     ) -> None:
         self._endpoint, self._server, self._text = _endpoint_of(url, name, model), server, prompt == "text"
         self._names: Any = env.tokenizer

@@ -1,0 +1,64 @@
+"""The table of engines: each strategy over the plain decoding of its own engine."""
+
+from __future__ import annotations
+
+from benchsuite.judge.agreement import Agreement
+from benchsuite.measure.results import SettingResults, pools_of
+from benchsuite.measure.rows import Row
+from benchsuite.measure.verdict import SpeedVerdict
+from benchsuite.report.document import Table
+from benchsuite.report.tables import WIDEST, full_name
+
+POSITIONS = 6
+"""The most positions of a proposal whose acceptance is shown."""
+
+HEADERS = ("strategy", "over", "decoding", "interval", "e2e", "acc len", "accepted by position, %", "outputs")
+
+
+def engines_table(one: SettingResults) -> Table | None:
+    """Return each strategy's speed over its own engine's plain decoding, with the acceptance that its engine counts;
+    None where no other engine runs both.
+
+    ``outputs``: how many equal those of the engine's plain decoding, of those compared.
+    """
+    rows = {row.arm: row for row in one.pooled}
+    pairs = [(rows[arm], rows[plain]) for arm, plain in one.own_plain.items()]
+    if not any(row.arm.peer for row, _ in pairs):
+        return None
+    body = [_line(one, row, plain) for row, plain in pairs]
+    return Table(HEADERS, body, "Each engine over its own plain decoding", narrow=WIDEST)
+
+
+def _line(one: SettingResults, row: Row, plain: Row) -> list[str]:
+    pair, nothing = (row.arm, plain.arm), SpeedVerdict(None)
+    speed, whole = one.contrasts.get(pair, nothing), one.whole_contrasts.get(pair, nothing)
+    interval = "-" if speed.interval is None else "{:.2f}-{:.2f}".format(*speed.interval)
+    return [
+        full_name(row),
+        full_name(plain),
+        "FAILED" if row.failure else speed.cell_text,
+        interval,
+        whole.cell_text,
+        "-" if row.figures.mean_acceptance_length is None else f"{row.figures.mean_acceptance_length:.2f}",
+        _positions(row.figures.acceptance_by_position),
+        _outputs(one, row),
+    ]
+
+
+def _positions(shares: tuple[float, ...] | None) -> str:
+    """The first shares as whole percentages: ``71 58 44 …``."""
+    if not shares:
+        return "-"
+    shown = " ".join(f"{100 * share:.0f}" for share in shares[:POSITIONS])
+    return shown + (" …" if len(shares) > POSITIONS else "")
+
+
+def _outputs(one: SettingResults, row: Row) -> str:
+    """How many outputs equal those of its own plain decoding."""
+    every = list(pools_of(one.cells)[row.arm].values())
+    if row.arm.peer is None:
+        return row.figures.contract_checked or "-"
+    own = sum((series.referred for series in every), Agreement())
+    if own.runs:
+        return own.summary
+    return row.figures.contract_checked or "not compared"
