@@ -51,7 +51,7 @@ class SettingResults:
         for arm, pool in pools.items():
             name = next((series.reference for series in pool.values() if series.reference), "")
             own = next((other for other in pools if other.peer and other.label == name), None) if arm.peer else plain
-            if own is not None and own != arm and not arm.control:
+            if own is not None and own != arm and not (arm.again or arm.eager):
                 found[arm] = own
         return found
 

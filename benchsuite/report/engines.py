@@ -15,17 +15,15 @@ POSITIONS = 6
 HEADERS = ("strategy", "over", "decoding", "interval", "e2e", "acc len", "accepted by position, %", "outputs")
 
 
-def engines_table(one: SettingResults) -> Table | None:
+def engines_table(one: SettingResults) -> Table:
     """Return each strategy's speed over its own engine's plain decoding, with the acceptance that its engine counts;
-    None where no other engine runs both.
+    empty where no other engine runs both.
 
     ``outputs``: how many equal those of the engine's plain decoding, of those compared.
     """
     rows = {row.arm: row for row in one.pooled}
     pairs = [(rows[arm], rows[plain]) for arm, plain in one.own_plain.items()]
-    if not any(row.arm.peer for row, _ in pairs):
-        return None
-    body = [_line(one, row, plain) for row, plain in pairs]
+    body = [_line(one, row, plain) for row, plain in pairs if any(row.arm.peer for row, _ in pairs)]
     return Table(HEADERS, body, "Each engine over its own plain decoding", narrow=WIDEST)
 
 
