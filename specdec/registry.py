@@ -300,8 +300,16 @@ class Registry:
         entry, given = self.parse("peer", text)
         options = {**entry.options, **given}
         if inspect.isclass(entry.factory) and issubclass(entry.factory, Peer):
-            entry.factory.check_options(**options)
-            reason = entry.factory.missing()
+            try:
+                entry.factory.check_options(**options)
+                reason = entry.factory.missing()
+            except SpecdecError:
+                raise
+            except RAISED as error:
+                raise SpecdecError(
+                    f"the peer {text!r} of {entry.owner} could not be asked whether it can run here: "
+                    f"{type(error).__name__}: {error}; leave it out, or mend it"
+                ) from error
             if reason:
                 raise SpecdecError(f"the peer {text!r} cannot run here: {reason}")
         return entry, options
@@ -322,7 +330,8 @@ class Registry:
             built = entry.factory(*given, **{**entry.preset, **own, **options})
         except (TypeError, ValueError, AttributeError) as error:
             raise SpecdecError(
-                f"the {kind} {text!r} of {entry.owner} could not be built: {error}; its options: {entry.described}"
+                f"the {kind} {text!r} of {entry.owner} could not be built: {type(error).__name__}: {error}; "
+                f"its options: {entry.described}"
             ) from error
         if not isinstance(built, base):
             raise SpecdecError(

@@ -30,7 +30,7 @@ from benchsuite.machine import memory
 from benchsuite.measure.arms import Arm, PeerName
 from benchsuite.measure.bystanders import Bystanders
 from benchsuite.measure.peers import PeerRunner
-from benchsuite.measure.runners import EngineRunner, Guessed, Outcome, Runner
+from benchsuite.measure.runners import EngineRunner, Guessed, Outcome, Runner, raised_text
 from benchsuite.measure.units import Unit
 from benchsuite.measure.watchdog import RunTimeout
 from specdec.errors import RAISED, SpecdecError
@@ -206,18 +206,13 @@ class Comparison:
         self._prime, self._progress, self._limit = prime, progress, limit
         self._bystanders, self._make_twins = bystanders or Bystanders(), twins
         self._plain = next(arm for arm in runners if arm.plain)
-        self.series = {
-            arm: Series(
-                arm,
-                contract_of(runner),
-                repeats=repeats(runner),
-                learns=runner.learns,
-                conditions=self._conditions(arm),
-                dtype=judge.model.dtype,
-                engine=engine_of(runner),
-            )
-            for arm, runner in runners.items()
-        }
+        self.series: dict[Arm, Series] = {}
+        for arm, runner in runners.items():
+            promised: Promise = "exact" if arm.setting.sampling.temperature == 0 else "distribution"
+            series = self.series[arm] = Series(arm, promised, dtype=judge.model.dtype)
+            with self._isolated(series):
+                series.contract, series.repeats, series.learns = contract_of(runner), repeats(runner), runner.learns
+                series.conditions, series.engine = self._conditions(arm), engine_of(runner)
         self._order = random.Random(self._plain.setting.sampling.seed)
         self._warm = False
         self._twins: dict[Arm, Mapping[int, Sequence[Request]]] = {}
@@ -311,6 +306,8 @@ class Comparison:
         self._warm, brief = True, replace(first, params=replace(first.params, max_new_tokens=WARM_UP))
         # Peers first: torch.compile's recordings clear cuBLAS's workspaces, which graphs of engines would still use.
         for arm, runner in sorted(self.runners.items(), key=lambda one: one[0].peer is None):
+            if self.series[arm].error:
+                continue
             self._progress(f"warming up {arm.label}")
             with self._work_of(arm, f"{arm.label}, warming up"):
                 runner.warm_up(brief)
@@ -340,12 +337,10 @@ class Comparison:
         except RAISED as error:
             if series.arm.plain:
                 raise
-            where = traceback.extract_tb(error.__traceback__)[-1]
             known = isinstance(error, SpecdecError)
             series.ended = "timeout" if isinstance(error, RunTimeout) else "refused" if known else "crashed"
-            place = "" if known else f" ({type(error).__name__}, {where.filename}:{where.lineno})"
             told = "\n" + "".join(traceback.format_exception(error)) if self.debug else ""
-            series.error = f"{series.arm.label} could not be measured: {error}{place}{told}"
+            series.error = f"{series.arm.label} could not be measured: {raised_text(error)}{told}"
 
     def _refer(self, series: Series) -> None:
         """Compare a peer's outputs with those of its own engine's plain decoding, if that is among the arms: of a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -14,6 +15,7 @@ from specdec.choices import BITS
 from specdec.devices import synchronize
 from specdec.draft_counts import DraftCounts
 from specdec.engine import Engine
+from specdec.errors import SpecdecError
 from specdec.queue import Completion
 from specdec.request import Request
 from specdec.stats import Stats, Step, StepTimes
@@ -144,6 +146,15 @@ class Runner(TokenSource, Protocol):
     def conditions(self) -> dict[str, str]:
         """What two arms must have in common for their times to be compared: ``dtype`` and ``compile``, and of engines
         the ``runtime`` and whether they are ``exact``."""
+
+
+def raised_text(error: BaseException) -> str:
+    """Return the text of an exception and, unless it is a sentence of ours, its type and the line that raised it."""
+    if isinstance(error, SpecdecError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f", {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{error} ({type(error).__name__}{where})"
 
 
 class FailedRunner:

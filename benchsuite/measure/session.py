@@ -26,7 +26,7 @@ from benchsuite.measure.paired import Comparison
 from benchsuite.measure.peers import PeerRunner, parse_peer, peer_needs_gguf
 from benchsuite.measure.plan import MeasuringPlan, Search
 from benchsuite.measure.rows import Machine, Row, text_of
-from benchsuite.measure.runners import EngineRunner, FailedRunner, Outcome, Runner
+from benchsuite.measure.runners import EngineRunner, FailedRunner, Outcome, Runner, raised_text
 from benchsuite.measure.units import Batch, Unit, disjoint_batches, make_units
 from benchsuite.measure.watchdog import Watchdog
 from benchsuite.measure.workloads.twins import twin_ids
@@ -153,7 +153,7 @@ class Bench(Measured):
         refused: dict[Setting, SpecdecError] = {}
         for setting, group in groups.items():
             try:
-                if not self.plan.dry and any(arm.peer and peer_needs_gguf(arm.peer) for arm in group):
+                if not self.plan.dry and all(arm.peer and peer_needs_gguf(arm.peer) for arm in _asked(group)):
                     catalog.gguf_file(setting.target)  # refused before a model is loaded
                 with on_all_ranks(setting.id):
                     self._stages[setting] = self._stage(setting, group)
@@ -204,6 +204,7 @@ class Bench(Measured):
         runners: dict[Arm, Runner] = {}
         for arm in strategies:
             runners[arm] = self._runner(arm, assembly)
+        self.card += _not_built(runners)
         # The longest prompt of a conversation is known by its length alone.
         _refuse_unfit(setting, runners.values(), {name: [*prompts[name], (0,) * longest[name]] for name in prompts})
         if target.limit is not None and assembly.max_length > target.limit:
@@ -283,14 +284,12 @@ class Bench(Measured):
         return once * (setting.batch if one_by_one else 1)
 
     def _runner(self, arm: Arm, assembly: Assembly) -> Runner:
-        """The arm, built and asked once for what is said of it. A refusal is raised before any work; whatever else an
-        engine, a draft or another plugin raises costs its own row."""
+        """The arm, built and asked once for what is said of it. Whatever an engine, a draft or another plugin raises
+        costs its own row."""
         self._bystanders.begin()
         try:
             runner = self._peer(arm, assembly) if arm.peer else EngineRunner(arm, self._engine(arm, assembly))
             _ask_once(runner)
-        except SpecdecError:
-            raise
         except RAISED as error:
             if arm.plain or joined_ranks() is not None:
                 raise  # every arm is compared with plain, and every rank must make the same calls
@@ -471,7 +470,7 @@ class Bench(Measured):
             try:
                 series.judged = None if series.error else self._judge.judge(series.outputs, tokenizer)
             except RAISED as error:  # longer in the judge's tokens than was to be expected, or whatever it raises
-                self.said.append(f"{series.arm.id} was not judged: {error}")
+                self.said.append(f"{series.arm.id} was not judged: {raised_text(error)}")
         self._add_cell(setting)
 
     def _units(self, setting: Setting, batches: Sequence[Batch]) -> Iterator[Unit]:
@@ -526,7 +525,7 @@ class Bench(Measured):
                     try:
                         runner.peer.close()
                     except RAISED as error:  # what it has measured is kept
-                        self.said.append(f"{runner.arm.label} could not be closed: {type(error).__name__}: {error}")
+                        self.said.append(f"{runner.arm.label} could not be closed: {raised_text(error)}")
 
     def trace(self, setting: Setting, folder: Path) -> None:
         """Write a trace of each of our arms on the first unit of a setting to ``folder``, by the arm's name."""
@@ -618,6 +617,22 @@ def _ask_once(runner: Runner) -> None:
     dict(runner.set_up_seconds)
     if isinstance(runner, PeerRunner):
         runner.described()
+
+
+def _asked(arms: Iterable[Arm]) -> list[Arm]:
+    """The arms for which a run is made: strategies of drafts; peers where there are none; else all."""
+    every = [*arms]
+    return [arm for arm in every if arm.draft] or [arm for arm in every if arm.peer] or every
+
+
+def _not_built(runners: Mapping[Arm, Runner]) -> list[str]:
+    """A line for each arm that could not be built. Raises the first refusal, before any work, if none is left of those
+    for which the run is made."""
+    failed = {arm: runner.error for arm, runner in runners.items() if isinstance(runner, FailedRunner)}
+    refusals = [error for error in failed.values() if isinstance(error, SpecdecError)]
+    if refusals and all(arm in failed for arm in _asked(runners)):
+        raise refusals[0]
+    return [f"not measured: {arm.strategy}: {raised_text(error)}" for arm, error in failed.items()]
 
 
 def _refuse_unfit(

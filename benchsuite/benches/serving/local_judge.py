@@ -9,6 +9,7 @@ import torch
 from benchsuite.benches.serving.asked import LIST
 from specdec import catalog
 from specdec.characters import decoded
+from specdec.errors import RAISED, SpecdecError
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.replies import Reply, Token
 
@@ -30,10 +31,16 @@ class LocalJudge:
 
         None where the output is not known token by token: the numbers of its tokens are the server's or, without any,
         those of its text, if that text is as many tokens as the server counted and they make the same text again.
+        Raises SpecdecError, with the judge's name, for whatever its model or tokenizer raises.
         """
-        before = self._prompt(ask)
-        output = self._output(reply)
-        return None if output is None or not output else self._lists(before, output)
+        try:
+            before, output = self._prompt(ask), self._output(reply)
+            return None if output is None or not output else self._lists(before, output)
+        except RAISED as error:
+            raise SpecdecError(
+                f"--specdec-certify-by {self.name} cannot read {reply.text[:60]!r}: {type(error).__name__}: {error}; "
+                "name the model that the servers have"
+            ) from error
 
     def _prompt(self, ask: Ask) -> list[int]:
         if not isinstance(ask.prompt, str):

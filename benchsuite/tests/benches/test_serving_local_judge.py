@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from benchsuite.benches.serving.local_judge import LocalJudge
 from benchsuite.conformance.models import families
 from benchsuite.tests.made_up_servers import made_up_reply
-from specdec import catalog
+from specdec import SpecdecError, catalog
 from specdec_plugins.endpoints.client import Ask
 from specdec_plugins.endpoints.replies import Token
 
@@ -48,6 +48,14 @@ def lists_after(before: Sequence[int], output: Sequence[int]) -> list[Token]:
 def ids_of(text: str) -> list[int]:
     """The tokens of a text alone."""
     return list(catalog.byte_tokenizer()(text)["input_ids"])
+
+
+def test_a_token_that_the_judges_model_lacks_is_an_error_with_the_judges_name(tiny_judge: LocalJudge) -> None:
+    reply = made_up_reply("abc", tokens=(Token("a", 10**6),))
+    with pytest.raises(
+        SpecdecError, match=r"^--specdec-certify-by .* cannot read 'abc': IndexError: .*; name the model"
+    ):
+        tiny_judge.read(ASK, reply)
 
 
 @pytest.mark.slow

@@ -191,6 +191,25 @@ def test_an_arm_that_raises_ends_its_own_row_by_name(what: str, error: Exception
     assert comparison.whole
 
 
+class Secretive(Scripted):
+    """Does not say its conditions."""
+
+    def conditions(self) -> dict[str, str]:
+        """Raise an error."""
+        raise BROKEN
+
+
+def test_an_arm_that_raises_where_it_is_first_asked_is_asked_nothing_more() -> None:
+    ground = Surroundings()
+    silent = Secretive(OURS, ground.said)
+    comparison = ground.comparison(Scripted(PLAIN, ground.said), silent, Scripted(OTHER, ground.said))
+    comparison.measure(distinct_units(2))
+    ours, other = comparison.series[OURS], comparison.series[OTHER]
+    assert (ours.ended, ours.outcomes, other.compared, other.error) == ("crashed", [], 2, None)
+    assert (ours.error or "").startswith("ngram could not be measured: odd (ValueError, ")
+    assert not [one for one in ground.said if one[0] == "ngram"]
+
+
 def test_with_debugging_an_error_has_its_traceback() -> None:
     ground = Surroundings()
     failing = Scripted(OURS, ground.said, raises={"run": BROKEN})

@@ -15,7 +15,7 @@ from benchsuite.measure.arms import Arm
 from benchsuite.measure.plan import MeasuringPlan
 from benchsuite.measure.session import Bench
 from benchsuite.tests.rig import SETTING, pairs_in_turn
-from specdec import catalog
+from specdec import SpecdecError, catalog
 from specdec_plugins.controllers.adaptive import Adaptive
 from specdec_plugins.drafts.suffix import Suffix
 from specdec_plugins.engines.transformers_prompt_lookup import TransformersPromptLookup
@@ -79,6 +79,65 @@ def test_what_a_plugin_raises_costs_its_own_row(
     assert {row.arm for row in bench.results().rows} >= {arm, *OTHERS}
 
 
+FACTORIES = [
+    (LOOKUP, TransformersPromptLookup),
+    (SUFFIX, Suffix),
+    (TYPICAL, Typical),
+    (ADAPTIVE, Adaptive),
+]
+"""Arms, each with the class whose factory is broken."""
+
+
+class NoServer(SpecdecError):
+    """A refusal: a sentence of its own."""
+
+    def __str__(self) -> str:
+        return "nothing listens there: start the server"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arm", "owner"), FACTORIES, ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(NoServer, "nothing listens there: start the server"), (ValueError, " could not be built: ValueError: ")],
+)
+def test_a_factory_that_refuses_costs_its_own_row_which_the_card_names(
+    arm: Arm, owner: type, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with errors that the registry turns into a refusal: an engine raises ValueError where memory is short."""
+    monkeypatch.setattr(owner, "__init__", raising(vars(owner)["__init__"], error))
+    bench = Bench(MeasuringPlan(prompts=1))
+    bench.prepare([*OTHERS, arm])
+    assert [line for line in bench.card if line.startswith(f"not measured: {arm.strategy}: ") and said in line]
+    rows = {one: bench.row(one, lambda what: None) for one in (*OTHERS, arm)}
+    assert said in (rows[arm].failure or "")
+    assert rows[arm].info["failed"] == "refused"
+    assert [rows[one].failure for one in OTHERS] == [None] * 3
+
+
+@pytest.mark.parametrize("beside", [[], [Arm(SETTING, peer="transformers")]], ids=["alone", "beside a peer"])
+def test_a_run_that_is_made_for_nothing_else_is_refused_before_any_work(
+    beside: list[Arm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer stands in every table; the run is made for the draft."""
+    monkeypatch.setattr(Suffix, "__init__", raising(Suffix.__init__, NoServer))
+    with pytest.raises(NoServer):
+        Bench(MeasuringPlan(prompts=1)).prepare([SUFFIX, *beside])
+    bench = Bench(MeasuringPlan(prompts=1))
+    bench.prepare([OTHERS[1], SUFFIX, *beside])
+    assert any(line == f"not measured: {SUFFIX.strategy}: {NoServer()}" for line in bench.card)
+
+
+@pytest.mark.parametrize("asked", ["missing", "check_options"])
+def test_an_engine_that_raises_when_it_is_asked_whether_it_can_run_is_refused_by_name(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransformersPromptLookup, asked, classmethod(raising(TransformersPromptLookup.generate, Odd)))
+    said = r"the peer 'transformers_prompt_lookup\(k=2\)' of .* could not be asked .*: Odd: no sentence of ours; leave"
+    with pytest.raises(SpecdecError, match=said):
+        Bench(MeasuringPlan(prompts=1)).prepare([replace(LOOKUP, peer="transformers_prompt_lookup(k=2)")])
+
+
 @pytest.mark.slow
 def test_an_engine_that_cannot_be_closed_costs_nothing_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransformersPromptLookup, "close", raising(TransformersPromptLookup.close, Odd))
@@ -86,7 +145,7 @@ def test_an_engine_that_cannot_be_closed_costs_nothing_that_was_measured(monkeyp
     rows = measured_rows(bench, [*OTHERS, LOOKUP])
     bench.close()
     assert [row.failure for row in rows.values()] == [None] * 4
-    assert any("could not be closed: Odd: no sentence of ours" in line for line in bench.said)
+    assert any("could not be closed: no sentence of ours (Odd, " in line for line in bench.said)
 
 
 @pytest.mark.slow
@@ -95,7 +154,7 @@ def test_a_judge_that_raises_costs_no_row(monkeypatch: pytest.MonkeyPatch) -> No
     bench = Bench(MeasuringPlan(prompts=1, judge="tiny"))
     rows = measured_rows(bench, OTHERS)
     assert [row.failure for row in rows.values()] == [None] * 3
-    assert sum("was not judged: no sentence of ours" in line for line in bench.said) == len(bench.results().rows)
+    assert sum("was not judged: no sentence of ours (Odd, " in line for line in bench.said) == len(bench.results().rows)
 
 
 @pytest.mark.slow

@@ -447,7 +447,8 @@ def test_what_cannot_be_built_is_refused_with_its_owner_and_options() -> None:
     env: Any = None
     with pytest.raises(SpecdecError) as refused:
         found.draft("fails(2)", env)
-    assert str(refused.value) == "the draft 'fails(2)' of mine could not be built: too little; its options: level=1"
+    said = "the draft 'fails(2)' of mine could not be built: ValueError: too little; its options: level=1"
+    assert str(refused.value) == said
     for build, kind in ((found.draft, "Draft"), (found.policy, "Policy")):
         with pytest.raises(SpecdecError) as refused:
             build("wrong", env)
