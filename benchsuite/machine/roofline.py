@@ -32,7 +32,8 @@ class Peak:
         return Peak(read_bandwidth(device), 2 * side**3 / _median(lambda: a @ b, device))
 
     def fraction(self, moved: int, operations: int, took: float) -> float:
-        """Return the larger fraction of the two limits that was reached. Above 1: the bytes came from a cache."""
+        """Return the larger fraction of the two limits that was reached. Above 1: the bytes came from a cache, or
+        the limits were measured while others ran."""
         return max(moved / took / self.bandwidth, operations / took / self.arithmetic)
 
 

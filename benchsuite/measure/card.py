@@ -60,7 +60,7 @@ def _limit(floor: float, bandwidth: float, forward_s: float) -> str:
 def dry(
     setting: Setting, dtype: torch.dtype, device: torch.device, bandwidth: float, longest: int, runs: int
 ) -> list[str]:
-    """Return the lines of a dry run on the target that it stands for: bytes, room, and the least time of its forwards.
+    """Return the lines of a dry run on the target that it stands for: bytes, room, and the time to read its weights.
 
     ``longest``: tokens of the longest prompt; ``runs``: of a prompt by an arm. The tiny model's tokenizer counts bytes,
     so prompts are counted longer than they are. Of the target only the config is read.
@@ -72,8 +72,8 @@ def dry(
     return [
         f"dry run: {setting.target} would read {weights / 2**30:.2f} GiB of weights and hold up to "
         f"{arena / 2**30:.2f} GiB of keys and values for each arm; {free / 2**30:.1f} GiB are free",
-        f"dry run: its forwards would take {minutes(seconds)} at least; every model here is tiny, and no figure means "
-        "anything",
+        f"dry run: its forwards would take {minutes(seconds)} by the bandwidth that was just measured; every model "
+        "here is tiny, and no figure means anything",
     ]
 
 

@@ -40,9 +40,9 @@ class RowFigures:
     Latency. ``ttft_ms``: to the first token, with ``ttft_draft_ms`` in the draft; ``tpot_ms``: per token after the
     first emission, both medians over requests; ``itl_*``: percentiles of the gaps between emissions.
 
-    Machine. ``mbu``: bytes read per second / the machine's bandwidth; None above 1, where that was no limit.
-    ``peak_memory_bytes``: of the process or, on
-    CUDA, of the device; ``memory``: the most bytes of each kind after any run.
+    Machine. ``mbu``: bytes read per second / the machine's bandwidth; above 1 that was no limit, and this no share
+    (``shown_mbu``). ``peak_memory_bytes``: of the process or, on CUDA, of the device; ``memory``: the most bytes of
+    each kind after any run.
 
     Outputs. ``judged_perplexity`` of ``judged_tokens``, under the run's judge. ``set_up_s``: building and compiling.
     ``contract``: what was promised; ``contract_checked``: how many outputs were compared, and with what result.

@@ -419,7 +419,7 @@ def _with_speed(
         figures,
         tokens_per_s=decoded / seconds,
         plain_tokens_per_s=plain_decoded / plain_seconds if plain_decoded else None,
-        mbu=None if mbu is None or mbu > 1 else mbu,  # above 1 the bandwidth was no limit
+        mbu=mbu,
     )
 
 

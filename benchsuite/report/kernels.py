@@ -21,7 +21,7 @@ TOP, WIDEST = 4.0, 32
 
 LEGEND = (
     "time: of one call; of limit: bytes over measured bandwidth or operations over measured peak, the nearer one "
-    "(above 1: from a cache)",
+    "(above 1: from a cache, or the limit was measured on a busy machine)",
     "x reference: the reference's time over this one, paired; linear: all matrices once",
 )
 

@@ -54,6 +54,11 @@ def _figure(
     return Column(header, cell, meaning)
 
 
+def shown_mbu(mbu: float | None) -> str:
+    """Return a share of the bandwidth as tables show it: ``>1`` where the bandwidth was no limit."""
+    return "-" if mbu is None else ">1" if mbu > 1 else f"{mbu:.2f}"
+
+
 def _name(row: Row) -> str:
     return f"{row.arm.label} {BASELINE}" if row.arm.plain else row.arm.label
 
@@ -161,12 +166,11 @@ SHARES = (
     _figure("target %", lambda f: f.target_share, "{:.1f}", "share in the target's forwards", 100),
     _figure("policy %", lambda f: f.accept_share, "{:.1f}", "share in the acceptance policy", 100),
     _figure("overhead %", lambda f: f.overhead, "{:z.1f}", "time that is attributed to none of them", 100),
-    _figure(
+    Column(
         "MBU",
-        lambda f: f.mbu,
-        "{:.2f}",
-        "bytes read per second, the draft's weights included / read bandwidth; - above 1: the bandwidth was measured "
-        "on a busy machine, or a cache holds the weights",
+        lambda row: shown_mbu(row.figures.mbu),
+        "bytes read per second, the draft's weights included / read bandwidth; >1: no share, as the bandwidth was "
+        "measured on a busy machine, or a cache holds the weights",
     ),
 )
 """Columns of where the time goes."""

@@ -55,4 +55,4 @@ def test_a_dry_run_says_what_the_target_that_it_stands_for_would_take() -> None:
     assert found
     assert float(found[1]) == pytest.approx(weights / 2**30, abs=0.005)
     assert float(found[2]) == pytest.approx(cell * 512 * 4 * 10**6 / 2**30, rel=1e-4)
-    assert f"its forwards would take {7 * 3 * 10**6 * weights / 1e9 / 60:.0f} min at least" in took
+    assert f"its forwards would take {7 * 3 * 10**6 * weights / 1e9 / 60:.0f} min by the bandwidth" in took

@@ -29,6 +29,7 @@ from benchsuite.measure.rows import (
 from benchsuite.measure.runners import Outcome
 from benchsuite.measure.units import Unit
 from benchsuite.measure.verdict import SpeedVerdict
+from benchsuite.report.tables import SHARES
 from benchsuite.tests.rig import SETTING
 from specdec import DraftCounts
 from specdec.devices import Stopwatch
@@ -152,10 +153,11 @@ def test_the_bytes_that_move_are_known_only_if_every_run_says_so_and_the_weights
     assert _row(_series(OURS, RUN, replace(RUN, forwards=0)), plain).info["mbu"] == pytest.approx(whole / 2)
 
 
-def test_a_share_of_the_bandwidth_above_one_is_no_figure_the_bandwidth_was_measured_beside_other_work() -> None:
+def test_a_share_of_the_bandwidth_above_one_is_kept_and_shown_as_none() -> None:
+    """The bandwidth was measured beside other work, or a cache holds the weights."""
     plain = _series(BASE, RUN, RUN)
     whole = 2 * 4 * (1000 + 10 * 20) / 8
-    for bandwidth, mbu in ((whole * 1.01, pytest.approx(1 / 1.01)), (whole * 0.99, None)):
+    for bandwidth, mbu, shown in ((whole * 1.01, 1 / 1.01, "0.99"), (whole * 0.99, 1 / 0.99, ">1"), (whole, 1, "1.00")):
         row = make_rows(
             {BASE: {"chat": plain}, OURS: {"chat": _series(OURS, RUN, RUN)}},
             BASE,
@@ -164,7 +166,9 @@ def test_a_share_of_the_bandwidth_above_one_is_no_figure_the_bandwidth_was_measu
             None,
             {},
         )[OURS]
-        assert row.info["mbu"] == mbu
+        assert row.info["mbu"] == pytest.approx(mbu)
+        [cell] = [column.cell(row) for column in SHARES if column.header == "MBU"]
+        assert cell == shown
 
 
 def test_memory_is_the_most_of_each_kind_and_a_run_may_lack_one() -> None:
