@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import log
+from math import exp, log
 from pathlib import Path
 from statistics import fmean, mean, median
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from benchsuite.gate.record import (
     GatedRow,
     Launch,
     PassCounts,
+    StepCounts,
 )
 from benchsuite.machine import provenance
 
@@ -55,8 +56,8 @@ def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]
     """A row for each arm over one workload; the first ``prompts`` outcomes are one pass over the prompts.
 
     A failed arm has no row; the gate then reports that the row was not measured. An arm's control is plain decoding;
-    plain's and a peer's is transformers, if it was measured, because its time does not change with this code. A peer
-    has times alone: its engine counts nothing. ``read``: the row's ``inputs``.
+    plain's and a peer's is transformers, if it was measured, because its time does not change with this code. ``read``:
+    the row's ``inputs``.
     """
     from benchsuite.measure.rows import digest
 
@@ -66,7 +67,7 @@ def compared(series: Mapping[Arm, Series], prompts: int, read: Mapping[str, str]
     for arm, result in series.items():
         if arm.again or arm.eager or result.failure:
             continue
-        control = plain if not (arm.plain or arm.peer) else outside if arm is not outside else None
+        control = outside if arm.plain else (outside or plain) if arm.peer and arm is not outside else plain
         launch = _launch(result.outcomes, series[control].outcomes if control else [], prompts)
         known = GatedRow(
             work={
@@ -116,26 +117,66 @@ COSTS: Mapping[str, Callable[[Outcome], float]] = {
 
 def _launch(outcomes: Sequence[Outcome], control: Sequence[Outcome], prompts: int) -> Launch:
     """One value for each prompt, so that a prompt in a minority counts as much as any other."""
-    whole = [outcome for outcome in outcomes if outcome.decoded]
     times = _medians(outcomes, control, prompts)
     if len(outcomes) > prompts:
         times |= _means(STARTS, outcomes[:prompts], control[:prompts], prompts)
         times |= _means(MEANS, outcomes[prompts:], control[prompts:], prompts)
+    steps = _steps(outcomes, prompts)
+    if not all(outcome.stats for outcome in outcomes):
+        return _of_an_engine(times, outcomes, steps)
     pairs = _pairs(DECODE, outcomes, control, prompts)
-    if not pairs or not all(outcome.stats for outcome in whole):
-        return Launch(times)
+    if not pairs:
+        return Launch(times, steps=steps)
     shares = [[_parts(ours, theirs) for ours, theirs in runs] for runs in pairs]
     parts = {
         figure: {part: mean(median(run[figure][part] for run in runs) for runs in shares) for part in PARTS}
         for figure in (DECODE, FIRST)
     }
-    steps = sum(len(outcome.stats.steps) for outcome in whole if outcome.stats)
-    return Launch(times, parts, sum(outcome.decoded for outcome in whole) / max(steps, 1))
+    whole = [outcome for outcome in outcomes if outcome.decoded]
+    made = sum(len(outcome.stats.steps) for outcome in whole if outcome.stats)
+    return Launch(times, parts, sum(outcome.decoded for outcome in whole) / max(made, 1), steps)
+
+
+def _of_an_engine(times: Mapping[str, FigureTimes], outcomes: Sequence[Outcome], steps: StepCounts | None) -> Launch:
+    """The launch of a peer: what is not its prefill is the engine's, of which no part is told from another."""
+    forwards = None if steps is None else sum(filter(None, map(_forwards, outcomes)))
+    tau = None if forwards is None else sum(outcome.emitted for outcome in outcomes) / forwards
+    shares = {}
+    for figure, part in ((DECODE, "engine"), (FIRST, "prefill")):
+        if figure in times:
+            found = times[figure]
+            whole = fmean(found.seconds) if found.relative is None else exp(fmean(found.relative))
+            if figure == DECODE:
+                whole *= tau or 1.0
+            shares[figure] = {**dict.fromkeys(PARTS, 0.0), part: whole}
+    return Launch(times, shares, tau, steps)
+
+
+def _forwards(outcome: Outcome) -> int | None:
+    """Forwards of single rows that emit tokens, the first one's included; None if they are not counted."""
+    if outcome.stats:
+        return sum(step.rows for step in outcome.stats.steps)
+    return None if outcome.forwards is None else outcome.forwards + len(outcome.tokens)
+
+
+def _steps(outcomes: Sequence[Outcome], prompts: int) -> StepCounts | None:
+    """What each prompt takes of forwards per token; None if one of them is not known."""
+    from benchsuite.measure.rows import digest
+
+    runs = [outcomes[start::prompts] for start in range(prompts)]
+    counts = [[_forwards(outcome) for outcome in each] for each in runs]
+    emitted = [sum(outcome.emitted for outcome in each) for each in runs]
+    if not all(emitted) or any(not count for each in counts for count in each):
+        return None
+    passes = dict.fromkeys(digest(outcomes[start : start + prompts]) for start in range(0, len(outcomes), prompts))
+    per_token = [sum(filter(None, each)) / tokens for each, tokens in zip(counts, emitted, strict=True)]
+    return StepCounts(tuple(per_token), " ".join(passes))
 
 
 def _timed(figure: str, outcome: Outcome) -> bool:
-    """Whether a run has the figure: an engine that emits everything at once has no decoding."""
-    return bool(outcome.decoded if figure == DECODE else outcome.emitted)
+    """Whether a run has the figure: an engine that emits everything at once has no decoding, and of a prompt that may
+    have been in a cache nothing is known before the first token."""
+    return bool(outcome.decoded if figure == DECODE else outcome.emitted and not outcome.warm)
 
 
 def _runs(figure: str, outcomes: Sequence[Outcome], prompts: int) -> list[list[Outcome]]:
@@ -203,6 +244,7 @@ def _parts(outcome: Outcome, control: Outcome) -> dict[str, dict[str, float]]:
             "prefill": 0.0 if figure == DECODE else max(0.0, outcome.wall_s - outcome.decode_s - before),
             "verification": sum(t.target + t.accept for t in part),
             "K/V": sum(t.commit for t in part),
+            "engine": 0.0,
         }
         seconds["host"] = whole - sum(seconds.values())
         found[figure] = {name: value / unit for name, value in seconds.items()}

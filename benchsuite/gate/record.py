@@ -12,7 +12,7 @@ from typing import Any
 from benchsuite.machine.files import write_file
 from benchsuite.machine.user_files import UserFileError, parsed_json, user_text
 
-VERSION = 3
+VERSION = 4
 LARGEST = 1e100
 """The limit of values in a file: larger values cannot be measurements, and their ratios could overflow."""
 
@@ -30,11 +30,16 @@ STARTS = {figure: f"{figure} first pass" for figure in (DECODE, FIRST)}
 BESIDE = {beside: figure for named in (MEANS, STARTS) for figure, beside in named.items()}
 """Each mean and first pass, with the figure whose median it is beside."""
 
+STEPS = "steps/token"
+"""Forwards of the target per emitted token, of every row whose engine counts them: 1 if nothing that is proposed is
+accepted."""
+
 FIGURES = (DECODE, FIRST, WHOLE, CALL, *MEANS.values(), *STARTS.values())
 
-PARTS = ("draft", "prefill", "verification", "K/V", "host")
+PARTS = ("draft", "prefill", "verification", "K/V", "host", "engine")
 """The timed parts of a run: all calls into draft and controller; the target's prefill; the target's forward and
-acceptance; the commit of keys and values; and, for ``host``, everything else: reading, stops, counting."""
+acceptance; the commit of keys and values; and, for ``host``, everything else: reading, stops, counting. ``engine``: of
+a peer, all but its prefill, its draft included."""
 
 
 class GateError(ValueError):
@@ -56,17 +61,28 @@ class FigureTimes:
 
 
 @dataclass(frozen=True)
+class StepCounts:
+    """What one process counts of a row: ``per_token``, of each prompt, forwards per emitted token over its passes, and
+    ``text``, a digest of the tokens, without passes that repeat."""
+
+    per_token: tuple[float, ...]
+    text: str
+
+
+@dataclass(frozen=True)
 class Launch:
     """The measurements of one row in one process.
 
     ``times``: by figure. ``parts``: by figure, the seconds of each part divided by the control's seconds, a mean over
     prompts: of ``s/token``, seconds per step over the control's seconds per token; of ``TTFT``, seconds over the
-    control's. ``tau``: emitted tokens per forward.
+    control's; of a peer without a control, in seconds. ``tau``: emitted tokens per forward; None if forwards are not
+    counted, and a step is then a token. ``steps``: None likewise.
     """
 
     times: Mapping[str, FigureTimes]
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tau: float | None = None
+    steps: StepCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +104,7 @@ class GatedRow:
     ``PassCounts`` of the first pass over the prompts, ``plain_digest`` the digest of plain decoding; a plain benchmark
     has none. ``passes``: how many were made; ``later``: the counts of those that differ from the first, by number.
     ``deterministic``: False if a controller reads the clock; counters then need not repeat. ``peer``: another engine's
-    row, which has times alone.
+    row, which has times and, if the engine counts its forwards, ``Launch.steps``.
     """
 
     work: Mapping[str, Any] = field(default_factory=dict)
@@ -200,6 +216,10 @@ def _shares(value: Any) -> bool:
     )
 
 
+def _positive(values: Any) -> bool:
+    return isinstance(values, list) and values != [] and all(_number(v) and v > 1 / LARGEST for v in values)
+
+
 def _object_or_none(value: Any) -> bool:
     return value is None or isinstance(value, dict)
 
@@ -233,11 +253,11 @@ LAUNCH: dict[str, Check] = {
     "times": lambda times: isinstance(times, dict) and times != {} and times.keys() <= {*FIGURES},
     "parts": lambda parts: isinstance(parts, dict) and parts.keys() <= {*FIGURES} and all(map(_shares, parts.values())),
     "tau": lambda tau: tau is None or (_number(tau) and tau > 1 / LARGEST),
+    "steps": _object_or_none,
 }
+COUNTS: dict[str, Check] = {"per_token": _positive, "text": _text}
 TIMES: dict[str, Check] = {
-    "seconds": lambda seconds: (
-        isinstance(seconds, list) and seconds != [] and all(_number(s) and s > 1 / LARGEST for s in seconds)
-    ),
+    "seconds": _positive,
     "relative": lambda relative: (
         relative is None
         or (
@@ -247,7 +267,8 @@ TIMES: dict[str, Check] = {
         )
     ),
 }
-"""The check of the value of each key: of the file, of a row, of one pass, of a launch, of one figure's times."""
+"""The check of the value of each key: of the file, of a row, of one pass, of a launch, of its counts, of one figure's
+times."""
 
 
 def _parsed(content: Any) -> Record:
@@ -279,7 +300,11 @@ def _launch(content: Any, row: str) -> Launch:
         _exactly(values, TIMES, f"{figure} of a launch of {row!r}")
         relative = values["relative"]
         times[figure] = FigureTimes(tuple(values["seconds"]), None if relative is None else tuple(relative))
-    return Launch(times, content["parts"], content["tau"])
+    counts = content["steps"]
+    if counts is not None:
+        _exactly(counts, COUNTS, f"steps of a launch of {row!r}")
+        counts = StepCounts(tuple(counts["per_token"]), counts["text"])
+    return Launch(times, content["parts"], content["tau"], counts)
 
 
 def _exactly(got: Any, checks: Mapping[str, Check], owner: str) -> None:

@@ -64,6 +64,12 @@ OPTIONS = (
         read=values.fraction,
     ),
     Option(
+        "acceptance-tolerance",
+        "0.025",
+        "more forwards per emitted token that pass, as a fraction, where counters are not compared exactly",
+        read=values.fraction,
+    ),
+    Option(
         "alpha",
         "0.01",
         "the chance of a false alarm over all rows of one figure of a level, as a fraction",
@@ -159,6 +165,7 @@ class Rules:
     tolerance: float
     ttft_tolerance: float
     coarse_tolerance: float
+    acceptance_tolerance: float
     alpha: float
     launches: tuple[int, int]
     launches_given: bool
@@ -218,6 +225,7 @@ def parse(given: Texts) -> Rules | None:
         tolerance=found["tolerance"],
         ttft_tolerance=found["ttft-tolerance"],
         coarse_tolerance=found["coarse-tolerance"],
+        acceptance_tolerance=found["acceptance-tolerance"],
         alpha=found["alpha"],
         launches=found["launches"],
         launches_given="gate-launches" in given.given or found["launches"] != LAUNCHES,

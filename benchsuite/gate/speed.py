@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import expm1, isinf, log, log1p
 from statistics import fmean
 
-from benchsuite.gate.record import BESIDE, CALL, DECODE, FIRST, MEANS, STARTS, WHOLE, GatedRow, Launch, Record
+from benchsuite.gate.record import BESIDE, CALL, DECODE, FIRST, MEANS, STARTS, STEPS, WHOLE, GatedRow, Launch, Record
 from benchsuite.gate.shift import Shift, holm, paired, unpaired
 from benchsuite.gate.sides import Sides
 from benchsuite.gate.verdict import Finding, GateVerdict
@@ -27,10 +27,14 @@ WORDS = {
     **{MEANS[figure]: f"{PLAINLY[figure]}, as a mean over the passes after the first" for figure in (DECODE, FIRST)},
     **{STARTS[figure]: f"{PLAINLY[figure]} in the first pass" for figure in STARTS},
     MEANS[CALL]: "seconds a call, as a mean over the rounds",
+    STEPS: "forwards per emitted token",
 }
 """Each figure in a sentence."""
 
 CALLS = (CALL, MEANS[CALL])
+UNRELATED = (*CALLS, STEPS)
+"""Figures that are compared as they are, and not over a control's or by the clock."""
+
 BEGINS = (FIRST, MEANS[FIRST], STARTS[FIRST])
 
 GONE = -0.75
@@ -58,7 +62,8 @@ class Subject:
     @property
     def figure_name(self) -> str:
         """The figure as tables and files name it."""
-        return f"{self.figure} by the clock" if self.coarse and self.alone and self.figure not in CALLS else self.figure
+        by_the_clock = self.coarse and self.alone and self.figure not in UNRELATED
+        return f"{self.figure} by the clock" if by_the_clock else self.figure
 
     @property
     def family(self) -> tuple[str, bool, bool]:
@@ -68,15 +73,18 @@ class Subject:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """The slowdowns let through, as fractions: of each row's ``s/token`` and ``E2E``, of every ``TTFT``, and of
-    everything that is ``coarse``."""
+    """The slowdowns let through, as fractions: of each row's ``s/token`` and ``E2E``, of every ``TTFT``, of everything
+    that is ``coarse``, and of every ``steps/token``."""
 
     rows: Mapping[str, float]
     first: float
     coarse: float
+    acceptance: float = 0.025
 
     def of(self, case: Subject) -> float:
         """The tolerance of a case: a row's own, and not less than what the figure's noise allows."""
+        if case.figure == STEPS:
+            return self.acceptance
         least = (self.coarse if case.coarse else 0.0, self.first if case.figure in BEGINS else 0.0)
         return max(self.rows[case.row], *least)
 
@@ -108,6 +116,9 @@ def cases(name: str, row: GatedRow, level: int) -> list[Subject]:
         # Plain decoding is in every other row's time: what strikes it and them alike shows on the clock alone. A peer
         # may have no control.
         found += [Subject(name, figure, alone=True, coarse=True) for figure in figures if figure != WHOLE]
+    if not row.deterministic and all(launch.steps for launch in row.launches):
+        # Counters of a controller that reads the clock differ from launch to launch, so that level 0 compares none.
+        found.append(Subject(name, STEPS, alone=True))
     return found
 
 
@@ -115,6 +126,11 @@ def _side(row: GatedRow, case: Subject) -> Side | None:
     """The launches' values of a case; None if a launch lacks them."""
     found: list[Sequence[float]] = []
     for launch in row.launches:
+        if case.figure == STEPS:
+            if launch.steps is None:
+                return None
+            found.append([log(value) for value in launch.steps.per_token])
+            continue
         times = launch.times.get(case.figure)
         values = None if times is None else [log(s) for s in times.seconds] if case.alone else times.relative
         if values is None:
@@ -237,6 +253,8 @@ def _stage(
         told = _told(case, level, row, verdict, shift, timed[case], tolerances.of(case), bound)
         if verdict == GateVerdict.IMPROVED and not case.alone:
             told = _doubted(told, row, case, level, base, head, bound)
+        if verdict == GateVerdict.REGRESSED and row.peer and row.control == "plain" and not case.alone:
+            told = _blamed(told, row, case, level, base, head, bound, tolerances.of(case))
         if case in prompts and verdict in (GateVerdict.PASS, GateVerdict.IMPROVED):
             worse, place, own = prompts[case]
             message = (
@@ -270,9 +288,8 @@ def _told(
 ) -> Finding:
     change, low, high = map(_fraction, (shift.estimate, shift.low, shift.high))
     base, head = (side.launches for side in sides)
-    beside = (
-        " by the clock" if case.alone and case.figure not in CALLS else "" if case.alone else f", over {row.control}'s"
-    )
+    alone = "" if case.figure in UNRELATED else " by the clock"
+    beside = alone if case.alone else f", over {row.control}'s"
     message = (
         f"{change:+.1%} {WORDS[case.figure]}{beside} ({percent(low)} to {percent(high)}, each bound at {bound:.2g}; "
         f"{len(base)} and {len(head)} launches)"
@@ -291,7 +308,9 @@ def _told(
             GateVerdict.INCONCLUSIVE: f": too noisy to exclude a slowdown of {2 * tolerance:.1%} or to prove one of "
             f"{tolerance:.1%}; more --gate-pairs, more --gate-launches or a quieter machine decides",
         }.get(verdict, "")
-    moved = None if case.alone else where(base, head, case.figure)
+    moved = where(base, head, case.figure) if row.peer or not case.alone else None
+    if case.figure == STEPS:
+        moved = f"acceptance {100 * change:+.1f} %"
     return Finding(case.row, level, verdict, message, case.figure_name, change, low, high, moved, len(head))
 
 
@@ -314,3 +333,19 @@ def _doubted(
         return told
     kept = told.message.removesuffix("; write the gain down with --gate-update")
     return replace(told, verdict=GateVerdict.PASS, message=kept + why)
+
+
+def _blamed(
+    told: Finding, row: GatedRow, case: Subject, level: int, base: Record, head: Record, bound: float, tolerance: float
+) -> Finding:
+    """A peer is to blame for a loss over plain decoding only if its own seconds rose: where this code makes plain
+    faster, every peer looks slower."""
+    alone = replace(case, alone=True)
+    before, now = _side(row, alone), _side(head.rows[case.row], alone)
+    assert before is not None
+    assert now is not None
+    own = expm1(shift_of(before, now, level == 2, bound).estimate)
+    if own > tolerance:
+        return told
+    why = f"; its own seconds changed by {own:+.1%}: {row.control} got faster, and this row not slower"
+    return replace(told, verdict=GateVerdict.COARSE, message=told.message + why, where=None)

@@ -10,8 +10,9 @@ from math import ceil, comb, log2
 from typing import Any
 
 from benchsuite.gate import counters, figures, speed
+from benchsuite.gate.acceptance import Both, acceptance_findings, counted
 from benchsuite.gate.launcher import Launcher, worktree
-from benchsuite.gate.record import DECODE, GatedRow, GateError, Record
+from benchsuite.gate.record import DECODE, STEPS, GatedRow, GateError, Record
 from benchsuite.gate.rules import NEEDED, Rules
 from benchsuite.gate.sides import LiveSides, Say, Sides, StoredSides
 from benchsuite.gate.speed import Tolerances, staged
@@ -37,7 +38,8 @@ class Trial:
     ``wanted``: the rows that the run should measure, each with the reason why it was not measured, or None.
     ``baseline``: the record of the file; None if a revision is measured live. ``anchor``: the record of the pinned
     file. ``say`` prints a line of progress. After ``findings()``: ``order``, of a revision, the seed of the launches'
-    order, and the order; ``new``, the rows that the base lacks and that passed.
+    order, and the order; ``new``, the rows that the base lacks and that passed; ``clocked``, those whose acceptance no
+    level compares, since their controller reads the clock.
     """
 
     rules: Rules
@@ -51,6 +53,7 @@ class Trial:
     anchor: Record | None = None
     order: dict[str, Any] = field(default_factory=dict)
     new: list[str] = field(default_factory=list)
+    clocked: list[str] = field(default_factory=list)
 
     def findings(self) -> list[Finding]:
         """All findings, of every row and level. A failed launch is a finding too."""
@@ -88,6 +91,10 @@ class Trial:
                 _, self.head = sides.at_least(1)
         timed += self._anchored(sides)
         zero = [one for name, one in found.items() if one.verdict != GateVerdict.PASS or self._counted(name, base)]
+        zero += self._accepted(base, compared)
+        self.clocked = [
+            name for name in compared if not base.rows[name].deterministic and not {1, 2}.intersection(self.levels)
+        ]
         every = [*zero, *self._absent(base), *self._notes(base), *timed]
         judged = [name for name in compared if self._any_level(name, base.rows[name])]
         if not judged and worst(finding.verdict for finding in every) == GateVerdict.PASS:
@@ -113,7 +120,7 @@ class Trial:
         self.new = sorted(self.head.rows.keys() - base.rows.keys()) if self._new_pass else []
         if self.new:
             notes.append(f"{len(self.new)} rows are new, and compared with nothing: {_shown(self.new)}")
-        left = [name for name, row in self.head.rows.items() if row.peer and not self._any_level(name, row)]
+        left = [name for name, row in self.head.rows.items() if row.peer and not self._gated(name, base)]
         if left:
             notes.append(f"{len(left)} rows of peers are not gated: no level compares anything of them: {_shown(left)}")
         versions = _differences(base.made.get("versions") or {}, self.head.made.get("versions") or {})
@@ -131,18 +138,24 @@ class Trial:
         limit = self.limits.get(name, Limit())
         if limit.level not in (None, level):
             return False
-        return bool(speed.cases(name, row, level)) if level else row.digest is not None
+        return bool(speed.cases(name, row, level)) if level else row.digest is not None or counted(row) is not None
 
     def _any_level(self, name: str, row: GatedRow) -> bool:
         return any(self._comparable(name, row, level) for level in self.levels)
+
+    def _gated(self, name: str, base: Record) -> bool:
+        """Whether some level has something to compare of a row: of a peer that accepted nothing, or accepts nothing
+        any more, the other side's count is something."""
+        sides = (base.rows.get(name), self.head.rows.get(name))
+        return any(self._any_level(name, row) for row in sides if row is not None)
 
     def _known(self, name: str, base: Record) -> Finding:
         """The finding on a row at level 0, or the reason why it cannot be compared at any level."""
         head, before = self.head.rows.get(name), base.rows.get(name)
         if head is None:
             return _error(name, f"it was not measured: {self.wanted[name] or 'its test made no figures'}")
-        if head.peer and not self._any_level(name, head):
-            return Finding(name, 0, GateVerdict.PASS, "not gated: a peer has no counters, and times of its own alone")
+        if head.peer and not self._gated(name, base):
+            return Finding(name, 0, GateVerdict.PASS, "not gated: nothing of it is counted, and times need launches")
         if before is None:
             close = difflib.get_close_matches(name, base.rows.keys() - self.wanted.keys(), n=1)
             hint = f"; the baseline has {close[0]!r}, which this run has not: renamed?" if close else ""
@@ -156,11 +169,12 @@ class Trial:
         other = self._read_otherwise(name, before, head, base)
         if other:
             return other
-        if not self._any_level(name, before):
+        if not self._gated(name, base):
             return _error(
                 name, f"nothing of it can be compared at levels {', '.join(map(str, self.levels))}: {NOTHING}"
             )
         if self._counted(name, base):
+            assert not head.peer
             return counters.compare(name, before, head, self._same_machine(base))
         return Finding(name, 0, GateVerdict.PASS, "not gated at level 0")
 
@@ -201,6 +215,30 @@ class Trial:
             return False
         return before is None or (0 in self.levels and self._comparable(name, before, 0))
 
+    def _accepted(self, base: Record, names: Sequence[str]) -> list[Finding]:
+        """The findings on forwards per token at level 0: of peers, and of rows of ours with other tokens than the
+        base's, whose counters are not compared. A count that one side lacks is a finding if it is lost."""
+        sides, lost = dict[str, Both](), list[Finding]()
+        for name in names:
+            before, head = base.rows[name], self.head.rows[name]
+            rows = (before, head)
+            exactly = not head.peer and before.digest == head.digest
+            if exactly or 0 not in self.levels or self.limits.get(name, Limit()).level not in (None, 0):
+                continue
+            if before.inputs.get("weights") != head.inputs.get("weights") or not any(map(counted, rows)):
+                continue
+            both = [row.launches[0].steps if row.launches else None for row in rows]
+            if both[0] and both[1] and len(both[0].per_token) == len(both[1].per_token):
+                sides[name] = both[0], both[1]
+            elif both[0]:
+                message = "the base counts forwards per emitted token, and this run not: acceptance is not compared"
+                lost.append(Finding(name, 0, GateVerdict.INCONCLUSIVE, message, STEPS, where="acceptance"))
+        rules = self.rules
+        return [
+            *lost,
+            *acceptance_findings(sides, rules.acceptance_tolerance, rules.coarse_tolerance, rules.alpha),
+        ]
+
     def _absent(self, base: Record) -> list[Finding]:
         gone = sorted(base.rows.keys() - self.wanted.keys())
         if not gone:
@@ -216,7 +254,7 @@ class Trial:
     def _timed(self, sides: Sides, level: int, names: Sequence[str]) -> list[Finding]:
         rules = self.rules
         limits = {name: self.limits.get(name, Limit()).tolerance or rules.tolerance for name in names}
-        tolerances = Tolerances(limits, rules.ttft_tolerance, rules.coarse_tolerance)
+        tolerances = Tolerances(limits, rules.ttft_tolerance, rules.coarse_tolerance, rules.acceptance_tolerance)
         return staged(sides, level, tolerances, rules.alpha, rules.launches)
 
     def _anchored(self, sides: StoredSides | LiveSides) -> list[Finding]:

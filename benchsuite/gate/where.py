@@ -26,14 +26,15 @@ def where(base: Sequence[Launch], head: Sequence[Launch], figure: str = DECODE) 
 
 def attribution(base: Sequence[Launch], head: Sequence[Launch], figure: str = DECODE) -> dict[str, float]:
     """The relative change of the time that each part accounts for; empty without parts."""
-    if not all(launch.parts.get(figure) and launch.tau for launch in (*base, *head)):
+    counted = {launch.tau is not None for launch in (*base, *head)}
+    if len(counted) > 1 or not all(launch.parts.get(figure) for launch in (*base, *head)):
         return {}
     before, now = (
         {part: median(launch.parts[figure][part] for launch in side) for part in PARTS} for side in (base, head)
     )
     whole = (sum(before.values()) + sum(now.values())) / 2
     moved = {part: (now[part] - before[part]) / whole for part in PARTS}
-    if figure != DECODE:
+    if figure != DECODE or counted == {False}:
         return moved
     tau_before, tau_now = (median(launch.tau or 1.0 for launch in side) for side in (base, head))
     return {"acceptance": -log(tau_now / tau_before), **moved}

@@ -33,7 +33,7 @@ class GatePlugin:
     """The plugin object, registered if ``--gate`` or ``--gate-save`` is given.
 
     ``bench`` returns the Bench that measured our rows, or None; ``arm_of`` the arm of a row's name. Plain decoding once
-    more is not gated. A peer has times alone; the verdict names those of which no level compares anything.
+    more is not gated. The verdict names peers of which no level compares anything.
     """
 
     def __init__(self, config: pytest.Config, given: Rules, bench: BenchOf, arm_of: Callable[[str], Arm]) -> None:
@@ -145,13 +145,19 @@ class GatePlugin:
 
     @property
     def ungated(self) -> dict[str, list[str]]:
-        """What was measured and compared with nothing: peers, plain op by op, by their labels, new rows, other jobs."""
+        """What was measured and compared with nothing: peers, plain op by op, by their labels, new rows, other jobs,
+        and, by rows, the acceptance of controllers that read the clock."""
         judged = {
             finding.row for finding in self.findings or () if finding.figure or finding.verdict != GateVerdict.PASS
         }
         peers = dict.fromkeys(label for name, label in self._peers.items() if name not in judged)
-        new = self.trial.new if self.trial else []
-        return {"peers": [*peers], "new": new, **{what: sorted(names) for what, names in self._left.items()}}
+        new, clocked = (self.trial.new, self.trial.clocked) if self.trial else ([], [])
+        return {
+            "peers": [*peers],
+            "acceptance": clocked,
+            "new": new,
+            **{what: sorted(names) for what, names in self._left.items()},
+        }
 
     def judge(self) -> list[Finding]:
         """The findings of this run, computed by the first call."""

@@ -175,6 +175,7 @@ PLAIN_RULES: dict[str, Any] = {
     "tolerance": 0.03,
     "ttft_tolerance": 0.1,
     "coarse_tolerance": 0.15,
+    "acceptance_tolerance": 0.025,
     "alpha": 0.01,
     "launches": (5, 8),
     "launches_given": False,

@@ -53,6 +53,14 @@ def timed_outcome(
     )
 
 
+def engine_outcome(decode: float = 0.9, prefill: float = 0.1, forwards: int | None = None) -> Outcome:
+    """A run of one prompt by another engine: a token after its prefill, and the others in so many seconds and forwards,
+    if it counts them."""
+    whole = prefill + decode
+    emissions = [[(prefill, 1), (whole, TOKENS - 1)]]
+    return Outcome([tuple(range(TOKENS))], whole, decode, TOKENS - 1, emissions, forwards, 5.0)
+
+
 def gated_rows(
     ours: Sequence[Outcome],
     plain: Sequence[Outcome],

@@ -38,7 +38,7 @@ def _timed(tau: float | None, figure: str = DECODE, **shares: float) -> Launch:
 
 def test_each_part_accounts_for_its_difference_over_the_mean_of_both_wholes() -> None:
     base, head = [_timed(2.0, draft=1.0, host=2.0)], [_timed(4.0, draft=2.0, host=3.0)]
-    moved = {"draft": 0.25, "prefill": 0.0, "verification": 0.0, "K/V": 0.0, "host": 0.25}
+    moved = {"draft": 0.25, "prefill": 0.0, "verification": 0.0, "K/V": 0.0, "host": 0.25, "engine": 0.0}
     assert attribution(base, head) == {"acceptance": -log(2.0), **moved}
     assert where(base, head) == "acceptance -69.3 %"
     first = [_timed(2.0, FIRST, draft=1.0, host=2.0)], [_timed(4.0, FIRST, draft=2.0, host=3.5)]
@@ -54,6 +54,12 @@ def test_the_middle_launch_of_each_side_counts() -> None:
         "acceptance": -log(2.0),
         "draft": 1.0,
     }
+
+
+def test_where_no_launch_counts_forwards_a_step_is_a_token_and_acceptance_is_not_told() -> None:
+    base, head = [_timed(None, engine=1.0)], [_timed(None, engine=3.0)]
+    assert attribution(base, head) == {**dict.fromkeys(PARTS, 0.0), "engine": 1.0}
+    assert where(base, head) == "engine +100.0 %"
 
 
 def test_nothing_is_attributed_where_one_launch_lacks_its_parts_or_its_tau() -> None:

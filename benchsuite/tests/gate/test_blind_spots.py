@@ -178,6 +178,7 @@ def trial(base: Record, head: Record, anchor: Record | None = None, **made: Any)
         tolerance=0.03,
         ttft_tolerance=0.1,
         coarse_tolerance=0.15,
+        acceptance_tolerance=0.025,
         alpha=0.01,
         launches=(5, 8),
         on_missing="fail",

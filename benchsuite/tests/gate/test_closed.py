@@ -60,7 +60,7 @@ def test_a_missing_baseline_is_a_usage_error_that_may_be_made_by_request(suite: 
     ("spoil", "message"),
     [
         (lambda text: text[: len(text) // 2], "is corrupt"),
-        (lambda text: text.replace('"version": 3', '"version": 2'), "its version is 2, expected 3"),
+        (lambda text: text.replace('"version": 4', '"version": 3'), "its version is 3, expected 4"),
         (
             lambda text: text.replace('"seconds": [', '"second": ['),
             "seconds of a launch of 'test_theirs.py::test_work' has",

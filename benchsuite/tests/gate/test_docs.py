@@ -47,7 +47,7 @@ def test_the_projects_own_workflow_runs_what_ci_runs_and_gates_as_the_page_shows
 
 @pytest.mark.slow
 def test_the_services_pytest_lines_are_understood(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "gate.json").write_text('{"format": "specdec-gate", "version": 3, "made": {}, "rows": {}}')
+    (tmp_path / "gate.json").write_text('{"format": "specdec-gate", "version": 4, "made": {}, "rows": {}}')
     for words in (
         ["init", "-q", "-b", "main"],
         ["commit", "-q", "--allow-empty", "-m", "a step"],

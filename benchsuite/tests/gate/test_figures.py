@@ -85,6 +85,7 @@ def test_every_part_of_decoding_and_of_the_first_token_is_what_its_calls_took() 
         "verification": (8 + 16) + (11 + 13),
         "K/V": 32 + 17,
         "host": 70000 - 56000 - 166 - 48 - 49,
+        "engine": 0.0,
     }
     assert found[DECODE] == pytest.approx({part: seconds / 8 for part, seconds in decoding.items()})
     # The first step alone, in the control's 25 seconds to a first token.
@@ -94,9 +95,12 @@ def test_every_part_of_decoding_and_of_the_first_token_is_what_its_calls_took() 
         "verification": 8 + 16,
         "K/V": 32,
         "host": 9000 - 7633 - 12500 - 24 - 32,
+        "engine": 0.0,
     }
     assert found[FIRST] == pytest.approx({part: seconds / 25 for part, seconds in first.items()})
-    assert [list(parts) for parts in found.values()] == [["draft", "prefill", "verification", "K/V", "host"]] * 2
+    assert [list(parts) for parts in found.values()] == [
+        ["draft", "prefill", "verification", "K/V", "host", "engine"]
+    ] * 2
 
 
 @pytest.mark.parametrize(("wall", "prefill"), [(100.25, 0.25), (99.0, 0.0)])
@@ -241,10 +245,10 @@ def _whole(arm: Arm, control: Arm | None, said: str | None, drafts: int) -> Gate
     )
 
 
-def test_rows_are_those_that_did_not_fail_with_all_that_each_pass_counts_and_a_peers_times_alone() -> None:
+def test_rows_are_those_that_did_not_fail_with_all_that_each_pass_counts_and_of_a_peer_times() -> None:
     found = figures.compared(_every(), 2, READ)
     assert list(found) == [OUTSIDE.id, OTHER.id, CLOCKED.id, PLAINLY.id, LATE.id]
-    assert found[OUTSIDE.id] == _timed(OUTSIDE, None, None)
+    assert found[OUTSIDE.id] == _timed(OUTSIDE, PLAINLY, "plain")
     assert found[OTHER.id] == _timed(OTHER, OUTSIDE, "transformers")
     assert found[CLOCKED.id] == _whole(CLOCKED, PLAINLY, "plain", 9)
     assert found[LATE.id] == _whole(LATE, PLAINLY, "plain", 10)
@@ -253,13 +257,13 @@ def test_rows_are_those_that_did_not_fail_with_all_that_each_pass_counts_and_a_p
     assert list(found[CLOCKED.id].ops) == ["cut on cpu", "mix on triton"]
 
 
-def test_without_transformers_or_where_it_failed_plain_and_peers_have_no_control() -> None:
+def test_without_transformers_or_where_it_failed_plain_has_no_control_and_peers_have_plain() -> None:
     series = _every()
     series[OUTSIDE] = Series(OUTSIDE, "exact", outcomes=series[OUTSIDE].outcomes, error="no", ended="crashed")
     for _ in range(2):
         found = figures.compared(series, 2, READ)
         assert found[PLAINLY.id] == _whole(PLAINLY, None, None, 11)
-        assert found[OTHER.id] == _timed(OTHER, None, None)
+        assert found[OTHER.id] == _timed(OTHER, PLAINLY, "plain")
         series.pop(OUTSIDE, None)
 
 

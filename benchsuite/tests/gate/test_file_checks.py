@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from benchsuite.gate.record import CALL, FIGURES, PARTS, FigureTimes, GatedRow, GateError, Launch, PassCounts, Record
+from benchsuite.gate.record import (
+    CALL,
+    FIGURES,
+    PARTS,
+    FigureTimes,
+    GatedRow,
+    GateError,
+    Launch,
+    PassCounts,
+    Record,
+    StepCounts,
+)
 
 SMALL = Record(
     {"machine": None, "commit": "ä"},
@@ -34,6 +45,7 @@ TEXT = """{
    "launches": [
     {
      "parts": {},
+     "steps": null,
      "tau": 2.0,
      "times": {
       "seconds": {
@@ -52,7 +64,7 @@ TEXT = """{
    "work": {}
   }
  },
- "version": 3
+ "version": 4
 }
 """
 
@@ -95,11 +107,13 @@ NONE_SHARES = dict.fromkeys(PARTS, 0.0)
 ROW, LAUNCH = ("rows", "r"), ("rows", "r", "launches", 0)
 TIMES = (*LAUNCH, "times", CALL)
 NO_COUNTS: list[Any] = [-1, "1", 2.0, True, None, HUGE, {}, [-1], [1, 2.0], [True], [[1]]]
+POSITIVE: list[Any] = [[1], [0.5, 2], [LEAST], [1.5 / EDGE], [BELOW]]
+NOT_POSITIVE: list[Any] = [[], [0], [1, -1], [1 / EDGE], [EDGE], [HUGE], [True], [1, None], {}, "a", 1, None]
 OTHERS: list[Any] = [[], "", "a", 1, True, None]
 """What is no object."""
 
 CHECKS: list[tuple[tuple[Any, ...], list[Any], list[Any]]] = [
-    (("version",), [3], [-3, "3", 2, 4, None]),
+    (("version",), [4], [-4, "4", 3, 5, None]),
     (
         ("made",),
         [{}, {"a": 1}, {"machine": None, "versions": None}, {"machine": {}, "versions": {"a": 1}}],
@@ -155,11 +169,19 @@ CHECKS: list[tuple[tuple[Any, ...], list[Any], list[Any]]] = [
             {CALL: {"draft": 1.0}},
         ],
     ),
+    (
+        (*LAUNCH, "steps"),
+        [None, *({"per_token": good, "text": "t"} for good in POSITIVE)],
+        [
+            *(*OTHERS[:-1], {}, {"per_token": [1.0]}, {"per_token": [1.0], "text": 1}),
+            *({"per_token": wrong, "text": "t"} for wrong in NOT_POSITIVE),
+        ],
+    ),
     ((*LAUNCH, "tau"), [None, 1, 2.5, LEAST, 1.5 / EDGE], [0, -1, 1 / EDGE, EDGE, True, "1"]),
     (
         (*TIMES, "seconds"),
-        [[1], [0.5, 2], [LEAST], [1.5 / EDGE], [BELOW]],
-        [[], [0], [1, -1], [1 / EDGE], [EDGE], [HUGE], [True], [1, None], {}, "a", 1, None],
+        POSITIVE,
+        NOT_POSITIVE,
     ),
     (
         (*TIMES, "relative"),
@@ -199,19 +221,19 @@ def test_a_value_is_accepted_up_to_its_limit_and_refused_from_it(
         ([], "it is not a baseline of this gate"),
         ("text", "it is not a baseline of this gate"),
         ({}, "it is not a baseline of this gate"),
-        ({"format": "other", "version": 3}, "it is not a baseline of this gate"),
-        ({"format": "specdec-gate"}, "its version is None, expected 3"),
-        ({"format": "specdec-gate", "version": 2}, "its version is 2, expected 3"),
+        ({"format": "other", "version": 4}, "it is not a baseline of this gate"),
+        ({"format": "specdec-gate"}, "its version is None, expected 4"),
+        ({"format": "specdec-gate", "version": 2}, "its version is 2, expected 4"),
         (
-            {"format": "specdec-gate", "version": 3, "b": 1, "a": 2},
+            {"format": "specdec-gate", "version": 4, "b": 1, "a": 2},
             "the file has ['a', 'b', 'format', 'version'], expected exactly ['format', 'made', 'rows', 'version']",
         ),
         (
-            {"format": "specdec-gate", "version": 3, "made": [], "rows": {}},
+            {"format": "specdec-gate", "version": 4, "made": [], "rows": {}},
             "the file has a made that cannot be: []",
         ),
         (
-            {"format": "specdec-gate", "version": 3, "made": {}, "rows": {"r": 5}},
+            {"format": "specdec-gate", "version": 4, "made": {}, "rows": {"r": 5}},
             "row 'r' has int, expected exactly ['control', 'counters', 'deterministic', 'digest', 'inputs', "
             "'later', 'launches', 'ops', 'passes', 'peer', 'plain_digest', 'work']",
         ),
@@ -230,7 +252,11 @@ def test_a_file_of_another_shape_is_refused_in_a_sentence(tmp_path: Path, change
     [
         ((*ROW, "digest"), None, "row 'r' has a digest without counters, or counters without a digest"),
         ((*ROW, "counters"), {}, "row 'r' has a digest without counters, or counters without a digest"),
-        ((*ROW, "launches"), [None], "a launch of 'r' has NoneType, expected exactly ['parts', 'tau', 'times']"),
+        (
+            (*ROW, "launches"),
+            [None],
+            "a launch of 'r' has NoneType, expected exactly ['parts', 'steps', 'tau', 'times']",
+        ),
         ((*LAUNCH, "tau"), 0, "a launch of 'r' has a tau that cannot be: 0"),
         (
             TIMES,
@@ -250,7 +276,8 @@ def test_a_row_of_another_shape_is_refused_in_a_sentence(
 
 def test_a_row_with_everything_is_read_as_it_was_written(tmp_path: Path) -> None:
     times = {figure: FigureTimes((1.0, 2.0), (0.5, -0.5)) for figure in FIGURES}
-    launches = Launch(times, dict.fromkeys(FIGURES, SHARES), 1.5), Launch({CALL: FigureTimes((3.0,))})
+    steps = StepCounts((0.5, 1.0), "t")
+    launches = Launch(times, dict.fromkeys(FIGURES, SHARES), 1.5, steps), Launch({CALL: FigureTimes((3.0,))})
     later = {"2": PassCounts("e", {"n": 2}, {"op": 4})}
     row = GatedRow(
         {"a": [1]}, {"b": "c"}, "plain", "d", "p", False, {"n": 1, "m": [1, 2]}, {"op": 3}, launches, 2, later

@@ -51,6 +51,7 @@ def test_what_is_not_said_has_its_default(start_folder: Path) -> None:
         ("--gate-tolerance=0.05", {"tolerance": 0.05}),
         ("--gate-ttft-tolerance=0.2", {"ttft_tolerance": 0.2}),
         ("--gate-coarse-tolerance=0.3", {"coarse_tolerance": 0.3}),
+        ("--gate-acceptance-tolerance=0.1", {"acceptance_tolerance": 0.1}),
         ("--gate-alpha=0.999", {"alpha": 0.999}),
         ("--gate-launches=5+8", {"launches_given": True}),
         ("--gate-launches=7", {"launches": (7, 0), "launches_given": True}),
@@ -112,7 +113,7 @@ REFUSED = [
     (("--gate-level=1,x",), "--gate-level is '1,x'; expected 0, 1 or 2, or a comma list of them"),
     *(
         ((f"--gate-{name}={text}",), f"--gate-{name} is {text!r}; expected a fraction between 0 and 1: 0.03 is 3 %")
-        for name in ("tolerance", "ttft-tolerance", "coarse-tolerance", "alpha")
+        for name in ("tolerance", "ttft-tolerance", "coarse-tolerance", "acceptance-tolerance", "alpha")
         for text in ("0", "1", "5", "x", "-0.1", "nan")
     ),
     *(

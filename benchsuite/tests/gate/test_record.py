@@ -144,7 +144,7 @@ class Both:
         ('"target_forwards": 9', '"target_forwards": "9"', "row 'ours' has a counters that cannot be"),
         ('"linear on cpu": 4', '"linear on cpu": -4', "row 'ours' has a ops that cannot be"),
         ('"prompts": "p1"', '"prompts": 1', "row 'ours' has a inputs that cannot be"),
-        ('"version": 3', '"version": 2', "its version is 2, expected 3"),
+        ('"version": 4', '"version": 3', "its version is 3, expected 4"),
         ('"target_forwards": 9', '"target_forwards": -9', "row 'ours' has a counters that cannot be"),
         ('"cores": 2', '"cores": ' + "[" * 100_000, "nested too deeply"),
         ('"tau"', '"tao"', "'tao'"),
