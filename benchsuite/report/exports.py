@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from xml.etree import ElementTree
 
 from benchsuite.gate.verdict import Finding, GateVerdict, worst
@@ -13,23 +13,18 @@ from benchsuite.report.document import Document
 from benchsuite.report.findings import finding_sentence, findings_section
 from benchsuite.report.renderers import markdown
 
-if TYPE_CHECKING:
-    from benchsuite.gate.trial import Trial
-
 Blocks = Callable[[Finding], bool]
 """Whether a finding fails the run."""
 
 
-def as_json(findings: Sequence[Finding], trial: Trial | None) -> str:
-    """The run's verdict, every finding, and the provenance of both sides, as JSON."""
+def as_json(findings: Sequence[Finding], origins: Mapping[str, Any]) -> str:
+    """The run's verdict, every finding, and the ``origins`` of both sides and their order, as JSON."""
     content = {
         "format": "specdec-gate-verdicts",
         "version": 1,
         "verdict": worst(finding.verdict for finding in findings),
         "findings": [finding.record() for finding in findings],
-        "head": dict(trial.head.made) if trial else None,
-        "base": dict(trial.baseline.made) if trial and trial.baseline else None,
-        "order": trial.order if trial and trial.order else None,
+        **origins,
     }
     return strict_json(content)
 

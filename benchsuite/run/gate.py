@@ -16,9 +16,8 @@ from benchsuite.gate.launcher import NO_BENCHMARKS, Launcher, own_folders_first,
 from benchsuite.gate.record import GateError, Record
 from benchsuite.gate.rules import Rules
 from benchsuite.gate.trial import SUITE, Limit, Trial, different, levels_of, refuse_too_few, refuse_unfit_anchor
-from benchsuite.gate.verdict import Finding, GateVerdict, worst
-from benchsuite.report import exports, findings, renderers
-from benchsuite.run.capture import uncaptured
+from benchsuite.gate.verdict import Finding, GateVerdict
+from benchsuite.run.judged import GateItem, JudgedRun, limit_of
 from benchsuite.run.ranks import ELSEWHERE
 from benchsuite.run.speculation import row_of
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 BenchOf = Callable[[], "Bench | None"]
 
 
-class GatePlugin:
+class GatePlugin(JudgedRun):
     """The plugin object, registered if ``--gate`` or ``--gate-save`` is given.
 
     ``bench`` returns the Bench that measured our rows, or None; ``arm_of`` the arm of a row's name. Plain decoding once
@@ -37,7 +36,8 @@ class GatePlugin:
     """
 
     def __init__(self, config: pytest.Config, given: Rules, bench: BenchOf, arm_of: Callable[[str], Arm]) -> None:
-        self.config, self.rules, self._bench, self._arm_of = config, given, bench, arm_of
+        super().__init__(config, given)
+        self._bench, self._arm_of = bench, arm_of
         rules.refuse_what_disables(config)
         self.baseline = Record.load(given.file) if given.file and given.file.exists() else None
         self.anchor = Record.load(given.anchor) if given.anchor else None
@@ -50,10 +50,7 @@ class GatePlugin:
         self._peers: dict[str, str] = {}  # the rows of peers, with their labels
         self._left: dict[str, set[str]] = {"controls": set(), "other jobs": set()}  # what no level compares
         self._known: set[str] = set()  # ids of tests that declare the benchmark fixture
-        self.findings: list[Finding] | None = None
         self.trial: Trial | None = None
-        self.wrote: list[str] = []
-        self.compared = True
         self._layers = (PinnedLayer(), PinnedLayer())
 
     def _levels(self, device: str | None) -> tuple[int, ...]:
@@ -84,7 +81,7 @@ class GatePlugin:
                 if arm and arm.peer:
                     self._peers[name] = arm.label
                 self.wanted[name] = "its test did not run"
-                limit = _limit(item)
+                limit = limit_of(item)
                 if self.limits.setdefault(name, limit) != limit:
                     raise pytest.UsageError(f"two tests measure the row {name!r} and their gate markers differ")
         if self.rules.gating and self.wanted:
@@ -159,15 +156,18 @@ class GatePlugin:
             **{what: sorted(names) for what, names in self._left.items()},
         }
 
-    def judge(self) -> list[Finding]:
-        """The findings of this run, computed by the first call."""
-        if self.findings is None:
-            # If the gate itself raises, the first item shows the traceback and the others do not run it again.
-            self.findings = [Finding(SUITE, 0, GateVerdict.ERROR, "the gate broke; its first item shows where")]
-            self.findings = self._judge()
-        return self.findings
+    @property
+    def origins(self) -> dict[str, Any]:
+        """See ``JudgedRun``."""
+        trial = self.trial
+        return {
+            "head": dict(trial.head.made) if trial else None,
+            "base": dict(trial.baseline.made) if trial and trial.baseline else None,
+            "order": trial.order if trial and trial.order else None,
+        }
 
-    def _judge(self) -> list[Finding]:
+    def find(self) -> list[Finding]:
+        """The findings of the rows that this process measured; launches measure the others."""
         head = self._measured()
         unknown = self._unknown()
         if unknown:
@@ -183,7 +183,7 @@ class GatePlugin:
             head,
             self.wanted,
             self.baseline,
-            self._print,
+            self.say,
             self.limits,
             self.anchor,
         )
@@ -208,12 +208,6 @@ class GatePlugin:
         """Names of benchmarks that requested their fixture at run time and therefore have no gate item."""
         found = getattr(getattr(self.config, "_benchmarksession", None), "benchmarks", [])
         return ", ".join(sorted({bench.fullname for bench in found if bench} - self._known))
-
-    def _print(self, text: str) -> None:
-        with uncaptured(self.config):
-            writer = self.config.get_terminal_writer()
-            writer.line(f"gate: {text}")
-            writer.flush()
 
     def _launcher(self) -> Launcher:
         params = self.config.invocation_params
@@ -245,117 +239,24 @@ class GatePlugin:
         record.save(file)
         self.wrote.append(f"{message}: {file}")
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Write the requested files. If that fails, the run ends with pytest's exit code for usage errors."""
-        if self.config.option.collectonly or exitstatus not in (0, 1):
+    def save_baseline(self, exitstatus: int) -> None:
+        """Write this run, and more launches of it if they are asked for."""
+        if not self.rules.save:
             return
-        try:
-            self._write(exitstatus)
-        except (GateError, OSError) as error:
-            self.wrote.append(f"ERROR: {error}")
-            if exitstatus == 0:
-                session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        if self.rules.gating and exitstatus == 0:
-            # Other plugins may leave out gate items (--lf, --setup-only); the findings fail the run nevertheless.
-            if self.findings is None:
-                self.wrote.append("ERROR: the gate was asked for and no gate item ran, so nothing was compared")
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            elif any(self.blocks(finding) for finding in self.findings):
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def blocks(self, finding: Finding) -> bool:
-        """Whether a finding fails the run."""
-        given, verdict = self.rules, finding.verdict
-        if given.mode == "report" or (given.update and verdict != GateVerdict.ERROR):
-            return False
-        if verdict == GateVerdict.INCONCLUSIVE:
-            return given.inconclusive == "fail"
-        return verdict in (GateVerdict.REGRESSED, GateVerdict.ERROR)
-
-    def _write(self, exitstatus: int) -> None:
-        if self.rules.save:
-            if exitstatus:
-                raise GateError(f"--gate-save {self.rules.save}: some test failed, so nothing is written")
-            refuse_foreign_modules()
-            record = self._measured()
-            if not record.rows:
-                raise GateError(f"--gate-save {self.rules.save}: no row was measured, so nothing is written")
-            more = sum(self.rules.launches) - 1 if self.rules.launches_given else 0
-            for number in range(more):
-                self._print(f"launch {number + 2} of {more + 1}")
-                record = record.joined([self._launcher().measure()])
-            record.save(self.rules.save)
-            self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches")
-            if more + 1 < rules.NEEDED and any(row.digest is None for row in record.rows.values()):
-                self.wrote.append(
-                    "plain benchmarks have no counters: against a file they can be gated only with --gate-dedicated, "
-                    f"and it takes {rules.NEEDED} launches or more (--gate-launches 13)"
-                )
-        if self.findings is not None:
-            if self.rules.json:
-                self.rules.json.write_bytes(exports.as_json(self.findings, self.trial).encode())
-                self.wrote.append(f"verdicts: {self.rules.json}")
-            for kind, file in self.rules.exports:
-                file.write_bytes(exports.FORMATS[kind](self.findings, self.blocks).encode())
-                self.wrote.append(f"{kind}: {file}")
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print the table of verdicts, the next action, and the files that were written."""
-        if self.findings is None and not self.wrote:
-            return
-        terminalreporter.section("gate", sep="-")
-        if self.findings:
-            for line in renderers.section_lines(findings.findings_section(self.findings)):
-                terminalreporter.write_line(line)
-            overall = worst(finding.verdict for finding in self.findings)
-            sentence = findings.run_sentence(self.findings, self.rules, self.compared, self.ungated)
-            terminalreporter.write_line(f"\n{overall}: {sentence}", bold=True)
-        for line in self.wrote:
-            terminalreporter.write_line(line)
-
-
-class GateItem(pytest.Item):
-    """The verdict on one row as a test item; it fails if a finding on the row fails the run."""
-
-    def __init__(self, *, gate: GatePlugin, name: str, **more: Any) -> None:
-        super().__init__(name=name, nodeid=f"gate::{name}", **more)
-        self.gate = gate
-
-    def runtest(self) -> None:
-        """Fail with all findings on the row that fail the run."""
-        every = self.gate.judge()
-        # A self-test measures each row twice and appends the variant to its name, in brackets.
-        found = [finding for finding in every if finding.row == self.name or finding.row.startswith(f"{self.name} (")]
-        blocking = [finding for finding in found if self.gate.blocks(finding)]
-        if blocking:
-            pytest.fail("\n".join(findings.finding_sentence(finding) for finding in blocking))
-        if not found and self.name != SUITE and any(self.gate.blocks(finding) for finding in every):
-            pytest.fail("it was not compared: see what is said of the others and of the suite")
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The message without a traceback, unless the gate itself raised."""
-        return (
-            str(excinfo.value) if excinfo.errisinstance(pytest.fail.Exception) else super().repr_failure(excinfo, style)
-        )
-
-    def reportinfo(self) -> tuple[Any, int | None, str]:
-        """The location that pytest reports for the item."""
-        return self.config.rootpath, None, f"gate: {self.name}"
-
-
-def _limit(item: pytest.Item) -> Limit:
-    marker = item.get_closest_marker("gate")
-    if marker is None:
-        return Limit()
-    if marker.args or not marker.kwargs.keys() <= {"tolerance", "level"}:
-        raise pytest.UsageError(
-            f"{item.nodeid}: the marker gate takes tolerance=… (a fraction) and level=… (0, 1, 2 or 3), got "
-            f"{marker.args or ''}{marker.kwargs or ''}"
-        )
-    limit = Limit(**marker.kwargs)
-    if limit.tolerance is not None and not 0 < limit.tolerance < 1:
-        raise pytest.UsageError(f"{item.nodeid}: the marker's tolerance is {limit.tolerance!r}; 0.03 is 3 %")
-    if limit.level not in (None, 0, 1, 2, 3):
-        raise pytest.UsageError(f"{item.nodeid}: the marker's level is {limit.level!r}; expected 0, 1, 2 or 3")
-    return limit
+        if exitstatus:
+            raise GateError(f"--gate-save {self.rules.save}: some test failed, so nothing is written")
+        refuse_foreign_modules()
+        record = self._measured()
+        if not record.rows:
+            raise GateError(f"--gate-save {self.rules.save}: no row was measured, so nothing is written")
+        more = sum(self.rules.launches) - 1 if self.rules.launches_given else 0
+        for number in range(more):
+            self.say(f"launch {number + 2} of {more + 1}")
+            record = record.joined([self._launcher().measure()])
+        record.save(self.rules.save)
+        self.wrote.append(f"baseline: {self.rules.save}, {len(record.rows)} rows, {more + 1} launches")
+        if more + 1 < rules.NEEDED and any(row.digest is None for row in record.rows.values()):
+            self.wrote.append(
+                "plain benchmarks have no counters: against a file they can be gated only with --gate-dedicated, "
+                f"and it takes {rules.NEEDED} launches or more (--gate-launches 13)"
+            )

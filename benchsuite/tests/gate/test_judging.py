@@ -17,7 +17,8 @@ from benchsuite.gate.rules import NEEDED, Rules
 from benchsuite.gate.trial import SUITE, Limit
 from benchsuite.gate.verdict import Finding, GateVerdict
 from benchsuite.measure.arms import Arm
-from benchsuite.run.gate import GateItem, GatePlugin
+from benchsuite.run.gate import GatePlugin
+from benchsuite.run.judged import GateItem
 from benchsuite.tests.gate_rig import PLAIN_RULES
 from benchsuite.tests.rig import SETTING
 from benchsuite.tests.run.shown import Shown

@@ -10,7 +10,8 @@ import pytest
 from benchsuite.gate.record import GateError
 from benchsuite.gate.trial import SUITE
 from benchsuite.gate.verdict import Finding, GateVerdict
-from benchsuite.run.gate import GateItem, GatePlugin
+from benchsuite.run.gate import GatePlugin
+from benchsuite.run.judged import GateItem, JudgedRun
 
 
 def test_a_gate_that_broke_is_not_asked_again_and_says_so_to_its_other_items() -> None:
@@ -20,10 +21,10 @@ def test_a_gate_that_broke_is_not_asked_again_and_says_so_to_its_other_items() -
         calls.append(1)
         raise RuntimeError("broken")
 
-    gate = cast(GatePlugin, SimpleNamespace(findings=None, _judge=judge))
+    gate = cast(JudgedRun, SimpleNamespace(findings=None, find=judge))
     with pytest.raises(RuntimeError, match="broken"):
-        GatePlugin.judge(gate)
-    [told] = GatePlugin.judge(gate)
+        JudgedRun.judge(gate)
+    [told] = JudgedRun.judge(gate)
     assert (told.row, told.verdict, calls) == (SUITE, GateVerdict.ERROR, [1])
 
 
@@ -36,7 +37,7 @@ def test_a_run_is_gated_at_the_levels_of_the_device_that_it_ran_on() -> None:
     for machine, device in (({"device": "H200"}, "H200"), ({}, None), (None, None)):
         made = SimpleNamespace(made={"machine": machine})
         gate: Any = SimpleNamespace(_measured=lambda made=made: made, _unknown=lambda: "", _levels=levels)
-        assert GatePlugin._judge(gate) == [Finding(SUITE, 0, GateVerdict.ERROR, f"levels of {device}")]
+        assert GatePlugin.find(gate) == [Finding(SUITE, 0, GateVerdict.ERROR, f"levels of {device}")]
 
 
 FINDINGS = [
