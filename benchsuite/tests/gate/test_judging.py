@@ -133,6 +133,7 @@ def test_the_gate_waits_for_rows_peers_and_benchmarks_and_names_the_peers_of_whi
     assert run.gate.wanted == dict.fromkeys(rows, lacking)
     assert run.gate.ungated == {
         "peers": ["transformers", "transformers prompt lookup"],
+        "acceptance": [],
         "new": [],
         "controls": ["plain eager"],
         "other jobs": ["pytest -m kernels", "pytest -m serving"],

@@ -124,6 +124,27 @@ def test_tokens_come_with_the_piece_that_completes_their_text(
     assert [count for _, count in made.emissions] == counts
 
 
+@pytest.mark.parametrize(
+    ("said", "forwards"),
+    [
+        (None, None),
+        ({"predicted_n": 4}, None),  # a llama-server that does not speculate
+        ({"predicted_n": 4, "draft_n": 4, "draft_n_accepted": 2}, 1),
+        ({"predicted_n": 4, "draft_n": 4, "draft_n_accepted": 0}, 3),
+        ({"predicted_n": 4, "draft_n": 9, "draft_n_accepted": 5}, 0),  # two of them behind the end
+        ({"predicted_n": 4, "draft_n": 1, "draft_n_accepted": 2}, None),  # no server has counted this
+    ],
+)
+def test_forwards_of_an_answer_are_its_tokens_without_those_that_the_server_accepted(
+    said: dict[str, int] | None, forwards: int | None, runner_of: Build
+) -> None:
+    *pieces, done = streamed("a", "b", "c", "d").pieces
+    body = [] if said is None else [b"data: " + json.dumps({"choices": [], "timings": said}).encode() + b"\n\n"]
+    with FaultyServer(script(Fault((*pieces, *body, done)))) as server:
+        [made] = runner_of(server.url).peer.generate(ONE)
+    assert made.forwards == forwards
+
+
 def test_pieces_that_are_read_at_once_are_one(runner_of: Build) -> None:
     """A whole answer in one packet was decoded in no time at all, which ended the run by a division by zero."""
     packet = Fault((b"".join(streamed("a", "b", "cd").pieces),))

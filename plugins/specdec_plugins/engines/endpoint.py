@@ -16,8 +16,10 @@ from specdec.characters import decoded
 from specdec.errors import unknown
 from specdec.peer import PeerFactory, absent, refuse_params
 from specdec_plugins.endpoints.client import Ask, Client
+from specdec_plugins.endpoints.exposition import PageError
 from specdec_plugins.endpoints.named import Endpoint, parse_endpoints
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
+from specdec_plugins.endpoints.server_metrics import read_body
 
 COLD: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -43,7 +45,8 @@ class EndpointPeer(Peer):
     prompts; any other server (``server=other``) is asked for one token of a new prompt first, so that every timed
     prompt is in its cache, if it has one, and its time to the first token is no figure.
 
-    A token's time is that of the piece of the stream which completes its text.
+    A token's time is that of the piece of the stream which completes its text. Forwards are counted by what the body of
+    the answer says that it accepted (llama.cpp's ``timings``, vLLM's and SGLang's own), if it says that.
 
     Source: OpenAI API reference, completions; ggml-org/llama.cpp, tools/server/README.md (``cache_prompt``);
     vllm-project/vllm, docs/design/prefix_caching.md (``cache_salt``).
@@ -110,7 +113,11 @@ class EndpointPeer(Peer):
             self._known[prompt] = self._named(request)
         tokens = self._tokens(request, reply)
         return Generation(
-            tokens, self._emissions(tokens, reply), reply.seconds, warm=self._warm or bool(reply.cached_tokens)
+            tokens,
+            self._emissions(tokens, reply),
+            reply.seconds,
+            _forwards(len(tokens), reply),
+            warm=self._warm or bool(reply.cached_tokens),
         )
 
     @property
@@ -221,6 +228,15 @@ class EndpointPeer(Peer):
             self._loop.run(self._client.__aexit__())
             self._loop.close()
         self._client = None
+
+
+def _forwards(tokens: int, reply: Reply) -> int | None:
+    """Forwards after the first token's, by what the server says that it accepted: each gives one token more."""
+    try:
+        said = read_body(reply.body)
+    except PageError:
+        return None  # words that contradict each other count nothing
+    return None if said is None or said.accepted is None else max(tokens - 1 - said.accepted, 0)
 
 
 def _endpoint_of(url: str, name: str, model: str) -> Endpoint:
