@@ -20,7 +20,7 @@ Both = tuple[StepCounts, StepCounts]
 """What the base and this run count."""
 
 
-def counted(row: GatedRow) -> StepCounts | None:
+def comparable_steps(row: GatedRow) -> StepCounts | None:
     """What the first launch of a row counts, if it can be compared with another process's and says anything.
 
     None if the controller reads the clock, if forwards are not counted, and if every token takes one forward: nothing

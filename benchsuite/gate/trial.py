@@ -10,7 +10,7 @@ from math import ceil, comb, log2
 from typing import Any
 
 from benchsuite.gate import counters, figures, speed
-from benchsuite.gate.acceptance import Both, acceptance_findings, counted
+from benchsuite.gate.acceptance import Both, acceptance_findings, comparable_steps
 from benchsuite.gate.launcher import Launcher, worktree
 from benchsuite.gate.record import DECODE, STEPS, GatedRow, GateError, Record
 from benchsuite.gate.rules import NEEDED, Rules
@@ -138,7 +138,11 @@ class Trial:
         limit = self.limits.get(name, Limit())
         if limit.level not in (None, level):
             return False
-        return bool(speed.cases(name, row, level)) if level else row.digest is not None or counted(row) is not None
+        return (
+            bool(speed.cases(name, row, level))
+            if level
+            else row.digest is not None or comparable_steps(row) is not None
+        )
 
     def _any_level(self, name: str, row: GatedRow) -> bool:
         return any(self._comparable(name, row, level) for level in self.levels)
@@ -225,7 +229,7 @@ class Trial:
             exactly = not head.peer and before.digest == head.digest
             if exactly or 0 not in self.levels or self.limits.get(name, Limit()).level not in (None, 0):
                 continue
-            if before.inputs.get("weights") != head.inputs.get("weights") or not any(map(counted, rows)):
+            if before.inputs.get("weights") != head.inputs.get("weights") or not any(map(comparable_steps, rows)):
                 continue
             both = [row.launches[0].steps if row.launches else None for row in rows]
             if both[0] and both[1] and len(both[0].per_token) == len(both[1].per_token):

@@ -7,12 +7,14 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from benchsuite.gate.figures import compared
 from benchsuite.gate.record import GatedRow, Record
 from benchsuite.gate.speed import Tolerances, cases, staged
+from benchsuite.gate.trial import Trial
 from benchsuite.gate.verdict import Finding
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
@@ -122,3 +124,31 @@ def slowed(plain: float, ours: float, peer: bool = False) -> Callable[[float], d
     """Rows in which plain and the draft take these seconds, times the launch's noise, and transformers two."""
     outside = [timed_outcome(2.0)] * 3 if peer else []
     return lambda noise: gated_rows([timed_outcome(ours * noise)] * 3, [timed_outcome(plain * noise)] * 3, outside)
+
+
+def trial(base: Record, head: Record, anchor: Record | None = None, **made: Any) -> Trial:
+    """A trial at levels 0 and 1 whose launches are ``head``'s, in order."""
+    launches = iter(
+        Record(head.made, {name: replace(row, launches=(row.launches[i],)) for name, row in head.rows.items()})
+        for i in range(head.launches)
+    )
+    given = SimpleNamespace(
+        self_test=False,
+        base=None,
+        file=Path("gate.json"),
+        anchor=Path("anchor.json"),
+        tolerance=0.03,
+        ttft_tolerance=0.1,
+        coarse_tolerance=0.15,
+        acceptance_tolerance=0.025,
+        alpha=0.01,
+        launches=(5, 8),
+        on_missing="fail",
+        update=False,
+        own_environment=False,
+    )
+    launcher = SimpleNamespace(measure=lambda *given, **named: next(launches), lacking=[])
+    wanted = dict.fromkeys(head.rows)
+    return Trial(
+        cast(Any, given), (0, 1), cast(Any, launcher), head.last(1), wanted, base, lambda text: None, {}, anchor
+    )

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from benchsuite.gate.acceptance import acceptance_findings, counted
+from benchsuite.gate.acceptance import acceptance_findings, comparable_steps
 from benchsuite.gate.record import DECODE, STEPS, FigureTimes, GatedRow, Launch, Record, StepCounts
 from benchsuite.gate.speed import Subject, cases
 from benchsuite.gate.trial import UNJUDGED
 from benchsuite.gate.verdict import Finding, GateVerdict
-from benchsuite.tests.gate.test_blind_spots import trial
+from benchsuite.tests.launched_rig import trial
 
 PASS, COARSE, IMPROVED = GateVerdict.PASS, GateVerdict.COARSE, GateVerdict.IMPROVED
 INCONCLUSIVE, REGRESSED, ERROR = GateVerdict.INCONCLUSIVE, GateVerdict.REGRESSED, GateVerdict.ERROR
 
 
-def judged(base: Sequence[float], head: Sequence[float], same: bool = True, **rules: float) -> Finding:
+def judged_prompts(base: Sequence[float], head: Sequence[float], same: bool = True, **rules: float) -> Finding:
     """The finding on one row: forwards per token of each prompt before and now, of the same tokens or of others."""
     both = StepCounts(tuple(base), "t"), StepCounts(tuple(head), "t" if same else "u")
     given = {"tolerance": 0.025, "coarse": 0.15, "alpha": 0.01, **rules}
@@ -52,7 +52,7 @@ def test_of_equal_tokens_the_counts_are_exact_and_any_loss_beyond_the_tolerance_
     factors: Sequence[float], verdict: GateVerdict
 ) -> None:
     base = [0.3 + place / 100 for place in range(len(factors))]
-    found = judged(base, [value * factor for value, factor in zip(base, factors, strict=True)])
+    found = judged_prompts(base, [value * factor for value, factor in zip(base, factors, strict=True)])
     assert (found.verdict, found.figure, found.level) == (verdict, STEPS, 0)
     product = 1.0
     for factor in factors:
@@ -63,7 +63,7 @@ def test_of_equal_tokens_the_counts_are_exact_and_any_loss_beyond_the_tolerance_
 
 
 def test_a_prompt_that_alone_got_worse_is_named() -> None:
-    found = judged([0.5] * 40, [0.5] * 4 + [0.9] + [0.5] * 35)
+    found = judged_prompts([0.5] * 40, [0.5] * 4 + [0.9] + [0.5] * 35)
     assert found.verdict == REGRESSED
     assert found.message.startswith("prompt 5 of 40 alone takes +80.0%; over all prompts +1.5%")
 
@@ -83,7 +83,7 @@ def test_of_other_tokens_a_loss_is_one_that_a_signed_rank_test_over_prompts_show
     for _ in range(40):
         loss = coin.choice([-0.1, 0.0, 0.05, 0.1, 0.3])
         changes = [coin.gauss(loss, 0.1) for _ in range(9)]
-        found = judged([0.4] * 9, [0.4 * exp(change) for change in changes], same=False)
+        found = judged_prompts([0.4] * 9, [0.4 * exp(change) for change in changes], same=False)
         middle = median((a + b) / 2 for a, b in itertools.combinations_with_replacement(changes, 2))
         beyond = expm1(middle) > 0.025
         if chance_of_more(changes) <= 0.01 and beyond:
@@ -103,29 +103,29 @@ def test_of_other_tokens_a_loss_is_one_that_a_signed_rank_test_over_prompts_show
 
 def test_few_sampled_prompts_prove_nothing_and_a_large_loss_of_them_does_not_pass() -> None:
     """Three prompts that are drawn anew differ by a tenth each: as a fixed threshold has it, one run in two fails."""
-    assert judged([0.4] * 3, [0.43] * 3, same=False).verdict == COARSE
-    assert judged([0.4] * 3, [0.8] * 3, same=False).verdict == INCONCLUSIVE
-    assert judged([0.4] * 7, [0.43] * 7, same=False).verdict == REGRESSED, "all seven of them: 1 / 128"
+    assert judged_prompts([0.4] * 3, [0.43] * 3, same=False).verdict == COARSE
+    assert judged_prompts([0.4] * 3, [0.8] * 3, same=False).verdict == INCONCLUSIVE
+    assert judged_prompts([0.4] * 7, [0.43] * 7, same=False).verdict == REGRESSED, "all seven of them: 1 / 128"
 
 
-def rates(loss: float, prompts: int, draws: int) -> dict[GateVerdict, float]:
+def sampled_rates(loss: float, prompts: int, draws: int) -> dict[GateVerdict, float]:
     """How often sampled rows get each verdict, whose prompts differ by a tenth from draw to draw."""
     coin, found = random.Random(prompts), list[GateVerdict]()
     for _ in range(draws):
         base, head = ([0.4 * exp(coin.gauss(more, 0.1)) for _ in range(prompts)] for more in (0.0, loss))
-        found.append(judged(base, head, same=False).verdict)
+        found.append(judged_prompts(base, head, same=False).verdict)
     return {verdict: found.count(verdict) / draws for verdict in GateVerdict}
 
 
 def test_sampling_alone_is_no_regression_and_a_loss_of_a_tenth_over_eighty_prompts_is_found() -> None:
-    assert rates(0.0, 20, 100)[REGRESSED] <= 0.02
-    assert rates(0.1, 80, 20)[REGRESSED] >= 0.9
+    assert sampled_rates(0.0, 20, 100)[REGRESSED] <= 0.02
+    assert sampled_rates(0.1, 80, 20)[REGRESSED] >= 0.9
 
 
 @pytest.mark.slow
 def test_sampling_alone_is_a_regression_in_no_more_than_alpha() -> None:
     for prompts in (8, 20, 80):
-        found = rates(0.0, prompts, 300)
+        found = sampled_rates(0.0, prompts, 300)
         assert found[REGRESSED] + found[INCONCLUSIVE] <= 0.01 + 0.02
 
 
@@ -140,7 +140,7 @@ TIMES = {DECODE: FigureTimes((1.0,) * 3, (0.0,) * 3)}
 WORK: Mapping[str, Any] = {"work": {"prompts": 3}, "inputs": {"weights": "w"}}
 
 
-def peer(*per_token: float, text: str = "t", deterministic: bool = True, launches: int = 1) -> GatedRow:
+def engine_row(*per_token: float, text: str = "t", deterministic: bool = True, launches: int = 1) -> GatedRow:
     """An engine's row; without counts if none are given."""
     steps = StepCounts(per_token, text) if per_token else None
     launch = Launch(TIMES, {}, None, steps)
@@ -163,28 +163,28 @@ def gated(base: GatedRow, head: GatedRow, machine: int = 1) -> list[Finding]:
 
 @pytest.mark.parametrize("machine", [0, 1])
 def test_a_peer_whose_draft_is_accepted_less_is_a_regression_at_level_0_on_any_machine(machine: int) -> None:
-    [found] = gated(peer(0.4, 0.5, 0.5), peer(0.5, 0.5, 0.6), machine)
+    [found] = gated(engine_row(0.4, 0.5, 0.5), engine_row(0.5, 0.5, 0.6), machine)
     assert (found.verdict, found.where, found.figure) == (REGRESSED, "acceptance", STEPS)
-    assert [one.verdict for one in gated(peer(0.4, 0.5, 0.5), peer(0.4, 0.5, 0.5), machine)] == [PASS]
+    assert [one.verdict for one in gated(engine_row(0.4, 0.5, 0.5), engine_row(0.4, 0.5, 0.5), machine)] == [PASS]
 
 
 def test_a_draft_that_vanished_is_a_regression_and_one_that_appears_a_gain() -> None:
-    drafting, plainly = peer(0.4, 0.5, 0.5), peer(1.0, 1.0, 1.0)
+    drafting, plainly = engine_row(0.4, 0.5, 0.5), engine_row(1.0, 1.0, 1.0)
     assert [one.verdict for one in gated(drafting, plainly)] == [REGRESSED]
     assert [one.verdict for one in gated(plainly, drafting)] == [IMPROVED]
 
 
 def test_counts_that_are_lost_do_not_pass_and_new_ones_fail_nothing() -> None:
-    [lost] = gated(peer(0.4, 0.5, 0.5), peer())
+    [lost] = gated(engine_row(0.4, 0.5, 0.5), engine_row())
     assert (lost.verdict, lost.where) == (INCONCLUSIVE, "acceptance")
     assert "the base counts forwards per emitted token, and this run not" in lost.message
-    assert [one.figure for one in gated(peer(), peer(0.4, 0.5, 0.5))] == []
+    assert [one.figure for one in gated(engine_row(), engine_row(0.4, 0.5, 0.5))] == []
 
 
-@pytest.mark.parametrize("row", [peer(1.0, 1.0, 1.0), peer()])
+@pytest.mark.parametrize("row", [engine_row(1.0, 1.0, 1.0), engine_row()])
 def test_one_forward_a_token_on_both_sides_judges_nothing(row: GatedRow) -> None:
     """A peer that drafts nothing has no other count, whatever was done to it."""
-    assert counted(row) is None
+    assert comparable_steps(row) is None
     [note] = gated(row, row)
     assert "rows of peers are not gated: no level compares anything of them: row" in note.message
     made = trial(Record({}, {"row": row}), Record({}, {"row": row}))
@@ -217,7 +217,7 @@ def test_forwards_of_a_controller_that_reads_the_clock_are_compared_by_launches(
     """Level 0 compares no counters of it, since they do not repeat: whatever it accepted, it passed."""
     values = [0.4 + place % 3 / 1000 for place in range(13)]
     base = clocked(*values)
-    assert counted(base) is None
+    assert comparable_steps(base) is None
     assert Subject("row", STEPS, alone=True) in cases("row", base, 1)
     assert Subject("row", STEPS, alone=True) in cases("row", base, 2)
     assert STEPS not in {case.figure for case in cases("row", base, 3)}

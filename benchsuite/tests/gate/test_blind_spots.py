@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 from itertools import cycle, pairwise
 from math import exp, log
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from benchsuite.gate import counters, inputs
 from benchsuite.gate.launcher import Launcher
 from benchsuite.gate.record import CALL, DECODE, FIRST, PARTS, WHOLE, FigureTimes, GatedRow, GateError, Launch, Record
 from benchsuite.gate.sides import LiveSides
-from benchsuite.gate.trial import BLIND, Trial, refuse_unfit_anchor
+from benchsuite.gate.trial import BLIND, refuse_unfit_anchor
 from benchsuite.gate.verdict import GateVerdict
 from benchsuite.measure.workloads import Question
 from benchsuite.tests.launched_rig import (
@@ -31,6 +30,7 @@ from benchsuite.tests.launched_rig import (
     launches_of,
     slowed,
     timed_outcome,
+    trial,
 )
 from specdec.catalog import byte_tokenizer
 
@@ -162,34 +162,6 @@ def test_ops_that_always_ran_on_the_reference_run_more_often_where_there_are_mor
     )
     found = counters.compare("row", COUNTED, slower)
     assert (found.verdict, found.where) == (GateVerdict.REGRESSED, "acceptance")
-
-
-def trial(base: Record, head: Record, anchor: Record | None = None, **made: Any) -> Trial:
-    """A trial at levels 0 and 1 whose launches are ``head``'s, in order."""
-    launches = iter(
-        Record(head.made, {name: replace(row, launches=(row.launches[i],)) for name, row in head.rows.items()})
-        for i in range(head.launches)
-    )
-    given = SimpleNamespace(
-        self_test=False,
-        base=None,
-        file=Path("gate.json"),
-        anchor=Path("anchor.json"),
-        tolerance=0.03,
-        ttft_tolerance=0.1,
-        coarse_tolerance=0.15,
-        acceptance_tolerance=0.025,
-        alpha=0.01,
-        launches=(5, 8),
-        on_missing="fail",
-        update=False,
-        own_environment=False,
-    )
-    launcher = SimpleNamespace(measure=lambda *given, **named: next(launches), lacking=[])
-    wanted = dict.fromkeys(head.rows)
-    return Trial(
-        cast(Any, given), (0, 1), cast(Any, launcher), head.last(1), wanted, base, lambda text: None, {}, anchor
-    )
 
 
 @pytest.mark.slow

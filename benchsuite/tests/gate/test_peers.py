@@ -13,6 +13,7 @@ import pytest
 from benchsuite.gate.record import DECODE, FIRST, MEANS, STARTS, WHOLE, GatedRow, Record
 from benchsuite.gate.speed import cases
 from benchsuite.gate.verdict import Finding, GateVerdict
+from benchsuite.measure.runners import Outcome
 from benchsuite.tests.launched_rig import (
     OWN,
     PASSES,
@@ -45,7 +46,7 @@ def beside(plain: float = 1.0, transformers: float | None = 2.0, **own: float) -
 
 
 @cache
-def launched(plain: float = 1.0, transformers: float | None = 2.0, **own: float) -> Record:
+def launches_beside(plain: float = 1.0, transformers: float | None = 2.0, **own: float) -> Record:
     """Launches of these rows; those of another side have another noise."""
     return launches_of(beside(plain, transformers, **own), len(own) + (plain != 1.0) + (transformers == 6.0))
 
@@ -74,7 +75,7 @@ def test_an_engine_of_ones_own_that_is_three_times_slower_is_a_regression_in_its
     before: dict[str, float], now: dict[str, float], transformers: float | None, places: dict[str, str], level: int
 ) -> None:
     """It was left out: "PASS: nothing got worse". Against a file without transformers it still was."""
-    base, head = (launched(transformers=transformers, **own) for own in (before, now))
+    base, head = (launches_beside(transformers=transformers, **own) for own in (before, now))
     found = regressed(base, head, level)
     assert {row for row, _ in found} == {"own"}
     for figure, place in places.items():
@@ -86,7 +87,7 @@ def test_an_engine_of_ones_own_that_is_three_times_slower_is_a_regression_in_its
 
 def test_transformers_itself_is_held_against_a_file_by_plain_decoding() -> None:
     """At level 1 it was timed over nothing: three times slower, it made plain IMPROVED, and the run passed."""
-    found = regressed(launched(), launched(transformers=6.0), level=1)
+    found = regressed(launches_beside(), launches_beside(transformers=6.0), level=1)
     assert ("transformers", DECODE) in found
     assert {row for row, _ in found} == {"transformers"}
 
@@ -94,7 +95,7 @@ def test_transformers_itself_is_held_against_a_file_by_plain_decoding() -> None:
 @LEVELS
 @pytest.mark.parametrize(("transformers", "row"), [(2.0, "transformers"), (None, "own")])
 def test_where_plain_gets_faster_no_peer_is_to_blame(level: int, transformers: float | None, row: str) -> None:
-    base, head = (launched(plain, transformers) for plain in (1.0, 0.7))
+    base, head = (launches_beside(plain, transformers) for plain in (1.0, 0.7))
     assert regressed(base, head, level) == {}
     found = judged(base, head, level)[row, DECODE]
     assert found.verdict == GateVerdict.COARSE
@@ -107,7 +108,7 @@ def test_where_plain_gets_faster_no_peer_is_to_blame(level: int, transformers: f
 def test_an_engine_that_is_as_fast_as_before_passes_and_a_tenth_is_in_the_noise_of_a_launch(
     level: int, decode: float
 ) -> None:
-    found = judged(launched(), launched(decode=decode), level)
+    found = judged(launches_beside(), launches_beside(decode=decode), level)
     theirs = [one for (row, _), one in found.items() if row in PEERS]
     assert {one.verdict for one in theirs} == {GateVerdict.PASS}
     assert {one.row for one in theirs} == {OWN.id, PEER.id}
@@ -141,14 +142,15 @@ def test_of_a_server_that_may_keep_prompts_the_time_per_token_alone_is_held() ->
     rows = gated_rows([timed_outcome(0.5)] * 3, [timed_outcome()] * 3, own=[warm] * 3)
     assert rows[OWN.id].launches[0].times.keys() == {DECODE, MEANS[DECODE], STARTS[DECODE]}
     slow = replace(engine_outcome(2.7), warm=True)
-    base, head = (
-        launches_of(lambda _, one=one: gated_rows([timed_outcome(0.5)] * 3, [timed_outcome()] * 3, own=[one] * 3), 0)
-        for one in (warm, slow)
-    )
+
+    def with_server(one: Outcome) -> Record:
+        return launches_of(lambda _: gated_rows([timed_outcome(0.5)] * 3, [timed_outcome()] * 3, own=[one] * 3), 0)
+
+    base, head = with_server(warm), with_server(slow)
     assert judged(base, head, level=1)["own", DECODE].verdict == GateVerdict.REGRESSED
 
 
-def counted(forwards: int | None, requests: int = 1) -> GatedRow:
+def with_forwards(forwards: int | None, requests: int = 1) -> GatedRow:
     """The row of an engine that counts so many forwards after its first token, over three prompts in ``PASSES``."""
     one = replace(engine_outcome(forwards=forwards), tokens=[tuple(range(10))] * requests)
     return gated_rows([timed_outcome()] * 3, [timed_outcome()] * 3, own=[one] * 3)[OWN.id]
@@ -156,11 +158,11 @@ def counted(forwards: int | None, requests: int = 1) -> GatedRow:
 
 def test_forwards_per_token_count_the_one_of_the_first_token_and_those_of_each_row() -> None:
     for forwards, requests, per_token in ((9, 1, 1.0), (4, 1, 0.5), (8, 2, 0.5)):
-        steps = counted(forwards, requests).launches[0].steps
+        steps = with_forwards(forwards, requests).launches[0].steps
         assert steps is not None
         assert steps.per_token == (per_token,) * 3
-        assert counted(forwards, requests).launches[0].tau == pytest.approx(1 / per_token)
-    assert counted(None).launches[0].steps is None
+        assert with_forwards(forwards, requests).launches[0].tau == pytest.approx(1 / per_token)
+    assert with_forwards(None).launches[0].steps is None
 
 
 def test_of_passes_that_repeat_the_tokens_are_told_once() -> None:
