@@ -99,6 +99,18 @@ TestLlamaCpp = slow(conformance.engine("llama_cpp", own_arithmetic=True, refuses
 TestLlamaCppLookup = slow(
     conformance.engine("llama_cpp_prompt_lookup(k=3)", own_arithmetic=True, refuses=["k=0", "ngram=0", "threads=0"])
 )
+TestOpenVino = slow(conformance.engine("openvino", own_arithmetic=True, refuses=["threads=0"]))
+TestOpenVinoLookup = slow(
+    conformance.engine("openvino_prompt_lookup(k=3)", own_arithmetic=True, refuses=["k=0", "ngram=0", "threads=0"])
+)
+TestOpenVinoDraft = slow(
+    conformance.engine(
+        "openvino_draft(model=tiny, k=3)",
+        own_arithmetic=True,
+        sampled=False,
+        refuses=["model=tiny, k=0", "model=tiny, threads=0", "k=3"],
+    )
+)
 
 TestMatch = slow(conformance.policy("match", greedy="exact", sampled="exact", trees=True, coupled=True), *OF_POLICIES)
 TestRejection = slow_checks(

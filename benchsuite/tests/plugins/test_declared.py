@@ -41,6 +41,9 @@ OPTIONS = {
         "endpoint": "url='', name='server', model='', server='other', prompt='ids'",
         "llama_cpp": "threads=None",
         "llama_cpp_prompt_lookup": "k=10, ngram=2, threads=None",
+        "openvino": "threads=None",
+        "openvino_draft": "model=None, k=4, threads=None",
+        "openvino_prompt_lookup": "k=5, ngram=3, threads=None",
         "transformers": "cache='dynamic'",
         "transformers_assisted": "model=None, k=4",
         "transformers_compiled": "none",
@@ -80,6 +83,9 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
             "endpoint": ("own_arithmetic",),
             "llama_cpp": ("needs_gguf", "own_arithmetic"),
             "llama_cpp_prompt_lookup": ("needs_gguf", "own_arithmetic"),
+            "openvino": ("batches", "own_arithmetic"),
+            "openvino_draft": ("batches", "own_arithmetic"),
+            "openvino_prompt_lookup": ("batches", "own_arithmetic"),
             "vllm": ("batches", "own_arithmetic"),
             "vllm_speculative": ("batches", "own_arithmetic"),
         },
@@ -140,6 +146,8 @@ def test_controllers_name_the_option_that_k_sets_and_peers_what_they_are_compare
     references = {name: getattr(of("peer", name).factory, "reference", None) for name in OPTIONS["peer"]}
     assert {name: other for name, other in references.items() if isinstance(other, str)} == {
         "llama_cpp_prompt_lookup": "llama_cpp",
+        "openvino_draft": "openvino",
+        "openvino_prompt_lookup": "openvino",
         "transformers_assisted": "transformers",
         "transformers_compiled": "transformers",
         "transformers_prompt_lookup": "transformers",
