@@ -75,19 +75,14 @@ class ComparisonPlugin:
         metafunc.parametrize("specdec_row", cases, indirect=True, ids=[*self.arms])
 
     def _build(self) -> None:
-        from benchsuite.gate.launcher import measures_base
         from benchsuite.run.names import refuse_unknown_names
         from specdec.errors import SpecdecError
 
-        request = self.request
         try:
-            if not measures_base():
-                refuse_unknown_names(request)
+            refuse_unknown_names(self.request)
             from benchsuite.run import matrix  # imports torch
 
-            if measures_base():
-                request = matrix.known_part(request)
-            self.arms = {arm.id: arm for arm in matrix.build_matrix(request)}
+            self.arms = {arm.id: arm for arm in matrix.build_matrix(self.request)}
         except SpecdecError as error:
             self._refused = error
 

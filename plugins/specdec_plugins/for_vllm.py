@@ -25,6 +25,10 @@ KEY = "specdec_draft"
 """The key of vLLM's ``additional_config`` that names the draft; ``speculative_config`` takes no keys of others."""
 
 
+FORGETS = "specdec_forgets"
+"""The key by which the draft forgets everything whenever a request begins alone, so that runs of one text repeat."""
+
+
 class SpecdecProposer:
     """Proposes by a draft of specdec in vLLM's runner.
 
@@ -35,7 +39,8 @@ class SpecdecProposer:
     vLLM names no requests, and rows of its batch enter, leave and swap places between two calls. A row is recognised by
     its whole text: it continues the row of the last call whose text it has, before its newly sampled tokens. A row that
     is not there has ended, as far as anybody can tell; one that comes back later is a new request with a longer prompt,
-    so that a draft that learns counts the text of a preempted request twice.
+    so that a draft that learns counts the text of a preempted request twice. It goes on learning for as long as vLLM
+    runs, unless ``additional_config["specdec_forgets"]`` is true.
 
     Raises SpecdecError for a draft that does not exist or cannot run there, and where vLLM calls otherwise.
 
@@ -48,7 +53,8 @@ class SpecdecProposer:
         self._rows, self._longest = int(vllm_config.scheduler_config.max_num_seqs), int(model.max_model_len)
         self._k = int(speculative.num_speculative_tokens)
         registry = Registry()
-        text = (vllm_config.additional_config or {}).get(KEY)
+        given = vllm_config.additional_config or {}
+        text, self._forgets = given.get(KEY), bool(given.get(FORGETS))
         if not isinstance(text, str):
             raise SpecdecError(
                 f"SpecdecProposer was given no draft (got {text!r}); name one in vLLM's additional_config, for example "
@@ -98,6 +104,8 @@ class SpecdecProposer:
         self._live = [self._place_of(row, text, left) for row, text in enumerate(texts)]
         for place in left:
             self._draft.release(place, tuple(self._history[place, : self._lengths[place]].tolist()))
+        if self._forgets and not any(place is not None for place in self._live):
+            self._draft.forget()
         free = [place for place in range(self._rows) if place not in self._live]
         for row, text in enumerate(texts):
             if text is None:

@@ -38,7 +38,7 @@ OPTIONS = {
         "goodput": "maximum=15, probe=8",
     },
     "peer": {
-        "endpoint": "url='', name='server', model='', server='other', prompt='ids'",
+        "endpoint": "url='', name='server', model='', server='other', prompt='ids', plain=''",
         "llama_cpp": "threads=None",
         "llama_cpp_prompt_lookup": "k=10, ngram=2, threads=None",
         "openvino": "threads=None",
@@ -48,8 +48,9 @@ OPTIONS = {
         "transformers_assisted": "model=None, k=4",
         "transformers_compiled": "none",
         "transformers_prompt_lookup": "k=10, ngram=2",
-        "vllm": "memory=0.9, eager=False",
-        "vllm_speculative": "method='ngram', k=4, ngram=4, shortest=2, model=None, draft=None, memory=0.9, eager=False",
+        "vllm": "memory=None, eager=False",
+        "vllm_speculative": "method='ngram', k=4, ngram=4, shortest=2, model=None, draft=None, "
+        "memory=None, eager=False",
     },
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specdec import DraftCounts
 from specdec_plugins.endpoints import server_metrics
 from specdec_plugins.endpoints.exposition import PageError
 from specdec_plugins.endpoints.server_metrics import Speculation
@@ -21,6 +22,7 @@ VLLM = {
     "mean_acceptance_length": 1.75,
     "draft_acceptance_rate": 0.25,
 }
+STEPS = {"per_step_drafted": [3, 3, 3, 3], "per_step_accepted": [1, 0, 1, 1]}
 SGLANG = {
     "spec_verify_ct": 4,
     "spec_draft_token_num": 12,
@@ -36,6 +38,14 @@ WHOLE: dict[str, tuple[dict[str, Any], Speculation]] = {
     "vllm body": (
         {"metrics": {"speculative_decoding": VLLM}},
         Speculation("vllm body", "request", 4, 12, 3, (), (1, 3), said_rate=0.25, said_length=1.75),
+    ),
+    "vllm body, detailed": (
+        {"metrics": {"speculative_decoding": {**VLLM, **STEPS}}},
+        replace(
+            Speculation("vllm body", "request", 4, 12, 3, (), (1, 3), said_rate=0.25, said_length=1.75),
+            proposed_by_step=(3, 3, 3, 3),
+            accepted_by_step=(1, 0, 1, 1),
+        ),
     ),
     "sglang body": (
         {"meta_info": SGLANG},
@@ -53,9 +63,36 @@ def test_a_body_with_every_name_is_read_whole_and_written_name_by_name(source: s
     body, said = WHOLE[source]
     assert server_metrics.read_body(body) == said
     assert server_metrics.write_body(said) == body
-    assert server_metrics.write_body(Speculation(source, "request")) == {
-        server_metrics.BODIES[source][0]: {server_metrics.BODIES[source][-1]: {}} if source == "vllm body" else {}
-    }
+    outer, *inner = server_metrics.BODIES[said.source]
+    assert server_metrics.write_body(Speculation(said.source, "request")) == {outer: {inner[0]: {}} if inner else {}}
+
+
+def test_steps_give_the_acceptance_by_position_that_a_histogram_has_only_over_all_drafts() -> None:
+    [whole, summary] = [WHOLE[name][1].counts for name in ("vllm body, detailed", "vllm body")]
+    assert whole == DraftCounts.of_steps([(3, 1), (3, 0), (3, 1), (3, 1)])
+    assert summary == replace(whole, proposed_by_position=())
+    assert WHOLE["llama.cpp body"][1].counts == DraftCounts(4, 12, 3)
+    both = server_metrics.added([WHOLE["vllm body, detailed"][1]] * 2)
+    assert both is not None
+    assert both.counts == whole + whole
+    mixed = server_metrics.added([WHOLE["vllm body, detailed"][1], WHOLE["vllm body"][1]])
+    assert mixed is not None
+    assert mixed.counts == replace(whole + whole, proposed_by_position=())
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"per_step_drafted": [3, 3, 3], "per_step_accepted": [1, 1, 1]},
+        {"per_step_drafted": [3, 3, 3, 3], "per_step_accepted": [1, 1, 1]},
+        {"per_step_drafted": [3, 3, 3, 4], "per_step_accepted": [1, 0, 1, 1]},
+        {"per_step_drafted": [3, 3, 3, 3], "per_step_accepted": [1, 1, 1, 1]},
+        {"per_step_drafted": [3, 3, 3, 3]},
+    ],
+)
+def test_steps_that_are_not_those_of_the_sums_are_refused(steps: dict[str, list[int]]) -> None:
+    with pytest.raises(PageError, match=r"^vllm body: steps that proposed .* beside 4 steps, 12 proposals and 3 acc"):
+        server_metrics.read_body({"metrics": {"speculative_decoding": {**VLLM, **steps}}})
 
 
 def test_counts_are_written_in_another_servers_names() -> None:
@@ -100,8 +137,7 @@ def test_counts_are_written_in_another_servers_names() -> None:
                     "speculative_decoding": {
                         **VLLM,
                         "num_spec_tokens": 3,
-                        "per_step_accepted": [1],
-                        "per_step_drafted": [3],
+                        **STEPS,
                     }
                 }
             },

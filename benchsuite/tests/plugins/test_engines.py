@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,7 +134,7 @@ def test_vllm_is_given_the_target_and_what_speculates(text: str, config: object,
                     "model": "specdec_plugins.for_vllm.SpecdecProposer",
                 },
                 "per_request_spec_decode_metrics": "detailed",
-                "additional_config": {"specdec_draft": "suffix(min_match=3)"},
+                "additional_config": {"specdec_draft": "suffix(min_match=3)", "specdec_forgets": True},
             },
             "vLLM 0: float32, compiled and captured by vLLM, no prefix caching; method custom_class, "
             "num_speculative_tokens 4, model specdec_plugins.for_vllm.SpecdecProposer, draft suffix(min_match=3)",
@@ -144,7 +145,8 @@ def test_vllm_is_given_these_arguments_and_no_others(
     text: str, options: dict[str, Any], described: str, vllm: StandIn
 ) -> None:
     peer = Registry().peer(text, kit_env(None))
-    usual = {"gpu_memory_utilization": 0.9, "enforce_eager": False}
+    memory = {} if "gpu_memory_utilization" in options else {"kv_cache_memory_bytes": 2**28}
+    usual = {"enforce_eager": False, **memory}
     sizes = {"max_model_len": 192, "max_num_seqs": 4, "enable_prefix_caching": False}
     assert vllm.given == {"model": str(kit_target()), "dtype": "float32", **sizes, **usual, **options}
     assert peer.set_up_seconds.keys() == {"load"}
@@ -152,6 +154,18 @@ def test_vllm_is_given_these_arguments_and_no_others(
     assert peer.described() == described
     compiled = "no" if options.get("enforce_eager") else "by vLLM"
     assert peer.conditions() == {"dtype": "float32", "compile": compiled}
+
+
+def test_vllms_memory_is_a_share_of_a_gpu_and_on_a_cpu_what_the_cache_of_the_run_needs(vllm: StandIn) -> None:
+    """A share of a CPU's memory is one of all of it, and vLLM does not start where others use the rest."""
+    env = replace(kit_env(None), max_rows=500, max_length=5000)
+    Registry().peer("vllm", env)
+    config = families.build_model("llama").config
+    cell = config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2 * 4  # float32 keys and values
+    assert vllm.given["kv_cache_memory_bytes"] == 3 * 500 * 5000 * cell
+    assert "gpu_memory_utilization" not in vllm.given
+    Registry().peer("vllm", replace(env, device=torch.device("cuda")))
+    assert (vllm.given["gpu_memory_utilization"], "kv_cache_memory_bytes" in vllm.given) == (0.9, False)
 
 
 USUAL: dict[str, Any] = {

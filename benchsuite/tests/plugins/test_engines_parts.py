@@ -236,7 +236,10 @@ def test_a_compiled_peer_starts_each_request_with_an_empty_cache() -> None:
     ("options", "config"),
     [
         ("", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
-        ("method=suffix", {"method": "suffix", "num_speculative_tokens": 4}),
+        (
+            "method=suffix",
+            {"method": "suffix", "num_speculative_tokens": 4, "suffix_decoding_max_cached_requests": 0},
+        ),
         ("method=mtp, k=1", {"method": "mtp", "num_speculative_tokens": 1}),
         *(
             (f"method={name}, model=x", {"method": name, "num_speculative_tokens": 4, "model": "x"})
@@ -252,6 +255,6 @@ def test_every_method_of_vllm_is_given_what_it_needs(
     monkeypatch.setitem(sys.modules, "vllm", stand_in)
     peer = _peer_of(f"vllm_speculative({options})", None)
     assert given["speculative_config"] == config
-    assert (given["gpu_memory_utilization"], given["enforce_eager"]) == (0.9, False)
+    assert (given["kv_cache_memory_bytes"], given["enforce_eager"]) == (2**28, False)
     words = ", ".join(f"{name} {value}" for name, value in config.items())
     assert peer.described() == f"vLLM 0: float32, compiled and captured by vLLM, no prefix caching; {words}"

@@ -19,7 +19,7 @@ from benchsuite.tests.rig import Make, slow_after
 from benchsuite.tests.vllm_rig import Answers, VllmRunner, Witness, vllm_config
 from specdec import Context, Draft, Engine, Env, Registry, Request, SamplingParams, SpecdecError, Verdict, Window
 from specdec_plugins.drafts.custom_class import FIELDS
-from specdec_plugins.for_vllm import KEY, SpecdecProposer
+from specdec_plugins.for_vllm import FORGETS, KEY, SpecdecProposer
 
 K, LENGTH = 4, 192
 VOCABULARY = 258
@@ -413,3 +413,24 @@ def test_the_class_of_the_tutorial_is_a_draft_and_equals_the_rigs(
     assert steps_of(engines[0], repeating(6)) == steps_of(engines[1], repeating(6))
     [given] = re.findall(rf"--additional-config '(.*\"{KEY}\".*)' --spec", section)
     SpecdecProposer(vllm_config(K, 1, LENGTH, VOCABULARY, json.loads(given)))
+
+
+def test_a_draft_that_is_told_to_forget_knows_nothing_of_requests_that_ended_before_one_begins_alone() -> None:
+    """vLLM calls no proposer between two requests, so that the next one shows that the last has ended."""
+    text = list(range(60, 80))
+    proposed = {}
+    for forgets in (False, True):
+        additional = {KEY: "suffix", FORGETS: forgets}
+        runner = VllmRunner(SpecdecProposer(vllm_config(K, 2, LENGTH, VOCABULARY, additional)), 2, LENGTH)
+        runner.add(0, text[:10])
+        for token in text[10:]:
+            runner.step({0: [token]})
+        runner.remove(0)
+        runner.add(1, text[:4])
+        proposed[forgets] = [runner.step({1: [token]})[1] for token in text[4:8]]
+        # A second one beside the first is no new beginning.
+        runner.add(2, text[:4])
+        beside = runner.step({1: [text[8]], 2: [text[4]]})[2]
+        assert beside, "what a request beside it has shown is not known"
+    assert any(proposed[False])
+    assert not any(proposed[True])

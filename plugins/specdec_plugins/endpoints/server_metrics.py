@@ -19,11 +19,15 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from specdec.draft_counts import DraftCounts
 from specdec.errors import unknown
 from specdec_plugins.endpoints.exposition import PageError, PageSample, read_samples, write_samples
 
 COUNTS = ("drafts", "proposed", "accepted", "emitted")
 """The counts of a ``Speculation`` that are single numbers."""
+
+LISTS = ("histogram", "proposed_by_step", "accepted_by_step")
+"""Those that are lists in a body."""
 
 NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -53,6 +57,8 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "proposed": "num_draft_tokens",
             "accepted": "num_accepted_draft_tokens",
             "histogram": "acceptance_histogram",
+            "proposed_by_step": "per_step_drafted",
+            "accepted_by_step": "per_step_accepted",
             "said_length": "mean_acceptance_length",
             "said_rate": "draft_acceptance_rate",
         },
@@ -105,8 +111,8 @@ FIRST_ENGINE = (
 )
 """Names that only vLLM's first engine (before 0.8 or so) has; it counted no drafts."""
 
-KNOWN_BESIDE = ("num_spec_tokens", "per_step_accepted", "per_step_drafted", "draft_kind")
-"""Names of bodies that hold no figure of ours: vLLM's setting K and its steps one by one; mlx-vlm's kind of draft."""
+KNOWN_BESIDE = ("num_spec_tokens", "draft_kind")
+"""Names of bodies that hold no figure of ours: vLLM's setting K; mlx-vlm's kind of draft."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,8 @@ class Speculation:
     0, 1, … proposals; ``emitted``: generated tokens, on pages those of prefills too; ``decode_s``: seconds of
     generating. ``said_rate``, ``said_length``: the server's own acceptance rate (0 to 1) and mean acceptance length.
     ``engines``: each engine's own counts, by its labels; ``began``: when the counters were made, in seconds since 1970.
-    ``notes``: what was there and is not among these figures, and why.
+    ``notes``: what was there and is not among these figures, and why. ``proposed_by_step``, ``accepted_by_step``: of
+    each step that proposed, in order.
     """
 
     source: str
@@ -136,6 +143,8 @@ class Speculation:
     began: float | None = None
     engines: Mapping[str, Speculation] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    proposed_by_step: tuple[int, ...] = ()
+    accepted_by_step: tuple[int, ...] = ()
 
     @property
     def speculates(self) -> bool:
@@ -155,6 +164,14 @@ class Speculation:
         if self.drafts is not None and self.accepted is not None:
             return 1 + self.accepted / self.drafts if self.drafts else None
         return self.said_length
+
+    @property
+    def counts(self) -> DraftCounts:
+        """The counts as those of any engine: of its steps where they are known, else with the depths of a histogram."""
+        if self.proposed_by_step:
+            return DraftCounts.of_steps(zip(self.proposed_by_step, self.accepted_by_step, strict=True))
+        kept = self.accepted_by_position or DraftCounts.of_histogram(self.histogram).accepted_by_position
+        return DraftCounts(self.drafts, self.proposed, self.accepted, kept)
 
     def figures(self) -> dict[str, Any]:
         """Return the figures by the names that rows of results have (docs/metrics.md); unknown ones are None."""
@@ -278,6 +295,8 @@ def added(parts: Iterable[Speculation]) -> Speculation | None:
         **{name: _sum(getattr(part, name) for part in every) for name in (*COUNTS, "decode_s")},
         accepted_by_position=_columns([part.accepted_by_position for part in every]),
         histogram=_columns([part.histogram for part in every]),
+        proposed_by_step=_one_by_one([part.proposed_by_step for part in every]),
+        accepted_by_step=_one_by_one([part.accepted_by_step for part in every]),
         notes=tuple(dict.fromkeys(note for part in every for note in part.notes)),
     )
 
@@ -316,9 +335,9 @@ def write_body(said: Speculation, source: str | None = None) -> dict[str, Any]:
         raise unknown("body", source, BODIES)
     found: dict[str, Any] = {}
     for word, name in NAMES[source].items():
-        if word == "histogram":
-            if said.histogram:
-                found[name] = list(said.histogram)
+        if word in LISTS:
+            if getattr(said, word):
+                found[name] = list(getattr(said, word))
             continue
         value = _told(said, word)
         if word == "said_length" and (theirs := _with_prefill(said, source)) is not None:
@@ -336,7 +355,7 @@ def unsaid(said: Speculation, source: str) -> list[str]:
     """Return our words for the figures that ``said`` has and a source has no name for."""
     if source not in NAMES:
         raise unknown("source", source, NAMES)
-    words = (*COUNTS, "accepted_by_position", "histogram", "decode_s", "said_rate", "said_length")
+    words = (*COUNTS, "accepted_by_position", *LISTS, "decode_s", "said_rate", "said_length")
     return [word for word in words if getattr(said, word) not in (None, ()) and word not in NAMES[source]]
 
 
@@ -465,7 +484,7 @@ def _of_body(source: str, said: Mapping[str, Any], prefix: str, beside: Sequence
             continue
         if isinstance(value, bool | str):
             raise PageError(f"{name} is {value!r}; expected a number. Look at the server's answer")
-        if word == "histogram":
+        if word in LISTS:
             if not isinstance(value, Sequence):
                 raise PageError(f"{name} is {value!r}; expected a list of numbers. Look at the server's answer")
             words[word] = tuple(PageSample(name, str(count)).count() for count in value)
@@ -503,6 +522,14 @@ def _checked(said: Speculation) -> Speculation:
                 f"{said.source}: a histogram of {sum(said.histogram)} steps and {kept} accepted tokens, beside "
                 f"{said.drafts} and {said.accepted}; look at the server"
             )
+    steps = list(zip(said.proposed_by_step, said.accepted_by_step, strict=False))
+    if (len(said.proposed_by_step), len(said.accepted_by_step)) != (len(steps), len(steps)) or (
+        steps and (len(steps), *map(sum, zip(*steps, strict=True))) != (said.drafts, said.proposed, said.accepted)
+    ):
+        raise PageError(
+            f"{said.source}: steps that proposed {[*said.proposed_by_step]} and accepted {[*said.accepted_by_step]}, "
+            f"beside {said.drafts} steps, {said.proposed} proposals and {said.accepted} accepted; look at the server"
+        )
     notes = [*said.notes]
     if said.accepted_by_position and sum(said.accepted_by_position) != said.accepted:
         notes.append(f"{sum(said.accepted_by_position)} accepted by position, {said.accepted} in all")
@@ -618,6 +645,11 @@ def _columns(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     if not all(rows):
         return ()
     return tuple(sum(row[i] for row in rows if i < len(row)) for i in range(max(map(len, rows))))
+
+
+def _one_by_one(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The rows in a row; () if one of them is unknown."""
+    return tuple(count for row in rows for count in row) if all(rows) else ()
 
 
 def _write_labels(labels: Mapping[str, str]) -> str:

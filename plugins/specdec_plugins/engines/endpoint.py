@@ -11,12 +11,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from specdec import Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, hookimpl
+from specdec import DraftCounts, Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, hookimpl
 from specdec.characters import decoded
 from specdec.errors import unknown
 from specdec.peer import PeerFactory, absent, refuse_params
 from specdec_plugins.endpoints.client import Ask, Client
-from specdec_plugins.endpoints.exposition import PageError
 from specdec_plugins.endpoints.named import Endpoint, parse_endpoints
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
 from specdec_plugins.endpoints.server_metrics import read_body
@@ -45,8 +44,8 @@ class EndpointPeer(Peer):
     prompts; any other server (``server=other``) is asked for one token of a new prompt first, so that every timed
     prompt is in its cache, if it has one, and its time to the first token is no figure.
 
-    A token's time is that of the piece of the stream which completes its text. Forwards are counted by what the body of
-    the answer says that it accepted (llama.cpp's ``timings``, vLLM's and SGLang's own), if it says that.
+    A token's time is that of the streamed piece which completes its text. Acceptance is what the body of the answer
+    has (llama.cpp's ``timings``, vLLM's and SGLang's own); each forward gives one token beyond those accepted.
 
     Source: OpenAI API reference, completions; ggml-org/llama.cpp, tools/server/README.md (``cache_prompt``);
     vllm-project/vllm, docs/design/prefix_caching.md (``cache_salt``).
@@ -112,12 +111,14 @@ class EndpointPeer(Peer):
         if new:  # afterwards: a server that learns from its answers has not seen this one when it is first timed
             self._known[prompt] = self._named(request)
         tokens = self._tokens(request, reply)
+        counts = _counts(reply)
         return Generation(
             tokens,
             self._emissions(tokens, reply),
             reply.seconds,
-            _forwards(len(tokens), reply),
+            None if counts is None or counts.accepted is None else max(len(tokens) - 1 - counts.accepted, 0),
             warm=self._warm or bool(reply.cached_tokens),
+            counts=counts,
         )
 
     @property
@@ -230,13 +231,13 @@ class EndpointPeer(Peer):
         self._client = None
 
 
-def _forwards(tokens: int, reply: Reply) -> int | None:
-    """Forwards after the first token's, by what the server says that it accepted: each gives one token more."""
+def _counts(reply: Reply) -> DraftCounts | None:
+    """What the server says of its speculation for this request; nothing if its words contradict each other."""
     try:
         said = read_body(reply.body)
-    except PageError:
-        return None  # words that contradict each other count nothing
-    return None if said is None or said.accepted is None else max(tokens - 1 - said.accepted, 0)
+        return None if said is None else said.counts
+    except SpecdecError:
+        return None
 
 
 def _endpoint_of(url: str, name: str, model: str) -> Endpoint:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import torch
 
-from specdec import DraftCounts, Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, hookimpl
+from specdec import DraftCounts, Generation, Peer, PeerEnv, Request, SamplingParams, SpecdecError, catalog, hookimpl
 from specdec.devices import Stopwatch
 from specdec.peer import PeerFactory, absent, refuse_params
 
@@ -28,8 +28,17 @@ PARAMS = (
 )
 """Sampling parameters that vLLM has with our meaning; its bad words are texts."""
 
-Memory = Annotated[float, "share of the GPU's memory that vLLM may take, gpu_memory_utilization"]
+Memory = Annotated[
+    float | None, "share of the device's memory that vLLM may take; None: 0.9 of a GPU, on a CPU what the run needs"
+]
 Eager = Annotated[bool, "True: nothing is compiled or captured, enforce_eager"]
+
+
+LEAST_CACHE = 2**28
+"""Bytes of vLLM's cache on a CPU at least: it keeps blocks for itself, and rounds every length up to whole ones."""
+
+DRAFTS_TOO = 3
+"""The cache's room on a CPU, in times of the target's keys and values: those of a draft model, and rounding."""
 
 
 class Vllm(Peer):
@@ -43,14 +52,15 @@ class Vllm(Peer):
 
     batches = own_arithmetic = True
 
-    def __init__(self, env: PeerEnv, memory: Memory = 0.9, eager: Eager = False) -> None:
+    def __init__(self, env: PeerEnv, memory: Memory = None, eager: Eager = False) -> None:
         self._load(env, memory, eager)
 
     @classmethod
     def check_options(cls, **options: object) -> None:
-        """A share, and a truth value."""
+        """A share or None, and a truth value."""
         memory, eager = options["memory"], options["eager"]
-        if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory <= 1:
+        known = memory is None or (isinstance(memory, int | float) and not isinstance(memory, bool) and 0 < memory <= 1)
+        if not known:
             raise SpecdecError(f"memory of the peer vllm is {memory!r}; expected a share, more than 0 and at most 1")
         if not isinstance(eager, bool):
             raise SpecdecError(f"eager of the peer vllm is {eager!r}; expected True or False")
@@ -64,7 +74,7 @@ class Vllm(Peer):
         """Refuse what vLLM lacks."""
         refuse_params("vllm", params, PARAMS)
 
-    def _load(self, env: PeerEnv, memory: float, eager: bool, **more: Any) -> None:
+    def _load(self, env: PeerEnv, memory: float | None, eager: bool, **more: Any) -> None:
         """Load the model; ``more``: further arguments of vLLM's ``LLM``."""
         self._module: Any = import_module("vllm")
         self._dtype, self._eager = str(env.dtype).removeprefix("torch."), eager
@@ -75,8 +85,8 @@ class Vllm(Peer):
             max_model_len=env.max_length,
             max_num_seqs=env.max_rows,
             enable_prefix_caching=False,
-            gpu_memory_utilization=memory,
             enforce_eager=eager,
+            **_room(env, memory),
             **more,
         )
         self.set_up_seconds = {"load": time.perf_counter() - start}
@@ -152,6 +162,14 @@ class Vllm(Peer):
         """Let go of the engine and collect it."""
         self._llm = None
         gc.collect()
+
+
+def _room(env: PeerEnv, memory: float | None) -> dict[str, Any]:
+    """How much memory vLLM may take. On a CPU a share would be of all memory of the machine, which others use too."""
+    if memory is not None or env.device.type != "cpu":
+        return {"gpu_memory_utilization": 0.9 if memory is None else memory}
+    _, cell = catalog.sizes(env.target, catalog.read_config(env.target), env.dtype)
+    return {"kv_cache_memory_bytes": max(LEAST_CACHE, DRAFTS_TOO * cell * env.max_rows * env.max_length)}
 
 
 def _counts(output: Any) -> DraftCounts | None:

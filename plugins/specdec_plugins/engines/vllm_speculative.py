@@ -9,7 +9,7 @@ from specdec import PeerEnv, SpecdecError, hookimpl
 from specdec.errors import unknown
 from specdec.peer import PeerFactory, require_whole
 from specdec_plugins.engines.vllm import Eager, Memory, Vllm
-from specdec_plugins.for_vllm import KEY
+from specdec_plugins.for_vllm import FORGETS, KEY
 
 METHODS = {
     "ngram": False,
@@ -30,6 +30,8 @@ OURS = "specdec_plugins.for_vllm.SpecdecProposer"
 class VllmSpeculative(Vllm):
     """vLLM with ``speculative_config``: its own lookups, draft models and heads, and drafts of ours (``custom_class``).
 
+    What would learn from earlier requests does not: vLLM's suffix caches none, and a draft of ours forgets them.
+
     Source: vllm-project/vllm, docs/features/speculative_decoding/README.md.
     """
 
@@ -44,16 +46,17 @@ class VllmSpeculative(Vllm):
         shortest: Annotated[int, "shortest run that ngram looks up, prompt_lookup_min"] = 2,
         model: Annotated[str | None, "folder or hub id of the draft model or head, where the method has one"] = None,
         draft: Annotated[str | None, "of custom_class: a draft of specdec that looks up, suffix(min_match=3)"] = None,
-        memory: Memory = 0.9,
+        memory: Memory = None,
         eager: Eager = False,
     ) -> None:
         self._config: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
         self._config |= {"prompt_lookup_max": ngram, "prompt_lookup_min": shortest} if method == "ngram" else {}
+        self._config |= {"suffix_decoding_max_cached_requests": 0} if method == "suffix" else {}
         self._config |= {"model": OURS if draft else model} if draft or model else {}
         self._draft = draft
         # The steps of every request with its last token: counts of the whole engine could not be told apart.
         more: dict[str, Any] = {"speculative_config": dict(self._config), "per_request_spec_decode_metrics": "detailed"}
-        self._load(env, memory, eager, **more, **({"additional_config": {KEY: draft}} if draft else {}))
+        self._load(env, memory, eager, **more, **({"additional_config": {KEY: draft, FORGETS: True}} if draft else {}))
 
     @classmethod
     def check_options(cls, **options: object) -> None:
