@@ -96,8 +96,12 @@ class Trial:
             name for name in compared if not base.rows[name].deterministic and not {1, 2}.intersection(self.levels)
         ]
         every = [*zero, *self._absent(base), *self._notes(base), *timed]
-        judged = [name for name in compared if self._any_level(name, base.rows[name])]
-        if not judged and worst(finding.verdict for finding in every) == GateVerdict.PASS:
+        # A finding without a change is of counters, or says why something cannot be compared.
+        judged = {one.row for one in every if one.change is not None or one.verdict in COMPARED}
+        passing = (GateVerdict.PASS, *([GateVerdict.INCONCLUSIVE] if rules.inconclusive == "report" else []))
+        if worst(one.verdict for one in every) in passing and not judged.intersection(
+            name for name in compared if self._gated(name, base)
+        ):
             every.append(_error(SUITE, UNJUDGED))
         return every
 
@@ -318,6 +322,9 @@ class Trial:
 
 RENDERED = "rendered prompts"
 """The input that baselines of earlier versions lack: it is compared where both sides have it."""
+
+COMPARED = (GateVerdict.IMPROVED, GateVerdict.PASS, GateVerdict.REGRESSED)
+"""Verdicts on what was compared; one that is INCONCLUSIVE without a change was not."""
 
 UNJUDGED = (
     "nothing was judged, which is no pass: the base has no row of this run that could be compared; take a base that "

@@ -103,7 +103,9 @@ class GatePlugin(JudgedRun):
         if self.config.option.collectonly or session.testsfailed:
             return
         if not self.wanted:
-            raise pytest.UsageError(f"--gate: {NO_BENCHMARKS}, so nothing would be gated; select some")
+            others = sorted(self._left["other jobs"])
+            left = f" ({' and '.join(others)} has figures that no level compares)" if others else ""
+            raise pytest.UsageError(f"--gate: {NO_BENCHMARKS}, so nothing would be gated{left}; select some")
         if self.rules.gating:
             try:
                 ours = len(self.wanted) - len(self._peers)

@@ -13,12 +13,14 @@ from typing import Any, cast
 
 from benchsuite.gate.figures import compared
 from benchsuite.gate.record import GatedRow, Record
+from benchsuite.gate.rules import Rules
 from benchsuite.gate.speed import Tolerances, cases, staged
 from benchsuite.gate.trial import Trial
 from benchsuite.gate.verdict import Finding
 from benchsuite.measure.arms import Arm
 from benchsuite.measure.paired import Series
 from benchsuite.measure.runners import Outcome
+from benchsuite.tests.gate_rig import PLAIN_RULES
 from benchsuite.tests.rig import SETTING
 from specdec.stats import Call, Marks, RowStep, Stats, Step
 
@@ -126,29 +128,13 @@ def slowed(plain: float, ours: float, peer: bool = False) -> Callable[[float], d
     return lambda noise: gated_rows([timed_outcome(ours * noise)] * 3, [timed_outcome(plain * noise)] * 3, outside)
 
 
-def trial(base: Record, head: Record, anchor: Record | None = None, **made: Any) -> Trial:
-    """A trial at levels 0 and 1 whose launches are ``head``'s, in order."""
+def trial(base: Record, head: Record, anchor: Record | None = None, **rules: Any) -> Trial:
+    """A trial at levels 0 and 1, by the usual rules but these, whose launches are ``head``'s, in order."""
     launches = iter(
         Record(head.made, {name: replace(row, launches=(row.launches[i],)) for name, row in head.rows.items()})
         for i in range(head.launches)
     )
-    given = SimpleNamespace(
-        self_test=False,
-        base=None,
-        file=Path("gate.json"),
-        anchor=Path("anchor.json"),
-        tolerance=0.03,
-        ttft_tolerance=0.1,
-        coarse_tolerance=0.15,
-        acceptance_tolerance=0.025,
-        alpha=0.01,
-        launches=(5, 8),
-        on_missing="fail",
-        update=False,
-        own_environment=False,
-    )
+    given = Rules(**{**PLAIN_RULES, "file": Path("gate.json"), "anchor": Path("anchor.json"), **rules})
     launcher = SimpleNamespace(measure=lambda *given, **named: next(launches), lacking=[])
     wanted = dict.fromkeys(head.rows)
-    return Trial(
-        cast(Any, given), (0, 1), cast(Any, launcher), head.last(1), wanted, base, lambda text: None, {}, anchor
-    )
+    return Trial(given, (0, 1), cast(Any, launcher), head.last(1), wanted, base, lambda text: None, {}, anchor)

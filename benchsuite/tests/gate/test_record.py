@@ -25,8 +25,10 @@ from benchsuite.gate.record import (
     GateError,
     Launch,
     Record,
+    StepCounts,
 )
 from benchsuite.gate.speed import Tolerances, cases, staged
+from benchsuite.tests.launched_rig import trial
 
 GOOD = Record(
     {"machine": {"cores": 2, "device": None}, "versions": {"torch": "2"}, "commit": "a", "command": ["pytest"]},
@@ -45,6 +47,7 @@ GOOD = Record(
                     {figure: FigureTimes((0.01 * i, 0.02), (0.5, 0.4)) for figure in (DECODE, FIRST, WHOLE)},
                     {DECODE: dict.fromkeys(PARTS, 0.1)},
                     1.8,
+                    StepCounts((0.5, 0.6), "t"),
                 )
                 for i in range(1, 6)
             ),
@@ -109,8 +112,16 @@ def test_a_file_with_anything_in_any_place_is_refused_or_can_be_compared(file: P
             for level in (1, 2, 3):
                 if cases(name, sides[0].rows[name], level):
                     staged(Both(*sides), level, Tolerances({name: 0.03}, 0.1, 0.15), 0.01, (5, 0))
+            judge_rows(replace(sides[0], rows={name: sides[0].rows[name]}), sides[1])
             if all(side.rows[name].digest for side in sides):
                 counters.compare(name, sides[0].rows[name], sides[1].rows[name])
+
+
+def judge_rows(base: Record, head: Record) -> None:
+    """Judge the rows of a base at level 0, as a run does."""
+    made = trial(base, replace(head.last(1), rows={name: head.rows[name] for name in base.rows}))
+    made.levels = (0,)
+    made.findings()
 
 
 class Both:
