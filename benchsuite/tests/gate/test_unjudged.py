@@ -27,7 +27,8 @@ ALONE = replace(PLAIN, launches=(Launch({DECODE: FigureTimes((1.0,))}),) * 5)
 PEER = GatedRow(control="plain", launches=(Launch(TIMES),) * 5, peer=True)
 CLOCKED = replace(OURS, deterministic=False)
 BENCHMARK = GatedRow(launches=(Launch({CALL: FigureTimes((1.0,))}),) * 5)
-NEW, LET = {"on_missing": "new"}, {"inconclusive": "report"}
+NEW: dict[str, Any] = {"on_missing": "new"}
+LET: dict[str, Any] = {"inconclusive": "report"}
 
 
 def blocking(
