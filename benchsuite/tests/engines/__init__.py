@@ -1,0 +1,1 @@
+"""Tests: environments, servers and recordings of engines of others. None needs such an engine."""
