@@ -99,6 +99,23 @@ def test_an_answer_in_one_piece_has_no_decoding_speed(assemble: Make, runner_of:
 
 
 @pytest.mark.slow
+def test_a_row_has_what_the_server_counts_of_its_drafts(assemble: Make, runner_of: Build) -> None:
+    """They are the server's, of this answer alone: the difference of its page before and after."""
+    work = requests(count=2)
+    with OurServer(assemble().engine("ngram", k=4)) as server:
+        runner = runner_of(server.url)
+        outcomes = [runner.run([one]) for one in work]
+    engine = assemble().engine("ngram", k=4)
+    for request, outcome in zip(work, outcomes, strict=True):
+        EngineSource(engine).tokens([request])
+        counted, said = engine.stats.counters(), outcome.counts
+        assert said is not None
+        assert (said.drafts, said.proposed, said.accepted) == tuple(
+            counted[name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        )
+
+
+@pytest.mark.slow
 def test_a_server_of_other_weights_has_other_tokens(runner_of: Build, assemble: Make) -> None:
     """They are that server's, whatever ours would say."""
     work = requests(count=2)
@@ -352,8 +369,8 @@ def test_servers_are_rows_of_the_main_table_and_compared_with_the_one_named_firs
         )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("endpoint ")]
-    for name in ("plain", "spec"):
-        assert sum(line.startswith(f"endpoint {name} ") for line in rows) == 5, "once in each table"
+    for name, tables in (("plain", 5), ("spec", 6)):
+        assert sum(line.startswith(f"endpoint {name} ") for line in rows) == tables, "spec is set over plain, too"
     assert max(map(len, rows)) <= 100
     assert "own: 2/2 equal" in done.stdout
     [table] = (tmp_path / "kept").glob("*/table.md")
@@ -383,10 +400,13 @@ def test_a_server_that_fails_in_the_middle_ends_its_own_row(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_answer_is_refused_before_anything_is_measured(run: Run) -> None:
+def test_a_server_that_does_not_answer_is_named_before_anything_is_measured_and_fails_its_row(run: Run) -> None:
     done = run(
-        *("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny"),
-        *("--specdec-endpoint", "spec=http://127.0.0.1:1/v1", "--specdec-workload", "chat"),
+        *("-m", "pytest", "--pyargs", "benchsuite.test_speculation", "--specdec-target", "tiny", "-rf"),
+        *("--specdec-endpoint", "spec=http://127.0.0.1:1/v1", "--specdec-workload", "chat", "--specdec-peer", "none"),
+        *("--specdec-draft", "ngram", "--specdec-prompts", "1", "--specdec-max-new-tokens", "8"),
     )
-    assert done.returncode == 4, done.stdout
-    assert "refused: spec (http://127.0.0.1:1)" in done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout
+    assert "not measured: endpoint(url=http://127.0.0.1:1, name=spec): refused: spec" in done.stdout
+    assert done.stdout.index("not measured") < done.stdout.index("measured read bandwidth")
+    assert "1 failed, 3 passed" in done.stdout

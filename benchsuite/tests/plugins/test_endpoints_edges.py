@@ -213,7 +213,10 @@ def _unconnected_peer() -> Iterator[Any]:
         assert isinstance(answer, Reply)
         return answer
 
-    one._client = SimpleNamespace(complete=complete)
+    async def no_page(path: str) -> str:
+        raise EndpointFailure("not_found", path)
+
+    one._client = SimpleNamespace(complete=complete, page=no_page)
     yield one
     one._loop.close()
 

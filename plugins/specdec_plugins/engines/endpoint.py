@@ -18,7 +18,7 @@ from specdec.peer import PeerFactory, absent, refuse_params
 from specdec_plugins.endpoints.client import Ask, Client
 from specdec_plugins.endpoints.named import Endpoint, parse_endpoints
 from specdec_plugins.endpoints.replies import EndpointFailure, Reply, Token
-from specdec_plugins.endpoints.server_metrics import read_body
+from specdec_plugins.endpoints.server_metrics import between, read_body, read_page
 
 COLD: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -44,14 +44,16 @@ class EndpointPeer(Peer):
     prompts; any other server (``server=other``) is asked for one token of a new prompt first, so that every timed
     prompt is in its cache, if it has one, and its time to the first token is no figure.
 
-    A token's time is that of the streamed piece which completes its text. Acceptance is what the body of the answer
-    has (llama.cpp's ``timings``, vLLM's and SGLang's own); each forward gives one token beyond those accepted.
+    A token's time is that of the piece of the stream which completes its text. Drafts are counted as the body of the
+    answer counts them (llama.cpp's ``timings``, vLLM's and SGLang's own), else as the server's page of metrics does
+    before and after, whom nobody else may ask meanwhile. Each accepted token is a forward less.
 
     Source: OpenAI API reference, completions; ggml-org/llama.cpp, tools/server/README.md (``cache_prompt``);
     vllm-project/vllm, docs/design/prefix_caching.md (``cache_salt``).
     """
 
     own_arithmetic = True
+    _has_page = True  # until it is known better
 
     def __init__(
         self,
@@ -101,6 +103,7 @@ class EndpointPeer(Peer):
         if new and self._warm:
             self._asked(request, 1, stream=False)
         for _ in range(FIRST_TRIES):
+            before = self._page()
             reply = self._asked(request, stream=True)
             if reply.attempts == 1:
                 break
@@ -108,18 +111,37 @@ class EndpointPeer(Peer):
             raise EndpointFailure(
                 "limited", f"{self._endpoint.name}: {FIRST_TRIES} answers, none at the first try, so none can be timed"
             )
+        counts = self._counts(reply, before)
         if new:  # afterwards: a server that learns from its answers has not seen this one when it is first timed
             self._known[prompt] = self._named(request)
         tokens = self._tokens(request, reply)
-        counts = _counts(reply)
-        return Generation(
-            tokens,
-            self._emissions(tokens, reply),
-            reply.seconds,
-            None if counts is None or counts.accepted is None else max(len(tokens) - 1 - counts.accepted, 0),
-            warm=self._warm or bool(reply.cached_tokens),
-            counts=counts,
-        )
+        warm = self._warm or bool(reply.cached_tokens)
+        accepted = None if counts is None else counts.accepted
+        forwards = None if accepted is None else max(len(tokens) - 1 - accepted, 0)
+        return Generation(tokens, self._emissions(tokens, reply), reply.seconds, forwards, warm, counts)
+
+    def _counts(self, reply: Reply, before: str | None) -> DraftCounts | None:
+        """What the server counts of its drafts for one answer; None if it counts none."""
+        try:
+            said = read_body(reply.body)
+            if before is not None and (said is None or said.drafts is None):
+                after = self._page()
+                said = between(read_page(before), read_page(after)) if after is not None else said
+            return None if said is None or said.counts == DraftCounts() else said.counts
+        except SpecdecError:
+            return None  # words that contradict each other count nothing
+
+    def _page(self) -> str | None:
+        """The server's page of metrics; None if it has none of a known server."""
+        if not self._has_page or self._client is None:
+            return None
+        try:
+            found = self._loop.run(self._client.page("/metrics"))
+            read_page(found)
+        except SpecdecError:  # no such page, or another program's
+            self._has_page = False
+            return None
+        return found
 
     @property
     def _warm(self) -> bool:
@@ -229,15 +251,6 @@ class EndpointPeer(Peer):
             self._loop.run(self._client.__aexit__())
             self._loop.close()
         self._client = None
-
-
-def _counts(reply: Reply) -> DraftCounts | None:
-    """What the server says of its speculation for this request; nothing if its words contradict each other."""
-    try:
-        said = read_body(reply.body)
-        return None if said is None else said.counts
-    except SpecdecError:
-        return None
 
 
 def _endpoint_of(url: str, name: str, model: str) -> Endpoint:
